@@ -1,0 +1,113 @@
+"""Box conversions, clipping and the IoU family: the only ones in the project.
+
+Conversions take numpy arrays or torch tensors of shape (..., 4) and return the same kind, in a new array. They are
+linear, so they hold in any frame (pixels or normalised).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ArrayT = TypeVar("ArrayT", np.ndarray, Tensor)
+
+
+def _stack(*columns: ArrayT) -> ArrayT:
+    return torch.stack(columns, -1) if isinstance(columns[0], Tensor) else np.stack(columns, -1)
+
+
+def cxcywh_to_xyxy(boxes: ArrayT) -> ArrayT:
+    half_w, half_h = boxes[..., 2] / 2, boxes[..., 3] / 2
+    cx, cy = boxes[..., 0], boxes[..., 1]
+    return _stack(cx - half_w, cy - half_h, cx + half_w, cy + half_h)
+
+
+def xyxy_to_cxcywh(boxes: ArrayT) -> ArrayT:
+    x1, y1, x2, y2 = boxes[..., 0], boxes[..., 1], boxes[..., 2], boxes[..., 3]
+    return _stack((x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1)
+
+
+def xywh_to_xyxy(boxes: ArrayT) -> ArrayT:
+    x, y, w, h = boxes[..., 0], boxes[..., 1], boxes[..., 2], boxes[..., 3]
+    return _stack(x, y, x + w, y + h)
+
+
+def xyxy_to_xywh(boxes: ArrayT) -> ArrayT:
+    x1, y1, x2, y2 = boxes[..., 0], boxes[..., 1], boxes[..., 2], boxes[..., 3]
+    return _stack(x1, y1, x2 - x1, y2 - y1)
+
+
+def scale_boxes(boxes: ArrayT, width: float | ArrayT, height: float | ArrayT) -> ArrayT:
+    """Multiplies x-like columns by ``width`` and y-like ones by ``height`` (any of the layouts above)."""
+    return _stack(boxes[..., 0] * width, boxes[..., 1] * height, boxes[..., 2] * width, boxes[..., 3] * height)
+
+
+def clip_xyxy(boxes: ArrayT, width: float | ArrayT, height: float | ArrayT) -> ArrayT:
+    """Clips corners to [0, width] x [0, height]; ``width`` and ``height`` broadcast against (...,)."""
+    if isinstance(boxes, Tensor):
+        limits = [torch.as_tensor(v, dtype=boxes.dtype, device=boxes.device) for v in (width, height)]
+        x1, x2 = (torch.minimum(boxes[..., i].clamp(min=0), limits[0]) for i in (0, 2))
+        y1, y2 = (torch.minimum(boxes[..., i].clamp(min=0), limits[1]) for i in (1, 3))
+    else:
+        x1, x2 = (np.clip(boxes[..., i], 0, width) for i in (0, 2))
+        y1, y2 = (np.clip(boxes[..., i], 0, height) for i in (1, 3))
+    return _stack(x1, y1, x2, y2)
+
+
+def letterbox_to_original(boxes_xyxy: ArrayT, gain: ArrayT, pad_x: ArrayT, pad_y: ArrayT) -> ArrayT:
+    """Canvas pixels back to original pixels (unclipped). ``gain`` and the pads broadcast against (...,)."""
+    return _stack(
+        (boxes_xyxy[..., 0] - pad_x) / gain,
+        (boxes_xyxy[..., 1] - pad_y) / gain,
+        (boxes_xyxy[..., 2] - pad_x) / gain,
+        (boxes_xyxy[..., 3] - pad_y) / gain,
+    )
+
+
+def area_xyxy(boxes: ArrayT) -> ArrayT:
+    return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
+
+
+def pairwise_iou(a: Tensor, b: Tensor, eps: float = 1e-7) -> Tensor:
+    """IoU of every box of ``a`` (..., N, 4) with every box of ``b`` (..., M, 4), xyxy: (..., N, M)."""
+    top_left = torch.maximum(a[..., :, None, :2], b[..., None, :, :2])
+    bottom_right = torch.minimum(a[..., :, None, 2:], b[..., None, :, 2:])
+    overlap = (bottom_right - top_left).clamp(min=0).prod(-1)
+    return overlap / (area_xyxy(a)[..., :, None] + area_xyxy(b)[..., None, :] - overlap + eps)
+
+
+def iou(a: Tensor, b: Tensor, kind: str = "iou", eps: float = 1e-7) -> Tensor:
+    """Elementwise IoU, or a variant of it, of xyxy boxes that broadcast against each other: (..., 4) -> (...).
+
+    ``kind``: "iou"; "giou" (Rezatofighi et al. 2019); "diou" and "ciou" (Zheng et al. 2020). For "ciou" the trade-off
+    weight alpha carries no gradient, as the paper asks.
+    """
+    ax1, ay1, ax2, ay2 = a.unbind(-1)
+    bx1, by1, bx2, by2 = b.unbind(-1)
+    aw, ah, bw, bh = ax2 - ax1, ay2 - ay1, bx2 - bx1, by2 - by1
+    overlap_w = (torch.minimum(ax2, bx2) - torch.maximum(ax1, bx1)).clamp(min=0)
+    overlap_h = (torch.minimum(ay2, by2) - torch.maximum(ay1, by1)).clamp(min=0)
+    overlap = overlap_w * overlap_h
+    union = aw * ah + bw * bh - overlap + eps
+    result = overlap / union
+    if kind == "iou":
+        return result
+    hull_w = torch.maximum(ax2, bx2) - torch.minimum(ax1, bx1)
+    hull_h = torch.maximum(ay2, by2) - torch.minimum(ay1, by1)
+    if kind == "giou":
+        hull = hull_w * hull_h + eps
+        return result - (hull - union) / hull
+    if kind not in ("diou", "ciou"):
+        raise ValueError(f"unknown IoU kind {kind!r}")
+    centre_distance = ((bx1 + bx2 - ax1 - ax2) ** 2 + (by1 + by2 - ay1 - ay2) ** 2) / 4
+    penalty = centre_distance / (hull_w**2 + hull_h**2 + eps)
+    if kind == "ciou":
+        shape = (4 / math.pi**2) * (torch.atan(bw / (bh + eps)) - torch.atan(aw / (ah + eps))) ** 2
+        with torch.no_grad():
+            alpha = shape / (shape - result + (1 + eps))
+        penalty = penalty + shape * alpha
+    return result - penalty

@@ -1,0 +1,313 @@
+"""One typed source of every setting: dataclasses from which flags, YAML checks, help and the stored config come.
+
+A field's metadata holds its help text, bounds and choices; `build_parser` and `hyperparameters_from` read nothing else,
+so a setting cannot exist as a flag and not in the stored config, or be accepted and not checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import types
+import typing
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from utils.errors import UserError
+
+T = TypeVar("T")
+
+
+def setting(default: Any = MISSING, *, help: str, choices=None, low=None, high=None, aliases=(), factory=MISSING):
+    """A dataclass field with what its flag or YAML key needs. Bounds are inclusive."""
+    metadata = {"help": help, "choices": choices, "low": low, "high": high, "aliases": aliases}
+    return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hyperparameters:
+    """What a hyp YAML may hold (``configs/hyp``). Names are YOLOv5's where the meaning is the same."""
+
+    lr0: float | None = setting(None, low=0, help="initial learning rate; null: by optimiser")
+    lrf: float = setting(0.01, low=0, high=1, help="final learning rate as a share of lr0")
+    momentum: float = setting(0.937, low=0, high=1, help="SGD and Muon momentum, Adam beta1")
+    weight_decay: float = setting(0.0005, low=0, help="decay of weights that are not biases or norms")
+    warmup_epochs: float = setting(3.0, low=0, help="warm-up length in epochs, fractions allowed")
+    warmup_momentum: float = setting(0.8, low=0, high=1, help="momentum at step 0")
+    warmup_bias_lr: float = setting(0.0, low=0, help="learning rate of biases at step 0")
+    clip_norm: float = setting(10.0, low=0, help="gradient norm limit; 0 turns it off")
+    ema_decay: float = setting(0.9999, low=0, high=1, help="EMA decay reached late in training")
+    ema_tau: float = setting(2000.0, low=1e-9, help="EMA ramp in steps: decay * (1 - exp(-step / tau))")
+    box: float = setting(7.5, low=0, help="box loss gain")
+    cls: float = setting(0.5, low=0, help="class loss gain")
+    dfl: float = setting(1.5, low=0, help="distribution focal loss gain (anchor-free heads)")
+    obj: float = setting(1.0, low=0, help="objectness loss gain (anchor heads)")
+    anchor_t: float = setting(4.0, low=1, help="largest width or height ratio of an anchor to its target")
+    tal_topk: int = setting(10, low=1, help="candidates a target in task-aligned assignment")
+    tal_alpha: float = setting(0.5, low=0, help="exponent of the class score in task-aligned assignment")
+    tal_beta: float = setting(6.0, low=0, help="exponent of the IoU in task-aligned assignment")
+    hsv_h: float = setting(0.015, low=0, high=0.5, help="hue jitter, share of the circle")
+    hsv_s: float = setting(0.7, low=0, high=1, help="saturation jitter, share")
+    hsv_v: float = setting(0.4, low=0, high=1, help="value jitter, share")
+    degrees: float = setting(0.0, low=0, high=180, help="rotation, +- degrees")
+    translate: float = setting(0.1, low=0, high=1, help="translation, +- share of the canvas")
+    scale: float = setting(0.5, low=0, high=1, help="scale jitter, +- share")
+    shear: float = setting(0.0, low=0, high=45, help="shear, +- degrees")
+    perspective: float = setting(0.0, low=0, high=0.01, help="perspective coefficients, +-")
+    flipud: float = setting(0.0, low=0, high=1, help="probability of an up-down flip")
+    fliplr: float = setting(0.5, low=0, high=1, help="probability of a left-right flip")
+    mosaic: float = setting(1.0, low=0, high=1, help="probability of a four-image mosaic")
+    mixup: float = setting(0.0, low=0, high=1, help="probability of mixing with a second picture")
+    close_mosaic: int = setting(10, low=0, help="epochs at the end without mosaic and mixup")
+    multi_scale_range: float = setting(0.5, low=0, high=0.9, help="--multi-scale: sizes within +- this share of imgsz")
+    albumentations: list[dict] = setting(
+        factory=list,
+        help="pixel- or box-level transforms by name with arguments, e.g. [{name: Blur, p: 0.1}, {name: CLAHE}]",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
+
+    data: str = setting("demo", help="data set YAML, or 'demo' for the embedded set")
+    model: str = setting("yolov8n", aliases=("--cfg",), help="model name (yolov8n, yolo11s, ...) or a YAML file")
+    weights: str = setting("", help="checkpoint to start from; empty: from scratch")
+    hyp: str = setting("", help="hyper-parameter YAML; empty: the defaults")
+    override: list[str] = setting(factory=list, aliases=("--set",), help="hyper-parameters as key=value, over --hyp")
+    epochs: int = setting(100, low=1, help="epochs in all")
+    batch_size: int = setting(16, low=1, aliases=("--batch",), help="images a step over all processes")
+    imgsz: int = setting(640, low=32, aliases=("--img", "--img-size"), help="square training size, pixels")
+    rect: bool = setting(False, help="rectangular batches by aspect, shuffled")
+    resume: str | None = setting(None, help="continue a run: a checkpoint, or no value for the newest run")
+    device: str = setting("", help="cpu, 0, 0,1, mps; empty: the best there is")
+    workers: int = setting(2, low=0, help="loader processes for each rank")
+    cache: str = setting("none", choices=("none", "ram", "disk"), help="keep decoded images, one copy a node")
+    cache_dir: str = setting("", help="where index and disk caches go; empty: ~/.cache/lockstep")
+    image_weights: bool = setting(False, help="draw images by the weakness of their classes")
+    multi_scale: bool = setting(False, help="vary the size from step to step")
+    quad: bool = setting(False, help="collate four images into one of twice the size, in some samples")
+    single_cls: bool = setting(False, help="treat all classes as one")
+    max_bad: float = setting(0.1, low=0, high=1, help="share of bad images above which the run stops")
+    optimizer: str = setting("auto", choices=("auto", "SGD", "Adam", "AdamW", "Muon"), help="optimiser")
+    cos_lr: bool = setting(False, help="cosine instead of linear schedule")
+    accumulate: int = setting(1, low=1, help="batches a step of the optimiser")
+    nominal_batch: int = setting(0, low=0, help="accumulate up to this many images a step; 0: never")
+    amp: str = setting("auto", choices=("auto", "off", "bf16", "fp16"), help="autocast type; auto: bf16 if supported")
+    channels_last: bool = setting(True, help="NHWC memory layout")
+    compile: bool = setting(False, help="torch.compile the model")
+    sync_bn: bool = setting(False, help="batch statistics over all processes")
+    freeze: list[int] = setting(factory=list, help="layers to freeze: one number n freezes 0..n-1, several name layers")
+    label_smoothing: float = setting(0.0, low=0, high=0.5, help="class label smoothing")
+    patience: int = setting(0, low=0, help="stop after this many epochs without a better AP; 0: never")
+    save_period: int = setting(0, low=0, help="also keep a checkpoint every n epochs; 0: never")
+    val_every: int = setting(1, low=0, help="validate every n epochs and at the end; 0: at the end only")
+    noplots: bool = setting(False, help="write no plots")
+    noautoanchor: bool = setting(False, help="never refit anchors")
+    seed: int = setting(0, low=0, help="every random choice follows from it")
+    deterministic: bool = setting(False, help="deterministic kernels")
+    max_bad_steps: int = setting(20, low=1, help="non-finite steps in a row that stop the run")
+    project: str = setting("runs/train", help="folder of runs")
+    name: str = setting("exp", help="name of this run")
+    exist_ok: bool = setting(False, help="write into an existing run folder")
+    offline: bool = setting(False, help="never download weights")
+    spawn: int = setting(0, low=0, help="start this many processes on this machine without torchrun")
+    local_rank: int | None = setting(None, help="set by the old launcher")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValConfig:
+    """The flags of val.py."""
+
+    weights: str = setting(help="checkpoint to score")
+    data: str = setting("", help="data set YAML; empty: the checkpoint's")
+    task: str = setting("val", choices=("train", "val", "test"), help="split")
+    batch_size: int = setting(16, low=1, aliases=("--batch",), help="images a batch on one process")
+    imgsz: int = setting(0, low=0, aliases=("--img", "--img-size"), help="longer side, pixels; 0: the checkpoint's")
+    rect: bool = setting(True, help="batches by aspect, padded as little as possible")
+    conf_thres: float = setting(0.001, low=0, high=1, aliases=("--conf",), help="confidence threshold")
+    iou_thres: float = setting(0.7, low=0, high=1, aliases=("--iou",), help="NMS IoU threshold")
+    max_det: int = setting(300, low=1, help="detections an image")
+    single_cls: bool = setting(False, help="treat all classes as one")
+    device: str = setting("", help="cpu, 0, 0,1, mps; empty: the best there is")
+    workers: int = setting(2, low=0, help="loader processes for each rank")
+    amp: str = setting("off", choices=("auto", "off", "bf16", "fp16"), help="autocast type")
+    cache_dir: str = setting("", help="where the index cache goes; empty: ~/.cache/lockstep")
+    max_bad: float = setting(0.1, low=0, high=1, help="share of bad images above which the run stops")
+    save_json: bool = setting(True, help="write predictions.json in COCO's format")
+    noplots: bool = setting(False, help="write no plots")
+    verbose: bool = setting(True, help="print a line a class")
+    project: str = setting("runs/val", help="folder of runs")
+    name: str = setting("exp", help="name of this run")
+    exist_ok: bool = setting(False, help="write into an existing run folder")
+    spawn: int = setting(0, low=0, help="start this many processes on this machine without torchrun")
+    local_rank: int | None = setting(None, help="set by the old launcher")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectConfig:
+    """The flags of detect.py."""
+
+    weights: str = setting(help="checkpoint")
+    source: str = setting(help="image, folder, glob, video, .txt list, stream URL, or a webcam number")
+    imgsz: int = setting(0, low=0, aliases=("--img", "--img-size"), help="longer side, pixels; 0: the checkpoint's")
+    conf_thres: float = setting(0.25, low=0, high=1, aliases=("--conf",), help="confidence threshold")
+    iou_thres: float = setting(0.45, low=0, high=1, aliases=("--iou",), help="NMS IoU threshold")
+    max_det: int = setting(300, low=1, help="detections an image")
+    classes: list[int] = setting(factory=list, help="keep these classes only")
+    agnostic_nms: bool = setting(False, help="suppress across classes")
+    device: str = setting("", help="cpu, 0, mps; empty: the best there is")
+    amp: str = setting("off", choices=("auto", "off", "bf16", "fp16"), help="autocast type")
+    save_txt: bool = setting(False, help="write YOLO txt labels")
+    save_conf: bool = setting(False, help="append confidences to the txt rows")
+    save_json: bool = setting(False, help="write predictions.json")
+    save_crop: bool = setting(False, help="write the crop of each detection")
+    nosave: bool = setting(False, help="write no annotated media")
+    view_img: bool = setting(False, help="show results in a window")
+    line_thickness: int = setting(0, low=0, help="box line width, pixels; 0: by image size")
+    hide_labels: bool = setting(False, help="draw boxes without labels")
+    hide_conf: bool = setting(False, help="draw labels without confidences")
+    vid_stride: int = setting(1, low=1, help="take every n-th frame of a video")
+    max_frames: int = setting(0, low=0, help="stop a video or stream after n frames; 0: never")
+    project: str = setting("runs/detect", help="folder of runs")
+    name: str = setting("exp", help="name of this run")
+    exist_ok: bool = setting(False, help="write into an existing run folder")
+
+
+def suggestion(name: str, known: typing.Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` for the known name closest to ``name``, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+def load_yaml(path: str | Path) -> Any:
+    """Parses a YAML file. Raises UserError naming file and line when it is missing or malformed."""
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            return yaml.safe_load(file)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: is a folder, a YAML file is wanted") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"{mark.line + 1}: " if mark else " "
+        raise UserError(f"{path}:{line}{getattr(error, 'problem', None) or 'malformed YAML'}") from None
+
+
+def _type_of(field: dataclasses.Field, owner: type) -> tuple[type, bool]:
+    """The plain type of a field (list element types dropped to list) and whether None is allowed."""
+    hint = typing.get_type_hints(owner)[field.name]
+    if isinstance(hint, types.UnionType):
+        inner = [a for a in typing.get_args(hint) if a is not type(None)]
+        return inner[0], True
+    return hint, False
+
+
+def _check(value: Any, field: dataclasses.Field, owner: type, where: str) -> Any:
+    """``value`` as the field's type, or a UserError that begins with ``where``."""
+    kind, optional = _type_of(field, owner)
+    if value is None and optional:
+        return None
+    origin = typing.get_origin(kind) or kind
+    if origin is float and isinstance(value, int | str) and not isinstance(value, bool):
+        try:  # YAML 1.1 reads "1e-3" as text
+            value = float(value)
+        except ValueError:
+            pass
+    if not isinstance(value, origin) or (origin in (int, float) and isinstance(value, bool)):
+        raise UserError(f"{where}: wants {getattr(origin, '__name__', origin)}, got {value!r}")
+    meta = field.metadata
+    if meta["choices"] and value not in meta["choices"]:
+        raise UserError(f"{where}: wants one of {', '.join(meta['choices'])}, got {value!r}")
+    if meta["low"] is not None and not value >= meta["low"]:
+        raise UserError(f"{where}: wants at least {meta['low']}, got {value!r}")
+    if meta["high"] is not None and not value <= meta["high"]:
+        raise UserError(f"{where}: wants at most {meta['high']}, got {value!r}")
+    return value
+
+
+def from_mapping(cls: type[T], values: Any, where: str) -> T:
+    """A checked config from a mapping; unknown keys and wrong types raise UserError naming ``where``."""
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise UserError(f"{where}: wants 'key: value' lines, got {type(values).__name__}")
+    known = {f.name: f for f in dataclasses.fields(cls)}
+    for key in values:
+        if key not in known:
+            raise UserError(f"{where}: unknown key '{key}'{suggestion(str(key), known)}")
+    return cls(**{k: _check(v, known[k], cls, f"{where}: {k}") for k, v in values.items()})
+
+
+def hyperparameters_from(path: str, overrides: typing.Sequence[str] = ()) -> Hyperparameters:
+    """Defaults, then the YAML at ``path`` (if any), then ``key=value`` overrides, each value read as YAML."""
+    values = (load_yaml(path) if path else {}) or {}
+    hyp = from_mapping(Hyperparameters, values, path or "hyper-parameters")
+    changed = {}
+    for item in overrides:
+        key, separator, text = item.partition("=")
+        if not separator:
+            raise UserError(f"--set {item}: wants key=value")
+        try:
+            changed[key.strip()] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(f"--set {item}: the value is malformed YAML") from None
+    checked = from_mapping(Hyperparameters, changed, "--set")
+    return dataclasses.replace(hyp, **{k: getattr(checked, k) for k in changed})
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with one-line errors and exit code 2, and suggestions for misspelt flags."""
+
+    def error(self, message: str) -> typing.NoReturn:
+        if message.startswith("unrecognized arguments: "):
+            flag = message.split(": ", 1)[1].split()[0].split("=")[0]
+            message += suggestion(flag, self._option_string_actions)
+        self.exit(2, f"error: {message}\n")
+
+
+def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
+    """A parser with one flag a field: ``--batch-size`` and ``--batch_size`` both work; booleans take --x and --no-x."""
+    parser = _Parser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False)
+    for field in dataclasses.fields(cls):
+        kind, _ = _type_of(field, cls)
+        origin = typing.get_origin(kind) or kind
+        meta = field.metadata
+        dashed = "--" + field.name.replace("_", "-")
+        names = list(dict.fromkeys([dashed, "--" + field.name, *meta["aliases"]]))
+        required = field.default is MISSING and field.default_factory is MISSING
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        options: dict[str, Any] = {"dest": field.name, "help": meta["help"]}
+        options |= {"required": True} if required else {"default": default}
+        if origin is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        elif origin is list:
+            element = (typing.get_args(kind) or (str,))[0]
+            options |= {"nargs": "+", "type": element}
+            if field.name == "override":
+                options |= {"action": "extend", "metavar": "KEY=VALUE"}
+        elif field.name == "resume":
+            options |= {"nargs": "?", "const": "", "type": str}
+        else:
+            options |= {"type": origin, "choices": meta["choices"]}
+        parser.add_argument(*names, **options)
+    return parser
+
+
+def parse_config(cls: type[T], argv: typing.Sequence[str] | None, description: str) -> T:
+    """Command line to checked config. Raises UserError for values out of range; argparse exits for misspelt flags."""
+    values = vars(build_parser(cls, description).parse_args(argv))
+    known = {f.name: f for f in dataclasses.fields(cls)}
+    return cls(**{k: _check(v, known[k], cls, "--" + k.replace("_", "-")) for k, v in values.items()})
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain data (for YAML and checkpoints), lists copied."""
+    return dataclasses.asdict(config)

@@ -1,0 +1,9 @@
+"""The one exception that means "the user can fix this"."""
+
+
+class UserError(Exception):
+    """A mistake in the user's input: files, flags, YAML, devices, ports, disks.
+
+    The message is one line that names what is wrong, where (file and line if there is one), and what to do.
+    Entry scripts print it as ``error: <message>`` and exit with code 2; nothing else catches it.
+    """

@@ -1,0 +1,172 @@
+"""The vocabulary that the layers share: what flows from data to model to engine.
+
+Legend: B images in a batch, M targets, N images in a split, D detections, C classes, K slots of a padded axis.
+Frames: ``_px`` is pixels of the original image (upright, after EXIF) unless the name says canvas; ``_norm`` is
+divided by the canvas width and height. Boxes are ``xyxy`` corners, ``xywh`` top-left corner and size (COCO's),
+``cxcywh`` centre and size. Images are RGB.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class SampleKey(NamedTuple):
+    """Everything a training sample depends on besides the data set, the seed and the hyper-parameters."""
+
+    index: int  # image in the data set
+    epoch: int
+    position: int  # place in the epoch's permutation; unique within an epoch
+    canvas_hw: tuple[int, int]  # height and width to render, pixels
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One rendered image with its labels."""
+
+    image: np.ndarray  # uint8 (H, W, 3) RGB
+    labels: np.ndarray  # float32 (n, 5): class, then cx, cy, w, h normalised to the canvas
+    index: int
+    path: str
+    original_hw: tuple[int, int]  # pixels, upright
+    gain: float  # canvas pixels an original pixel; 1.0 and no meaning for augmented samples
+    pad_xy: tuple[float, float]  # canvas pixels left of and above the image
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Images of one canvas size and their targets; ``images`` may hold zero images (a rank with an empty share)."""
+
+    images: Tensor  # uint8 (B, 3, H, W)
+    targets: Tensor  # float32 (M, 6): image in the batch, class, cx, cy, w, h normalised to the canvas; by image
+    max_targets: int  # host-side bound on the targets of one image, bucketed, at least 1: fixes the padded shape
+    indices: Tensor  # int64 (B,) image in the data set
+    original_hw: Tensor  # int32 (B, 2)
+    letterbox: Tensor  # float32 (B, 3): gain, pad_x, pad_y
+    paths: tuple[str, ...] = ()
+
+    def _map(self, function) -> Batch:
+        moved = {f.name: function(v) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        return replace(self, **moved)
+
+    def to(self, device: torch.device, non_blocking: bool = True) -> Batch:
+        return self._map(lambda t: t.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Batch:
+        """Called by torch's DataLoader when ``pin_memory=True``."""
+        return self._map(lambda t: t.pin_memory())
+
+
+class LossOutput(NamedTuple):
+    """Sums over one share of the global batch, and what the whole batch's sum is to be divided by.
+
+    The engine adds ``normaliser`` over all shares (ranks, micro-batches) and divides once, so cutting a batch into
+    shares changes no gradient. All three live on the device; none is read in the step.
+    """
+
+    total: Tensor  # () sum of all terms, gains applied, differentiable
+    normaliser: Tensor  # () float32, no gradient; may be 0 in a share; the engine clamps the global sum to >= 1
+    parts: Tensor  # (P,) the terms of ``total``, detached, in the order of the criterion's ``names``
+
+
+class Detections(NamedTuple):
+    """What NMS leaves of a batch, padded to K per image; slots at and past ``counts`` are zero."""
+
+    boxes_xyxy: Tensor  # float32 (B, K, 4) canvas pixels
+    scores: Tensor  # float32 (B, K), descending
+    classes: Tensor  # int64 (B, K)
+    counts: Tensor  # int64 (B,)
+
+
+@dataclass(frozen=True, slots=True)
+class GroundTruth:
+    """Labels of a split as scoring wants them: flat arrays, original pixels. Crowd boxes are ignore regions."""
+
+    offsets: np.ndarray  # int64 (N + 1,): boxes of image i are offsets[i]:offsets[i + 1]
+    boxes_xywh_px: np.ndarray  # float64 (M, 4)
+    classes: np.ndarray  # int64 (M,) 0-based
+    crowd: np.ndarray  # bool (M,)
+    area_px: np.ndarray  # float64 (M,) object area (segment area if the source has it), for the size ranges
+    image_hw: np.ndarray  # int32 (N, 2)
+    image_ids: tuple[int | str, ...]  # COCO's ids if the source has them, else file stems
+    category_ids: tuple[int, ...]  # id written to COCO JSON for each 0-based class
+
+    @property
+    def num_images(self) -> int:
+        return len(self.offsets) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionTable:
+    """Detections of many images as flat arrays, original pixels."""
+
+    image_index: np.ndarray  # int64 (D,)
+    boxes_xyxy_px: np.ndarray  # float64 (D, 4), clipped to the image
+    scores: np.ndarray  # float64 (D,)
+    classes: np.ndarray  # int64 (D,)
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """Scores of one validation. AP as COCO defines it (101 points, at most 100 detections an image); nan where a class
+    has no ground truth (left out of means)."""
+
+    precision: float  # mean over classes at IoU 0.5, at the confidence of the best mean F1
+    recall: float
+    f1: float
+    best_confidence: float
+    ap: float  # IoU 0.50:0.95
+    ap50: float
+    ap75: float
+    ap_small: float
+    ap_medium: float
+    ap_large: float
+    class_ap: np.ndarray  # float64 (C,)
+    class_ap50: np.ndarray  # float64 (C,)
+    class_precision: np.ndarray  # float64 (C,)
+    class_recall: np.ndarray  # float64 (C,)
+    class_f1: np.ndarray  # float64 (C,)
+    class_targets: np.ndarray  # int64 (C,) boxes that are not crowd
+    confusion: np.ndarray  # int64 (C + 1, C + 1): rows predicted, columns true, last is background
+    curve_confidence: np.ndarray  # float64 (S,)
+    curve_precision: np.ndarray  # float64 (C, S) against confidence
+    curve_recall: np.ndarray  # float64 (C, S)
+    pr_recall: np.ndarray  # float64 (101,)
+    pr_precision: np.ndarray  # float64 (C, 101) at IoU 0.5
+    num_images: int
+    extras: dict[str, float] = field(default_factory=dict)  # validation losses, milliseconds an image
+
+    @property
+    def fitness(self) -> float:
+        """What "best" means: AP 0.50:0.95; 0 when nothing could be scored."""
+        return 0.0 if np.isnan(self.ap) else float(self.ap)
+
+
+def pad_targets(targets: Tensor, batch_size: int, max_targets: int) -> tuple[Tensor, Tensor]:
+    """Ragged targets to a fixed shape, without a host sync.
+
+    Args:
+        targets: float (M, 6) as in `Batch.targets`, rows of one image contiguous, images ascending.
+        batch_size: B.
+        max_targets: K; no image may have more.
+
+    Returns:
+        padded float (B, K, 5) of class, cx, cy, w, h (zeros where empty), and mask bool (B, K).
+    """
+    padded = targets.new_zeros((batch_size, max_targets, 5))
+    mask = torch.zeros((batch_size, max_targets), dtype=torch.bool, device=targets.device)
+    if batch_size == 0 or targets.shape[0] == 0:
+        return padded, mask
+    image = targets[:, 0].long()
+    per_image = torch.zeros(batch_size, dtype=torch.long, device=targets.device)
+    per_image.scatter_add_(0, image, torch.ones_like(image))
+    first = per_image.cumsum(0) - per_image
+    slot = torch.arange(targets.shape[0], device=targets.device) - first[image]
+    padded[image, slot] = targets[:, 1:]
+    mask[image, slot] = True
+    return padded, mask
