@@ -1,0 +1,108 @@
+"""Where text for people goes: one named logger, and progress over an iterable.
+
+Records go to standard output as plain lines, so a redirected run is a readable file and holds no control codes.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+LINE_EVERY_S = 15.0
+LINE_EVERY_SHARE = 0.1
+
+
+def get_logger() -> logging.Logger:
+    """The project's logger. Silent below WARNING until `configure_logging` has been called."""
+    return logging.getLogger("lockstep")
+
+
+class _Terminal(logging.Handler):
+    """Writes to the standard output of the moment (it may be replaced after configuration), above any tqdm bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record)
+            if sys.stdout.isatty():
+                from tqdm import tqdm
+
+                tqdm.write(text, file=sys.stdout)
+            else:
+                sys.stdout.write(text + "\n")
+                sys.stdout.flush()
+        except BrokenPipeError:  # the reader (head, less) has gone; there is nobody left to tell
+            pass
+        except Exception:
+            self.handleError(record)
+
+
+class _PlainLine(logging.Formatter):
+    """The message alone; its level in front from WARNING upwards."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return text if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {text}"
+
+
+def configure_logging(ctx_is_main: bool, file: Path | None = None) -> None:
+    """Sets the project's logger up for this process; calling it again replaces the earlier set-up.
+
+    Args:
+        ctx_is_main: rank 0 writes INFO and above; other ranks only warnings and errors, without the file.
+        file: also appended to by rank 0 (UTF-8); its folder is created.
+    """
+    logger = get_logger()
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    handlers: list[logging.Handler] = [_Terminal()]
+    if file is not None and ctx_is_main:
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+    for handler in handlers:
+        handler.setFormatter(_PlainLine("%(message)s"))
+        logger.addHandler(handler)
+    logger.setLevel(logging.INFO if ctx_is_main else logging.WARNING)
+    logger.propagate = False
+
+
+def progress(iterable: Iterable[T], *, desc: str, total: int | None = None, enabled: bool = True) -> Iterator[T]:
+    """Passes ``iterable`` through and shows how far it is: a tqdm bar on a terminal, else a line every 10 % or 15 s.
+
+    Args:
+        total: number of items; taken from ``len(iterable)`` if it has one; without it lines come by time alone.
+        enabled: False passes the items through and shows nothing.
+    """
+    if not enabled:
+        yield from iterable
+        return
+    if total is None and hasattr(iterable, "__len__"):
+        total = len(iterable)
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        yield from tqdm(iterable, desc=desc, total=total, dynamic_ncols=True, leave=False)
+        return
+    yield from _progress_lines(iterable, desc, total)
+
+
+def _progress_lines(iterable: Iterable[T], desc: str, total: int | None) -> Iterator[T]:
+    logger = get_logger()
+    started = last_time = time.monotonic()
+    last_count = done = 0
+    for item in iterable:
+        yield item
+        done += 1
+        now = time.monotonic()
+        by_share = total is not None and done - last_count >= max(LINE_EVERY_SHARE * total, 1) and now - last_time >= 1
+        if by_share or now - last_time >= LINE_EVERY_S:
+            share = f"{done}/{total} ({done / total:.0%})" if total else str(done)
+            logger.info("%s: %s, %.0f/s", desc, share, done / max(now - started, 1e-9))
+            last_time, last_count = now, done
+    logger.info("%s: %d in %.1f s", desc, done, time.monotonic() - started)
