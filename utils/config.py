@@ -275,7 +275,9 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
     """A parser with one flag a field: ``--batch-size`` and ``--batch_size`` both work; booleans take --x and --no-x."""
-    parser = _Parser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False)
+    parser = _Parser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
+    )
     for field in dataclasses.fields(cls):
         kind, _ = _type_of(field, cls)
         origin = typing.get_origin(kind) or kind

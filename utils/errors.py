@@ -7,3 +7,7 @@ class UserError(Exception):
     The message is one line that names what is wrong, where (file and line if there is one), and what to do.
     Entry scripts print it as ``error: <message>`` and exit with code 2; nothing else catches it.
     """
+
+
+class PeerFailure(UserError):
+    """Another process of the run failed and has printed why; this one ends without repeating it."""

@@ -1,0 +1,315 @@
+"""Who this process is among the others, and the few ways in which processes wait for and talk to each other.
+
+A `DistributedContext` is made once, from the environment that torchrun (or the old launcher) sets, and is passed on as
+an argument. No other module reads RANK, LOCAL_RANK or WORLD_SIZE.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.rendezvous import rendezvous
+
+from utils.errors import PeerFailure, UserError
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+HEARTBEAT_S = 1.0
+LOST_AFTER_S = 60.0
+
+
+@dataclass(frozen=True)
+class DistributedContext:
+    """One process's place in the run. Ranks count from 0; ``local_rank`` is -1 when there is no process group."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int
+    device: torch.device
+    backend: str  # "" when there is no process group
+    devices: tuple[torch.device, ...]  # more than one only for DataParallel in a single process
+    store: dist.Store | None = field(default=None, repr=False, compare=False)
+    _turns: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def is_distributed(self) -> bool:
+        return self.local_rank >= 0
+
+    @property
+    def is_node_leader(self) -> bool:
+        return self.local_rank in (-1, 0)
+
+    @staticmethod
+    def single(device: torch.device | str = "cpu") -> DistributedContext:
+        """A run of one process on one device."""
+        device = torch.device(device)
+        return DistributedContext(0, -1, 1, 1, 0, device, "", (device,))
+
+    @staticmethod
+    def from_environment(
+        device: str = "", local_rank: int | None = None, *, timeout_s: float = 1800.0
+    ) -> DistributedContext:
+        """The context of this process; joins the process group when launched as one of several.
+
+        Args:
+            device: as `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
+            local_rank: `--local-rank` of ``python -m torch.distributed.launch``, where LOCAL_RANK is not set.
+            timeout_s: how long a collective may take before the group gives up.
+
+        Raises:
+            UserError: a half-set environment, a device that is not there, a busy port.
+        """
+        present = [name for name in _VARIABLES if os.environ.get(name)]
+        if os.environ.get("LOCAL_RANK"):
+            local_rank = int(os.environ["LOCAL_RANK"])
+        if not present and local_rank in (None, -1):
+            devices = parse_devices(device)
+            return DistributedContext(0, -1, 1, 1, 0, devices[0], "", devices)
+        missing = [name for name in _VARIABLES if name not in present]
+        if missing or local_rank is None:
+            missing += [] if local_rank is not None else ["LOCAL_RANK"]
+            raise UserError(
+                f"the distributed environment is half set: {', '.join(missing)} missing; start with torchrun, "
+                f"or unset {', '.join(present) or 'LOCAL_RANK'}"
+            )
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+        node_rank = int(os.environ.get("GROUP_RANK", rank // local_world_size))
+        own = _device_of_local_rank(device, local_rank, local_world_size)
+        backend = "cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo"
+        if own.type == "cuda":
+            torch.cuda.set_device(own)
+        store = _join(backend, rank, world_size, timeout_s)
+        return DistributedContext(
+            rank, local_rank, world_size, local_world_size, node_rank, own, backend, (own,), store
+        )
+
+    def close(self) -> None:
+        """Leaves the process group."""
+        if self.is_distributed and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _join(backend: str, rank: int, world_size: int, timeout_s: float) -> dist.Store:
+    timeout = datetime.timedelta(seconds=timeout_s)
+    try:
+        store, rank, world_size = next(iter(rendezvous("env://", rank, world_size, timeout=timeout)))
+        store.set_timeout(timeout)
+        store = dist.PrefixStore("lockstep", store)
+        dist.init_process_group(
+            backend, store=dist.PrefixStore("group", store), rank=rank, world_size=world_size, timeout=timeout
+        )
+    except (dist.DistNetworkError, dist.DistStoreError, ValueError) as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        reason = str(error).split("\n")[0]
+        hint = "is the port taken? choose another with --master-port" if "EADDRINUSE" in reason else "is it reachable?"
+        raise UserError(f"cannot form the process group at {where}: {reason}; {hint}") from None
+    return store
+
+
+def parse_devices(device: str) -> tuple[torch.device, ...]:
+    """``--device`` to devices: several only for CUDA. Raises UserError for what is not there."""
+    text = device.strip().lower().replace("cuda:", "")
+    if text in ("", "cuda"):
+        if torch.cuda.is_available():
+            return (torch.device("cuda", 0),)
+        if text == "" and torch.backends.mps.is_available():
+            return (torch.device("mps"),)
+        if text == "":
+            return (torch.device("cpu"),)
+    if text == "cpu":
+        return (torch.device("cpu"),)
+    if text == "mps":
+        if not torch.backends.mps.is_available():
+            raise UserError("--device mps: no Apple GPU is available here; use --device cpu")
+        return (torch.device("mps"),)
+    numbers = [part.strip() for part in text.split(",") if part.strip()]
+    if not numbers or not all(part.isdigit() for part in numbers):
+        raise UserError(f"--device {device}: wants cpu, mps, a GPU number, or several such as 0,1")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    absent = [part for part in numbers if int(part) >= count]
+    if absent:
+        have = f"GPUs 0 to {count - 1} are here" if count else "no CUDA GPU is available here; use --device cpu"
+        raise UserError(f"--device {device}: there is no GPU {absent[0]}; {have}")
+    if len(set(numbers)) < len(numbers):
+        raise UserError(f"--device {device}: a GPU is named twice")
+    return tuple(torch.device("cuda", int(part)) for part in numbers)
+
+
+def _device_of_local_rank(device: str, local_rank: int, local_world_size: int) -> torch.device:
+    text = device.strip().lower()
+    if text == "cpu" or (text == "" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if text == "mps":
+        raise UserError("--device mps: one process only; start without torchrun")
+    devices = parse_devices(device)
+    if text in ("", "cuda"):
+        devices = tuple(torch.device("cuda", i) for i in range(torch.cuda.device_count()))
+    if local_world_size > len(devices):
+        raise UserError(f"{local_world_size} processes on this node but {len(devices)} GPUs: lower --nproc_per_node")
+    return devices[local_rank]
+
+
+@contextmanager
+def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
+    """The first process of each node runs the block, then the others do, reading what it left.
+
+    They wait on the store and not in a collective, so no group timeout trips however long the leader takes. It
+    publishes its process id and a heartbeat. If it raises, dies or falls silent, the others raise `PeerFailure`.
+    """
+    if not ctx.is_distributed or ctx.local_world_size == 1:
+        yield
+        return
+    assert ctx.store is not None
+    turn = dist.PrefixStore(f"zero_first/{ctx.node_rank}/{next(ctx._turns)}", ctx.store)
+    if not ctx.is_node_leader:
+        _await_leader(turn, ctx.node_rank)
+        yield
+        return
+    finished = threading.Event()
+    beat = threading.Thread(target=_heartbeat, args=(turn, finished), daemon=True)
+    turn.set("pid", str(os.getpid()))
+    beat.start()
+    outcome = "stopped"
+    try:
+        yield
+        outcome = "ok"
+    except BaseException as error:
+        outcome = f"{error}" if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        finished.set()
+        beat.join()
+        turn.set("outcome", outcome)
+
+
+def _heartbeat(turn: dist.Store, finished: threading.Event) -> None:
+    for count in itertools.count():
+        turn.set("beat", str(count))
+        if finished.wait(HEARTBEAT_S):
+            return
+
+
+def _await_leader(turn: dist.Store, node_rank: int) -> None:
+    last_beat, seen_at, seen_alive = b"", time.monotonic(), False
+    name = f"the first process of node {node_rank}"
+    while True:
+        try:
+            if turn.check(["outcome"]):
+                outcome = turn.get("outcome").decode()
+                if outcome != "ok":
+                    raise PeerFailure(f"{name} failed: {outcome}")
+                return
+            if turn.check(["pid", "beat"]):
+                pid, beat = int(turn.get("pid")), turn.get("beat")
+                if beat != last_beat:
+                    last_beat, seen_at = beat, time.monotonic()
+                alive = _is_running(pid)
+                seen_alive |= alive  # stays False where process ids are not shared (one container a rank)
+                if seen_alive and not alive and not turn.check(["outcome"]):
+                    raise PeerFailure(f"{name} (process {pid}) died")
+        except dist.DistError as error:
+            raise PeerFailure(f"lost contact while waiting for {name}: {str(error).splitlines()[0]}") from None
+        if time.monotonic() - seen_at > LOST_AFTER_S and last_beat:
+            raise PeerFailure(f"{name} has given no sign for {LOST_AFTER_S:.0f} s")
+        time.sleep(0.05)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (OSError, IndexError):
+        return True
+
+
+def gather_arrays(ctx: DistributedContext, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]] | None:
+    """Every rank's arrays on rank 0, by rank; None elsewhere. Lengths may differ from rank to rank."""
+    if not ctx.is_distributed:
+        return [arrays]
+    gathered: list[Any] | None = [None] * ctx.world_size if ctx.is_main else None
+    dist.gather_object(arrays, gathered, dst=0)
+    return gathered
+
+
+def broadcast_object(ctx: DistributedContext, value: Any) -> Any:
+    """Rank 0's value on every rank."""
+    if not ctx.is_distributed:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def is_parallel(model: nn.Module) -> bool:
+    """True for a model inside DataParallel or DistributedDataParallel."""
+    return isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The bare model: out of DataParallel, DistributedDataParallel and torch.compile."""
+    while True:
+        if is_parallel(model):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        else:
+            return model
+
+
+def spawn(function, processes: int, args: Sequence[Any] = ()) -> None:
+    """Runs ``function(*args)`` in ``processes`` processes of this machine, each with torchrun's environment set.
+
+    Raises PeerFailure when one of them ends badly (its own message is already printed); the others are stopped.
+    """
+    import torch.multiprocessing as mp
+
+    port = _free_port()
+    try:
+        mp.start_processes(_spawned, (processes, port, function, tuple(args)), processes, start_method="spawn")
+    except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
+        raise PeerFailure(f"process {error.error_index} of {processes} failed") from None
+
+
+def _spawned(index: int, processes: int, port: int, function, args: tuple) -> None:
+    os.environ |= {
+        "RANK": str(index),
+        "LOCAL_RANK": str(index),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    function(*args)
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
