@@ -1,4 +1,7 @@
 import logging
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +20,6 @@ def restored_logger():
 
 
 def test_importing_adds_no_handler():
-    import subprocess
-    import sys
-    from pathlib import Path
-
     code = (
         "import logging, utils.logger; assert not logging.getLogger().handlers + logging.getLogger('lockstep').handlers"
     )

@@ -1,0 +1,228 @@
+"""Renders one picture of the demo set: clutter, objects that overlap, camera effects, and the boxes of what is visible.
+
+Everything is drawn at `SUPERSAMPLE` times the size and averaged down. An owner map records which object each pixel
+shows, so a box is the extent of the visible part to half a pixel. Colours are RGB.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from data.demo_shapes import CLASS_NAMES, OUTLINES, second_colour_mask
+
+SUPERSAMPLE = 2
+SMALLEST, TYPICAL, LARGEST = 10 / 320, 48 / 320, 200 / 320  # object extent as a share of the picture
+MIN_VISIBLE = 0.35  # objects that show less than this get no label
+MIN_SIDE = 4.0  # pixels of the final picture; narrower remains get no label
+MAX_COVER = 0.5  # a new object may hide at most this share of one already there
+FRACTION_BITS = 4  # OpenCV's fixed-point polygon coordinates
+
+BACKGROUND = -1
+
+
+@dataclass(frozen=True)
+class _Patch:
+    """An object's pixels in its bounding rectangle, clipped to the canvas."""
+
+    rows: slice
+    columns: slice
+    mask: np.ndarray  # bool (h, w)
+    colours: np.ndarray  # float32 (h, w, 3)
+    outline: list[np.ndarray]  # contours in canvas pixels
+    full_area: int  # pixels, parts off the canvas counted
+
+
+def render_scene(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draws one picture.
+
+    Returns:
+        image uint8 (size, size, 3) RGB, and labels float64 (n, 5): class, cx, cy, w, h normalised.
+    """
+    side = size * SUPERSAMPLE
+    canvas = _background(rng, side)
+    _distractors(canvas, rng)
+    owner = np.full((side, side), BACKGROUND, np.int16)
+    classes: list[int] = []
+    full_areas: list[int] = []
+    for _ in range(min(2 + int(rng.poisson(3.5)), 10)):
+        class_index = int(rng.integers(len(CLASS_NAMES)))
+        patch = _place(CLASS_NAMES[class_index], owner, np.array(full_areas), rng)
+        if patch is None:
+            continue
+        _paint(canvas, owner, patch, len(classes), rng)
+        classes.append(class_index)
+        full_areas.append(patch.full_area)
+    _occluders(canvas, owner, rng)
+    labels = _visible_boxes(owner, np.array(classes), np.array(full_areas))
+    image = cv2.resize(canvas, (size, size), interpolation=cv2.INTER_AREA)
+    return _camera(image, rng), labels
+
+
+def _colour(rng: np.random.Generator) -> np.ndarray:
+    return rng.uniform(15, 240, 3).astype(np.float32)
+
+
+def _colour_unlike(rng: np.random.Generator, other: np.ndarray, distance: float) -> np.ndarray:
+    """The first of a few random colours at least ``distance`` from ``other``, or else the farthest of them."""
+    candidates = [_colour(rng) for _ in range(8)]
+    far = [float(np.linalg.norm(c - other)) for c in candidates]
+    return next((c for c, d in zip(candidates, far) if d >= distance), candidates[int(np.argmax(far))])
+
+
+def _background(rng: np.random.Generator, side: int) -> np.ndarray:
+    """A gradient between two colours with octaves of smooth colour noise: float32 (side, side, 3)."""
+    angle = rng.uniform(0, 2 * np.pi)
+    ramp = np.linspace(-0.5, 0.5, side, dtype=np.float32)
+    blend = np.clip(0.5 + np.cos(angle) * ramp[None, :] + np.sin(angle) * ramp[:, None], 0, 1)[..., None]
+    canvas = _colour(rng) * (1 - blend) + _colour(rng) * blend
+    roughness = rng.uniform(10, 38)
+    for octave in range(2, 8):
+        cells = 2**octave
+        tint = rng.uniform(0.4, 1.0, 3)
+        noise = (
+            rng.standard_normal((cells, cells, 1)) * tint + 0.4 * rng.standard_normal((cells, cells, 3))
+        ) * roughness
+        canvas += cv2.resize(noise.astype(np.float32), (side, side), interpolation=cv2.INTER_LINEAR)
+        roughness *= rng.uniform(0.5, 0.9)
+    return np.ascontiguousarray(np.clip(canvas, 0, 255))
+
+
+def _distractors(canvas: np.ndarray, rng: np.random.Generator) -> None:
+    """Plain ellipses, quadrilaterals, lines and open arcs, half transparent: like the objects, but none of them."""
+    side = canvas.shape[0]
+    for _ in range(int(rng.integers(4, 14))):
+        layer = canvas.copy()
+        centre = rng.uniform(0, side, 2)
+        extent = side * np.exp(rng.uniform(np.log(0.02), np.log(0.3)))
+        colour = _colour(rng).tolist()
+        kind = int(rng.integers(4))
+        if kind == 0:
+            axes = (int(extent / 2), int(extent / 2 * rng.uniform(0.3, 0.8)))
+            cv2.ellipse(layer, _pixel(centre), axes, rng.uniform(0, 180), 0, 360, colour, -1)
+        elif kind == 1:
+            corners = centre + rng.uniform(-0.6, 0.6, (4, 2)) * extent
+            cv2.fillConvexPoly(layer, cv2.convexHull(corners.astype(np.int32)), colour)
+        elif kind == 2:
+            end = centre + rng.uniform(-2, 2, 2) * extent
+            cv2.line(layer, _pixel(centre), _pixel(end), colour, int(rng.integers(2, 10)))
+        else:
+            start = rng.uniform(0, 360)
+            axes = (int(extent / 2), int(extent / 2))
+            cv2.ellipse(
+                layer, _pixel(centre), axes, 0, start, start + rng.uniform(60, 150), colour, int(rng.integers(2, 8))
+            )
+        cv2.addWeighted(layer, opacity := rng.uniform(0.35, 0.85), canvas, 1 - opacity, 0, dst=canvas)
+
+
+def _pixel(point: np.ndarray) -> tuple[int, int]:
+    return round(float(point[0])), round(float(point[1]))
+
+
+def _place(name: str, owner: np.ndarray, full_areas: np.ndarray, rng: np.random.Generator) -> _Patch | None:
+    """An object of class ``name`` where it hides no other too much, or None when a few tries found no such place."""
+    side = owner.shape[0]
+    radius = side / 2 * np.exp(rng.triangular(np.log(SMALLEST), np.log(TYPICAL), np.log(LARGEST)))
+    angle = rng.uniform(0, 2 * np.pi)
+    rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    to_canvas = radius * rotation @ np.diag([1.0, rng.uniform(0.7, 1.0)])
+    contours = OUTLINES[name](rng)
+    for _ in range(6):
+        centre = rng.uniform(0.02, 0.98, 2) * side
+        outline = [points @ to_canvas.T + centre for points in contours]
+        rows, columns, mask, full_area = _rasterise(outline, side)
+        if mask.sum() < MIN_VISIBLE * full_area:
+            continue
+        beneath = owner[rows, columns][mask]
+        hidden = np.bincount(beneath[beneath >= 0], minlength=len(full_areas))
+        if np.all(hidden <= MAX_COVER * full_areas):
+            break
+    else:
+        return None
+    grid_y, grid_x = np.mgrid[rows, columns].astype(np.float32)
+    to_unit = np.linalg.inv(to_canvas)
+    dx, dy = grid_x + 0.5 - centre[0], grid_y + 0.5 - centre[1]
+    u = to_unit[0, 0] * dx + to_unit[0, 1] * dy
+    v = to_unit[1, 0] * dx + to_unit[1, 1] * dy
+    return _Patch(rows, columns, mask, _surface(name, u, v, rng), outline, full_area)
+
+
+def _rasterise(outline: list[np.ndarray], side: int) -> tuple[slice, slice, np.ndarray, int]:
+    """Rows, columns and mask of the part on the canvas, and the area of the whole."""
+    points = np.concatenate(outline)
+    low = np.floor(points.min(0)).astype(int)
+    width, height = np.ceil(points.max(0)).astype(int) - low + 1
+    mask = np.zeros((height, width), np.uint8)
+    fixed = [np.round((c - low - 0.5) * 2**FRACTION_BITS).astype(np.int32) for c in outline]
+    cv2.fillPoly(mask, fixed, 1, shift=FRACTION_BITS)
+    (x0, y0), (x1, y1) = np.clip(low, 0, side), np.clip(low + mask.shape[::-1], 0, side)
+    inside = mask[y0 - low[1] : y1 - low[1], x0 - low[0] : x1 - low[0]]
+    return slice(y0, y1), slice(x0, x1), inside.astype(bool), int(mask.sum())
+
+
+def _surface(name: str, u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Colours of an object's pixels: its texture, shaded along a random direction."""
+    first = _colour(rng)
+    colours = np.broadcast_to(first, (*u.shape, 3)).copy()
+    second = second_colour_mask(name, u, v, rng)
+    if second is not None:
+        colours[second] = _colour_unlike(rng, first, 130)
+    angle, strength = rng.uniform(0, 2 * np.pi), rng.uniform(0, 0.3)
+    return colours * (1 + strength * (np.cos(angle) * u + np.sin(angle) * v))[..., None]
+
+
+def _paint(canvas: np.ndarray, owner: np.ndarray, patch: _Patch, number: int, rng: np.random.Generator) -> None:
+    """Puts the patch on the canvas, moved away from the colour behind it, and its number on the owner map."""
+    region = canvas[patch.rows, patch.columns]
+    behind = region[patch.mask].mean(0)
+    own = patch.colours[patch.mask].mean(0)
+    colours = patch.colours
+    if np.linalg.norm(own - behind) < 60:
+        colours = colours + (_colour_unlike(rng, behind, 80) - own)
+    grain = rng.standard_normal(patch.mask.shape).astype(np.float32)[..., None] * rng.uniform(0, 12)
+    colours = np.clip(colours + grain, 0, 255)
+    if rng.random() < 0.5:  # a darker or lighter rim, kept inside the mask so that the box stays the extent
+        rim = np.zeros(patch.mask.shape, np.uint8)
+        shift = np.array([patch.columns.start, patch.rows.start])
+        width = max(1, int(0.05 * np.sqrt(patch.full_area)))
+        cv2.polylines(rim, [np.round(c - shift).astype(np.int32) for c in patch.outline], True, 1, width)
+        colours = np.where(rim[..., None].astype(bool), np.clip(colours * rng.choice([0.45, 1.6]), 0, 255), colours)
+    region[patch.mask] = colours[patch.mask]
+    owner[patch.rows, patch.columns][patch.mask] = number
+
+
+def _occluders(canvas: np.ndarray, owner: np.ndarray, rng: np.random.Generator) -> None:
+    """Up to two bars in front of everything."""
+    side = canvas.shape[0]
+    for _ in range(int(rng.choice(3, p=[0.55, 0.3, 0.15]))):
+        ends = rng.uniform(0, side, (2, 2))
+        width = int(side * rng.uniform(0.005, 0.02)) + 1
+        cv2.line(canvas, _pixel(ends[0]), _pixel(ends[1]), _colour(rng).tolist(), width)
+        cv2.line(owner, _pixel(ends[0]), _pixel(ends[1]), BACKGROUND, width)
+
+
+def _visible_boxes(owner: np.ndarray, classes: np.ndarray, full_areas: np.ndarray) -> np.ndarray:
+    """Labels (n, 5) of the objects of which enough is seen."""
+    side = owner.shape[0]
+    labels = []
+    for number, (class_index, full_area) in enumerate(zip(classes, full_areas)):
+        visible = owner == number
+        if visible.sum() < MIN_VISIBLE * full_area:
+            continue
+        columns, rows = np.flatnonzero(visible.any(0)), np.flatnonzero(visible.any(1))
+        x0, y0, x1, y1 = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
+        if min(x1 - x0, y1 - y0) < MIN_SIDE * SUPERSAMPLE:
+            continue
+        labels.append([class_index, (x0 + x1) / 2 / side, (y0 + y1) / 2 / side, (x1 - x0) / side, (y1 - y0) / side])
+    return np.array(labels, np.float64).reshape(-1, 5)
+
+
+def _camera(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Blur, exposure and sensor noise."""
+    if rng.random() < 0.3:
+        image = cv2.GaussianBlur(image, (0, 0), rng.uniform(0.4, 1.1))
+    image = (image - 128) * rng.uniform(0.7, 1.15) + 128 + rng.uniform(-25, 25)
+    image = image + rng.standard_normal(image.shape, np.float32) * rng.uniform(0, 9)
+    return np.clip(np.round(image), 0, 255).astype(np.uint8)
