@@ -1,0 +1,134 @@
+"""Which parameter is updated by which rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.muon import Muon
+
+DEFAULT_LR = {"SGD": 0.01, "Adam": 0.001, "AdamW": 0.001, "Muon": 0.002}
+_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+
+
+def choose_optimizer(name: str, total_steps: int) -> str:
+    """``auto`` by the length of the run: Muon gets furthest in a short one, SGD generalises best over a long one."""
+    if name != "auto":
+        return name
+    return "Muon" if total_steps <= 20_000 else "SGD"
+
+
+def split_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Trainable parameters as ``weight`` (matrices, kernels), ``norm`` (scales) and ``bias``; only the first decays."""
+    groups: dict[str, list[nn.Parameter]] = {"weight": [], "norm": [], "bias": []}
+    seen: set[int] = set()
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if not parameter.requires_grad or id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            if name == "bias":
+                kind = "bias"
+            elif isinstance(module, _NORMS) or parameter.ndim < 2:
+                kind = "norm"
+            else:
+                kind = "weight"
+            groups[kind].append(parameter)
+    return groups
+
+
+class OptimizerSet:
+    """One or more torch optimisers that act as one: stepped, skipped, saved and scheduled together.
+
+    It offers what torch.amp.GradScaler asks of an optimiser that can skip a step on the device (``param_groups``,
+    ``_step_supports_amp_scaling``, ``grad_scale``, ``found_inf``), so that a non-finite step costs no host sync.
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        self.optimizers = optimizers
+        self.grad_scale: Tensor | None = None
+        self.found_inf: Tensor | None = None  # set by GradScaler
+        self.skip: Tensor | None = None  # set by the step: float 0 or 1
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def step(self) -> None:
+        flags = [flag for flag in (self.found_inf, self.skip) if flag is not None]
+        found = torch.stack([f.reshape(()).float() for f in flags]).amax() if flags else None
+        for optimizer in self.optimizers:
+            optimizer.found_inf = found
+            optimizer.grad_scale = None  # gradients are unscaled before
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def set_rates(self, schedule, step: int) -> None:
+        """Learning rates and momenta of ``step`` (a `Schedule`)."""
+        momentum = schedule.momentum_at(step)
+        for group in self.param_groups:
+            group["lr"] = schedule.learning_rate(step, group["initial_lr"], is_bias=group["kind"] == "bias")
+            if "momentum" in group:
+                group["momentum"] = momentum
+            elif "betas" in group:
+                group["betas"] = (momentum if group["follow_momentum"] else group["betas"][0], group["betas"][1])
+
+    def rates(self) -> dict[str, float]:
+        return {f"lr/{group['kind']}": group["lr"] for group in self.param_groups}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        saved = state["optimizers"]
+        if len(saved) != len(self.optimizers):
+            raise ValueError("the checkpoint was written with another optimiser")
+        for optimizer, content in zip(self.optimizers, saved):
+            optimizer.load_state_dict(content)
+
+
+def build_optimizer(
+    model: nn.Module, name: str, *, lr: float | None, momentum: float, weight_decay: float
+) -> OptimizerSet:
+    """SGD, Adam, AdamW, or Muon for weights with AdamW for the rest.
+
+    Args:
+        lr: initial rate; None takes the optimiser's own (`DEFAULT_LR`).
+        momentum: of SGD and Muon, and beta1 of Adam and AdamW when they are the only rule.
+    """
+    rate = DEFAULT_LR[name] if lr is None else lr
+    kinds = split_parameters(model)
+
+    def group(kind: str, follow_momentum: bool = True) -> dict[str, Any]:
+        decay = weight_decay if kind == "weight" else 0.0
+        shared = {"kind": kind, "initial_lr": rate, "lr": rate, "follow_momentum": follow_momentum}
+        return {"params": kinds[kind], "weight_decay": decay, **shared}
+
+    betas = (momentum, 0.999)
+    every = [group(kind) for kind in kinds if kinds[kind]]
+    if name == "SGD":
+        return OptimizerSet([torch.optim.SGD(every, lr=rate, momentum=momentum, nesterov=True, fused=True)])
+    if name == "Adam":
+        return OptimizerSet([torch.optim.Adam(every, lr=rate, betas=betas, fused=True)])
+    if name == "AdamW":
+        return OptimizerSet([torch.optim.AdamW(every, lr=rate, betas=betas, fused=True)])
+    if name != "Muon":
+        raise ValueError(f"unknown optimiser {name!r}")
+    parts: list[torch.optim.Optimizer] = []
+    if kinds["weight"]:
+        parts.append(Muon([group("weight")], lr=rate, momentum=momentum))
+    rest = [group(kind, follow_momentum=False) for kind in ("norm", "bias") if kinds[kind]]
+    if rest:
+        parts.append(torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.999), fused=True))
+    return OptimizerSet(parts)

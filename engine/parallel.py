@@ -1,0 +1,68 @@
+"""One model over several devices: plain, DataParallel or DistributedDataParallel, chosen by local_rank."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from engine.sync_bn import convert_sync_bn
+from utils.distributed import DistributedContext
+
+log = logging.getLogger("lockstep")
+
+
+def parallelise(model: nn.Module, ctx: DistributedContext, *, sync_bn: bool = False) -> nn.Module:
+    """``local_rank >= 0``: DDP. -1 with several devices: DataParallel. -1 with one: the model itself.
+
+    DDP keeps BatchNorm buffers apart while it trains (`average_buffers` joins them) instead of broadcasting rank 0's
+    at every step.
+    """
+    if ctx.is_distributed:
+        if sync_bn:
+            convert_sync_bn(model)
+        ids = [ctx.device.index] if ctx.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(
+            model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
+    if len(ctx.devices) > 1:
+        log.info(
+            "DataParallel over %d GPUs in one process; torchrun --nproc_per_node %d is faster",
+            len(ctx.devices), len(ctx.devices),
+        )  # fmt: skip
+        return nn.DataParallel(model, device_ids=[d.index for d in ctx.devices])
+    return model
+
+
+def without_gradient_sync(model: nn.Module) -> AbstractContextManager[None]:
+    """While active, DDP accumulates gradients locally; nothing for other models."""
+    return model.no_sync() if isinstance(model, nn.parallel.DistributedDataParallel) else nullcontext()
+
+
+@torch.no_grad()
+def all_reduce_sum(ctx: DistributedContext, tensor: Tensor) -> Tensor:
+    """``tensor`` summed over all ranks, in place."""
+    if ctx.is_distributed:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+@torch.no_grad()
+def average_buffers(model: nn.Module, ctx: DistributedContext) -> None:
+    """Makes float buffers (BatchNorm statistics) the mean over ranks, so that all ranks hold the same model."""
+    buffers = [b for b in model.buffers() if b.is_floating_point()]
+    if not ctx.is_distributed or not buffers:
+        return
+    flat = torch.cat([b.reshape(-1) for b in buffers])
+    dist.all_reduce(flat)
+    copy_flat(flat / ctx.world_size, buffers)
+
+
+@torch.no_grad()
+def copy_flat(flat: Tensor, tensors: list[Tensor]) -> None:
+    """Splits ``flat`` (1-D) back into ``tensors``, whose concatenation it is."""
+    pieces = flat.split([t.numel() for t in tensors])
+    torch._foreach_copy_(tensors, [piece.view(t.shape) for piece, t in zip(pieces, tensors)])
