@@ -1,0 +1,160 @@
+"""What a run reports to: results.csv and TensorBoard on the main process, nothing elsewhere.
+
+Which it is gets decided once, by `build_tracker`; no caller asks for its rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor, nn
+
+from engine.results_csv import ResultsCsv
+from utils.distributed import unwrap
+from utils.logger import get_logger
+from utils.structures import EvalResult
+
+PR_POINTS = 127  # as many thresholds as TensorBoard shows
+
+
+class Tracker(Protocol):
+    """Steps and epochs count from 0."""
+
+    def epoch(self, epoch: int, row: dict[str, float]) -> None:
+        """One row of results; written again, it replaces the earlier one."""
+
+    def truncate(self, epoch: int) -> None:
+        """Forgets the results of ``epoch`` and later: called once with the epoch at which the run starts or resumes."""
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        """Numbers by step of the optimiser."""
+
+    def image(self, tag: str, image: np.ndarray, step: int) -> None:
+        """A picture: uint8 (H, W, 3) RGB."""
+
+    def pr_curves(self, result: EvalResult, names: Sequence[str], epoch: int) -> None:
+        """Precision against recall at IoU 0.5, one curve for each class that has ground truth."""
+
+    def graph(self, model: nn.Module, example: Tensor) -> None:
+        """The graph of the bare model, traced with ``example``; a model that cannot be traced costs one warning."""
+
+    def close(self) -> None:
+        """Flushes and releases the files."""
+
+
+class NullTracker:
+    """Drops everything: for processes other than the main one."""
+
+    def epoch(self, epoch: int, row: dict[str, float]) -> None: ...
+
+    def truncate(self, epoch: int) -> None: ...
+
+    def scalars(self, step: int, values: dict[str, float]) -> None: ...
+
+    def image(self, tag: str, image: np.ndarray, step: int) -> None: ...
+
+    def pr_curves(self, result: EvalResult, names: Sequence[str], epoch: int) -> None: ...
+
+    def graph(self, model: nn.Module, example: Tensor) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class CsvTracker(NullTracker):
+    """Keeps results.csv alone."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._results = ResultsCsv(Path(run_dir) / "results.csv")
+
+    def epoch(self, epoch: int, row: dict[str, float]) -> None:
+        self._results.put(epoch, row)
+
+    def truncate(self, epoch: int) -> None:
+        self._results.truncate(epoch)
+
+
+class TensorBoardTracker(CsvTracker):
+    """Keeps results.csv and TensorBoard event files in the run's folder.
+
+    A resumed run writes events of its own next to the earlier ones. Steps that were done twice came out the same, so
+    nothing needs to be purged.
+    """
+
+    def __init__(self, run_dir: Path, writer: Any) -> None:
+        super().__init__(run_dir)
+        self._writer = writer
+
+    def epoch(self, epoch: int, row: dict[str, float]) -> None:
+        super().epoch(epoch, row)
+        self.scalars(epoch, row)
+        self._writer.flush()
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        for tag, value in values.items():
+            self._writer.add_scalar(tag, value, step)
+
+    def image(self, tag: str, image: np.ndarray, step: int) -> None:
+        self._writer.add_image(tag, image, step, dataformats="HWC")
+
+    def pr_curves(self, result: EvalResult, names: Sequence[str], epoch: int) -> None:
+        for index, name in enumerate(names):
+            if result.class_targets[index] > 0:
+                counts = _pr_counts(result, index)
+                self._writer.add_pr_curve_raw(f"pr/{name}", *counts, epoch, num_thresholds=PR_POINTS)
+
+    def graph(self, model: nn.Module, example: Tensor) -> None:
+        bare = unwrap(model)
+        modes = [(module, module.training) for module in bare.modules()]
+        bare.eval()
+        try:
+            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # the tracer's own remarks
+                warnings.simplefilter("ignore")
+                self._writer.add_graph(bare, example, use_strict_trace=False)
+        except Exception as error:  # any kind, and a picture in TensorBoard is no reason to end a run
+            get_logger().warning(
+                "no model graph in TensorBoard: %s", (str(error).strip() or repr(error)).split("\n")[0]
+            )
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _pr_counts(result: EvalResult, index: int) -> tuple[np.ndarray, ...]:
+    """Class ``index`` at evenly spaced thresholds: tp, fp, tn, fn, precision, recall, each (PR_POINTS,)."""
+    thresholds = np.linspace(0, 1, PR_POINTS)
+    known = result.curve_confidence
+    precision = np.interp(thresholds, known, np.nan_to_num(result.curve_precision[index]))
+    recall = np.interp(thresholds, known, np.nan_to_num(result.curve_recall[index]))
+    targets = float(result.class_targets[index])
+    found = recall * targets
+    false_alarms = np.where(precision > 0, found * (1 - precision) / np.maximum(precision, 1e-9), 0.0)
+    return found, false_alarms, np.zeros(PR_POINTS), targets - found, precision, recall
+
+
+def build_tracker(run_dir: Path, *, enabled: bool, tensorboard: bool = True) -> Tracker:
+    """The tracker of this process.
+
+    Args:
+        run_dir: folder of results.csv and the event files; must exist.
+        enabled: True on the main process; elsewhere nothing is kept.
+        tensorboard: False keeps results.csv alone, as does a missing tensorboard package (with a line saying so).
+    """
+    if not enabled:
+        return NullTracker()
+    if not tensorboard:
+        return CsvTracker(run_dir)
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        get_logger().warning("TensorBoard is off (%s); results.csv is kept", str(error).split("\n")[0])
+        return CsvTracker(run_dir)
+    return TensorBoardTracker(run_dir, SummaryWriter(str(run_dir)))
