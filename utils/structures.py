@@ -140,6 +140,7 @@ class EvalResult:
     pr_precision: np.ndarray  # float64 (C, 101) at IoU 0.5
     num_images: int
     extras: dict[str, float] = field(default_factory=dict)  # validation losses, milliseconds an image
+    class_ap75: np.ndarray = field(default_factory=lambda: np.zeros(0))  # float64 (C,)
 
     @property
     def fitness(self) -> float:
