@@ -1,0 +1,222 @@
+"""Which cells answer for which target: fixed shapes, no host sync, no gradient.
+
+Legend: B images, K target slots, N cells over all levels, C classes, T candidates a target, M targets, A anchors of a
+cell.
+Frames: boxes are xyxy canvas pixels unless the name says cells (multiples of a level's stride).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from utils.boxes import iou
+
+# Images are assigned in groups so small that no (group, K, N) intermediate exceeds this many elements. Groups are
+# independent, so the size changes nothing but speed and memory: on a CPU the intermediates should stay in the cache, on
+# an accelerator it bounds memory (64 MiB each) on dense images.
+_GROUP_ELEMENTS_CPU = 2**17
+_GROUP_ELEMENTS = 2**24
+
+
+class Assignment(NamedTuple):
+    """The cells of every target. A slot whose score is 0 is unused; its cell is any valid index.
+
+    A cell belongs to at most one slot with a positive score.
+    """
+
+    cells: Tensor  # int64 (B, K, T)
+    scores: Tensor  # float32 (B, K, T) in [0, 1]: what the target's class should score in that cell
+
+
+def _power(x: Tensor, exponent: float) -> Tensor:
+    """``x ** exponent`` by multiplications where that is possible: pow is many times slower."""
+    if exponent == 6:
+        return (x * x * x).square()
+    return x.sqrt() if exponent == 0.5 else x.pow(exponent)
+
+
+def candidate_cells(centres: Tensor, boxes: Tensor, finest_stride: float) -> Tensor:
+    """Cells whose centre lies in the target: (N, 2), (B, K, 4) -> bool (B, K, N).
+
+    A side shorter than the finest stride is widened to it about its middle. On a grid of pitch s an interval of length
+    s holds a centre wherever it lies, so every target, however small, has a candidate on the finest level, and targets
+    that have one anyway (both sides at least a stride) keep exactly theirs. The hair added outlives rounding.
+    """
+    middle = (boxes[..., :2] + boxes[..., 2:]) / 2
+    half = ((boxes[..., 2:] - boxes[..., :2]) / 2).clamp(min=finest_stride / 2 + 1e-3)
+    low, high = (middle - half)[..., None], (middle + half)[..., None]
+    x, y = centres.unbind(-1)
+    inside = (x >= low[:, :, 0]) & (x <= high[:, :, 0])
+    return inside.logical_and_(y >= low[:, :, 1]).logical_and_(y <= high[:, :, 1])
+
+
+def alignment(
+    class_logits: Tensor,
+    predicted: Tensor,
+    labels: Tensor,
+    boxes: Tensor,
+    candidates: Tensor,
+    alpha: float,
+    beta: float,
+) -> tuple[Tensor, Tensor]:
+    """score^alpha * CIoU^beta of every cell with every target, 0 outside the candidates, and the CIoU: (B, K, N) each.
+
+    Args:
+        class_logits: (B, N, C); predicted: (B, N, 4); labels: int64 (B, K); boxes: (B, K, 4); candidates: (B, K, N).
+    """
+    cells, slots = predicted.shape[1], boxes.shape[1]
+    index = labels[..., None].expand(-1, slots, cells)
+    metric = _power(class_logits.transpose(1, 2).gather(1, index).sigmoid_(), alpha)
+    overlap = iou(predicted[:, None], boxes[:, :, None], kind="ciou").clamp_(min=0)
+    return metric.mul_(_power(overlap, beta)).mul_(candidates), overlap
+
+
+def settle_conflicts(cells: Tensor, metric: Tensor, overlap: Tensor, num_cells: int) -> Tensor:
+    """Leaves a contested cell to the claimant with the highest IoU, on equal IoU to the earliest target.
+
+    Args:
+        cells: int64 (B, K, T); metric, overlap: (B, K, T), a metric of 0 claims nothing.
+
+    Returns:
+        bool (B, K, T): the claims that hold, at most one a cell.
+    """
+    batch, slots, _ = cells.shape
+    flat = cells.flatten(1)
+    claim = torch.where(metric > 0, overlap, -1.0).flatten(1)
+    best = claim.new_full((batch, num_cells), -1.0).scatter_reduce_(1, flat, claim, "amax")
+    wins = (claim >= 0) & (claim == best.gather(1, flat))
+    target = torch.arange(slots, device=cells.device)[:, None].expand_as(cells).flatten(1)
+    target = torch.where(wins, target, slots)
+    first = target.new_full((batch, num_cells), slots).scatter_reduce_(1, flat, target, "amin")
+    return (wins & (target == first.gather(1, flat))).view_as(cells)
+
+
+def normalised_scores(metric: Tensor, overlap: Tensor, kept: Tensor) -> Tensor:
+    """The metric (B, K, T) scaled so that a target's best cell gets the target's best IoU (Feng et al. 2021, sec. 3.2).
+
+    No epsilon beside the maximum: metrics reach 1e-12 before the boxes of small objects have grown onto them, and
+    would drown in it. A target without cells has only zeros to divide.
+    """
+    metric, overlap = metric * kept, overlap * kept
+    largest = metric.amax(-1, keepdim=True)
+    return metric / torch.where(largest > 0, largest, 1.0) * overlap.amax(-1, keepdim=True)
+
+
+class TaskAlignedAssigner:
+    """Task-aligned one-to-many assignment (TOOD, Feng et al. 2021) with CIoU as its overlap.
+
+    For each target the ``topk`` candidates of highest alignment become its cells. A cell with an alignment of 0 (no
+    overlap with the target at all) is never one: its target score would be 0.
+    """
+
+    def __init__(self, *, topk: int, alpha: float, beta: float):
+        self.topk, self.alpha, self.beta = topk, alpha, beta
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        class_logits: Tensor,
+        predicted: Tensor,
+        centres: Tensor,
+        labels: Tensor,
+        boxes: Tensor,
+        mask: Tensor,
+        finest_stride: float,
+    ) -> Assignment:
+        """Assigns every image's cells.
+
+        Args:
+            class_logits: (B, N, C).
+            predicted: (B, N, 4) decoded boxes.
+            centres: (N, 2).
+            labels: int64 (B, K), any valid class where there is no target.
+            boxes: (B, K, 4).
+            mask: bool (B, K), where there is a target.
+            finest_stride: smallest stride, pixels.
+
+        Returns:
+            The assignment, with T = min(topk, N).
+        """
+        batch, slots = labels.shape
+        limit = _GROUP_ELEMENTS_CPU if predicted.device.type == "cpu" else _GROUP_ELEMENTS
+        group = max(1, limit // (slots * max(1, predicted.shape[1])))
+        parts = [
+            self._top_candidates(
+                *(t[i : i + group] for t in (class_logits, predicted, labels, boxes, mask)), centres, finest_stride
+            )
+            for i in range(0, max(batch, 1), group)
+        ]
+        cells, metric, overlap = (torch.cat(column) for column in zip(*parts))
+        kept = settle_conflicts(cells, metric, overlap, predicted.shape[1])
+        return Assignment(cells, normalised_scores(metric, overlap, kept))
+
+    def _top_candidates(
+        self,
+        class_logits: Tensor,
+        predicted: Tensor,
+        labels: Tensor,
+        boxes: Tensor,
+        mask: Tensor,
+        centres: Tensor,
+        finest_stride: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The best cells of every target of a group: index, metric and CIoU, (B, K, T) each."""
+        candidates = candidate_cells(centres, boxes, finest_stride).logical_and_(mask[..., None])
+        metric, overlap = alignment(class_logits, predicted, labels, boxes, candidates, self.alpha, self.beta)
+        top, cells = metric.topk(min(self.topk, centres.shape[0]), dim=-1)
+        return cells, top, overlap.gather(-1, cells)
+
+
+class AnchorMatches(NamedTuple):
+    """Every (target, anchor, cell) pair of a level that might match; flat in P = M * A * 3."""
+
+    valid: Tensor  # bool (P,)
+    image: Tensor  # int64 (P,)
+    anchor: Tensor  # int64 (P,)
+    cell: Tensor  # int64 (P,) row-major in the level's grid; valid to index with everywhere
+    label: Tensor  # int64 (P,)
+    boxes_cxcywh_cells: Tensor  # float32 (P, 4), the centre relative to the cell's corner
+
+
+@torch.no_grad()
+def match_anchors(targets: Tensor, anchors: Tensor, grid_hw: tuple[int, int], anchor_t: float) -> AnchorMatches:
+    """Matches targets to a level's anchors by shape and to cells by place (YOLOv5's rule).
+
+    An anchor matches if neither side differs from the target's by a factor of ``anchor_t`` or more. The cell that holds
+    the target's centre answers, and so do its nearer horizontal and its nearer vertical neighbour, if in the grid (the
+    other two of the four neighbours lie more than half a cell from the centre, out of the head's reach).
+
+    Args:
+        targets: float (M, 6): image, class, cx, cy, w, h normalised to the canvas.
+        anchors: (A, 2), cells.
+        grid_hw: cells down and across.
+    """
+    height, width = grid_hw
+    num_targets, num_anchors = targets.shape[0], anchors.shape[0]
+    cx, cy = targets[:, 2] * width, targets[:, 3] * height
+    sides = torch.stack((targets[:, 4] * width, targets[:, 5] * height), -1)
+    ratio = sides[:, None] / anchors
+    fits = torch.maximum(ratio, 1 / ratio).amax(-1) < anchor_t  # (M, A); a side of 0 gives inf, which doesn't fit
+
+    own_x, own_y = cx.floor().clamp(0, width - 1), cy.floor().clamp(0, height - 1)
+    near_x = own_x + torch.where(cx - own_x < 0.5, -1.0, 1.0)
+    near_y = own_y + torch.where(cy - own_y < 0.5, -1.0, 1.0)
+    x, y = torch.stack((own_x, near_x, own_x), -1), torch.stack((own_y, own_y, near_y), -1)  # (M, 3)
+    in_grid = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    x, y = x.clamp(0, width - 1), y.clamp(0, height - 1)
+    boxes = torch.stack(
+        (cx[:, None] - x, cy[:, None] - y, *(side[:, None].expand_as(x) for side in sides.unbind(-1))), -1
+    )
+
+    shape = (num_targets, num_anchors, 3)
+    return AnchorMatches(
+        valid=(fits[:, :, None] & in_grid[:, None]).flatten(),
+        image=targets[:, 0].long()[:, None, None].expand(shape).flatten(),
+        anchor=torch.arange(num_anchors, device=targets.device)[:, None].expand(shape).flatten(),
+        cell=(y * width + x).long()[:, None].expand(shape).flatten(),
+        label=targets[:, 1].long()[:, None, None].expand(shape).flatten(),
+        boxes_cxcywh_cells=boxes[:, None].expand(*shape, 4).flatten(0, 2),
+    )

@@ -1,0 +1,218 @@
+"""The two detection losses, as sums over a share of the batch and one normaliser (`LossOutput`).
+
+Neither waits for the device or has a shape that depends on values. Every image's contribution is independent of the
+others', so totals and normalisers of shares add up to the whole batch's.
+
+Label smoothing (Szegedy et al. 2016) moves the share eps of a positive cell's class score evenly onto all C classes.
+It keeps the sum over classes, so it alters neither the normaliser nor the background, and does nothing for one class.
+
+Reproducibility: the forward pass scatters only by maximum, which no order changes. Backwards, picking rows of logits
+becomes an indexed addition. In the anchor-free loss one term a place is not zero; in the anchor loss there may be several
+(two targets in one cell), whose order CUDA fixes only under torch.use_deterministic_algorithms.
+
+Legend: B images, K target slots, N cells over all levels, C classes, R distance bins, T candidates a target, P pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from models.assigners import AnchorMatches, TaskAlignedAssigner, match_anchors
+from models.decoding import anchor_to_cxcywh, cell_centres, distances_to_xyxy, expected_distances, flatten_levels
+from utils.boxes import cxcywh_to_xyxy, iou, scale_boxes
+from utils.config import Hyperparameters
+from utils.structures import LossOutput, pad_targets
+
+
+def distribution_focal_loss(logits: Tensor, distance: Tensor) -> Tensor:
+    """Cross-entropy against the two bins around the true distance (Li et al. 2020, eq. 6).
+
+    The two weights are a triangle of width 2 about the distance, evaluated on all bins, which needs no indexing.
+
+    Args:
+        logits: (*S, R) over distances 0..R-1, cells.
+        distance: (*S), clamped to that range.
+
+    Returns:
+        (*S).
+    """
+    bins = torch.arange(logits.shape[-1], dtype=logits.dtype, device=logits.device)
+    distance = distance.clamp(0, logits.shape[-1] - 1)
+    weight = (1 - (bins - distance[..., None]).abs()).clamp(min=0)
+    return -(logits.log_softmax(-1) * weight).sum(-1)
+
+
+def smooth_labels(scores: Tensor, labels: Tensor, num_classes: int, eps: float) -> Tensor:
+    """Class targets (*S, C): ``scores`` (*S) at ``labels`` int64 (*S), the share ``eps`` of it spread over all classes."""
+    one_hot = labels[..., None] == torch.arange(num_classes, device=labels.device)
+    return scores[..., None] * (one_hot * (1 - eps) + eps / num_classes)
+
+
+def gather_cells(values: Tensor, cells: Tensor) -> Tensor:
+    """Rows of (B, N, D) at ``cells`` int64 (B, P): (B, P, D)."""
+    rows = torch.arange(values.shape[0], device=cells.device)[:, None] * values.shape[1] + cells
+    return values.flatten(0, 1).index_select(0, rows.flatten()).view(*cells.shape, values.shape[-1])
+
+
+class AnchorFreeLoss(nn.Module):
+    """BCE on all cells, CIoU and distribution focal loss on assigned ones (TOOD and GFL papers).
+
+    ``names`` label ``LossOutput.parts``. The normaliser is the sum of target scores.
+    """
+
+    names = ("box", "cls", "dfl")
+
+    def __init__(
+        self, *, strides: Sequence[int], num_classes: int, reg_max: int, hyp: Hyperparameters, label_smoothing: float
+    ):
+        super().__init__()
+        self.strides, self.num_classes, self.reg_max = tuple(strides), num_classes, reg_max
+        self.gains = (hyp.box, hyp.cls, hyp.dfl)
+        self.label_smoothing = label_smoothing
+        self.assigner = TaskAlignedAssigner(topk=hyp.tal_topk, alpha=hyp.tal_alpha, beta=hyp.tal_beta)
+
+    def forward(self, raw: Sequence[Tensor], targets: Tensor, max_targets: int) -> LossOutput:
+        """Args: raw maps (B, 4R + C, h, w) a level; ``targets`` (M, 6) and ``max_targets`` as in `Batch`."""
+        centres, stride = cell_centres(raw, self.strides)
+        box_logits, class_logits = flatten_levels(raw).split((4 * self.reg_max, self.num_classes), -1)
+        with torch.no_grad():
+            distances = expected_distances(box_logits.unflatten(-1, (4, self.reg_max)))
+            predicted = distances_to_xyxy(distances, centres, stride)
+            padded, mask = pad_targets(targets, raw[0].shape[0], max_targets)
+            labels = padded[..., 0].long()
+            width, height = raw[0].shape[3] * self.strides[0], raw[0].shape[2] * self.strides[0]
+            boxes = scale_boxes(cxcywh_to_xyxy(padded[..., 1:]), width, height)
+            cells, scores = self.assigner(
+                class_logits, predicted, centres, labels, boxes, mask, finest_stride=min(self.strides)
+            )
+            class_targets = self._class_targets(class_logits, cells, labels, scores)
+
+        cells, weight = cells.flatten(1), scores.flatten(1)  # (B, P) with P = K * T
+        boxes = boxes.repeat_interleave(scores.shape[-1], dim=1)
+        box, dfl = self._box_terms(gather_cells(box_logits, cells), boxes, centres[cells], stride[cells], weight)
+        cls = binary_cross_entropy_with_logits(class_logits, class_targets, reduction="sum")
+        parts = [gain * term for gain, term in zip(self.gains, (box, cls, dfl), strict=True)]
+        return LossOutput(sum(parts), scores.sum(), torch.stack(parts).detach())
+
+    def _class_targets(self, class_logits: Tensor, cells: Tensor, labels: Tensor, scores: Tensor) -> Tensor:
+        """Targets (B, N, C) for the class logits: zero in the background."""
+        targets = torch.zeros_like(class_logits)
+        slot_targets = smooth_labels(scores, labels[..., None].expand_as(cells), self.num_classes, self.label_smoothing)
+        index = cells.flatten(1)[..., None].expand(-1, -1, self.num_classes)
+        return targets.scatter_reduce_(1, index, slot_targets.flatten(1, 2), "amax")
+
+    def _box_terms(
+        self, logits: Tensor, boxes: Tensor, centres: Tensor, stride: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Weighted sums of 1 - CIoU and of DFL over slots: logits (B, P, 4R), boxes (B, P, 4), the rest (B, P[, 2])."""
+        logits = logits.unflatten(-1, (4, self.reg_max))
+        predicted = distances_to_xyxy(expected_distances(logits), centres, stride)
+        box = (weight * (1 - iou(predicted, boxes, kind="ciou"))).sum()
+        true_distances = torch.cat((centres - boxes[..., :2], boxes[..., 2:] - centres), -1) / stride[..., None]
+        dfl = (weight * distribution_focal_loss(logits, true_distances).mean(-1)).sum()
+        return box, dfl
+
+
+# Gains of an anchor loss that is divided by its positives. What matters is the balance between one positive's box, its
+# objectness and one of its classes. YOLOX (Ge et al. 2021) has 5 : 1 : 1; YOLOv5, which takes means over
+# different sets, works out at about 7 : 1 : 1 with its published gains, both at 640 px and, as it scales them, at other
+# sizes. The defaults box 7.5, obj 1, cls 0.5 give 7.5 : 1 : 1 with this constant, and a box term (7.5 times the mean of
+# 1 - CIoU) that equals the anchor-free one, so that one learning rate suits both heads.
+_CLASS_GAIN = 2.0
+
+# YOLOv5's objectness balance of P3, P4, P5, meant for the mean over a level's cells. Of two levels the coarser has a
+# quarter of the cells, so as weights of a cell in a sum they are 1 : 1 : 1.6.
+_LEVEL_MEAN_BALANCE = {3: (4.0, 1.0, 0.4)}
+
+
+def level_weights(strides: Sequence[int]) -> tuple[float, ...]:
+    """Weight of one cell's objectness on each level; the finest has 1. Without a published balance all have 1."""
+    balance = _LEVEL_MEAN_BALANCE.get(len(strides))
+    if balance is None:
+        return (1.0,) * len(strides)
+    return tuple((b / balance[0]) * (s / strides[0]) ** 2 for b, s in zip(balance, strides, strict=True))
+
+
+class AnchorLoss(nn.Module):
+    """CIoU and class BCE on matched anchors; on all, objectness BCE with the IoU reached as target (YOLOv5's facts).
+
+    ``names`` label ``LossOutput.parts``. All terms are divided by the number of positives. A mean over cells would
+    tie the weight of an object's objectness to the size of the canvas and let it fall behind its box on sets with one
+    or two objects an image. Per positive, the pull of an object is the same on every set; the push of the background
+    is as strong only until the objectness bias has found the base rate, where logistic regression has both
+    cancel. That takes few steps, the fewer the nearer the head's initial bias is to the rate of objects.
+    """
+
+    names = ("box", "obj", "cls")
+
+    def __init__(
+        self,
+        *,
+        strides: Sequence[int],
+        num_classes: int,
+        anchors: Tensor,
+        hyp: Hyperparameters,
+        label_smoothing: float,
+    ):
+        super().__init__()
+        self.num_classes = num_classes
+        self.gains = (hyp.box, hyp.obj, hyp.cls * _CLASS_GAIN)
+        self.level_weights = level_weights(strides)
+        self.anchor_t = hyp.anchor_t
+        self.label_smoothing = label_smoothing
+        self.register_buffer("anchors", anchors.detach().float().clone(), persistent=False)
+
+    def forward(self, raw: Sequence[Tensor], targets: Tensor, max_targets: int) -> LossOutput:
+        """Args: raw maps (B, A * (5 + C), h, w) a level; ``targets`` (M, 6) as in `Batch`. Shapes depend on M alone, so
+        ``max_targets`` goes unread."""
+        totals = [
+            self._level(level, targets, anchors, weight)
+            for level, anchors, weight in zip(raw, self.anchors, self.level_weights, strict=True)
+        ]
+        box, obj, cls, positives = (sum(column) for column in zip(*totals))
+        parts = [gain * term for gain, term in zip(self.gains, (box, obj, cls), strict=True)]
+        return LossOutput(sum(parts), positives, torch.stack(parts).detach())
+
+    def _level(self, raw: Tensor, targets: Tensor, anchors: Tensor, weight: float) -> tuple[Tensor, ...]:
+        """Sums of the box, objectness and class terms, and the number of positives."""
+        height, width = raw.shape[-2:]
+        outputs = flatten_levels([raw]).unflatten(-1, (len(anchors), 5 + self.num_classes))  # (B, h * w, A, 5 + C)
+        matches = match_anchors(targets, anchors, (height, width), self.anchor_t)
+        row = (matches.image * (height * width) + matches.cell) * len(anchors) + matches.anchor
+        outputs = outputs.flatten(0, 2)  # (B * h * w * A, 5 + C)
+        overlap, cls = self._positives(outputs.index_select(0, row), matches, anchors)
+        valid = matches.valid.float()
+        objectness = outputs.new_zeros(outputs.shape[0])
+        reached = overlap.detach().clamp(min=0) * valid
+        objectness.scatter_reduce_(0, row, reached, "amax")  # of several targets, the best: no order in it
+        obj = weight * binary_cross_entropy_with_logits(outputs[:, 4], objectness, reduction="sum")
+        return (valid * (1 - overlap)).sum(), obj, (valid * cls).sum(), valid.sum()
+
+    def _positives(self, outputs: Tensor, matches: AnchorMatches, anchors: Tensor) -> tuple[Tensor, Tensor]:
+        """CIoU and summed class BCE of each pair: (P, 5 + C) -> (P,), (P,)."""
+        predicted = cxcywh_to_xyxy(anchor_to_cxcywh(outputs[:, :4], anchors[matches.anchor]))
+        overlap = iou(predicted, cxcywh_to_xyxy(matches.boxes_cxcywh_cells), kind="ciou")
+        ones = torch.ones_like(overlap)
+        class_targets = smooth_labels(ones, matches.label, self.num_classes, self.label_smoothing)
+        cls = binary_cross_entropy_with_logits(outputs[:, 5:], class_targets, reduction="none").sum(-1)
+        return overlap, cls
+
+
+def build_criterion(model: nn.Module, hyp: Hyperparameters, *, label_smoothing: float = 0.0) -> nn.Module:
+    """The loss for the model's head, on the model's device. Anchors are copied: build it when they are final."""
+    head = model.head
+    common = {
+        "strides": model.strides,
+        "num_classes": model.num_classes,
+        "hyp": hyp,
+        "label_smoothing": label_smoothing,
+    }
+    if head.kind == "anchor":
+        return AnchorLoss(anchors=head.anchors, **common)
+    if head.kind == "anchor_free":
+        return AnchorFreeLoss(reg_max=head.reg_max, **common)
+    raise ValueError(f"no loss for a head of kind {head.kind!r}")
