@@ -142,8 +142,8 @@ class Trainer:
             log.warning("non-finite gradient (norm %s), step skipped", values.grad_norm)
         if self._bad_in_a_row >= self.max_bad_steps:
             raise UserError(
-                f"{self._bad_in_a_row} steps in a row were not finite; stopped. {self.checkpointer.last} holds the last "
-                "good weights: resume with a lower lr0 (--set lr0=...) or with --amp off"
+                f"{self._bad_in_a_row} steps in a row were not finite; stopped. {self.checkpointer.last} holds the "
+                "last good weights: resume with a lower lr0 (--set lr0=...) or with --amp off"
             )
 
     def _validate(self) -> EvalResult | None:

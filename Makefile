@@ -1,0 +1,34 @@
+# Two commands: `make demo` trains on a data set it renders itself, `make test` runs the tests.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-slow lint clean
+
+demo: $(STAMP)
+	$(BIN)/python train.py --data demo --model yolov8n --imgsz 320 --batch-size 16 --epochs 30 \
+		--project demo --name train --exist-ok
+	$(BIN)/python val.py --weights demo/train/best.pt --project demo --name val --exist-ok
+	$(BIN)/python detect.py --weights demo/train/best.pt --source demo/data/images/val --project demo --name detect --exist-ok
+
+test: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(STAMP)
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+$(STAMP): requirements.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --upgrade pip
+	$(BIN)/python -m pip install -r requirements.txt
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) demo
