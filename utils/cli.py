@@ -1,0 +1,42 @@
+"""How an entry script ends: one line for a mistake of the user's, and no traceback for what is not a bug."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from utils.errors import PeerFailure, UserError
+
+USER_ERROR, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
+
+
+def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> None:
+    """Runs ``main(argv)`` and exits: 2 with one ``error:`` line (user error, full disk), 2 without when another process
+    failed and has printed it, 130 after Ctrl-C, 141 when the reader of the output has gone. Other exceptions are bugs
+    and propagate; returns if there is nothing to report."""
+    try:
+        main(argv)
+        sys.stdout.flush()
+    except PeerFailure:  # the process that failed has said why
+        sys.exit(USER_ERROR)
+    except UserError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # The interpreter flushes standard output once more on its way out; let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(PIPE_CLOSED)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}the disk is full; free some space or choose another --project")
+
+
+def _fail(message: str) -> None:
+    line = " ".join(message.split())
+    print(f"error: {line}", file=sys.stderr, flush=True)
+    sys.exit(USER_ERROR)
