@@ -7,7 +7,7 @@ Label smoothing (Szegedy et al. 2016) moves the share eps of a positive cell's c
 It keeps the sum over classes, so it alters neither the normaliser nor the background, and does nothing for one class.
 
 Reproducibility: the forward pass scatters only by maximum, which no order changes. Backwards, picking rows of logits
-becomes an indexed addition. In the anchor-free loss one term a place is not zero; in the anchor loss there may be several
+becomes an indexed addition. In the anchor-free loss one term a place is not 0; in the anchor loss there may be several
 (two targets in one cell), whose order CUDA fixes only under torch.use_deterministic_algorithms.
 
 Legend: B images, K target slots, N cells over all levels, C classes, R distance bins, T candidates a target, P pairs.
@@ -47,7 +47,7 @@ def distribution_focal_loss(logits: Tensor, distance: Tensor) -> Tensor:
 
 
 def smooth_labels(scores: Tensor, labels: Tensor, num_classes: int, eps: float) -> Tensor:
-    """Class targets (*S, C): ``scores`` (*S) at ``labels`` int64 (*S), the share ``eps`` of it spread over all classes."""
+    """Class targets (*S, C): ``scores`` (*S) at ``labels`` (*S), the share ``eps`` of it spread over all classes."""
     one_hot = labels[..., None] == torch.arange(num_classes, device=labels.device)
     return scores[..., None] * (one_hot * (1 - eps) + eps / num_classes)
 

@@ -1,0 +1,138 @@
+"""Do the anchors fit the data set, and better ones where they don't.
+
+A box matches an anchor when neither side differs by a factor of ``anchor_t`` or more (see assigners.match_anchors). Boxes
+and anchors are (width, height) at the training size: pixels here, multiples of the level's stride in the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from utils.rng import Stream, keyed_generator
+
+_ENOUGH_RECALL = 0.98
+_MIN_SIDE_PX = 2.0  # boxes thinner than this don't shape anchors: mostly slivers that cropping left
+_MAX_FIT_BOXES = 10_000
+_LLOYD_ROUNDS = 30
+_GENERATIONS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorReport:
+    """What was found and done."""
+
+    recall: float  # best possible: share of boxes that match an anchor; nan without boxes
+    refitted: bool  # whether the model's anchors were replaced
+    anchors_px: np.ndarray  # float64 (L, A, 2) in effect now, levels by stride
+    line: str  # for the log
+
+
+def closeness(boxes_wh: np.ndarray, anchors_wh: np.ndarray) -> np.ndarray:
+    """Worst ratio of sides of each box's best anchor, in (0, 1]: (M, 2), (n, 2) -> (M,)."""
+    ratio = boxes_wh[:, None] / anchors_wh
+    return np.minimum(ratio, 1 / ratio).min(-1).max(-1)
+
+
+def best_recall(boxes_wh: np.ndarray, anchors_wh: np.ndarray, anchor_t: float) -> float:
+    """Share of boxes that match an anchor."""
+    return float((closeness(boxes_wh, anchors_wh) > 1 / anchor_t).mean())
+
+
+def fitness(boxes_wh: np.ndarray, anchors_wh: np.ndarray, anchor_t: float) -> float:
+    """Mean closeness, boxes that match no anchor counting nothing."""
+    close = closeness(boxes_wh, anchors_wh)
+    return float((close * (close > 1 / anchor_t)).mean())
+
+
+def _cluster(boxes_wh: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """k-means of the logarithms of the sides, where ratios are distances; k-means++ seeds: (count, 2).
+
+    The distance is the larger of the two sides', as in `closeness`.
+    """
+    points = np.log(boxes_wh)
+    centres = points[rng.integers(len(points))][None]
+    while len(centres) < count:
+        nearest = np.abs(points[:, None] - centres).max(-1).min(-1) ** 2
+        total = nearest.sum()
+        pick = rng.choice(len(points), p=nearest / total) if total > 0 else rng.integers(len(points))
+        centres = np.concatenate((centres, points[pick][None]))
+    for _ in range(_LLOYD_ROUNDS):
+        owner = np.abs(points[:, None] - centres).max(-1).argmin(-1)
+        members = np.bincount(owner, minlength=count)[:, None]
+        sums = np.stack([np.bincount(owner, weights=points[:, i], minlength=count) for i in range(2)], -1)
+        moved = np.where(members > 0, sums / np.maximum(members, 1), centres)
+        if np.array_equal(moved, centres):
+            break
+        centres = moved
+    return np.exp(centres)
+
+
+def _evolve(boxes_wh: np.ndarray, anchors_wh: np.ndarray, anchor_t: float, rng: np.random.Generator) -> np.ndarray:
+    """Hill climbing on the fitness: some sides are scaled at random, and what isn't worse stays."""
+    best = fitness(boxes_wh, anchors_wh, anchor_t)
+    for _ in range(_GENERATIONS):
+        changed = rng.random(anchors_wh.shape) < 0.3
+        scale = np.exp(rng.normal(0.0, 0.1, anchors_wh.shape) * changed)
+        child = np.maximum(anchors_wh * scale, _MIN_SIDE_PX)
+        if (score := fitness(boxes_wh, child, anchor_t)) >= best:
+            anchors_wh, best = child, score
+    return anchors_wh
+
+
+def fit_anchors(boxes_wh: np.ndarray, count: int, *, anchor_t: float, seed: int = 0) -> np.ndarray:
+    """``count`` anchors for boxes (M, 2), M >= 1, in their unit: float64 (count, 2), smallest area first."""
+    rng = keyed_generator(seed, Stream.ANCHORS)
+    if len(boxes_wh) > _MAX_FIT_BOXES:
+        boxes_wh = boxes_wh[rng.choice(len(boxes_wh), _MAX_FIT_BOXES, replace=False)]
+    anchors = _evolve(boxes_wh, _cluster(boxes_wh, count, rng), anchor_t, rng)
+    return anchors[anchors.prod(-1).argsort(kind="stable")]
+
+
+def check_anchors(
+    boxes_wh_px_at_imgsz: np.ndarray, model: nn.Module, *, anchor_t: float, refit: bool, seed: int = 0
+) -> AnchorReport:
+    """Measures the best possible recall of an anchor head and, where it is below 0.98, fits new anchors to the boxes.
+
+    New anchors are kept only if they are better in recall and fitness. They are written to ``model.head.anchors``, in units
+    of stride, the smaller ones to the finer levels; a criterion built earlier still has the old ones.
+
+    Args:
+        boxes_wh_px_at_imgsz: (M, 2) sides of the training boxes in pixels after scaling to the training size.
+        model: with ``head.kind == "anchor"``.
+        refit: whether anchors may be replaced.
+        seed: of the fit's random numbers.
+    """
+    buffer = model.head.anchors
+    levels, per_level, _ = buffer.shape
+    strides = np.asarray(model.strides, dtype=np.float64)[:, None, None]
+    current = buffer.detach().double().cpu().numpy() * strides
+    boxes = np.asarray(boxes_wh_px_at_imgsz, dtype=np.float64).reshape(-1, 2)
+    boxes = boxes[(boxes > 0).all(-1)]
+    if len(boxes) == 0:
+        return AnchorReport(float("nan"), False, current, "anchors: no boxes to check them against")
+
+    flat = current.reshape(-1, 2)
+    recall = best_recall(boxes, flat, anchor_t)
+    found = f"anchors: {recall:.1%} of boxes can be matched"
+    if recall >= _ENOUGH_RECALL:
+        return AnchorReport(recall, False, current, f"{found}, kept")
+    if not refit:
+        return AnchorReport(recall, False, current, f"{found}; refitting is off, kept")
+    usable = boxes[(boxes >= _MIN_SIDE_PX).all(-1)]
+    if len(usable) < len(flat):
+        return AnchorReport(recall, False, current, f"{found}; {len(usable)} are too few to refit {len(flat)}, kept")
+
+    fitted = fit_anchors(usable, len(flat), anchor_t=anchor_t, seed=seed)
+    new_recall = best_recall(boxes, fitted, anchor_t)
+    better = new_recall >= recall and fitness(boxes, fitted, anchor_t) > fitness(boxes, flat, anchor_t)
+    if not better:
+        return AnchorReport(recall, False, current, f"{found}; no better ones found, kept")
+    by_level = np.empty_like(current)
+    by_level[np.argsort(model.strides, kind="stable")] = fitted.reshape(levels, per_level, 2)
+    with torch.no_grad():
+        buffer.copy_(torch.from_numpy(by_level / strides))
+    return AnchorReport(new_recall, True, by_level, f"{found}; refitted, now {new_recall:.1%}")
