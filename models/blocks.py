@@ -1,0 +1,294 @@
+"""The layers that model graphs are made of.
+
+Attribute names (``cv1``, ``m``, ``attn``, ...) are those of the public state-dict convention. Every block keeps height
+and width unless it says otherwise, takes empty batches, and leaves the memory format of its input as it is.
+Constructor annotations are what a YAML row is checked against (see registry.py).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+BN_EPS = 1e-3
+BN_MOMENTUM = 0.03
+
+
+class Conv(nn.Module):
+    """Convolution without bias, batch norm, activation; padded so that stride 1 keeps the size."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: int = 1,
+        stride: int = 1,
+        padding: int | None = None,
+        groups: int = 1,
+        dilation: int = 1,
+        activation: bool = True,
+    ) -> None:
+        super().__init__()
+        if padding is None:
+            padding = dilation * (kernel - 1) // 2
+        self.conv = nn.Conv2d(
+            in_channels, out_channels, kernel, stride, padding, groups=groups, dilation=dilation, bias=False
+        )
+        self.bn = nn.BatchNorm2d(out_channels, eps=BN_EPS, momentum=BN_MOMENTUM)
+        self.act = nn.SiLU() if activation else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.bn(self.conv(x)))
+
+
+class DWConv(Conv):
+    """A depthwise `Conv`: one group for each channel that input and output share."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel: int = 1, stride: int = 1) -> None:
+        super().__init__(in_channels, out_channels, kernel, stride, groups=math.gcd(in_channels, out_channels))
+
+
+class Bottleneck(nn.Module):
+    """Two convolutions with a residual around them where the channels allow it (He et al. 2016)."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        shortcut: bool = True,
+        groups: int = 1,
+        expansion: float = 0.5,
+        kernels: tuple[int, int] = (1, 3),
+    ) -> None:
+        super().__init__()
+        hidden = int(out_channels * expansion)
+        self.cv1 = Conv(in_channels, hidden, kernels[0])
+        self.cv2 = Conv(hidden, out_channels, kernels[1], groups=groups)
+        self.add = shortcut and in_channels == out_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.cv2(self.cv1(x))
+        return x + y if self.add else y
+
+
+class C3(nn.Module):
+    """Cross-stage partial block with three 1x1 convolutions (CSPNet, Wang et al. 2020): only one half is deep."""
+
+    kernels = (1, 3)
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        repeats: int = 1,
+        shortcut: bool = True,
+        groups: int = 1,
+        expansion: float = 0.5,
+    ) -> None:
+        super().__init__()
+        hidden = int(out_channels * expansion)
+        self.cv1 = Conv(in_channels, hidden)
+        self.cv2 = Conv(in_channels, hidden)
+        self.cv3 = Conv(2 * hidden, out_channels)
+        self.m = nn.Sequential(
+            *(Bottleneck(hidden, hidden, shortcut, groups, 1.0, self.kernels) for _ in range(repeats))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cv3(torch.cat((self.m(self.cv1(x)), self.cv2(x)), 1))
+
+
+class C3k(C3):
+    """`C3` whose bottlenecks are two 3x3 convolutions."""
+
+    kernels = (3, 3)
+
+
+class C2f(nn.Module):
+    """Cross-stage partial block that concatenates the output of every bottleneck (as ELAN does, Wang et al. 2022)."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        repeats: int = 1,
+        shortcut: bool = False,
+        groups: int = 1,
+        expansion: float = 0.5,
+    ) -> None:
+        super().__init__()
+        self.hidden = int(out_channels * expansion)
+        self.cv1 = Conv(in_channels, 2 * self.hidden)
+        self.cv2 = Conv((2 + repeats) * self.hidden, out_channels)
+        self.m = nn.ModuleList(
+            Bottleneck(self.hidden, self.hidden, shortcut, groups, 1.0, (3, 3)) for _ in range(repeats)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = list(self.cv1(x).split(self.hidden, 1))
+        for block in self.m:
+            outputs.append(block(outputs[-1]))
+        return self.cv2(torch.cat(outputs, 1))
+
+
+class C3k2(C2f):
+    """`C2f` whose inner blocks are `C3k` of two bottlenecks (``deep``) or single half-width bottlenecks."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        repeats: int = 1,
+        deep: bool = False,
+        expansion: float = 0.5,
+        groups: int = 1,
+        shortcut: bool = True,
+    ) -> None:
+        super().__init__(in_channels, out_channels, 0, shortcut, groups, expansion)
+        hidden = self.hidden
+        self.cv2 = Conv((2 + repeats) * hidden, out_channels)
+        self.m = nn.ModuleList(
+            C3k(hidden, hidden, 2, shortcut, groups)
+            if deep
+            else Bottleneck(hidden, hidden, shortcut, groups, kernels=(3, 3))
+            for _ in range(repeats)
+        )
+
+
+class SPP(nn.Module):
+    """Spatial pyramid pooling (He et al. 2015): max pools of several sizes, concatenated."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernels: tuple[int, ...] = (5, 9, 13)) -> None:
+        super().__init__()
+        hidden = in_channels // 2
+        self.cv1 = Conv(in_channels, hidden)
+        self.cv2 = Conv(hidden * (len(kernels) + 1), out_channels)
+        self.m = nn.ModuleList(nn.MaxPool2d(k, 1, k // 2) for k in kernels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.cv1(x)
+        return self.cv2(torch.cat((x, *(pool(x) for pool in self.m)), 1))
+
+
+class SPPF(nn.Module):
+    """`SPP` of kernels k, 2k-1, 3k-2 as three k-pools in a row: the same maxima, for less work."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel: int = 5) -> None:
+        super().__init__()
+        hidden = in_channels // 2
+        self.cv1 = Conv(in_channels, hidden)
+        self.cv2 = Conv(4 * hidden, out_channels)
+        self.m = nn.MaxPool2d(kernel, 1, kernel // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = [self.cv1(x)]
+        for _ in range(3):
+            outputs.append(self.m(outputs[-1]))
+        return self.cv2(torch.cat(outputs, 1))
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention over all cells, with a depthwise convolution of the values as position encoding.
+
+    Keys are half as wide as values. ``channels`` must be a multiple of ``heads``.
+    """
+
+    def __init__(self, channels: int, heads: int, key_ratio: float = 0.5) -> None:
+        super().__init__()
+        self.heads = heads
+        self.value_width = channels // heads
+        self.key_width = int(self.value_width * key_ratio)
+        self.qkv = Conv(channels, channels + 2 * heads * self.key_width, activation=False)
+        self.proj = Conv(channels, channels, activation=False)
+        self.pe = Conv(channels, channels, 3, groups=channels, activation=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, channels, height, width = x.shape
+        # Cells before channels: free of copies in channels_last, and the layout that attention kernels want.
+        tokens = self.qkv(x).flatten(2).transpose(1, 2).unflatten(2, (self.heads, -1)).transpose(1, 2)
+        query, key, value = tokens.split((self.key_width, self.key_width, self.value_width), -1)
+        mixed = F.scaled_dot_product_attention(query, key, value)  # (B, heads, cells, value_width)
+
+        def to_map(t: Tensor) -> Tensor:
+            return t.transpose(1, 2).reshape(batch, height, width, channels).permute(0, 3, 1, 2)
+
+        return self.proj(to_map(mixed) + self.pe(to_map(value)))
+
+
+class PSABlock(nn.Module):
+    """Attention, then a two-layer perceptron of 1x1 convolutions, each with a residual around it."""
+
+    def __init__(self, channels: int, heads: int) -> None:
+        super().__init__()
+        self.attn = Attention(channels, heads)
+        self.ffn = nn.Sequential(Conv(channels, 2 * channels), Conv(2 * channels, channels, activation=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(x)
+        return x + self.ffn(x)
+
+
+class C2PSA(nn.Module):
+    """Cross-stage partial block with self-attention in one half. Heads are 64 channels wide.
+
+    Raises ValueError unless input and output channels are equal.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, repeats: int = 1, expansion: float = 0.5) -> None:
+        super().__init__()
+        if in_channels != out_channels:
+            raise ValueError(f"keeps its channels: {in_channels} come in, {out_channels} are asked for")
+        self.hidden = int(in_channels * expansion)
+        heads = max(self.hidden // 64, 1)
+        if self.hidden % heads:
+            raise ValueError(f"{self.hidden} hidden channels do not split into {heads} heads")
+        self.cv1 = Conv(in_channels, 2 * self.hidden)
+        self.cv2 = Conv(2 * self.hidden, out_channels)
+        self.m = nn.Sequential(*(PSABlock(self.hidden, heads) for _ in range(repeats)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept, mixed = self.cv1(x).split(self.hidden, 1)
+        return self.cv2(torch.cat((kept, self.m(mixed)), 1))
+
+
+class Upsample(nn.Upsample):
+    """Resizes to ``size`` pixels or by ``scale``: exactly one of the two. Modes: nearest, bilinear, bicubic."""
+
+    def __init__(self, size: int | None = None, scale: float | None = None, mode: str = "nearest") -> None:
+        if (size is None) == (scale is None):
+            raise ValueError("wants either a size or a scale, the other None")
+        if mode not in ("nearest", "nearest-exact", "bilinear", "bicubic"):
+            raise ValueError(f"knows no mode '{mode}' (nearest, nearest-exact, bilinear, bicubic)")
+        super().__init__(size=size, scale_factor=scale, mode=mode)
+
+
+class MaxPool(nn.MaxPool2d):
+    """`torch.nn.MaxPool2d`, its arguments checked."""
+
+    def __init__(self, kernel: int, stride: int | None = None, padding: int = 0) -> None:
+        super().__init__(kernel, stride, padding)
+
+
+class Concat(nn.Module):
+    """Joins feature maps of one size along the channels (the only axis accepted: 1)."""
+
+    def __init__(self, dimension: int = 1) -> None:
+        super().__init__()
+        if dimension != 1:
+            raise ValueError(f"joins channels, axis 1, not axis {dimension}")
+
+    def forward(self, inputs: list[Tensor]) -> Tensor:
+        return torch.cat(inputs, 1)
+
+
+class Add(nn.Module):
+    """Sums feature maps of equal shape."""
+
+    def forward(self, inputs: list[Tensor]) -> Tensor:
+        total = inputs[0]
+        for other in inputs[1:]:
+            total = total + other
+        return total

@@ -1,0 +1,200 @@
+"""The detector: a graph of layers that ends in a head, built from a spec."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from models import blocks
+from models.heads import DFL, AnchorFreeHead, AnchorHead
+from models.registry import Kind, build_head, build_layer, find_entry, make_activation
+from models.spec import IMAGE, LayerSpec, ModelSpec, load_spec
+from utils.errors import UserError
+from utils.rng import Stream, keyed_generator
+
+PROBE_SIZE = 512  # canvas side on the meta device from which strides are read; a multiple of any sane stride
+
+
+class Detector(nn.Module):
+    """Runs the layers in order and feeds each from the layers it names.
+
+    Made by `build_detector`. State-dict keys are ``model.<layer>.…``, as in public checkpoints.
+    """
+
+    def __init__(self, layers: list[nn.Module], spec: ModelSpec, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model = nn.Sequential(*layers)
+        self.spec: dict[str, Any] = spec.plain
+        self.names = names
+        self._sources = tuple(layer.sources if layer.listed else layer.sources[0] for layer in spec.layers)
+        self._kept = frozenset(
+            s
+            for layer in spec.layers
+            for s in layer.sources
+            if s != layer.index - 1  # others are used at once
+        )
+
+    @property
+    def head(self) -> AnchorFreeHead | AnchorHead:
+        return self.model[-1]
+
+    @property
+    def num_classes(self) -> int:
+        return self.head.num_classes
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Canvas pixels a cell, one for each level."""
+        return self.head.strides
+
+    @property
+    def stride(self) -> int:
+        """Canvas sides must be multiples of this."""
+        return max(self.strides)
+
+    @property
+    def reg_max(self) -> int:
+        """Bins a box side; 0 for the anchor head."""
+        return self.head.reg_max
+
+    @property
+    def anchors(self) -> Tensor | None:
+        """Anchor widths and heights (L, A, 2) in units of stride; None for the anchor-free head."""
+        return self.head.anchors
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Images float (B, 3, H, W) in [0, 1], RGB, to the head's raw maps, one (B, channels, H/s, W/s) a level."""
+        x, kept = images, {}
+        for index, (layer, sources) in enumerate(zip(self.model, self._sources)):
+            if isinstance(sources, int):
+                x = layer(x if sources == index - 1 else kept[sources])
+            else:
+                x = layer([x if source == index - 1 else kept[source] for source in sources])
+            if index in self._kept:
+                kept[index] = x
+        return x
+
+    def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Raw maps to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C)."""
+        return self.head.decode(raw)
+
+    def fuse(self) -> Detector:
+        """A copy for inference, in eval mode, with every batch norm folded into its convolution."""
+        fused = copy.deepcopy(self).eval()
+        for module in fused.modules():
+            if isinstance(module, blocks.Conv) and not isinstance(module.bn, nn.Identity):
+                module.conv = fuse_conv_bn_eval(module.conv, module.bn)
+                module.bn = nn.Identity()
+        return fused.requires_grad_(False)
+
+
+def build_detector(
+    model: str | Path | dict, num_classes: int, *, names: tuple[str, ...] | list[str] | None = None, seed: int = 0
+) -> Detector:
+    """A freshly initialised float32 detector on the CPU, in training mode.
+
+    The weights depend on the model, the number of classes and ``seed`` alone; no global random state is read or moved.
+
+    Args:
+        model: a built-in name such as ``yolov8n``, the path of a model YAML, or a `Detector.spec`.
+        num_classes: C, whatever the YAML's ``nc`` says.
+        names: of the classes, C of them; numbers when None.
+
+    Raises UserError in one line for an unknown model or a mistake in a YAML.
+    """
+    if num_classes < 1:
+        raise UserError(f"a detector needs at least one class, got {num_classes}")
+    names = tuple(names) if names is not None else tuple(map(str, range(num_classes)))
+    if len(names) != num_classes:
+        raise UserError(f"{len(names)} class names for {num_classes} classes")
+    detector = build_on_meta(load_spec(model), num_classes, names).to_empty(device="cpu")
+    _initialise(detector, seed)
+    return detector
+
+
+def build_on_meta(spec: ModelSpec, num_classes: int, names: tuple[str, ...]) -> Detector:
+    """A detector without storage: shapes only, in milliseconds. Raises UserError for a graph that does not fit."""
+    _check_head_position(spec)
+    activation = make_activation(spec)
+    layers: list[nn.Module] = []
+    with torch.device("meta"), torch.no_grad():
+        outputs: dict[int, Tensor] = {IMAGE: torch.empty(1, 3, PROBE_SIZE, PROBE_SIZE)}
+        for layer in spec.layers[:-1]:
+            inputs = [outputs[source] for source in layer.sources]
+            module = build_layer(layer, spec, tuple(x.shape[1] for x in inputs)).train(False)
+            if activation is not None:
+                _set_activation(module, activation)
+            outputs[layer.index] = _probe(layer, module, inputs)
+            layers.append(module)
+        levels = [outputs[source] for source in spec.layers[-1].sources]
+        strides = tuple(_stride(spec.layers[-1], level) for level in levels)
+        channels = tuple(level.shape[1] for level in levels)
+        head = build_head(spec.layers[-1], spec, channels, strides, num_classes)
+        if activation is not None:
+            _set_activation(head, activation)
+    return Detector([*layers, head], spec, names).train()
+
+
+def _check_head_position(spec: ModelSpec) -> None:
+    heads = [layer for layer in spec.layers if find_entry(layer).kind is Kind.HEAD]
+    if not heads:
+        raise UserError(f"{spec.label}: head: ends without a Detect layer")
+    if heads[0] is not spec.layers[-1]:
+        raise heads[0].mistake("module", "Detect must be the last layer, and the only one")
+
+
+def _set_activation(module: nn.Module, activation: nn.Module) -> None:
+    for conv in module.modules():
+        if isinstance(conv, blocks.Conv) and not isinstance(conv.act, nn.Identity):
+            conv.act = copy.deepcopy(activation)
+
+
+def _probe(layer: LayerSpec, module: nn.Module, inputs: list[Tensor]) -> Tensor:
+    """The layer's output shape, or a UserError that shows which inputs do not go together."""
+    if find_entry(layer).kind is Kind.MERGE:
+        whole = isinstance(module, blocks.Add)
+        if len({tuple(x.shape[1:] if whole else x.shape[2:]) for x in inputs}) > 1:
+            shapes = ", ".join(
+                f"layer {s}: {x.shape[1]} channels, 1/{PROBE_SIZE / x.shape[2]:g} size"
+                for s, x in zip(layer.sources, inputs)
+            )
+            raise layer.mistake(
+                "from", f"{layer.module} wants inputs of one {'shape' if whole else 'size'}, got {shapes}"
+            )
+    try:
+        return module(inputs if find_entry(layer).kind is Kind.MERGE else inputs[0])
+    except (RuntimeError, ValueError) as error:
+        raise layer.mistake("args", f"{layer.module} does not fit its input: {str(error).splitlines()[0]}") from None
+
+
+def _stride(layer: LayerSpec, level: Tensor) -> int:
+    stride = PROBE_SIZE // max(level.shape[2], 1)
+    if level.shape[2] * stride != PROBE_SIZE or level.shape[2] != level.shape[3]:
+        size = f"{level.shape[2]}x{level.shape[3]}"
+        raise layer.mistake("from", f"a level of {size} cells for {PROBE_SIZE} pixels has no whole stride")
+    return stride
+
+
+@torch.no_grad()
+def _initialise(detector: Detector, seed: int) -> None:
+    """Fan-in uniform convolutions (He et al. 2015, a = sqrt 5), identity batch norms, priors in the head's biases."""
+    generator = torch.Generator().manual_seed(int(keyed_generator(seed, Stream.INIT).integers(2**63)))
+    for module in detector.modules():
+        if isinstance(module, nn.Conv2d):
+            bound = (module.weight[0].numel()) ** -0.5
+            module.weight.uniform_(-bound, bound, generator=generator)
+            if module.bias is not None:
+                module.bias.uniform_(-bound, bound, generator=generator)
+        elif isinstance(module, nn.BatchNorm2d):
+            module.reset_parameters()
+        elif module is not detector and any(True for _ in module.parameters(recurse=False)):
+            raise TypeError(f"no initialisation for {type(module).__name__}")
+    for module in detector.modules():  # after the convolutions they hold
+        if isinstance(module, DFL | AnchorHead):
+            module.reset_parameters()
+    detector.head.reset_biases()

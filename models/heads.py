@@ -1,0 +1,168 @@
+"""Detection heads: raw convolution maps in ``forward``, boxes and scores in ``decode``.
+
+Legend: B images, L levels, C classes, A anchors a cell, R bins a box side, N predictions over all levels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from models.blocks import Conv, DWConv
+from models.grid import cell_centres
+
+REFERENCE_SIZE = 640  # pixels of a typical canvas side, for the priors of the biases
+
+
+class DFL(nn.Module):
+    """The expectation of a discrete distribution over 0..R-1 (Generalized Focal Loss, Li et al. 2020).
+
+    The bins are a frozen convolution weight because public state dicts hold them as one.
+    """
+
+    def __init__(self, bins: int) -> None:
+        super().__init__()
+        self.bins = bins
+        self.conv = nn.Conv2d(bins, 1, 1, bias=False).requires_grad_(False)
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.conv.weight.copy_(torch.arange(self.bins, dtype=torch.float32).view(1, -1, 1, 1))
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """float32 (..., R) to (...)."""
+        return (logits.softmax(-1) * self.conv.weight.float().flatten()).sum(-1)
+
+
+class AnchorFreeHead(nn.Module):
+    """Decoupled box and class branches at each level; box sides are distributions over R bins of one stride.
+
+    Raw maps are (B, 4R + C, h, w): left, top, right and bottom bins first.
+    """
+
+    kind: Literal["anchor_free"] = "anchor_free"
+    anchors = None
+
+    def __init__(
+        self,
+        in_channels: tuple[int, ...],
+        strides: tuple[int, ...],
+        num_classes: int,
+        reg_max: int = 16,
+        depthwise: bool = False,
+    ) -> None:
+        """``depthwise``: class branches of depthwise-separable convolutions (YOLO11)."""
+        super().__init__()
+        self.num_classes, self.reg_max, self.strides = num_classes, reg_max, strides
+        box_width = max(16, in_channels[0] // 4, 4 * reg_max)
+        class_width = max(in_channels[0], min(num_classes, 100))
+        self.cv2 = nn.ModuleList(
+            nn.Sequential(Conv(c, box_width, 3), Conv(box_width, box_width, 3), nn.Conv2d(box_width, 4 * reg_max, 1))
+            for c in in_channels
+        )
+        self.cv3 = nn.ModuleList(self._class_branch(c, class_width, depthwise) for c in in_channels)
+        self.dfl = DFL(reg_max)
+
+    def _class_branch(self, channels: int, width: int, depthwise: bool) -> nn.Sequential:
+        if depthwise:
+            first = nn.Sequential(DWConv(channels, channels, 3), Conv(channels, width))
+            second = nn.Sequential(DWConv(width, width, 3), Conv(width, width))
+        else:
+            first, second = Conv(channels, width, 3), Conv(width, width, 3)
+        return nn.Sequential(first, second, nn.Conv2d(width, self.num_classes, 1))
+
+    @torch.no_grad()
+    def reset_biases(self) -> None:
+        """Box sides start near one stride; a class is as likely as 5 objects spread over a typical image make it."""
+        for box, classes, stride in zip(self.cv2, self.cv3, self.strides):
+            box[-1].bias.fill_(1.0)
+            cells = (REFERENCE_SIZE / stride) ** 2
+            classes[-1].bias.fill_(math.log(5 / self.num_classes / cells))
+
+    def class_rows(self) -> dict[str, tuple[int, int]]:
+        """Tensors whose rows belong to classes: local name to (groups, rows before the classes in each group)."""
+        return {f"cv3.{i}.2.{leaf}": (1, 0) for i in range(len(self.cv3)) for leaf in ("weight", "bias")}
+
+    def forward(self, features: list[Tensor]) -> list[Tensor]:
+        return [torch.cat((box(x), cls(x)), 1) for x, box, cls in zip(features, self.cv2, self.cv3)]
+
+    def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Raw maps to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C) in [0, 1]."""
+        shapes = tuple((level.shape[2], level.shape[3]) for level in raw)
+        flat = torch.cat([level.permute(0, 2, 3, 1).flatten(1, 2) for level in raw], 1).float()
+        sides, logits = flat.split((4 * self.reg_max, self.num_classes), -1)
+        distances = self.dfl(sides.unflatten(-1, (4, self.reg_max)))
+        centres, strides = cell_centres(shapes, self.strides, flat.device)
+        left_top, right_bottom = distances.split(2, -1)
+        boxes = torch.cat((centres - left_top, centres + right_bottom), -1) * strides
+        return boxes, logits.sigmoid()
+
+
+class AnchorHead(nn.Module):
+    """One 1x1 convolution a level; each anchor predicts x, y, w, h, objectness and classes (YOLOv3 to v5).
+
+    Raw maps are (B, A(5 + C), h, w), anchor by anchor. The buffer ``anchors`` (L, A, 2) holds widths and heights in
+    units of the level's stride.
+    """
+
+    kind: Literal["anchor"] = "anchor"
+    reg_max = 0
+
+    def __init__(
+        self,
+        in_channels: tuple[int, ...],
+        strides: tuple[int, ...],
+        num_classes: int,
+        anchors_px: list[list[float]] | int,
+    ) -> None:
+        """``anchors_px``: a row of w, h, w, h, ... in canvas pixels for each level; or how many, for squares."""
+        super().__init__()
+        self.num_classes, self.strides = num_classes, strides
+        if isinstance(anchors_px, int):
+            sides = [[s * 2 ** (1 + (k + 0.5) * 2 / anchors_px) for k in range(anchors_px)] for s in strides]
+            anchors_px = [[side for side in level for _ in "wh"] for level in sides]
+        self.anchors_px = anchors_px
+        self.num_anchors = len(anchors_px[0]) // 2
+        self.register_buffer("anchors", torch.zeros(len(strides), self.num_anchors, 2))
+        self.m = nn.ModuleList(nn.Conv2d(c, self.num_anchors * (5 + num_classes), 1) for c in in_channels)
+
+    def reset_parameters(self) -> None:
+        pixels = torch.tensor(self.anchors_px, dtype=torch.float32).unflatten(1, (-1, 2))
+        self.anchors.copy_(pixels / torch.tensor(self.strides, dtype=torch.float32).view(-1, 1, 1))
+
+    @torch.no_grad()
+    def reset_biases(self) -> None:
+        """Boxes start as their anchors; about 8 objects in a typical image; a class has 0.6 of an even share."""
+        for conv, stride in zip(self.m, self.strides):
+            bias = conv.bias.view(self.num_anchors, 5 + self.num_classes)
+            bias[:, :4] = 0.0
+            bias[:, 4] = math.log(8 / (REFERENCE_SIZE / stride) ** 2)
+            bias[:, 5:] = math.log(0.6 / (self.num_classes - 0.99999))
+
+    def class_rows(self) -> dict[str, tuple[int, int]]:
+        """Tensors whose rows belong to classes: local name to (groups, rows before the classes in each group)."""
+        return {f"m.{i}.{leaf}": (self.num_anchors, 5) for i in range(len(self.m)) for leaf in ("weight", "bias")}
+
+    def forward(self, features: list[Tensor]) -> list[Tensor]:
+        return [conv(x) for x, conv in zip(features, self.m)]
+
+    def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Raw maps to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C): objectness x class.
+
+        N runs over levels, then anchors, rows and columns.
+        """
+        boxes, scores = [], []
+        for level, (x, stride) in enumerate(zip(raw, self.strides)):
+            height, width = x.shape[2:]
+            x = x.float().unflatten(1, (self.num_anchors, 5 + self.num_classes)).permute(0, 1, 3, 4, 2).flatten(2, 3)
+            xy, wh, objectness, classes = x.sigmoid().split((2, 2, 1, self.num_classes), -1)
+            centres, _ = cell_centres(((height, width),), (stride,), x.device)
+            # Centres are at +0.5, and offsets reach from -0.5 to +1.5 around the cell's corner.
+            centre = (centres - 1.0 + 2.0 * xy) * stride
+            half = 2.0 * wh**2 * (self.anchors[level].float() * stride)[:, None]
+            boxes.append(torch.cat((centre - half, centre + half), -1).flatten(1, 2))
+            scores.append((objectness * classes).flatten(1, 2))
+        return torch.cat(boxes, 1), torch.cat(scores, 1)

@@ -1,0 +1,181 @@
+"""Which modules a model YAML may name, and how a row becomes one of them.
+
+A row's args are bound to the constructor's own annotated parameters, after those that the graph supplies, so a block
+is registered by its name and its kind alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import types
+import typing
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from torch import nn
+
+from models import blocks
+from models.heads import AnchorFreeHead, AnchorHead
+from models.spec import LayerSpec, ModelSpec
+from utils.config import suggestion
+from utils.errors import UserError
+
+
+class Kind(Enum):
+    """What the graph supplies to a constructor before the row's args, and what its output looks like."""
+
+    CONVOLUTION = auto()  # (in, out); repeats stack whole modules
+    STACK = auto()  # (in, out, repeats)
+    KEEP = auto()  # nothing; channels pass through
+    MERGE = auto()  # nothing; takes a list of inputs
+    HEAD = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    module: type[nn.Module] | None
+    kind: Kind
+
+
+REGISTRY: dict[str, Entry] = {
+    "Conv": Entry(blocks.Conv, Kind.CONVOLUTION),
+    "DWConv": Entry(blocks.DWConv, Kind.CONVOLUTION),
+    "Bottleneck": Entry(blocks.Bottleneck, Kind.CONVOLUTION),
+    "SPP": Entry(blocks.SPP, Kind.CONVOLUTION),
+    "SPPF": Entry(blocks.SPPF, Kind.CONVOLUTION),
+    "C3": Entry(blocks.C3, Kind.STACK),
+    "C3k": Entry(blocks.C3k, Kind.STACK),
+    "C2f": Entry(blocks.C2f, Kind.STACK),
+    "C3k2": Entry(blocks.C3k2, Kind.STACK),
+    "C2PSA": Entry(blocks.C2PSA, Kind.STACK),
+    "Upsample": Entry(blocks.Upsample, Kind.KEEP),
+    "MaxPool2d": Entry(blocks.MaxPool, Kind.KEEP),
+    "Identity": Entry(nn.Identity, Kind.KEEP),
+    "Concat": Entry(blocks.Concat, Kind.MERGE),
+    "Add": Entry(blocks.Add, Kind.MERGE),
+    "Detect": Entry(None, Kind.HEAD),
+}
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    name: getattr(nn, name)
+    for name in ("SiLU", "ReLU", "ReLU6", "LeakyReLU", "Hardswish", "Mish", "GELU", "ELU", "Identity")
+}
+
+
+def find_entry(layer: LayerSpec) -> Entry:
+    """The registered module of a row; ``nn.`` and ``torch.nn.`` before the name are fine."""
+    name = re.sub(r"^(torch\.)?nn\.", "", layer.module)
+    if name not in REGISTRY:
+        known = ", ".join(REGISTRY)
+        raise layer.mistake("module", f"unknown module '{layer.module}'{suggestion(name, REGISTRY)}; known: {known}")
+    return REGISTRY[name]
+
+
+def make_activation(spec: ModelSpec) -> nn.Module | None:
+    """The module of the YAML's ``activation``, read as a name with at most one number: ``nn.LeakyReLU(0.1)``."""
+    if spec.activation is None:
+        return None
+    match = re.fullmatch(r"(?:torch\.)?(?:nn\.)?(\w+)(?:\(\s*(?:[a-z_]+\s*=\s*)?([0-9.eE+-]*)\s*\))?", spec.activation)
+    name, number = match.groups() if match else (spec.activation, None)
+    if name not in ACTIVATIONS or (number and name not in ("LeakyReLU", "ELU")):
+        hint = f"{suggestion(name, ACTIVATIONS)}; known: {', '.join(ACTIVATIONS)}"
+        raise UserError(f"{spec.label}: activation: cannot read '{spec.activation}'{hint}")
+    try:
+        return ACTIVATIONS[name](*([float(number)] if number else []))
+    except ValueError:
+        raise UserError(f"{spec.label}: activation: '{number}' is no number") from None
+
+
+def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) -> nn.Module:
+    """The module of a row that is not the head. ``channels``: of each source.
+
+    Raises UserError naming layer and field.
+    """
+    entry = find_entry(layer)
+    if entry.kind is Kind.MERGE:
+        return _construct(entry.module, (), layer.args, layer)
+    if len(channels) != 1:
+        raise layer.mistake("from", f"{layer.module} takes one layer, got {len(channels)}")
+    repeats = max(round(layer.repeats * spec.depth), 1) if layer.repeats > 1 else layer.repeats
+    if entry.kind is Kind.KEEP:
+        return _repeat(lambda _: _construct(entry.module, (), layer.args, layer), repeats)
+    out, args = _out_channels(layer, spec), list(layer.args[1:])
+    if entry.module is blocks.SPP and args and isinstance(args[0], list):
+        args[0] = tuple(args[0])
+    if entry.kind is Kind.STACK:
+        if entry.module is blocks.C3k2 and spec.deep:
+            args[:1] = [True]
+        return _construct(entry.module, (channels[0], out, repeats), args, layer)
+    return _repeat(lambda i: _construct(entry.module, (out if i else channels[0], out), args, layer), repeats)
+
+
+def build_head(
+    layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...], strides: tuple[int, ...], num_classes: int
+) -> AnchorFreeHead | AnchorHead:
+    """The detection head: ``[nc]`` asks for the anchor-free one, ``[nc, anchors]`` for the anchor one.
+
+    In a graph with C3k2 blocks the class branches are depthwise-separable, as the public convention has it.
+    """
+    if not 1 <= len(layer.args) <= 2 or not (layer.args[0] == "nc" or _fits(layer.args[0], int)):
+        raise layer.mistake("args", f"Detect wants [nc] or [nc, anchors], got {list(layer.args)}")
+    if len(layer.args) == 1:
+        depthwise = any(find_entry(other).module is blocks.C3k2 for other in spec.layers)
+        return AnchorFreeHead(channels, strides, num_classes, spec.reg_max, depthwise)
+    anchors = spec.anchors if layer.args[1] == "anchors" else layer.args[1]
+    if anchors is None:
+        raise layer.mistake("args", "anchors are asked for, but there is no top-level 'anchors'")
+    if isinstance(anchors, list) and len(anchors) != len(channels):
+        raise layer.mistake("args", f"{len(channels)} levels need {len(channels)} rows of anchors, got {len(anchors)}")
+    return AnchorHead(channels, strides, num_classes, anchors)
+
+
+def _repeat(make: typing.Callable[[int], nn.Module], repeats: int) -> nn.Module:
+    return make(0) if repeats == 1 else nn.Sequential(*(make(i) for i in range(repeats)))
+
+
+def _out_channels(layer: LayerSpec, spec: ModelSpec) -> int:
+    """The row's channels under the width multiple: capped, scaled, rounded up to a multiple of 8."""
+    if not layer.args:
+        raise layer.mistake("args", f"{layer.module} wants its output channels first, got nothing")
+    channels = layer.args[0]
+    if not isinstance(channels, int) or isinstance(channels, bool) or channels < 1:
+        raise layer.mistake("args", f"{layer.module} wants its output channels first, got {channels!r}")
+    return math.ceil(min(channels, spec.max_channels) * spec.width / 8) * 8
+
+
+def _construct(
+    module: type[nn.Module], supplied: tuple[int, ...], args: typing.Sequence, layer: LayerSpec
+) -> nn.Module:
+    """``module(*supplied, *args)`` after the args are checked against the constructor's annotations."""
+    parameters = [p for p in inspect.signature(module).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    parameters = parameters[len(supplied) :]
+    if len(args) > len(parameters):
+        wanted = ", ".join(p.name for p in parameters) or "none"
+        raise layer.mistake("args", f"{layer.module} takes at most {len(parameters)} here ({wanted}), got {len(args)}")
+    hints = typing.get_type_hints(module.__init__)
+    for parameter, arg in zip(parameters, args):
+        if not _fits(arg, hints[parameter.name]):
+            wanted = getattr(hints[parameter.name], "__name__", str(hints[parameter.name]))
+            raise layer.mistake("args", f"{layer.module}: {parameter.name} wants {wanted}, got {arg!r}")
+        if parameter.name != "padding" and _is_number(arg) and arg <= 0:
+            raise layer.mistake("args", f"{layer.module}: {parameter.name} must be positive, got {arg!r}")
+    try:
+        return module(*supplied, *args)
+    except (ValueError, RuntimeError, ZeroDivisionError) as error:
+        raise layer.mistake("args", f"{layer.module} {str(error).splitlines()[0]}") from None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _fits(value: object, hint: object) -> bool:
+    if isinstance(hint, types.UnionType):
+        return any(_fits(value, option) for option in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(isinstance(v, int) and v > 0 for v in value)
+    if hint in (int, float):
+        return _is_number(value) and (hint is float or isinstance(value, int))
+    return isinstance(value, hint)

@@ -1,0 +1,238 @@
+"""Model YAML to a checked, plain description of the graph. Nothing is evaluated, no module is built.
+
+The format is the public one of YOLO model YAMLs: ``backbone`` and ``head`` are lists of ``[from, repeats, module,
+args]``; ``from`` is a layer index, negative ones counted back from the row, or a list of such.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from utils.config import load_yaml, suggestion
+from utils.errors import UserError
+
+MODEL_FOLDER = Path(__file__).parents[1] / "configs" / "models"
+DEEP_SCALES = ("m", "l", "x")  # public convention: at these scales every C3k2 is deep
+IMAGE = -1  # as a source: the input image
+
+KEYS = (
+    "backbone",
+    "head",
+    "nc",
+    "names",
+    "ch",
+    "channels",
+    "scales",
+    "scale",
+    "depth_multiple",
+    "width_multiple",
+    "max_channels",
+    "anchors",
+    "activation",
+    "reg_max",
+    "name",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One row of the graph, its shape checked."""
+
+    label: str  # the model's name, for messages
+    section: str  # backbone or head
+    index: int  # in the whole graph
+    sources: tuple[int, ...]  # absolute, IMAGE for the input; several only where the YAML has a list
+    listed: bool  # whether ``from`` was a list
+    repeats: int
+    module: str
+    args: tuple[Any, ...]
+
+    def mistake(self, field: str, message: str) -> UserError:
+        return UserError(f"{self.label}: {self.section} layer {self.index} ({field}): {message}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A checked graph with its multiples."""
+
+    label: str
+    depth: float
+    width: float
+    max_channels: float
+    deep: bool  # every C3k2 deep
+    anchors: list[list[float]] | int | None  # rows in pixels, or how many a cell
+    activation: str | None
+    reg_max: int
+    layers: tuple[LayerSpec, ...]
+    plain: dict[str, Any]  # what rebuilds this spec
+
+
+def known_models() -> list[str]:
+    """Names that resolve without a file: family and scale, as in ``yolov8n``."""
+    return [f"{p.stem}{scale}" for p in sorted(MODEL_FOLDER.glob("*.yaml")) for scale in load_yaml(p)["scales"]]
+
+
+def load_spec(model: str | Path | dict) -> ModelSpec:
+    """A model by name (``yolov8n``, ``yolov8n.yaml``), by path of a YAML, or as the plain ``Detector.spec``.
+
+    Raises UserError, in one line, for an unknown name (with a suggestion) or a mistake in the YAML (file, layer, field).
+    """
+    if isinstance(model, dict):
+        return parse_spec(model, str(model.get("name", "model")))
+    path = Path(model)
+    is_yaml = path.suffix.lower() in (".yaml", ".yml")
+    if is_yaml and path.is_file():
+        return _from_file(path)
+    name = path.stem if is_yaml and path.parent == Path(".") else str(model)
+    for family in sorted(MODEL_FOLDER.glob("*.yaml")):
+        scale = name.removeprefix(family.stem)
+        if name.startswith(family.stem) and scale in (values := load_yaml(family))["scales"]:
+            return parse_spec(values | {"scale": scale, "name": name}, name)
+    if is_yaml:
+        raise UserError(f"{model}: no such file; built-in models are named like yolov8n")
+    hint = suggestion(name.lower(), known_models())
+    raise UserError(
+        f"--model {model}: unknown model{hint}; wants yolov5, yolov8 or yolo11 with n, s, m, l or x, or a YAML"
+    )
+
+
+def _from_file(path: Path) -> ModelSpec:
+    values = load_yaml(path)
+    if isinstance(values, dict) and isinstance(values.get("scales"), dict) and "scale" not in values:
+        match = re.search(r"yolov?\d+-?([a-z])(?![a-z])", path.stem.lower())
+        named = match.group(1) if match else ""
+        if named in values["scales"]:
+            values = values | {"scale": named}
+    return parse_spec(values, path.name)
+
+
+def parse_spec(values: Any, label: str) -> ModelSpec:
+    """Checks a parsed YAML. Raises UserError beginning with ``label``."""
+    if not isinstance(values, dict):
+        raise UserError(f"{label}: wants a mapping with backbone and head, got {type(values).__name__}")
+    for key in values:
+        if key not in KEYS:
+            raise UserError(f"{label}: unknown key '{key}'{suggestion(str(key), KEYS)}")
+    for key in ("ch", "channels"):
+        if values.get(key, 3) != 3:
+            raise UserError(f"{label}: {key}: images have 3 channels here, got {values[key]!r}")
+    depth, width, max_channels = _multiples(values, label)
+    plain = {key: values[key] for key in ("anchors", "activation", "reg_max", "backbone", "head") if key in values}
+    plain |= {"depth_multiple": depth, "width_multiple": width, "max_channels": max_channels, "name": label}
+    if "scale" in values or "scales" in values:
+        plain["scale"] = _scale(values, label)
+    activation = values.get("activation")
+    if activation is not None and not isinstance(activation, str):
+        raise UserError(f"{label}: activation: wants text like nn.ReLU(), got {activation!r}")
+    return ModelSpec(
+        label=label,
+        depth=depth,
+        width=width,
+        max_channels=max_channels,
+        deep=plain.get("scale") in DEEP_SCALES,
+        anchors=_anchors(values.get("anchors"), label),
+        activation=activation,
+        reg_max=int(_number(values, "reg_max", 16, label, low=2, whole=True)),
+        layers=_layers(values, label),
+        plain=plain,
+    )
+
+
+def _number(values: dict, key: str, default: float, label: str, low: float = 0.0, whole: bool = False) -> float:
+    value = values.get(key, default)
+    good = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and value >= low
+    if not good or (not whole and value <= 0):
+        raise UserError(f"{label}: {key}: wants a {'whole ' if whole else 'positive '}number, got {value!r}")
+    return value
+
+
+def _scale(values: dict, label: str) -> str:
+    """The scale asked for, or the only or first one of ``scales``, with a line that says so."""
+    scales = values.get("scales")
+    scale = values.get("scale")
+    if scales is None:
+        return str(scale)
+    if not isinstance(scales, dict) or not scales:
+        raise UserError(f"{label}: scales: wants 'n: [depth, width, max_channels]' lines, got {scales!r}")
+    if scale is None:
+        scale = next(iter(scales))
+        if len(scales) > 1:
+            note = "%s: no scale chosen, building '%s'; choose with a line 'scale: %s'"
+            logging.getLogger("lockstep").warning(note, label, scale, "|".join(map(str, scales)))
+    if scale not in scales:
+        raise UserError(f"{label}: scale: '{scale}' is not in scales ({', '.join(map(str, scales))})")
+    return str(scale)
+
+
+def _multiples(values: dict, label: str) -> tuple[float, float, float]:
+    """Depth multiple, width multiple and most channels: of the scale where there are scales, else top-level keys."""
+    if values.get("scales") is not None:
+        scale = _scale(values, label)
+        row = values["scales"][scale]
+        if not isinstance(row, list) or len(row) not in (2, 3):
+            raise UserError(f"{label}: scales ({scale}): wants [depth, width, max_channels], got {row!r}")
+        values = dict(zip(("depth_multiple", "width_multiple", "max_channels"), row))
+    depth = _number(values, "depth_multiple", 1.0, label)
+    width = _number(values, "width_multiple", 1.0, label)
+    return depth, width, _number(values, "max_channels", float("inf"), label)
+
+
+def _anchors(anchors: Any, label: str) -> list[list[float]] | int | None:
+    if anchors is None or (isinstance(anchors, int) and not isinstance(anchors, bool) and anchors >= 1):
+        return anchors
+    if not isinstance(anchors, list) or not anchors or not all(isinstance(row, list) for row in anchors):
+        raise UserError(f"{label}: anchors: wants a list of rows [w, h, w, h, ...] or a number, got {anchors!r}")
+    for i, row in enumerate(anchors):
+        if not row or len(row) % 2 or len(row) != len(anchors[0]):
+            raise UserError(f"{label}: anchors (row {i}): wants w, h pairs, as many in every row, got {row!r}")
+        if not all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in row):
+            raise UserError(f"{label}: anchors (row {i}): wants positive numbers of pixels, got {row!r}")
+    return anchors
+
+
+def _layers(values: dict, label: str) -> tuple[LayerSpec, ...]:
+    layers: list[LayerSpec] = []
+    for section in ("backbone", "head"):
+        rows = values.get(section)
+        if not isinstance(rows, list) or not rows:
+            close = difflib.get_close_matches(section, [k for k in values if k not in ("backbone", "head")], n=1)
+            found = f"; is '{close[0]}' meant?" if close else ""
+            raise UserError(f"{label}: {section}: wants a list of [from, repeats, module, args] rows{found}")
+        for row in rows:
+            layers.append(_layer(row, label, section, len(layers)))
+    return tuple(layers)
+
+
+def _layer(row: Any, label: str, section: str, index: int) -> LayerSpec:
+    where = f"{label}: {section} layer {index}"
+    if not isinstance(row, list) or len(row) != 4:
+        raise UserError(f"{where}: wants [from, repeats, module, args], got {row!r}")
+    source, repeats, module, args = row
+    if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats < 1:
+        raise UserError(f"{where} (repeats): wants a whole number of at least 1, got {repeats!r}")
+    if not isinstance(module, str):
+        raise UserError(f"{where} (module): wants a name, got {module!r}")
+    if not isinstance(args, list):
+        raise UserError(f"{where} (args): wants a list, got {args!r}")
+    sources = tuple(_source(s, index, f"{where} (from)") for s in (source if isinstance(source, list) else [source]))
+    if not sources:
+        raise UserError(f"{where} (from): names no layer")
+    args = tuple(None if arg == "None" else arg for arg in args)  # YAML spells it null, model YAMLs None
+    return LayerSpec(label, section, index, sources, isinstance(source, list), repeats, module, args)
+
+
+def _source(source: Any, index: int, where: str) -> int:
+    """An absolute index below ``index``; IMAGE when the first row says -1."""
+    if not isinstance(source, int) or isinstance(source, bool):
+        raise UserError(f"{where}: wants a layer index or a list of them, got {source!r}")
+    absolute = index + source if source < 0 else source
+    if absolute >= index:
+        raise UserError(f"{where}: {source} is not before this layer; the layers before are 0 to {index - 1}")
+    if absolute < 0 and not (absolute == IMAGE and index == 0):
+        raise UserError(f"{where}: {source} points before the first layer; -{index} is the furthest here")
+    return absolute
