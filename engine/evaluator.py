@@ -77,7 +77,7 @@ class Evaluator:
 
         ``result.extras`` holds ``ms/inference`` and ``ms/nms`` (an image, on one device), ``ms/total`` (an image, wall
         clock over all ranks), ``data_wait`` (share of the time spent waiting for batches), and with a criterion
-        ``loss/total`` and ``loss/<part>``: sums over all images divided by the sum of the normalisers.
+        ``val/total`` and ``val/<part>``: sums over all images divided by the sum of the normalisers.
         """
         with evaluating(unwrap(model)) as bare:
             gathered = gather_arrays(self._ctx, self._run_share(bare, loader))
@@ -171,7 +171,7 @@ class Evaluator:
         sums = arrays["loss_sums"][np.argsort(arrays["loss_batch"])].sum(0)
         names = ("total", *self._criterion.names)
         values = np.delete(sums, 1) / max(sums[1], 1.0)
-        return {f"loss/{name}": float(value) for name, value in zip(names, values)}
+        return {f"val/{name}": float(value) for name, value in zip(names, values)}
 
 
 @contextmanager
