@@ -1,7 +1,7 @@
 """Do the anchors fit the data set, and better ones where they don't.
 
-A box matches an anchor when neither side differs by a factor of ``anchor_t`` or more (see assigners.match_anchors). Boxes
-and anchors are (width, height) at the training size: pixels here, multiples of the level's stride in the model.
+A box matches an anchor when neither side differs by a factor of ``anchor_t`` or more (see assigners.match_anchors).
+Boxes and anchors are (width, height) at the training size: pixels here, multiples of the level's stride in the model.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def check_anchors(
 ) -> AnchorReport:
     """Measures the best possible recall of an anchor head and, where it is below 0.98, fits new anchors to the boxes.
 
-    New anchors are kept only if they are better in recall and fitness. They are written to ``model.head.anchors``, in units
-    of stride, the smaller ones to the finer levels; a criterion built earlier still has the old ones.
+    New anchors are kept only if they are better in recall and fitness. They are written to ``model.head.anchors``, in
+    units of stride, the smaller ones to the finer levels; a criterion built earlier still has the old ones.
 
     Args:
         boxes_wh_px_at_imgsz: (M, 2) sides of the training boxes in pixels after scaling to the training size.

@@ -17,34 +17,24 @@ def flatten_levels(raw: Sequence[Tensor]) -> Tensor:
     return torch.cat([level.permute(0, 2, 3, 1).flatten(1, 2) for level in raw], dim=1).float()
 
 
-def cell_centres(raw: Sequence[Tensor], strides: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Centres float32 (N, 2), x then y, in pixels, and each cell's stride (N,), for maps (B, channels, h, w).
-
-    Made from sizes alone, on the maps' device, so nothing is copied from the host.
-    """
-    centres, cell_strides = [], []
-    for level, stride in zip(raw, strides, strict=True):
-        height, width = level.shape[-2:]
-        x = (torch.arange(width, dtype=torch.float32, device=level.device) + 0.5) * stride
-        y = (torch.arange(height, dtype=torch.float32, device=level.device) + 0.5) * stride
-        centres.append(torch.stack((x.expand(height, width), y[:, None].expand(height, width)), -1).flatten(0, 1))
-        cell_strides.append(torch.full((height * width,), float(stride), device=level.device))
-    return torch.cat(centres), torch.cat(cell_strides)
-
-
 def expected_distances(logits: Tensor) -> Tensor:
-    """Mean of each side's distribution over distances 0..R-1 (Li et al. 2020, eq. 5): (*S, R) -> (*S), cells."""
+    """Mean of each side's distribution over distances 0..R-1 (Li et al. 2020): (*S, R) -> (*S), cells.
+
+    With a single bin there is no distribution, and the output is the distance.
+    """
+    if logits.shape[-1] == 1:
+        return logits.squeeze(-1)
     bins = torch.arange(logits.shape[-1], dtype=logits.dtype, device=logits.device)
     return (logits.softmax(-1) * bins).sum(-1)
 
 
-def distances_to_xyxy(distances: Tensor, centres: Tensor, stride: Tensor) -> Tensor:
+def distances_to_xyxy(distances: Tensor, centres: Tensor, strides: Tensor) -> Tensor:
     """Distances (*S, 4) in cells to the left, top, right and bottom side -> xyxy pixels.
 
-    ``centres`` (*S, 2) in pixels and ``stride`` (*S) broadcast against ``distances``.
+    ``centres`` (*S, 2) in cells and ``strides`` (*S, 1) in pixels, as `grid.cell_centres` makes them, broadcast.
     """
-    lengths = distances * stride[..., None]
-    return torch.cat((centres - lengths[..., :2], centres + lengths[..., 2:]), dim=-1)
+    left_top, right_bottom = distances.split(2, -1)
+    return torch.cat((centres - left_top, centres + right_bottom), -1) * strides
 
 
 def anchor_to_cxcywh(logits: Tensor, anchors: Tensor) -> Tensor:

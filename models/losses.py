@@ -22,14 +22,15 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from models.assigners import AnchorMatches, TaskAlignedAssigner, match_anchors
-from models.decoding import anchor_to_cxcywh, cell_centres, distances_to_xyxy, expected_distances, flatten_levels
+from models.decoding import anchor_to_cxcywh, distances_to_xyxy, expected_distances, flatten_levels
+from models.grid import cell_centres
 from utils.boxes import cxcywh_to_xyxy, iou, scale_boxes
 from utils.config import Hyperparameters
 from utils.structures import LossOutput, pad_targets
 
 
 def distribution_focal_loss(logits: Tensor, distance: Tensor) -> Tensor:
-    """Cross-entropy against the two bins around the true distance (Li et al. 2020, eq. 6).
+    """Cross-entropy against the two bins around the true distance (Li et al. 2020).
 
     The two weights are a triangle of width 2 about the distance, evaluated on all bins, which needs no indexing.
 
@@ -77,23 +78,23 @@ class AnchorFreeLoss(nn.Module):
 
     def forward(self, raw: Sequence[Tensor], targets: Tensor, max_targets: int) -> LossOutput:
         """Args: raw maps (B, 4R + C, h, w) a level; ``targets`` (M, 6) and ``max_targets`` as in `Batch`."""
-        centres, stride = cell_centres(raw, self.strides)
+        centres, strides = cell_centres(tuple(tuple(x.shape[2:]) for x in raw), self.strides, raw[0].device)
         box_logits, class_logits = flatten_levels(raw).split((4 * self.reg_max, self.num_classes), -1)
         with torch.no_grad():
             distances = expected_distances(box_logits.unflatten(-1, (4, self.reg_max)))
-            predicted = distances_to_xyxy(distances, centres, stride)
+            predicted = distances_to_xyxy(distances, centres, strides)
             padded, mask = pad_targets(targets, raw[0].shape[0], max_targets)
             labels = padded[..., 0].long()
             width, height = raw[0].shape[3] * self.strides[0], raw[0].shape[2] * self.strides[0]
             boxes = scale_boxes(cxcywh_to_xyxy(padded[..., 1:]), width, height)
             cells, scores = self.assigner(
-                class_logits, predicted, centres, labels, boxes, mask, finest_stride=min(self.strides)
+                class_logits, predicted, centres * strides, labels, boxes, mask, finest_stride=min(self.strides)
             )
             class_targets = self._class_targets(class_logits, cells, labels, scores)
 
         cells, weight = cells.flatten(1), scores.flatten(1)  # (B, P) with P = K * T
         boxes = boxes.repeat_interleave(scores.shape[-1], dim=1)
-        box, dfl = self._box_terms(gather_cells(box_logits, cells), boxes, centres[cells], stride[cells], weight)
+        box, dfl = self._box_terms(gather_cells(box_logits, cells), boxes, centres[cells], strides[cells], weight)
         cls = binary_cross_entropy_with_logits(class_logits, class_targets, reduction="sum")
         parts = [gain * term for gain, term in zip(self.gains, (box, cls, dfl), strict=True)]
         return LossOutput(sum(parts), scores.sum(), torch.stack(parts).detach())
@@ -106,13 +107,17 @@ class AnchorFreeLoss(nn.Module):
         return targets.scatter_reduce_(1, index, slot_targets.flatten(1, 2), "amax")
 
     def _box_terms(
-        self, logits: Tensor, boxes: Tensor, centres: Tensor, stride: Tensor, weight: Tensor
+        self, logits: Tensor, boxes: Tensor, centres: Tensor, strides: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Weighted sums of 1 - CIoU and of DFL over slots: logits (B, P, 4R), boxes (B, P, 4), the rest (B, P[, 2])."""
+        """Weighted sums of 1 - CIoU and of DFL over slots.
+
+        Args: logits (B, P, 4R); boxes (B, P, 4) pixels; centres (B, P, 2) in cells; strides (B, P, 1); weight (B, P).
+        """
         logits = logits.unflatten(-1, (4, self.reg_max))
-        predicted = distances_to_xyxy(expected_distances(logits), centres, stride)
+        predicted = distances_to_xyxy(expected_distances(logits), centres, strides)
         box = (weight * (1 - iou(predicted, boxes, kind="ciou"))).sum()
-        true_distances = torch.cat((centres - boxes[..., :2], boxes[..., 2:] - centres), -1) / stride[..., None]
+        low, high = (boxes / strides).split(2, -1)
+        true_distances = torch.cat((centres - low, high - centres), -1)
         dfl = (weight * distribution_focal_loss(logits, true_distances).mean(-1)).sum()
         return box, dfl
 

@@ -1,10 +1,10 @@
 """Threshold and non-maximum suppression: the only one in the project.
 
 Greedy suppression is a chain: a box falls to any better box of its class that stands. Here the chain is solved for all
-images at once, in blocks of candidates from the best down. Within a block, "stands unless a standing better box overlaps
-it" is repeated until nothing changes, which takes as many rounds as the longest chain is long and ends in the greedy
-answer (Cluster-NMS, Zheng et al. 2021). Images and classes are told apart by index and never by shifting coordinates,
-which costs precision with every image and class: an image's result is the same alone and in any batch.
+images at once, in blocks of candidates from the best down. Within a block, "a box stands unless a better standing one
+overlaps it" is repeated until nothing changes, which takes as many rounds as the longest chain is long and ends in the
+greedy answer (Cluster-NMS, Zheng et al. 2021). Images and classes are told apart by index and never by shifting
+coordinates, which costs precision with every image and class: an image's result is the same alone and in any batch.
 
 Legend: B images, N boxes, C classes, Q candidates an image (padded), T candidates in a block, K = ``max_det`` slots.
 """
@@ -89,7 +89,7 @@ def _overlaps(
 
 
 def _stand_in_block(standing: Tensor, suppresses: Tensor) -> Tensor:
-    """Greedy suppression in a block: ``standing`` bool (B, T) beforehand, ``suppresses`` (B, T, T) from row to column."""
+    """Greedy suppression in a block: ``standing`` bool (B, T) before it, ``suppresses`` (B, T, T) row on column."""
     suppresses = suppresses.triu(1)
     kept = standing
     while True:
