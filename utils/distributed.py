@@ -28,6 +28,7 @@ from utils.errors import PeerFailure, UserError
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 HEARTBEAT_S = 1.0
 LOST_AFTER_S = 60.0
+LINGER_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
         return
     finished = threading.Event()
     beat = threading.Thread(target=_heartbeat, args=(turn, finished), daemon=True)
-    turn.set("pid", str(os.getpid()))
+    turn.set("process", f"{os.getpid()} {_pid_namespace()}")
     beat.start()
     outcome = "stopped"
     try:
@@ -199,6 +200,8 @@ def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
         finished.set()
         beat.join()
         turn.set("outcome", outcome)
+        if outcome != "ok":
+            _linger(turn, ctx.local_world_size - 1)
 
 
 def _heartbeat(turn: dist.Store, finished: threading.Event) -> None:
@@ -208,29 +211,45 @@ def _heartbeat(turn: dist.Store, finished: threading.Event) -> None:
             return
 
 
+def _linger(turn: dist.Store, followers: int) -> None:
+    """Keeps a failing leader, which may host the store, until the others have read why."""
+    deadline = time.monotonic() + LINGER_S
+    while turn.add("heard", 0) < followers and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def _await_leader(turn: dist.Store, node_rank: int) -> None:
-    last_beat, seen_at, seen_alive = b"", time.monotonic(), False
+    last_beat, seen_at = b"", time.monotonic()
     name = f"the first process of node {node_rank}"
     while True:
         try:
             if turn.check(["outcome"]):
                 outcome = turn.get("outcome").decode()
+                turn.add("heard", 1)
                 if outcome != "ok":
                     raise PeerFailure(f"{name} failed: {outcome}")
                 return
-            if turn.check(["pid", "beat"]):
-                pid, beat = int(turn.get("pid")), turn.get("beat")
+            if turn.check(["process", "beat"]):
+                pid, namespace = turn.get("process").decode().split()
+                beat = turn.get("beat")
                 if beat != last_beat:
                     last_beat, seen_at = beat, time.monotonic()
-                alive = _is_running(pid)
-                seen_alive |= alive  # stays False where process ids are not shared (one container a rank)
-                if seen_alive and not alive and not turn.check(["outcome"]):
+                dead = namespace == _pid_namespace() and not _is_running(int(pid))
+                if dead and not turn.check(["outcome"]):
                     raise PeerFailure(f"{name} (process {pid}) died")
         except dist.DistError as error:
             raise PeerFailure(f"lost contact while waiting for {name}: {str(error).splitlines()[0]}") from None
         if time.monotonic() - seen_at > LOST_AFTER_S and last_beat:
             raise PeerFailure(f"{name} has given no sign for {LOST_AFTER_S:.0f} s")
         time.sleep(0.05)
+
+
+def _pid_namespace() -> str:
+    """Equal in two processes that see each other's process ids (ranks may run in a container each)."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return os.uname().nodename
 
 
 def _is_running(pid: int) -> bool:

@@ -1,0 +1,24 @@
+"""Shared fixtures. The data sets and weights beside a checkout are optional: tests that want them skip without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+SHARED = Path(__file__).parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    if not SHARED.is_dir():
+        pytest.skip("needs ../shared")
+    return SHARED
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every test caches in a folder of its own, and runs its kernels on one thread so that parallel runs stay fair."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    torch.set_num_threads(1)
