@@ -12,15 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from models.blocks import Conv, DWConv
+from models.decoding import (
+    anchor_to_cxcywh,
+    distances_to_xyxy,
+    expected_distances,
+    flatten_levels,
+)
 from models.grid import cell_centres
+from utils.boxes import cxcywh_to_xyxy
 
 REFERENCE_SIZE = 640  # pixels of a typical canvas side, for the priors of the biases
 
 
 class DFL(nn.Module):
-    """The expectation of a discrete distribution over 0..R-1 (Generalized Focal Loss, Li et al. 2020).
+    """The values 0..R-1 that a side's distribution ranges over (Generalized Focal Loss, Li et al. 2020).
 
-    The bins are a frozen convolution weight because public state dicts hold them as one.
+    A frozen convolution weight because public state dicts hold it as one; `expected_distances` does the sum.
     """
 
     def __init__(self, bins: int) -> None:
@@ -31,10 +38,6 @@ class DFL(nn.Module):
     def reset_parameters(self) -> None:
         with torch.no_grad():
             self.conv.weight.copy_(torch.arange(self.bins, dtype=torch.float32).view(1, -1, 1, 1))
-
-    def forward(self, logits: Tensor) -> Tensor:
-        """float32 (..., R) to (...)."""
-        return (logits.softmax(-1) * self.conv.weight.float().flatten()).sum(-1)
 
 
 class AnchorFreeHead(nn.Module):
@@ -91,13 +94,10 @@ class AnchorFreeHead(nn.Module):
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Raw maps to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C) in [0, 1]."""
+        sides, logits = flatten_levels(raw).split((4 * self.reg_max, self.num_classes), -1)
+        distances = expected_distances(sides.unflatten(-1, (4, self.reg_max)))
         shapes = tuple((level.shape[2], level.shape[3]) for level in raw)
-        flat = torch.cat([level.permute(0, 2, 3, 1).flatten(1, 2) for level in raw], 1).float()
-        sides, logits = flat.split((4 * self.reg_max, self.num_classes), -1)
-        distances = self.dfl(sides.unflatten(-1, (4, self.reg_max)))
-        centres, strides = cell_centres(shapes, self.strides, flat.device)
-        left_top, right_bottom = distances.split(2, -1)
-        boxes = torch.cat((centres - left_top, centres + right_bottom), -1) * strides
+        boxes = distances_to_xyxy(distances, *cell_centres(shapes, self.strides, distances.device))
         return boxes, logits.sigmoid()
 
 
@@ -156,13 +156,11 @@ class AnchorHead(nn.Module):
         """
         boxes, scores = [], []
         for level, (x, stride) in enumerate(zip(raw, self.strides)):
-            height, width = x.shape[2:]
+            centres, _ = cell_centres(((x.shape[2], x.shape[3]),), (stride,), x.device)
             x = x.float().unflatten(1, (self.num_anchors, 5 + self.num_classes)).permute(0, 1, 3, 4, 2).flatten(2, 3)
-            xy, wh, objectness, classes = x.sigmoid().split((2, 2, 1, self.num_classes), -1)
-            centres, _ = cell_centres(((height, width),), (stride,), x.device)
-            # Centres are at +0.5, and offsets reach from -0.5 to +1.5 around the cell's corner.
-            centre = (centres - 1.0 + 2.0 * xy) * stride
-            half = 2.0 * wh**2 * (self.anchors[level].float() * stride)[:, None]
-            boxes.append(torch.cat((centre - half, centre + half), -1).flatten(1, 2))
-            scores.append((objectness * classes).flatten(1, 2))
+            coordinates, objectness, classes = x.split((4, 1, self.num_classes), -1)
+            centre, size = anchor_to_cxcywh(coordinates, self.anchors[level].float()[:, None]).split(2, -1)
+            cxcywh = torch.cat((centre + (centres - 0.5), size), -1) * stride
+            boxes.append(cxcywh_to_xyxy(cxcywh).flatten(1, 2))
+            scores.append((objectness.sigmoid() * classes.sigmoid()).flatten(1, 2))
         return torch.cat(boxes, 1), torch.cat(scores, 1)

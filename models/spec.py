@@ -80,7 +80,7 @@ def known_models() -> list[str]:
 def load_spec(model: str | Path | dict) -> ModelSpec:
     """A model by name (``yolov8n``, ``yolov8n.yaml``), by path of a YAML, or as the plain ``Detector.spec``.
 
-    Raises UserError, in one line, for an unknown name (with a suggestion) or a mistake in the YAML (file, layer, field).
+    Raises UserError, in one line: an unknown name (with a suggestion), or a mistake in the YAML (file, layer, field).
     """
     if isinstance(model, dict):
         return parse_spec(model, str(model.get("name", "model")))
