@@ -1,0 +1,49 @@
+"""Samples to a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from utils.structures import Batch, Sample
+
+TARGET_BUCKET = 16
+
+
+def collate(samples: Sequence[Sample], canvas_hw: tuple[int, int]) -> Batch:
+    """A batch of samples of one canvas size; of none, one with zero images of that size.
+
+    Images are stored (B, H, W, 3) and seen as (B, 3, H, W): the channels_last layout, without a copy.
+    """
+    pixels = np.stack([s.image for s in samples]) if samples else np.zeros((0, *canvas_hw, 3), np.uint8)
+    counts = [len(s.labels) for s in samples]
+    targets = np.zeros((sum(counts), 6), np.float32)
+    if samples:
+        targets[:, 0] = np.repeat(np.arange(len(samples)), counts)
+        targets[:, 1:] = np.concatenate([s.labels for s in samples])
+    most = max(counts, default=0)
+    return Batch(
+        images=torch.from_numpy(pixels).permute(0, 3, 1, 2),
+        targets=torch.from_numpy(targets),
+        max_targets=max(-(-most // TARGET_BUCKET), 1) * TARGET_BUCKET,
+        indices=torch.tensor([s.index for s in samples], dtype=torch.int64),
+        original_hw=torch.tensor([s.original_hw for s in samples], dtype=torch.int32).reshape(-1, 2),
+        letterbox=torch.tensor([(s.gain, *s.pad_xy) for s in samples], dtype=torch.float32).reshape(-1, 3),
+        paths=tuple(s.path for s in samples),
+    )
+
+
+def tile_quad(samples: Sequence[Sample]) -> Sample:
+    """Four samples of one size in a 2 x 2 grid, as one sample that carries the first one's identity."""
+    images = [s.image for s in samples]
+    image = np.concatenate([np.concatenate(images[:2], 1), np.concatenate(images[2:], 1)], 0)
+    shifted = []
+    for slot, sample in enumerate(samples):
+        rows = sample.labels.copy()
+        rows[:, 1:] /= 2
+        rows[:, 1:3] += (0.5 * (slot % 2), 0.5 * (slot // 2))
+        shifted.append(rows)
+    first = samples[0]
+    return Sample(image, np.concatenate(shifted), first.index, first.path, first.original_hw, 1.0, (0.0, 0.0))

@@ -1,0 +1,123 @@
+"""`LoadImagesAndLabels`: a sample key to a rendered sample."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from data.augment import draw_plan
+from data.image_cache import ImageCache
+from data.pixel_transforms import PixelTransforms
+from data.render import fit_letterbox, letterbox, render_plan
+from data.source_images import read_source, reduced_sizes
+from utils.config import Hyperparameters
+from utils.structures import Sample, SampleKey
+
+
+class ImageIndex(Protocol):
+    """The part of `data.index.DatasetIndex` that is needed here: flat arrays, so that forked workers share them."""
+
+    image_hw: np.ndarray  # int32 (N, 2)
+    offsets: np.ndarray  # int64 (N + 1,)
+    classes: np.ndarray  # int32 (M,)
+    crowd: np.ndarray  # bool (M,)
+    fingerprint: str
+    names: tuple[str, ...]
+
+    def __len__(self) -> int: ...
+
+    def path(self, i: int) -> str: ...
+
+    def labels(self, i: int) -> np.ndarray: ...
+
+
+class LoadImagesAndLabels:
+    """A split as samples. Stateless: the same key gives the same sample in any process, in any order.
+
+    Training samples (``augment``) are rendered as `data.augment` says; others are letterboxed, their longer side
+    scaled to ``imgsz``, up or down.
+    """
+
+    def __init__(
+        self,
+        index: ImageIndex,
+        *,
+        imgsz: int,
+        stride: int = 32,
+        hyp: Hyperparameters,
+        augment: bool,
+        seed: int = 0,
+        epochs: int = 1,
+        rect: bool = False,
+        image_cache: ImageCache | None = None,
+    ) -> None:
+        """
+        Args:
+            index: the scanned split.
+            imgsz: longer side of source images, and of letterboxed ones, pixels.
+            stride: of the model; canvas sides are its multiples.
+            hyp: augmentation settings.
+            augment: render training samples.
+            seed: of the run.
+            epochs: of the whole run, for ``hyp.close_mosaic``.
+            rect: canvases fit the images' aspect; this rules mosaic and mixup out.
+            image_cache: of the same index and imgsz.
+
+        Raises:
+            UserError: a mistake in ``hyp.albumentations``.
+        """
+        self.index = index
+        self.imgsz = imgsz
+        self.stride = stride
+        self.hyp = hyp
+        self.augment = augment
+        self.seed = seed
+        self.epochs = epochs
+        self.rect = rect
+        self.image_cache = image_cache
+        self.source_hw = reduced_sizes(index.image_hw, imgsz)
+        self._transforms = PixelTransforms(hyp.albumentations, seed) if augment and hyp.albumentations else None
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def source_image(self, i: int) -> np.ndarray:
+        """uint8 (h, w, 3) RGB, longer side at most imgsz; perhaps read-only. UserError if the file is unreadable."""
+        if self.image_cache is not None:
+            return self.image_cache[i]
+        return read_source(self.index.path(i), self.index.image_hw[i], self.source_hw[i])
+
+    def __getitem__(self, key: SampleKey) -> Sample:
+        """The sample of ``key``. UserError names a file that cannot be decoded (any more)."""
+        return self._augmented(key) if self.augment else self._letterboxed(key)
+
+    def _augmented(self, key: SampleKey) -> Sample:
+        plan = draw_plan(
+            key,
+            source_hw=self.source_hw,
+            hyp=self.hyp,
+            seed=self.seed,
+            epochs=self.epochs,
+            single_image=self.rect,
+        )
+        image, labels = render_plan(plan, self.source_image, self.index.labels)
+        if self._transforms is not None:
+            image, labels = self._transforms(image, labels, key)
+        return self._sample(key, image, labels, 1.0, (0.0, 0.0))
+
+    def _letterboxed(self, key: SampleKey) -> Sample:
+        i, (canvas_h, canvas_w) = key.index, key.canvas_hw
+        fit = fit_letterbox(self.index.image_hw[i], key.canvas_hw, self.imgsz)
+        image = letterbox(self.source_image(i), key.canvas_hw, fit)
+        labels = self.index.labels(i).astype(np.float32, copy=True)
+        labels[:, 1:] *= np.array([fit.width, fit.height] * 2, np.float32)
+        labels[:, 1:3] += (fit.pad_x, fit.pad_y)
+        labels[:, 1:] /= np.array([canvas_w, canvas_h] * 2, np.float32)
+        return self._sample(key, image, labels, fit.gain, (float(fit.pad_x), float(fit.pad_y)))
+
+    def _sample(
+        self, key: SampleKey, image: np.ndarray, labels: np.ndarray, gain: float, pad_xy: tuple[float, float]
+    ) -> Sample:
+        original = (int(self.index.image_hw[key.index, 0]), int(self.index.image_hw[key.index, 1]))
+        return Sample(image, labels, key.index, self.index.path(key.index), original, gain, pad_xy)

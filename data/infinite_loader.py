@@ -1,0 +1,155 @@
+"""`InfiniteDataLoader`: batches from workers that outlive the epoch."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from data.collate import collate, tile_quad
+from data.dataset import LoadImagesAndLabels
+from data.epoch_order import image_weights, inverse_frequency_weights
+from data.samplers import BatchRequest, EndlessRequests, ShardedBatches
+from utils.errors import UserError
+from utils.structures import Batch, Sample, SampleKey
+
+PREFETCHED_BATCHES = 2  # a worker
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A UserError on its way from a worker, whose message torch would wrap in a traceback."""
+
+    message: str
+
+
+class _BatchRenderer:
+    """What the workers run: a request to a batch."""
+
+    def __init__(self, dataset: LoadImagesAndLabels) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, request: BatchRequest) -> Batch | _Failure:
+        try:
+            return collate([self._picture(keys) for keys in request.pictures], request.canvas_hw)
+        except UserError as error:
+            return _Failure(str(error))
+
+    def _picture(self, keys: tuple[SampleKey, ...]) -> Sample:
+        samples = [self.dataset[key] for key in keys]
+        return samples[0] if len(samples) == 1 else tile_quad(samples)
+
+
+def _set_worker_up(worker: int) -> None:
+    """One thread a worker. Signals are the parent's to act upon: a worker ends when its parent says so or is gone,
+    so Ctrl-C leaves no traces of workers, and a batch system's SIGTERM lets the parent finish and save."""
+    cv2.setNumThreads(0)
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+class InfiniteDataLoader(DataLoader):
+    """Batches from workers that stay alive.
+
+    Training: iteration never ends; epoch follows epoch, each in a new order, and the workers prefetch across the
+    boundary. Validation: iteration ends after this rank's batches, and can be repeated. ``len`` is this rank's batches
+    an epoch, which in training is the same number on every rank.
+    """
+
+    def __init__(
+        self,
+        dataset: LoadImagesAndLabels,
+        requests: EndlessRequests | ShardedBatches,
+        *,
+        workers: int = 0,
+        pin_memory: bool = False,
+        weighted: bool = False,
+    ) -> None:
+        """
+        Args:
+            dataset: renders the samples.
+            requests: an `EndlessRequests` makes this a training loader, a `ShardedBatches` one for validation.
+            workers: processes; 0 renders in this one.
+            pin_memory: copy batches to page-locked memory.
+            weighted: draw images by class weights; see `set_class_weights`.
+        """
+        self._requests = requests
+        self._is_training = isinstance(requests, EndlessRequests)
+        self._weighted = weighted
+        self._class_weights: np.ndarray | None = None
+        self._index = dataset.index
+        super().__init__(
+            _BatchRenderer(dataset),
+            batch_size=None,
+            sampler=requests,
+            num_workers=workers,
+            collate_fn=_unchanged,
+            pin_memory=pin_memory,
+            worker_init_fn=_set_worker_up,
+            persistent_workers=workers > 0,
+            prefetch_factor=PREFETCHED_BATCHES if workers > 0 else None,
+            generator=torch.Generator(),  # for the workers' seeds, which nothing uses: the global one is left alone
+        )
+        if weighted:
+            self.set_class_weights(inverse_frequency_weights(self._index.classes, len(self._index.names)))
+
+    def __len__(self) -> int:
+        return self._requests.sampler.num_batches if self._is_training else len(self._requests)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if not (self._is_training and self._weighted):
+            yield from self._checked()
+            return
+        # The next epoch's draw waits for its weights, so each epoch is an iteration of its own: nothing is prefetched
+        # across the boundary, and the draw happens when its first batch is asked for.
+        epoch, batch = self._requests.start
+        self._requests.one_epoch = True
+        while True:
+            self._requests.start = (epoch, batch)
+            yield from self._checked()
+            epoch, batch = epoch + 1, 0
+
+    def _checked(self) -> Iterator[Batch]:
+        for batch in super().__iter__():
+            if isinstance(batch, _Failure):
+                raise UserError(batch.message)
+            yield batch
+
+    def start_at(self, epoch: int, batch: int = 0) -> None:
+        """Where the next ``iter()`` in training begins (resume); batch len(loader) is the next epoch's first."""
+        if not 0 <= batch <= len(self):
+            raise ValueError(f"batch {batch} of {len(self)}")
+        self._requests.start = (epoch + batch // len(self), batch % len(self))
+
+    def global_pictures(self, batch: int) -> int:
+        """Pictures in training batch ``batch`` of an epoch, over all ranks."""
+        return self._requests.sampler.global_pictures(batch)
+
+    @property
+    def class_weights(self) -> np.ndarray | None:
+        """Float64 (C,), or None when images are not drawn by weight. To be saved with a position inside an epoch."""
+        return self._class_weights
+
+    def set_class_weights(self, weights: np.ndarray) -> None:
+        """Class weights (C,), not negative, for epochs that begin after this call; the same on every rank.
+
+        Until then they are inverse to the classes' frequencies. See `data.epoch_order.image_weights`.
+        """
+        if not self._weighted:
+            raise ValueError("this loader does not draw images by weight")
+        index = self._index
+        self._class_weights = np.asarray(weights, np.float64)
+        self._requests.sampler.order.weights = image_weights(
+            self._class_weights, index.offsets, index.classes, ~index.crowd
+        )

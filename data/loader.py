@@ -1,0 +1,138 @@
+"""`create_dataloader`: the one door to the data."""
+
+from __future__ import annotations
+
+from data.dataset import LoadImagesAndLabels
+from data.dataset_yaml import DatasetSpec
+from data.epoch_order import EpochOrder, fixed_batches
+from data.image_cache import open_image_cache
+from data.index import load_index
+from data.infinite_loader import InfiniteDataLoader
+from data.samplers import EndlessRequests, KeyedDistributedSampler, ShardedBatches
+from utils.config import Hyperparameters
+from utils.distributed import DistributedContext, torch_distributed_zero_first
+from utils.errors import UserError
+
+
+def create_dataloader(
+    spec: DatasetSpec,
+    split: str,
+    *,
+    ctx: DistributedContext,
+    imgsz: int,
+    batch_size: int,
+    stride: int = 32,
+    hyp: Hyperparameters,
+    augment: bool,
+    seed: int = 0,
+    epochs: int = 1,
+    rect: bool = False,
+    pad: float | None = None,
+    image_weights: bool = False,
+    quad: bool = False,
+    multi_scale: bool = False,
+    single_cls: bool = False,
+    cache: str = "none",
+    cache_dir: str = "",
+    workers: int = 2,
+    max_bad: float = 0.1,
+    pin_memory: bool = False,
+) -> tuple[InfiniteDataLoader, LoadImagesAndLabels]:
+    """The loader of a split for this process; a training loader if ``augment``, else one for validation.
+
+    The node's first process scans and caches, the others read what it left.
+
+    Args:
+        spec: the data set.
+        split: "train", "val" or "test".
+        ctx: this process among the others.
+        imgsz: square training size, or longer side in validation, pixels.
+        batch_size: in training over all processes, in validation on each.
+        stride: the model's largest.
+        hyp: augmentation settings.
+        augment: shuffle and augment.
+        seed, epochs: of the run.
+        rect: canvases by aspect; in training without mosaic and mixup.
+        pad: strides around rectangular canvases; None: 0.5 in validation, as published evaluations have it, else 0.
+        image_weights: draw images by class weights.
+        quad: four samples make a picture of twice the size, in some samples one of them fills it.
+        multi_scale: vary the canvas within +- ``hyp.multi_scale_range`` from batch to batch.
+        single_cls: all classes are one.
+        cache: "none", "ram" or "disk".
+        cache_dir: of index and disk cache; empty: ~/.cache/lockstep.
+        workers: loader processes.
+        max_bad: share of bad images above which the scan stops the run.
+        pin_memory: for copies to a GPU.
+
+    Raises:
+        UserError: a data set without images, sizes that don't fit each other, what scan and cache refuse.
+    """
+    _check_sizes(ctx, imgsz, batch_size, stride, augment, quad)
+    with torch_distributed_zero_first(ctx):
+        index = load_index(
+            spec,
+            split,
+            cache_dir=cache_dir,
+            workers=max(workers, 1),
+            max_bad=max_bad,
+            single_cls=single_cls,
+            progress=ctx.is_node_leader,
+        )
+        image_cache = open_image_cache(
+            index,
+            cache,
+            imgsz=imgsz,
+            cache_dir=cache_dir,
+            threads=max(workers, 2),
+            show_progress=ctx.is_main,
+        )
+        dataset = LoadImagesAndLabels(
+            index,
+            imgsz=imgsz,
+            stride=stride,
+            hyp=hyp,
+            augment=augment,
+            seed=seed,
+            epochs=epochs,
+            rect=rect,
+            image_cache=image_cache,
+        )
+    if augment and len(index) == 0:
+        raise UserError(f"{spec.source}: {split} has no images to train on")
+    pad = pad if pad is not None else (0.0 if augment else 0.5)
+    shape = {"batch_size": batch_size, "imgsz": imgsz, "stride": stride, "pad": pad}
+    requests: EndlessRequests | ShardedBatches
+    if augment:
+        order = EpochOrder(len(index), seed=seed, image_hw=index.image_hw if rect else None, **shape)
+        spread = hyp.multi_scale_range if multi_scale else 0.0
+        sampler = KeyedDistributedSampler(
+            order, rank=ctx.rank, world_size=ctx.world_size, quad=quad, multi_scale=spread
+        )
+        if sampler.num_batches == 0:
+            raise UserError(f"--quad: wants at least 4 training images, {split} has {len(index)}")
+        requests = EndlessRequests(sampler)
+    else:
+        batches = fixed_batches(index.image_hw, rect=rect, **shape)
+        requests = ShardedBatches(batches, rank=ctx.rank, world_size=ctx.world_size)
+    loader = InfiniteDataLoader(
+        dataset, requests, workers=workers, pin_memory=pin_memory, weighted=augment and image_weights
+    )
+    return loader, dataset
+
+
+def _check_sizes(ctx: DistributedContext, imgsz: int, batch_size: int, stride: int, augment: bool, quad: bool) -> None:
+    if imgsz % stride:
+        nearest = max(round(imgsz / stride), 1) * stride
+        raise UserError(f"--imgsz {imgsz}: wants a multiple of the model's stride, {stride}; try {nearest}")
+    if not augment:
+        return
+    if batch_size < ctx.world_size:
+        raise UserError(
+            f"--batch-size {batch_size}: is the total over {ctx.world_size} processes and wants at least one image "
+            f"each; use {ctx.world_size} or more"
+        )
+    if quad and batch_size % (4 * ctx.world_size):
+        raise UserError(
+            f"--quad with --batch-size {batch_size} on {ctx.world_size} process(es): wants a multiple of "
+            f"{4 * ctx.world_size}"
+        )
