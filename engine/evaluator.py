@@ -48,6 +48,7 @@ class Evaluator:
 
     Attributes:
         detections: on rank 0, what the last run found, by image; None elsewhere and before.
+        preview: the last run's first batch on this rank and its detections (canvas pixels), to be drawn.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Evaluator:
         self._criterion = criterion
         self._progress = progress
         self.detections: DetectionTable | None = None
+        self.preview: tuple[Batch, Detections] | None = None
 
     def run(self, model: nn.Module, loader: Iterable[Batch]) -> EvalResult | None:
         """Scores ``model`` on ``loader``; the result on rank 0, None elsewhere. Modes of training are left as found.
@@ -79,6 +81,7 @@ class Evaluator:
         clock over all ranks), ``data_wait`` (share of the time spent waiting for batches), and with a criterion
         ``val/total`` and ``val/<part>``: sums over all images divided by the sum of the normalisers.
         """
+        self.detections, self.preview = None, None
         with evaluating(unwrap(model)) as bare:
             gathered = gather_arrays(self._ctx, self._run_share(bare, loader))
         if gathered is None:
@@ -119,6 +122,7 @@ class Evaluator:
             if pending is not None:
                 tables.append(_to_table(pending))
             pending = self._send(detections, batch)
+            self.preview = self.preview or (batch, pending.detections)
         if pending is not None:
             tables.append(_to_table(pending))
         seconds = clock.seconds() | {"total": time.perf_counter() - started}

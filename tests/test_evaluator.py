@@ -165,6 +165,9 @@ def test_boxes_come_back_to_original_pixels():
     np.testing.assert_array_equal(table.boxes_xyxy_px[last], np.c_[0 * width, 0 * width, width, height])
     right = np.delete(table.boxes_xyxy_px, last, axis=0)
     np.testing.assert_allclose(right, xywh_to_xyxy(gt.boxes_xywh_px), atol=1e-3)
+    batch, detections = evaluator.preview
+    np.testing.assert_array_equal(batch.indices, make_batches(gt, letterbox)[0].indices)
+    assert len(detections.counts) == 2
     assert set(result.extras) == {"ms/inference", "ms/nms", "ms/total", "data_wait"}
     assert 0 <= result.extras["data_wait"] <= 1
 

@@ -265,6 +265,26 @@ def _is_running(pid: int) -> bool:
         return True
 
 
+@contextmanager
+def one_voice(ctx: DistributedContext) -> Iterator[None]:
+    """A `UserError` that several ranks run into stays one on the first of them and becomes `PeerFailure` on the others,
+    so that the user reads it once."""
+    try:
+        yield
+    except PeerFailure:
+        raise
+    except UserError as error:
+        if ctx.store is None:
+            raise
+        try:
+            first = ctx.store.add("user_error", 1) == 1
+        except dist.DistError:  # the store went with the rank that has spoken
+            first = False
+        if first:
+            raise
+        raise PeerFailure(str(error)) from None
+
+
 def gather_arrays(ctx: DistributedContext, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]] | None:
     """Every rank's arrays on rank 0, by rank; None elsewhere. Lengths may differ from rank to rank."""
     if not ctx.is_distributed:

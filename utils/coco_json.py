@@ -1,0 +1,39 @@
+"""Detections in the format of COCO's results files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from utils.boxes import xyxy_to_xywh
+from utils.structures import DetectionTable, GroundTruth
+
+SCORE_DIGITS = 6
+BOX_DIGITS = 3  # thousandths of a pixel
+_ROWS = 4096  # lines written at a time
+
+
+def write_predictions(path: str | Path, table: DetectionTable, gt: GroundTruth) -> None:
+    """One object a line: image_id, category_id, bbox (x, y, w, h in pixels), score; ids are those of ``gt``.
+
+    The rounding moves AP by some 1e-6; pycocotools reads the file with ``loadRes``.
+    """
+    image_ids = [json.dumps(i) for i in gt.image_ids]
+    boxes = np.round(xyxy_to_xywh(table.boxes_xyxy_px), BOX_DIGITS)
+    scores = np.round(table.scores, SCORE_DIGITS)
+    categories = np.asarray(gt.category_ids, dtype=np.int64)[table.classes]
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("[")
+        separator = "\n"
+        for start in range(0, scores.size, _ROWS):
+            part = slice(start, start + _ROWS)
+            columns = (v[part].tolist() for v in (table.image_index, categories, boxes, scores))
+            rows = [
+                f'{{"image_id": {image_ids[i]}, "category_id": {c}, "bbox": {b}, "score": {s}}}'
+                for i, c, b, s in zip(*columns)
+            ]
+            file.write(separator + ",\n".join(rows))
+            separator = ",\n"
+        file.write("\n]\n")

@@ -1,0 +1,189 @@
+"""Scores a checkpoint on a data set: AP as COCO defines it, precision, recall, F1, per class and by size.
+
+python val.py --weights runs/train/exp/best.pt
+torchrun --nproc_per_node 2 val.py --weights yolov8n.pt --data coco128.yaml
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from utils.cli import run_main
+from utils.config import Hyperparameters, ValConfig, parse_config, to_dict
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from data.dataset_yaml import DatasetSpec
+    from engine.evaluator import Evaluator, Postprocess
+    from models.detector import Detector
+    from utils.distributed import DistributedContext
+    from utils.structures import EvalResult, GroundTruth
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    config = parse_config(ValConfig, argv, __doc__.split("\n")[0])
+    if config.spawn > 1:
+        from utils.distributed import spawn
+
+        spawn(_spawned, config.spawn, (config,))
+    else:
+        validate(config)
+
+
+def _spawned(config: ValConfig) -> None:
+    run_main(lambda _: validate(config))
+
+
+def validate(config: ValConfig) -> None:
+    """Scores ``config.weights``; all processes of the run call it, the first one writes and prints."""
+    from utils.distributed import DistributedContext, one_voice
+    from utils.logger import configure_logging
+
+    ctx = DistributedContext.from_environment(config.device, config.local_rank)
+    configure_logging(ctx.is_main)
+    try:
+        with one_voice(ctx):
+            _validate(config, ctx)
+    finally:
+        ctx.close()
+
+
+def _validate(config: ValConfig, ctx: DistributedContext) -> None:
+    import torch
+
+    from data.loader import create_dataloader
+    from engine.evaluator import Evaluator
+    from engine.precision import resolve_amp
+    from models.pretrained import load_detector
+    from utils.logger import progress
+
+    model, info = load_detector(config.weights)
+    spec = _dataset(config, info, ctx)
+    if not config.single_cls:
+        check_names(model.names, spec, config.weights)
+    imgsz = check_imgsz(config.imgsz or int(info.get("imgsz") or 640), model.stride)
+    loader, dataset = create_dataloader(
+        spec,
+        config.task,
+        ctx=ctx,
+        imgsz=imgsz,
+        batch_size=config.batch_size,
+        stride=model.stride,
+        hyp=Hyperparameters(),
+        augment=False,
+        rect=config.rect,
+        single_cls=config.single_cls,
+        cache_dir=config.cache_dir,
+        workers=config.workers,
+        max_bad=config.max_bad,
+        pin_memory=ctx.device.type == "cuda",
+    )
+    names = dataset.index.names
+    gt = dataset.index.ground_truth()
+    evaluator = Evaluator(
+        ground_truth=gt,
+        num_classes=len(names),
+        postprocess=make_postprocess(config),
+        ctx=ctx,
+        device=ctx.device,
+        amp_dtype=resolve_amp(config.amp, ctx.device),
+        progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
+    )
+    model = model.fuse().to(ctx.device, memory_format=torch.channels_last)
+    result = evaluator.run(model, loader)
+    if result is not None:
+        report(config, result, evaluator, gt, names, imgsz)
+
+
+def _dataset(config: ValConfig, info: dict, ctx: DistributedContext) -> DatasetSpec:
+    from data.dataset_yaml import load_dataset_spec
+    from data.demo import default_demo_root, ensure_demo
+    from utils.distributed import torch_distributed_zero_first
+
+    data = config.data or info.get("data")
+    if not data:
+        raise UserError(f"{config.weights}: does not say what data it was trained on; name a data set YAML with --data")
+    if data == "demo":
+        with torch_distributed_zero_first(ctx):
+            data = ensure_demo(default_demo_root(config.cache_dir))
+    return load_dataset_spec(data)
+
+
+def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
+    """The model's classes must be the data set's, in the same order. Raises UserError naming the first difference."""
+    if tuple(names) == spec.names:
+        return
+    if len(names) != len(spec.names):
+        what = f"{len(names)} classes against {len(spec.names)}"
+    else:
+        index = next(i for i, (a, b) in enumerate(zip(names, spec.names)) if a != b)
+        what = f"class {index} is '{names[index]}' against '{spec.names[index]}'"
+    raise UserError(
+        f"{weights} and {spec.source} do not have the same classes ({what}); "
+        "score on the data it was trained for, or with --single-cls"
+    )
+
+
+def check_imgsz(imgsz: int, stride: int) -> int:
+    """``imgsz`` itself. Raises UserError when the model's stride does not divide it."""
+    if imgsz % stride:
+        low = max(imgsz // stride, 1) * stride
+        raise UserError(f"--imgsz {imgsz}: is no multiple of the model's stride {stride}; use {low} or {low + stride}")
+    return imgsz
+
+
+def make_postprocess(config: ValConfig) -> Postprocess:
+    from models.postprocess import non_max_suppression
+
+    def postprocess(model: Detector, raw: list):
+        boxes, scores = model.decode(raw)
+        if config.single_cls:
+            scores = scores.amax(-1, keepdim=True)
+        return non_max_suppression(
+            boxes, scores, conf_thres=config.conf_thres, iou_thres=config.iou_thres, max_det=config.max_det
+        )
+
+    return postprocess
+
+
+def report(
+    config: ValConfig, result: EvalResult, evaluator: Evaluator, gt: GroundTruth, names: Sequence[str], imgsz: int
+) -> None:
+    """Prints the table and writes the run's folder."""
+    from utils.coco_json import write_predictions
+    from utils.eval_report import format_summary, format_table, result_rows, write_class_csv, write_results_json
+    from utils.logger import get_logger
+    from utils.run_dir import increment_path
+
+    log = get_logger()
+    rows = result_rows(result, gt, names)
+    log.info("%s\n%s", format_table(rows, verbose=config.verbose), format_summary(result))
+    folder = increment_path(config.project, config.name, config.exist_ok)
+    write_results_json(folder / "results.json", result, rows, to_dict(config) | {"imgsz": imgsz})
+    write_class_csv(folder / "classes.csv", rows)
+    if config.save_json:
+        write_predictions(folder / "predictions.json", evaluator.detections, gt)
+    if not config.noplots:
+        draw(result, evaluator, names, folder)
+    log.info("results are in %s", folder)
+
+
+def draw(result: EvalResult, evaluator: Evaluator, names: Sequence[str], folder: Path) -> None:
+    """Curves, the confusion matrix, and the first batch with its labels and detections."""
+    from data.images import write_image
+    from utils.plots import draw_detections, plot_confusion, plot_metric_curves
+
+    plot_metric_curves(result, names, folder)
+    plot_confusion(result.confusion, names, folder / "confusion_matrix.png")
+    if evaluator.preview is not None:
+        batch, detections = evaluator.preview
+        write_image(
+            folder / "predictions.jpg", draw_detections(batch.images, detections, batch.targets, batch.paths, names)
+        )
+
+
+if __name__ == "__main__":
+    run_main(main)
