@@ -64,7 +64,7 @@ def _validate(config: ValConfig, ctx: DistributedContext) -> None:
     spec = _dataset(config, info, ctx)
     if not config.single_cls:
         check_names(model.names, spec, config.weights)
-    imgsz = check_imgsz(config.imgsz or int(info.get("imgsz") or 640), model.stride)
+    imgsz = config.imgsz or info["imgsz"]
     loader, dataset = create_dataloader(
         spec,
         config.task,
@@ -127,14 +127,6 @@ def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
     )
 
 
-def check_imgsz(imgsz: int, stride: int) -> int:
-    """``imgsz`` itself. Raises UserError when the model's stride does not divide it."""
-    if imgsz % stride:
-        low = max(imgsz // stride, 1) * stride
-        raise UserError(f"--imgsz {imgsz}: is no multiple of the model's stride {stride}; use {low} or {low + stride}")
-    return imgsz
-
-
 def make_postprocess(config: ValConfig) -> Postprocess:
     from models.postprocess import non_max_suppression
 
@@ -173,7 +165,7 @@ def report(
 
 def draw(result: EvalResult, evaluator: Evaluator, names: Sequence[str], folder: Path) -> None:
     """Curves, the confusion matrix, and the first batch with its labels and detections."""
-    from data.images import write_image
+    from utils.drawing import write_image
     from utils.plots import draw_detections, plot_confusion, plot_metric_curves
 
     plot_metric_curves(result, names, folder)

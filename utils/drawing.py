@@ -5,6 +5,7 @@ from __future__ import annotations
 import colorsys
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -109,3 +110,11 @@ def tile_images(images: Sequence[np.ndarray], columns: int, *, gap: int = 2) -> 
         y, x = i // columns * (height + gap), i % columns * (width + gap)
         sheet[y : y + height, x : x + width] = image
     return sheet
+
+
+def write_image(path: str | Path, image: np.ndarray) -> None:
+    """Writes a picture, RGB, in the format of the name's suffix; any characters may be in the path."""
+    ok, encoded = cv2.imencode(Path(path).suffix, np.ascontiguousarray(image[..., ::-1]))
+    if not ok:
+        raise ValueError(f"{path}: cannot encode {image.shape} {image.dtype}")
+    Path(path).write_bytes(encoded.tobytes())
