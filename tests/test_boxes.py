@@ -1,0 +1,135 @@
+"""utils/boxes.py against torchvision.ops and float64 closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torchvision import ops
+
+from utils import boxes as ub
+
+
+def random_xyxy(count: int, seed: int = 0, dtype=torch.float64) -> torch.Tensor:
+    rng = np.random.default_rng(seed)
+    corner, size = rng.uniform(0, 60, (count, 2)), rng.uniform(0.5, 50, (count, 2))
+    return torch.from_numpy(np.concatenate((corner, corner + size), 1)).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("convert", "source", "target"),
+    [
+        (ub.cxcywh_to_xyxy, "cxcywh", "xyxy"),
+        (ub.xyxy_to_cxcywh, "xyxy", "cxcywh"),
+        (ub.xywh_to_xyxy, "xywh", "xyxy"),
+        (ub.xyxy_to_xywh, "xyxy", "xywh"),
+    ],
+)
+def test_conversions_equal_torchvision_for_both_kinds(convert, source, target):
+    boxes = ops.box_convert(random_xyxy(50), "xyxy", source)
+    before = boxes.clone()
+    expected = ops.box_convert(boxes, source, target)
+    torch.testing.assert_close(convert(boxes), expected)
+    as_numpy = convert(boxes.numpy())
+    assert isinstance(as_numpy, np.ndarray)
+    np.testing.assert_allclose(as_numpy, expected.numpy())
+    assert torch.equal(boxes, before), "the input is left alone"
+    assert convert(boxes.view(5, 10, 4)).shape == (5, 10, 4)
+    assert convert(boxes[:0]).shape == (0, 4)
+
+
+def test_clip_equals_torchvision_and_takes_a_size_for_each_box():
+    boxes = random_xyxy(40) - 20
+    expected = ops.clip_boxes_to_image(boxes, (30, 45))
+    torch.testing.assert_close(ub.clip_xyxy(boxes, 45, 30), expected)
+    np.testing.assert_allclose(ub.clip_xyxy(boxes.numpy(), 45, 30), expected.numpy())
+    widths = torch.linspace(10, 40, 40, dtype=torch.float64)
+    clipped = ub.clip_xyxy(boxes, widths, 30)
+    torch.testing.assert_close(clipped[7], ops.clip_boxes_to_image(boxes[7], (30, widths[7].item())))
+
+
+def test_scale_and_letterbox_invert_each_other():
+    boxes = random_xyxy(20)
+    gain, pad_x, pad_y = 0.37, 12.0, 5.5
+    canvas = ub.scale_boxes(boxes, gain, gain) + torch.tensor([pad_x, pad_y, pad_x, pad_y])
+    torch.testing.assert_close(ub.letterbox_to_original(canvas, gain, pad_x, pad_y), boxes)
+    np.testing.assert_allclose(ub.letterbox_to_original(canvas.numpy(), gain, pad_x, pad_y), boxes.numpy())
+
+
+def test_area_and_pairwise_iou_equal_torchvision():
+    a, b = random_xyxy(30, 1), random_xyxy(20, 2)
+    torch.testing.assert_close(ub.area_xyxy(a), ops.box_area(a))
+    torch.testing.assert_close(ub.pairwise_iou(a, b, eps=0.0), ops.box_iou(a, b))
+    batched = ub.pairwise_iou(a.view(2, 15, 4), b.view(2, 10, 4), eps=0.0)
+    torch.testing.assert_close(batched[1], ops.box_iou(a[15:], b[10:]))
+    assert ub.pairwise_iou(a[:0], b).shape == (0, 20)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reference"),
+    [
+        ("iou", ops.box_iou),
+        ("giou", ops.generalized_box_iou),
+        ("diou", ops.distance_box_iou),
+        ("ciou", ops.complete_box_iou),
+    ],
+)
+def test_iou_family_equals_torchvision_by_broadcasting(kind, reference):
+    a, b = random_xyxy(30, 3), random_xyxy(20, 4)
+    torch.testing.assert_close(ub.iou(a[:, None], b[None], kind), reference(a, b), atol=1e-6, rtol=1e-6)
+    single = ub.iou(a[:, None].float(), b[None].float(), kind)
+    torch.testing.assert_close(single.double(), reference(a, b), atol=1e-5, rtol=1e-4)
+
+
+def ciou_by_hand(a: list[float], b: list[float]) -> float:
+    """Zheng et al. 2020, eq. 7 to 11."""
+    overlap = max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+    (aw, ah), (bw, bh) = (a[2] - a[0], a[3] - a[1]), (b[2] - b[0], b[3] - b[1])
+    iou = overlap / (aw * ah + bw * bh - overlap)
+    rho = ((a[0] + a[2]) / 2 - (b[0] + b[2]) / 2) ** 2 + ((a[1] + a[3]) / 2 - (b[1] + b[3]) / 2) ** 2
+    diagonal = (max(a[2], b[2]) - min(a[0], b[0])) ** 2 + (max(a[3], b[3]) - min(a[1], b[1])) ** 2
+    v = 4 / math.pi**2 * (math.atan(bw / bh) - math.atan(aw / ah)) ** 2
+    alpha = v / (1 - iou + v) if v else 0.0
+    return iou - rho / diagonal - alpha * v
+
+
+def test_ciou_equals_the_papers_formula():
+    a, b = random_xyxy(60, 5), random_xyxy(60, 6)
+    expected = [ciou_by_hand(*pair) for pair in zip(a.tolist(), b.tolist())]
+    np.testing.assert_allclose(ub.iou(a, b, "ciou").numpy(), expected, atol=1e-6)
+
+
+def test_equal_boxes_score_one_and_distant_ones_less_than_zero():
+    a = random_xyxy(10, dtype=torch.float32)
+    for kind in ("iou", "giou", "diou", "ciou"):
+        torch.testing.assert_close(ub.iou(a, a, kind), torch.ones(10), atol=1e-5, rtol=0)
+        distant = ub.iou(a, a + 1000, kind)
+        assert (distant == 0).all() if kind == "iou" else (distant < -0.5).all()
+
+
+@pytest.mark.parametrize("kind", ["iou", "giou", "diou"])
+def test_gradients_by_differences(kind):
+    a, b = random_xyxy(8, 7).requires_grad_(), random_xyxy(8, 8)
+    assert torch.autograd.gradcheck(lambda x: ub.iou(x, b, kind), (a,))
+
+
+def test_ciou_gradient_treats_its_trade_off_weight_as_constant():
+    a, b = random_xyxy(8, 7).requires_grad_(), random_xyxy(8, 8)
+    (ours,) = torch.autograd.grad((1 - ub.iou(a, b, "ciou")).sum(), a)
+    (theirs,) = torch.autograd.grad(ops.complete_box_iou_loss(a, b, reduction="sum"), a)
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def test_boxes_without_area_give_finite_values_and_gradients():
+    a = torch.tensor([[3.0, 3, 3, 3], [0, 0, 0, 0], [1, 1, 5, 1]], requires_grad=True)
+    b = torch.tensor([[3.0, 3, 3, 3], [2, 2, 9, 9], [0, 0, 0, 0]])
+    for kind in ("iou", "giou", "diou", "ciou"):
+        value = ub.iou(a, b, kind)
+        (gradient,) = torch.autograd.grad(value.sum(), a)
+        assert value.isfinite().all()
+        assert gradient.isfinite().all()
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match="eiou"):
+        ub.iou(random_xyxy(1), random_xyxy(1), "eiou")

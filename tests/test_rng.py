@@ -1,0 +1,51 @@
+"""Keyed generators: the numbers depend on the key alone."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from utils.rng import Stream, keyed_generator
+
+
+def draw(*key, count: int = 4) -> tuple[int, ...]:
+    return tuple(keyed_generator(*key).integers(0, 2**63, count).tolist())
+
+
+def test_equal_keys_give_equal_numbers_whatever_was_drawn_between():
+    first = draw(3, Stream.AUGMENT, 5, 7)
+    draw(3, Stream.AUGMENT, 5, 8, count=100)
+    np.random.seed(0)  # noqa: NPY002  the global state must not matter
+    assert draw(3, Stream.AUGMENT, 5, 7) == first
+
+
+def test_every_part_of_the_key_matters():
+    keys = itertools.product((0, 1, 2**40), (Stream.PERMUTATION, Stream.AUGMENT), (0, 1), (0, 1), (0, 2**40))
+    numbers = [draw(*key) for key in keys]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_neighbouring_keys_share_no_numbers():
+    """A counter's stream must not be its neighbour's, shifted."""
+    streams = [draw(0, Stream.AUGMENT, 0, position, count=2000) for position in range(8)]
+    streams += [draw(0, stream, count=2000) for stream in Stream if stream != Stream.AUGMENT]
+    assert len(set(itertools.chain.from_iterable(streams))) == sum(map(len, streams))
+
+
+def test_numbers_are_the_same_on_every_machine():
+    """Philox itself, set up by hand: seed and stream as the key, counters above the word that counts draws."""
+    bits = np.random.Philox(key=[11, int(Stream.MULTI_SCALE)], counter=[0, 2, 3, 4])
+    by_hand = np.random.Generator(bits).random(5)
+    np.testing.assert_array_equal(keyed_generator(11, Stream.MULTI_SCALE, 2, 3, 4).random(5), by_hand)
+
+
+def test_numbers_look_uniform_over_keys():
+    first = np.array([keyed_generator(0, Stream.AUGMENT, 0, p).random() for p in range(2000)])
+    assert abs(first.mean() - 0.5) < 0.03
+    assert abs(np.corrcoef(first[:-1], first[1:])[0, 1]) < 0.08
+
+
+def test_negative_seeds_work_and_too_many_counters_do_not():
+    assert draw(-1, Stream.INIT) != draw(1, Stream.INIT)
+    with pytest.raises(ValueError, match="3 counters"):
+        keyed_generator(0, Stream.INIT, 1, 2, 3, 4)

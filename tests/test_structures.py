@@ -1,0 +1,51 @@
+"""The vocabulary: padding of ragged targets, batches that move as one."""
+
+import numpy as np
+import pytest
+import torch
+
+from utils.structures import Batch, pad_targets
+
+
+def padded_by_loop(targets: torch.Tensor, batch_size: int, max_targets: int):
+    padded, mask = torch.zeros(batch_size, max_targets, 5), torch.zeros(batch_size, max_targets, dtype=torch.bool)
+    for row in targets.tolist():
+        image = int(row[0])
+        slot = int(mask[image].sum())
+        padded[image, slot], mask[image, slot] = torch.tensor(row[1:]), True
+    return padded, mask
+
+
+@pytest.mark.parametrize("counts", [[3, 0, 5, 1], [0, 0, 2], [4], [0, 0], [1, 1, 1, 0]])
+def test_pad_targets_equals_a_loop(counts):
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.rand(sum(counts), 6, generator=generator)
+    targets[:, 0] = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).float()
+    padded, mask = pad_targets(targets, len(counts), 5)
+    expected, expected_mask = padded_by_loop(targets, len(counts), 5)
+    assert torch.equal(padded, expected)
+    assert torch.equal(mask, expected_mask)
+
+
+def test_pad_targets_of_no_images():
+    padded, mask = pad_targets(torch.zeros(0, 6), 0, 16)
+    assert padded.shape == (0, 16, 5)
+    assert mask.shape == (0, 16)
+
+
+def test_a_batch_moves_all_its_tensors_and_keeps_the_rest():
+    batch = Batch(
+        images=torch.zeros(1, 3, 4, 4, dtype=torch.uint8),
+        targets=torch.zeros(0, 6),
+        max_targets=16,
+        indices=torch.zeros(1, dtype=torch.long),
+        original_hw=torch.zeros(1, 2, dtype=torch.int32),
+        letterbox=torch.zeros(1, 3),
+        paths=("a.jpg",),
+    )
+    moved = batch.to(torch.device("meta"))
+    tensors = (moved.images, moved.targets, moved.indices, moved.original_hw, moved.letterbox)
+    assert all(t.device.type == "meta" for t in tensors)
+    assert (moved.max_targets, moved.paths) == (16, ("a.jpg",))
+    assert batch.images.device.type == "cpu"
+    assert np.all(batch.images.numpy() == 0)
