@@ -1,0 +1,123 @@
+"""Image files to upright 8-bit RGB arrays: the only place that decodes pictures.
+
+What comes out is the same for every OpenCV version: orientation is applied here and not by the decoder, and files are
+read by Python, so that any path the system can open works.
+
+- EXIF orientation (JPEG, PNG, WebP) is applied; TIFF's own tag is applied by the decoder.
+- Grayscale is repeated over three channels; palettes are expanded.
+- 16-bit samples are divided by 257 and rounded, so that 0 stays 0 and 65535 becomes 255.
+- An alpha channel is dropped: the colours under it are what the network sees.
+- Of an animation or a multi-page file the first picture is taken.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from data.image_headers import Header, read_header
+from utils.errors import UserError
+
+# Lower case; what every OpenCV build of pip decodes.
+_SUFFIXES = ".jpg .jpeg .jpe .mpo .png .bmp .dib .webp .tif .tiff .jp2 .pbm .pgm .ppm .pnm"
+IMAGE_SUFFIXES = frozenset(_SUFFIXES.split(" "))
+
+_IGNORE_ORIENTATION = cv2.IMREAD_IGNORE_ORIENTATION
+_CHECK = cv2.IMREAD_REDUCED_GRAYSCALE_8 | _IGNORE_ORIENTATION
+_TO_RGB = {1: cv2.COLOR_GRAY2RGB, 3: cv2.COLOR_BGR2RGB, 4: cv2.COLOR_BGRA2RGB}
+
+
+def read_image(path: str | os.PathLike) -> np.ndarray:
+    """The picture at ``path`` as uint8 (H, W, 3) RGB, upright, C-contiguous.
+
+    Raises UserError, naming the path, when the file is missing, unreadable, damaged or of a kind that can't be decoded.
+    """
+    data = _read_bytes(path)
+    header = read_header(data)
+    if header.defect:
+        raise UserError(f"{path}: damaged image ({header.defect})")
+    return _decode(data, header, path)
+
+
+def read_image_size(path: str | os.PathLike) -> tuple[int, int]:
+    """Height and width of the upright picture; JPEG and PNG are not decoded for it. Raises as `read_image`."""
+    data = _read_bytes(path)
+    header = read_header(data)
+    if header.defect:
+        raise UserError(f"{path}: damaged image ({header.defect})")
+    if header.size is not None:
+        return _upright(header.size, header.orientation)
+    return _decode(data, header, path).shape[:2]
+
+
+def check_image(path: str | os.PathLike) -> tuple[int, int]:
+    """Height and width, upright, of a file that `read_image` is sure to read. Raises UserError as `read_image` does.
+
+    A JPEG is searched for its end marker (decoders fill the missing part with grey and say nothing) and decoded at an
+    eighth of its size: all entropy-coded data is read, most of the arithmetic is saved. Other kinds are decoded whole.
+    """
+    data = _read_bytes(path)
+    header = read_header(data)
+    if header.defect:
+        raise UserError(f"{path}: damaged image ({header.defect})")
+    if header.kind != "jpeg":
+        return _decode(data, header, path).shape[:2]
+    _imdecode(data, _CHECK, path)
+    return _upright(header.size, header.orientation)
+
+
+def _read_bytes(path: str | os.PathLike) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such image") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _upright(size: tuple[int, int], orientation: int) -> tuple[int, int]:
+    height, width = size
+    return (width, height) if orientation >= 5 else (height, width)
+
+
+def _imdecode(data: bytes, flags: int, path: str | os.PathLike) -> np.ndarray:
+    try:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    except cv2.error as error:
+        raise UserError(f"{path}: cannot be decoded ({error.err})") from None
+    if image is None:
+        raise UserError(f"{path}: cannot be decoded (damaged, or not an image)")
+    return image
+
+
+def _decode(data: bytes, header: Header, path: str | os.PathLike) -> np.ndarray:
+    if header.kind == "jpeg":  # the decoder itself turns grey and CMYK into colour
+        image = cv2.cvtColor(_imdecode(data, cv2.IMREAD_COLOR | _IGNORE_ORIENTATION, path), cv2.COLOR_BGR2RGB)
+    else:
+        image = _to_rgb8(_imdecode(data, cv2.IMREAD_UNCHANGED, path), path)
+    return _orient(image, header.orientation)
+
+
+def _to_rgb8(image: np.ndarray, path: str | os.PathLike) -> np.ndarray:
+    if image.dtype == np.uint16:
+        image = cv2.convertScaleAbs(image, alpha=1 / 257)
+    elif image.dtype != np.uint8:
+        raise UserError(f"{path}: {image.dtype} samples have no agreed range; convert it to 8 or 16 bits")
+    channels = 1 if image.ndim == 2 else image.shape[2]
+    if channels not in _TO_RGB:
+        raise UserError(f"{path}: {channels} channels; 1 (grey), 3 (colour) or 4 (colour and alpha) can be read")
+    return cv2.cvtColor(image, _TO_RGB[channels])
+
+
+def _orient(image: np.ndarray, orientation: int) -> np.ndarray:
+    """The stored picture turned upright: EXIF says on which sides the stored first row and column belong."""
+    if orientation in (5, 6, 7, 8):
+        image = cv2.transpose(image)
+    # After transposing 5..8: 5 is done, 6 wants columns mirrored, 7 both, 8 rows.
+    mirror_columns, mirror_rows = orientation in (2, 3, 6, 7), orientation in (3, 4, 7, 8)
+    if mirror_columns or mirror_rows:
+        image = cv2.flip(image, -1 if mirror_columns and mirror_rows else 1 if mirror_columns else 0)
+    return image

@@ -1,0 +1,85 @@
+"""Arrays in one file: a small JSON header and aligned raw bytes, opened memory-mapped. No pickle, no surprises.
+
+Layout: magic (8 bytes), header length and CRC-32 of header and of everything after it (3 x uint32, little-endian), the
+header (UTF-8 JSON: ``meta``, and name, dtype, shape and offset of each array), the arrays, each at a multiple of 64.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_MAGIC = b"LKSTIDX1"
+_FIXED = struct.Struct("<8sIII")
+_ALIGN = 64
+
+
+class CacheError(Exception):
+    """The file is there but isn't a whole cache file; the message says what is wrong."""
+
+
+def write_arrays(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Writes beside ``path`` and renames, so that the file is whole or absent at any moment. Raises OSError."""
+    blocks, directory, at = [], {}, 0
+    for name, array in arrays.items():
+        array = np.ascontiguousarray(array)
+        directory[name] = [array.dtype.str, list(array.shape), at]
+        padding = -array.nbytes % _ALIGN
+        blocks += [array.tobytes(), bytes(padding)]
+        at += array.nbytes + padding
+    header = json.dumps({"meta": meta, "arrays": directory, "bytes": at}).encode()
+    header += b" " * (-(len(header) + _FIXED.size) % _ALIGN)
+    body_crc = 0
+    for block in blocks:
+        body_crc = zlib.crc32(block, body_crc)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(_FIXED.pack(_MAGIC, len(header), zlib.crc32(header), body_crc))
+            file.write(header)
+            file.writelines(blocks)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def open_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The meta data and read-only arrays over the mapped file.
+
+    Raises CacheError when the file is damaged or of another layout, OSError when it can't be opened.
+    """
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size < _FIXED.size:
+            raise CacheError("too short")
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    magic, length, header_crc, body_crc = _FIXED.unpack(mapped[: _FIXED.size])
+    if magic != _MAGIC:
+        raise CacheError("not written by this version")
+    start = _FIXED.size + length
+    raw = mapped[_FIXED.size : start]
+    if zlib.crc32(raw) != header_crc:
+        raise CacheError("the header is damaged")
+    header = json.loads(raw)
+    if len(mapped) - start != header["bytes"]:
+        raise CacheError("truncated")
+    with memoryview(mapped) as view, view[start:] as body:
+        if zlib.crc32(body) != body_crc:
+            raise CacheError("the contents are damaged")
+    arrays = {}
+    for name, (dtype, shape, at) in header["arrays"].items():
+        count = int(np.prod(shape, dtype=np.int64))
+        flat = np.frombuffer(mapped, dtype, count, start + at) if count else np.empty(0, dtype)
+        arrays[name] = flat.reshape(shape)
+    return header["meta"], arrays

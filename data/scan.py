@@ -1,0 +1,206 @@
+"""Reads and checks every image and label of a split, in parallel, into flat arrays and a report.
+
+Threads and not processes: decoding (OpenCV) and reading release the interpreter lock and are nearly all of the work;
+threads start at once, share the listing, and are safe in a process that already talks to a GPU or to other ranks.
+Boxes are checked for the whole split at once afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from data.dataset_yaml import DatasetSpec
+from data.images import check_image
+from data.label_sources import LabelSource, label_source
+from data.labels import Boxes, LabelFileError, RawLabels, clean_rows, row_table
+from data.listing import Listing
+from data.report import (
+    BAD_IMAGE,
+    BAD_LABEL,
+    BAD_ROW,
+    IMAGE_LOST,
+    NO_LABEL,
+    OUTSIDE,
+    SIZE,
+    UNKNOWN_CLASS,
+    Finding,
+    ScanReport,
+)
+from utils.errors import UserError
+from utils.logger import progress
+
+_CHUNK = 32  # images a task: enough to hide the cost of a task, few enough to keep the bar moving
+_SPOILING = frozenset({BAD_ROW, UNKNOWN_CLASS, OUTSIDE})  # rows that mean an object which can't be used
+
+
+class ScannedSplit(NamedTuple):
+    """Images that can be used, N, and their boxes, M; see `data.index.DatasetIndex` for the arrays."""
+
+    names: list[str]  # relative paths, with /
+    image_ids: list[int | str] | None  # the source's ids, None where it has none
+    category_ids: tuple[int, ...]
+    image_hw: np.ndarray
+    offsets: np.ndarray
+    boxes: Boxes
+    report: ScanReport
+
+
+class _Placed(NamedTuple):
+    """A finding with what the report is sorted by."""
+
+    image: int
+    line: int  # -1: the image or the label file itself
+    finding: Finding
+
+
+class _Chunk(NamedTuple):
+    """What one task read."""
+
+    image_hw: list[tuple[int, int]]  # (0, 0) where the image can't be read
+    table: np.ndarray  # float64 (R, 9), see data.labels
+    found: list[_Placed]
+
+
+def scan_split(
+    spec: DatasetSpec, split: str, listing: Listing, *, workers: int, single_cls: bool, show_progress: bool
+) -> ScannedSplit:
+    """Reads a listed split. The result doesn't depend on ``workers`` (0: in this thread; else at least one a CPU).
+
+    Raises UserError when the labels don't fit the names, or when there are none at all.
+    """
+    source = label_source(spec, split, listing, single_cls)
+    chunks = _read_all(spec.root, source, workers, f"scanning {split}" if show_progress else "")
+    image_hw = np.array([hw for c in chunks for hw in c.image_hw], np.int32).reshape(-1, 2)
+    boxes, row_findings = clean_rows(np.concatenate([c.table for c in chunks]), image_hw, source.normalised)
+    found = [p for c in chunks for p in c.found]
+    found += [_Placed(f.image, f.line, Finding(source.where(f.image, f.line), f.kind, f.text)) for f in row_findings]
+    found += _nothing_left(found, boxes, source)
+    found.sort(key=lambda p: p[:2])
+    _check_labels_fit(found, len(boxes.image), spec, split)
+    return _assemble(source, image_hw, boxes, found, [*listing.findings, *source.findings], single_cls)
+
+
+def _read_all(root: Path, source: LabelSource, workers: int, title: str) -> list[_Chunk]:
+    count = len(source.images)
+    starts = range(0, count, _CHUNK)
+    chunks: list[_Chunk] = []
+
+    def read(first: int) -> _Chunk:
+        return _read_chunk(range(first, min(first + _CHUNK, count)), root, source)
+
+    def images_done(results: Iterator[_Chunk]) -> Iterator[int]:
+        for chunk in results:
+            chunks.append(chunk)
+            yield from range(len(chunk.image_hw))
+
+    def drain(results: Iterator[_Chunk]) -> None:
+        for _ in progress(images_done(results), desc=title, total=count, enabled=bool(title)):
+            pass
+
+    if workers == 0:
+        drain(map(read, starts))
+        return chunks
+    with ThreadPoolExecutor(min(32, max(workers, os.cpu_count() or 1))) as pool:
+        try:
+            drain(pool.map(read, starts))
+        except BaseException:  # Ctrl-C: don't finish what is queued
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return chunks
+
+
+def _read_chunk(images: range, root: Path, source: LabelSource) -> _Chunk:
+    sizes, with_rows, labels, found = [], [], [], []
+    for i in images:
+        size, raw, problems = _read_one(i, root, source)
+        sizes.append(size)
+        found += problems
+        if raw is not None:
+            with_rows.append(i)
+            labels.append(raw)
+    return _Chunk(sizes, row_table(with_rows, labels), found)
+
+
+def _read_one(i: int, root: Path, source: LabelSource) -> tuple[tuple[int, int], RawLabels | None, list[_Placed]]:
+    """Upright size, rows (None where there are none to use), findings."""
+    name = source.images[i].name
+    path = os.path.join(root, name)
+    try:
+        size = check_image(path)
+    except UserError as error:
+        return (
+            (0, 0),
+            None,
+            [_Placed(i, -1, Finding(name, BAD_IMAGE, f"{str(error).removeprefix(path + ': ')}; left out"))],
+        )
+    try:
+        raw = source.read(i)
+    except LabelFileError as error:
+        return size, None, [_Placed(i, -1, Finding(source.where(i), BAD_LABEL, f"{error}; image left out"))]
+    if raw is None:
+        return size, None, [_Placed(i, -1, Finding(source.where(i), NO_LABEL, f"{name} is taken as background"))]
+    problems = [_Placed(i, p.line, Finding(source.where(i, p.line), p.kind, p.text)) for p in raw.problems]
+    if raw.size_hw not in (None, size):
+        (height, width), (h, w) = size, raw.size_hw
+        text = f"labels are for {w}x{h}, the image is {width}x{height} upright; boxes are taken as they stand"
+        problems.append(_Placed(i, -1, Finding(source.where(i), SIZE, text)))
+    return size, raw, problems
+
+
+def _nothing_left(found: list[_Placed], boxes: Boxes, source: LabelSource) -> list[_Placed]:
+    """Images whose objects are all unusable: taken as background they would teach that the objects are none."""
+    spoilt = {p.image for p in found if p.finding.kind in _SPOILING} - set(np.unique(boxes.image).tolist())
+    return [_Placed(i, -1, Finding(source.where(i), BAD_LABEL, "no row can be used; image left out")) for i in spoilt]
+
+
+def _check_labels_fit(found: list[_Placed], boxes: int, spec: DatasetSpec, split: str) -> None:
+    unknown = [p.finding for p in found if p.finding.kind == UNKNOWN_CLASS]
+    if len(unknown) > boxes:
+        first = unknown[0]
+        raise UserError(
+            f"{spec.source}: the names don't match the labels: {len(unknown):,} of {len(unknown) + boxes:,} objects in "
+            f"'{split}' are of no class in 'names' (first: {first.where}: {first.text})"
+        )
+
+
+def _assemble(
+    source: LabelSource,
+    image_hw: np.ndarray,
+    boxes: Boxes,
+    found: list[_Placed],
+    general: list[Finding],
+    single_cls: bool,
+) -> ScannedSplit:
+    """Leaves out the lost images and renumbers the rest."""
+    keep = np.ones(len(image_hw), bool)
+    keep[[p.image for p in found if p.finding.kind in IMAGE_LOST]] = False
+    of_kept = keep[boxes.image]
+    boxes = Boxes(*(column[of_kept] for column in boxes))
+    new_number = np.cumsum(keep) - 1
+    boxes = boxes._replace(image=new_number[boxes.image])
+    if single_cls:
+        boxes = boxes._replace(classes=np.zeros_like(boxes.classes))
+    kept = np.flatnonzero(keep).tolist()
+    per_image = np.bincount(boxes.image, minlength=len(kept))
+    crowd = int(boxes.crowd.sum())
+    totals = {
+        "images": len(kept),
+        "backgrounds": int((per_image == 0).sum()),
+        "boxes": len(boxes.image) - crowd,
+        "crowd": crowd,
+    }
+    return ScannedSplit(
+        names=[source.images[i].name for i in kept],
+        image_ids=None if source.image_ids is None else [source.image_ids[i] for i in kept],
+        category_ids=source.category_ids[:1] if single_cls else source.category_ids,
+        image_hw=image_hw[keep],
+        offsets=np.concatenate([[0], np.cumsum(per_image)]).astype(np.int64),
+        boxes=boxes,
+        report=ScanReport.of([*general, *(p.finding for p in found)], totals),
+    )
