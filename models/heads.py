@@ -86,8 +86,8 @@ class AnchorFreeHead(nn.Module):
             classes[-1].bias.fill_(math.log(5 / self.num_classes / cells))
 
     def class_rows(self) -> dict[str, tuple[int, int]]:
-        """Tensors whose rows belong to classes: local name to (groups, rows before the classes in each group)."""
-        return {f"cv3.{i}.2.{leaf}": (1, 0) for i in range(len(self.cv3)) for leaf in ("weight", "bias")}
+        """Layers whose output rows belong to classes: local name to (groups, rows before the classes of a group)."""
+        return {f"cv3.{i}.2": (1, 0) for i in range(len(self.cv3))}
 
     def forward(self, features: list[Tensor]) -> list[Tensor]:
         return [torch.cat((box(x), cls(x)), 1) for x, box, cls in zip(features, self.cv2, self.cv3)]
@@ -143,8 +143,8 @@ class AnchorHead(nn.Module):
             bias[:, 5:] = math.log(0.6 / (self.num_classes - 0.99999))
 
     def class_rows(self) -> dict[str, tuple[int, int]]:
-        """Tensors whose rows belong to classes: local name to (groups, rows before the classes in each group)."""
-        return {f"m.{i}.{leaf}": (self.num_anchors, 5) for i in range(len(self.m)) for leaf in ("weight", "bias")}
+        """Layers whose output rows belong to classes: local name to (groups, rows before the classes of a group)."""
+        return {f"m.{i}": (self.num_anchors, 5) for i in range(len(self.m))}
 
     def forward(self, features: list[Tensor]) -> list[Tensor]:
         return [conv(x) for x, conv in zip(features, self.m)]

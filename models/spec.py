@@ -123,7 +123,9 @@ def parse_spec(values: Any, label: str) -> ModelSpec:
             raise UserError(f"{label}: {key}: images have 3 channels here, got {values[key]!r}")
     depth, width, max_channels = _multiples(values, label)
     plain = {key: values[key] for key in ("anchors", "activation", "reg_max", "backbone", "head") if key in values}
-    plain |= {"depth_multiple": depth, "width_multiple": width, "max_channels": max_channels, "name": label}
+    plain |= {"depth_multiple": depth, "width_multiple": width, "name": label}
+    if max_channels != float("inf"):
+        plain["max_channels"] = max_channels
     if "scale" in values or "scales" in values:
         plain["scale"] = _scale(values, label)
     activation = values.get("activation")

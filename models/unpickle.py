@@ -25,6 +25,7 @@ from utils.errors import UserError
 
 MAX_PICKLE_BYTES = 512 * 2**20
 MAX_MODULES = 100_000
+MAX_AMPLIFICATION = 16  # bytes of tensors read out for each byte of the file: float16 to float32, and some sharing
 OPCODES_REFUSED = {"INST", "OBJ", "EXT1", "EXT2", "EXT4", "PERSID"}  # torch writes none of them
 PLAIN_STDLIB = {  # data that public checkpoints hold, kept as inert records like everything else
     ("_codecs", "encode"),
@@ -133,8 +134,7 @@ class _Unpickler(pickle.Unpickler):
         kind = pid[1]
         if not (isinstance(kind, type) and issubclass(kind, Record)):
             raise pickle.UnpicklingError("it holds a storage of no known type")
-        storage = _named_record("", "storage")(kind.name, pid[2], pid[4])
-        return storage
+        return _named_record("", "storage")(kind.name, pid[2], pid[4])
 
 
 def _is_torch_data(module: str, name: str) -> bool:
@@ -166,6 +166,7 @@ class ForeignFile:
             raise UserError(f"{path}: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)") from None
         try:
             self._sizes = self._checked_sizes()
+            self._allowance = MAX_AMPLIFICATION * self.path.stat().st_size
             self.content = self._load()
         except BaseException:
             self._zip.close()
@@ -239,6 +240,9 @@ class ForeignFile:
                 raise ValueError
         except (TypeError, ValueError, KeyError, AttributeError):
             raise self._refuse("a tensor does not match the data that is there") from None
+        self._allowance -= 8 * elements
+        if self._allowance < 0:
+            raise self._refuse("its tensors declare far more data than the file has")
         if elements == 0:
             flat = torch.empty(size, dtype=dtype)
         else:
