@@ -20,6 +20,11 @@ from utils.boxes import iou
 _GROUP_ELEMENTS_CPU = 2**17
 _GROUP_ELEMENTS = 2**24
 
+# The least a candidate's CIoU counts. CIoU is below 0 for a target of a few pixels against the large boxes of an untrained
+# head; taken as 0, such a target would get no cell, and a set of nothing else would never begin to learn. Beside a
+# candidate that overlaps well the floor vanishes: to the power of beta it is 1e-12.
+_LEAST_OVERLAP = 0.01
+
 
 class Assignment(NamedTuple):
     """The cells of every target. A slot whose score is 0 is unused; its cell is any valid index.
@@ -64,13 +69,15 @@ def alignment(
 ) -> tuple[Tensor, Tensor]:
     """score^alpha * CIoU^beta of every cell with every target, 0 outside the candidates, and the CIoU: (B, K, N) each.
 
+    The CIoU is at least 0.01.
+
     Args:
         class_logits: (B, N, C); predicted: (B, N, 4); labels: int64 (B, K); boxes: (B, K, 4); candidates: (B, K, N).
     """
     cells, slots = predicted.shape[1], boxes.shape[1]
     index = labels[..., None].expand(-1, slots, cells)
     metric = _power(class_logits.transpose(1, 2).gather(1, index).sigmoid_(), alpha)
-    overlap = iou(predicted[:, None], boxes[:, :, None], kind="ciou").clamp_(min=0)
+    overlap = iou(predicted[:, None], boxes[:, :, None], kind="ciou").clamp_(min=_LEAST_OVERLAP)
     return metric.mul_(_power(overlap, beta)).mul_(candidates), overlap
 
 
@@ -97,8 +104,7 @@ def settle_conflicts(cells: Tensor, metric: Tensor, overlap: Tensor, num_cells: 
 def normalised_scores(metric: Tensor, overlap: Tensor, kept: Tensor) -> Tensor:
     """The metric (B, K, T) scaled so that a target's best cell gets the target's best IoU (Feng et al. 2021, sec. 3.2).
 
-    No epsilon beside the maximum: metrics reach 1e-12 before the boxes of small objects have grown onto them, and
-    would drown in it. A target without cells has only zeros to divide.
+    No epsilon beside the maximum: metrics go down to 1e-15 while boxes fit badly, and would drown in it. A target without cells has only zeros to divide.
     """
     metric, overlap = metric * kept, overlap * kept
     largest = metric.amax(-1, keepdim=True)
@@ -108,8 +114,8 @@ def normalised_scores(metric: Tensor, overlap: Tensor, kept: Tensor) -> Tensor:
 class TaskAlignedAssigner:
     """Task-aligned one-to-many assignment (TOOD, Feng et al. 2021) with CIoU as its overlap.
 
-    For each target the ``topk`` candidates of highest alignment become its cells. A cell with an alignment of 0 (no
-    overlap with the target at all) is never one: its target score would be 0.
+    For each target the ``topk`` candidates of highest alignment become its cells, less those that another target with a
+    higher overlap claims too.
     """
 
     def __init__(self, *, topk: int, alpha: float, beta: float):
