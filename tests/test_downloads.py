@@ -224,9 +224,15 @@ def test_free_urls_with_one_name_do_not_collide(fetch, server):
         fetch("file:///etc/hostname")
 
 
-def test_two_runs_at_once_fetch_once(fetch, server):
+def test_two_runs_at_once_fetch_once(server, tmp_path):
     paths = []
-    threads = [threading.Thread(target=lambda: paths.append(fetch())) for _ in range(4)]
+    entry, target = downloads.WeightsEntry(url=server.url, sha256=SHA), tmp_path / "cache" / "tiny.pt"
+
+    def run():
+        downloads._fetch(entry, target, QUICK)
+        paths.append(target)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -234,6 +240,7 @@ def test_two_runs_at_once_fetch_once(fetch, server):
     assert {p.read_bytes() for p in paths} == {BODY}
     assert len(paths) == 4
     assert len(server.ranges) == 1
+    assert kept(tmp_path) == ["tiny.pt"]
 
 
 def test_shipped_catalogue_is_well_formed():

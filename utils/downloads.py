@@ -132,7 +132,9 @@ def _fetch(entry: WeightsEntry, target: Path, limits: TransferLimits) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(target.name + ".part")
         with open(part, "ab") as file, _locked(file):
-            if not target.is_file():  # another run on this machine may just have fetched it
+            if target.is_file():  # another run on this machine has just fetched it
+                part.unlink(missing_ok=True)
+            else:
                 _transfer(entry, file, limits)
                 part.replace(target)
     except _Refused as error:
