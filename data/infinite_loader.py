@@ -132,6 +132,22 @@ class InfiniteDataLoader(DataLoader):
             raise ValueError(f"batch {batch} of {len(self)}")
         self._requests.start = (epoch + batch // len(self), batch % len(self))
 
+    @property
+    def index(self) -> Any:
+        """The `DatasetIndex` behind the batches."""
+        return self._index
+
+    def render(self, epoch: int, batch: int) -> Batch:
+        """This rank's share of batch ``batch``, rendered here and now; where the iteration stands is not touched."""
+        if self._is_training:
+            request = next(self._requests.sampler.requests(epoch, batch))
+        else:
+            request = self._requests[batch]
+        rendered = self.dataset[request]
+        if isinstance(rendered, _Failure):
+            raise UserError(rendered.message)
+        return rendered
+
     def global_pictures(self, batch: int) -> int:
         """Pictures in training batch ``batch`` of an epoch, over all ranks."""
         return self._requests.sampler.global_pictures(batch)

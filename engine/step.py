@@ -9,14 +9,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.ema import ModelEma
 from engine.optim import OptimizerSet
 from engine.parallel import all_reduce_sum, copy_flat, without_gradient_sync
 from utils.distributed import DistributedContext, unwrap
-from utils.rng import Stream, keyed_generator
 from utils.structures import Batch
 
 
@@ -61,24 +59,6 @@ class DelayedReader:
         return ready
 
 
-class MultiScale:
-    """Square sizes that change from step to step, drawn from the step number."""
-
-    def __init__(self, imgsz: int, stride: int, spread: float, seed: int) -> None:
-        low, high = (round(imgsz * share / stride) for share in (1 - spread, 1 + spread))
-        self._imgsz, self._stride, self._seed = imgsz, stride, seed
-        self._low, self._high = max(low, 2), max(high, 2)
-
-    def __call__(self, images: Tensor, draw: int) -> Tensor:
-        """Float (B, 3, H, W) resized so that imgsz becomes the size of ``draw``, aspect and stride kept."""
-        generator = keyed_generator(self._seed, Stream.MULTI_SCALE, draw)
-        share = generator.integers(self._low, self._high + 1) * self._stride / self._imgsz
-        height, width = (max(round(side * share / self._stride), 2) * self._stride for side in images.shape[2:])
-        if (height, width) == tuple(images.shape[2:]) or images.shape[0] == 0:
-            return images
-        return F.interpolate(images, size=(height, width), mode="bilinear", align_corners=False)
-
-
 class TrainStep:
     """Holds what a step needs; calling it with the micro-batches of one step takes the step."""
 
@@ -93,23 +73,21 @@ class TrainStep:
         amp_dtype: torch.dtype | None,
         clip_norm: float,
         channels_last: bool,
-        multi_scale: MultiScale | None = None,
     ) -> None:
         self.model, self.criterion, self.optimizer, self.ema = model, criterion, optimizer, ema
-        self.ctx, self.amp_dtype, self.clip_norm, self.multi_scale = ctx, amp_dtype, clip_norm, multi_scale
+        self.ctx, self.amp_dtype, self.clip_norm = ctx, amp_dtype, clip_norm
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.scaler = torch.amp.GradScaler(ctx.device.type, enabled=amp_dtype is torch.float16)
         self.reader = DelayedReader(ctx.device)
         self._bare = unwrap(model)
         self._statistics = [b for b in self._bare.buffers() if b.is_floating_point()]
 
-    def __call__(self, batches: Sequence[Batch], global_images: int, step: int, updates: int) -> None:
+    def __call__(self, batches: Sequence[Batch], global_images: int, updates: int) -> None:
         """Takes one optimiser step.
 
         Args:
             batches: this rank's micro-batches; any may be empty.
             global_images: images of the step over all ranks and micro-batches.
-            step: number of the first micro-batch in the run, for draws by step.
             updates: optimiser steps taken, this one included.
         """
         before = torch.cat([b.reshape(-1) for b in self._statistics]) if self._statistics else None
@@ -118,7 +96,7 @@ class TrainStep:
         for number, batch in enumerate(batches):
             last = number == len(batches) - 1
             with nullcontext() if last else without_gradient_sync(self.model):
-                total, partial = self._forward_backward(batch, global_images, step + number)
+                total, partial = self._forward_backward(batch, global_images)
             sums = partial if sums is None else sums + partial
             share_total = total if share_total is None else share_total + total
         assert sums is not None
@@ -136,12 +114,10 @@ class TrainStep:
         values = torch.cat([torch.stack([1 - bad, share_total.isfinite().float(), norm]), losses])
         self.reader.push(values, tuple(path for batch in batches for path in batch.paths), global_images)
 
-    def _forward_backward(self, batch: Batch, global_images: int, draw: int) -> tuple[Tensor, Tensor]:
+    def _forward_backward(self, batch: Batch, global_images: int) -> tuple[Tensor, Tensor]:
         """Adds one micro-batch's gradient. Returns its total () and its sums: normaliser, then parts."""
         batch = batch.to(self.ctx.device)
         images = batch.images.to(memory_format=self.memory_format).float() / 255
-        if self.multi_scale is not None:
-            images = self.multi_scale(images, draw)
         with torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None):
             raw = self.model(images)
         out = self.criterion(raw, batch.targets, batch.max_targets)

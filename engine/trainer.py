@@ -32,12 +32,12 @@ class Trainer:
 
     Args:
         take_step: the optimiser step.
-        train_loader: endless; ``len`` is batches an epoch; ``start_at(epoch, batch)``, ``set_class_weights(weights)``.
+        train_loader: endless; ``len`` is batches an epoch; ``start_at(epoch, batch)``, ``global_pictures(batch)``; and
+            with image weights ``class_weights`` and ``set_class_weights(weights)``.
         accumulate: micro-batches a step; an epoch's last step may have fewer.
         val_every: validate after every so many epochs and after the last; 0: after the last only.
         patience: epochs without a better fitness that end the run; 0: never.
-        class_frequency: float (C,) share of each class among training targets, for image weights; None: off.
-        on_epoch: called on every rank after each epoch with the epoch and the result, for pictures.
+        image_weights: after each validation, draw images of weak classes more often.
     """
 
     def __init__(
@@ -57,31 +57,26 @@ class Trainer:
         run_dir: Path,
         loss_names: tuple[str, ...],
         epochs: int,
-        global_batch: int,
-        train_images: int,
         accumulate: int = 1,
         val_every: int = 1,
         patience: int = 0,
         max_bad_steps: int = 20,
-        class_frequency: np.ndarray | None = None,
-        on_epoch: Callable[[int, EvalResult | None], None] | None = None,
+        image_weights: bool = False,
     ) -> None:
         self.ctx, self.take_step, self.schedule, self.optimizer, self.ema = ctx, take_step, schedule, optimizer, ema
         self.train_loader, self.val_loader, self.evaluator = train_loader, val_loader, evaluator
         self.checkpointer, self.tracker, self.progress, self.run_dir = checkpointer, tracker, progress, run_dir
-        self.loss_names, self.epochs, self.global_batch, self.train_images = (
-            loss_names,
-            epochs,
-            global_batch,
-            train_images,
-        )
+        self.loss_names, self.epochs = loss_names, epochs
         self.accumulate, self.val_every, self.patience = accumulate, val_every, patience
-        self.max_bad_steps, self.class_frequency, self.on_epoch = max_bad_steps, class_frequency, on_epoch
+        self.max_bad_steps = max_bad_steps
+        self.on_epoch: Callable[[int, EvalResult | None], None] | None = None
+        self._base_weights = np.array(train_loader.class_weights) if image_weights else None
         self._bad_in_a_row = 0
         self._started = time.monotonic()
 
-    def fit(self) -> None:
-        """Runs the epochs that are left."""
+    def fit(self, on_epoch: Callable[[int, EvalResult | None], None] | None = None) -> None:
+        """Runs the epochs that are left. ``on_epoch`` is called on every rank after each with its number and result."""
+        self.on_epoch = on_epoch
         self._use_class_weights()
         self.train_loader.start_at(self.progress.epoch, 0)
         batches = iter(self.train_loader)
@@ -120,13 +115,13 @@ class Trainer:
         """One optimiser step over micro-batches ``first``... of the epoch."""
         self.optimizer.set_rates(self.schedule, self.progress.updates)
         images = self._images(first, len(shares))
-        self.take_step(shares, images, self.progress.step, self.progress.updates + 1)
+        self.take_step(shares, images, self.progress.updates + 1)
         self.progress.step += len(shares)
         self.progress.updates += 1
 
     def _images(self, first: int, count: int) -> int:
-        """Images of the global micro-batches ``first``..``first + count - 1`` of an epoch; the last may be partial."""
-        return min((first + count) * self.global_batch, self.train_images) - first * self.global_batch
+        """Images, over all ranks, of micro-batches ``first``..``first + count - 1`` of an epoch."""
+        return sum(self.train_loader.global_pictures(batch) for batch in range(first, first + count))
 
     def _watch(self, values: StepValues) -> None:
         """Names the files of a step that was skipped, and stops a run that does nothing but skip."""
@@ -161,14 +156,17 @@ class Trainer:
         if verdict is not None:
             if verdict[0]:
                 progress.best_fitness, progress.best_epoch = verdict[1], progress.epoch
-            if self.class_frequency is not None:
-                weakness = (1 - np.nan_to_num(verdict[2])) ** 2
-                progress.class_weights = (weakness / np.maximum(self.class_frequency, 1e-12)).tolist()
+            if self._base_weights is not None:
+                progress.class_weights = (self._base_weights * (1 - np.nan_to_num(verdict[2])) ** 2).tolist()
                 self._use_class_weights()
         metrics = _metrics(result)
         self.tracker.epoch(progress.epoch, self._row(losses, metrics))
         if result is not None:
-            log.info("epoch %d: %s", progress.epoch, "  ".join(f"{k[8:]} {v:.4f}" for k, v in metrics.items()))
+            log.info(
+                "epoch %d: %s",
+                progress.epoch,
+                "  ".join(f"{k.split('/')[-1]} {v:.4f}" for k, v in metrics.items() if k.startswith("metrics")),
+            )
         self.checkpointer.save(
             model=self.take_step.model,
             ema=self.ema,

@@ -7,6 +7,7 @@ so a setting cannot exist as a flag and not in the stored config, or be accepted
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import types
@@ -217,10 +218,8 @@ def _check(value: Any, field: dataclasses.Field, owner: type, where: str) -> Any
         return None
     origin = typing.get_origin(kind) or kind
     if origin is float and isinstance(value, int | str) and not isinstance(value, bool):
-        try:  # YAML 1.1 reads "1e-3" as text
+        with contextlib.suppress(ValueError):  # YAML 1.1 reads "1e-3" as text
             value = float(value)
-        except ValueError:
-            pass
     if not isinstance(value, origin) or (origin in (int, float) and isinstance(value, bool)):
         raise UserError(f"{where}: wants {getattr(origin, '__name__', origin)}, got {value!r}")
     meta = field.metadata
@@ -308,6 +307,14 @@ def parse_config(cls: type[T], argv: typing.Sequence[str] | None, description: s
     values = vars(build_parser(cls, description).parse_args(argv))
     known = {f.name: f for f in dataclasses.fields(cls)}
     return cls(**{k: _check(v, known[k], cls, "--" + k.replace("_", "-")) for k, v in values.items()})
+
+
+def given_flags(cls: type, argv: typing.Sequence[str] | None) -> set[str]:
+    """Names of the fields that the command line sets, as against those left at their defaults."""
+    parser = build_parser(cls, "")
+    for action in parser._actions:
+        action.default, action.required = argparse.SUPPRESS, False
+    return set(vars(parser.parse_args(argv)))
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -126,6 +126,11 @@ def _join(backend: str, rank: int, world_size: int, timeout_s: float) -> dist.St
     return store
 
 
+def is_launched() -> bool:
+    """True in a process that torchrun, the old launcher or `spawn` has started."""
+    return any(os.environ.get(name) for name in ("RANK", "LOCAL_RANK"))
+
+
 def parse_devices(device: str) -> tuple[torch.device, ...]:
     """``--device`` to devices: several only for CUDA. Raises UserError for what is not there."""
     text = device.strip().lower().replace("cuda:", "")

@@ -1,0 +1,380 @@
+"""Trains a detector: ``python train.py --data DATA.yaml --model yolov8n``, or under torchrun on several devices."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from utils.cli import run_main
+from utils.config import Hyperparameters, TrainConfig, given_flags, hyperparameters_from, parse_config, to_dict
+from utils.errors import UserError
+
+if TYPE_CHECKING:  # torch and all that needs it are imported once the flags are known to be good
+    from torch import nn
+
+    from data.dataset_yaml import DatasetSpec
+    from engine.trainer import Trainer
+    from models.detector import Detector
+    from utils.distributed import DistributedContext
+    from utils.structures import EvalResult
+
+NMS_IOU = {"anchor": 0.6, "anchor_free": 0.7}  # of validation, as published for YOLOv5 and YOLOv8
+NMS_CONFIDENCE, MAX_DETECTIONS = 0.001, 300
+PICTURED_BATCHES = 3
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run is: where it lives, its settings, and the checkpoint it goes on from."""
+
+    folder: Path
+    config: TrainConfig
+    hyp: Hyperparameters
+    content: dict[str, Any] | None
+    lines: list[str]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else list(argv)
+    config = parse_config(TrainConfig, argv, "Trains a detector.")
+    from utils.distributed import DistributedContext, is_launched, spawn
+
+    if config.spawn > 1 and not is_launched():
+        spawn(run_main, config.spawn, (main, argv))
+        return
+    ctx = DistributedContext.from_environment(config.device, config.local_rank)
+    try:
+        train(ctx, open_run(ctx, config, given_flags(TrainConfig, argv)))
+    finally:
+        ctx.close()
+
+
+def train(ctx: DistributedContext, run: Run) -> None:
+    prepare_process(ctx, run)
+    spec = load_data(ctx, run)
+    model = build_model(ctx, run, spec)
+    train_loader, val_loader = build_loaders(ctx, run, spec, model)
+    trainer = build_trainer(ctx, run, spec, model, train_loader, val_loader)
+    trainer.fit(on_epoch=Illustrator(ctx, run, trainer))
+    report_end(ctx, run, trainer)
+
+
+def open_run(ctx: DistributedContext, config: TrainConfig, given: set[str]) -> Run:
+    """The run's folder and settings; on rank 0's word, so that all processes have the same."""
+    from engine.resume import newest_checkpoint, resumed_config, resumed_hyperparameters
+    from utils.checkpoint_file import read_checkpoint
+    from utils.distributed import broadcast_object, torch_distributed_zero_first
+    from utils.run_dir import increment_path
+
+    hyp = hyperparameters_from(config.hyp, config.override)
+    if config.resume is None:
+        with torch_distributed_zero_first(ctx):
+            folder = increment_path(config.project, config.name, config.exist_ok) if ctx.is_main else None
+        return Run(Path(broadcast_object(ctx, folder)), config, hyp, None, [])
+    path = Path(config.resume) if config.resume else Path(broadcast_object(ctx, newest_checkpoint(config.project)))
+    path = path / "last.pt" if path.is_dir() else path
+    content = read_checkpoint(path)
+    if "config" not in content:
+        raise UserError(f"{path}: holds no run to go on with; start a new one with --weights {path}")
+    config, lines = resumed_config(content["config"], config, given, path)
+    hyp = resumed_hyperparameters(content["hyp"], hyp, given, path)
+    done = content["progress"]["epoch"]
+    if done >= config.epochs:
+        raise UserError(f"{path}: all {done} epochs are done; to train on, ask for more: --resume --epochs N")
+    return Run(path.parent, config, hyp, content, [f"resuming {path} after epoch {done} of {config.epochs}", *lines])
+
+
+def prepare_process(ctx: DistributedContext, run: Run) -> None:
+    """Logging, determinism, and the effective settings, printed once and stored with the run."""
+    import torch
+    import yaml
+
+    from utils.logger import configure_logging, get_logger
+
+    configure_logging(ctx.is_main, run.folder / "train.log" if ctx.is_main else None)
+    if run.config.deterministic:
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    elif ctx.device.type == "cuda":
+        torch.backends.cudnn.benchmark = not run.config.multi_scale
+    log = get_logger()
+    for line in run.lines:
+        log.info("%s", line)
+    if ctx.is_main:
+        settings = {"config": to_dict(run.config), "hyp": to_dict(run.hyp)}
+        (run.folder / "settings.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+        for name, values in settings.items():
+            log.info("%s: %s", name, ", ".join(f"{k}={v}" for k, v in values.items()))
+    log.info(
+        "%d process(es), device %s, torch %s, run folder %s", ctx.world_size, ctx.device, torch.__version__, run.folder
+    )
+
+
+def load_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
+    from data.dataset_yaml import load_dataset_spec
+    from data.demo import default_demo_root, ensure_demo
+    from utils.distributed import torch_distributed_zero_first
+
+    if run.config.data != "demo":
+        return load_dataset_spec(run.config.data)
+    with torch_distributed_zero_first(ctx):
+        return load_dataset_spec(ensure_demo(default_demo_root(run.config.cache_dir)))
+
+
+def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> Detector:
+    """The detector on its device, with starting weights and frozen layers; resumed weights come later."""
+    import torch
+
+    from models.detector import build_detector
+    from models.pretrained import transfer_weights
+    from utils.downloads import fetch_weights
+    from utils.logger import get_logger
+
+    config, log = run.config, get_logger()
+    names = ("object",) if config.single_cls else spec.names
+    source = run.content["model_spec"] if run.content else config.model
+    model = build_detector(source, len(names), names=names, seed=config.seed)
+    if config.imgsz % model.stride:
+        below = config.imgsz // model.stride * model.stride
+        raise UserError(
+            f"--imgsz {config.imgsz}: is no multiple of the stride {model.stride}; "
+            f"use {below or model.stride} or {below + model.stride}"
+        )
+    log.info(
+        "%s: %s parameters, %d classes", config.model, f"{sum(p.numel() for p in model.parameters()):,}", len(names)
+    )
+    if config.weights and run.content is None:
+        path = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
+        log.info("%s", transfer_weights(model, path))
+    freeze(model, config.freeze)
+    layout = torch.channels_last if config.channels_last else torch.contiguous_format
+    return model.to(ctx.device, memory_format=layout)
+
+
+def freeze(model: Detector, layers: list[int]) -> None:
+    """Stops the weights and the batch statistics of ``layers``; a single number n means 0 to n - 1."""
+    from models.freezing import freeze_layers
+    from utils.logger import get_logger
+
+    frozen = set(range(layers[0])) if len(layers) == 1 else set(layers)
+    if not frozen:
+        return
+    if max(frozen) >= len(model.model) or min(frozen) < 0:
+        raise UserError(f"--freeze {' '.join(map(str, layers))}: the model has layers 0 to {len(model.model) - 1}")
+    freeze_layers(model, frozen)
+    get_logger().info("frozen: layers %s", ", ".join(map(str, sorted(frozen))))
+
+
+def build_loaders(ctx: DistributedContext, run: Run, spec: DatasetSpec, model: Detector) -> tuple[Any, Any]:
+    from data.loader import create_dataloader
+
+    config = run.config
+    shared = {
+        "ctx": ctx,
+        "imgsz": config.imgsz,
+        "stride": model.stride,
+        "hyp": run.hyp,
+        "seed": config.seed,
+        "epochs": config.epochs,
+        "single_cls": config.single_cls,
+        "cache": config.cache,
+        "cache_dir": config.cache_dir,
+        "workers": config.workers,
+        "max_bad": config.max_bad,
+        "pin_memory": ctx.device.type == "cuda",
+    }
+    train_loader, _ = create_dataloader(
+        spec,
+        "train",
+        batch_size=config.batch_size,
+        augment=True,
+        rect=config.rect,
+        image_weights=config.image_weights,
+        quad=config.quad,
+        multi_scale=config.multi_scale,
+        **shared,
+    )
+    per_process = max(config.batch_size // ctx.world_size, 1)
+    val_loader, _ = create_dataloader(spec, "val", batch_size=per_process, augment=False, rect=True, **shared)
+    return train_loader, val_loader
+
+
+def build_trainer(
+    ctx: DistributedContext, run: Run, spec: DatasetSpec, model: Detector, train_loader: Any, val_loader: Any
+) -> Trainer:
+    from engine.checkpoint import Checkpointer, Progress, restore
+    from engine.ema import ModelEma
+    from engine.evaluator import Evaluator
+    from engine.optim import build_optimizer, choose_optimizer
+    from engine.parallel import parallelise
+    from engine.precision import resolve_amp
+    from engine.schedule import Schedule
+    from engine.step import TrainStep
+    from engine.trackers import build_tracker
+    from engine.trainer import Trainer
+    from models.losses import build_criterion
+    from utils.distributed import broadcast_object
+    from utils.logger import get_logger
+
+    config, hyp, log = run.config, run.hyp, get_logger()
+    if run.content is None:
+        fit_anchors(run, model, train_loader)
+    else:
+        model.load_state_dict(run.content["model"])  # anchors included: the criterion copies them
+    accumulate = max(config.accumulate, round(config.nominal_batch / config.batch_size), 1)
+    steps = -(-len(train_loader) // accumulate)
+    total = steps * config.epochs
+    name = choose_optimizer(config.optimizer, total)
+    optimizer = build_optimizer(model, name, lr=hyp.lr0, momentum=hyp.momentum, weight_decay=hyp.weight_decay)
+    ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
+    amp = broadcast_object(ctx, resolve_amp(config.amp, ctx.device))
+    log.info("%s, %d steps (%d an epoch, %d batch(es) each), autocast %s", name, total, steps, accumulate, amp or "off")
+    criterion = build_criterion(model, hyp, label_smoothing=config.label_smoothing).to(ctx.device)
+    if config.compile:
+        model.compile()
+    wrapped = parallelise(model, ctx, sync_bn=config.sync_bn)
+    take_step = TrainStep(
+        model=wrapped,
+        criterion=criterion,
+        optimizer=optimizer,
+        ema=ema,
+        ctx=ctx,
+        amp_dtype=amp,
+        clip_norm=hyp.clip_norm,
+        channels_last=config.channels_last,
+    )
+    progress = Progress()
+    if run.content is not None:
+        parts = {"model": model, "ema": ema, "optimizer": optimizer, "scaler": take_step.scaler}
+        progress = restore(run.content, **parts, path=run.folder / "last.pt")
+    description = {
+        "model_spec": model.spec,
+        "names": list(model.names),
+        "imgsz": config.imgsz,
+        "hyp": to_dict(hyp),
+        "config": to_dict(config),
+        "data": {"source": spec.source, "fingerprint": train_loader.index.fingerprint},
+    }
+    tracker = build_tracker(run.folder, enabled=ctx.is_main)
+    tracker.truncate(progress.epoch + 1)
+    return Trainer(
+        ctx=ctx,
+        take_step=take_step,
+        schedule=Schedule(
+            total_steps=total,
+            warmup_steps=min(round(hyp.warmup_epochs * steps), total // 4),
+            final=hyp.lrf,
+            cosine=config.cos_lr,
+            momentum=hyp.momentum,
+            warmup_momentum=hyp.warmup_momentum,
+            warmup_bias_lr=hyp.warmup_bias_lr,
+        ),
+        optimizer=optimizer,
+        ema=ema,
+        train_loader=train_loader,
+        val_loader=val_loader,
+        evaluator=Evaluator(
+            ground_truth=val_loader.index.ground_truth(),
+            num_classes=model.num_classes,
+            postprocess=find_objects,
+            ctx=ctx,
+            device=ctx.device,
+            amp_dtype=amp,
+            criterion=criterion,
+        ),
+        checkpointer=Checkpointer(run.folder, description=description, period=config.save_period, enabled=ctx.is_main),
+        tracker=tracker,
+        progress=progress,
+        run_dir=run.folder,
+        loss_names=criterion.names,
+        epochs=config.epochs,
+        accumulate=accumulate,
+        val_every=config.val_every,
+        patience=config.patience,
+        max_bad_steps=config.max_bad_steps,
+        image_weights=config.image_weights,
+    )
+
+
+def fit_anchors(run: Run, model: Detector, train_loader: Any) -> None:
+    """Checks an anchor head's anchors against the training boxes; all processes come to the same ones."""
+    if model.head.kind != "anchor":
+        return
+    import numpy as np
+
+    from models.anchors import check_anchors
+    from utils.logger import get_logger
+
+    truth = train_loader.index.ground_truth()
+    longest = np.repeat(truth.image_hw.max(1), np.diff(truth.offsets))
+    sides = truth.boxes_xywh_px[:, 2:] * (run.config.imgsz / longest)[:, None]
+    report = check_anchors(
+        sides[~truth.crowd], model, anchor_t=run.hyp.anchor_t, refit=not run.config.noautoanchor, seed=run.config.seed
+    )
+    get_logger().info("%s", report.line)
+
+
+def find_objects(model: nn.Module, raw: list) -> Any:
+    """Raw maps to detections, as validation wants them."""
+    from models.postprocess import non_max_suppression
+
+    boxes, scores = model.decode(raw)
+    return non_max_suppression(
+        boxes, scores, conf_thres=NMS_CONFIDENCE, iou_thres=NMS_IOU[model.head.kind], max_det=MAX_DETECTIONS
+    )
+
+
+class Illustrator:
+    """Draws the run on rank 0: data and graph before the first epoch, scores and predictions after each."""
+
+    def __init__(self, ctx: DistributedContext, run: Run, trainer: Trainer) -> None:
+        from engine.pictures import RunPictures
+
+        self.ctx, self.trainer, self.pictures = ctx, trainer, None
+        if not ctx.is_main or run.config.noplots:
+            return
+        self.pictures = RunPictures(
+            run.folder, run.content["names"] if run.content else trainer.ema.module.names, trainer.tracker
+        )
+        if run.content is None:
+            self._before(run)
+
+    def _before(self, run: Run) -> None:
+        import torch
+
+        loader, model = self.trainer.train_loader, self.trainer.ema.module
+        self.pictures.labels(loader.index.ground_truth())
+        for number in range(min(PICTURED_BATCHES, len(loader))):
+            self.pictures.training_batch(number, loader.render(0, number))
+        example = torch.zeros(1, 3, run.config.imgsz, run.config.imgsz, device=self.ctx.device)
+        self.trainer.tracker.graph(model, example)
+
+    def __call__(self, epoch: int, result: EvalResult | None) -> None:
+        if self.pictures is None:
+            return
+        self.pictures.results()
+        if result is not None:
+            self.pictures.scores(epoch, result)
+            if len(self.trainer.val_loader):
+                batch = self.trainer.val_loader.render(0, 0)
+                self.pictures.predictions(epoch, self.trainer.ema.module, batch, self.ctx.device, find_objects)
+
+
+def report_end(ctx: DistributedContext, run: Run, trainer: Trainer) -> None:
+    from utils.logger import get_logger
+
+    progress, log = trainer.progress, get_logger()
+    if progress.best_epoch < 0:
+        log.info("done: %d epochs, nothing could be scored; weights: %s", progress.epoch, trainer.checkpointer.last)
+        return
+    log.info(
+        "done: %d epochs; best AP %.4f in epoch %d: %s",
+        progress.epoch, progress.best_fitness, progress.best_epoch, trainer.checkpointer.best,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    run_main(main)
