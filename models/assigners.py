@@ -20,9 +20,9 @@ from utils.boxes import iou
 _GROUP_ELEMENTS_CPU = 2**17
 _GROUP_ELEMENTS = 2**24
 
-# The least a candidate's CIoU counts. CIoU is below 0 for a target of a few pixels against the large boxes of an untrained
-# head; taken as 0, such a target would get no cell, and a set of nothing else would never begin to learn. Beside a
-# candidate that overlaps well the floor vanishes: to the power of beta it is 1e-12.
+# The least a candidate's CIoU counts. CIoU is below 0 for a target of a few pixels against the large boxes of an
+# untrained head; taken as 0, such a target would get no cell, and a set of nothing else would never begin to learn.
+# Beside a candidate that overlaps well the floor vanishes: to the power of beta it is 1e-12.
 _LEAST_OVERLAP = 0.01
 
 
@@ -104,7 +104,8 @@ def settle_conflicts(cells: Tensor, metric: Tensor, overlap: Tensor, num_cells: 
 def normalised_scores(metric: Tensor, overlap: Tensor, kept: Tensor) -> Tensor:
     """The metric (B, K, T) scaled so that a target's best cell gets the target's best IoU (Feng et al. 2021, sec. 3.2).
 
-    No epsilon beside the maximum: metrics go down to 1e-15 while boxes fit badly, and would drown in it. A target without cells has only zeros to divide.
+    No epsilon beside the maximum: metrics go down to 1e-15 while boxes fit badly, and would drown in it. A target
+    without cells has only zeros to divide.
     """
     metric, overlap = metric * kept, overlap * kept
     largest = metric.amax(-1, keepdim=True)
