@@ -1,6 +1,6 @@
 """Detectors and weights from checkpoint files: our own, and public ones of the same families.
 
-Foreign files are read as inert data (unpickle.py). What cannot be taken is reported, never dropped in silence.
+Foreign files are read as inert data (foreign_file.py). What cannot be taken is reported, never dropped in silence.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from models.detector import Detector, build_detector, build_on_meta
+from models.foreign_file import ForeignFile
 from models.spec import known_models, load_spec
-from models.unpickle import ForeignFile, Record, is_module
+from models.unpickle import Record, is_module
 from utils.checkpoint_file import FORMAT, read_checkpoint
 from utils.errors import UserError
 
@@ -98,7 +99,9 @@ def read_weights(path: str | Path) -> StoredWeights:
 
 def _read_own(path: Path) -> StoredWeights:
     content = read_checkpoint(path)
-    missing = [key for key in ("model", "model_spec", "names") if not content.get(key)]
+    missing = [key for key in ("model_spec", "names") if not content.get(key)]
+    if not (content.get("ema") or content.get("model")):  # best.pt holds the averaged weights alone
+        missing.append("weights")
     if missing:
         raise UserError(f"{path}: damaged checkpoint (no {', '.join(missing)})")
     weights = content.get("ema") or content["model"]
@@ -123,9 +126,9 @@ def _possible_classes(shapes: Mapping[str, torch.Size], head: int) -> list[int]:
     found = []
     if shape := shapes.get(f"model.{head}.cv3.0.2.bias"):
         found.append(shape[0])
-    if (shape := shapes.get(f"model.{head}.m.0.bias")) and (anchors := shapes.get(f"model.{head}.anchors")):
-        if len(anchors) == 3 and anchors[1] and shape[0] % anchors[1] == 0:
-            found.append(shape[0] // anchors[1] - 5)
+    outputs, anchors = shapes.get(f"model.{head}.m.0.bias"), shapes.get(f"model.{head}.anchors")
+    if outputs and anchors and len(anchors) == 3 and anchors[1]:
+        found.append(outputs[0] // anchors[1] - 5)
     return [count for count in found if count >= 1]
 
 
