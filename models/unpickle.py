@@ -1,9 +1,8 @@
-"""Reads the tensors out of a foreign PyTorch file without running anything in it.
+"""Unpickles without running anything: every class or function a pickle names becomes an inert record.
 
-A ``.pt`` file is a zip of raw storages and one pickle, and a pickle is a program that may call whatever it can import.
-Here every class or function it names becomes an inert record that keeps what it was given; nothing is imported. Names
-from the standard library (``os.system``, ``builtins.eval``, ...) have no place in a checkpoint, so the file is refused.
-Sizes are checked against the file before anything is allocated.
+A pickle is a program that may call whatever it can import. Here nothing is imported, and what is named is replaced by a
+class that keeps what it is given. Names from the standard library (``os.system``, ``builtins.eval``, ...) have no place
+in a checkpoint, so a file with one is refused.
 """
 
 from __future__ import annotations
@@ -12,20 +11,10 @@ import io
 import pickle
 import pickletools
 import sys
-import zipfile
-import zlib
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from utils.errors import UserError
-
-MAX_PICKLE_BYTES = 512 * 2**20
-MAX_MODULES = 100_000
-MAX_AMPLIFICATION = 16  # bytes of tensors read out for each byte of the file: float16 to float32, and some sharing
 OPCODES_REFUSED = {"INST", "OBJ", "EXT1", "EXT2", "EXT4", "PERSID"}  # torch writes none of them
 PLAIN_STDLIB = {  # data that public checkpoints hold, kept as inert records like everything else
     ("_codecs", "encode"),
@@ -46,18 +35,6 @@ PLAIN_STDLIB = {  # data that public checkpoints hold, kept as inert records lik
     ("types", "SimpleNamespace"),
 }
 TORCH_FUNCTIONS = {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter", "_rebuild_parameter_with_state"}
-STORAGE_DTYPES = {
-    "DoubleStorage": torch.float64,
-    "FloatStorage": torch.float32,
-    "HalfStorage": torch.float16,
-    "BFloat16Storage": torch.bfloat16,
-    "LongStorage": torch.int64,
-    "IntStorage": torch.int32,
-    "ShortStorage": torch.int16,
-    "CharStorage": torch.int8,
-    "ByteStorage": torch.uint8,
-    "BoolStorage": torch.bool,
-}
 
 
 class Record:
@@ -145,150 +122,27 @@ def _is_torch_data(module: str, name: str) -> bool:
         return name in TORCH_FUNCTIONS
     if module in ("torch", "torch.storage"):
         plain = name in ("Size", "device", "Tensor") or name.endswith("Storage")
-        return plain or isinstance(getattr(torch, name, None), torch.dtype)
+        return plain or isinstance(vars(torch).get(name), torch.dtype)  # vars: no lazy import
     return False
 
 
-class ForeignFile:
-    """A PyTorch zip file, opened for reading data only. A context manager.
+def load_inert(program: bytes) -> Any:
+    """The object that a pickle describes: dicts, lists, plain values and `Record` objects.
 
-    ``content`` is the unpickled object: dicts, lists, plain values and `Record` objects.
-    Raises UserError, in one line that begins with the path, for whatever is not such a file or does not add up.
+    Raises pickle.UnpicklingError with the reason for whatever torch would not have written.
     """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        if not self.path.is_file():
-            raise UserError(f"{path}: no such checkpoint")
-        try:
-            self._zip = zipfile.ZipFile(self.path)
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-            raise UserError(f"{path}: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)") from None
-        try:
-            self._sizes = self._checked_sizes()
-            self._allowance = MAX_AMPLIFICATION * self.path.stat().st_size
-            self.content = self._load()
-        except BaseException:
-            self._zip.close()
-            raise
-
-    def __enter__(self) -> ForeignFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._zip.close()
-
-    def _refuse(self, why: str) -> UserError:
-        return UserError(f"{self.path}: refused: {why}")
-
-    def _checked_sizes(self) -> dict[str, int]:
-        """Bytes of each entry. Torch stores entries uncompressed, so together they cannot exceed the file."""
-        entries = self._zip.infolist()
-        if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
-            raise self._refuse("its entries are compressed, which PyTorch's are not")
-        if sum(e.file_size for e in entries) > self.path.stat().st_size:
-            raise self._refuse("its entries declare more data than the file has")
-        return {e.filename: e.file_size for e in entries}
-
-    def _read(self, entry: str) -> bytes:
-        try:
-            return self._zip.read(entry)
-        except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, NotImplementedError, ValueError):
-            raise UserError(f"{self.path}: damaged (entry {entry} cannot be read)") from None
-
-    def _load(self) -> Any:
-        pickles = [name for name in self._sizes if name.endswith("/data.pkl") and name.count("/") == 1]
-        if len(pickles) != 1:
-            raise UserError(f"{self.path}: not a PyTorch checkpoint (no data.pkl inside)")
-        self._folder = pickles[0].removesuffix("data.pkl")
-        order = self._folder + "byteorder"
-        if order in self._sizes and self._read(order) != b"little":
-            raise self._refuse("it was written on a big-endian machine")
-        if self._sizes[pickles[0]] > MAX_PICKLE_BYTES:
-            raise self._refuse(f"its object graph exceeds {MAX_PICKLE_BYTES >> 20} MiB")
-        program = self._read(pickles[0])
-        try:
-            _check_program(program)
-            return _Unpickler(io.BytesIO(program), encoding="latin1").load()
-        except pickle.UnpicklingError as error:
-            raise self._refuse(str(error).splitlines()[0]) from None
-        except (RecursionError, MemoryError):
-            raise self._refuse("its object graph is too deep or too large") from None
-        except (EOFError, TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError):
-            raise self._refuse("its object graph is malformed") from None
-
-    def tensor(self, value: Any) -> Tensor | None:
-        """The tensor that a record stands for, floating ones as float32; None for anything else."""
-        if not isinstance(value, Record):
-            return None
-        if value.name in ("_rebuild_parameter", "_rebuild_parameter_with_state"):
-            return self.tensor(value.args[0]) if value.args else None
-        if value.module != "torch._utils" or value.name not in ("_rebuild_tensor", "_rebuild_tensor_v2"):
-            return None
-        try:
-            storage, offset, size, stride = value.args[:4]
-            kind, key, count = storage.args
-            size, stride = _plain_ints(size), _plain_ints(stride)
-            dtype = STORAGE_DTYPES[kind]
-            available = self._sizes[f"{self._folder}data/{key}"] // dtype.itemsize
-            elements = 1
-            for length in size:
-                elements *= length
-            last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
-            fits = isinstance(offset, int) and offset >= 0 and count <= available and elements <= count
-            if not fits or (elements > 0 and last >= count):
-                raise ValueError
-        except (TypeError, ValueError, KeyError, AttributeError):
-            raise self._refuse("a tensor does not match the data that is there") from None
-        self._allowance -= 8 * elements
-        if self._allowance < 0:
-            raise self._refuse("its tensors declare far more data than the file has")
-        if elements == 0:
-            flat = torch.empty(size, dtype=dtype)
-        else:
-            data = bytearray(self._read(f"{self._folder}data/{key}"))
-            flat = torch.frombuffer(data, dtype=dtype, count=count).as_strided(size, stride, offset)
-        return flat.to(torch.float32 if dtype.is_floating_point else dtype, copy=True).contiguous()
-
-    def state_dict(self, value: Any) -> dict[str, Tensor]:
-        """Parameters and buffers by name: of a module record, or of a mapping from names to tensors."""
-        if isinstance(value, dict):
-            tensors = ((k, self.tensor(v)) for k, v in value.items() if isinstance(k, str))
-        else:
-            tensors = ((name, self.tensor(leaf)) for name, leaf in self._leaves(value))
-        return {name: tensor for name, tensor in tensors if tensor is not None}
-
-    def _leaves(self, root: Any) -> Iterator[tuple[str, Any]]:
-        pending, visited = [("", root)], 0
-        while pending:
-            prefix, module = pending.pop()
-            visited += 1
-            if visited > MAX_MODULES:
-                raise self._refuse("its modules contain each other")
-            if not is_module(module):
-                continue
-            transient = module.get("_non_persistent_buffers_set") or ()
-            for group in ("_parameters", "_buffers"):
-                leaves = module.get(group)
-                for name, leaf in leaves.items() if isinstance(leaves, dict) else ():
-                    if name not in transient:
-                        yield f"{prefix}{name}", leaf
-            children = list(module.get("_modules").items())
-            pending.extend((f"{prefix}{name}.", child) for name, child in reversed(children))
+    try:
+        _check_program(program)
+        return _Unpickler(io.BytesIO(program), encoding="latin1").load()
+    except (RecursionError, MemoryError):
+        raise pickle.UnpicklingError("its object graph is too deep or too large") from None
+    except (EOFError, TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError):
+        raise pickle.UnpicklingError("its object graph is malformed") from None
 
 
 def is_module(value: Any) -> bool:
     """Whether a record has what every torch module has."""
     return isinstance(value, Record) and isinstance(value.get("_modules"), dict)
-
-
-def _plain_ints(value: Any) -> tuple[int, ...]:
-    """A size: a tuple of ints, or the record of a torch.Size of one."""
-    if isinstance(value, Record) and value.name == "Size" and value.args:
-        value = value.args[0]
-    if not isinstance(value, tuple | list) or not all(type(v) is int and 0 <= v < 2**48 for v in value):
-        raise ValueError("not a size")
-    return tuple(value)
 
 
 def _check_program(program: bytes) -> None:
