@@ -302,7 +302,7 @@ def test_extreme_maps_stay_finite(kind):
 def decoded(kind: str, raw: list[torch.Tensor], model) -> tuple[torch.Tensor, torch.Tensor]:
     """Boxes (B, N, 4) and scores (B, N, C)."""
     boxes, scores = [], []
-    for level, stride, anchors in zip(raw, STRIDES, model.head.anchors):
+    for i, (level, stride) in enumerate(zip(raw, STRIDES)):
         grid = level.shape[-1]
         centres, strides = cell_centres(((grid, grid),), (stride,), torch.device("cpu"))
         flat = level.permute(0, 2, 3, 1).flatten(1, 2)
@@ -310,6 +310,7 @@ def decoded(kind: str, raw: list[torch.Tensor], model) -> tuple[torch.Tensor, to
             boxes.append(distances_to_xyxy(expected_distances(flat[..., :-3].unflatten(-1, (4, -1))), centres, strides))
             scores.append(flat[..., -3:].sigmoid())
             continue
+        anchors = model.head.anchors[i]
         flat = flat.unflatten(-1, (len(anchors), -1))
         relative = anchor_to_cxcywh(flat[..., :4], anchors.expand(*flat.shape[:3], 2))
         corner = torch.cat((centres - 0.5, torch.zeros_like(centres)), -1)[:, None]
