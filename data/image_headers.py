@@ -55,8 +55,8 @@ def _read_jpeg(data: bytes) -> Header:
             orientation = _exif_orientation(data[at + 10 : at + 2 + length])
         elif marker == 0xDA:
             # In entropy-coded data 0xFF is always followed by 0 or RSTn, so this finds the true end, whatever follows.
-            whole = data.find(b"\xff\xd9", at + length) >= 0
-            defect = "truncated: no end marker" if not whole else "" if size else "no frame header"
+            whole = data.endswith(b"\xff\xd9") or data.find(b"\xff\xd9", at + length) >= 0
+            defect = "truncated: no end marker" if not whole else "" if size and all(size) else "no size in the header"
             return Header("jpeg", size, orientation, defect)
         at += 2 + length
     return Header("jpeg", size, orientation, "truncated in the header")

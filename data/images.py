@@ -87,7 +87,7 @@ def _imdecode(data: bytes, flags: int, path: str | os.PathLike) -> np.ndarray:
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error as error:
-        raise UserError(f"{path}: cannot be decoded ({error.err})") from None
+        raise UserError(f"{path}: cannot be decoded ({getattr(error, 'err', error)})") from None
     if image is None:
         raise UserError(f"{path}: cannot be decoded (damaged, or not an image)")
     return image

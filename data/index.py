@@ -44,7 +44,7 @@ class DatasetIndex:
     area_px: np.ndarray  # float64 (M,) of the object, where the labels tell it, else of the box
     report: ScanReport
     fingerprint: str = ""
-    image_ids: FlatStrings | None = None  # (N,) as JSON; None: the file stems
+    image_ids: FlatStrings | None = None  # (N,) as JSON; None: the file stems, or paths if two stems are the same
     category_ids: tuple[int, ...] = ()  # of each class in COCO JSON; empty: the class numbers
 
     @classmethod
@@ -105,6 +105,8 @@ class DatasetIndex:
         """The labels as scoring wants them, crowd regions included."""
         if self.image_ids is None:
             ids = tuple(os.path.splitext(os.path.basename(p))[0] for p in self.paths)
+            if len(set(ids)) < len(ids):  # the same stem in two folders, or with two suffixes
+                ids = tuple(self.paths)
         else:
             ids = tuple(json.loads(i) for i in self.image_ids)
         return GroundTruth(
@@ -163,8 +165,8 @@ def _check_share(report: ScanReport, split: str, max_bad: float, details: str) -
         return
     total = report.totals["images"] + report.bad_images
     raise UserError(
-        f"'{split}': {report.bad_images} of {total} images can't be used, more than the share of {max_bad:g} that "
-        f"max_bad allows: {'; '.join(report.bad_lines)}{details}"
+        f"'{split}': {report.bad_images} of {total} images can't be used (max_bad allows a share of {max_bad:g}): "
+        f"{'; '.join(report.bad_lines)}{details}"
     )
 
 
@@ -232,7 +234,7 @@ def _write_cache(path: Path, index: DatasetIndex) -> None:
     }
     try:
         write_arrays(path, meta, arrays)
-        if report.problems:
+        if len(report.lines):
             report.write(path.with_suffix(".txt"))
     except OSError as error:
         _log.warning("%s: the index can't be cached (%s); the next start scans again", path.parent, error.strerror)

@@ -36,9 +36,17 @@ class LabelSource(Protocol):
 class _LabelFiles:
     """One file an image: YOLO txt or VOC XML."""
 
-    def __init__(self, listing: Listing, spec: DatasetSpec, parse: Callable[[bytes], RawLabels], normalised: bool):
+    def __init__(
+        self,
+        listing: Listing,
+        spec: DatasetSpec,
+        parse: Callable[[bytes], RawLabels],
+        *,
+        normalised: bool,
+        single_cls: bool,
+    ):
         self.images, self.normalised, self.findings = listing.images, normalised, []
-        self.image_ids, self.category_ids = None, tuple(range(len(spec.names)))
+        self.image_ids, self.category_ids = None, (0,) if single_cls else tuple(range(len(spec.names)))
         self._labels: list[LabelFile] = listing.labels
         self._root, self._parse = spec.root, parse
 
@@ -113,8 +121,9 @@ def label_source(spec: DatasetSpec, split: str, listing: Listing, single_cls: bo
     annotations = spec.split(split).annotations
     if annotations is None:
         parse = partial(parse_yolo, num_classes=None if single_cls else len(spec.names))
-        return _LabelFiles(listing, spec, parse, normalised=True)
+        return _LabelFiles(listing, spec, parse, normalised=True, single_cls=single_cls)
     if annotations.is_dir():
         class_ids = None if single_cls else {name: i for i, name in enumerate(spec.names)}
-        return _LabelFiles(listing, spec, partial(parse_voc, class_ids=class_ids), normalised=False)
+        parse = partial(parse_voc, class_ids=class_ids)
+        return _LabelFiles(listing, spec, parse, normalised=False, single_cls=single_cls)
     return _CocoLabels(listing, spec, None if single_cls else spec.names)

@@ -80,9 +80,11 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalised: bool) -> tup
     height, width = image_hw[image].astype(np.float64).T
     corners, area = table[:, X1 : Y2 + 1], table[:, AREA]
     if normalised:
-        corners, area = corners * np.stack([width, height, width, height], 1), area * width * height
-    size = corners[:, 2:] - corners[:, :2]
-    has_area = (size >= MIN_SIDE_PX).all(1)  # False for nan too
+        with np.errstate(over="ignore"):
+            corners, area = corners * np.stack([width, height, width, height], 1), area * width * height
+    with np.errstate(over="ignore", invalid="ignore"):  # rows of any numbers may come in
+        size = corners[:, 2:] - corners[:, :2]
+    has_area = ((size >= MIN_SIDE_PX) & np.isfinite(size)).all(1)
     inside = clip_xyxy(corners, width, height)
     inside_size = inside[:, 2:] - inside[:, :2]
     outside = has_area & ~(inside_size >= MIN_SIDE_PX).all(1)
@@ -95,17 +97,12 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalised: bool) -> tup
         table, corners, image_hw, {NO_AREA: ~has_area, OUTSIDE: outside, DUPLICATE: duplicate, CLIPPED: clipped}
     )
 
-    with np.errstate(divide="ignore", invalid="ignore"):  # rows that are left out may have any size
-        share = inside_size.prod(1) / size.prod(1)
-    area = np.where(clipped, area * share, area)
     kept &= ~duplicate
-    boxes = Boxes(
-        image[kept],
-        table[kept, CLASS].astype(np.int32),
-        xyxy_to_xywh(inside[kept]),
-        area[kept],
-        table[kept, CROWD] != 0,
-    )
+    table, area, inside_size = table[kept], area[kept], inside_size[kept]
+    # A clipped object keeps the share of its area that its box keeps.
+    area *= np.where(clipped[kept], (inside_size / size[kept]).prod(1), 1)
+    area = np.where(np.isfinite(area), area, inside_size.prod(1))
+    boxes = Boxes(image[kept], table[:, CLASS].astype(np.int32), xyxy_to_xywh(inside[kept]), area, table[:, CROWD] != 0)
     return boxes, findings
 
 

@@ -14,7 +14,7 @@ def parse_yolo(data: bytes, num_classes: int | None) -> RawLabels:
 
     Args:
         data: the file's bytes.
-        num_classes: ids at or above this are reported and left out; None takes any id (single class training).
+        num_classes: ids at or above this are reported and left out; None takes any id, as class 0.
 
     Raises LabelFileError when the file isn't text.
     """
@@ -49,6 +49,8 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> tuple |
     if class_id < 0 or (num_classes is not None and class_id >= num_classes):
         top = f"0 to {num_classes - 1}" if num_classes is not None else "0 and up"
         return RowProblem(line, UNKNOWN_CLASS, f"class {int(class_id)}, the names have {top}; left out")
+    if num_classes is None:
+        class_id = 0
     if not all(map(isfinite, values)):
         return RowProblem(line, NO_AREA, f"not finite: {' '.join(fields)[:60]!r}; left out")
     if count == 5:

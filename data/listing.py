@@ -85,8 +85,20 @@ def _walk(folder: Path) -> Iterator[tuple[str, list[os.DirEntry]]]:
             continue
         seen.add(real)
         entries = _scan(current)
-        pending.extend(e.path for e in entries if e.is_dir())
-        yield current, [e for e in entries if not e.is_dir()]
+        files = []
+        for entry in entries:
+            if _is_folder(entry):
+                pending.append(entry.path)
+            else:
+                files.append(entry)
+        yield current, files
+
+
+def _is_folder(entry: os.DirEntry) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _scan(folder: str) -> list[os.DirEntry]:
@@ -141,17 +153,15 @@ def _in_list(file: Path, root: Path, findings: list[Finding]) -> Iterator[tuple[
         if os.path.splitext(row)[1].lower() not in IMAGE_SUFFIXES:
             findings.append(Finding(where, UNSUPPORTED, f"{row[:100]!r} is no path of an image"))
             continue
-        first = file.parent if row.startswith("./") else root
-        path, stamp = os.path.join(first, row), None
-        for base in dict.fromkeys((first, root, file.parent)):
+        bases = (file.parent, root) if row.startswith("./") else (root, file.parent)
+        for base in bases:
             path = os.path.normpath(os.path.join(base, row))
             stamp = folders.stamp(path)
             if stamp is not None:
+                yield where, ImageFile(relative_name(path, root), os.path.basename(path), stamp)
                 break
         else:
             findings.append(Finding(where, MISSING_IMAGE, f"{row} not found"))
-            continue
-        yield where, ImageFile(relative_name(path, root), os.path.basename(path), stamp)
 
 
 class _StampedFolders:

@@ -82,8 +82,8 @@ def scan_split(
     found += [_Placed(f.image, f.line, Finding(source.where(f.image, f.line), f.kind, f.text)) for f in row_findings]
     found += _nothing_left(found, boxes, source)
     found.sort(key=lambda p: p[:2])
-    _check_labels_fit(found, len(boxes.image), spec, split)
-    return _assemble(source, image_hw, boxes, found, [*listing.findings, *source.findings], single_cls)
+    _check_labels_fit(found, len(boxes.image), len(source.images), spec, split)
+    return _assemble(source, image_hw, boxes, found, [*listing.findings, *source.findings])
 
 
 def _read_all(root: Path, source: LabelSource, workers: int, title: str) -> list[_Chunk]:
@@ -159,7 +159,14 @@ def _nothing_left(found: list[_Placed], boxes: Boxes, source: LabelSource) -> li
     return [_Placed(i, -1, Finding(source.where(i), BAD_LABEL, "no row can be used; image left out")) for i in spoilt]
 
 
-def _check_labels_fit(found: list[_Placed], boxes: int, spec: DatasetSpec, split: str) -> None:
+def _check_labels_fit(found: list[_Placed], boxes: int, images: int, spec: DatasetSpec, split: str) -> None:
+    unlabelled = sum(p.finding.kind == NO_LABEL for p in found)
+    if unlabelled == images:
+        first = next(p.finding.where for p in found if p.finding.kind == NO_LABEL)
+        raise UserError(
+            f"{spec.source}: '{split}' has {images} images and not one label file; the first was looked for at "
+            f"{os.path.normpath(os.path.join(spec.root, first))}"
+        )
     unknown = [p.finding for p in found if p.finding.kind == UNKNOWN_CLASS]
     if len(unknown) > boxes:
         first = unknown[0]
@@ -175,7 +182,6 @@ def _assemble(
     boxes: Boxes,
     found: list[_Placed],
     general: list[Finding],
-    single_cls: bool,
 ) -> ScannedSplit:
     """Leaves out the lost images and renumbers the rest."""
     keep = np.ones(len(image_hw), bool)
@@ -184,8 +190,6 @@ def _assemble(
     boxes = Boxes(*(column[of_kept] for column in boxes))
     new_number = np.cumsum(keep) - 1
     boxes = boxes._replace(image=new_number[boxes.image])
-    if single_cls:
-        boxes = boxes._replace(classes=np.zeros_like(boxes.classes))
     kept = np.flatnonzero(keep).tolist()
     per_image = np.bincount(boxes.image, minlength=len(kept))
     crowd = int(boxes.crowd.sum())
@@ -198,7 +202,7 @@ def _assemble(
     return ScannedSplit(
         names=[source.images[i].name for i in kept],
         image_ids=None if source.image_ids is None else [source.image_ids[i] for i in kept],
-        category_ids=source.category_ids[:1] if single_cls else source.category_ids,
+        category_ids=source.category_ids,
         image_hw=image_hw[keep],
         offsets=np.concatenate([[0], np.cumsum(per_image)]).astype(np.int64),
         boxes=boxes,
