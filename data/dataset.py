@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
 from data.augment import draw_plan
 from data.image_cache import ImageCache
+from data.index import DatasetIndex
 from data.pixel_transforms import PixelTransforms
 from data.render import fit_letterbox, letterbox, render_plan
 from data.source_images import read_source, reduced_sizes
 from utils.config import Hyperparameters
 from utils.structures import Sample, SampleKey
-
-
-class ImageIndex(Protocol):
-    """The part of `data.index.DatasetIndex` that is needed here: flat arrays, so that forked workers share them."""
-
-    image_hw: np.ndarray  # int32 (N, 2)
-    offsets: np.ndarray  # int64 (N + 1,)
-    classes: np.ndarray  # int32 (M,)
-    crowd: np.ndarray  # bool (M,)
-    fingerprint: str
-    names: tuple[str, ...]
-
-    def __len__(self) -> int: ...
-
-    def path(self, i: int) -> str: ...
-
-    def labels(self, i: int) -> np.ndarray: ...
 
 
 class LoadImagesAndLabels:
@@ -41,7 +23,7 @@ class LoadImagesAndLabels:
 
     def __init__(
         self,
-        index: ImageIndex,
+        index: DatasetIndex,
         *,
         imgsz: int,
         stride: int = 32,

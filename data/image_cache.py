@@ -16,10 +16,11 @@ import tempfile
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
+from data.cache_folder import cache_folder
+from data.index import DatasetIndex
 from data.source_images import read_source, reduced_sizes
 from utils.errors import UserError
 from utils.logger import get_logger, progress
@@ -27,17 +28,6 @@ from utils.logger import get_logger, progress
 SHARED_MEMORY = Path("/dev/shm")
 _SUFFIX = ".pixels"
 _LAYOUT = 1  # part of the file's name: raise it when the layout or `read_source` changes
-
-
-class ImageIndex(Protocol):
-    """The part of `data.index.DatasetIndex` that is needed here."""
-
-    image_hw: np.ndarray
-    fingerprint: str
-
-    def __len__(self) -> int: ...
-
-    def path(self, i: int) -> str: ...
 
 
 class ImageCache:
@@ -104,7 +94,7 @@ def _release(handle: int, removable: Path | None, owner: int) -> None:
 
 
 def open_image_cache(
-    index: ImageIndex,
+    index: DatasetIndex,
     kind: str,
     *,
     imgsz: int,
@@ -119,7 +109,7 @@ def open_image_cache(
         index: the images.
         kind: "none" (returns None), "ram" or "disk".
         imgsz: longer side of the source images, pixels.
-        cache_dir: where a disk cache goes; empty: ~/.cache/lockstep. It is kept for later runs.
+        cache_dir: where a disk cache goes, and stays for later runs; empty: as `cache_folder` says.
         threads: decoders.
         shared_memory: a file system in memory.
 
@@ -135,7 +125,7 @@ def open_image_cache(
             raise UserError(f"--cache ram: this system has no {shared_memory}; use --cache disk")
         folder = shared_memory
     else:
-        folder = Path(cache_dir).expanduser() if cache_dir else Path.home() / ".cache" / "lockstep"
+        folder = cache_folder(cache_dir)
         folder.mkdir(parents=True, exist_ok=True)
     name = f"lockstep-{os.getuid()}-{index.fingerprint[:32]}-{imgsz}-v{_LAYOUT}{_SUFFIX}"
     path = folder / name
@@ -174,7 +164,7 @@ def _free_bytes(folder: Path, in_ram: bool) -> int:
     return free
 
 
-def _fill(path: Path, index: ImageIndex, source_hw: np.ndarray, kind: str, threads: int, show_progress: bool) -> None:
+def _fill(path: Path, index: DatasetIndex, source_hw: np.ndarray, kind: str, threads: int, show_progress: bool) -> None:
     """Decodes all images into a temporary file beside ``path`` and renames it."""
     offsets = _offsets(source_hw)
     size, free = int(offsets[-1]), _free_bytes(path.parent, kind == "ram")
