@@ -6,6 +6,7 @@ torchrun --nproc_per_node 2 val.py --weights yolov8n.pt --data coco128.yaml
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,51 +17,50 @@ from utils.config import Hyperparameters, ValConfig, parse_config, to_dict
 from utils.errors import UserError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from data.dataset_yaml import DatasetSpec
     from engine.evaluator import Evaluator, Postprocess
     from models.detector import Detector
     from utils.distributed import DistributedContext
-    from utils.structures import EvalResult, GroundTruth
+    from utils.structures import Detections, EvalResult, GroundTruth
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else list(argv)
     config = parse_config(ValConfig, argv, __doc__.split("\n")[0])
-    if config.spawn > 1:
-        from utils.distributed import spawn
-
-        spawn(_spawned, config.spawn, (config,))
-    else:
-        validate(config)
-
-
-def _spawned(config: ValConfig) -> None:
-    run_main(lambda _: validate(config))
-
-
-def validate(config: ValConfig) -> None:
-    """Scores ``config.weights``; all processes of the run call it, the first one writes and prints."""
-    from utils.distributed import DistributedContext, one_voice
+    from utils.distributed import DistributedContext, is_launched, one_voice, spawn
     from utils.logger import configure_logging
 
+    if config.spawn > 1 and not is_launched():
+        spawn(run_main, config.spawn, (main, argv))
+        return
     ctx = DistributedContext.from_environment(config.device, config.local_rank)
     configure_logging(ctx.is_main)
     try:
         with one_voice(ctx):
-            _validate(config, ctx)
+            validate(config, ctx)
     finally:
         ctx.close()
 
 
-def _validate(config: ValConfig, ctx: DistributedContext) -> None:
+def validate(config: ValConfig, ctx: DistributedContext) -> None:
+    """Scores ``config.weights``; all processes of the run call it, the first one prints and writes."""
     import torch
 
     from data.loader import create_dataloader
     from engine.evaluator import Evaluator
     from engine.precision import resolve_amp
+    from models.postprocess import VALIDATION_IOU
     from models.pretrained import load_detector
-    from utils.logger import progress
+    from utils.distributed import broadcast_object
+    from utils.downloads import fetch_weights
+    from utils.logger import get_logger, progress
 
-    model, info = load_detector(config.weights)
+    if len(ctx.devices) > 1:
+        get_logger().warning("one process scores on one device, %s; torchrun uses all", ctx.device)
+
+    model, info = load_detector(fetch_weights(config.weights, ctx=ctx, offline=config.offline))
     spec = _dataset(config, info, ctx)
     if not config.single_cls:
         check_names(model.names, spec, config.weights)
@@ -86,10 +86,10 @@ def _validate(config: ValConfig, ctx: DistributedContext) -> None:
     evaluator = Evaluator(
         ground_truth=gt,
         num_classes=len(names),
-        postprocess=make_postprocess(config),
+        postprocess=make_postprocess(config, VALIDATION_IOU[model.head.kind]),
         ctx=ctx,
         device=ctx.device,
-        amp_dtype=resolve_amp(config.amp, ctx.device),
+        amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
     )
     model = model.fuse().to(ctx.device, memory_format=torch.channels_last)
@@ -103,7 +103,7 @@ def _dataset(config: ValConfig, info: dict, ctx: DistributedContext) -> DatasetS
     from data.demo import default_demo_root, ensure_demo
     from utils.distributed import torch_distributed_zero_first
 
-    data = config.data or info.get("data")
+    data = config.data or info.get("data", {}).get("source")
     if not data:
         raise UserError(f"{config.weights}: does not say what data it was trained on; name a data set YAML with --data")
     if data == "demo":
@@ -127,15 +127,18 @@ def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
     )
 
 
-def make_postprocess(config: ValConfig) -> Postprocess:
+def make_postprocess(config: ValConfig, default_iou: float) -> Postprocess:
+    """Raw maps to detections, by the thresholds of the command line."""
     from models.postprocess import non_max_suppression
 
-    def postprocess(model: Detector, raw: list):
+    iou_thres = default_iou if config.iou_thres is None else config.iou_thres
+
+    def postprocess(model: Detector, raw: list[Tensor]) -> Detections:
         boxes, scores = model.decode(raw)
         if config.single_cls:
             scores = scores.amax(-1, keepdim=True)
         return non_max_suppression(
-            boxes, scores, conf_thres=config.conf_thres, iou_thres=config.iou_thres, max_det=config.max_det
+            boxes, scores, conf_thres=config.conf_thres, iou_thres=iou_thres, max_det=config.max_det
         )
 
     return postprocess

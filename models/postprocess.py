@@ -21,6 +21,7 @@ from utils.boxes import area_xyxy
 from utils.errors import UserError
 from utils.structures import Detections
 
+VALIDATION_IOU = {"anchor": 0.6, "anchor_free": 0.7}  # by kind of head, as published for YOLOv5 and YOLOv8
 MAX_CANDIDATES = 30_000  # an image, the best by score
 _BLOCK = 256  # candidates examined together; changes speed and memory only
 

@@ -13,6 +13,7 @@ from utils.distributed import DistributedContext, spawn
 from utils.structures import Batch, Detections, GroundTruth, LossOutput
 
 CPU = torch.device("cpu")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 CANVAS = 64
 CLASSES = 3
 
@@ -98,7 +99,7 @@ class Oracle:
             scores[b, :n], scores[b, n] = torch.linspace(0.9, 0.2, n), 0.1
             classes[b, :n] = torch.from_numpy(self.gt.classes[rows])
             counts[b] = n + 1
-        return Detections(boxes, scores, classes, counts)
+        return Detections(*(t.to(raw[0].device) for t in (boxes, scores, classes, counts)))
 
 
 class Criterion(nn.Module):
@@ -107,7 +108,7 @@ class Criterion(nn.Module):
     def forward(self, raw, targets, max_targets):
         value = raw[0].sum((1, 2, 3)).double()
         parts = torch.stack([value.sum(), value.square().sum()]).float()
-        return LossOutput(parts.sum(), torch.tensor(float(len(value)) + 0.1), parts)
+        return LossOutput(parts.sum(), parts.new_tensor(len(value) + 0.1), parts)
 
 
 def make_evaluator(gt, letterbox, ctx, criterion=None):
@@ -116,7 +117,7 @@ def make_evaluator(gt, letterbox, ctx, criterion=None):
         num_classes=CLASSES,
         postprocess=Oracle(gt, letterbox),
         ctx=ctx,
-        device=CPU,
+        device=ctx.device,
         criterion=criterion,
     )
 
@@ -152,10 +153,12 @@ def assert_same(result, other):
     return losses
 
 
-def test_boxes_come_back_to_original_pixels():
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+def test_boxes_come_back_to_original_pixels(device):
     gt, letterbox = make_split(9)
-    evaluator = make_evaluator(gt, letterbox, DistributedContext.single(CPU))
-    result = evaluator.run(TinyNet(), make_batches(gt, letterbox))
+    evaluator = make_evaluator(gt, letterbox, DistributedContext.single(device), Criterion())
+    batches = make_batches(gt, letterbox)
+    result = evaluator.run(TinyNet().to(device), [b.pin_memory() for b in batches] if device == "cuda" else batches)
     assert result.num_images == 9
     assert result.ap == pytest.approx(1)
     table = evaluator.detections
@@ -168,7 +171,9 @@ def test_boxes_come_back_to_original_pixels():
     batch, detections = evaluator.preview
     np.testing.assert_array_equal(batch.indices, make_batches(gt, letterbox)[0].indices)
     assert len(detections.counts) == 2
-    assert set(result.extras) == {"ms/inference", "ms/nms", "ms/total", "data_wait"}
+    times = {"ms/inference", "ms/nms", "ms/total", "data_wait"}
+    assert set(result.extras) == times | {"val/total", "val/box", "val/cls"}
+    assert all(result.extras[name] > 0 for name in times)
     assert 0 <= result.extras["data_wait"] <= 1
 
 

@@ -273,12 +273,10 @@ def empty_table():
     return make_table([], [], [], [])
 
 
-@pytest.mark.parametrize("num_images", [0, 3])
-@pytest.mark.parametrize("objects", [0, 4])
-@pytest.mark.parametrize("detections", [0, 5])
+@pytest.mark.parametrize(
+    ("num_images", "objects", "detections"), [(0, 0, 0), (3, 0, 0), (3, 4, 0), (3, 0, 5), (3, 4, 5)]
+)
 def test_nothing_to_score_is_nan_or_zero_without_warnings(num_images, objects, detections):
-    if num_images == 0 and objects + detections > 0:
-        pytest.skip("boxes need images")
     boxes = np.tile([10.0, 10, 20, 20], (objects, 1))
     zeros = np.zeros(objects, dtype=np.int64)
     gt = make_ground_truth(boxes, zeros, zeros, zeros + 400, zeros, num_images, 2)

@@ -131,7 +131,9 @@ class ValConfig:
     imgsz: int = setting(0, low=0, aliases=("--img", "--img-size"), help="longer side, pixels; 0: the checkpoint's")
     rect: bool = setting(True, help="batches by aspect, padded as little as possible")
     conf_thres: float = setting(0.001, low=0, high=1, aliases=("--conf",), help="confidence threshold")
-    iou_thres: float = setting(0.7, low=0, high=1, aliases=("--iou",), help="NMS IoU threshold")
+    iou_thres: float | None = setting(
+        None, low=0, high=1, aliases=("--iou",), help="NMS IoU threshold; default: 0.7, of anchor heads 0.6"
+    )
     max_det: int = setting(300, low=1, help="detections an image")
     single_cls: bool = setting(False, help="treat all classes as one")
     device: str = setting("", help="cpu, 0, 0,1, mps; empty: the best there is")
@@ -145,6 +147,7 @@ class ValConfig:
     project: str = setting("runs/val", help="folder of runs")
     name: str = setting("exp", help="name of this run")
     exist_ok: bool = setting(False, help="write into an existing run folder")
+    offline: bool = setting(False, help="never download weights")
     spawn: int = setting(0, low=0, help="start this many processes on this machine without torchrun")
     local_rank: int | None = setting(None, help="set by the old launcher")
 

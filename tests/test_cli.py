@@ -1,0 +1,82 @@
+"""How scripts end, and where their results go."""
+
+import errno
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from utils.cli import run_main
+from utils.errors import PeerFailure, UserError
+from utils.run_dir import increment_path
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("data.yaml:3: no such\n folder"), 2, "error: data.yaml:3: no such folder\n"),
+        (PeerFailure("rank 0 failed"), 2, ""),
+        (KeyboardInterrupt(), 130, ""),
+        (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 2, "error: runs/x: the disk is full;"),
+    ],
+)
+def test_ways_to_end(error, code, line, capsys):
+    def main(argv):
+        raise error
+
+    with pytest.raises(SystemExit) as stop:
+        run_main(main)
+    assert stop.value.code == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(line)
+    assert err.count("\n") == bool(line)
+
+
+def test_bugs_are_not_hidden():
+    def main(argv):
+        raise OSError(errno.EIO, "hardware")
+
+    with pytest.raises(OSError, match="hardware"):
+        run_main(main)
+
+
+def test_a_reader_that_leaves_gets_no_traceback():
+    program = "from utils.cli import run_main\nrun_main(lambda _: [print('x' * 1000) for _ in range(10000)])"
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run([sys.executable, "-c", program], stdout=write, stderr=subprocess.PIPE, cwd=ROOT, check=False)
+    os.close(write)
+    assert ended.returncode == 141
+    assert ended.stderr == b""
+
+
+def test_run_folders_count_up(tmp_path):
+    made = [increment_path(tmp_path / "runs", "exp") for _ in range(3)]
+    assert [p.name for p in made] == ["exp", "exp2", "exp3"]
+    made[1].rmdir()
+    assert increment_path(tmp_path / "runs", "exp").name == "exp2"
+    assert increment_path(tmp_path / "runs", "exp", exist_ok=True) == made[0]
+    assert increment_path(tmp_path / "runs", "v1.5").name == "v1.5"
+    assert increment_path(tmp_path / "runs", "v1.5").name == "v1.52"
+
+
+def test_runs_started_together_get_folders_of_their_own(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: increment_path(tmp_path, "exp"), range(40)))
+    assert len(set(made)) == 40
+
+
+def test_a_file_in_the_way_is_named(tmp_path):
+    (tmp_path / "runs").write_text("")
+    for exist_ok in (False, True):
+        with pytest.raises(UserError, match="in the way"):
+            increment_path(tmp_path / "runs", "exp", exist_ok)
+    (tmp_path / "exp").write_text("")
+    with pytest.raises(UserError, match="in the way"):
+        increment_path(tmp_path, "exp", exist_ok=True)
