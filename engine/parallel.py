@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from contextlib import AbstractContextManager, nullcontext
 
@@ -25,9 +26,10 @@ def parallelise(model: nn.Module, ctx: DistributedContext, *, sync_bn: bool = Fa
         if sync_bn:
             convert_sync_bn(model)
         ids = [ctx.device.index] if ctx.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(
-            model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
-        )
+        ddp = nn.parallel.DistributedDataParallel
+        known = inspect.signature(ddp.__init__).parameters
+        no_broadcast = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # torch < 2.15
+        return ddp(model, device_ids=ids, gradient_as_bucket_view=True, **{no_broadcast: False})
     if len(ctx.devices) > 1:
         log.info(
             "DataParallel over %d GPUs in one process; torchrun --nproc_per_node %d is faster",

@@ -66,6 +66,7 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
             unbiased = variance * (total / (total - 1).clamp(min=1))
             self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
             self.running_var.lerp_(unbiased.to(self.running_var), self.momentum)
+            self.num_batches_tracked.add_(1)
         return out
 
 

@@ -1,0 +1,86 @@
+"""A detector and a data set small enough for end-to-end tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+import yaml
+
+from utils.structures import Batch
+
+# Three levels (strides 8, 16, 32), about 60 thousand parameters.
+TINY_MODEL = {
+    "nc": 2,
+    "backbone": [
+        [-1, 1, "Conv", [8, 3, 2]],
+        [-1, 1, "Conv", [16, 3, 2]],
+        [-1, 1, "Conv", [16, 3, 2]],
+        [-1, 1, "Conv", [32, 3, 2]],
+        [-1, 1, "Conv", [32, 3, 2]],
+    ],
+    "head": [[[2, 3, 4], 1, "Detect", ["nc"]]],
+}
+TINY_ANCHOR_MODEL = {
+    **TINY_MODEL,
+    "anchors": [[10, 13, 16, 30, 33, 23], [30, 61, 62, 45, 59, 119], [116, 90, 156, 198, 373, 326]],
+    "head": [[[2, 3, 4], 1, "Detect", ["nc", "anchors"]]],
+}
+
+
+def write_model(path: Path, model: dict = TINY_MODEL) -> Path:
+    path.write_text(yaml.safe_dump(model), encoding="utf-8")
+    return path
+
+
+def write_dataset(root: Path, *, train: int = 10, val: int = 5, size: int = 64) -> Path:
+    """Bright squares (class 0) and dark ones (class 1) on noise; YOLO txt. Returns the YAML."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", train), ("val", val)):
+        for kind in ("images", "labels"):
+            (root / kind / split).mkdir(parents=True)
+        for number in range(count):
+            image = rng.integers(90, 160, (size, size, 3), dtype=np.uint8)
+            rows = []
+            for _ in range(int(rng.integers(0 if number % 5 == 4 else 1, 4))):
+                side = int(rng.integers(size // 6, size // 2))
+                x, y = (int(v) for v in rng.integers(0, size - side, 2))
+                kind = int(rng.integers(2))
+                image[y : y + side, x : x + side] = 20 if kind else 235
+                rows.append(f"{kind} {(x + side / 2) / size} {(y + side / 2) / size} {side / size} {side / size}\n")
+            cv2.imwrite(str(root / "images" / split / f"{number:03}.png"), image)
+            (root / "labels" / split / f"{number:03}.txt").write_text("".join(rows))
+    path = root / "data.yaml"
+    path.write_text(yaml.safe_dump({"train": "images/train", "val": "images/val", "names": ["light", "dark"]}))
+    return path
+
+
+def make_batch(images: int, *, size: int = 64, seed: int = 0, targets_per_image: int = 2) -> Batch:
+    """Random pictures; the targets of image i depend on ``seed`` and i alone. ``targets_per_image`` 0: none."""
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (images, size, size, 3), generator=generator, dtype=torch.uint8).permute(0, 3, 1, 2)
+    boxes = torch.rand(images, targets_per_image, 4, generator=generator) * 0.3 + torch.tensor([0.3, 0.3, 0.2, 0.2])
+    classes = torch.randint(0, 2, (images, targets_per_image, 1), generator=generator).float()
+    number = torch.arange(images).float()[:, None, None].expand(-1, targets_per_image, 1)
+    return Batch(
+        images=pixels,
+        targets=torch.cat([number, classes, boxes], -1).reshape(-1, 6),
+        max_targets=16,
+        indices=torch.arange(images),
+        original_hw=torch.full((images, 2), size, dtype=torch.int32),
+        letterbox=torch.tensor([[1.0, 0.0, 0.0]]).expand(images, 3).clone(),
+        paths=tuple(f"image{i}.png" for i in range(images)),
+    )
+
+
+def cut(batch: Batch, start: int, end: int) -> Batch:
+    """Images start..end of a batch, as a rank's share of it."""
+    chosen = (batch.targets[:, 0] >= start) & (batch.targets[:, 0] < end)
+    targets = batch.targets[chosen].clone()
+    targets[:, 0] -= start
+    return Batch(
+        batch.images[start:end], targets, batch.max_targets, batch.indices[start:end], batch.original_hw[start:end],
+        batch.letterbox[start:end], batch.paths[start:end],
+    )  # fmt: skip
