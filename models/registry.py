@@ -18,7 +18,7 @@ from torch import nn
 
 from models import blocks
 from models.heads import AnchorFreeHead, AnchorHead
-from models.spec import LayerSpec, ModelSpec
+from models.spec import LayerSpec, ModelSpec, checked_anchors
 from utils.config import suggestion
 from utils.errors import UserError
 
@@ -123,7 +123,9 @@ def build_head(
     if len(layer.args) == 1:
         depthwise = any(find_entry(other).module is blocks.C3k2 for other in spec.layers)
         return AnchorFreeHead(channels, strides, num_classes, spec.reg_max, depthwise)
-    anchors = spec.anchors if layer.args[1] == "anchors" else layer.args[1]
+    anchors = spec.anchors
+    if layer.args[1] != "anchors":
+        anchors = checked_anchors(layer.args[1], f"{layer.where('args')}: anchors")
     if anchors is None:
         raise layer.mistake("args", "anchors are asked for, but there is no top-level 'anchors'")
     if isinstance(anchors, list) and len(anchors) != len(channels):

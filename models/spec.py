@@ -24,7 +24,6 @@ KEYS = (
     "backbone",
     "head",
     "nc",
-    "names",
     "ch",
     "channels",
     "scales",
@@ -52,8 +51,11 @@ class LayerSpec:
     module: str
     args: tuple[Any, ...]
 
+    def where(self, field: str) -> str:
+        return f"{self.label}: {self.section} layer {self.index} ({field})"
+
     def mistake(self, field: str, message: str) -> UserError:
-        return UserError(f"{self.label}: {self.section} layer {self.index} ({field}): {message}")
+        return UserError(f"{self.where(field)}: {message}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ def parse_spec(values: Any, label: str) -> ModelSpec:
         width=width,
         max_channels=max_channels,
         deep=plain.get("scale") in DEEP_SCALES,
-        anchors=_anchors(values.get("anchors"), label),
+        anchors=None if values.get("anchors") is None else checked_anchors(values["anchors"], f"{label}: anchors"),
         activation=activation,
         reg_max=int(_number(values, "reg_max", 16, label, low=2, whole=True)),
         layers=_layers(values, label),
@@ -146,9 +148,11 @@ def parse_spec(values: Any, label: str) -> ModelSpec:
 
 
 def _number(values: dict, key: str, default: float, label: str, low: float = 0.0, whole: bool = False) -> float:
-    value = values.get(key, default)
-    good = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and value >= low
-    if not good or (not whole and value <= 0):
+    value = values.get(key)
+    if value is None:
+        return default
+    good = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and low <= value < 1e6
+    if not good or value == 0:
         raise UserError(f"{label}: {key}: wants a {'whole ' if whole else 'positive '}number, got {value!r}")
     return value
 
@@ -184,16 +188,17 @@ def _multiples(values: dict, label: str) -> tuple[float, float, float]:
     return depth, width, _number(values, "max_channels", float("inf"), label)
 
 
-def _anchors(anchors: Any, label: str) -> list[list[float]] | int | None:
-    if anchors is None or (isinstance(anchors, int) and not isinstance(anchors, bool) and anchors >= 1):
+def checked_anchors(anchors: Any, where: str) -> list[list[float]] | int:
+    """Rows of w, h, w, h, ... in pixels, or how many anchors a cell has. Raises UserError beginning with ``where``."""
+    if isinstance(anchors, int) and not isinstance(anchors, bool) and anchors >= 1:
         return anchors
     if not isinstance(anchors, list) or not anchors or not all(isinstance(row, list) for row in anchors):
-        raise UserError(f"{label}: anchors: wants a list of rows [w, h, w, h, ...] or a number, got {anchors!r}")
+        raise UserError(f"{where}: wants a list of rows [w, h, w, h, ...] or a number, got {anchors!r}")
     for i, row in enumerate(anchors):
         if not row or len(row) % 2 or len(row) != len(anchors[0]):
-            raise UserError(f"{label}: anchors (row {i}): wants w, h pairs, as many in every row, got {row!r}")
+            raise UserError(f"{where} (row {i}): wants w, h pairs, as many in every row, got {row!r}")
         if not all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in row):
-            raise UserError(f"{label}: anchors (row {i}): wants positive numbers of pixels, got {row!r}")
+            raise UserError(f"{where} (row {i}): wants positive numbers of pixels, got {row!r}")
     return anchors
 
 
