@@ -245,7 +245,7 @@ def _open_cached(path: Path, names: tuple[str, ...], root: Path, fingerprint: st
         meta, arrays = open_arrays(path)
         if meta["fingerprint"] != fingerprint or meta["version"] != [CACHE_VERSION, PARSER_VERSION]:
             raise CacheError("of another version")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (CacheError, OSError) as error:
         _log.warning("%s: the cached index can't be used (%s); scanning again", path, error)

@@ -68,6 +68,7 @@ class Boxes(NamedTuple):
     crowd: np.ndarray  # bool (M,)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # rows of any numbers may come in; infinities are looked for
 def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalised: bool) -> tuple[Boxes, list[RowFinding]]:
     """Clips boxes to their images and leaves out those without area, outside the image, or repeated exactly.
 
@@ -80,10 +81,8 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalised: bool) -> tup
     height, width = image_hw[image].astype(np.float64).T
     corners, area = table[:, X1 : Y2 + 1], table[:, AREA]
     if normalised:
-        with np.errstate(over="ignore"):
-            corners, area = corners * np.stack([width, height, width, height], 1), area * width * height
-    with np.errstate(over="ignore", invalid="ignore"):  # rows of any numbers may come in
-        size = corners[:, 2:] - corners[:, :2]
+        corners, area = corners * np.stack([width, height, width, height], 1), area * width * height
+    size = corners[:, 2:] - corners[:, :2]
     has_area = ((size >= MIN_SIDE_PX) & np.isfinite(size)).all(1)
     inside = clip_xyxy(corners, width, height)
     inside_size = inside[:, 2:] - inside[:, :2]

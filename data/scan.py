@@ -36,7 +36,7 @@ from utils.errors import UserError
 from utils.logger import progress
 
 _CHUNK = 32  # images a task: enough to hide the cost of a task, few enough to keep the bar moving
-_SPOILING = frozenset({BAD_ROW, UNKNOWN_CLASS, OUTSIDE})  # rows that mean an object which can't be used
+_SPOILING = frozenset({BAD_ROW, OUTSIDE})  # rows that mean an object, but can't be used
 
 
 class ScannedSplit(NamedTuple):
