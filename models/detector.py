@@ -31,7 +31,9 @@ class Detector(nn.Module):
         self.model = nn.Sequential(*layers)
         self.spec: dict[str, Any] = spec.plain
         self.names = names
-        self._sources = tuple(layer.sources if layer.listed else layer.sources[0] for layer in spec.layers)
+        self._sources = tuple(
+            layer.sources if find_entry(layer).takes_list else layer.sources[0] for layer in spec.layers
+        )
         self._kept = frozenset(
             s
             for layer in spec.layers
@@ -156,7 +158,8 @@ def _set_activation(module: nn.Module, activation: nn.Module) -> None:
 
 def _probe(layer: LayerSpec, module: nn.Module, inputs: list[Tensor]) -> Tensor:
     """The layer's output shape, or a UserError that shows which inputs do not go together."""
-    if find_entry(layer).kind is Kind.MERGE:
+    merges = find_entry(layer).takes_list
+    if merges:
         whole = isinstance(module, blocks.Add)
         if len({tuple(x.shape[1:] if whole else x.shape[2:]) for x in inputs}) > 1:
             shapes = ", ".join(
@@ -167,7 +170,7 @@ def _probe(layer: LayerSpec, module: nn.Module, inputs: list[Tensor]) -> Tensor:
                 "from", f"{layer.module} wants inputs of one {'shape' if whole else 'size'}, got {shapes}"
             )
     try:
-        return module(inputs if find_entry(layer).kind is Kind.MERGE else inputs[0])
+        return module(inputs if merges else inputs[0])
     except (RuntimeError, ValueError) as error:
         raise layer.mistake("args", f"{layer.module} does not fit its input: {str(error).splitlines()[0]}") from None
 

@@ -38,6 +38,11 @@ class Entry:
     module: type[nn.Module] | None
     kind: Kind
 
+    @property
+    def takes_list(self) -> bool:
+        """Whether ``forward`` wants a list of inputs rather than one."""
+        return self.kind in (Kind.MERGE, Kind.HEAD)
+
 
 REGISTRY: dict[str, Entry] = {
     "Conv": Entry(blocks.Conv, Kind.CONVOLUTION),
@@ -70,7 +75,10 @@ def find_entry(layer: LayerSpec) -> Entry:
     if name not in REGISTRY:
         known = ", ".join(REGISTRY)
         raise layer.mistake("module", f"unknown module '{layer.module}'{suggestion(name, REGISTRY)}; known: {known}")
-    return REGISTRY[name]
+    entry = REGISTRY[name]
+    if entry.takes_list and layer.repeats != 1:
+        raise layer.mistake("repeats", f"{layer.module} is not repeated, got {layer.repeats}")
+    return entry
 
 
 def make_activation(spec: ModelSpec) -> nn.Module | None:
@@ -101,9 +109,8 @@ def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) ->
     repeats = max(round(layer.repeats * spec.depth), 1) if layer.repeats > 1 else layer.repeats
     if entry.kind is Kind.KEEP:
         return _repeat(lambda _: _construct(entry.module, (), layer.args, layer), repeats)
-    out, args = _out_channels(layer, spec), list(layer.args[1:])
-    if entry.module is blocks.SPP and args and isinstance(args[0], list):
-        args[0] = tuple(args[0])
+    out = _out_channels(layer, spec)
+    args = [tuple(arg) if isinstance(arg, list) else arg for arg in layer.args[1:]]
     if entry.kind is Kind.STACK:
         if entry.module is blocks.C3k2 and spec.deep:
             args[:1] = [True]
@@ -177,7 +184,9 @@ def _fits(value: object, hint: object) -> bool:
     if isinstance(hint, types.UnionType):
         return any(_fits(value, option) for option in typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(isinstance(v, int) and v > 0 for v in value)
+        wanted = typing.get_args(hint)
+        right_length = isinstance(value, tuple) and value and (... in wanted or len(value) == len(wanted))
+        return bool(right_length) and all(_fits(v, int) and v > 0 for v in value)
     if hint in (int, float):
         return _is_number(value) and (hint is float or isinstance(value, int))
     return isinstance(value, hint)

@@ -45,8 +45,7 @@ class LayerSpec:
     label: str  # the model's name, for messages
     section: str  # backbone or head
     index: int  # in the whole graph
-    sources: tuple[int, ...]  # absolute, IMAGE for the input; several only where the YAML has a list
-    listed: bool  # whether ``from`` was a list
+    sources: tuple[int, ...]  # absolute, IMAGE for the input
     repeats: int
     module: str
     args: tuple[Any, ...]
@@ -230,7 +229,7 @@ def _layer(row: Any, label: str, section: str, index: int) -> LayerSpec:
     if not sources:
         raise UserError(f"{where} (from): names no layer")
     args = tuple(None if arg == "None" else arg for arg in args)  # YAML spells it null, model YAMLs None
-    return LayerSpec(label, section, index, sources, isinstance(source, list), repeats, module, args)
+    return LayerSpec(label, section, index, sources, repeats, module, args)
 
 
 def _source(source: Any, index: int, where: str) -> int:

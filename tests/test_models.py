@@ -11,9 +11,9 @@ import torch
 import yaml
 from torch import nn
 
-from models.blocks import BN_EPS, Conv
+from models.blocks import BN_EPS, Attention, Conv
 from models.detector import Detector, build_detector, build_on_meta
-from models.spec import known_models, load_spec
+from models.spec import MODEL_FOLDER, known_models, load_spec
 from utils.errors import UserError
 
 PARAMETERS = {
@@ -278,6 +278,23 @@ def test_conv_is_what_its_parts_say() -> None:
     torch.testing.assert_close(conv(x), y * y.sigmoid())
 
 
+def test_attention_is_what_the_paper_says() -> None:
+    """Against softmax(Q'K / sqrt d) written out in float64; channels go by head, then q, k, v."""
+    torch.manual_seed(0)
+    attention = Attention(8, heads=2).double().eval()
+    x = torch.randn(2, 8, 3, 5, dtype=torch.float64)
+    parts = attention.qkv(x).reshape(2, 2, 2 + 2 + 4, 15)
+    values, mixed = torch.zeros(2, 8, 15).double(), torch.zeros(2, 8, 15).double()
+    for image in range(2):
+        for head in range(2):
+            query, key, value = parts[image, head].split((2, 2, 4))
+            weights = (query.T @ key / math.sqrt(2)).softmax(-1)  # (cell that asks, cell that answers)
+            mixed[image, 4 * head : 4 * head + 4] = value @ weights.T
+            values[image, 4 * head : 4 * head + 4] = value
+    expected = attention.proj((mixed.view_as(x)) + attention.pe(values.view_as(x)))
+    torch.testing.assert_close(attention(x), expected)
+
+
 # Names and YAML
 
 
@@ -301,6 +318,20 @@ def test_users_yaml(tiny) -> None:
     assert [x.shape[-1] for x in detector(torch.rand(2, 3, 32, 32))] == [8, 4]
 
 
+def test_from_may_be_a_list_of_one_or_a_number_anywhere(tiny) -> None:
+    for old, new in (("[-1, 2, C2f", "[[-1], 2, C2f"), ("[[2, 3], 1, Detect", "[2, 1, Detect")):
+        detector = tiny(old, new)
+        assert len(detector(torch.rand(2, 3, 32, 32))) == len(detector.strides)
+
+
+def test_the_older_public_form_with_multiples_at_the_top() -> None:
+    values = yaml.safe_load((MODEL_FOLDER / "yolov5.yaml").read_text())
+    del values["scales"]
+    values |= {"nc": 80, "depth_multiple": 0.33, "width_multiple": 0.5}
+    detector = build_on_meta(load_spec(values), 80, tuple(map(str, range(80))))
+    assert sum(p.numel() for p in detector.parameters()) == COUNTS["yolov5s"]
+
+
 def test_scale_comes_from_the_key_or_the_file_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     text = "nc: 80\nscales:\n  n: [0.5, 0.5, 16]\n  s: [1.0, 2.0, 8]\n" + TINY
     widths = {}
@@ -320,6 +351,10 @@ def test_anchors_as_a_number_and_inline(tiny) -> None:
     assert torch.equal(counted.anchors[0], counted.anchors[1])  # in strides
     inline = tiny("[nc]", "[nc, [[8, 4], [16, 32]]]")
     assert inline.anchors.tolist() == [[[2.0, 1.0]], [[2.0, 4.0]]]
+
+
+def test_args_may_be_lists(tiny) -> None:
+    assert [pool.kernel_size for pool in tiny("C2f, [16, True]", "SPP, [16, [3, 7]]").model[2][0].m] == [3, 7]
 
 
 def test_activation_of_the_yaml(tiny) -> None:
@@ -385,6 +420,8 @@ MISTAKES = [
         "[[2, 3], 1, Detect, []]",
         r"head layer 4 \(args\): Detect wants \[nc\] or \[nc, anchors\]",
     ),
+    ("[[2, 3], 1, Detect", "[[2, 3], 2, Detect", r"head layer 4 \(repeats\): Detect is not repeated, got 2"),
+    ("C2f, [16, True]", "SPP, [16, [5, 0]]", r"backbone layer 2 \(args\): SPP: kernels wants"),
     ("[nc]", "[nc, anchors]", r"head layer 4 \(args\): anchors are asked for, but there is no top-level 'anchors'"),
     ("[nc]", "[nc, [[8, 4]]]", r"head layer 4 \(args\): 2 levels need 2 rows of anchors, got 1"),
     ("C2f, [16, True]", "Detect, [nc]", r"backbone layer 2 \(module\): Detect must be the last layer"),
