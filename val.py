@@ -56,6 +56,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     from utils.distributed import broadcast_object
     from utils.downloads import fetch_weights
     from utils.logger import get_logger, progress
+    from utils.run_dir import increment_path
 
     if len(ctx.devices) > 1:
         get_logger().warning("one process scores on one device, %s; torchrun uses all", ctx.device)
@@ -92,10 +93,12 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
     )
+    # Claimed before the work, so that a folder that cannot be written costs no time.
+    folder = increment_path(config.project, config.name, config.exist_ok) if ctx.is_main else None
     model = model.fuse().to(ctx.device, memory_format=torch.channels_last)
     result = evaluator.run(model, loader)
-    if result is not None:
-        report(config, result, evaluator, gt, names, imgsz)
+    if folder is not None:
+        report(config, result, evaluator, gt, names, folder, imgsz)
 
 
 def _dataset(config: ValConfig, info: dict, ctx: DistributedContext) -> DatasetSpec:
@@ -145,18 +148,22 @@ def make_postprocess(config: ValConfig, default_iou: float) -> Postprocess:
 
 
 def report(
-    config: ValConfig, result: EvalResult, evaluator: Evaluator, gt: GroundTruth, names: Sequence[str], imgsz: int
+    config: ValConfig,
+    result: EvalResult,
+    evaluator: Evaluator,
+    gt: GroundTruth,
+    names: Sequence[str],
+    folder: Path,
+    imgsz: int,
 ) -> None:
-    """Prints the table and writes the run's folder."""
+    """Prints the table and fills the run's folder."""
     from utils.coco_json import write_predictions
     from utils.eval_report import format_summary, format_table, result_rows, write_class_csv, write_results_json
     from utils.logger import get_logger
-    from utils.run_dir import increment_path
 
     log = get_logger()
     rows = result_rows(result, gt, names)
     log.info("%s\n%s", format_table(rows, verbose=config.verbose), format_summary(result))
-    folder = increment_path(config.project, config.name, config.exist_ok)
     write_results_json(folder / "results.json", result, rows, to_dict(config) | {"imgsz": imgsz})
     write_class_csv(folder / "classes.csv", rows)
     if config.save_json:

@@ -80,3 +80,8 @@ def test_a_file_in_the_way_is_named(tmp_path):
     (tmp_path / "exp").write_text("")
     with pytest.raises(UserError, match="in the way"):
         increment_path(tmp_path, "exp", exist_ok=True)
+
+
+def test_a_folder_that_cannot_be_made_is_a_user_error():
+    with pytest.raises(UserError, match="/proc/runs/exp: cannot be created"):
+        increment_path("/proc/runs", "exp")

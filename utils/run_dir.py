@@ -29,6 +29,7 @@ def increment_path(project: str | Path, name: str, exist_ok: bool = False) -> Pa
             return path
     except (FileExistsError, NotADirectoryError):
         raise UserError(f"{base}: a file of that name is in the way; choose another --project or --name") from None
-    except PermissionError:
-        raise UserError(f"{base}: no permission to create it; choose another --project") from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"{base}: cannot be created ({reason}); choose another --project") from None
     raise AssertionError("unreachable")
