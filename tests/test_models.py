@@ -424,7 +424,7 @@ MISTAKES = [
     ("C2f, [16, True]", "SPP, [16, [5, 0]]", r"backbone layer 2 \(args\): SPP: kernels wants"),
     ("[nc]", "[nc, anchors]", r"head layer 4 \(args\): anchors are asked for, but there is no top-level 'anchors'"),
     ("[nc]", "[nc, [[8, 4]]]", r"head layer 4 \(args\): 2 levels need 2 rows of anchors, got 1"),
-    ("C2f, [16, True]", "Detect, [nc]", r"backbone layer 2 \(module\): Detect must be the last layer"),
+    ("2, C2f, [16, True]", "1, Detect, [nc]", r"backbone layer 2 \(module\): Detect must be the last layer"),
     ("backbone:", "backbones:", r"mymodel\.yaml: unknown key 'backbones' \(did you mean 'backbone'\?\)"),
     (
         "backbone:",
