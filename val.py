@@ -53,7 +53,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     from engine.precision import resolve_amp
     from models.postprocess import VALIDATION_IOU
     from models.pretrained import load_detector
-    from utils.distributed import broadcast_object
+    from utils.distributed import broadcast_object, torch_distributed_zero_first
     from utils.downloads import fetch_weights
     from utils.logger import get_logger, progress
     from utils.run_dir import increment_path
@@ -94,7 +94,8 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
     )
     # Claimed before the work, so that a folder that cannot be written costs no time.
-    folder = increment_path(config.project, config.name, config.exist_ok) if ctx.is_main else None
+    with torch_distributed_zero_first(ctx):
+        folder = increment_path(config.project, config.name, config.exist_ok) if ctx.is_main else None
     model = model.fuse().to(ctx.device, memory_format=torch.channels_last)
     result = evaluator.run(model, loader)
     if folder is not None:

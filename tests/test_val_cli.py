@@ -169,13 +169,20 @@ def test_mistakes_are_user_errors(tiny, tmp_path, more, words):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("processes", [[], ["--spawn", "2"]])
-def test_the_script_says_a_mistake_once_and_exits_with_2(tiny, tmp_path, processes):
-    command = [sys.executable, "val.py", *flags(tiny, tmp_path, "--imgsz", "65", *processes)]
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        (["--imgsz", "65"], "error: --imgsz 65"),
+        (["--imgsz", "65", "--spawn", "2"], "error: --imgsz 65"),  # both processes run into it
+        (["--project", "/proc/runs", "--spawn", "2"], "error: /proc/runs/exp: cannot be created"),  # the first alone
+    ],
+)
+def test_the_script_says_a_mistake_once_and_exits_with_2(tiny, tmp_path, more, line):
+    command = [sys.executable, "val.py", *flags(tiny, tmp_path, *more)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
-    assert ended.stderr.count("error: --imgsz 65") == 1
+    assert ended.stderr.count("error: ") == ended.stderr.count(line) == 1
 
 
 def test_help_needs_no_heavy_import():
