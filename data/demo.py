@@ -21,7 +21,7 @@ from utils.errors import UserError
 from utils.logger import configure_logging, progress
 from utils.rng import Stream, keyed_generator
 
-VERSION = 1  # raised whenever the pictures change, so that an older copy is rendered anew
+VERSION = 2  # raised whenever the pictures change, so that an older copy is rendered anew
 MARKER = "demo.json"
 YAML_NAME = "data.yaml"
 SPLITS = ("train", "val")

@@ -42,7 +42,7 @@ def render_scene(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.nd
         image uint8 (size, size, 3) RGB, and labels float64 (n, 5): class, cx, cy, w, h normalised.
     """
     side = size * SUPERSAMPLE
-    canvas = _background(rng, side)
+    canvas = cv2.resize(_background(rng, size), (side, side), interpolation=cv2.INTER_LINEAR)  # smooth: no loss
     _distractors(canvas, rng)
     owner = np.full((side, side), BACKGROUND, np.int16)
     classes: list[int] = []
@@ -72,22 +72,21 @@ def _colour_unlike(rng: np.random.Generator, other: np.ndarray, distance: float)
     return next((c for c, d in zip(candidates, far) if d >= distance), candidates[int(np.argmax(far))])
 
 
-def _background(rng: np.random.Generator, side: int) -> np.ndarray:
-    """A gradient between two colours with octaves of smooth colour noise: float32 (side, side, 3)."""
+def _background(rng: np.random.Generator, size: int) -> np.ndarray:
+    """A gradient between two colours with octaves of smooth colour noise: float32 (size, size, 3)."""
     angle = rng.uniform(0, 2 * np.pi)
-    ramp = np.linspace(-0.5, 0.5, side, dtype=np.float32)
-    blend = np.clip(0.5 + np.cos(angle) * ramp[None, :] + np.sin(angle) * ramp[:, None], 0, 1)[..., None]
+    ramp = np.linspace(-0.5, 0.5, size, dtype=np.float32)
+    across, down = np.float32(np.cos(angle)), np.float32(np.sin(angle))
+    blend = np.clip(0.5 + across * ramp[None, :] + down * ramp[:, None], 0, 1)[..., None]
     canvas = _colour(rng) * (1 - blend) + _colour(rng) * blend
     roughness = rng.uniform(10, 38)
     for octave in range(2, 8):
         cells = 2**octave
-        tint = rng.uniform(0.4, 1.0, 3)
-        noise = (
-            rng.standard_normal((cells, cells, 1)) * tint + 0.4 * rng.standard_normal((cells, cells, 3))
-        ) * roughness
-        canvas += cv2.resize(noise.astype(np.float32), (side, side), interpolation=cv2.INTER_LINEAR)
+        grey = rng.standard_normal((cells, cells, 1)) * rng.uniform(0.4, 1.0, 3)
+        noise = ((grey + 0.4 * rng.standard_normal((cells, cells, 3))) * roughness).astype(np.float32)
+        canvas += cv2.resize(noise, (size, size), interpolation=cv2.INTER_LINEAR)
         roughness *= rng.uniform(0.5, 0.9)
-    return np.ascontiguousarray(np.clip(canvas, 0, 255))
+    return np.clip(canvas, 0, 255)
 
 
 def _distractors(canvas: np.ndarray, rng: np.random.Generator) -> None:
@@ -179,8 +178,9 @@ def _paint(canvas: np.ndarray, owner: np.ndarray, patch: _Patch, number: int, rn
     behind = region[patch.mask].mean(0)
     own = patch.colours[patch.mask].mean(0)
     colours = patch.colours
+    instead = _colour_unlike(rng, behind, 80)  # always drawn: what follows must not depend on pixel values
     if np.linalg.norm(own - behind) < 60:
-        colours = colours + (_colour_unlike(rng, behind, 80) - own)
+        colours = colours + (instead - own)
     grain = rng.standard_normal(patch.mask.shape).astype(np.float32)[..., None] * rng.uniform(0, 12)
     colours = np.clip(colours + grain, 0, 255)
     if rng.random() < 0.5:  # a darker or lighter rim, kept inside the mask so that the box stays the extent

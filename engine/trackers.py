@@ -24,7 +24,7 @@ PR_POINTS = 127  # as many thresholds as TensorBoard shows
 
 
 class Tracker(Protocol):
-    """Steps and epochs count from 0."""
+    """Epochs are numbered as the caller likes, in the order in which they are run."""
 
     def epoch(self, epoch: int, row: dict[str, float]) -> None:
         """One row of results; written again, it replaces the earlier one."""
