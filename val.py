@@ -37,11 +37,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     ctx = DistributedContext.from_environment(config.device, config.local_rank)
     configure_logging(ctx.is_main)
-    try:
-        with one_voice(ctx):
-            validate(config, ctx)
-    finally:
-        ctx.close()
+    with one_voice(ctx):
+        validate(config, ctx)
+    ctx.close()
 
 
 def validate(config: ValConfig, ctx: DistributedContext) -> None:

@@ -25,7 +25,9 @@ ROOT = Path(__file__).parents[1]
         (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 2, "error: runs/x: the disk is full;"),
     ],
 )
-def test_ways_to_end(error, code, line, capsys):
+def test_ways_to_end(error, code, line, capsys, monkeypatch):
+    monkeypatch.setattr("utils.cli.PEER_GRACE_S", 0)
+
     def main(argv):
         raise error
 

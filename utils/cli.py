@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 
 from utils.errors import PeerFailure, UserError
 
 USER_ERROR, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
+PEER_GRACE_S = 2.0
 
 
 def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> None:
@@ -19,7 +21,9 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     try:
         main(argv)
         sys.stdout.flush()
-    except PeerFailure:  # the process that failed has said why
+    except PeerFailure:
+        # The process that failed says why. The launcher stops all once the first is gone, so let it finish speaking.
+        time.sleep(PEER_GRACE_S)
         sys.exit(USER_ERROR)
     except UserError as error:
         _fail(str(error))

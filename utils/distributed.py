@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import logging
 import os
 import threading
 import time
@@ -332,6 +333,7 @@ def spawn(function, processes: int, args: Sequence[Any] = ()) -> None:
     import torch.multiprocessing as mp
 
     port = _free_port()
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # its remarks on whom it stops
     try:
         mp.start_processes(_spawned, (processes, port, function, tuple(args)), processes, start_method="spawn")
     except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
