@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import secrets
 import struct
-import tempfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,9 @@ def write_arrays(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]
     for block in blocks:
         body_crc = zlib.crc32(block, body_crc)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")  # other nodes may write the same cache
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(_FIXED.pack(_MAGIC, len(header), zlib.crc32(header), body_crc))
             file.write(header)
             file.writelines(blocks)
@@ -51,7 +51,7 @@ def write_arrays(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise
 
 

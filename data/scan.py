@@ -75,7 +75,7 @@ def scan_split(
     Raises UserError when the labels don't fit the names, or when there are none at all.
     """
     source = label_source(spec, split, listing, single_cls)
-    chunks = _read_all(spec.root, source, workers, f"scanning {split}" if show_progress else "")
+    chunks = _read_all(spec.root, source, workers, f"scanning {split}", show_progress)
     image_hw = np.array([hw for c in chunks for hw in c.image_hw], np.int32).reshape(-1, 2)
     boxes, row_findings = clean_rows(np.concatenate([c.table for c in chunks]), image_hw, source.normalised)
     found = [p for c in chunks for p in c.found]
@@ -86,7 +86,7 @@ def scan_split(
     return _assemble(source, image_hw, boxes, found, [*listing.findings, *source.findings])
 
 
-def _read_all(root: Path, source: LabelSource, workers: int, title: str) -> list[_Chunk]:
+def _read_all(root: Path, source: LabelSource, workers: int, title: str, show_progress: bool) -> list[_Chunk]:
     count = len(source.images)
     starts = range(0, count, _CHUNK)
     chunks: list[_Chunk] = []
@@ -100,7 +100,7 @@ def _read_all(root: Path, source: LabelSource, workers: int, title: str) -> list
             yield from range(len(chunk.image_hw))
 
     def drain(results: Iterator[_Chunk]) -> None:
-        for _ in progress(images_done(results), desc=title, total=count, enabled=bool(title)):
+        for _ in progress(images_done(results), desc=title, total=count, enabled=show_progress):
             pass
 
     if workers == 0:

@@ -1,10 +1,12 @@
 """Scanning: the formats agree, every defect has its line, nothing in the data set is touched, caches are neither stale
 nor fragile."""
 
+import errno
 import hashlib
 import json
 import logging
 import os
+import pickle
 import shutil
 from pathlib import Path
 
@@ -462,6 +464,25 @@ def test_a_cache_that_cannot_be_written_is_told_and_the_run_goes_on(root, tmp_pa
     assert len(index) == 5
     warning, _ = told(lines)
     assert "can't be cached" in warning
+
+
+def test_a_full_disk_leaves_no_half_written_cache(root, tmp_path, lines, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert len(load(root, tmp_path / "cache")) == 5
+    assert "No space left" in told(lines)[0]
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_index_travels_to_other_processes(root, tmp_path):
+    load(root, tmp_path / "cache")
+    index = load(root, tmp_path / "cache")  # from the file
+    copy = pickle.loads(pickle.dumps(index))
+    assert_same(index, copy)
+    assert copy.path(4) == index.path(4)
+    assert list(copy.report.lines) == list(index.report.lines)
 
 
 def test_default_cache_folder(root, tmp_path, monkeypatch):
