@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +61,12 @@ def _unchanged(batch: Any) -> Any:
     return batch
 
 
+def _close_if_alive(loader: weakref.ref[InfiniteDataLoader]) -> None:
+    alive = loader()
+    if alive is not None:
+        alive.close()
+
+
 class InfiniteDataLoader(DataLoader):
     """Batches from workers that stay alive.
 
@@ -101,8 +109,16 @@ class InfiniteDataLoader(DataLoader):
             prefetch_factor=PREFETCHED_BATCHES if workers > 0 else None,
             generator=torch.Generator(),  # for the workers' seeds, which nothing uses: the global one is left alone
         )
+        # Python's own exit sends workers SIGTERM, which they ignore, and waits for them. This runs before it.
+        atexit.register(_close_if_alive, weakref.ref(self))
         if weighted:
             self.set_class_weights(inverse_frequency_weights(self._index.classes, len(self._index.names)))
+
+    def close(self) -> None:
+        """Ends the workers. Another ``iter()`` would start new ones."""
+        iterator, self._iterator = self._iterator, None
+        if iterator is not None:
+            iterator._shutdown_workers()
 
     def __len__(self) -> int:
         return self._requests.sampler.num_batches if self._is_training else len(self._requests)
