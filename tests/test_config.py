@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from utils.config import (
+    DetectConfig,
+    Hyperparameters,
+    TrainConfig,
+    ValConfig,
+    from_mapping,
+    given_flags,
+    hyperparameters_from,
+    load_yaml,
+    parse_config,
+    to_dict,
+)
+from utils.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_flags_and_defaults():
+    config = parse_config(TrainConfig, ["--img", "320", "--batch_size", "8", "--freeze", "0", "3", "--cos-lr"], "")
+    assert (config.imgsz, config.batch_size, config.freeze, config.cos_lr) == (320, 8, [0, 3], True)
+    assert config.resume is None
+    assert parse_config(TrainConfig, ["--resume"], "").resume == ""
+    assert parse_config(TrainConfig, ["--no-channels-last"], "").channels_last is False
+
+
+def test_given_flags_are_those_on_the_command_line():
+    assert given_flags(TrainConfig, ["--epochs", "100", "--resume", "--set", "lr0=1"]) == {
+        "epochs",
+        "resume",
+        "override",
+    }
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["--epochs", "0"], "--epochs: wants at least 1"),
+        (["--imgsz", "16"], "--imgsz: wants at least 32"),
+        (["--label-smoothing", "0.9"], "at most 0.5"),
+    ],
+)
+def test_values_out_of_range(argv, complaint):
+    with pytest.raises(UserError, match=complaint):
+        parse_config(TrainConfig, argv, "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["--epoch", "3"], "did you mean '--epochs'?"),
+        (["--epochs", "many"], "invalid int value"),
+        (["--optimizer", "sgd"], "invalid choice"),
+    ],
+)
+def test_bad_flags_exit_2_with_one_line(argv, complaint, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_config(TrainConfig, argv, "")
+    assert caught.value.code == 2
+    text = capsys.readouterr().err
+    assert text.startswith("error: ")
+    assert complaint in text
+    assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"mosaik": 1}, "unknown key 'mosaik' .did you mean 'mosaic'"),
+        ({"mosaic": 2}, "mosaic: wants at most 1"),
+        ({"mosaic": "yes please"}, "mosaic: wants float"),
+        ({"mosaic": True}, "mosaic: wants float"),
+        ({"close_mosaic": 1.5}, "close_mosaic: wants int"),
+        ([1], "wants 'key: value' lines"),
+    ],
+)
+def test_hyperparameters_are_checked(values, complaint):
+    with pytest.raises(UserError, match=complaint):
+        from_mapping(Hyperparameters, values, "x.yaml")
+
+
+def test_yaml_then_overrides(tmp_path):
+    path = tmp_path / "hyp.yaml"
+    path.write_text("lr0: 1e-3\nmosaic: 0\nalbumentations:\n- {name: Blur, p: 0.1}\n")
+    hyp = hyperparameters_from(str(path), ["mosaic=0.5", "lrf=0.1"])
+    assert (hyp.lr0, hyp.mosaic, hyp.lrf, hyp.scale) == (0.001, 0.5, 0.1, Hyperparameters().scale)
+    assert hyp.albumentations == [{"name": "Blur", "p": 0.1}]
+    assert from_mapping(Hyperparameters, to_dict(hyp), "again") == hyp
+    with pytest.raises(UserError, match="--set: unknown key 'lrO'"):
+        hyperparameters_from("", ["lrO=1"])
+    with pytest.raises(UserError, match="wants key=value"):
+        hyperparameters_from("", ["lr0"])
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"), [("a: [1", "x.yaml:1"), ("a: 1\nb: : 2\n", "x.yaml:2"), (None, "no such file")]
+)
+def test_yaml_mistakes_name_file_and_line(tmp_path, text, complaint):
+    path = tmp_path / "x.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=complaint):
+        load_yaml(path)
+
+
+@pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, Hyperparameters])
+def test_every_setting_has_help_and_a_valid_default(cls):
+    for field in dataclasses.fields(cls):
+        assert field.metadata["help"], field.name
+    required = {f.name: "x" for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING}
+    from_mapping(cls, to_dict(cls(**required)), "defaults")
+
+
+@pytest.mark.parametrize("script", ["train.py", "val.py", "detect.py"])
+def test_help_imports_nothing_heavy(script):
+    code = f"""
+import sys, runpy
+sys.argv = ["x", "--help"]
+try:
+    runpy.run_path({str(ROOT / script)!r}, run_name="__main__")
+except SystemExit as end:
+    assert not end.code
+heavy = {{"torch", "cv2", "albumentations", "matplotlib", "tensorboard"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "usage:" in done.stdout
