@@ -17,6 +17,7 @@ import numpy as np
 
 from data.demo_scene import render_scene
 from data.demo_shapes import CLASS_NAMES
+from utils.cache_folder import cache_folder
 from utils.errors import UserError
 from utils.logger import configure_logging, progress
 from utils.rng import Stream, keyed_generator
@@ -28,8 +29,8 @@ SPLITS = ("train", "val")
 
 
 def default_demo_root(cache_dir: str = "") -> Path:
-    """Where ``--data demo`` keeps its files: under ``cache_dir`` if given, else ``~/.cache/lockstep``."""
-    return Path(cache_dir).expanduser() / "demo" if cache_dir else Path.home() / ".cache" / "lockstep" / "demo"
+    """Where ``--data demo`` keeps its files: in the cache folder."""
+    return cache_folder(cache_dir) / "demo"
 
 
 def ensure_demo(root: Path, *, train_images: int = 320, val_images: int = 80, size: int = 320, seed: int = 0) -> Path:

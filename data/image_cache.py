@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data.cache_folder import cache_folder
 from data.index import DatasetIndex
 from data.source_images import read_source, reduced_sizes
+from utils.cache_folder import cache_folder
 from utils.errors import UserError
 from utils.logger import get_logger, progress
 

@@ -20,6 +20,7 @@ from data.listing import Listing, list_split
 from data.report import ScanReport
 from data.scan import ScannedSplit, scan_split
 from utils.boxes import xywh_to_xyxy, xyxy_to_cxcywh
+from utils.cache_folder import cache_folder
 from utils.errors import UserError
 from utils.structures import GroundTruth
 
@@ -144,7 +145,7 @@ def load_index(
     """
     listing = list_split(spec, split)
     fingerprint = _fingerprint(spec, split, listing, single_cls)
-    folder = _cache_folder(cache_dir)
+    folder = cache_folder(cache_dir)
     path = folder / f"{split}-{fingerprint}.index"
     names = _class_names(spec, single_cls)
     index = _open_cached(path, names, spec.root, fingerprint)
@@ -172,13 +173,6 @@ def _check_share(report: ScanReport, split: str, max_bad: float, details: str) -
 
 def _class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
     return (SINGLE_CLASS_NAME,) if single_cls and len(spec.names) > 1 else spec.names
-
-
-def _cache_folder(cache_dir: str) -> Path:
-    if cache_dir:
-        return Path(cache_dir).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "lockstep"
 
 
 def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, single_cls: bool) -> str:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from utils.cache_folder import cache_folder
 from utils.config import from_mapping, load_yaml, setting, suggestion
 from utils.distributed import DistributedContext, torch_distributed_zero_first
 from utils.errors import UserError
@@ -75,7 +76,7 @@ def fetch_weights(
         ctx: every process of the run must call this.
         offline: never use the network.
         catalogue: YAML of `WeightsEntry` by name.
-        cache_dir: where fetched files are kept; None: ``~/.cache/lockstep/weights``.
+        cache_dir: where fetched files are kept; None: ``weights`` in the cache folder.
 
     Raises:
         UserError: no such file or name; off-line, unreachable, or not the file that was expected.
@@ -84,7 +85,7 @@ def fetch_weights(
     if path.is_file():
         return path
     entry = _entry_for(name_or_path, catalogue)
-    target = _target(name_or_path, entry, cache_dir or Path.home() / ".cache" / "lockstep" / "weights")
+    target = _target(name_or_path, entry, cache_dir or cache_folder() / "weights")
     with torch_distributed_zero_first(ctx):
         if not target.is_file():
             if not ctx.is_node_leader:
