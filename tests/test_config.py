@@ -134,3 +134,12 @@ assert not heavy, heavy
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "usage:" in done.stdout
+
+
+def test_the_listed_hyperparameters_are_the_defaults():
+    path = ROOT / "configs" / "hyp" / "default.yaml"
+    assert hyperparameters_from(str(path)) == Hyperparameters()
+    text = path.read_text()
+    for field in dataclasses.fields(Hyperparameters):
+        assert f"# {field.metadata['help']}" in text, field.name
+        assert f"\n{field.name}: " in text, field.name
