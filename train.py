@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +21,7 @@ if TYPE_CHECKING:  # torch and all that needs it are imported once the flags are
     from utils.distributed import DistributedContext
     from utils.structures import EvalResult
 
-NMS_IOU = {"anchor": 0.6, "anchor_free": 0.7}  # of validation, as published for YOLOv5 and YOLOv8
 NMS_CONFIDENCE, MAX_DETECTIONS = 0.001, 300
-PICTURED_BATCHES = 3
 
 
 @dataclass(frozen=True)
@@ -40,16 +38,15 @@ class Run:
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     config = parse_config(TrainConfig, argv, "Trains a detector.")
-    from utils.distributed import DistributedContext, is_launched, spawn
+    from utils.distributed import DistributedContext, is_launched, one_voice, spawn
 
     if config.spawn > 1 and not is_launched():
         spawn(run_main, config.spawn, (main, argv))
         return
     ctx = DistributedContext.from_environment(config.device, config.local_rank)
-    try:
+    with one_voice(ctx):
         train(ctx, open_run(ctx, config, given_flags(TrainConfig, argv)))
-    finally:
-        ctx.close()
+    ctx.close()
 
 
 def train(ctx: DistributedContext, run: Run) -> None:
@@ -58,7 +55,7 @@ def train(ctx: DistributedContext, run: Run) -> None:
     model = build_model(ctx, run, spec)
     train_loader, val_loader = build_loaders(ctx, run, spec, model)
     trainer = build_trainer(ctx, run, spec, model, train_loader, val_loader)
-    trainer.fit(on_epoch=Illustrator(ctx, run, trainer))
+    trainer.fit(on_epoch=illustrate(ctx, run, trainer))
     report_end(ctx, run, trainer)
 
 
@@ -197,8 +194,8 @@ def build_loaders(ctx: DistributedContext, run: Run, spec: DatasetSpec, model: D
         multi_scale=config.multi_scale,
         **shared,
     )
-    per_process = max(config.batch_size // ctx.world_size, 1)
-    val_loader, _ = create_dataloader(spec, "val", batch_size=per_process, augment=False, rect=True, **shared)
+    # Whole batches are dealt out to the ranks: their size must not depend on how many there are.
+    val_loader, _ = create_dataloader(spec, "val", batch_size=config.batch_size, augment=False, rect=True, **shared)
     return train_loader, val_loader
 
 
@@ -319,48 +316,24 @@ def fit_anchors(run: Run, model: Detector, train_loader: Any) -> None:
 
 def find_objects(model: nn.Module, raw: list) -> Any:
     """Raw maps to detections, as validation wants them."""
-    from models.postprocess import non_max_suppression
+    from models.postprocess import VALIDATION_IOU, non_max_suppression
 
     boxes, scores = model.decode(raw)
     return non_max_suppression(
-        boxes, scores, conf_thres=NMS_CONFIDENCE, iou_thres=NMS_IOU[model.head.kind], max_det=MAX_DETECTIONS
+        boxes, scores, conf_thres=NMS_CONFIDENCE, iou_thres=VALIDATION_IOU[model.head.kind], max_det=MAX_DETECTIONS
     )
 
 
-class Illustrator:
-    """Draws the run on rank 0: data and graph before the first epoch, scores and predictions after each."""
+def illustrate(ctx: DistributedContext, run: Run, trainer: Trainer) -> Callable[[int, EvalResult | None], None] | None:
+    """Draws what there is before the first epoch, on rank 0; returns what draws after each."""
+    from engine.pictures import RunPictures
 
-    def __init__(self, ctx: DistributedContext, run: Run, trainer: Trainer) -> None:
-        from engine.pictures import RunPictures
-
-        self.ctx, self.trainer, self.pictures = ctx, trainer, None
-        if not ctx.is_main or run.config.noplots:
-            return
-        self.pictures = RunPictures(
-            run.folder, run.content["names"] if run.content else trainer.ema.module.names, trainer.tracker
-        )
-        if run.content is None:
-            self._before(run)
-
-    def _before(self, run: Run) -> None:
-        import torch
-
-        loader, model = self.trainer.train_loader, self.trainer.ema.module
-        self.pictures.labels(loader.index.ground_truth())
-        for number in range(min(PICTURED_BATCHES, len(loader))):
-            self.pictures.training_batch(number, loader.render(0, number))
-        example = torch.zeros(1, 3, run.config.imgsz, run.config.imgsz, device=self.ctx.device)
-        self.trainer.tracker.graph(model, example)
-
-    def __call__(self, epoch: int, result: EvalResult | None) -> None:
-        if self.pictures is None:
-            return
-        self.pictures.results()
-        if result is not None:
-            self.pictures.scores(epoch, result)
-            if len(self.trainer.val_loader):
-                batch = self.trainer.val_loader.render(0, 0)
-                self.pictures.predictions(epoch, self.trainer.ema.module, batch, self.ctx.device, find_objects)
+    if not ctx.is_main or run.config.noplots:
+        return None
+    pictures = RunPictures(run.folder, trainer)
+    if run.content is None:
+        pictures.before(run.config.imgsz)
+    return pictures.after_epoch
 
 
 def report_end(ctx: DistributedContext, run: Run, trainer: Trainer) -> None:

@@ -28,7 +28,9 @@ def parallelise(model: nn.Module, ctx: DistributedContext, *, sync_bn: bool = Fa
         ids = [ctx.device.index] if ctx.device.type == "cuda" else None
         ddp = nn.parallel.DistributedDataParallel
         known = inspect.signature(ddp.__init__).parameters
-        no_broadcast = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # torch < 2.15
+        no_broadcast = (
+            "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        )  # torch < 2.15
         return ddp(model, device_ids=ids, gradient_as_bucket_view=True, **{no_broadcast: False})
     if len(ctx.devices) > 1:
         log.info(

@@ -19,7 +19,7 @@ from utils.distributed import (
     torch_distributed_zero_first,
     unwrap,
 )
-from utils.errors import PeerFailure, UserError
+from utils.errors import UserError
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -127,7 +127,7 @@ def _outlive(ctx, folder):
         try:
             with torch_distributed_zero_first(ctx):
                 pass
-        except PeerFailure as error:
+        except UserError as error:
             outcome = str(error), time.monotonic() - started
         Path(folder, "done").write_text(repr(outcome))
         os._exit(0)

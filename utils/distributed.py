@@ -180,7 +180,8 @@ def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
     """The first process of each node runs the block, then the others do, reading what it left.
 
     They wait on the store and not in a collective, so no group timeout trips however long the leader takes. It
-    publishes its process id and a heartbeat. If it raises, dies or falls silent, the others raise `PeerFailure`.
+    publishes its process id and a heartbeat. If it raises, the others raise `PeerFailure`; if it dies or falls silent,
+    UserError.
     """
     if not ctx.is_distributed or ctx.local_world_size == 1:
         yield
@@ -242,11 +243,11 @@ def _await_leader(turn: dist.Store, node_rank: int) -> None:
                     last_beat, seen_at = beat, time.monotonic()
                 dead = namespace == _pid_namespace() and not _is_running(int(pid))
                 if dead and not turn.check(["outcome"]):
-                    raise PeerFailure(f"{name} (process {pid}) died")
+                    raise UserError(f"{name} (process {pid}) died while the others waited for it; enough memory?")
         except dist.DistError as error:
-            raise PeerFailure(f"lost contact while waiting for {name}: {str(error).splitlines()[0]}") from None
+            raise UserError(f"lost contact while waiting for {name}: {str(error).splitlines()[0]}") from None
         if time.monotonic() - seen_at > LOST_AFTER_S and last_beat:
-            raise PeerFailure(f"{name} has given no sign for {LOST_AFTER_S:.0f} s")
+            raise UserError(f"{name} has given no sign for {LOST_AFTER_S:.0f} s")
         time.sleep(0.05)
 
 
@@ -336,7 +337,12 @@ def spawn(function, processes: int, args: Sequence[Any] = ()) -> None:
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # its remarks on whom it stops
     try:
         mp.start_processes(_spawned, (processes, port, function, tuple(args)), processes, start_method="spawn")
-    except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
+    except mp.ProcessExitedException as error:
+        name = f"process {error.error_index} of {processes}"
+        if error.signal_name is not None:  # it could not say anything itself
+            raise UserError(f"{name} was killed by {error.signal_name}; is there enough memory?") from None
+        raise PeerFailure(f"{name} failed") from None
+    except mp.ProcessRaisedException as error:
         raise PeerFailure(f"process {error.error_index} of {processes} failed") from None
 
 
