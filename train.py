@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,10 @@ if TYPE_CHECKING:  # torch and all that needs it are imported once the flags are
     from torch import nn
 
     from data.dataset_yaml import DatasetSpec
+    from engine.pictures import RunPictures
     from engine.trainer import Trainer
     from models.detector import Detector
     from utils.distributed import DistributedContext
-    from utils.structures import EvalResult
 
 NMS_CONFIDENCE, MAX_DETECTIONS = 0.001, 300
 
@@ -55,8 +55,12 @@ def train(ctx: DistributedContext, run: Run) -> None:
     model = build_model(ctx, run, spec)
     train_loader, val_loader = build_loaders(ctx, run, spec, model)
     trainer = build_trainer(ctx, run, spec, model, train_loader, val_loader)
-    trainer.fit(on_epoch=illustrate(ctx, run, trainer))
-    report_end(ctx, run, trainer)
+    pictures = illustrate(ctx, run, trainer)
+    trainer.fit(on_epoch=pictures.after_epoch if pictures else None)
+    if pictures:
+        pictures.finish()
+    trainer.tracker.close()
+    report_end(run, trainer)
 
 
 def open_run(ctx: DistributedContext, config: TrainConfig, given: set[str]) -> Run:
@@ -324,8 +328,8 @@ def find_objects(model: nn.Module, raw: list) -> Any:
     )
 
 
-def illustrate(ctx: DistributedContext, run: Run, trainer: Trainer) -> Callable[[int, EvalResult | None], None] | None:
-    """Draws what there is before the first epoch, on rank 0; returns what draws after each."""
+def illustrate(ctx: DistributedContext, run: Run, trainer: Trainer) -> RunPictures | None:
+    """On rank 0, what draws the run; data and graph are drawn at once."""
     from engine.pictures import RunPictures
 
     if not ctx.is_main or run.config.noplots:
@@ -333,10 +337,10 @@ def illustrate(ctx: DistributedContext, run: Run, trainer: Trainer) -> Callable[
     pictures = RunPictures(run.folder, trainer)
     if run.content is None:
         pictures.before(run.config.imgsz)
-    return pictures.after_epoch
+    return pictures
 
 
-def report_end(ctx: DistributedContext, run: Run, trainer: Trainer) -> None:
+def report_end(run: Run, trainer: Trainer) -> None:
     from utils.logger import get_logger
 
     progress, log = trainer.progress, get_logger()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from utils.plots import draw_batch, draw_detections, plot_confusion, plot_curves
 from utils.structures import EvalResult, GroundTruth
 
 PICTURED_BATCHES = 3
+TIME_SHARE = 0.03  # of the run, at most, goes into pictures by epoch
 
 
 class RunPictures:
@@ -22,6 +24,8 @@ class RunPictures:
     def __init__(self, folder: Path, trainer: Trainer) -> None:
         self.folder, self.trainer, self.tracker = folder, trainer, trainer.tracker
         self.names = trainer.ema.module.names
+        self._undrawn: tuple[int, EvalResult | None] | None = None
+        self._drawn_at, self._cost_s = time.monotonic(), 0.0
 
     def before(self, imgsz: int) -> None:
         """labels.png, train_batch0.jpg to train_batch2.jpg (augmented, as the model sees them), and the graph."""
@@ -37,6 +41,21 @@ class RunPictures:
         self.tracker.graph(self.trainer.ema.module, torch.zeros(1, 3, imgsz, imgsz, device=device))
 
     def after_epoch(self, epoch: int, result: EvalResult | None) -> None:
+        """Draws the epoch, unless that would take more than `TIME_SHARE` of the run; then it waits for a later one."""
+        self._undrawn = (epoch, result)
+        if time.monotonic() - self._drawn_at >= self._cost_s / TIME_SHARE:
+            self.finish()
+
+    def finish(self) -> None:
+        """Draws the last epoch if that has not been done."""
+        if self._undrawn is None:
+            return
+        started = time.monotonic()
+        self._draw(*self._undrawn)
+        self._undrawn, self._drawn_at = None, time.monotonic()
+        self._cost_s = self._drawn_at - started
+
+    def _draw(self, epoch: int, result: EvalResult | None) -> None:
         """results.png; after a validation also its curves, confusion matrix and val_predictions.jpg."""
         table = self.folder / "results.csv"
         if table.exists():

@@ -87,7 +87,6 @@ class Trainer:
             result = self._validate()
             if self._finish_epoch(losses, result):
                 break
-        self.tracker.close()
 
     def _train_epoch(self, batches) -> dict[str, float]:
         """One epoch of steps. Returns mean losses over its finite steps."""
