@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import signal
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 from typing import Any
 
 import cv2
@@ -109,8 +109,9 @@ class InfiniteDataLoader(DataLoader):
             prefetch_factor=PREFETCHED_BATCHES if workers > 0 else None,
             generator=torch.Generator(),  # for the workers' seeds, which nothing uses: the global one is left alone
         )
-        # Python's own exit sends workers SIGTERM, which they ignore, and waits for them. This runs before it.
-        atexit.register(_close_if_alive, weakref.ref(self))
+        # At exit multiprocessing sends workers SIGTERM, which they ignore, and waits for them. This runs before, and
+        # unlike atexit also in a process that multiprocessing itself started.
+        Finalize(None, _close_if_alive, args=(weakref.ref(self),), exitpriority=100)
         if weighted:
             self.set_class_weights(inverse_frequency_weights(self._index.classes, len(self._index.names)))
 

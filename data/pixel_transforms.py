@@ -95,8 +95,8 @@ class PixelTransforms:
             self._compose.set_random_state(rng, random.Random(int(rng.integers(2**63))))
             try:
                 result = self._compose(image=image, bboxes=boxes, rows=np.arange(len(boxes)))
-            except (ValueError, TypeError, RuntimeError) as error:
-                raise UserError(f"hyper-parameter albumentations: {_one_line(error)}") from None
+            except Exception as error:  # whatever a transform of the user's choice says of this image
+                raise UserError(f"hyper-parameter albumentations: {_one_line(error)}") from error
         changed = np.ascontiguousarray(result["image"])
         if changed.dtype != np.uint8 or changed.ndim != 3 or changed.shape[2] != 3:
             raise UserError(
@@ -126,7 +126,9 @@ def _build(entries: list[dict]) -> Any:
         clip=True,
         filter_invalid_bboxes=True,
     )
-    return package.Compose(transforms, bbox_params=bbox_params)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that no transform of the list moves boxes
+        return package.Compose(transforms, bbox_params=bbox_params)
 
 
 def _make(package: ModuleType, entry: Any) -> Any:
@@ -158,10 +160,11 @@ def _make(package: ModuleType, entry: Any) -> Any:
 
 def _transform_classes(package: ModuleType) -> dict[str, type]:
     bases = (package.BasicTransform, package.BaseCompose)
+    interfaces = (*bases, package.ImageOnlyTransform, package.DualTransform, package.Transform3D)
     return {
         name: value
         for name, value in vars(package).items()
-        if inspect.isclass(value) and issubclass(value, bases) and value not in bases and not inspect.isabstract(value)
+        if inspect.isclass(value) and issubclass(value, bases) and value not in interfaces
     }
 
 

@@ -16,6 +16,7 @@ OBJECT = (250, 20, 20)  # RGB of the rectangles that labels lie on
 def smooth_image(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
     """Noise without fine detail, so that two ways of resampling it agree closely. Its red stays below OBJECT's."""
     coarse = rng.integers(30, 200, (max(height // 24, 2), max(width // 24, 2), 3), dtype=np.uint8)
+    coarse[..., 0] //= 2
     return cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
 
 
