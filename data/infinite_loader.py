@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,12 +51,22 @@ class _BatchRenderer:
 
 
 def _set_worker_up(worker: int) -> None:
-    """One thread a worker. Signals are the parent's to act upon: a worker ends when its parent says so or is gone,
-    so Ctrl-C leaves no traces of workers, and a batch system's SIGTERM lets the parent finish and save."""
+    """One thread a worker, and signals left to the parent, so that Ctrl-C brings no traces of workers and a batch
+    system's SIGTERM to every process lets the parent finish its step and save. When the parent is gone, torch's
+    watchdog in the worker ends it within seconds."""
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS, where SIGTERM just ends the worker
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_when_told(parent: int) -> None:
+    """Obeys SIGTERM from the parent, which is how torch and multiprocessing stop a worker, and from nobody else."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)
 
 
 def _unchanged(batch: Any) -> Any:
@@ -109,8 +121,7 @@ class InfiniteDataLoader(DataLoader):
             prefetch_factor=PREFETCHED_BATCHES if workers > 0 else None,
             generator=torch.Generator(),  # for the workers' seeds, which nothing uses: the global one is left alone
         )
-        # At exit multiprocessing sends workers SIGTERM, which they ignore, and waits for them. This runs before, and
-        # unlike atexit also in a process that multiprocessing itself started.
+        # Before multiprocessing stops what is left, and unlike atexit also in a process that it started itself.
         Finalize(None, _close_if_alive, args=(weakref.ref(self),), exitpriority=100)
         if weighted:
             self.set_class_weights(inverse_frequency_weights(self._index.classes, len(self._index.names)))
@@ -140,6 +151,7 @@ class InfiniteDataLoader(DataLoader):
     def _checked(self) -> Iterator[Batch]:
         for batch in super().__iter__():
             if isinstance(batch, _Failure):
+                self.close()
                 raise UserError(batch.message)
             yield batch
 

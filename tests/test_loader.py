@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -290,6 +291,26 @@ def test_an_interrupt_leaves_no_worker_and_no_trace(tmp_path, how):
     while any(_is_alive(pid) for pid in workers):
         assert time.monotonic() < deadline, "a worker outlived its parent"
         time.sleep(0.1)
+
+
+def test_sigterm_to_workers_is_left_to_the_parent(door):
+    loader = door(workers=2)
+    stream = iter(loader)
+    first = [next(stream)]
+    workers = [w.pid for w in loader._iterator._workers]
+    subprocess.run(["kill", "-TERM", *map(str, workers)], check=True)
+    first += islice(stream, 8)
+    for a, b in zip(first, door()):
+        assert_same(a, b)
+    os.kill(workers[0], signal.SIGTERM)  # as multiprocessing does
+    deadline = time.monotonic() + 5
+    while _is_alive(workers[0]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _is_alive(workers[0])
+    assert _is_alive(workers[1])
+    with contextlib.suppress(RuntimeError):  # torch's word on the first worker
+        loader.close()
+    assert not _is_alive(workers[1])
 
 
 def _is_alive(pid: int) -> bool:
