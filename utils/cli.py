@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from utils.errors import PeerFailure, UserError
 
+SPIN_COUNT = "20000"
 USER_ERROR, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 PEER_GRACE_S = 2.0
 
@@ -18,6 +19,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     """Runs ``main(argv)`` and exits: 2 with one ``error:`` line (user error, full disk), 2 without when another process
     failed and has printed it, 130 after Ctrl-C, 141 when the reader of the output has gone. Other exceptions are bugs
     and propagate; returns if there is nothing to report."""
+    _calm_openmp()
     try:
         main(argv)
         sys.stdout.flush()
@@ -38,6 +40,16 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
             raise
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}the disk is full; free some space or choose another --project")
+
+
+def _calm_openmp() -> None:
+    """Bounds how long an OpenMP thread spins for the others, unless the user has set it; torch is not loaded yet.
+
+    By default they spin for milliseconds, so a single busy process beside a CPU training (a loader worker, say) makes
+    steps ten times slower. The bound costs nothing on an idle machine (benchmarks/README.md).
+    """
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
+        os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
 
 
 def _fail(message: str) -> None:
