@@ -96,6 +96,9 @@ def prepare_process(ctx: DistributedContext, run: Run) -> None:
     from utils.logger import configure_logging, get_logger
 
     configure_logging(ctx.is_main, run.folder / "train.log" if ctx.is_main else None)
+    if run.config.threads or (shares_of(ctx, run.config) and ctx.device.type == "cpu"):
+        # How many threads share a sum decides its rounding, so every number of processes must use as many.
+        torch.set_num_threads(run.config.threads or 1)
     if run.config.deterministic:
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
@@ -112,6 +115,27 @@ def prepare_process(ctx: DistributedContext, run: Run) -> None:
     log.info(
         "%d process(es), device %s, torch %s, run folder %s", ctx.world_size, ctx.device, torch.__version__, run.folder
     )
+
+
+def shares_of(ctx: DistributedContext, config: TrainConfig) -> int:
+    """Virtual ranks that the step is to be cut into, 0 for plain DDP. Plain DDP is as many shares as processes, but for
+    the order in which it adds, which only ``--deterministic`` fixes.
+
+    Raises UserError for a number that this run cannot have.
+    """
+    wanted, world = config.virtual_ranks or ctx.world_size, ctx.world_size
+    if wanted == world and not (config.deterministic and world > 1):
+        return 0
+    if wanted & (wanted - 1) or wanted % world:
+        fix = f"--virtual-ranks {wanted}: must be a power of two that the {world} process(es) divide"
+        raise UserError(fix if config.virtual_ranks else f"--deterministic on {world} processes: use 2, 4, 8, ...")
+    if wanted > config.batch_size:
+        raise UserError(f"--virtual-ranks {wanted}: more than the {config.batch_size} images of a batch")
+    if config.sync_bn:
+        raise UserError("--sync-bn takes statistics over the whole batch, virtual ranks over a share: choose one")
+    if len(ctx.devices) > 1:
+        raise UserError("--virtual-ranks: one device a process; start with torchrun instead of --device 0,1")
+    return wanted
 
 
 def load_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
@@ -236,7 +260,8 @@ def build_trainer(
     criterion = build_criterion(model, hyp, label_smoothing=config.label_smoothing).to(ctx.device)
     if config.compile:
         model.compile()
-    wrapped = parallelise(model, ctx, sync_bn=config.sync_bn)
+    shares = shares_of(ctx, config)
+    wrapped = model if shares else parallelise(model, ctx, sync_bn=config.sync_bn)
     take_step = TrainStep(
         model=wrapped,
         criterion=criterion,
@@ -246,6 +271,8 @@ def build_trainer(
         amp_dtype=amp,
         clip_norm=hyp.clip_norm,
         channels_last=config.channels_last,
+        virtual_ranks=shares,
+        skip_zero_grads=config.skip_zero_grads,
     )
     progress = Progress()
     if run.content is not None:

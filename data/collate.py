@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from utils.structures import Batch, Sample
-
-TARGET_BUCKET = 16
+from utils.structures import Batch, Sample, bucketed
 
 
 def collate(samples: Sequence[Sample], canvas_hw: tuple[int, int]) -> Batch:
@@ -23,11 +21,10 @@ def collate(samples: Sequence[Sample], canvas_hw: tuple[int, int]) -> Batch:
     if samples:
         targets[:, 0] = np.repeat(np.arange(len(samples)), counts)
         targets[:, 1:] = np.concatenate([s.labels for s in samples])
-    most = max(counts, default=0)
     return Batch(
         images=torch.from_numpy(pixels).permute(0, 3, 1, 2),
         targets=torch.from_numpy(targets),
-        max_targets=max(-(-most // TARGET_BUCKET), 1) * TARGET_BUCKET,
+        max_targets=bucketed(max(counts, default=0)),
         indices=torch.tensor([s.index for s in samples], dtype=torch.int64),
         original_hw=torch.tensor([s.original_hw for s in samples], dtype=torch.int32).reshape(-1, 2),
         letterbox=torch.tensor([(s.gain, *s.pad_xy) for s in samples], dtype=torch.float32).reshape(-1, 3),

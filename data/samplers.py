@@ -13,6 +13,7 @@ import numpy as np
 from torch.utils.data.distributed import DistributedSampler
 
 from data.epoch_order import EpochOrder
+from utils.distributed import share_bounds
 from utils.rng import Stream, keyed_generator
 from utils.structures import SampleKey
 
@@ -25,14 +26,6 @@ class BatchRequest:
 
     pictures: tuple[tuple[SampleKey, ...], ...]
     canvas_hw: tuple[int, int]
-
-
-def share_bounds(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """The contiguous share [start, end) of ``count`` items for a rank.
-
-    Shares differ by one at most, and nest: those of 2k ranks cut those of k ranks in two.
-    """
-    return rank * count // world_size, (rank + 1) * count // world_size
 
 
 class KeyedDistributedSampler(DistributedSampler):

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from engine.ema import ModelEma
 from engine.optim import OptimizerSet
 from engine.parallel import all_reduce_sum, copy_flat, without_gradient_sync
-from utils.distributed import DistributedContext, unwrap
-from utils.structures import Batch
+from engine.tree_sum import SubtreeSum, sum_over_processes
+from utils.distributed import DistributedContext, share_bounds, unwrap
+from utils.structures import Batch, LossOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,77 +61,120 @@ class DelayedReader:
 
 
 class TrainStep:
-    """Holds what a step needs; calling it with the micro-batches of one step takes the step."""
+    """Holds what a step needs; calling it with the micro-batches of one step takes the step.
+
+    With ``virtual_ranks`` 0 this process's micro-batches are one share of the step and DDP adds the gradients.
+    Otherwise every global micro-batch is cut into that many shares, each with batch statistics of its own, whose
+    gradients, normalisers and running statistics are added in the order of one tree: the bits do not depend on how
+    many processes carry the shares. The model is then not wrapped, and the number of processes is a power of two.
+    """
 
     def __init__(
         self,
         *,
         model: nn.Module,
-        criterion: Callable[[list[Tensor], Tensor, int], object],
+        criterion: Callable[[list[Tensor], Tensor, int], LossOutput],
         optimizer: OptimizerSet,
         ema: ModelEma,
         ctx: DistributedContext,
         amp_dtype: torch.dtype | None,
         clip_norm: float,
         channels_last: bool,
+        virtual_ranks: int = 0,
+        skip_zero_grads: bool = False,
     ) -> None:
         self.model, self.criterion, self.optimizer, self.ema = model, criterion, optimizer, ema
         self.ctx, self.amp_dtype, self.clip_norm = ctx, amp_dtype, clip_norm
+        self.virtual_ranks, self.skip_zero_grads = virtual_ranks, skip_zero_grads
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.scaler = torch.amp.GradScaler(ctx.device.type, enabled=amp_dtype is torch.float16)
         self.reader = DelayedReader(ctx.device)
         self._bare = unwrap(model)
         self._statistics = [b for b in self._bare.buffers() if b.is_floating_point()]
+        self._averaged_over = ctx.world_size if isinstance(model, nn.parallel.DistributedDataParallel) else 1
 
-    def __call__(self, batches: Sequence[Batch], global_images: int, updates: int) -> None:
+    def __call__(self, batches: Sequence[Batch], pictures: Sequence[int], updates: int) -> None:
         """Takes one optimiser step.
 
         Args:
             batches: this rank's micro-batches; any may be empty.
-            global_images: images of the step over all ranks and micro-batches.
+            pictures: images of each micro-batch over all ranks.
             updates: optimiser steps taken, this one included.
         """
-        before = torch.cat([b.reshape(-1) for b in self._statistics]) if self._statistics else None
-        sums: Tensor | None = None
-        share_total: Tensor | None = None
-        for number, batch in enumerate(batches):
-            last = number == len(batches) - 1
-            with nullcontext() if last else without_gradient_sync(self.model):
-                total, partial = self._forward_backward(batch, global_images)
-            sums = partial if sums is None else sums + partial
-            share_total = total if share_total is None else share_total + total
-        assert sums is not None
-        assert share_total is not None
-        all_reduce_sum(self.ctx, sums)
+        before = self._flat_statistics()
+        gradients_of = self._gradients_by_tree if self.virtual_ranks else self._gradients_by_ddp
+        sums, share_total = gradients_of(batches, pictures)
+        images = sum(pictures)
         losses = sums[1:] / sums[0].clamp(min=1)
-        norm, bad = self._scale_and_clip(sums[0], global_images)
+        norm, bad = self._scale_and_clip(sums[0], images)
         self.optimizer.skip = bad
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
-        if before is not None:
-            self._restore_statistics(before, bad)
+        copy_flat(torch.where(bad > 0, before, self._flat_statistics()), self._statistics)
         self.ema.update(self._bare, updates)
-        values = torch.cat([torch.stack([1 - bad, share_total.isfinite().float(), norm]), losses])
-        self.reader.push(values, tuple(path for batch in batches for path in batch.paths), global_images)
+        values = torch.cat([torch.stack([1 - bad, share_total.isfinite().to(norm), norm]), losses.to(norm)])
+        self.reader.push(values, tuple(path for batch in batches for path in batch.paths), images)
+
+    def _gradients_by_ddp(self, batches: Sequence[Batch], pictures: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Gradients of the step's total into ``.grad``, equal on all ranks.
+
+        Returns sums (1 + P,) over the step: normaliser, then parts; and () this rank's own total.
+        """
+        outcomes = []
+        for number, batch in enumerate(batches):
+            with nullcontext() if number == len(batches) - 1 else without_gradient_sync(self.model):
+                outcomes.append(self._forward_backward(batch, sum(pictures)))
+        totals, sums = zip(*outcomes)
+        return all_reduce_sum(self.ctx, torch.stack(sums).sum(0)), torch.stack(totals).sum()
+
+    def _gradients_by_tree(self, batches: Sequence[Batch], pictures: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """As `_gradients_by_ddp`, by virtual ranks: each takes its share of every micro-batch, one after another."""
+        own = self.virtual_ranks // self.ctx.world_size
+        start = self._flat_statistics()
+        tree, totals = SubtreeSum(), []
+        parameters = self.optimizer.parameters
+        for virtual in range(self.ctx.rank * own, (self.ctx.rank + 1) * own):
+            copy_flat(start, self._statistics)
+            outcomes = []
+            for batch, count in zip(batches, pictures):
+                first, last = share_bounds(count, virtual, self.virtual_ranks)
+                offset, _ = share_bounds(count, self.ctx.rank, self.ctx.world_size)
+                outcomes.append(self._forward_backward(batch.share(first - offset, last - offset), sum(pictures)))
+            sums = torch.stack([s for _, s in outcomes]).sum(0)
+            totals += [total for total, _ in outcomes]
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            leaf = flatten([*gradients, sums.to(gradients[0]), self._flat_statistics().to(gradients[0])])
+            tree.add(leaf)
+            self.optimizer.zero_grad()
+        flat = sum_over_processes(self.ctx, tree.total())
+        sizes = [p.numel() for p in parameters]
+        *pieces, sums, statistics = flat.split([*sizes, len(sums), flat.numel() - sum(sizes) - len(sums)])
+        for parameter, piece in zip(parameters, pieces):
+            parameter.grad = unflatten(piece, parameter)
+        copy_flat((statistics / self.virtual_ranks).to(start), self._statistics)
+        return sums, torch.stack(totals).sum()
 
     def _forward_backward(self, batch: Batch, global_images: int) -> tuple[Tensor, Tensor]:
         """Adds one micro-batch's gradient. Returns its total () and its sums: normaliser, then parts."""
         batch = batch.to(self.ctx.device)
-        images = batch.images.to(memory_format=self.memory_format).float() / 255
+        dtype = next(self._bare.parameters()).dtype
+        images = batch.images.to(memory_format=self.memory_format).to(dtype) / 255
         with torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None):
             raw = self.model(images)
         out = self.criterion(raw, batch.targets, batch.max_targets)
         # DDP averages over ranks, the gradient wants the sum. Dividing by the images keeps float16 gradients in range
         # until the real normaliser is known, after the last share.
-        share = out.total * (self.ctx.world_size / global_images)
+        share = out.total * (self._averaged_over / global_images)
         self.scaler.scale(share).backward()
-        return out.total.detach(), torch.cat([out.normaliser.detach().reshape(1), out.parts]).float()
+        return out.total.detach(), torch.cat([out.normaliser.detach().reshape(1).to(out.parts), out.parts])
 
     def _scale_and_clip(self, normaliser: Tensor, global_images: int) -> tuple[Tensor, Tensor]:
         """Gradients become those of ``images * total / normaliser`` (the loss scaled by the batch, as YOLO's learning
         rates expect), clipped. Returns their norm before clipping and a float that is 1 if it is not finite."""
         self.scaler.unscale_(self.optimizer)
+        if self.skip_zero_grads:
+            drop_zero_gradients(self.optimizer.parameters)
         gradients = [p.grad for p in self.optimizer.parameters if p.grad is not None]
         factor = global_images**2 / normaliser.clamp(min=1)
         norm = torch.nn.utils.get_total_norm(gradients) * factor
@@ -140,6 +184,32 @@ class TrainStep:
         return norm.float(), 1 - norm.isfinite().float()
 
     @torch.no_grad()
-    def _restore_statistics(self, before: Tensor, bad: Tensor) -> None:
-        after = torch.cat([b.reshape(-1) for b in self._statistics])
-        copy_flat(torch.where(bad > 0, before, after), self._statistics)
+    def _flat_statistics(self) -> Tensor:
+        return torch.cat([b.reshape(-1) for b in self._statistics]) if self._statistics else torch.zeros(0)
+
+
+@torch.no_grad()
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """A new 1-D tensor of all values, each tensor's in the order of its memory (kernels are channels_last)."""
+    return torch.cat([t.permute(0, 2, 3, 1).reshape(-1) if t.dim() == 4 else t.reshape(-1) for t in tensors])
+
+
+def unflatten(piece: Tensor, like: Tensor) -> Tensor:
+    """A view of ``piece`` in the shape of ``like``; undoes `flatten`."""
+    if like.dim() != 4:
+        return piece.view(like.shape)
+    a, b, c, d = like.shape
+    return piece.view(a, c, d, b).permute(0, 3, 1, 2)
+
+
+@torch.no_grad()
+def drop_zero_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    """Sets gradients that are exactly zero to None, so that momentum and weight decay leave those weights alone.
+
+    Which they are is known on the device only, so this waits for it, once.
+    """
+    held = [p for p in parameters if p.grad is not None]
+    asleep = torch.stack(torch._foreach_norm([p.grad for p in held], float("inf"))) == 0
+    for parameter, is_zero in zip(held, asleep.tolist()):
+        if is_zero:
+            parameter.grad = None

@@ -113,8 +113,8 @@ class Trainer:
     def _step(self, shares: list[Batch], first: int) -> None:
         """One optimiser step over micro-batches ``first``... of the epoch."""
         self.optimizer.set_rates(self.schedule, self.progress.updates)
-        images = self._images(first, len(shares))
-        self.take_step(shares, images, self.progress.updates + 1)
+        pictures = [self.train_loader.global_pictures(first + number) for number in range(len(shares))]
+        self.take_step(shares, pictures, self.progress.updates + 1)
         self.progress.step += len(shares)
         self.progress.updates += 1
 

@@ -2,8 +2,8 @@
 
 V shares of a step are the leaves of one fixed binary tree, ((0 + 1) + (2 + 3)) + ... Each process adds the subtree of
 its own consecutive shares as they come; the upper levels are exchanges between pairs of processes. Floating-point
-addition commutes, so both of a pair get the same bits. (The idea of accuracy-consistent elastic training is EasyScale's,
-SC'23; the exchange is the recursive halving and doubling of Thakur, Rabenseifner & Gropp 2005.)
+addition commutes, so both of a pair get the same bits. (The idea of accuracy-consistent elastic training is
+EasyScale's, SC'23; the exchange is the recursive halving and doubling of Thakur, Rabenseifner & Gropp 2005.)
 """
 
 from __future__ import annotations

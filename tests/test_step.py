@@ -1,13 +1,14 @@
-"""The step: how a global batch is cut changes nothing; a non-finite one changes nothing; nothing waits for the device."""
+"""The step: the cut of a global batch changes nothing, nor does a non-finite one; nothing waits for the device."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
 from ranks import run_ranks
-from tiny import TINY_ANCHOR_MODEL, TINY_MODEL, cut, make_batch
+from tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.ema import ModelEma
@@ -56,9 +57,9 @@ def weights_of(model) -> torch.Tensor:
 
 def _train_share(ctx, kind: str, bounds: list[int]) -> tuple[torch.Tensor, tuple[float, ...], torch.Tensor]:
     step, model = make_step(ctx, kind, sync_bn=ctx.is_distributed)
-    share = cut(global_batch(), bounds[ctx.rank], bounds[ctx.rank + 1])
+    share = global_batch().share(bounds[ctx.rank], bounds[ctx.rank + 1])
     for update in (1, 2, 3):
-        step([share], 6, update)
+        step([share], [6], update)
     return weights_of(model), step.reader.pop(leave=0)[-1].losses, weights_of(step.ema.module)
 
 
@@ -80,8 +81,9 @@ def test_accumulation_equals_the_whole_batch(kind, cuts):
     ctx = DistributedContext.single()
     whole, expected = make_step(ctx, kind, norm_eval=True)
     parts, got = make_step(ctx, kind, norm_eval=True)
-    whole([global_batch()], 6, 1)
-    parts([cut(global_batch(), a, b) for a, b in zip(cuts, cuts[1:])], 6, 1)
+    whole([global_batch()], [6], 1)
+    bounds = list(itertools.pairwise(cuts))
+    parts([global_batch().share(a, b) for a, b in bounds], [b - a for a, b in bounds], 1)
     torch.testing.assert_close(weights_of(got), weights_of(expected), rtol=1e-5, atol=1e-7)
     a, b = (s.reader.pop(leave=0)[0] for s in (whole, parts))
     assert a.losses == pytest.approx(b.losses, rel=1e-5)
@@ -91,7 +93,7 @@ def test_accumulation_equals_the_whole_batch(kind, cuts):
 def test_clipping_bounds_the_gradient():
     ctx = DistributedContext.single()
     free, _ = make_step(ctx, "anchor_free", clip_norm=0.0)
-    free([global_batch()], 6, 1)
+    free([global_batch()], [6], 1)
     norm = free.reader.pop(leave=0)[0].grad_norm
     step, model = make_step(ctx, "anchor_free", clip_norm=norm / 4)
     before = weights_of(model).clone()
@@ -99,7 +101,7 @@ def test_clipping_bounds_the_gradient():
     step.optimizer.step = lambda: seen.append(
         torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     )
-    step([global_batch()], 6, 1)
+    step([global_batch()], [6], 1)
     assert float(seen[0]) == pytest.approx(norm / 4, rel=1e-3)
     assert len(before)
 
@@ -121,14 +123,14 @@ def test_a_non_finite_step_leaves_everything_as_it_was(optimizer):
     ctx = DistributedContext.single()
     step, model = make_step(ctx, "anchor_free", optimizer=optimizer)
     step.criterion = _Poison(step.criterion, at=2)
-    step([global_batch()], 6, 1)
+    step([global_batch()], [6], 1)
     weights = copy.deepcopy(model.state_dict())
-    step([make_batch(6, seed=5)], 6, 2)
+    step([make_batch(6, seed=5)], [6], 2)
     for key, value in model.state_dict().items():
         if value.is_floating_point():
             assert torch.equal(value, weights[key]), key
     assert torch.isfinite(weights_of(step.ema.module)).all()
-    step([global_batch()], 6, 3)
+    step([global_batch()], [6], 3)
     first, second, third = step.reader.pop(leave=0)
     assert (first.finite, second.finite, third.finite) == (True, False, True)
     assert not second.share_finite
@@ -138,9 +140,9 @@ def test_a_non_finite_step_leaves_everything_as_it_was(optimizer):
 
 def test_values_come_a_step_late():
     step, _ = make_step(DistributedContext.single(), "anchor_free")
-    step([global_batch()], 6, 1)
+    step([global_batch()], [6], 1)
     assert step.reader.pop() == []
-    step([global_batch()], 6, 2)
+    step([global_batch()], [6], 2)
     assert len(step.reader.pop()) == 1
     assert len(step.reader.pop(leave=0)) == 1
 
@@ -153,9 +155,9 @@ class _NoSync(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.name().split("::")[1].split(".")[0]
         assert name not in self.FORBIDDEN, f"{name} waits for the device"
-        assert name != "index" or not any(
-            t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]
-        ), "indexing by a mask waits for the device"
+        assert name != "index" or not any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]), (
+            "indexing by a mask waits for the device"
+        )
         return func(*args, **(kwargs or {}))
 
 
@@ -163,6 +165,6 @@ class _NoSync(TorchDispatchMode):
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Muon"])
 def test_no_host_sync_in_the_step(kind, optimizer):
     step, _ = make_step(DistributedContext.single(), kind, optimizer=optimizer)
-    step([global_batch()], 6, 1)  # optimiser states are made here
+    step([global_batch()], [6], 1)  # optimiser states are made here
     with _NoSync():
-        step([global_batch(), make_batch(3)], 9, 2)
+        step([global_batch(), make_batch(3)], [6, 3], 2)

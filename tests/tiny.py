@@ -73,14 +73,3 @@ def make_batch(images: int, *, size: int = 64, seed: int = 0, targets_per_image:
         letterbox=torch.tensor([[1.0, 0.0, 0.0]]).expand(images, 3).clone(),
         paths=tuple(f"image{i}.png" for i in range(images)),
     )
-
-
-def cut(batch: Batch, start: int, end: int) -> Batch:
-    """Images start..end of a batch, as a rank's share of it."""
-    chosen = (batch.targets[:, 0] >= start) & (batch.targets[:, 0] < end)
-    targets = batch.targets[chosen].clone()
-    targets[:, 0] -= start
-    return Batch(
-        batch.images[start:end], targets, batch.max_targets, batch.indices[start:end], batch.original_hw[start:end],
-        batch.letterbox[start:end], batch.paths[start:end],
-    )  # fmt: skip

@@ -102,6 +102,11 @@ class TrainConfig:
     channels_last: bool = setting(True, help="NHWC memory layout")
     compile: bool = setting(False, help="torch.compile the model")
     sync_bn: bool = setting(False, help="batch statistics over all processes")
+    virtual_ranks: int = setting(
+        0, low=0, help="cut batches into so many shares; the bits are the same on any fewer processes; 0: one a process"
+    )
+    threads: int = setting(0, low=0, help="CPU threads a process; 0: torch's choice, 1 with virtual ranks on CPUs")
+    skip_zero_grads: bool = setting(False, help="leave weights alone whose gradient is exactly zero")
     freeze: list[int] = setting(factory=list, help="layers to freeze: one number n freezes 0..n-1, several name layers")
     label_smoothing: float = setting(0.0, low=0, high=0.5, help="class label smoothing")
     patience: int = setting(0, low=0, help="stop after this many epochs without a better AP; 0: never")

@@ -292,6 +292,14 @@ def one_voice(ctx: DistributedContext) -> Iterator[None]:
         raise PeerFailure(str(error)) from None
 
 
+def share_bounds(count: int, rank: int, world_size: int) -> tuple[int, int]:
+    """The contiguous share [start, end) of ``count`` items for a rank.
+
+    Shares differ by one at most, and nest: those of 2k ranks cut those of k ranks in two.
+    """
+    return rank * count // world_size, (rank + 1) * count // world_size
+
+
 def gather_arrays(ctx: DistributedContext, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]] | None:
     """Every rank's arrays on rank 0, by rank; None elsewhere. Lengths may differ from rank to rank."""
     if not ctx.is_distributed:

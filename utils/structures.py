@@ -15,6 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+TARGET_BUCKET = 16
+
+
+def bucketed(most: int) -> int:
+    """The padded number of targets an image for a batch whose fullest image has ``most``: few shapes, never 0."""
+    return max(-(-most // TARGET_BUCKET), 1) * TARGET_BUCKET
+
 
 class SampleKey(NamedTuple):
     """Everything a training sample depends on besides the data set, the seed and the hyper-parameters."""
@@ -56,6 +63,24 @@ class Batch:
 
     def to(self, device: torch.device, non_blocking: bool = True) -> Batch:
         return self._map(lambda t: t.to(device, non_blocking=non_blocking))
+
+    def share(self, start: int, end: int) -> Batch:
+        """Images ``start``..``end - 1`` as a batch that is as if it had been collated alone. On the host only."""
+        first, last = np.searchsorted(self.targets[:, 0].numpy(), [start, end])
+        targets = self.targets[first:last].clone()
+        targets[:, 0] -= start
+        if self.targets.is_pinned():
+            targets = targets.pin_memory()
+        most = int(np.bincount(targets[:, 0].long().numpy(), minlength=1).max())
+        return Batch(
+            images=self.images[start:end],
+            targets=targets,
+            max_targets=bucketed(most),
+            indices=self.indices[start:end],
+            original_hw=self.original_hw[start:end],
+            letterbox=self.letterbox[start:end],
+            paths=self.paths[start:end],
+        )
 
     def pin_memory(self) -> Batch:
         """Called by torch's DataLoader when ``pin_memory=True``."""
