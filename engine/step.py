@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,18 @@ from utils.distributed import DistributedContext, share_bounds, unwrap
 from utils.structures import Batch, LossOutput
 
 
+class Asks(NamedTuple):
+    """What any rank wants of all at a step boundary. It travels with the step's sums, so it costs nothing and all ranks
+    read it after the same step."""
+
+    save: bool = False
+    stop: bool = False  # SIGTERM or SIGUSR1
+    interrupt: bool = False  # SIGINT
+
+    def __or__(self, other: Asks) -> Asks:
+        return Asks(*(a or b for a, b in zip(self, other)))
+
+
 @dataclass(frozen=True, slots=True)
 class StepValues:
     """What one step gave, on the host."""
@@ -29,6 +42,10 @@ class StepValues:
     losses: tuple[float, ...]  # the criterion's parts over the global batch, normalised
     paths: tuple[str, ...]  # images of this rank's share
     images: int  # in the global batch
+    asks: Asks  # of all ranks, when the step began
+
+
+NO_ASKS = Asks()
 
 
 class DelayedReader:
@@ -55,8 +72,9 @@ class DelayedReader:
             host, event, paths, images = self._pending.popleft()
             if event is not None:
                 event.synchronize()
-            finite, share_finite, norm, *losses = host.tolist()
-            ready.append(StepValues(finite > 0, share_finite > 0, norm, tuple(losses), paths, images))
+            finite, share_finite, norm, *rest = host.tolist()
+            asks, losses = Asks(*(ask > 0 for ask in rest[: len(NO_ASKS)])), tuple(rest[len(NO_ASKS) :])
+            ready.append(StepValues(finite > 0, share_finite > 0, norm, losses, paths, images, asks))
         return ready
 
 
@@ -91,19 +109,22 @@ class TrainStep:
         self.reader = DelayedReader(ctx.device)
         self._bare = unwrap(model)
         self._statistics = [b for b in self._bare.buffers() if b.is_floating_point()]
+        self._counters = [b for b in self._bare.buffers() if not b.is_floating_point()]  # of batches that norms saw
         self._averaged_over = ctx.world_size if isinstance(model, nn.parallel.DistributedDataParallel) else 1
 
-    def __call__(self, batches: Sequence[Batch], pictures: Sequence[int], updates: int) -> None:
+    def __call__(self, batches: Sequence[Batch], pictures: Sequence[int], updates: int, asks: Asks = NO_ASKS) -> None:
         """Takes one optimiser step.
 
         Args:
             batches: this rank's micro-batches; any may be empty.
             pictures: images of each micro-batch over all ranks.
             updates: optimiser steps taken, this one included.
+            asks: of this rank; those of all come back with the step's values.
         """
         before = self._flat_statistics()
         gradients_of = self._gradients_by_tree if self.virtual_ranks else self._gradients_by_ddp
-        sums, share_total = gradients_of(batches, pictures)
+        sums, share_total = gradients_of(batches, pictures, asks)
+        sums, asked = sums[: -len(asks)], sums[-len(asks) :]
         images = sum(pictures)
         losses = sums[1:] / sums[0].clamp(min=1)
         norm, bad = self._scale_and_clip(sums[0], images)
@@ -113,35 +134,40 @@ class TrainStep:
         self.optimizer.zero_grad()
         copy_flat(torch.where(bad > 0, before, self._flat_statistics()), self._statistics)
         self.ema.update(self._bare, updates)
-        values = torch.cat([torch.stack([1 - bad, share_total.isfinite().to(norm), norm]), losses.to(norm)])
+        first = torch.stack([1 - bad, share_total.isfinite().to(norm), norm])
+        values = torch.cat([first, asked.to(norm), losses.to(norm)])
         self.reader.push(values, tuple(path for batch in batches for path in batch.paths), images)
 
-    def _gradients_by_ddp(self, batches: Sequence[Batch], pictures: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _gradients_by_ddp(self, batches: Sequence[Batch], pictures: Sequence[int], asks: Asks) -> tuple[Tensor, Tensor]:
         """Gradients of the step's total into ``.grad``, equal on all ranks.
 
-        Returns sums (1 + P,) over the step: normaliser, then parts; and () this rank's own total.
+        Returns sums (1 + P + A,) over the step: normaliser, then parts, then asks; and () this rank's own total.
         """
         outcomes = []
         for number, batch in enumerate(batches):
             with nullcontext() if number == len(batches) - 1 else without_gradient_sync(self.model):
                 outcomes.append(self._forward_backward(batch, sum(pictures)))
         totals, sums = zip(*outcomes)
-        return all_reduce_sum(self.ctx, torch.stack(sums).sum(0)), torch.stack(totals).sum()
+        return all_reduce_sum(self.ctx, with_asks(torch.stack(sums).sum(0), asks)), torch.stack(totals).sum()
 
-    def _gradients_by_tree(self, batches: Sequence[Batch], pictures: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _gradients_by_tree(
+        self, batches: Sequence[Batch], pictures: Sequence[int], asks: Asks
+    ) -> tuple[Tensor, Tensor]:
         """As `_gradients_by_ddp`, by virtual ranks: each takes its share of every micro-batch, one after another."""
         own = self.virtual_ranks // self.ctx.world_size
-        start = self._flat_statistics()
+        start, counted = self._flat_statistics(), [c.clone() for c in self._counters]
         tree, totals = SubtreeSum(), []
         parameters = self.optimizer.parameters
         for virtual in range(self.ctx.rank * own, (self.ctx.rank + 1) * own):
             copy_flat(start, self._statistics)
+            if counted:
+                torch._foreach_copy_(self._counters, counted)
             outcomes = []
             for batch, count in zip(batches, pictures):
                 first, last = share_bounds(count, virtual, self.virtual_ranks)
                 offset, _ = share_bounds(count, self.ctx.rank, self.ctx.world_size)
                 outcomes.append(self._forward_backward(batch.share(first - offset, last - offset), sum(pictures)))
-            sums = torch.stack([s for _, s in outcomes]).sum(0)
+            sums = with_asks(torch.stack([s for _, s in outcomes]).sum(0), asks)
             totals += [total for total, _ in outcomes]
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
             leaf = flatten([*gradients, sums.to(gradients[0]), self._flat_statistics().to(gradients[0])])
@@ -186,6 +212,15 @@ class TrainStep:
     @torch.no_grad()
     def _flat_statistics(self) -> Tensor:
         return torch.cat([b.reshape(-1) for b in self._statistics]) if self._statistics else torch.zeros(0)
+
+
+def with_asks(sums: Tensor, asks: Asks) -> Tensor:
+    """``sums`` (n,) and after them a 1 for each ask that is made, without making the device wait."""
+    flags = sums.new_zeros(len(asks))
+    for number, asked in enumerate(asks):
+        if asked:
+            flags[number].fill_(1)
+    return torch.cat([sums, flags])
 
 
 @torch.no_grad()
