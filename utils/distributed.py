@@ -10,12 +10,10 @@ import datetime
 import itertools
 import logging
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,11 +23,11 @@ from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
 from utils.errors import PeerFailure, UserError
+from utils.liveness import LOST_AFTER_S, has_died, signs_of_life
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-HEARTBEAT_S = 1.0
-LOST_AFTER_S = 60.0
 LINGER_S = 5.0
+LOST_KEY = "lost"  # in the run's store: which process is known to have died
 
 
 @dataclass(frozen=True)
@@ -189,33 +187,21 @@ def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
     assert ctx.store is not None
     turn = dist.PrefixStore(f"zero_first/{ctx.node_rank}/{next(ctx._turns)}", ctx.store)
     if not ctx.is_node_leader:
-        _await_leader(turn, ctx.node_rank)
+        _await_leader(turn, ctx)
         yield
         return
-    finished = threading.Event()
-    beat = threading.Thread(target=_heartbeat, args=(turn, finished), daemon=True)
-    turn.set("process", f"{os.getpid()} {_pid_namespace()}")
-    beat.start()
     outcome = "stopped"
     try:
-        yield
+        with signs_of_life(turn, "leader"):
+            yield
         outcome = "ok"
     except BaseException as error:
         outcome = f"{error}" if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         raise
     finally:
-        finished.set()
-        beat.join()
         turn.set("outcome", outcome)
         if outcome != "ok":
             _linger(turn, ctx.local_world_size - 1)
-
-
-def _heartbeat(turn: dist.Store, finished: threading.Event) -> None:
-    for count in itertools.count():
-        turn.set("beat", str(count))
-        if finished.wait(HEARTBEAT_S):
-            return
 
 
 def _linger(turn: dist.Store, followers: int) -> None:
@@ -225,9 +211,10 @@ def _linger(turn: dist.Store, followers: int) -> None:
         time.sleep(0.05)
 
 
-def _await_leader(turn: dist.Store, node_rank: int) -> None:
+def _await_leader(turn: dist.Store, ctx: DistributedContext) -> None:
     last_beat, seen_at = b"", time.monotonic()
-    name = f"the first process of node {node_rank}"
+    name = f"the first process of node {ctx.node_rank}"
+    assert ctx.store is not None
     while True:
         try:
             if turn.check(["outcome"]):
@@ -236,40 +223,21 @@ def _await_leader(turn: dist.Store, node_rank: int) -> None:
                 if outcome != "ok":
                     raise PeerFailure(f"{name} failed: {outcome}")
                 return
-            if turn.check(["process", "beat"]):
-                pid, namespace = turn.get("process").decode().split()
-                beat = turn.get("beat")
+            if turn.check(["leader/beat"]):
+                beat = turn.get("leader/beat")
                 if beat != last_beat:
                     last_beat, seen_at = beat, time.monotonic()
-                dead = namespace == _pid_namespace() and not _is_running(int(pid))
-                if dead and not turn.check(["outcome"]):
-                    raise UserError(f"{name} (process {pid}) died while the others waited for it; enough memory?")
+            if turn.check(["leader/process"]):
+                process = turn.get("leader/process").decode()
+                if has_died(process) and not turn.check(["outcome"]):
+                    text = f"{name} (process {process.split()[0]}) died while the others waited for it; enough memory?"
+                    ctx.store.set(LOST_KEY, text)  # for the other nodes
+                    raise UserError(text)
         except dist.DistError as error:
             raise UserError(f"lost contact while waiting for {name}: {str(error).splitlines()[0]}") from None
         if time.monotonic() - seen_at > LOST_AFTER_S and last_beat:
             raise UserError(f"{name} has given no sign for {LOST_AFTER_S:.0f} s")
         time.sleep(0.05)
-
-
-def _pid_namespace() -> str:
-    """Equal in two processes that see each other's process ids (ranks may run in a container each)."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return os.uname().nodename
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (OSError, IndexError):
-        return True
 
 
 @contextmanager

@@ -1,0 +1,72 @@
+"""Signs of life between processes that wait for each other on the run's store."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch.distributed as dist
+
+HEARTBEAT_S = 1.0
+LOST_AFTER_S = 60.0  # a process may hold the interpreter for long (parsing a large file), so silence is given time
+
+
+@contextmanager
+def signs_of_life(store: dist.Store, name: str) -> Iterator[None]:
+    """While active, ``name/process`` says which process this is and ``name/beat`` changes every second."""
+    finished = threading.Event()
+    beat = threading.Thread(target=_heartbeat, args=(store, f"{name}/beat", finished), daemon=True)
+    store.set(f"{name}/process", this_process())
+    beat.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        beat.join()
+
+
+def _heartbeat(store: dist.Store, key: str, finished: threading.Event) -> None:
+    for count in itertools.count():
+        try:
+            store.set(key, str(count))
+        except dist.DistError:  # the store is gone, and with it whoever would read this
+            return
+        if finished.wait(HEARTBEAT_S):
+            return
+
+
+def this_process() -> str:
+    """Names this process to `has_died`."""
+    return f"{os.getpid()} {_process_space()}"
+
+
+def has_died(process: str) -> bool:
+    """Whether a process (its `this_process`) has ended, as far as that can be seen from here."""
+    pid, space = process.split()
+    return space == _process_space() and not _is_running(int(pid))
+
+
+def _process_space() -> str:
+    """Equal in two processes that see each other's process ids (ranks may run in a container or on a machine each)."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return os.uname().nodename
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (OSError, IndexError):
+        return True
