@@ -13,8 +13,8 @@ import numpy as np
 from torch.utils.data.distributed import DistributedSampler
 
 from data.epoch_order import EpochOrder
-from utils.distributed import share_bounds
 from utils.rng import Stream, keyed_generator
+from utils.shares import share_bounds
 from utils.structures import SampleKey
 
 QUAD_PROBABILITY = 0.5  # that a quad is four pictures side by side, and not one at twice the size
@@ -107,7 +107,8 @@ class KeyedDistributedSampler(DistributedSampler):
         rng = keyed_generator(self.seed, Stream.MULTI_SCALE, epoch, batch)
         factor = rng.uniform(1 - self.multi_scale, 1 + self.multi_scale)
         stride = self.order.stride
-        return tuple(max(round(side * factor / stride), 1) * stride for side in (height, width))
+        # at least two cells a side: batch norm cannot take one picture of one cell
+        return tuple(max(round(side * factor / stride), 2) * stride for side in (height, width))
 
 
 class EndlessRequests:

@@ -16,7 +16,8 @@ from engine.ema import ModelEma
 from engine.optim import OptimizerSet
 from engine.parallel import all_reduce_sum, copy_flat, without_gradient_sync
 from engine.tree_sum import SubtreeSum, sum_over_processes
-from utils.distributed import DistributedContext, share_bounds, unwrap
+from utils.distributed import DistributedContext, unwrap
+from utils.shares import share_bounds
 from utils.structures import Batch, LossOutput
 
 

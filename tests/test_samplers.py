@@ -11,7 +11,7 @@ import pytest
 
 from data.epoch_order import EpochOrder, fixed_batches, image_weights, inverse_frequency_weights, rect_shapes
 from data.samplers import EndlessRequests, KeyedDistributedSampler, ShardedBatches
-from utils.distributed import share_bounds
+from utils.shares import share_bounds
 
 IMAGE_HW = np.random.default_rng(0).integers(100, 600, (53, 2))
 

@@ -1,0 +1,25 @@
+"""Compares checkpoints to the last bit."""
+
+from __future__ import annotations
+
+import torch
+
+SETTINGS = ("config", "hyp")  # may differ between runs that must give the same weights
+
+
+def same_content(a, b, where: str = "") -> None:
+    """Fails at the first tensor or value in which two checkpoints differ, settings apart."""
+    assert type(a) is type(b), where
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            if key not in SETTINGS:
+                same_content(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, list):
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b)):
+            same_content(x, y, f"{where}[{i}]")
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), where
+    else:
+        assert a == b or (a != a and b != b), f"{where}: {a} != {b}"
