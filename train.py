@@ -118,13 +118,13 @@ def prepare_process(ctx: DistributedContext, run: Run) -> None:
 
 
 def shares_of(ctx: DistributedContext, config: TrainConfig) -> int:
-    """Virtual ranks that the step is to be cut into, 0 for plain DDP. Plain DDP is as many shares as processes, but for
-    the order in which it adds, which only ``--deterministic`` fixes.
+    """Virtual ranks that the step is to be cut into, 0 for plain DDP. That is as many shares as processes, added in an
+    order of its own, so it is taken only where neither ``--virtual-ranks`` nor ``--deterministic`` is asked for.
 
     Raises UserError for a number that this run cannot have.
     """
     wanted, world = config.virtual_ranks or ctx.world_size, ctx.world_size
-    if wanted == world and not (config.deterministic and world > 1):
+    if not config.virtual_ranks and (world == 1 or not config.deterministic):
         return 0
     if wanted & (wanted - 1) or wanted % world:
         fix = f"--virtual-ranks {wanted}: must be a power of two that the {world} process(es) divide"
