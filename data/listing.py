@@ -7,7 +7,7 @@ Folders are read whole, one `os.scandir` each, rather than asking for every file
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -47,6 +47,7 @@ class Listing:
     images: list[ImageFile]
     labels: list[LabelFile]  # one an image, or the COCO JSON alone
     findings: list[Finding] = field(default_factory=list)
+    lists: dict[Path, list[str]] = field(default_factory=dict)  # names that each .txt list gives, in its order
 
 
 def list_split(spec: DatasetSpec, split: str) -> Listing:
@@ -54,11 +55,14 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     source = spec.split(split)
     found: dict[str, ImageFile] = {}
     findings: list[Finding] = []
+    lists: dict[Path, list[str]] = {}
     for entry in source.images:
+        files: Iterable[tuple[str, ImageFile]]
         if entry.is_dir():
             files = _in_folder(entry, spec.root, findings)
         elif entry.suffix.lower() == ".txt" and entry.is_file():
-            files = _in_list(entry, spec.root, findings)
+            files = list(_in_list(entry, spec.root, findings))
+            lists[entry] = [image.name for _, image in files]
         elif entry.exists():
             raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
         else:
@@ -72,7 +76,7 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
         places = ", ".join(map(str, source.images))
         raise UserError(f"{places}: no images found for '{split}' (looked for {' '.join(sorted(IMAGE_SUFFIXES))})")
     images = [found[name] for name in sorted(found)]
-    return Listing(images, _labels_of(images, source, spec), findings)
+    return Listing(images, _labels_of(images, source, spec), findings, lists)
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, list[os.DirEntry]]]:
