@@ -141,8 +141,11 @@ def shares_of(ctx: DistributedContext, config: TrainConfig) -> int:
 def load_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
     from data.dataset_yaml import load_dataset_spec
     from data.demo import default_demo_root, ensure_demo
+    from data.staging import stage_dataset
     from utils.distributed import torch_distributed_zero_first
 
+    if run.config.stage:
+        return stage_dataset(run.config.data, run.config.stage, ("train", "val"), ctx)
     if run.config.data != "demo":
         return load_dataset_spec(run.config.data)
     with torch_distributed_zero_first(ctx):

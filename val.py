@@ -103,11 +103,14 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
 def _dataset(config: ValConfig, info: dict, ctx: DistributedContext) -> DatasetSpec:
     from data.dataset_yaml import load_dataset_spec
     from data.demo import default_demo_root, ensure_demo
+    from data.staging import stage_dataset
     from utils.distributed import torch_distributed_zero_first
 
     data = config.data or info.get("data", {}).get("source")
     if not data:
         raise UserError(f"{config.weights}: does not say what data it was trained on; name a data set YAML with --data")
+    if config.stage:
+        return stage_dataset(data, config.stage, (config.task,), ctx)
     if data == "demo":
         with torch_distributed_zero_first(ctx):
             data = ensure_demo(default_demo_root(config.cache_dir))
