@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # torch and all that needs it are imported once the flags are
     from engine.trainer import Trainer
     from models.detector import Detector
     from utils.distributed import DistributedContext
+    from utils.stop_signals import StopSignals
 
 NMS_CONFIDENCE, MAX_DETECTIONS = 0.001, 300
 
@@ -31,6 +32,7 @@ class Run:
     folder: Path
     config: TrainConfig
     hyp: Hyperparameters
+    path: Path  # of the checkpoint
     content: dict[str, Any] | None
     lines: list[str]
 
@@ -39,22 +41,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     config = parse_config(TrainConfig, argv, "Trains a detector.")
     from utils.distributed import DistributedContext, is_launched, one_voice, spawn
+    from utils.stop_signals import StopSignals
 
     if config.spawn > 1 and not is_launched():
         spawn(run_main, config.spawn, (main, argv))
         return
-    ctx = DistributedContext.from_environment(config.device, config.local_rank)
-    with one_voice(ctx):
-        train(ctx, open_run(ctx, config, given_flags(TrainConfig, argv)))
-    ctx.close()
+    with StopSignals() as signals:
+        ctx = DistributedContext.from_environment(config.device, config.local_rank)
+        with one_voice(ctx):
+            train(ctx, open_run(ctx, config, given_flags(TrainConfig, argv)), signals)
+        ctx.close()
 
 
-def train(ctx: DistributedContext, run: Run) -> None:
+def train(ctx: DistributedContext, run: Run, signals: StopSignals) -> None:
     prepare_process(ctx, run)
     spec = load_data(ctx, run)
     model = build_model(ctx, run, spec)
     train_loader, val_loader = build_loaders(ctx, run, spec, model)
-    trainer = build_trainer(ctx, run, spec, model, train_loader, val_loader)
+    trainer = build_trainer(ctx, run, signals, spec, model, train_loader, val_loader)
     pictures = illustrate(ctx, run, trainer)
     trainer.fit(on_epoch=pictures.after_epoch if pictures else None)
     if pictures:
@@ -64,28 +68,56 @@ def train(ctx: DistributedContext, run: Run) -> None:
 
 
 def open_run(ctx: DistributedContext, config: TrainConfig, given: set[str]) -> Run:
-    """The run's folder and settings; on rank 0's word, so that all processes have the same."""
-    from engine.resume import newest_checkpoint, resumed_config, resumed_hyperparameters
-    from utils.checkpoint_file import read_checkpoint
-    from utils.distributed import broadcast_object, torch_distributed_zero_first
+    """The run's folder and settings; on rank 0's word, so that all processes have the same. When torchrun starts the
+    processes again, it is the run they were at, from its newest checkpoint."""
+    from engine.resume import newest_checkpoint, note_launch, run_of_launch
+    from utils.distributed import all_objects, broadcast_object, torch_distributed_zero_first
     from utils.run_dir import increment_path
 
     hyp = hyperparameters_from(config.hyp, config.override)
-    if config.resume is None:
+    launchers = all_objects(ctx, ctx.launcher)
+    former = broadcast_object(ctx, run_of_launch(config.project, launchers) if ctx.is_main else None)
+    if former is not None and not (former / "last.pt").is_file():
+        run = Run(former, config, hyp, former / "last.pt", None, ["restarted before the first checkpoint"])
+    elif former is not None:
+        run = reopen_run(ctx, config, given, hyp, former / "last.pt")
+    elif config.resume is None:
         with torch_distributed_zero_first(ctx):
             folder = increment_path(config.project, config.name, config.exist_ok) if ctx.is_main else None
-        return Run(Path(broadcast_object(ctx, folder)), config, hyp, None, [])
-    path = Path(config.resume) if config.resume else Path(broadcast_object(ctx, newest_checkpoint(config.project)))
-    path = path / "last.pt" if path.is_dir() else path
+        folder = Path(broadcast_object(ctx, folder))
+        run = Run(folder, config, hyp, folder / "last.pt", None, [])
+    else:
+        path = Path(config.resume) if config.resume else Path(broadcast_object(ctx, newest_checkpoint(config.project)))
+        run = reopen_run(ctx, config, given, hyp, path / "last.pt" if path.is_dir() else path)
+        if run.content["progress"]["epoch"] >= run.config.epochs:
+            done = run.content["progress"]["epoch"]
+            raise UserError(f"{run.path}: all {done} epochs are done; to train on, ask for more: --resume --epochs N")
+    if ctx.is_main:
+        note_launch(config.project, launchers, run.folder)
+    return run
+
+
+def reopen_run(ctx: DistributedContext, config: TrainConfig, given: set[str], hyp: Hyperparameters, path: Path) -> Run:
+    """The run that wrote checkpoint ``path``, with what the command line changes."""
+    from engine.resume import circumstances_changed, resumed_config, resumed_hyperparameters
+    from utils.checkpoint_file import read_checkpoint
+
     content = read_checkpoint(path)
     if "config" not in content:
         raise UserError(f"{path}: holds no run to go on with; start a new one with --weights {path}")
     config, lines = resumed_config(content["config"], config, given, path)
     hyp = resumed_hyperparameters(content["hyp"], hyp, given, path)
-    done = content["progress"]["epoch"]
-    if done >= config.epochs:
-        raise UserError(f"{path}: all {done} epochs are done; to train on, ask for more: --resume --epochs N")
-    return Run(path.parent, config, hyp, content, [f"resuming {path} after epoch {done} of {config.epochs}", *lines])
+    done, batch = content["progress"]["epoch"], content["progress"].get("batch", 0)
+    within = f" and {batch} batches" if batch else ""
+    lines += circumstances_changed(content.get("run", {}), world_size=ctx.world_size, device=ctx.device.type)
+    return Run(
+        path.parent,
+        config,
+        hyp,
+        path,
+        content,
+        [f"resuming {path} after epoch {done} of {config.epochs}{within}", *lines],
+    )
 
 
 def prepare_process(ctx: DistributedContext, run: Run) -> None:
@@ -231,7 +263,13 @@ def build_loaders(ctx: DistributedContext, run: Run, spec: DatasetSpec, model: D
 
 
 def build_trainer(
-    ctx: DistributedContext, run: Run, spec: DatasetSpec, model: Detector, train_loader: Any, val_loader: Any
+    ctx: DistributedContext,
+    run: Run,
+    signals: StopSignals,
+    spec: DatasetSpec,
+    model: Detector,
+    train_loader: Any,
+    val_loader: Any,
 ) -> Trainer:
     from engine.checkpoint import Checkpointer, Progress, restore
     from engine.ema import ModelEma
@@ -239,10 +277,13 @@ def build_trainer(
     from engine.optim import build_optimizer, choose_optimizer
     from engine.parallel import parallelise
     from engine.precision import resolve_amp
+    from engine.resume import resumed_position
+    from engine.save_cadence import SaveCadence
     from engine.schedule import Schedule
     from engine.step import TrainStep
     from engine.trackers import build_tracker
     from engine.trainer import Trainer
+    from engine.watchdog import Watchdog
     from models.losses import build_criterion
     from utils.distributed import broadcast_object
     from utils.logger import get_logger
@@ -280,7 +321,18 @@ def build_trainer(
     progress = Progress()
     if run.content is not None:
         parts = {"model": model, "ema": ema, "optimizer": optimizer, "scaler": take_step.scaler}
-        progress = restore(run.content, **parts, path=run.folder / "last.pt")
+        progress = restore(run.content, ctx=ctx, **parts, path=run.path)
+        progress, lines = resumed_position(
+            progress,
+            run.content,
+            fingerprint=train_loader.index.fingerprint,
+            batch_size=config.batch_size,
+            epoch_batches=len(train_loader),
+            accumulate=accumulate,
+            epochs=config.epochs,
+        )
+        for line in lines:
+            log.info("%s", line)
     description = {
         "model_spec": model.spec,
         "names": list(model.names),
@@ -316,7 +368,17 @@ def build_trainer(
             amp_dtype=amp,
             criterion=criterion,
         ),
-        checkpointer=Checkpointer(run.folder, description=description, period=config.save_period, enabled=ctx.is_main),
+        checkpointer=Checkpointer(
+            run.folder, ctx=ctx, description=description, period=config.save_period, enabled=ctx.is_main
+        ),
+        saving=SaveCadence(
+            minutes=config.save_minutes,
+            steps=config.save_steps,
+            has_clock=ctx.is_main,
+            at_start=run.content is not None and run.path.resolve() != (run.folder / "last.pt").resolve(),
+        ),
+        signals=signals,
+        watchdog=Watchdog(run.folder, ctx, signals, stall_s=config.stall_minutes * 60),
         tracker=tracker,
         progress=progress,
         run_dir=run.folder,
@@ -327,6 +389,7 @@ def build_trainer(
         patience=config.patience,
         max_bad_steps=config.max_bad_steps,
         image_weights=config.image_weights,
+        seconds=run.content.get("run", {}).get("seconds", 0.0) if run.content else 0.0,
     )
 
 

@@ -56,7 +56,10 @@ def _set_worker_up(worker: int) -> None:
     watchdog in the worker ends it within seconds."""
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
+    signal.set_wakeup_fd(-1)  # the parent's, which a fork shares
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGUSR1"):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # not on macOS, where SIGTERM just ends the worker
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import logging
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,49 +11,94 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.background_writer import BackgroundWriter
 from engine.ema import ModelEma
 from engine.optim import OptimizerSet
+from engine.rank_buffers import gather_rank_buffers, put_means, restore_rank_buffers
 from utils.checkpoint_file import write_checkpoint
-from utils.distributed import unwrap
+from utils.distributed import DistributedContext, unwrap
 from utils.errors import UserError
-
-log = logging.getLogger("lockstep")
 
 
 @dataclass
 class Progress:
-    """Where a run stands, between epochs. Everything random is keyed by these numbers, so no RNG is saved."""
+    """Where a run stands, at a step boundary. Everything random is keyed by these numbers, so no RNG is saved."""
 
     epoch: int = 0  # epochs completed
+    batch: int = 0  # micro-batches of the next epoch taken
     step: int = 0  # micro-batches taken by each rank
     updates: int = 0  # optimiser steps taken
+    loss_sums: list[float] = field(default_factory=list)  # over the finite steps of the epoch; empty: none yet
+    finite_steps: int = 0  # of the epoch
+    bad_steps: int = 0  # non-finite ones in a row
+    joined: bool = False  # the epoch's steps are done and the ranks' buffers averaged
     best_fitness: float = -1.0
     best_epoch: int = -1
     class_weights: list[float] = field(default_factory=list)  # for --image-weights; empty: uniform
 
+    def begin_epoch(self) -> None:
+        """Forgets all that belongs to a position inside an epoch."""
+        self.batch, self.loss_sums, self.finite_steps, self.joined = 0, [], 0, False
 
-def plain(value: Any) -> Any:
-    """``value`` with tensors detached on the CPU and copied, so that training can go on while it is written."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True).contiguous()
-    if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    return value
+
+class Snapshot:
+    """A copy of plain data and tensors on the CPU that does not follow training.
+
+    CUDA tensors are copied in stream order to pinned memory without the host waiting for it; `content` waits.
+    """
+
+    def __init__(self, value: dict[str, Any]) -> None:
+        self._value = self._copied(value)
+        self._ready: torch.cuda.Event | None = None
+        if torch.cuda.is_initialized():
+            self._ready = torch.cuda.Event()
+            self._ready.record()
+
+    def content(self) -> dict[str, Any]:
+        if self._ready is not None:
+            self._ready.synchronize()
+        return self._value
+
+    def _copied(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.is_cuda:
+            host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+            return host.copy_(value.detach(), non_blocking=True)
+        if isinstance(value, torch.Tensor):
+            return value.detach().to("cpu", copy=True).contiguous()
+        if isinstance(value, dict):
+            return {k: self._copied(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._copied(v) for v in value]
+        return value
 
 
 class Checkpointer:
-    """Writes last.pt, best.pt and periodic checkpoints. On other ranks than 0 it is built disabled and writes nothing.
+    """Writes last.pt, best.pt and periodic checkpoints in the background. Every rank has one and calls it alike; on
+    other ranks than 0 it is built disabled and writes nothing.
 
     Args:
         folder: where the files go.
+        ctx: this process among the others.
         description: what does not change in a run: model_spec, names, imgsz, hyp, config, data.
         period: also keep epochN.pt every so many epochs; 0: never.
     """
 
-    def __init__(self, folder: Path, *, description: dict[str, Any], period: int = 0, enabled: bool = True) -> None:
-        self.folder, self.description, self.period, self.enabled = folder, description, period, enabled
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        ctx: DistributedContext,
+        description: dict[str, Any],
+        period: int = 0,
+        enabled: bool = True,
+    ) -> None:
+        self.folder, self.ctx, self.description = folder, ctx, description
+        self.period, self.enabled = period, enabled
+        self._writer = BackgroundWriter(self._write)
+        if enabled:
+            for path in folder.glob(".*.pt.*.tmp"):  # of a process that was killed while it wrote
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     @property
     def last(self) -> Path:
@@ -71,29 +116,63 @@ class Checkpointer:
         optimizer: OptimizerSet,
         scaler: torch.amp.GradScaler,
         progress: Progress,
-        is_best: bool,
-        metrics: dict[str, float],
+        run: dict[str, Any] | None = None,
+        is_best: bool = False,
+        metrics: dict[str, float] | None = None,
     ) -> None:
-        """Writes what is due after ``progress.epoch`` epochs. A full disk is a UserError; older files stay intact."""
+        """Takes a copy of a run's state, to be written in the background: last.pt always, and at the end of an epoch
+        best.pt and epochN.pt if they are due. Raises what an earlier write ran into (`check`).
+
+        Args:
+            run: under which circumstances the run is carried out (world size, device, seconds so far).
+        """
+        models = {"model": model, "ema": ema.module}
+        buffers = None if progress.joined or progress.batch == 0 else gather_rank_buffers(self.ctx, models)
         if not self.enabled:
             return
-        weights = plain(ema.module.state_dict())
-        if not all(bool(torch.isfinite(t).all()) for t in weights.values() if t.is_floating_point()):
-            raise UserError(f"the averaged weights are not finite; not saved, {self.last} holds the last good ones")
-        shared = {**self.description, "ema": weights, "progress": asdict(progress), "metrics": metrics}
+        shared = {
+            **self.description,
+            "ema": ema.module.state_dict(),
+            "progress": asdict(progress),
+            "metrics": metrics or {},
+        }
         full = {
             **shared,
-            "model": plain(unwrap(model).state_dict()),
-            "optimizer": plain(optimizer.state_dict()),
-            "scaler": plain(scaler.state_dict()),
+            "model": unwrap(model).state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "scaler": scaler.state_dict(),
+            "run": run or {},
         }
-        self._write(full, self.last)
+        for name, values in (buffers or {}).items():
+            put_means(values, models[name], full[name])
+            full["rank_buffers"] = buffers
+        taken = Snapshot(full)
+        files: dict[Path, tuple[Snapshot, frozenset[str]]] = {}
+        # last.pt comes last: whoever goes on from an older one writes the others again.
         if is_best:
-            self._write(shared, self.best)
-        if self.period and progress.epoch % self.period == 0:
-            self._write(full, self.folder / f"epoch{progress.epoch}.pt")
+            files[self.best] = (taken, frozenset(shared))
+        if self.period and progress.batch == 0 and progress.epoch % self.period == 0:
+            files[self.folder / f"epoch{progress.epoch}.pt"] = (taken, frozenset(full))
+        files[self.last] = (taken, frozenset(full))
+        self._writer.submit(files)
 
-    def _write(self, content: dict[str, Any], path: Path) -> None:
+    def check(self) -> None:
+        """Raises UserError when a write has failed, the disk being full, say; older files are intact."""
+        self._writer.check()
+
+    def wait(self) -> None:
+        """Returns when nothing is left to be written."""
+        self._writer.wait()
+
+    def finish(self) -> None:
+        """`wait`, then `check`."""
+        self._writer.finish()
+
+    def _write(self, what: tuple[Snapshot, frozenset[str]], path: Path) -> None:
+        snapshot, keys = what
+        content = {key: value for key, value in snapshot.content().items() if key in keys}
+        if not all(bool(torch.isfinite(t).all()) for t in content["ema"].values() if t.is_floating_point()):
+            raise UserError(f"the averaged weights are not finite; not saved, {self.last} holds the last good ones")
         try:
             write_checkpoint(content, path)
         except OSError as error:
@@ -107,6 +186,7 @@ class Checkpointer:
 def restore(
     content: dict[str, Any],
     *,
+    ctx: DistributedContext,
     model: nn.Module,
     ema: ModelEma,
     optimizer: OptimizerSet,
@@ -119,6 +199,7 @@ def restore(
     try:
         unwrap(model).load_state_dict(content["model"])
         ema.load_state_dict(content["ema"])
+        restore_rank_buffers(content.get("rank_buffers"), ctx, {"model": model, "ema": ema.module})
         optimizer.load_state_dict(content["optimizer"])
     except (RuntimeError, ValueError, KeyError) as error:
         raise UserError(f"{path}: does not fit this run: {str(error).splitlines()[0]}") from None

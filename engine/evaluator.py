@@ -74,8 +74,13 @@ class Evaluator:
         self.detections: DetectionTable | None = None
         self.preview: tuple[Batch, Detections] | None = None
 
-    def run(self, model: nn.Module, loader: Iterable[Batch]) -> EvalResult | None:
+    def run(
+        self, model: nn.Module, loader: Iterable[Batch], *, should_stop: Callable[[], bool] = lambda: False
+    ) -> EvalResult | None:
         """Scores ``model`` on ``loader``; the result on rank 0, None elsewhere. Modes of training are left as found.
+
+        ``should_stop`` is asked before each batch. Once it says so on any rank, that rank leaves its other batches out,
+        and there is no result.
 
         ``result.extras`` holds ``ms/inference`` and ``ms/nms`` (an image, on one device), ``ms/total`` (an image, wall
         clock over all ranks), ``data_wait`` (share of the time spent waiting for batches), and with a criterion
@@ -83,8 +88,8 @@ class Evaluator:
         """
         self.detections, self.preview = None, None
         with evaluating(unwrap(model)) as bare:
-            gathered = gather_arrays(self._ctx, self._run_share(bare, loader))
-        if gathered is None:
+            gathered = gather_arrays(self._ctx, self._run_share(bare, loader, should_stop))
+        if gathered is None or not all(share["complete"].all() for share in gathered):
             return None
         arrays = {key: np.concatenate([share[key] for share in gathered]) for key in gathered[0]}
         self.detections = self._merge(arrays)
@@ -93,7 +98,9 @@ class Evaluator:
         return result
 
     @torch.no_grad()
-    def _run_share(self, model: nn.Module, loader: Iterable[Batch]) -> dict[str, np.ndarray]:
+    def _run_share(
+        self, model: nn.Module, loader: Iterable[Batch], should_stop: Callable[[], bool]
+    ) -> dict[str, np.ndarray]:
         clock = StageClock(self._device)
         channels_last = is_channels_last(model)
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
@@ -102,8 +109,12 @@ class Evaluator:
         first_image: list[int] = []
         losses: list[Tensor] = []
         pending: _Pending | None = None
+        complete = True
         started = time.perf_counter()
         for batch in clock.waits(self._progress(loader)):
+            if should_stop():
+                complete = False
+                break
             if batch.images.shape[0] == 0:
                 continue
             seen.append(batch.indices.numpy())
@@ -133,6 +144,7 @@ class Evaluator:
             "scores": _join([t.scores for t in tables], np.float64),
             "classes": _join([t.classes for t in tables], np.int64),
             "seen": _join(seen, np.int64),
+            "complete": np.array([complete]),
             "loss_batch": np.array(first_image, dtype=np.int64),
             "loss_sums": torch.stack(losses).double().cpu().numpy() if losses else np.zeros((0, parts)),
             "seconds": np.array([[seconds.get(k, 0.0) for k in ("inference", "nms", "wait", "total")]]),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint import Progress
 from utils.config import Hyperparameters, TrainConfig, from_mapping
 from utils.errors import UserError
 
-log = logging.getLogger("lockstep")
+LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun process, and the run that it carries
 
 # These describe the process that resumes, not the run.
 _OF_THE_PROCESS = ("resume", "local_rank", "spawn")
@@ -54,3 +54,74 @@ def resumed_hyperparameters(
     if {"hyp", "override"} & set(given):
         return overrides
     return from_mapping(Hyperparameters, stored, f"{path}: hyp")
+
+
+def circumstances_changed(stored: dict[str, Any], *, world_size: int, device: str) -> list[str]:
+    """A line for each circumstance of the run (a checkpoint's ``run``) that is not what it was."""
+    now = {"world_size": ("processes", world_size), "device": ("device", device)}
+    return [
+        f"resume: {name} {stored[key]} -> {value}"
+        for key, (name, value) in now.items()
+        if key in stored and stored[key] != value
+    ]
+
+
+def resumed_position(
+    progress: Progress,
+    content: dict[str, Any],
+    *,
+    fingerprint: str,
+    batch_size: int,
+    epoch_batches: int,
+    accumulate: int,
+    epochs: int,
+) -> tuple[Progress, list[str]]:
+    """Where a run goes on after what may have changed: ``progress`` as it is when nothing did.
+
+    Another global batch keeps the place among the epoch's images, rounded down to a step; other images begin the epoch
+    anew. The schedule is a function of the step among all steps, so steps are counted again.
+    """
+    where = dataclasses.replace(progress)
+    lines = []
+    config, run = content["config"], content.get("run", {})
+    if content["data"]["fingerprint"] != fingerprint:
+        lines.append("resume: the training images or labels are not the ones the run began with")
+    if run.get("epoch_batches", epoch_batches) == epoch_batches and config["batch_size"] == batch_size:
+        if where.batch not in (0, epoch_batches) and where.batch % accumulate:
+            where.batch -= where.batch % accumulate
+    elif where.batch:
+        images = where.batch * config["batch_size"]
+        where.begin_epoch()
+        if content["data"]["fingerprint"] == fingerprint:
+            where.batch = min(images // batch_size, epoch_batches) // accumulate * accumulate
+        lines.append(f"resume: goes on at batch {where.batch} of the {epoch_batches} of epoch {where.epoch + 1}")
+    where.step = where.epoch * epoch_batches + where.batch
+    steps = -(-epoch_batches // accumulate)
+    where.updates = where.epoch * steps + -(-where.batch // accumulate)
+    if config["epochs"] != epochs or where.updates != progress.updates:
+        share = where.updates / (steps * epochs)
+        lines.append(f"resume: the learning rate goes on where it is after {share:.0%} of a run of {epochs} epochs")
+    return where, lines
+
+
+def note_launch(project: str | Path, launchers: Sequence[str], folder: Path) -> None:
+    """Writes down that the torchrun processes ``launchers`` (`DistributedContext.launcher`) carry the run in
+    ``folder``, so that a restart by any of them finds it."""
+    new = set(launchers) - {""}
+    if new:
+        Path(project).mkdir(parents=True, exist_ok=True)
+        with open(Path(project) / LAUNCHES, "a", encoding="utf-8") as file:
+            file.write("".join(f"{launcher}\t{folder.resolve()}\n" for launcher in sorted(new)))
+
+
+def run_of_launch(project: str | Path, launchers: Sequence[str]) -> Path | None:
+    """The folder of the run that one of ``launchers`` has carried already, which makes this a restart; or None."""
+    path = Path(project) / LAUNCHES
+    if not any(launchers) or not path.is_file():
+        return None
+    found = None
+    for line in path.read_text(encoding="utf-8").splitlines():
+        launcher, _, folder = line.rpartition("\t")
+        if launcher in launchers and Path(folder).is_dir():
+            found = Path(folder)
+    return found

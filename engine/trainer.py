@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -17,14 +17,20 @@ from engine.evaluator import Evaluator
 from engine.optim import OptimizerSet
 from engine.parallel import average_buffers
 from engine.progress import EpochBar
+from engine.save_cadence import SaveCadence
 from engine.schedule import Schedule
-from engine.step import StepValues, TrainStep
+from engine.step import NO_ASKS, Asks, StepValues, TrainStep
 from engine.trackers import Tracker
-from utils.distributed import DistributedContext, broadcast_object
-from utils.errors import UserError
+from engine.watchdog import Watchdog
+from utils.distributed import DistributedContext, broadcast_object, max_over_ranks
+from utils.errors import Stopped, UserError
+from utils.stop_signals import INTERRUPTED, REQUEUE, StopSignals
 from utils.structures import Batch, EvalResult
 
 log = logging.getLogger("lockstep")
+
+STOP_KEY = "stop"  # in the run's store: a rank was asked to stop while validating
+POLL_EVERY_S = 1.0
 
 
 class Trainer:
@@ -35,9 +41,13 @@ class Trainer:
         train_loader: endless; ``len`` is batches an epoch; ``start_at(epoch, batch)``, ``global_pictures(batch)``; and
             with image weights ``class_weights`` and ``set_class_weights(weights)``.
         accumulate: micro-batches a step; an epoch's last step may have fewer.
+        saving: when to save inside an epoch.
+        signals: entered; what asks this rank to stop.
+        watchdog: of this rank, not entered.
         val_every: validate after every so many epochs and after the last; 0: after the last only.
         patience: epochs without a better fitness that end the run; 0: never.
         image_weights: after each validation, draw images of weak classes more often.
+        seconds: that the run has taken before.
     """
 
     def __init__(
@@ -52,6 +62,9 @@ class Trainer:
         val_loader: Any,
         evaluator: Evaluator,
         checkpointer: Checkpointer,
+        saving: SaveCadence,
+        signals: StopSignals,
+        watchdog: Watchdog,
         tracker: Tracker,
         progress: Progress,
         run_dir: Path,
@@ -62,59 +75,134 @@ class Trainer:
         patience: int = 0,
         max_bad_steps: int = 20,
         image_weights: bool = False,
+        seconds: float = 0.0,
     ) -> None:
         self.ctx, self.take_step, self.schedule, self.optimizer, self.ema = ctx, take_step, schedule, optimizer, ema
         self.train_loader, self.val_loader, self.evaluator = train_loader, val_loader, evaluator
         self.checkpointer, self.tracker, self.progress, self.run_dir = checkpointer, tracker, progress, run_dir
+        self.saving, self.signals, self.watchdog = saving, signals, watchdog
         self.loss_names, self.epochs = loss_names, epochs
         self.accumulate, self.val_every, self.patience = accumulate, val_every, patience
         self.max_bad_steps = max_bad_steps
         self.on_epoch: Callable[[int, EvalResult | None], None] | None = None
         self._base_weights = np.array(train_loader.class_weights) if image_weights else None
-        self._bad_in_a_row = 0
-        self._started = time.monotonic()
+        self._started = time.monotonic() - seconds
+        self._polled_at = 0.0
 
     def fit(self, on_epoch: Callable[[int, EvalResult | None], None] | None = None) -> None:
-        """Runs the epochs that are left. ``on_epoch`` is called on every rank after each with its number and result."""
+        """Runs what is left of the epochs. ``on_epoch`` is called on every rank after each with its number and result.
+
+        Raises `Stopped` when a signal to any rank ended the run early, on every rank after the same step, with
+        everything saved.
+        """
         self.on_epoch = on_epoch
         self._use_class_weights()
-        self.train_loader.start_at(self.progress.epoch, 0)
-        batches = iter(self.train_loader)
-        while self.progress.epoch < self.epochs:
-            losses = self._train_epoch(batches)
-            average_buffers(self.take_step.model, self.ctx)
-            average_buffers(self.ema.module, self.ctx)
-            result = self._validate()
-            if self._finish_epoch(losses, result):
-                break
+        self.train_loader.start_at(self.progress.epoch, self.progress.batch)
+        with self.signals.deferred(), self.watchdog:
+            try:
+                if self.saving.at_start:
+                    self._save()
+                batches = iter(self.train_loader)
+                while not self._is_over():
+                    self._train_epoch(batches)
+                    self._close_epoch()
+                self.checkpointer.finish()
+                max_over_ranks(self.ctx, 0)  # no rank leaves before all is written
+            finally:
+                self.checkpointer.wait()
 
-    def _train_epoch(self, batches) -> dict[str, float]:
-        """One epoch of steps. Returns mean losses over its finite steps."""
-        epoch, per_epoch = self.progress.epoch, len(self.train_loader)
-        bar = EpochBar(per_epoch, epoch=epoch, epochs=self.epochs, enabled=self.ctx.is_main)
-        sums, finite_steps = np.zeros(len(self.loss_names)), 0
-        for first in range(0, per_epoch, self.accumulate):
-            waited = time.perf_counter()
+    def _is_over(self) -> bool:
+        progress = self.progress
+        if progress.epoch >= self.epochs:
+            return True
+        stale = progress.epoch - max(progress.best_epoch, 0)
+        if self.patience and stale >= self.patience and progress.batch == 0:
+            log.info("no better AP in %d epochs (best: epoch %d): stopped early", stale, progress.best_epoch)
+            return True
+        return False
+
+    def _train_epoch(self, batches: Iterator[Batch]) -> None:
+        """The steps that the epoch still wants."""
+        progress, per_epoch = self.progress, len(self.train_loader)
+        bar = EpochBar(
+            -(-per_epoch // self.accumulate),
+            epoch=progress.epoch,
+            epochs=self.epochs,
+            enabled=self.ctx.is_main,
+            done_steps=-(-progress.batch // self.accumulate),
+        )
+        while progress.batch < per_epoch:
+            first, waited = progress.batch, time.perf_counter()
             shares = [next(batches) for _ in range(min(self.accumulate, per_epoch - first))]
             waited = time.perf_counter() - waited
             self._step(shares, first)
-            last = first + len(shares) == per_epoch
-            for values in self.take_step.reader.pop(leave=0 if last else 1):
-                self._watch(values)
-                if values.finite:
-                    sums += values.losses
-                    finite_steps += 1
-            means = dict(zip(self.loss_names, sums / max(finite_steps, 1)))
-            bar.update(means, images=self._images(first, len(shares)), data_wait_s=waited)
+            asks = self._read(leave=0 if progress.batch == per_epoch else 1)
+            self.watchdog.beat()
+            bar.update(self._mean_losses(), images=self._images(first, len(shares)), data_wait_s=waited)
+            self._at_boundary(asks)
         bar.close()
-        self.progress.epoch += 1
-        return dict(zip(self.loss_names, (sums / finite_steps if finite_steps else sums * math.nan).tolist()))
+
+    def _read(self, *, leave: int) -> Asks:
+        """Takes in the values of all steps but the newest ``leave``. Returns what the ranks asked for in them."""
+        progress, asks = self.progress, NO_ASKS
+        for values in self.take_step.reader.pop(leave=leave):
+            self._watch(values)
+            asks |= values.asks
+            if values.finite:
+                sums = progress.loss_sums or [0.0] * len(self.loss_names)
+                progress.loss_sums = [a + b for a, b in zip(sums, values.losses)]
+                progress.finite_steps += 1
+        return asks
+
+    def _at_boundary(self, asks: Asks) -> None:
+        """Between two steps: saves and stops if that is due, on all ranks alike."""
+        self.checkpointer.check()
+        if not any(asks) and not self.saving.due_after(self.progress.updates):
+            return
+        asks |= self._read(leave=0)
+        self._save()
+        if asks.stop or asks.interrupt:
+            self._stop(INTERRUPTED if asks.interrupt else REQUEUE)
+
+    def _stop(self, code: int) -> NoReturn:
+        """Once all is on disk, on every rank."""
+        self.checkpointer.finish()
+        max_over_ranks(self.ctx, 0)
+        done = f"epoch {self.progress.epoch + 1}, batch {self.progress.batch} of {len(self.train_loader)}"
+        log.info("stopped by a signal after %s; go on with: --resume %s", done, self.checkpointer.last)
+        raise Stopped(code)
+
+    def _save(self, *, is_best: bool = False, metrics: dict[str, float] | None = None) -> None:
+        self.checkpointer.save(
+            model=self.take_step.model,
+            ema=self.ema,
+            optimizer=self.optimizer,
+            scaler=self.take_step.scaler,
+            progress=self.progress,
+            run={
+                "world_size": self.ctx.world_size,
+                "device": self.ctx.device.type,
+                "seconds": time.monotonic() - self._started,
+                "epoch_batches": len(self.train_loader),
+            },
+            is_best=is_best,
+            metrics=metrics,
+        )
+        self.saving.saved()
+
+    def _mean_losses(self) -> dict[str, float]:
+        """Over the finite steps of the epoch; nan if there are none."""
+        progress = self.progress
+        sums = progress.loss_sums or [math.nan] * len(self.loss_names)
+        return {name: value / max(progress.finite_steps, 1) for name, value in zip(self.loss_names, sums)}
 
     def _step(self, shares: list[Batch], first: int) -> None:
         """One optimiser step over micro-batches ``first``... of the epoch."""
         self.optimizer.set_rates(self.schedule, self.progress.updates)
         pictures = [self.train_loader.global_pictures(first + number) for number in range(len(shares))]
-        self.take_step(shares, pictures, self.progress.updates + 1)
+        asks = Asks(self.saving.wants_save(), self.signals.stop, self.signals.interrupt)
+        self.take_step(shares, pictures, self.progress.updates + 1, asks)
+        self.progress.batch += len(shares)
         self.progress.step += len(shares)
         self.progress.updates += 1
 
@@ -125,29 +213,70 @@ class Trainer:
     def _watch(self, values: StepValues) -> None:
         """Names the files of a step that was skipped, and stops a run that does nothing but skip."""
         if values.finite:
-            self._bad_in_a_row = 0
+            self.progress.bad_steps = 0
             return
-        self._bad_in_a_row += 1
+        self.progress.bad_steps += 1
         if not values.share_finite:
             with open(self.run_dir / f"nonfinite_rank{self.ctx.rank}.txt", "a", encoding="utf-8") as file:
                 file.write(f"epoch {self.progress.epoch}: " + " ".join(values.paths) + "\n")
             log.warning("non-finite loss, step skipped; its files: %s", " ".join(values.paths))
         elif self.ctx.is_main:
             log.warning("non-finite gradient (norm %s), step skipped", values.grad_norm)
-        if self._bad_in_a_row >= self.max_bad_steps:
+        if self.progress.bad_steps >= self.max_bad_steps:
             raise UserError(
-                f"{self._bad_in_a_row} steps in a row were not finite; stopped. {self.checkpointer.last} holds the "
-                "last good weights: resume with a lower lr0 (--set lr0=...) or with --amp off"
+                f"{self.progress.bad_steps} steps in a row were not finite; stopped. {self.checkpointer.last} holds "
+                "the last good weights: resume with a lower lr0 (--set lr0=...) or with --amp off"
             )
+
+    def _close_epoch(self) -> None:
+        """After an epoch's last step: joins the ranks' models, validates, saves."""
+        if not self.progress.joined:
+            average_buffers(self.take_step.model, self.ctx)
+            average_buffers(self.ema.module, self.ctx)
+            self.progress.joined = True
+        result = self._validate()
+        losses = self._mean_losses()
+        self.progress.epoch += 1
+        self.progress.begin_epoch()
+        self._finish_epoch(losses, result)
 
     def _validate(self) -> EvalResult | None:
         """On every rank; the result is on rank 0 only. None too when it is not due."""
-        done = self.progress.epoch
-        due = done == self.epochs or (self.val_every > 0 and done % self.val_every == 0)
-        return self.evaluator.run(self.ema.module, self.val_loader) if due else None
+        done = self.progress.epoch + 1
+        if done != self.epochs and not (self.val_every > 0 and done % self.val_every == 0):
+            return None
+        broke_off = False
 
-    def _finish_epoch(self, losses: dict[str, float], result: EvalResult | None) -> bool:
-        """Decides on rank 0, agrees, saves, reports. Returns whether the run is over."""
+        def should_stop() -> bool:
+            nonlocal broke_off
+            broke_off = self._stop_is_wanted()
+            return broke_off
+
+        result = self.evaluator.run(self.ema.module, self.val_loader, should_stop=should_stop)
+        own = 0 if not broke_off else INTERRUPTED if self.signals.interrupt else REQUEUE
+        code = max_over_ranks(self.ctx, own)
+        if code:
+            self._save()
+            self._stop(code)
+        return result
+
+    def _stop_is_wanted(self) -> bool:
+        """Between batches of validation, where ranks don't meet: has a signal come to any rank?"""
+        self.watchdog.beat()
+        own, store = self.signals.stop or self.signals.interrupt, self.ctx.store
+        if store is None:
+            return own
+        if own:
+            store.set(STOP_KEY, "")
+            return True
+        now = time.monotonic()
+        if now - self._polled_at < POLL_EVERY_S:
+            return False
+        self._polled_at = now
+        return store.check([STOP_KEY])
+
+    def _finish_epoch(self, losses: dict[str, float], result: EvalResult | None) -> None:
+        """Decides on rank 0, agrees, saves, reports."""
         progress = self.progress
         is_best = result is not None and result.fitness > progress.best_fitness
         verdict = None if result is None else (is_best, result.fitness, result.class_ap)
@@ -166,22 +295,9 @@ class Trainer:
                 progress.epoch,
                 "  ".join(f"{k.split('/')[-1]} {v:.4f}" for k, v in metrics.items() if k.startswith("metrics")),
             )
-        self.checkpointer.save(
-            model=self.take_step.model,
-            ema=self.ema,
-            optimizer=self.optimizer,
-            scaler=self.take_step.scaler,
-            progress=progress,
-            is_best=is_best,
-            metrics=metrics,
-        )
+        self._save(is_best=is_best, metrics=metrics)
         if self.on_epoch is not None:
             self.on_epoch(progress.epoch, result)
-        stale = progress.epoch - max(progress.best_epoch, 0)
-        if self.patience and stale >= self.patience and progress.epoch < self.epochs:
-            log.info("no better AP in %d epochs (best: epoch %d): stopped early", stale, progress.best_epoch)
-            return True
-        return False
 
     def _use_class_weights(self) -> None:
         if self.progress.class_weights:

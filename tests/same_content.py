@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-SETTINGS = ("config", "hyp")  # may differ between runs that must give the same weights
+SETTINGS = ("config", "hyp", "run")  # may differ between runs that must give the same weights
 
 
 def same_content(a, b, where: str = "") -> None:

@@ -18,9 +18,11 @@ from engine.checkpoint import Checkpointer, Progress, restore
 from engine.ema import ModelEma
 from engine.optim import build_optimizer
 from utils.checkpoint_file import read_checkpoint, write_checkpoint
+from utils.distributed import DistributedContext
 from utils.errors import UserError
 
 ROOT = Path(__file__).parents[1]
+SINGLE = DistributedContext.single()
 
 
 def parts(wrap=lambda m: m, seed: int = 0) -> dict:
@@ -38,9 +40,11 @@ def parts(wrap=lambda m: m, seed: int = 0) -> dict:
 
 
 def save(folder: Path, state: dict, **changes) -> Checkpointer:
-    checkpointer = Checkpointer(folder, description={"names": ["a", "b"], "config": {"epochs": 3}}, period=2)
+    description = {"names": ["a", "b"], "config": {"epochs": 3}}
+    checkpointer = Checkpointer(folder, ctx=SINGLE, description=description, period=2)
     options = {"progress": Progress(epoch=2, step=9, updates=9), "is_best": True, "metrics": {"AP": 0.5}}
     checkpointer.save(**state, **{**options, **changes})
+    checkpointer.finish()
     return checkpointer
 
 
@@ -52,7 +56,7 @@ def test_round_trip(tmp_path, wrap):
     content = read_checkpoint(tmp_path / "last.pt")
     assert not any(key.startswith("module.") for key in content["model"])
     fresh = parts(seed=7)
-    progress = restore(content, **fresh, path="x")
+    progress = restore(content, ctx=SINGLE, **fresh, path="x")
     assert progress == Progress(epoch=2, step=9, updates=9)
     bare = state["model"].module if hasattr(state["model"], "module") else state["model"]
     for key, value in bare.state_dict().items():
@@ -69,7 +73,7 @@ def test_best_holds_weights_only(tmp_path):
     content = read_checkpoint(tmp_path / "best.pt")
     assert "optimizer" not in content
     with pytest.raises(UserError, match="holds weights only"):
-        restore(content, **parts(), path="best.pt")
+        restore(content, ctx=SINGLE, **parts(), path="best.pt")
 
 
 def test_saved_tensors_do_not_follow_training(tmp_path):
@@ -86,11 +90,13 @@ def test_another_optimiser_is_one_line(tmp_path):
     other = parts()
     other["optimizer"] = build_optimizer(other["model"], "SGD", lr=0.1, momentum=0.9, weight_decay=0)
     with pytest.raises(UserError, match="does not fit this run"):
-        restore(read_checkpoint(tmp_path / "last.pt"), **other, path="last.pt")
+        restore(read_checkpoint(tmp_path / "last.pt"), ctx=SINGLE, **other, path="last.pt")
 
 
 def test_disabled_writes_nothing(tmp_path):
-    Checkpointer(tmp_path, description={}, enabled=False).save(**parts(), progress=Progress(), is_best=True, metrics={})
+    checkpointer = Checkpointer(tmp_path, ctx=SINGLE, description={}, enabled=False)
+    checkpointer.save(**parts(), progress=Progress(), is_best=True)
+    checkpointer.finish()
     assert not list(tmp_path.iterdir())
 
 

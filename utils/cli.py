@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from utils.errors import PeerFailure, UserError
+from utils.errors import PeerFailure, Stopped, UserError
 
 SPIN_COUNT = "20000"
 USER_ERROR, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
@@ -17,8 +17,9 @@ PEER_GRACE_S = 2.0
 
 def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> None:
     """Runs ``main(argv)`` and exits: 2 with one ``error:`` line (user error, full disk), 2 without when another process
-    failed and has printed it, 130 after Ctrl-C, 141 when the reader of the output has gone. Other exceptions are bugs
-    and propagate; returns if there is nothing to report."""
+    failed and has printed it, 130 after Ctrl-C, 75 after another signal that asked a training to stop (sysexits.h's
+    "try again": a batch system can requeue on it), 141 when the reader of the output has gone. Other exceptions are
+    bugs and propagate; returns if there is nothing to report."""
     _calm_openmp()
     try:
         main(argv)
@@ -29,6 +30,8 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
         sys.exit(USER_ERROR)
     except UserError as error:
         _fail(str(error))
+    except Stopped as stop:
+        sys.exit(stop.code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:

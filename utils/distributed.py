@@ -10,9 +10,11 @@ import datetime
 import itertools
 import logging
 import os
+import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,11 +24,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
-from utils.errors import PeerFailure, UserError
-from utils.liveness import LOST_AFTER_S, has_died, signs_of_life
+from utils.errors import PeerFailure, Stopped, UserError
+from utils.liveness import LOST_AFTER_S, has_died, process_identity, signs_of_life
+from utils.stop_signals import INTERRUPTED, REQUEUE, stop_signals
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 LINGER_S = 5.0
+STOP_S, FAILED_S = 60.0, 4.0  # how long `spawn` waits for the other processes after one has stopped as asked, or failed
+_BROKEN = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
 LOST_KEY = "lost"  # in the run's store: which process is known to have died
 
 
@@ -43,6 +48,8 @@ class DistributedContext:
     backend: str  # "" when there is no process group
     devices: tuple[torch.device, ...]  # more than one only for DataParallel in a single process
     store: dist.Store | None = field(default=None, repr=False, compare=False)
+    launcher: str = ""  # names the torchrun process that started this one, on any machine; "" without torchrun
+    restarts: int = 0  # how often torchrun has started this process anew after a failure
     _turns: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property
@@ -99,8 +106,9 @@ class DistributedContext:
             torch.cuda.set_device(own)
         store = _join(backend, rank, world_size, timeout_s)
         return DistributedContext(
-            rank, local_rank, world_size, local_world_size, node_rank, own, backend, (own,), store
-        )
+            rank, local_rank, world_size, local_world_size, node_rank, own, backend, (own,), store,
+            launcher=_launcher(), restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
+        )  # fmt: skip
 
     def close(self) -> None:
         """Leaves the process group."""
@@ -123,6 +131,11 @@ def _join(backend: str, rank: int, world_size: int, timeout_s: float) -> dist.St
         hint = "is the port taken? choose another with --master-port" if "EADDRINUSE" in reason else "is it reachable?"
         raise UserError(f"cannot form the process group at {where}: {reason}; {hint}") from None
     return store
+
+
+def _launcher() -> str:
+    run = os.environ.get("TORCHELASTIC_RUN_ID")
+    return f"{run} {process_identity(os.getppid())}" if run else ""
 
 
 def is_launched() -> bool:
@@ -242,30 +255,30 @@ def _await_leader(turn: dist.Store, ctx: DistributedContext) -> None:
 
 @contextmanager
 def one_voice(ctx: DistributedContext) -> Iterator[None]:
-    """A `UserError` that several ranks run into stays one on the first of them and becomes `PeerFailure` on the others,
-    so that the user reads it once."""
+    """What goes wrong is said once. A `UserError` that several ranks run into stays one on the first of them and is
+    `PeerFailure` on the others; so is the failure of a collective when another process ended."""
     try:
         yield
     except PeerFailure:
         raise
     except UserError as error:
-        if ctx.store is None:
-            raise
-        try:
-            first = ctx.store.add("user_error", 1) == 1
-        except dist.DistError:  # the store went with the rank that has spoken
-            first = False
-        if first:
+        if ctx.store is None or _is_first_to_speak(ctx.store):
             raise
         raise PeerFailure(str(error)) from None
+    except RuntimeError as error:
+        text = str(error)
+        if ctx.store is None or not (isinstance(error, dist.DistError) or any(mark in text for mark in _BROKEN)):
+            raise
+        if "imed out" in text and _is_first_to_speak(ctx.store):
+            raise UserError(f"another process did not answer in time: {text.splitlines()[0]}") from None
+        raise PeerFailure("another process of this run has ended") from None
 
 
-def share_bounds(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """The contiguous share [start, end) of ``count`` items for a rank.
-
-    Shares differ by one at most, and nest: those of 2k ranks cut those of k ranks in two.
-    """
-    return rank * count // world_size, (rank + 1) * count // world_size
+def _is_first_to_speak(store: dist.Store) -> bool:
+    try:
+        return store.add("user_error", 1) == 1
+    except dist.DistError:  # the store went with the rank that has spoken
+        return False
 
 
 def gather_arrays(ctx: DistributedContext, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]] | None:
@@ -284,6 +297,24 @@ def broadcast_object(ctx: DistributedContext, value: Any) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def max_over_ranks(ctx: DistributedContext, value: int) -> int:
+    """The largest value of any rank, on every rank; none returns before all have called it."""
+    if not ctx.is_distributed:
+        return value
+    box = torch.tensor([value])  # on the CPU, for which every group has gloo
+    dist.all_reduce(box, op=dist.ReduceOp.MAX)
+    return int(box)
+
+
+def all_objects(ctx: DistributedContext, value: Any) -> list[Any]:
+    """Every rank's value, by rank, on every rank."""
+    if not ctx.is_distributed:
+        return [value]
+    values: list[Any] = [None] * ctx.world_size
+    dist.all_gather_object(values, value)
+    return values
 
 
 def is_parallel(model: nn.Module) -> bool:
@@ -305,21 +336,44 @@ def unwrap(model: nn.Module) -> nn.Module:
 def spawn(function, processes: int, args: Sequence[Any] = ()) -> None:
     """Runs ``function(*args)`` in ``processes`` processes of this machine, each with torchrun's environment set.
 
-    Raises PeerFailure when one of them ends badly (its own message is already printed); the others are stopped.
+    Signals that ask a run to stop are passed on. Raises PeerFailure when one of them ends badly (its own message is
+    already printed), Stopped when it stopped as asked; the others are stopped.
     """
     import torch.multiprocessing as mp
 
     port = _free_port()
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # its remarks on whom it stops
+    group = mp.start_processes(
+        _spawned, (processes, port, function, tuple(args)), processes, join=False, start_method="spawn"
+    )
+    asked: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        asked.append(number)
+        for process in group.processes:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+
+    for number in stop_signals():
+        signal.signal(number, pass_on)
     try:
-        mp.start_processes(_spawned, (processes, port, function, tuple(args)), processes, start_method="spawn")
+        while not group.join(timeout=1, grace_period=STOP_S if asked else FAILED_S):
+            pass
     except mp.ProcessExitedException as error:
+        if error.exit_code in (REQUEUE, INTERRUPTED):
+            raise Stopped(error.exit_code) from None
+        if asked:
+            raise Stopped(128 + asked[0]) from None
         name = f"process {error.error_index} of {processes}"
         if error.signal_name is not None:  # it could not say anything itself
             raise UserError(f"{name} was killed by {error.signal_name}; is there enough memory?") from None
         raise PeerFailure(f"{name} failed") from None
     except mp.ProcessRaisedException as error:
+        print(str(error).strip(), file=sys.stderr, flush=True)
         raise PeerFailure(f"process {error.error_index} of {processes} failed") from None
+    finally:
+        for number in stop_signals():
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def _spawned(index: int, processes: int, port: int, function, args: tuple) -> None:

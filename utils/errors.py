@@ -11,3 +11,11 @@ class UserError(Exception):
 
 class PeerFailure(UserError):
     """Another process of the run failed and has printed why; this one ends without repeating it."""
+
+
+class Stopped(Exception):
+    """A signal asked the run to stop and it did, with what it had done saved; ``code`` is for the exit status."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code

@@ -44,6 +44,15 @@ def this_process() -> str:
     return f"{os.getpid()} {_process_space()}"
 
 
+def process_identity(pid: int) -> str:
+    """Names a running process of this machine among all that ever ran anywhere (as far as /proc tells)."""
+    try:
+        started = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except (OSError, IndexError):
+        started = "?"
+    return f"{os.uname().nodename} {_process_space()} {pid} {started}"
+
+
 def has_died(process: str) -> bool:
     """Whether a process (its `this_process`) has ended, as far as that can be seen from here."""
     pid, space = process.split()

@@ -1,0 +1,100 @@
+"""One thread a rank that looks after the others: it writes down where a run hangs, and ends what cannot end itself."""
+
+from __future__ import annotations
+
+import datetime
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from utils.distributed import DistributedContext, all_objects
+from utils.liveness import has_died, this_process
+from utils.stop_signals import StopSignals
+
+log = logging.getLogger("lockstep")
+
+LOOK_EVERY_S = 0.5
+PEER_DEAD_S = 5.0  # without a step after another process of this machine has ended; gloo needs less to notice itself
+UNHEARD_S = 25.0  # without a step after a signal: batch systems give 30 s before they kill
+PEER_LOST = 2
+
+
+class Watchdog:
+    """While entered, expects a `beat` after every step and every validation batch.
+
+    - No beat for ``stall_s`` seconds: all stacks of this process go to ``folder/stall_rankN.txt``, once a stall. When
+      one rank hangs the others wait for it, so each writes its own.
+    - No beat after a signal, or after another process of this machine has died: the main thread is stuck in a
+      collective that will never end, so the process is ended.
+    - torchrun itself has died: nobody would stop this process, so it asks itself to stop.
+    """
+
+    def __init__(self, folder: Path, ctx: DistributedContext, signals: StopSignals, *, stall_s: float) -> None:
+        self._file, self._ctx, self._signals = folder / f"stall_rank{ctx.rank}.txt", ctx, signals
+        self._stall_s = stall_s
+        self._beat_at = time.monotonic()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._peers: list[str] = []
+        self._parent = os.getppid()
+
+    def beat(self) -> None:
+        """A step is done."""
+        self._beat_at = time.monotonic()
+
+    def __enter__(self) -> Watchdog:
+        own = this_process()
+        self._peers = [process for process in all_objects(self._ctx, own) if process != own]
+        self.beat()
+        self._closed.clear()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        written_for = -1.0  # the beat after which a stall was written
+        told_at: float | None = None
+        bereft_at: float | None = None
+        pause = min(LOOK_EVERY_S, self._stall_s / 5) if self._stall_s else LOOK_EVERY_S
+        while not self._closed.wait(pause):
+            now, beat = time.monotonic(), self._beat_at
+            if self._stall_s and now - beat > self._stall_s and beat != written_for:
+                written_for = beat
+                self._write_stacks(now - beat)
+            if self._signals.has_come() and told_at is None:
+                told_at = now
+            if bereft_at is None and any(has_died(process) for process in self._peers):
+                bereft_at = now
+            if told_at is None and self._ctx.launcher and os.getppid() != self._parent:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if told_at is not None and now - max(told_at, beat) > UNHEARD_S:
+                self._end(f"asked to stop, but no step has ended for {UNHEARD_S:.0f} s", self._signals.code)
+            if bereft_at is not None and now - max(bereft_at, beat) > PEER_DEAD_S:
+                self._end("", PEER_LOST)
+
+    def _write_stacks(self, silent_s: float) -> None:
+        title = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} rank {self._ctx.rank}: no step for {silent_s:.1f} s\n"
+        try:
+            with open(self._file, "a", encoding="utf-8") as file:
+                file.write(title)
+                file.flush()
+                faulthandler.dump_traceback(file, all_threads=True)
+        except OSError as error:
+            log.warning("rank %d: no step for %.1f s; %s: %s", self._ctx.rank, silent_s, self._file, error.strerror)
+            return
+        log.warning("rank %d: no step for %.1f s; its stacks are in %s", self._ctx.rank, silent_s, self._file)
+
+    def _end(self, reason: str, code: int) -> None:
+        if reason:
+            print(f"error: rank {self._ctx.rank}: {reason}; ended", file=sys.stderr, flush=True)
+        os._exit(code)
