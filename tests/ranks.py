@@ -16,7 +16,9 @@ import torch.multiprocessing as mp
 from utils.distributed import DistributedContext, _free_port
 
 
-def _enter(rank: int, world: int, port: int, folder: str, local_world: int, function: Callable, args: tuple) -> None:
+def _enter(
+    rank: int, world: int, port: int, folder: str, local_world: int, timeout_s: float, function: Callable, args: tuple
+) -> None:
     torch.set_num_threads(1)
     os.environ |= {
         "RANK": str(rank),
@@ -28,7 +30,7 @@ def _enter(rank: int, world: int, port: int, folder: str, local_world: int, func
         "MASTER_PORT": str(port),
     }
     try:
-        ctx = DistributedContext.from_environment("cpu", timeout_s=60)
+        ctx = DistributedContext.from_environment("cpu", timeout_s=timeout_s)
         result: Any = function(ctx, *args)
         ctx.close()
     except BaseException as error:
@@ -37,9 +39,24 @@ def _enter(rank: int, world: int, port: int, folder: str, local_world: int, func
     Path(folder, str(rank)).write_bytes(pickle.dumps(result))
 
 
-def run_ranks(world: int, function: Callable, *args: Any, local_world: int | None = None) -> list[Any]:
-    """``function(ctx, *args)`` on ``world`` ranks; a list of what they returned (or raised), by rank."""
+def run_ranks(
+    world: int,
+    function: Callable,
+    *args: Any,
+    local_world: int | None = None,
+    timeout_s: float = 60,
+    lost: int | None = None,
+) -> list[Any]:
+    """``function(ctx, *args)`` on ``world`` ranks; a list of what they returned (or raised), by rank.
+
+    ``timeout_s`` is the process group's. The rank ``lost`` ends in the middle; None stands for what it returns.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        extra = (world, _free_port(), folder, local_world or world, function, args)
-        mp.start_processes(_enter, extra, world, start_method="spawn")
-        return [pickle.loads(Path(folder, str(rank)).read_bytes()) for rank in range(world)]
+        extra = (world, _free_port(), folder, local_world or world, timeout_s, function, args)
+        processes = mp.start_processes(_enter, extra, world, start_method="spawn", join=False)
+        while lost is None and not processes.join():
+            pass
+        for process in processes.processes:
+            process.join()
+        results = [Path(folder, str(rank)) for rank in range(world)]
+        return [None if rank == lost else pickle.loads(path.read_bytes()) for rank, path in enumerate(results)]

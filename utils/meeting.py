@@ -62,8 +62,10 @@ class Meeting:
         try:
             self._store.set("failed", f"{self._own} {text}")
             deadline = time.monotonic() + _LINGER_S  # this process may host the store that the others read from
-            while self._store.add("heard", 0) < len(self._names) - 1 and time.monotonic() < deadline:
+            known = self._store.add("heard", 1)  # by those who fail themselves, too
+            while known < len(self._names) and time.monotonic() < deadline:
                 time.sleep(0.05)
+                known = self._store.add("heard", 0)
         except dist.DistError:
             pass
 
