@@ -163,7 +163,7 @@ def shares_of(ctx: DistributedContext, config: TrainConfig) -> int:
         raise UserError(fix if config.virtual_ranks else f"--deterministic on {world} processes: use 2, 4, 8, ...")
     if wanted > config.batch_size:
         raise UserError(f"--virtual-ranks {wanted}: more than the {config.batch_size} images of a batch")
-    if config.sync_bn:
+    if config.sync_bn or config.sync_bn_group:
         raise UserError("--sync-bn takes statistics over the whole batch, virtual ranks over a share: choose one")
     if len(ctx.devices) > 1:
         raise UserError("--virtual-ranks: one device a process; start with torchrun instead of --device 0,1")
@@ -275,7 +275,6 @@ def build_trainer(
     from engine.ema import ModelEma
     from engine.evaluator import Evaluator
     from engine.optim import build_optimizer, choose_optimizer
-    from engine.parallel import parallelise
     from engine.precision import resolve_amp
     from engine.resume import resumed_position
     from engine.save_cadence import SaveCadence
@@ -297,15 +296,22 @@ def build_trainer(
     steps = -(-len(train_loader) // accumulate)
     total = steps * config.epochs
     name = choose_optimizer(config.optimizer, total)
-    optimizer = build_optimizer(model, name, lr=hyp.lr0, momentum=hyp.momentum, weight_decay=hyp.weight_decay)
+    optimizer = build_optimizer(
+        model,
+        name,
+        lr=hyp.lr0,
+        momentum=hyp.momentum,
+        weight_decay=hyp.weight_decay,
+        sharded=config.zero and ctx.is_distributed,
+    )
     ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
     amp = broadcast_object(ctx, resolve_amp(config.amp, ctx.device))
     log.info("%s, %d steps (%d an epoch, %d batch(es) each), autocast %s", name, total, steps, accumulate, amp or "off")
     criterion = build_criterion(model, hyp, label_smoothing=config.label_smoothing).to(ctx.device)
+    shares = shares_of(ctx, config)
+    wrapped = model if shares else wrap_model(ctx, run, model)
     if config.compile:
         model.compile()
-    shares = shares_of(ctx, config)
-    wrapped = model if shares else parallelise(model, ctx, sync_bn=config.sync_bn)
     take_step = TrainStep(
         model=wrapped,
         criterion=criterion,
@@ -390,6 +396,28 @@ def build_trainer(
         max_bad_steps=config.max_bad_steps,
         image_weights=config.image_weights,
         seconds=run.content.get("run", {}).get("seconds", 0.0) if run.content else 0.0,
+    )
+
+
+def wrap_model(ctx: DistributedContext, run: Run, model: Detector) -> nn.Module:
+    """The model as its number of devices wants it."""
+    import torch
+
+    from engine.parallel import parallelise, unused_parameters
+    from utils.groups import sync_bn_group
+    from utils.logger import get_logger
+
+    side = 2 * model.stride
+    unused = unused_parameters(model, torch.zeros(1, 3, side, side, device=ctx.device)) if ctx.is_distributed else []
+    if unused:
+        get_logger().info("no output depends on %s: DDP looks for such parameters at every step", ", ".join(unused))
+    config = run.config
+    return parallelise(
+        model,
+        ctx,
+        sync_bn=config.sync_bn or config.sync_bn_group > 0,
+        sync_bn_group=sync_bn_group(ctx, config.sync_bn_group),
+        unused=unused,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from engine.muon import Muon
 
@@ -62,12 +63,19 @@ class OptimizerSet:
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
+    def consolidate(self) -> None:
+        """Brings sharded state together on rank 0, whose `state_dict` is then whole. All ranks call it."""
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, ZeroRedundancyOptimizer):
+                optimizer.consolidate_state_dict(to=0)
+
     def step(self) -> None:
         flags = [flag for flag in (self.found_inf, self.skip) if flag is not None]
         found = torch.stack([f.reshape(()).float() for f in flags]).amax() if flags else None
         for optimizer in self.optimizers:
-            optimizer.found_inf = found
-            optimizer.grad_scale = None  # gradients are unscaled before
+            rule = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+            rule.found_inf = found
+            rule.grad_scale = None  # gradients are unscaled before
             optimizer.step()
 
     def zero_grad(self) -> None:
@@ -99,13 +107,15 @@ class OptimizerSet:
 
 
 def build_optimizer(
-    model: nn.Module, name: str, *, lr: float | None, momentum: float, weight_decay: float
+    model: nn.Module, name: str, *, lr: float | None, momentum: float, weight_decay: float, sharded: bool = False
 ) -> OptimizerSet:
     """SGD, Adam, AdamW, or Muon for weights with AdamW for the rest.
 
     Args:
         lr: initial rate; None takes the optimiser's own (`DEFAULT_LR`).
         momentum: of SGD and Muon, and beta1 of Adam and AdamW when they are the only rule.
+        sharded: each process keeps the state of its part of the parameters only, updates those and hands them to the
+            others (ZeRO stage 1, Rajbhandari et al. 2020). The saved state is the whole one.
     """
     rate = DEFAULT_LR[name] if lr is None else lr
     kinds = split_parameters(model)
@@ -115,20 +125,25 @@ def build_optimizer(
         shared = {"kind": kind, "initial_lr": rate, "lr": rate, "follow_momentum": follow_momentum}
         return {"params": kinds[kind], "weight_decay": decay, **shared}
 
+    def rule(optimizer: type, groups: list[dict[str, Any]], **options) -> torch.optim.Optimizer:
+        if sharded:
+            return ZeroRedundancyOptimizer(groups, optimizer_class=optimizer, lr=rate, **options)
+        return optimizer(groups, lr=rate, **options)
+
     betas = (momentum, 0.999)
     every = [group(kind) for kind in kinds if kinds[kind]]
     if name == "SGD":
-        return OptimizerSet([torch.optim.SGD(every, lr=rate, momentum=momentum, nesterov=True, fused=True)])
+        return OptimizerSet([rule(torch.optim.SGD, every, momentum=momentum, nesterov=True, fused=True)])
     if name == "Adam":
-        return OptimizerSet([torch.optim.Adam(every, lr=rate, betas=betas, fused=True)])
+        return OptimizerSet([rule(torch.optim.Adam, every, betas=betas, fused=True)])
     if name == "AdamW":
-        return OptimizerSet([torch.optim.AdamW(every, lr=rate, betas=betas, fused=True)])
+        return OptimizerSet([rule(torch.optim.AdamW, every, betas=betas, fused=True)])
     if name != "Muon":
         raise ValueError(f"unknown optimiser {name!r}")
     parts: list[torch.optim.Optimizer] = []
     if kinds["weight"]:
-        parts.append(Muon([group("weight")], lr=rate, momentum=momentum))
+        parts.append(rule(Muon, [group("weight")], momentum=momentum))
     rest = [group(kind, follow_momentum=False) for kind in ("norm", "bias") if kinds[kind]]
     if rest:
-        parts.append(torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.999), fused=True))
+        parts.append(rule(torch.optim.AdamW, rest, betas=(0.9, 0.999), fused=True))
     return OptimizerSet(parts)

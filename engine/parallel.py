@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -16,22 +17,52 @@ from utils.distributed import DistributedContext
 log = logging.getLogger("lockstep")
 
 
-def parallelise(model: nn.Module, ctx: DistributedContext, *, sync_bn: bool = False) -> nn.Module:
+def unused_parameters(model: nn.Module, example: Tensor) -> list[str]:
+    """Names of trainable parameters that no output depends on (a sub-graph whose result is dropped).
+
+    Args:
+        example: images float (B, 3, H, W); no statistics are moved by them.
+    """
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    total = sum(level.float().sum() for level in model(example))
+    reached = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
+    for module in training:
+        module.training = True
+    return [name for (name, _), gradient in zip(named, reached) if gradient is None]
+
+
+def parallelise(
+    model: nn.Module,
+    ctx: DistributedContext,
+    *,
+    sync_bn: bool = False,
+    sync_bn_group: dist.ProcessGroup | None = None,
+    unused: Sequence[str] = (),
+) -> nn.Module:
     """``local_rank >= 0``: DDP. -1 with several devices: DataParallel. -1 with one: the model itself.
 
     DDP keeps BatchNorm buffers apart while it trains (`average_buffers` joins them) instead of broadcasting rank 0's
-    at every step.
+    at every step. It looks for parameters without gradients, which costs a walk over the graph, only if some are
+    ``unused``.
     """
     if ctx.is_distributed:
         if sync_bn:
-            convert_sync_bn(model)
+            convert_sync_bn(model, sync_bn_group)
         ids = [ctx.device.index] if ctx.device.type == "cuda" else None
         ddp = nn.parallel.DistributedDataParallel
         known = inspect.signature(ddp.__init__).parameters
         no_broadcast = (
             "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         )  # torch < 2.15
-        return ddp(model, device_ids=ids, gradient_as_bucket_view=True, **{no_broadcast: False})
+        return ddp(
+            model,
+            device_ids=ids,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=bool(unused),
+            **{no_broadcast: False},
+        )
     if len(ctx.devices) > 1:
         log.info(
             "DataParallel over %d GPUs in one process; torchrun --nproc_per_node %d is faster",

@@ -173,6 +173,7 @@ class Trainer:
         raise Stopped(code)
 
     def _save(self, *, is_best: bool = False, metrics: dict[str, float] | None = None) -> None:
+        self.optimizer.consolidate()
         self.checkpointer.save(
             model=self.take_step.model,
             ema=self.ema,

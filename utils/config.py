@@ -103,6 +103,8 @@ class TrainConfig:
     channels_last: bool = setting(True, help="NHWC memory layout")
     compile: bool = setting(False, help="torch.compile the model")
     sync_bn: bool = setting(False, help="batch statistics over all processes")
+    sync_bn_group: int = setting(0, low=0, help="batch statistics over groups of so many processes; 0: see --sync-bn")
+    zero: bool = setting(False, help="shard the optimiser's state over the processes")
     virtual_ranks: int = setting(
         0, low=0, help="cut batches into so many shares; the bits are the same on any fewer processes; 0: one a process"
     )
