@@ -242,6 +242,7 @@ def build_loaders(ctx: DistributedContext, run: Run, spec: DatasetSpec, model: D
         "single_cls": config.single_cls,
         "cache": config.cache,
         "cache_dir": config.cache_dir,
+        "local_data": bool(config.stage),
         "workers": config.workers,
         "max_bad": config.max_bad,
         "pin_memory": ctx.device.type == "cuda",

@@ -1,96 +1,33 @@
-"""``--cache ram|disk``: decoded source images in one file a node, mapped by every rank and worker.
-
-The file is raw pixels; where each image lies follows from the index, so it has no header. It appears under its name
-only when complete. In memory it lives in /dev/shm: every process that maps it holds a shared lock, the last one to end
-removes it, and what a killed run left is reused by a run on the same data or removed by any other.
-"""
+"""``--cache ram|disk``: decoded source images, one copy a node for all its ranks and workers. No pixel changes by it."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
-import os
-import shutil
-import tempfile
-import weakref
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
+from data.disk_cache import open_disk_cache
 from data.index import DatasetIndex
-from data.source_images import read_source, reduced_sizes
-from utils.cache_folder import cache_folder
-from utils.errors import UserError
-from utils.logger import get_logger, progress
-
-SHARED_MEMORY = Path("/dev/shm")
-_SUFFIX = ".pixels"
-_LAYOUT = 1  # part of the file's name: raise it when the layout or `read_source` changes
+from data.ram_cache import SHARED_MEMORY, open_ram_cache
+from utils.distributed import DistributedContext
+from utils.groups import ProcessGroupPlace
 
 
-class ImageCache:
-    """Source images by number, as read-only views of a mapped file. Picklable: a worker maps the file again."""
+class ImageCache(Protocol):
+    """Source images by number. Picklable without the pixels."""
 
-    def __init__(self, path: Path, source_hw: np.ndarray, *, remove_at_end: bool) -> None:
-        """Maps ``path``, which holds images of the sizes ``source_hw`` (N, 2) one after the other.
-
-        Raises:
-            FileNotFoundError: the file is not there, or was removed while it was being opened.
-        """
-        self.path = path
-        self.source_hw = source_hw
-        self._offsets = _offsets(source_hw)
-        self._remove_at_end = remove_at_end
-        self._open()
-
-    def _open(self) -> None:
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH)
-            opened, named = os.fstat(handle), os.stat(self.path)
-            if (opened.st_ino, opened.st_size) != (named.st_ino, int(self._offsets[-1])):
-                raise FileNotFoundError(self.path)
-            self._pixels = np.memmap(self.path, np.uint8, mode="r", shape=(opened.st_size,)).view(np.ndarray)
-        except BaseException:
-            os.close(handle)
-            raise
-        removable = self.path if self._remove_at_end else None
-        self._release = weakref.finalize(self, _release, handle, removable, os.getpid())
+    path: Path
+    source_hw: np.ndarray  # int32 (N, 2)
 
     def __len__(self) -> int:
-        return len(self.source_hw)
+        """Images."""
 
     def __getitem__(self, index: int) -> np.ndarray:
         """uint8 (h, w, 3) RGB, read-only."""
-        pixels = self._pixels[self._offsets[index] : self._offsets[index + 1]]
-        return pixels.reshape(*self.source_hw[index], 3)
-
-    def __getstate__(self) -> dict:
-        return {"path": self.path, "source_hw": self.source_hw, "remove_at_end": self._remove_at_end}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__init__(**state)
 
     def close(self) -> None:
-        """Gives the file up; the last process to do so removes an in-memory one."""
-        self._release()
-
-
-def _offsets(source_hw: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(source_hw.astype(np.int64).prod(axis=1) * 3)])
-
-
-def _release(handle: int, removable: Path | None, owner: int) -> None:
-    if os.getpid() != owner:  # a forked worker holds a copy of the parent's handle and decides nothing
-        return
-    if removable is not None:
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(handle), os.stat(removable)):
-                os.unlink(removable)
-    os.close(handle)
+        """Gives up what it holds."""
 
 
 def open_image_cache(
@@ -102,6 +39,8 @@ def open_image_cache(
     threads: int = 4,
     show_progress: bool = True,
     shared_memory: Path = SHARED_MEMORY,
+    ctx: DistributedContext | None = None,
+    leaders: ProcessGroupPlace | None = None,
 ) -> ImageCache | None:
     """The node's cache, filled first if it is not there. Call under `torch_distributed_zero_first`.
 
@@ -112,104 +51,16 @@ def open_image_cache(
         cache_dir: where a disk cache goes, and stays for later runs; empty: as `cache_folder` says.
         threads: decoders.
         shared_memory: a file system in memory.
+        ctx: this process among the others, wanted with ``leaders``.
+        leaders: the first processes of several nodes, which decode a part of the images each for all their disks; None:
+            each node decodes its own.
 
     Raises:
         UserError: not enough memory or disk, or an image that cannot be decoded.
     """
     if kind == "none" or len(index) == 0:
         return None
-    source_hw = reduced_sizes(index.image_hw, imgsz)
-    in_ram = kind == "ram"
-    if in_ram:
-        if not shared_memory.is_dir():
-            raise UserError(f"--cache ram: this system has no {shared_memory}; use --cache disk")
-        folder = shared_memory
-    else:
-        folder = cache_folder(cache_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-    name = f"lockstep-{os.getuid()}-{index.fingerprint[:32]}-{imgsz}-v{_LAYOUT}{_SUFFIX}"
-    path = folder / name
-    for _ in range(3):  # another run may end, and remove it, between our filling and our opening
-        with contextlib.suppress(FileNotFoundError):
-            return ImageCache(path, source_hw, remove_at_end=in_ram)
-        if in_ram:
-            _sweep(folder)
-        _fill(path, index, source_hw, kind, threads, show_progress)
-    return ImageCache(path, source_hw, remove_at_end=in_ram)
-
-
-def _sweep(folder: Path) -> None:
-    """Removes this user's caches in memory, finished or not, that no living process holds."""
-    for path in folder.glob(f"lockstep-{os.getuid()}-*{_SUFFIX}*"):
-        with contextlib.suppress(OSError):
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(path)
-            finally:
-                os.close(handle)
-
-
-def _free_bytes(folder: Path, in_ram: bool) -> int:
-    free = shutil.disk_usage(folder).free
-    if in_ram:
-        with contextlib.suppress(OSError, StopIteration, ValueError):
-            lines = Path("/proc/meminfo").read_text().splitlines()
-            available = next(line for line in lines if line.startswith("MemAvailable"))
-            free = min(free, int(available.split()[1]) * 1024)
-        with contextlib.suppress(OSError, ValueError):  # "max" in a container without a limit
-            group = Path("/sys/fs/cgroup")
-            limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-            free = min(free, limit - used)
-    return free
-
-
-def _fill(path: Path, index: DatasetIndex, source_hw: np.ndarray, kind: str, threads: int, show_progress: bool) -> None:
-    """Decodes all images into a temporary file beside ``path`` and renames it."""
-    offsets = _offsets(source_hw)
-    size, free = int(offsets[-1]), _free_bytes(path.parent, kind == "ram")
-    get_logger().info(f"--cache {kind}: {len(index)} images, {size / 2**30:.2f} GiB in {path}")
-    if size > 0.95 * free:
-        remedy = "use --cache disk or none" if kind == "ram" else "choose another --cache-dir or --cache none"
-        raise UserError(
-            f"--cache {kind}: needs {size / 2**30:.2f} GiB in {path.parent}, {free / 2**30:.2f} GiB are free; {remedy}"
-        )
-    handle, temporary = tempfile.mkstemp(prefix=path.name + ".", dir=path.parent)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH)  # keeps another run's sweep away
-        _reserve(handle, size, kind, path.parent)
-        pixels = np.memmap(temporary, np.uint8, mode="r+", shape=(size,))
-
-        def decode(i: int) -> None:
-            image = read_source(index.path(i), index.image_hw[i], source_hw[i])
-            pixels[offsets[i] : offsets[i + 1]] = image.reshape(-1)
-
-        pool = ThreadPoolExecutor(max(threads, 1))
-        try:
-            done = pool.map(decode, range(len(index)))
-            for _ in progress(done, desc=f"caching images ({kind})", total=len(index), enabled=show_progress):
-                pass
-        finally:
-            pool.shutdown(cancel_futures=True)
-        pixels.flush()
-        os.fsync(handle)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    finally:
-        os.close(handle)
-
-
-def _reserve(handle: int, size: int, kind: str, folder: Path) -> None:
-    """Takes the space now: a mapped file that runs out of it later would end the process with SIGBUS."""
-    try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(handle, 0, size)
-        else:
-            os.truncate(handle, size)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise UserError(f"--cache {kind}: {folder} is full ({size / 2**30:.2f} GiB wanted)") from None
-        raise
+    shared = {"imgsz": imgsz, "threads": threads, "show_progress": show_progress}
+    if kind == "ram":
+        return open_ram_cache(index, shared_memory=shared_memory, **shared)
+    return open_disk_cache(index, cache_dir=cache_dir, ctx=ctx, leaders=leaders, **shared)

@@ -12,6 +12,7 @@ from data.samplers import EndlessRequests, KeyedDistributedSampler, ShardedBatch
 from utils.config import Hyperparameters
 from utils.distributed import DistributedContext, torch_distributed_zero_first
 from utils.errors import UserError
+from utils.groups import one_per_node_group
 
 
 def create_dataloader(
@@ -34,6 +35,7 @@ def create_dataloader(
     single_cls: bool = False,
     cache: str = "none",
     cache_dir: str = "",
+    local_data: bool = False,
     workers: int = 2,
     max_bad: float = 0.1,
     pin_memory: bool = False,
@@ -60,6 +62,7 @@ def create_dataloader(
         single_cls: all classes are one.
         cache: "none", "ram" or "disk".
         cache_dir: of index and disk cache; empty: ~/.cache/lockstep.
+        local_data: the images are on each node's own disk: each fills its disk cache alone, not over the network.
         workers: loader processes.
         max_bad: share of bad images above which the scan stops the run.
         pin_memory: for copies to a GPU.
@@ -68,6 +71,8 @@ def create_dataloader(
         UserError: a data set without images, sizes that don't fit each other, what scan and cache refuse.
     """
     _check_sizes(ctx, imgsz, batch_size, stride, augment, quad)
+    several_nodes = ctx.is_distributed and ctx.local_world_size < ctx.world_size
+    leaders = one_per_node_group(ctx) if several_nodes and cache == "disk" and not local_data else None
     with torch_distributed_zero_first(ctx):
         index = load_index(
             spec,
@@ -83,8 +88,10 @@ def create_dataloader(
             cache,
             imgsz=imgsz,
             cache_dir=cache_dir,
-            threads=max(workers, 2),
+            threads=min(max(workers, 2) * ctx.local_world_size, 64),  # the other ranks' share too: they wait
             show_progress=ctx.is_main,
+            ctx=ctx,
+            leaders=leaders,
         )
         dataset = LoadImagesAndLabels(
             index,

@@ -1,0 +1,291 @@
+"""``--cache disk``: decoded source images in one LMDB file a node, which all ranks and workers map read-only.
+
+The page cache holds what they read, once for the node. Images are stored as they are decoded, in committed batches, so
+a filling that is killed loses the last batch and the next one goes on from there. Only a complete file is read from; it
+is never written again. On several nodes each image may be decoded once in the run (`utils.exchange`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import os
+import shutil
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from data.index import DatasetIndex
+from data.source_images import read_source, reduced_sizes
+from utils.cache_folder import cache_folder
+from utils.distributed import DistributedContext
+from utils.errors import UserError
+from utils.exchange import Piece, share_out
+from utils.groups import ProcessGroupPlace
+from utils.logger import get_logger, progress
+from utils.meeting import Meeting
+from utils.read_ahead import map_ahead
+
+if TYPE_CHECKING:
+    import lmdb
+
+_SUFFIX = ".lmdb"
+_LAYOUT = 2  # part of the file's name: raise it when the layout or `read_source` changes
+_COMPLETE = b"complete"
+_KEY = struct.Struct(">Q")  # an image's number
+_BATCH_BYTES = 64 << 20
+_PAGE = 4096  # of an image, whose value takes whole pages with a header of 16 bytes
+
+
+class DiskCache:
+    """Source images by number, from a complete file. Picklable: another process maps the file when it first reads."""
+
+    def __init__(self, path: Path, source_hw: np.ndarray) -> None:
+        """``path`` holds images of the sizes ``source_hw`` (N, 2)."""
+        self.path = path
+        self.source_hw = source_hw
+
+    def __len__(self) -> int:
+        return len(self.source_hw)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """uint8 (h, w, 3) RGB, read-only; a copy, for the file's pages may go when the process closes it."""
+        shape = (*self.source_hw[index], 3)
+        with _environment(self.path, os.stat(self.path).st_ino).begin() as transaction:
+            pixels = transaction.get(_KEY.pack(index))
+        if pixels is None or len(pixels) != np.prod(shape, dtype=np.int64):
+            raise UserError(f"{self.path}: is damaged at image {index}; remove it and start again")
+        return np.frombuffer(pixels, np.uint8).reshape(shape)
+
+    def close(self) -> None:
+        """Nothing to give up: the mapping is the process's."""
+
+
+@functools.cache
+def _environment(path: Path, inode: int) -> lmdb.Environment:
+    """The file, mapped once a process. A forked worker may use its parent's: without LMDB's lock table, and read-only,
+    nothing in it is tied to the process."""
+    import lmdb
+
+    return lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False, readahead=False, max_spare_txns=4)
+
+
+def open_disk_cache(
+    index: DatasetIndex,
+    *,
+    imgsz: int,
+    cache_dir: str = "",
+    threads: int = 4,
+    show_progress: bool = True,
+    ctx: DistributedContext | None = None,
+    leaders: ProcessGroupPlace | None = None,
+) -> DiskCache:
+    """The node's cache, filled first as far as it is not. See `data.image_cache.open_image_cache`."""
+    folder = cache_folder(cache_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    source_hw = reduced_sizes(index.image_hw, imgsz)
+    path = folder / f"lockstep-{os.getuid()}-{index.fingerprint[:32]}-{imgsz}-v{_LAYOUT}{_SUFFIX}"
+    if ctx is None or ctx.is_node_leader:
+        filling = _Filling(path, index, source_hw, threads, show_progress)
+        if leaders is None or leaders.group_size == 1:
+            filling.alone()
+        else:
+            assert ctx is not None
+            assert leaders.handle is not None
+            names = [f"node {n}" for n in range(leaders.group_size)]
+            title = f"disk_cache/{leaders.handle.group_name}"
+            with Meeting(ctx, title, own=leaders.local_group_rank, names=names) as meeting:
+                together = filling.together(meeting, leaders)
+            if not together:
+                filling.alone()
+    return DiskCache(path, source_hw)
+
+
+class _Filling:
+    """Puts the images that are not in the file yet into it."""
+
+    def __init__(
+        self, path: Path, index: DatasetIndex, source_hw: np.ndarray, threads: int, show_progress: bool
+    ) -> None:
+        self._path = path
+        self._index = index
+        self._source_hw = source_hw
+        self._sizes = source_hw.astype(np.int64).prod(axis=1) * 3
+        self._threads = threads
+        self._show_progress = show_progress
+
+    def alone(self) -> None:
+        """By this process; waits while another run is at it."""
+        if _stored(self._path, len(self._index)).all():
+            return
+        with _locked(self._path, patient=True):
+            held = _stored(self._path, len(self._index))
+            if held.all():
+                return
+            missing = np.flatnonzero(~held)
+            decoded = map_ahead(lambda i: (i, self._decode(i)), map(int, missing), threads=self._threads)
+            self._store(decoded, len(missing))
+
+    def together(self, meeting: Meeting, leaders: ProcessGroupPlace) -> bool:
+        """By all leaders, a part each. False, on all of them and with nothing done, where they cannot: the nodes' data
+        sets differ, or another run is filling a file on one of them."""
+        import torch.distributed as dist
+
+        with contextlib.ExitStack() as stack:
+            locked = stack.enter_context(_locked(self._path, patient=False))
+            own = _stored(self._path, len(self._index))
+            meeting.arrive()
+            states: list = [None] * leaders.group_size
+            dist.all_gather_object(states, (self._path.name, locked, np.packbits(own)), group=leaders.handle)
+            if len({name for name, _, _ in states}) > 1 or not all(locked for _, locked, _ in states):
+                return False
+            held = np.stack([np.unpackbits(bits, count=len(own)).astype(bool) for _, _, bits in states])
+            if held.all():
+                return True
+            pieces = share_out(
+                self._sizes,
+                held,
+                lambda i: [self._decode(i)],
+                meeting=meeting,
+                group=leaders,
+                threads=self._threads,
+            )
+            self._store(_whole(pieces, own), int((~own).sum()))
+            meeting.arrive()
+        return True
+
+    def _decode(self, i: int) -> memoryview:
+        image = read_source(self._index.path(i), self._index.image_hw[i], self._source_hw[i])
+        return memoryview(np.ascontiguousarray(image).reshape(-1))
+
+    def _store(self, images: Iterable[tuple[int, memoryview | bytes]], count: int) -> None:
+        """Writes ``count`` images, and when all are there that the file is complete."""
+        total = int(self._sizes.sum())
+        get_logger().info(
+            "--cache disk: %d of %d images, %.2f GiB in all, into %s",
+            count, len(self._index), total / 2**30, self._path,
+        )  # fmt: skip
+        with self._failures(), contextlib.closing(self._open()) as environment:
+            put = functools.partial(_put, environment)
+            batch: list[tuple[bytes, memoryview | bytes]] = []
+            waiting = 0
+            for i, pixels in progress(images, desc="caching images (disk)", total=count, enabled=self._show_progress):
+                batch.append((_KEY.pack(i), pixels))
+                waiting += len(pixels)
+                if waiting >= _BATCH_BYTES:
+                    put(batch)
+                    batch, waiting = [], 0
+            put(batch)
+            put([(_COMPLETE, str(len(self._index)).encode())])
+
+    def _open(self) -> lmdb.Environment:
+        """The file for writing, with room for all; raises UserError when the disk has none."""
+        import lmdb
+
+        # Every image takes whole pages; one in a hundred more for the tree above them.
+        size = int((-(-(self._sizes + 16) // _PAGE) * _PAGE).sum() * 1.01) + (4 << 20)
+        there = self._path.stat().st_size if self._path.exists() else 0
+        free = _free_bytes(self._path.parent)
+        if size - there > 0.98 * free:
+            raise UserError(
+                f"--cache disk: needs {(size - there) / 2**30:.2f} GiB more in {self._path.parent}, "
+                f"{free / 2**30:.2f} GiB are free; choose another --cache-dir or --cache none"
+            )
+        return lmdb.open(
+            os.fspath(self._path), subdir=False, lock=False, readahead=False, meminit=False, map_size=max(size, there)
+        )
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        import lmdb
+
+        try:
+            yield
+        except (OSError, lmdb.DiskError) as error:
+            if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise UserError(
+                f"--cache disk: {self._path.parent} is full; choose another --cache-dir or --cache none"
+            ) from None
+        except lmdb.Error as error:
+            raise UserError(f"--cache disk: {self._path}: cannot be written ({error})") from None
+
+
+def _put(environment: lmdb.Environment, batch: list[tuple[bytes, memoryview | bytes]]) -> None:
+    """Commits a batch; when it returns, it is on disk."""
+    import lmdb
+
+    while True:
+        try:
+            with environment.begin(write=True) as transaction:
+                for key, value in batch:
+                    transaction.put(key, value)
+            return
+        except lmdb.MapFullError:
+            environment.set_mapsize(environment.info()["map_size"] * 5 // 4)
+
+
+def _whole(pieces: Iterable[Piece], own: np.ndarray) -> Iterator[tuple[int, bytes]]:
+    """The images that this node lacks, put together from their pieces."""
+    parts: dict[int, list[bytes]] = {}
+    for piece in pieces:
+        if own[piece.item]:
+            continue
+        parts.setdefault(piece.item, []).append(bytes(piece.data))
+        if piece.digest:
+            yield piece.item, b"".join(parts.pop(piece.item))
+
+
+def _stored(path: Path, count: int) -> np.ndarray:
+    """Which of ``count`` images a file holds, bool (count,): none if there is no file, or a damaged one, which goes."""
+    import lmdb
+
+    held = np.zeros(count, bool)
+    if not path.exists():
+        return held
+    try:
+        with contextlib.closing(lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False)) as environment:
+            pages = environment.info()["last_pgno"] + 1
+            if pages * environment.stat()["psize"] > path.stat().st_size:  # its pages would be read as SIGBUS
+                raise lmdb.CorruptedError("truncated")
+            with environment.begin() as transaction:
+                if transaction.get(_COMPLETE) is not None:
+                    return ~held
+                keys = [key for key in transaction.cursor().iternext(keys=True, values=False) if len(key) == _KEY.size]
+    except lmdb.Error as error:
+        if "already open" in str(error):  # only complete files are kept open
+            return ~held
+        get_logger().warning("--cache disk: %s cannot be used (%s); it is made anew", path, error)
+        path.unlink(missing_ok=True)
+        return held
+    held[[_KEY.unpack(key)[0] for key in keys]] = True
+    return held
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, patient: bool) -> Iterator[bool]:
+    """Keeps other runs from filling ``path``. True; False if another run is at it, unless ``patient``, who waits."""
+    with open(path.with_suffix(".lock"), "w") as file:
+        locked, said = False, False
+        while not locked:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = True
+            except OSError:
+                if not patient:
+                    break
+                if not said:
+                    get_logger().warning("--cache disk: waiting for another run that is filling %s", path)
+                said = True
+                time.sleep(0.2)
+        yield locked
+
+
+def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
