@@ -13,8 +13,9 @@ from torch import Tensor
 
 
 def flatten_levels(raw: Sequence[Tensor]) -> Tensor:
-    """Maps (B, channels, h, w) of all levels as float32 (B, N, channels). Cheap for channels_last maps."""
-    return torch.cat([level.permute(0, 2, 3, 1).flatten(1, 2) for level in raw], dim=1).float()
+    """Maps (B, channels, h, w) of all levels as (B, N, channels), float32 at least. Cheap for channels_last maps."""
+    flat = torch.cat([level.permute(0, 2, 3, 1).flatten(1, 2) for level in raw], dim=1)
+    return flat.to(torch.promote_types(flat.dtype, torch.float32))
 
 
 def expected_distances(logits: Tensor) -> Tensor:

@@ -1,0 +1,148 @@
+"""Proves that the number of processes and of workers changes no bit of a training.
+
+    python -m benchmarks.same_bits --data bccd.yaml
+
+Trains yolov8n and yolov5n (160 px, global batch 16, 4 virtual ranks, mosaic, mixup, HSV, multi-scale, float32) with SGD
+and Muon for three epochs on 1, 2 and 4 gloo processes with 0, 1 and 4 workers, and compares weights, EMA, optimiser
+state and batch norm buffers. Then 20 steps with --sync-bn in float64 on 1, 2 and 4 ranks, within 1e-9 of each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from utils.checkpoint_file import read_checkpoint
+from utils.distributed import DistributedContext, spawn
+
+ROOT = Path(__file__).parents[1]
+COMPARED = ("model", "ema", "optimizer")
+LAYOUTS = ((1, 0), (2, 1), (4, 4))  # processes, workers
+
+
+def leaves(value, where: str = ""):
+    """Tensors and numbers of nested plain data, with their places."""
+    if isinstance(value, dict):
+        for key in value:
+            yield from leaves(value[key], f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from leaves(item, f"{where}[{number}]")
+    else:
+        yield where, value
+
+
+def differences(a: dict, b: dict) -> list[str]:
+    """Places where two checkpoints are not the same bits."""
+    ours, theirs = (dict(leaves({key: content[key] for key in COMPARED})) for content in (a, b))
+    if ours.keys() != theirs.keys():
+        return sorted(ours.keys() ^ theirs.keys())
+    same = (torch.equal(v, theirs[k]) if isinstance(v, torch.Tensor) else v == theirs[k] for k, v in ours.items())
+    return [key for key, equal in zip(ours, same) if not equal]
+
+
+def train(data: str, folder: Path, model: str, optimizer: str, epochs: int, processes: int, workers: int) -> dict:
+    name = f"{model}-{optimizer}-{processes}-{workers}"
+    launch = [sys.executable]
+    if processes > 1:
+        launch += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    command = [
+        *launch, "train.py", "--data", data, "--model", model, "--optimizer", optimizer, "--imgsz", "160",
+        "--batch-size", "16", "--virtual-ranks", "4", "--epochs", str(epochs), "--device", "cpu", "--amp", "off",
+        "--workers", str(workers), "--multi-scale", "--val-every", "0", "--noplots", "--deterministic",
+        "--project", str(folder), "--name", name, "--set", "mixup=0.5", "close_mosaic=0",
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{name} failed:\n{done.stderr}")
+    return read_checkpoint(folder / name / "last.pt")
+
+
+def compare_layouts(data: str, epochs: int) -> bool:
+    every = True
+    with tempfile.TemporaryDirectory() as folder:
+        for model in ("yolov8n", "yolov5n"):
+            for optimizer in ("SGD", "Muon"):
+                runs = [train(data, Path(folder), model, optimizer, epochs, *layout) for layout in LAYOUTS]
+                for layout, content in zip(LAYOUTS[1:], runs[1:]):
+                    differing = differences(runs[0], content)
+                    verdict = "the same bits" if not differing else f"{len(differing)} differ: {differing[:3]}"
+                    steps = content["progress"]["step"]
+                    print(f"{model} {optimizer}: 1 process against {layout[0]}, {steps} steps: {verdict}", flush=True)
+                    every &= not differing
+    return every
+
+
+def sync_bn_rank(folder: str, model: str, steps: int) -> None:
+    from engine.ema import ModelEma
+    from engine.optim import build_optimizer
+    from engine.parallel import parallelise
+    from engine.step import TrainStep
+    from models.detector import build_detector
+    from models.losses import build_criterion
+    from tests.tiny import make_batch
+    from utils.config import Hyperparameters
+    from utils.shares import share_bounds
+
+    torch.set_num_threads(1)
+    ctx = DistributedContext.from_environment("cpu")
+    detector = build_detector(model, 2).double()
+    criterion = build_criterion(detector, Hyperparameters()).double()
+    take_step = TrainStep(
+        model=parallelise(detector, ctx, sync_bn=True),
+        criterion=criterion,
+        optimizer=build_optimizer(detector, "SGD", lr=0.01, momentum=0.9, weight_decay=5e-4),
+        ema=ModelEma(detector, decay=0.99, tau=10),
+        ctx=ctx,
+        amp_dtype=None,
+        clip_norm=10.0,
+        channels_last=True,
+    )
+    for number in range(steps):
+        batch = make_batch(16, size=96, seed=number, targets_per_image=4)
+        take_step([batch.share(*share_bounds(16, ctx.rank, ctx.world_size))], [16], number + 1)
+    if ctx.is_main:
+        weights = torch.cat([v.double().reshape(-1) for v in detector.state_dict().values()])
+        torch.save(weights, Path(folder, f"{model}-{ctx.world_size}.pt"))
+    ctx.close()
+
+
+def compare_sync_bn(steps: int = 20) -> bool:
+    every = True
+    with tempfile.TemporaryDirectory() as folder:
+        for model in ("yolov8n", "yolov5n"):
+            results = []
+            for processes in (1, 2, 4):
+                if processes == 1:
+                    sync_bn_rank(folder, model, steps)
+                else:
+                    spawn(sync_bn_rank, processes, (folder, model, steps))
+                results.append(torch.load(Path(folder, f"{model}-{processes}.pt"), weights_only=True))
+            for processes, weights in zip((2, 4), results[1:]):
+                error = float((weights - results[0]).norm() / results[0].norm())
+                print(
+                    f"{model} --sync-bn, float64, {steps} steps: 1 process against {processes}: {error:.1e}", flush=True
+                )
+                every &= error < 1e-9
+    return every
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", required=True, help="data set YAML")
+    parser.add_argument("--epochs", type=int, default=3)
+    options = parser.parse_args()
+    exact = compare_sync_bn()
+    same = compare_layouts(options.data, options.epochs)
+    sys.exit(0 if exact and same else 1)
+
+
+if __name__ == "__main__":
+    main()
