@@ -50,14 +50,20 @@ class DiskCache:
         """``path`` holds images of the sizes ``source_hw`` (N, 2)."""
         self.path = path
         self.source_hw = source_hw
+        self._environment: lmdb.Environment | None = None
 
     def __len__(self) -> int:
         return len(self.source_hw)
 
+    def __getstate__(self) -> dict:
+        return {"path": self.path, "source_hw": self.source_hw, "_environment": None}
+
     def __getitem__(self, index: int) -> np.ndarray:
         """uint8 (h, w, 3) RGB, read-only; a copy, for the file's pages may go when the process closes it."""
+        if self._environment is None:
+            self._environment = _environment(self.path, os.stat(self.path).st_ino)
         shape = (*self.source_hw[index], 3)
-        with _environment(self.path, os.stat(self.path).st_ino).begin() as transaction:
+        with self._environment.begin() as transaction:
             pixels = transaction.get(_KEY.pack(index))
         if pixels is None or len(pixels) != np.prod(shape, dtype=np.int64):
             raise UserError(f"{self.path}: is damaged at image {index}; remove it and start again")

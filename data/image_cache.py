@@ -1,4 +1,4 @@
-"""``--cache ram|disk``: decoded source images, one copy a node for all its ranks and workers. No pixel changes by it."""
+"""``--cache ram|disk``: decoded source images, one copy a node for all its ranks and workers. It changes no pixel."""
 
 from __future__ import annotations
 

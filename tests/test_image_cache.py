@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import subprocess
@@ -11,12 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ranks import run_ranks
 
-from data import image_cache
+from data import disk_cache, ram_cache
 from data.image_cache import open_image_cache
 from data.source_images import read_source, reduced_sizes
 from tests.synthetic_index import write_dataset
+from utils.distributed import gather_arrays, torch_distributed_zero_first
 from utils.errors import UserError
+from utils.groups import one_per_node_group
 
 SIZES = [(60, 80), (200, 100), (33, 47), (64, 64), (90, 300)]
 
@@ -112,30 +116,161 @@ def test_what_a_killed_run_left_is_swept_by_another(index, tmp_path):
     cache.close()
 
 
+def lmdbs(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "disk").glob("*.lmdb"))
+
+
+def same_as_the_files(cache, index) -> bool:
+    sizes = cache.source_hw
+    return all(
+        np.array_equal(cache[i], read_source(index.path(i), index.image_hw[i], sizes[i])) for i in range(len(index))
+    )
+
+
 def test_disk_cache_is_reused_and_keyed(index, tmp_path, monkeypatch):
-    open_image_cache(index, imgsz=64, **options("disk", tmp_path)).close()
-    (path,) = files(tmp_path)
+    open_image_cache(index, imgsz=64, **options("disk", tmp_path))
 
     def fail(*args):
         raise AssertionError("decoded again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(image_cache, "read_source", fail)
-        open_image_cache(index, imgsz=64, **options("disk", tmp_path)).close()
-    open_image_cache(index, imgsz=48, **options("disk", tmp_path)).close()
-    open_image_cache(replace(index, fingerprint="changed"), imgsz=64, **options("disk", tmp_path)).close()
-    assert len(files(tmp_path)) == 3
-    path.write_bytes(path.read_bytes()[:-1])  # of a wrong size: made anew
+        patch.setattr(disk_cache, "read_source", fail)
+        cache = open_image_cache(index, imgsz=64, **options("disk", tmp_path))
+    assert same_as_the_files(cache, index)
+    open_image_cache(index, imgsz=48, **options("disk", tmp_path))
+    open_image_cache(replace(index, fingerprint="changed"), imgsz=64, **options("disk", tmp_path))
+    paths = lmdbs(tmp_path)
+    assert len(paths) == 3
+    for path in paths:  # no file of a terabyte, whatever it occupies
+        assert path.stat().st_size < 200_000
+
+
+@pytest.mark.parametrize("harm", ["truncated", "foreign", "empty"])
+def test_a_damaged_disk_cache_is_made_anew(index, tmp_path, harm):
+    open_image_cache(index, imgsz=64, **options("disk", tmp_path))
+    (path,) = lmdbs(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes({"truncated": whole[:-5000], "foreign": b"x" * 70000, "empty": b""}[harm])
+    assert same_as_the_files(open_image_cache(index, imgsz=64, **options("disk", tmp_path)), index)
+
+
+def test_what_was_stored_before_a_kill_is_kept(index, tmp_path, monkeypatch):
+    """SIGKILL in the middle of the filling, by a decoder; the next filling decodes the rest alone."""
+    script = (
+        "import os, pickle, sys\n"
+        "from data import disk_cache\n"
+        "from data.image_cache import open_image_cache\n"
+        "index = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "disk_cache._BATCH_BYTES = 1\n"
+        "plain = disk_cache.read_source\n"
+        "def read(path, *sizes):\n"
+        "    if path.endswith('004.png'):\n"
+        "        import time; time.sleep(1); os.kill(os.getpid(), 9)\n"
+        "    return plain(path, *sizes)\n"
+        "disk_cache.read_source = read\n"
+        "open_image_cache(index, 'disk', imgsz=64, show_progress=False, cache_dir=sys.argv[2], threads=1)\n"
+    )
+    (tmp_path / "index").write_bytes(pickle.dumps(index))
+    command = [sys.executable, "-c", script, str(tmp_path / "index"), str(tmp_path / "disk")]
+    assert subprocess.run(command, cwd=Path(__file__).parents[1], check=False).returncode == -9
+    decoded = []
+
+    def read(path, *sizes):
+        decoded.append(Path(path).name)
+        return read_source(path, *sizes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_cache, "read_source", read)
+        cache = open_image_cache(index, imgsz=64, **options("disk", tmp_path))
+    assert decoded == ["003.png", "004.png"] or decoded == ["004.png"]
+    assert same_as_the_files(cache, index)
+
+
+def test_the_map_grows_when_images_need_more(index, tmp_path, monkeypatch):
+    """The room is foreseen; should it not be enough, nothing is lost."""
+    monkeypatch.setattr(disk_cache, "_BATCH_BYTES", 1)
+    plain = disk_cache._Filling._open
+
+    def small(self):
+        environment = plain(self)
+        environment.set_mapsize(32768)
+        return environment
+
+    monkeypatch.setattr(disk_cache._Filling, "_open", small)
+    assert same_as_the_files(open_image_cache(index, imgsz=64, **options("disk", tmp_path)), index)
+
+
+def _first_pixels(cache, i):
+    return cache[i].tobytes()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_other_processes_read_what_this_one_reads(index, tmp_path, method):
     cache = open_image_cache(index, imgsz=64, **options("disk", tmp_path))
-    assert np.array_equal(cache[4], read_source(index.path(4), index.image_hw[4], cache.source_hw[4]))
+    expected = cache[3].tobytes()
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        assert pool.starmap(_first_pixels, [(cache, 3), (cache, 3)]) == [expected, expected]
 
 
-def test_a_bad_image_stops_the_filling_and_leaves_no_file(index, tmp_path):
+def test_a_bad_image_stops_the_filling(index, tmp_path):
+    good = Path(index.path(2)).read_bytes()
     Path(index.path(2)).write_bytes(b"not an image")
     for kind in ("ram", "disk"):
         with pytest.raises(UserError, match=r"002\.png"):
             open_image_cache(index, imgsz=64, **options(kind, tmp_path))
-    assert files(tmp_path) == []
+    assert not list((tmp_path / "shm").iterdir())
+    Path(index.path(2)).write_bytes(good)
+    assert same_as_the_files(open_image_cache(index, imgsz=64, **options("disk", tmp_path)), index)
+
+
+def _fill_together(ctx, index, folder):
+    """Two nodes of two ranks: each image is decoded once in the run; then once more where node 1 has lost its file."""
+    decoded = []
+    plain = disk_cache.read_source
+    disk_cache.read_source = lambda path, *sizes: decoded.append(Path(path).name) or plain(path, *sizes)
+    place = f"{folder}/{ctx.node_rank}"
+    for start in range(2):
+        leaders = one_per_node_group(ctx)
+        with torch_distributed_zero_first(ctx):
+            cache = open_image_cache(
+                index, "disk", imgsz=64, cache_dir=place, show_progress=False, ctx=ctx, leaders=leaders
+            )
+        gathered = gather_arrays(ctx, {"decoded": np.array(decoded, str)})
+        if start == 0:
+            first = gathered
+            decoded.clear()
+            if ctx.rank == 2:
+                cache.path.unlink()
+    return first, gathered, [cache[i].tobytes() for i in range(len(index))], str(cache.path)
+
+
+def test_nodes_fill_their_files_together(index, tmp_path):
+    results = run_ranks(4, _fill_together, index, str(tmp_path), local_world=2)
+    first, second, _, _ = results[0]
+    names = [Path(index.path(i)).name for i in range(len(index))]
+    assert sorted(np.concatenate([g["decoded"] for g in first])) == names
+    assert all(0 < len(first[rank]["decoded"]) < len(names) for rank in (0, 2))
+    assert [len(g["decoded"]) for g in second] == [len(names), 0, 0, 0]  # by the node that has the images
+    expected = [
+        read_source(index.path(i), index.image_hw[i], s) for i, s in enumerate(reduced_sizes(index.image_hw, 64))
+    ]
+    for rank, (_, _, pixels, path) in enumerate(results):
+        assert pixels == [image.tobytes() for image in expected]
+        assert f"/{rank // 2}/" in path
+
+
+def _fill_apart(ctx, index, folder):
+    """The nodes' data sets differ, so each decodes its own."""
+    index = replace(index, fingerprint=f"of node {ctx.node_rank}")
+    leaders = one_per_node_group(ctx)
+    cache = open_image_cache(
+        index, "disk", imgsz=64, cache_dir=f"{folder}/{ctx.rank}", show_progress=False, ctx=ctx, leaders=leaders
+    )
+    return same_as_the_files(cache, index)
+
+
+def test_nodes_with_other_data_fill_alone(index, tmp_path):
+    assert run_ranks(2, _fill_apart, index, str(tmp_path), local_world=1) == [True, True]
 
 
 def test_an_image_that_changed_size_is_named(index, tmp_path):
@@ -144,12 +279,13 @@ def test_an_image_that_changed_size_is_named(index, tmp_path):
         open_image_cache(index, imgsz=64, **options("disk", tmp_path))
 
 
-def test_too_little_memory_is_one_line(index, tmp_path, monkeypatch):
-    monkeypatch.setattr(image_cache, "_free_bytes", lambda folder, in_ram: 1000)
-    with pytest.raises(UserError, match=r"--cache ram: needs .* free; use --cache disk") as caught:
-        open_image_cache(index, imgsz=64, **options("ram", tmp_path))
+@pytest.mark.parametrize(("kind", "remedy"), [("ram", "use --cache disk"), ("disk", "choose another --cache-dir")])
+def test_too_little_room_is_one_line(kind, remedy, index, tmp_path, monkeypatch):
+    monkeypatch.setattr(ram_cache if kind == "ram" else disk_cache, "_free_bytes", lambda folder: 1000)
+    with pytest.raises(UserError, match=rf"--cache {kind}: needs .* free; {remedy}") as caught:
+        open_image_cache(index, imgsz=64, **options(kind, tmp_path))
     assert "\n" not in str(caught.value)
-    assert files(tmp_path) == []
+    assert not [path for path in files(tmp_path) if path.suffix != ".lock"]
 
 
 def test_none_is_no_cache(index):
