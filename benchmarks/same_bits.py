@@ -84,6 +84,7 @@ def sync_bn_rank(folder: str, model: str, steps: int) -> None:
     from engine.ema import ModelEma
     from engine.optim import build_optimizer
     from engine.parallel import parallelise
+    from engine.schedule import Schedule
     from engine.step import TrainStep
     from models.detector import build_detector
     from models.losses import build_criterion
@@ -105,7 +106,18 @@ def sync_bn_rank(folder: str, model: str, steps: int) -> None:
         clip_norm=10.0,
         channels_last=True,
     )
+    # The warm-up of a real run: at the full rate from the first step, training itself multiplies rounding errors.
+    schedule = Schedule(
+        total_steps=800,
+        warmup_steps=40,
+        final=0.01,
+        cosine=False,
+        momentum=0.9,
+        warmup_momentum=0.8,
+        warmup_bias_lr=0.0,
+    )
     for number in range(steps):
+        take_step.optimizer.set_rates(schedule, number)
         batch = make_batch(16, size=96, seed=number, targets_per_image=4)
         take_step([batch.share(*share_bounds(16, ctx.rank, ctx.world_size))], [16], number + 1)
     if ctx.is_main:
