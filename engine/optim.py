@@ -104,6 +104,17 @@ class OptimizerSet:
             raise ValueError("the checkpoint was written with another optimiser")
         for optimizer, content in zip(self.optimizers, saved):
             optimizer.load_state_dict(content)
+            _lay_out_as_parameters(optimizer)
+
+
+@torch.no_grad()
+def _lay_out_as_parameters(optimizer: torch.optim.Optimizer) -> None:
+    """Gives loaded state the memory layout of its parameter: fused kernels walk through both without looking."""
+    rule = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+    for parameter, values in rule.state.items():
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def build_optimizer(

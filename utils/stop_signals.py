@@ -43,8 +43,9 @@ class StopSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
+        stopping = self.stop or self.interrupt  # then nothing may cut short what is left to do
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if stopping else handler)
         signal.set_wakeup_fd(-1)
         for wire in self._wires or ():
             wire.close()
@@ -57,12 +58,13 @@ class StopSignals:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Inside, signals are noted and nothing is raised; what came before has raised already."""
+        """Inside, signals are noted and nothing is raised; what came before has raised already. A process that is
+        stopping does not leave this state again."""
         self._deferred = True
         try:
             yield
         finally:
-            self._deferred = False
+            self._deferred = self.stop or self.interrupt
 
     def has_come(self) -> bool:
         """True if a signal has come since the last call, even if the main thread is stuck in foreign code and has not
@@ -86,6 +88,7 @@ class StopSignals:
         else:
             self.stop = True
         if impatient or not self._deferred:
+            self._deferred = True
             raise Stopped(self.code)
 
 

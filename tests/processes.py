@@ -1,0 +1,116 @@
+"""Trainings as real processes that a test kills, signals and counts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from utils.distributed import _free_port
+
+ROOT = Path(__file__).parents[1]
+LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Processes:
+    """One launch: the processes started, and all that descend from them, found by a mark in their environment."""
+
+    def __init__(self, log: Path, odd: str = "") -> None:
+        self.mark = uuid.uuid4().hex
+        self.log = log
+        self.started: list[subprocess.Popen] = []
+        self._environment = {k: v for k, v in os.environ.items() if k not in LAUNCHED}
+        self._environment |= {"OMP_NUM_THREADS": "1", "TEST_MARK": self.mark, "ODD": odd}
+
+    def start(self, command: list[str], **environment: str) -> subprocess.Popen:
+        with open(self.log, "ab") as file:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=self._environment | environment, stdout=file, stderr=subprocess.STDOUT
+            )
+        self.started.append(process)
+        return process
+
+    def ranks(self, world: int, *flags: str) -> None:
+        """``world`` ranks of tests/odd_train.py, started by nobody but this test."""
+        port = str(_free_port())
+        for rank in range(world):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
+            launched = place | {"MASTER_PORT": port} if world > 1 else {}
+            self.start([sys.executable, "tests/odd_train.py", *flags], **launched)
+
+    def torchrun(self, options: list[str], *flags: str) -> subprocess.Popen:
+        return self.start([sys.executable, "-m", "torch.distributed.run", *options, "tests/odd_train.py", *flags])
+
+    def alive(self) -> list[int]:
+        """Process ids of all that are left of this launch."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit():
+                try:
+                    marked = self.mark.encode() in (folder / "environ").read_bytes()
+                    zombie = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+                except OSError:
+                    continue
+                if marked and not zombie:
+                    found.append(int(folder.name))
+        return found
+
+    def children(self, process: subprocess.Popen) -> list[int]:
+        """The ranks that a launcher has started."""
+        path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        return [
+            pid
+            for pid in map(int, path.read_text().split())
+            if b"train.py" in (text := Path(f"/proc/{pid}/cmdline").read_bytes()) or b"spawn_main" in text
+        ]
+
+    def wait_gone(self, timeout: float) -> float:
+        """Seconds until nothing is left. Fails with what is left after ``timeout``."""
+        begun = time.monotonic()
+        while left := self.alive():
+            for process in self.started:
+                process.poll()
+            if time.monotonic() - begun > timeout:
+                names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left if Path(f"/proc/{pid}").exists()]
+                raise AssertionError(f"left after {timeout} s: {names}\n{self.output()}")
+            time.sleep(0.05)
+        return time.monotonic() - begun
+
+    def codes(self, timeout: float = 240) -> list[int]:
+        """Exit codes, once all that were started have ended."""
+        try:
+            return [process.wait(timeout) for process in self.started]
+        except subprocess.TimeoutExpired:
+            raise AssertionError(self.output()) from None
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def until(self, condition: Callable[[], bool], timeout: float = 120) -> None:
+        """Waits for ``condition``; fails with the output when it does not come or all processes end."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            ended = all(process.poll() is not None for process in self.started)
+            assert not ended or condition(), self.output()
+            assert time.monotonic() < deadline, self.output()
+            time.sleep(0.02)
+
+    def kill_all(self) -> None:
+        for pid in self.alive():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill_all()
+        for process in self.started:
+            process.wait()

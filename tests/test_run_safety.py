@@ -1,0 +1,200 @@
+"""Signals, crashes, hangs and restarts of real trainings: nothing is lost and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from processes import Processes
+from same_content import same_content
+from tiny import write_dataset, write_model
+
+from engine.results_csv import ResultsCsv
+from utils.checkpoint_file import read_checkpoint
+
+COMMON = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "2", "--amp", "off", "--noplots",
+          "--epochs", "2", "--optimizer", "SGD", "--set", "close_mosaic=1", "--save-minutes", "0"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("world")
+    write_dataset(root / "set", train=40)
+    write_model(root / "tiny.yaml")
+    return root
+
+
+@pytest.fixture(scope="module")
+def whole(world, tmp_path_factory) -> Path:
+    """The uninterrupted run on two ranks (plain DDP: their batch statistics differ within an epoch)."""
+    folder = tmp_path_factory.mktemp("whole")
+    with Processes(folder / "log.txt") as run:
+        run.ranks(2, *flags(world, folder))
+        assert run.codes() == [0, 0], run.output()
+    return folder / "exp"
+
+
+def flags(world: Path, project: Path, *more: str) -> list[str]:
+    return ["--data", str(world / "set" / "data.yaml"), "--model", str(world / "tiny.yaml"), "--project", str(project),
+            "--cache-dir", str(world / "cache"), *COMMON, *more]  # fmt: skip
+
+
+def same_run(a: Path, b: Path) -> None:
+    """Both checkpoints to the last bit, and the tables but for times."""
+    for name in ("last.pt", "best.pt"):
+        same_content(read_checkpoint(a / name), read_checkpoint(b / name))
+    one, two = (ResultsCsv(folder / "results.csv")._rows for folder in (a, b))
+    assert [{**row, "time": ""} for row in one.values()] == [{**row, "time": ""} for row in two.values()]
+
+
+def position(folder: Path) -> tuple[int, int]:
+    progress = read_checkpoint(folder / "last.pt")["progress"]
+    return progress["epoch"], progress["batch"]
+
+
+def resume(project: Path, ranks: int = 2) -> None:
+    with Processes(project / "resumed.txt") as run:
+        run.ranks(ranks, "--resume", str(project / "exp"))
+        assert run.codes() == [0] * ranks, run.output()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)], ids=["term", "usr1", "int"]
+)
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(world, whole, tmp_path, number, code):
+    """Saved, nothing left, and going on gives the uninterrupted run. The other signals that follow break nothing."""
+    with Processes(tmp_path / "log.txt", odd="slow:0.05") as run:
+        run.ranks(2, *flags(world, tmp_path, "--save-steps", "2"))
+        run.until((tmp_path / "exp" / "last.pt").exists)
+        run.started[1].send_signal(number)
+        for _ in range(20):
+            run.started[0].send_signal(signal.SIGTERM if code == 75 else signal.SIGINT)
+            time.sleep(0.02)
+        assert run.codes(timeout=60) == [code, code], run.output()
+        run.wait_gone(10)
+        assert "Traceback" not in run.output()
+        assert "go on with: --resume" in run.output()
+    epoch, batch = position(tmp_path / "exp")
+    assert epoch == 0
+    assert 2 < batch < 10
+    assert "rank_buffers" in read_checkpoint(tmp_path / "exp" / "last.pt")
+    assert not list((tmp_path / "exp").glob(".*.tmp"))
+    resume(tmp_path)
+    same_run(whole, tmp_path / "exp")
+
+
+def test_a_signal_during_validation(world, whole, tmp_path):
+    """The epoch's steps are kept; only validation is done again."""
+    with Processes(tmp_path / "log.txt", odd="slowval:3") as run:
+        run.ranks(2, *flags(world, tmp_path))
+        run.until(lambda: "10/10" in run.output())
+        run.started[0].send_signal(signal.SIGTERM)
+        assert run.codes(timeout=60) == [75, 75], run.output()
+    assert position(tmp_path / "exp") == (0, 10)
+    resume(tmp_path)
+    same_run(whole, tmp_path / "exp")
+
+
+def test_spawn_passes_signals_on(world, tmp_path):
+    with Processes(tmp_path / "log.txt") as run:
+        parent = run.start([sys.executable, "train.py", *flags(world, tmp_path, "--epochs", "50", "--save-steps", "2"),
+                            "--spawn", "2"])  # fmt: skip
+        run.until((tmp_path / "exp" / "last.pt").exists)
+        parent.send_signal(signal.SIGTERM)
+        assert run.codes(timeout=60) == [75], run.output()
+        run.wait_gone(10)
+        assert "Traceback" not in run.output()
+
+
+def test_torchrun_ends_by_itself_with_the_uninterrupted_weights(world, whole, tmp_path):
+    """One worker is killed mid-epoch; torchrun starts all again, and they find the run without a flag."""
+    with Processes(tmp_path / "log.txt", odd="slow:0.05") as run:
+        agent = run.torchrun(
+            ["--standalone", "--nproc_per_node", "2", "--max-restarts", "3"],
+            *flags(world, tmp_path, "--save-steps", "3"),
+        )
+        run.until((tmp_path / "exp" / "last.pt").exists)
+        os.kill(run.children(agent)[-1], signal.SIGKILL)
+        assert run.codes() == [0], run.output()
+        assert "resuming" in run.output()
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["exp"]
+    same_run(whole, tmp_path / "exp")
+
+
+def test_torchrun_stopped_by_a_signal(world, whole, tmp_path):
+    """A static rendezvous this time, whose store outlives a restart: first a kill, then SIGTERM to torchrun itself."""
+    with Processes(tmp_path / "log.txt", odd="slow:0.1") as run:
+        agent = run.torchrun(
+            ["--nproc_per_node", "2", "--master_port", "29633", "--max-restarts", "2"],
+            *flags(world, tmp_path, "--save-steps", "1"),
+        )
+        last = tmp_path / "exp" / "last.pt"
+        run.until(last.exists)
+        os.kill(run.children(agent)[0], signal.SIGKILL)
+        run.until(lambda: "resuming" in run.output())
+        written = last.stat().st_mtime_ns
+        run.until(lambda: last.stat().st_mtime_ns != written)
+        agent.send_signal(signal.SIGTERM)
+        run.codes(timeout=60)
+        run.wait_gone(10)
+        assert "stopped by a signal" in run.output()
+    resume(tmp_path)
+    same_run(whole, tmp_path / "exp")
+
+
+@pytest.mark.parametrize("kind", ["raise", "refuse", "kill"])
+def test_one_rank_brings_the_others_down(world, tmp_path, kind):
+    with Processes(tmp_path / "log.txt", odd=f"{kind}:1:5" if kind != "kill" else "slow:0.1") as run:
+        run.ranks(2, *flags(world, tmp_path))
+        if kind == "kill":
+            run.until(lambda: "SGD," in run.output())
+            time.sleep(1)
+            run.started[1].kill()
+        run.started[1].wait(120)
+        seconds = run.wait_gone(10)
+        codes = run.codes()
+        assert codes == {"raise": [2, 1], "refuse": [2, 2], "kill": [2, -9]}[kind], run.output()
+        text = run.output()
+    assert seconds < 10
+    assert len(re.findall(r"^error: built to refuse$", text, re.M)) == (kind == "refuse"), text
+    assert len(re.findall(r"^RuntimeError: built to fail$", text, re.M)) == (kind == "raise"), text
+    assert text.count("Traceback") == (kind == "raise"), text
+
+
+def test_a_stall_leaves_the_stacks_of_every_rank(world, tmp_path):
+    with Processes(tmp_path / "log.txt", odd="hang:1:5:8") as run:
+        run.ranks(2, *flags(world, tmp_path, "--stall-minutes", "0.05", "--epochs", "1"))
+        assert run.codes() == [0, 0], run.output()
+        text = run.output()
+    stacks = [(tmp_path / "exp" / f"stall_rank{rank}.txt").read_text() for rank in range(2)]
+    assert "odd_train.py" in stacks[1]  # where it sleeps
+    assert "all_reduce" in stacks[0] or "backward" in stacks[0]
+    for rank in range(2):
+        assert len(re.findall(rf"rank {rank}: no step for .* its stacks are in", text)) == 1, text
+
+
+def test_a_disk_that_fills_up_mid_epoch_is_one_line(world, tmp_path):
+    """A limit on the size of files stands in for the disk; all ranks end."""
+    with Processes(tmp_path / "log.txt") as run:
+        command = [sys.executable, "-c", LIMITED, *flags(world, tmp_path, "--save-steps", "2", "--spawn", "2")]
+        run.start(command)
+        assert run.codes() == [2], run.output()
+        run.wait_gone(10)
+        errors = [line for line in run.output().splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1, run.output()
+        assert "last.pt: could not be written" in errors[0]
+        assert "Traceback" not in run.output()
+    assert not (tmp_path / "exp" / "last.pt").exists()
+    assert not list((tmp_path / "exp").glob(".*.tmp"))
+
+
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+os.execv(sys.executable, [sys.executable, "train.py", *sys.argv[1:]])
+"""
