@@ -126,6 +126,7 @@ def prepare_process(ctx: DistributedContext, run: Run) -> None:
     import yaml
 
     from utils.logger import configure_logging, get_logger
+    from utils.whole_file import write_whole
 
     configure_logging(ctx.is_main, run.folder / "train.log" if ctx.is_main else None)
     if run.config.threads or (shares_of(ctx, run.config) and ctx.device.type == "cpu"):
@@ -141,7 +142,7 @@ def prepare_process(ctx: DistributedContext, run: Run) -> None:
         log.info("%s", line)
     if ctx.is_main:
         settings = {"config": to_dict(run.config), "hyp": to_dict(run.hyp)}
-        (run.folder / "settings.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+        write_whole(run.folder / "settings.yaml", yaml.safe_dump(settings, sort_keys=False))
         for name, values in settings.items():
             log.info("%s: %s", name, ", ".join(f"{k}={v}" for k, v in values.items()))
     log.info(

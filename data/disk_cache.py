@@ -94,7 +94,11 @@ def open_disk_cache(
 ) -> DiskCache:
     """The node's cache, filled first as far as it is not. See `data.image_cache.open_image_cache`."""
     folder = cache_folder(cache_dir)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"--cache disk: {folder}: cannot be made ({reason}); choose another --cache-dir") from None
     source_hw = reduced_sizes(index.image_hw, imgsz)
     path = folder / f"lockstep-{os.getuid()}-{index.fingerprint[:32]}-{imgsz}-v{_LAYOUT}{_SUFFIX}"
     if ctx is None or ctx.is_node_leader:

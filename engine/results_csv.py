@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
-import os
 from pathlib import Path
 
 from utils.errors import UserError
+from utils.whole_file import write_whole
 
 
 class ResultsCsv:
@@ -59,11 +58,7 @@ class ResultsCsv:
         writer = csv.DictWriter(text, self._columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(self._rows[epoch] for epoch in sorted(self._rows))
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         try:
-            temporary.write_text(text.getvalue(), encoding="utf-8")
-            os.replace(temporary, self.path)
+            write_whole(self.path, text.getvalue())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
             raise UserError(f"{self.path}: cannot be written ({error.strerror or error})") from None

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-import utils.checkpoint_file as checkpoint_file
+import utils.whole_file as whole_file
 from engine.checkpoint import Checkpointer, Progress, restore
 from engine.ema import ModelEma
 from engine.optim import build_optimizer
@@ -142,8 +142,8 @@ def test_full_disk_keeps_the_old_checkpoint(tmp_path, monkeypatch, room):
     state = parts()
     save(tmp_path, state)
     kept = (tmp_path / "last.pt").read_bytes()
-    monkeypatch.setattr(checkpoint_file, "open", _disk_with(room), raising=False)
-    with pytest.raises(UserError, match="checkpoints already there are intact"):
+    monkeypatch.setattr(whole_file, "open", _disk_with(room), raising=False)
+    with pytest.raises(UserError, match=r"the disk is full.*checkpoints already there are intact"):
         save(tmp_path, state)
     monkeypatch.undo()
     assert (tmp_path / "last.pt").read_bytes() == kept
@@ -153,7 +153,7 @@ def test_full_disk_keeps_the_old_checkpoint(tmp_path, monkeypatch, room):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_write_errors_of_the_system_surface_as_oserror(tmp_path, monkeypatch):
     full = Path("/dev/full")
-    monkeypatch.setattr(checkpoint_file, "open", lambda _, mode: full.open(mode, buffering=0), raising=False)
+    monkeypatch.setattr(whole_file, "open", lambda _, mode: full.open(mode, buffering=0), raising=False)
     with pytest.raises(OSError):  # noqa: PT011
         write_checkpoint({"x": torch.zeros(10_000)}, tmp_path / "a.pt")
 

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +24,7 @@ ROOT = Path(__file__).parents[1]
         (PeerFailure("rank 0 failed"), 2, ""),
         (KeyboardInterrupt(), 130, ""),
         (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 2, "error: runs/x: the disk is full;"),
+        (OSError(errno.EROFS, "Read-only file system", "a/b"), 2, "error: a/b: read-only file system; mend that"),
     ],
 )
 def test_ways_to_end(error, code, line, capsys, monkeypatch):
@@ -46,6 +48,25 @@ def test_bugs_are_not_hidden():
 
     with pytest.raises(OSError, match="hardware"):
         run_main(main)
+
+
+def test_a_thread_leaves_a_full_disk_to_the_main_one(capsys, monkeypatch):
+    """And only that: any other end of a thread is shown."""
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+
+    def write(error):
+        raise error
+
+    def main(argv):
+        for error in (OSError(errno.ENOSPC, "No space left on device"), ValueError("a bug")):
+            thread = threading.Thread(target=write, args=(error,))
+            thread.start()
+            thread.join()
+
+    run_main(main)
+    err = capsys.readouterr().err
+    assert "a bug" in err
+    assert "No space" not in err
 
 
 def test_a_reader_that_leaves_gets_no_traceback():

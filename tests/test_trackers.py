@@ -108,7 +108,7 @@ def test_foreign_or_unwritable_csv_is_a_user_error(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("engine.results_csv.os.replace", full)
+        patch.setattr("utils.whole_file.os.replace", full)
         with pytest.raises(UserError, match="No space left"):
             results.put(1, {"loss": 0.5})
     assert (tmp_path / "other.csv").read_text() == "epoch,loss\n0,1\n"  # the old file is whole, nothing beside it

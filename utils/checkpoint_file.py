@@ -2,51 +2,46 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from utils.errors import UserError
+from utils.whole_file import replacing
 
 FORMAT = "lockstep"
 VERSION = 1
 
 
 def write_checkpoint(content: dict[str, Any], path: str | Path) -> None:
-    """Writes beside ``path``, fsyncs, renames: a reader sees the old file or the new one, never a torn one.
-
-    Raises OSError (a full disk, say) with the old file untouched and the temporary one removed.
-    """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            torch.save({"format": FORMAT, "version": VERSION, **content}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, RuntimeError):  # torch's zip writer reports a failed write so
-            raise OSError(f"{path}: could not be written ({str(error).splitlines()[0]})") from error
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the rename itself durable where the file system can."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
+    """Replaces ``path`` whole, and durably. Raises OSError (a full disk, say) with the old file untouched."""
+    with replacing(path, durable=True) as file:
+        sink = _Sink(file)
         try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            torch.save({"format": FORMAT, "version": VERSION, **content}, sink)
+        except RuntimeError as error:
+            raise sink.error or error from None
+
+
+class _Sink:
+    """Passes writes on and keeps the system's error, of which torch's zip writer tells only that there was one."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 def is_checkpoint(path: str | Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -13,14 +14,20 @@ from utils.errors import PeerFailure, Stopped, UserError
 SPIN_COUNT = "20000"
 USER_ERROR, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 PEER_GRACE_S = 2.0
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# What the machine refuses, whatever the program does.
+_REFUSED = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
 def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> None:
-    """Runs ``main(argv)`` and exits: 2 with one ``error:`` line (user error, full disk), 2 without when another process
-    failed and has printed it, 130 after Ctrl-C, 75 after another signal that asked a training to stop (sysexits.h's
-    "try again": a batch system can requeue on it), 141 when the reader of the output has gone. Other exceptions are
-    bugs and propagate; returns if there is nothing to report."""
+    """Runs ``main(argv)``; returns if there is nothing to report, else exits.
+
+    2 with one ``error:`` line (user error, a disk that is full or read-only), 2 without when another process failed and
+    has printed it, 130 after Ctrl-C, 75 after another signal that asked a training to stop (sysexits.h's "try again": a
+    batch system can requeue on it), 141 when the reader of the output has gone. Other exceptions are bugs; they pass.
+    """
     _calm_openmp()
+    threading.excepthook = _thread_ended
     try:
         main(argv)
         sys.stdout.flush()
@@ -39,10 +46,18 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(PIPE_CLOSED)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in _REFUSED:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}the disk is full; free some space or choose another --project")
+        if error.errno in _FULL:
+            _fail(f"{where}the disk is full; free some space or choose another --project")
+        _fail(f"{where}{(error.strerror or str(error)).lower()}; mend that or choose another --project or --cache-dir")
+
+
+def _thread_ended(ended: threading.ExceptHookArgs) -> None:
+    """Leaves what the disk refused a thread (TensorBoard writes in one) to the main thread, which meets it too."""
+    if not (isinstance(ended.exc_value, OSError) and ended.exc_value.errno in _REFUSED):
+        threading.__excepthook__(ended)
 
 
 def _calm_openmp() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from utils.boxes import xyxy_to_xywh
 from utils.structures import DetectionTable, GroundTruth
+from utils.whole_file import replacing
 
 SCORE_DIGITS = 6
 BOX_DIGITS = 3  # thousandths of a pixel
@@ -24,8 +25,8 @@ def write_predictions(path: str | Path, table: DetectionTable, gt: GroundTruth) 
     boxes = np.round(xyxy_to_xywh(table.boxes_xyxy_px), BOX_DIGITS)
     scores = np.round(table.scores, SCORE_DIGITS)
     categories = np.asarray(gt.category_ids, dtype=np.int64)[table.classes]
-    with open(path, "w", encoding="utf-8") as file:
-        file.write("[")
+    with replacing(path) as file:
+        file.write(b"[")
         separator = "\n"
         for start in range(0, scores.size, _ROWS):
             part = slice(start, start + _ROWS)
@@ -34,6 +35,6 @@ def write_predictions(path: str | Path, table: DetectionTable, gt: GroundTruth) 
                 f'{{"image_id": {image_ids[i]}, "category_id": {c}, "bbox": {b}, "score": {s}}}'
                 for i, c, b, s in zip(*columns)
             ]
-            file.write(separator + ",\n".join(rows))
+            file.write((separator + ",\n".join(rows)).encode())
             separator = ",\n"
-        file.write("\n]\n")
+        file.write(b"\n]\n")

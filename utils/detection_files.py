@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import numpy as np
 from utils.boxes import scale_boxes, xyxy_to_cxcywh, xyxy_to_xywh
 from utils.drawing import write_image
 from utils.structures import DetectionTable
+from utils.whole_file import write_whole
 
 
 class UniqueStems:
@@ -90,15 +89,7 @@ class DetectionFiles:
         """Writes predictions.json, whole or not at all."""
         if not self._json:
             return
-        target = self.run_dir / "predictions.json"
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            temporary.write_text(json.dumps(self._records, ensure_ascii=False, indent=1), encoding="utf-8")
-            os.replace(temporary, target)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+        write_whole(self.run_dir / "predictions.json", json.dumps(self._records, ensure_ascii=False, indent=1))
 
     def _write_txt(self, label: str, image_hw: tuple[int, int], found: DetectionTable) -> None:
         folder = self.run_dir / "labels"
@@ -107,7 +98,7 @@ class DetectionFiles:
         columns = [found.classes[:, None], boxes] + ([found.scores[:, None]] if self._conf else [])
         rows = np.concatenate(columns, 1)
         form = "%d" + " %.6f" * (rows.shape[1] - 1) + "\n"
-        (folder / f"{label}.txt").write_text("".join(form % tuple(row) for row in rows.tolist()), encoding="ascii")
+        write_whole(folder / f"{label}.txt", "".join(form % tuple(row) for row in rows.tolist()))
 
     def _rows(self, source: str, label: str, frame: int | None, found: DetectionTable) -> list[dict[str, Any]]:
         boxes = np.round(xyxy_to_xywh(found.boxes_xyxy_px), 3).tolist()

@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 
 from utils.lettering import text_mask
+from utils.whole_file import write_whole
 
 GOLDEN_RATIO = 0.618034
 GAP_COLOUR = 255
@@ -117,4 +118,4 @@ def write_image(path: str | Path, image: np.ndarray) -> None:
     ok, encoded = cv2.imencode(Path(path).suffix, np.ascontiguousarray(image[..., ::-1]))
     if not ok:
         raise ValueError(f"{path}: cannot encode {image.shape} {image.dtype}")
-    Path(path).write_bytes(encoded.tobytes())
+    write_whole(path, encoded.tobytes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from utils.structures import EvalResult, GroundTruth
+from utils.whole_file import write_whole
 
 COLUMNS = ("class", "images", "instances", "P", "R", "F1", "AP50", "AP75", "AP")
 
@@ -86,11 +88,12 @@ def _number(value: float) -> str:
 
 def write_class_csv(path: str | Path, rows: Sequence[Row]) -> None:
     """All rows, unrounded; cells that are nan stay empty."""
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for row in rows:
-            writer.writerow([*row[:3], *("" if math.isnan(s) else repr(s) for s in row.scores)])
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(COLUMNS)
+    for row in rows:
+        writer.writerow([*row[:3], *("" if math.isnan(s) else repr(s) for s in row.scores)])
+    write_whole(path, text.getvalue())
 
 
 def write_results_json(path: str | Path, result: EvalResult, rows: Sequence[Row], settings: dict) -> None:
@@ -121,7 +124,7 @@ def write_results_json(path: str | Path, result: EvalResult, rows: Sequence[Row]
         "extras": {name: _plain(value) for name, value in result.extras.items()},
         "settings": settings,
     }  # fmt: skip
-    Path(path).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def _plain(value: float) -> float | None:

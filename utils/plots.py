@@ -14,6 +14,7 @@ from torch import Tensor
 from utils.boxes import cxcywh_to_xyxy
 from utils.drawing import class_colours, draw_boxes, tile_images, write_text
 from utils.structures import Detections, EvalResult
+from utils.whole_file import replacing
 
 MANY_CLASSES = 20  # above this many, curves carry no legend and matrices no numbers
 CAPTION_GROUND = np.array([40, 40, 40])
@@ -32,7 +33,8 @@ def _figure(width: float, height: float):
 def _save(figure, out: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph .* missing")  # class names in a script matplotlib lacks
-        figure.savefig(out, dpi=130)
+        with replacing(out) as file:
+            figure.savefig(file, format="png", dpi=130)
 
 
 def _read_columns(csv_path: Path) -> dict[str, np.ndarray]:
