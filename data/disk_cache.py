@@ -110,7 +110,7 @@ def open_disk_cache(
             assert leaders.handle is not None
             names = [f"node {n}" for n in range(leaders.group_size)]
             title = f"disk_cache/{leaders.handle.group_name}"
-            with Meeting(ctx, title, own=leaders.local_group_rank, names=names) as meeting:
+            with Meeting(ctx.store, title, own=leaders.local_group_rank, names=names) as meeting:
                 together = filling.together(meeting, leaders)
             if not together:
                 filling.alone()

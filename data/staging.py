@@ -59,7 +59,7 @@ def stage_dataset(
         else:
             names = [f"node {n}" for n in range(leaders.group_size)]
             title = f"stage/{leaders.handle.group_name}" if leaders.handle else ""
-            with Meeting(ctx, title, own=leaders.local_group_rank, names=names) as meeting:
+            with Meeting(ctx.store, title, own=leaders.local_group_rank, names=names) as meeting:
                 yaml = str(_Leader(meeting, leaders, ctx.is_main).stage(source, place, splits, chunk_bytes))
             if ctx.store is not None:
                 ctx.store.set(f"stage/{ctx.node_rank}/{splits}", yaml.encode("utf-8", "surrogateescape"))

@@ -164,3 +164,20 @@ def test_followers_notice_a_leader_that_is_killed(tmp_path):
     text = (tmp_path / "done").read_text()
     assert "died" in text
     assert float(text.rsplit(",", 1)[1].strip(" )")) < 10
+
+
+def _scan_for_long(ctx, seconds):
+    """The first process of all works for longer than a collective may take; then all meet in one."""
+    with torch_distributed_zero_first(ctx):
+        time.sleep(seconds if ctx.is_main else 0)
+    return broadcast_object(ctx, ctx.rank)
+
+
+def test_no_timeout_trips_while_a_leader_works():
+    assert run_ranks(4, _scan_for_long, 6, local_world=2, timeout_s=3) == [0, 0, 0, 0]
+
+
+@pytest.mark.slow
+def test_no_timeout_of_20_s_trips_in_a_minute_of_work():
+    assert run_ranks(4, _scan_for_long, 60, local_world=2, timeout_s=20) == [0, 0, 0, 0]
+    assert run_ranks(3, _scan_for_long, 60, timeout_s=20) == [0, 0, 0]

@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,14 +24,13 @@ from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
 from utils.errors import PeerFailure, Stopped, UserError
-from utils.liveness import LOST_AFTER_S, has_died, process_identity, signs_of_life
+from utils.liveness import process_identity
+from utils.meeting import Meeting
 from utils.stop_signals import INTERRUPTED, REQUEUE, stop_signals
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-LINGER_S = 5.0
 STOP_S, FAILED_S = 60.0, 4.0  # how long `spawn` waits for the other processes after one has stopped as asked, or failed
 _BROKEN = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
-LOST_KEY = "lost"  # in the run's store: which process is known to have died
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,6 @@ class DistributedContext:
     devices: tuple[torch.device, ...]  # more than one only for DataParallel in a single process
     store: dist.Store | None = field(default=None, repr=False, compare=False)
     launcher: str = ""  # names the torchrun process that started this one, on any machine; "" without torchrun
-    restarts: int = 0  # how often torchrun has started this process anew after a failure
     _turns: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property
@@ -107,7 +104,7 @@ class DistributedContext:
         store = _join(backend, rank, world_size, timeout_s)
         return DistributedContext(
             rank, local_rank, world_size, local_world_size, node_rank, own, backend, (own,), store,
-            launcher=_launcher(), restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
+            launcher=_launcher(),
         )  # fmt: skip
 
     def close(self) -> None:
@@ -121,7 +118,7 @@ def _join(backend: str, rank: int, world_size: int, timeout_s: float) -> dist.St
     try:
         store, rank, world_size = next(iter(rendezvous("env://", rank, world_size, timeout=timeout)))
         store.set_timeout(timeout)
-        store = dist.PrefixStore("lockstep", store)
+        store = dist.PrefixStore(f"lockstep/{_generation(store)}", store)
         dist.init_process_group(
             backend, store=dist.PrefixStore("group", store), rank=rank, world_size=world_size, timeout=timeout
         )
@@ -131,6 +128,18 @@ def _join(backend: str, rank: int, world_size: int, timeout_s: float) -> dist.St
         hint = "is the port taken? choose another with --master-port" if "EADDRINUSE" in reason else "is it reachable?"
         raise UserError(f"cannot form the process group at {where}: {reason}; {hint}") from None
     return store
+
+
+def _generation(store: dist.Store) -> int:
+    """How often this process's torchrun has restarted its processes on this store.
+
+    A static rendezvous keeps its store, with all that former processes left in it; others come with a new one each time
+    (and with torchrun processes that count different numbers of restarts).
+    """
+    launcher, restarts = _launcher(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if not launcher:
+        return 0
+    return int(restarts) - int(store.compare_set(f"lockstep/first/{launcher}", "", restarts))
 
 
 def _launcher() -> str:
@@ -188,69 +197,25 @@ def _device_of_local_rank(device: str, local_rank: int, local_world_size: int) -
 
 @contextmanager
 def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
-    """The first process of each node runs the block, then the others do, reading what it left.
+    """The first process of each node runs the block, then the others do, reading what it left; all leave it together.
 
-    They wait on the store and not in a collective, so no group timeout trips however long the leader takes. It
-    publishes its process id and a heartbeat. If it raises, the others raise `PeerFailure`; if it dies or falls silent,
-    UserError.
+    Every process of the run must come here. They wait on the store and not in a collective (`utils.meeting`), also for
+    the other nodes, so no group timeout trips however long a leader takes. If one raises, the others raise
+    `PeerFailure`; if one dies or falls silent, UserError.
     """
-    if not ctx.is_distributed or ctx.local_world_size == 1:
+    if not ctx.is_distributed:
         yield
         return
-    assert ctx.store is not None
-    turn = dist.PrefixStore(f"zero_first/{ctx.node_rank}/{next(ctx._turns)}", ctx.store)
-    if not ctx.is_node_leader:
-        _await_leader(turn, ctx)
+    leader = ctx.rank - ctx.local_rank
+    names = [f"process {rank}" for rank in range(ctx.world_size)]
+    names[leader] = f"the first process of node {ctx.node_rank}"
+    with Meeting(ctx.store, f"zero_first/{next(ctx._turns)}", own=ctx.rank, names=names) as meeting:
+        if not ctx.is_node_leader:
+            meeting.hear(f"node {ctx.node_rank} is ready", leader)
         yield
-        return
-    outcome = "stopped"
-    try:
-        with signs_of_life(turn, "leader"):
-            yield
-        outcome = "ok"
-    except BaseException as error:
-        outcome = f"{error}" if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        raise
-    finally:
-        turn.set("outcome", outcome)
-        if outcome != "ok":
-            _linger(turn, ctx.local_world_size - 1)
-
-
-def _linger(turn: dist.Store, followers: int) -> None:
-    """Keeps a failing leader, which may host the store, until the others have read why."""
-    deadline = time.monotonic() + LINGER_S
-    while turn.add("heard", 0) < followers and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-
-def _await_leader(turn: dist.Store, ctx: DistributedContext) -> None:
-    last_beat, seen_at = b"", time.monotonic()
-    name = f"the first process of node {ctx.node_rank}"
-    assert ctx.store is not None
-    while True:
-        try:
-            if turn.check(["outcome"]):
-                outcome = turn.get("outcome").decode()
-                turn.add("heard", 1)
-                if outcome != "ok":
-                    raise PeerFailure(f"{name} failed: {outcome}")
-                return
-            if turn.check(["leader/beat"]):
-                beat = turn.get("leader/beat")
-                if beat != last_beat:
-                    last_beat, seen_at = beat, time.monotonic()
-            if turn.check(["leader/process"]):
-                process = turn.get("leader/process").decode()
-                if has_died(process) and not turn.check(["outcome"]):
-                    text = f"{name} (process {process.split()[0]}) died while the others waited for it; enough memory?"
-                    ctx.store.set(LOST_KEY, text)  # for the other nodes
-                    raise UserError(text)
-        except dist.DistError as error:
-            raise UserError(f"lost contact while waiting for {name}: {str(error).splitlines()[0]}") from None
-        if time.monotonic() - seen_at > LOST_AFTER_S and last_beat:
-            raise UserError(f"{name} has given no sign for {LOST_AFTER_S:.0f} s")
-        time.sleep(0.05)
+        if ctx.is_node_leader:
+            meeting.tell(f"node {ctx.node_rank} is ready")
+        meeting.arrive()
 
 
 @contextmanager

@@ -82,11 +82,11 @@ def fetch_weights(
         UserError: no such file or name; off-line, unreachable, or not the file that was expected.
     """
     path = Path(name_or_path).expanduser()
-    if path.is_file():
-        return path
-    entry = _entry_for(name_or_path, catalogue)
-    target = _target(name_or_path, entry, cache_dir or cache_folder() / "weights")
     with torch_distributed_zero_first(ctx):
+        if path.is_file():
+            return path
+        entry = _entry_for(name_or_path, catalogue)
+        target = _target(name_or_path, entry, cache_dir or cache_folder() / "weights")
         if not target.is_file():
             if not ctx.is_node_leader:
                 raise UserError(f"{target}: fetched by another process, but not to be seen from this one")

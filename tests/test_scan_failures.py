@@ -1,0 +1,81 @@
+"""train.py under torchrun whose first process fails, or is killed, while it scans and the other waits for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny import write_dataset, write_model
+
+ROOT = Path(__file__).parents[1]
+
+
+def start(tmp_path: Path, data: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "train.py"]
+    command += ["--data", str(data), "--model", str(write_model(tmp_path / "tiny.yaml")), "--project", str(tmp_path)]
+    command += ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--epochs", "1", "--noplots"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    environment |= {"OMP_NUM_THREADS": "1", "STARTED_BY_TEST": str(tmp_path)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+
+
+def processes_of(tmp_path: Path) -> dict[int, bytes]:
+    """Environments of the living processes that ``start`` has started, by process id."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = b"\0" + (folder / "environ").read_bytes()
+        except OSError:
+            continue
+        if f"\0STARTED_BY_TEST={tmp_path}\0".encode() in environment:
+            found[int(folder.name)] = environment
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
+def test_a_leader_killed_in_the_scan_ends_the_run(tmp_path):
+    data = write_dataset(tmp_path / "set")
+    stuck = data.parent / "labels" / "train" / "000.txt"
+    stuck.unlink()
+    os.mkfifo(stuck)  # the scan reads it for ever
+    run = start(tmp_path, data)
+    reader = -1
+    deadline = time.monotonic() + 120
+    while reader < 0 and time.monotonic() < deadline and run.poll() is None:
+        time.sleep(0.1)
+        try:
+            reader = os.open(stuck, os.O_WRONLY | os.O_NONBLOCK)  # opens once somebody reads
+        except OSError:
+            continue
+    first = [pid for pid, environment in processes_of(tmp_path).items() if b"\0RANK=0\0" in environment]
+    for pid in first:
+        os.kill(pid, signal.SIGKILL)
+    killed_at = time.monotonic()
+    try:
+        output, _ = run.communicate(timeout=30)
+        assert time.monotonic() - killed_at < 10
+    finally:
+        for pid in processes_of(tmp_path):
+            os.kill(pid, signal.SIGKILL)
+    os.close(reader)
+    assert run.returncode != 0
+    assert "died while the others waited for it" in output or "SIGKILL" in output
+    assert "Traceback" not in output.split("torch/distributed")[0]
+    assert not processes_of(tmp_path)
+
+
+def test_a_leader_that_fails_in_the_scan_says_why_once(tmp_path):
+    data = write_dataset(tmp_path / "set")
+    for image in (data.parent / "images" / "train").iterdir():
+        image.write_bytes(b"no image")
+    run = start(tmp_path, data)
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode != 0
+    assert output.count("error: 'train': 10 of 10 images can't be used") == 1, output
+    assert not processes_of(tmp_path)
