@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -18,7 +20,7 @@ import torch.distributed as dist
 import yaml
 from open_counter import OpenCounter
 from ranks import run_ranks
-from tiny import write_dataset
+from tiny import write_dataset, write_model
 
 from data import stage_copy
 from data.dataset_yaml import load_dataset_spec
@@ -296,3 +298,25 @@ def test_shares_are_disjoint_and_even():
     assert set(range(500)) <= set(shares[1])  # from its own disk
     assert [len(s) for s in assign(sizes, np.ones((4, 1000), bool))] == [0, 0, 0, 0]
     assert [len(s) for s in assign(np.zeros(0, np.int64), np.zeros((2, 0), bool))] == [0, 0]
+
+
+def _run_script(cwd: Path, *words: str) -> str:
+    root = Path(__file__).parents[1]
+    environment = dict(os.environ) | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    command = [sys.executable, str(root / words[0]), *words[1:]]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_train_and_val_work_on_the_copy(tmp_path):
+    """Also with decoded images on disk; val.py finds the data of the checkpoint, not the copy."""
+    source = write_dataset(tmp_path / "set", train=4, val=2)
+    model = write_model(tmp_path / "tiny.yaml")
+    own = ["--device", "cpu", "--workers", "0", "--noplots", "--project", str(tmp_path / "runs"), "--stage"]
+    small = ["--imgsz", "64", "--batch-size", "2", "--epochs", "1", "--cache", "disk"]
+    with OpenCounter(source.parent) as counter:
+        _run_script(tmp_path, "train.py", "--data", "set/data.yaml", "--model", str(model), *small, *own, "disk")
+        assert counter.counts() == every_file_once(source.parent)
+    said = _run_script(tmp_path, "val.py", "--weights", "runs/exp/last.pt", *own, "disk", "--name", "val")
+    assert "--stage: 4 files are complete" in said

@@ -1,0 +1,126 @@
+"""Two machines in one: trains over two network namespaces joined by a veth pair, two ranks in each, as a user would on
+two machines, and checks what came of it.
+
+    python -m benchmarks.two_nodes [--images N]        # as root, with iproute2
+
+The namespaces share no network but the pair, so everything goes through torchrun's c10d rendezvous and gloo over it.
+The shared file system is a folder, whose opens are counted; each node's disk is another one. Checked: the run ends,
+each file of the data set was opened once in all, each node has the whole set, the second start opens the YAML alone,
+and the weights are the bits of one process on the original data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from tests.open_counter import OpenCounter
+from tests.tiny import write_dataset, write_model
+from utils.checkpoint_file import read_checkpoint
+
+ROOT = Path(__file__).parents[1]
+ADDRESSES = ("10.213.77.1", "10.213.77.2")
+PORT = 29577
+COMMON = ["--imgsz", "64", "--batch-size", "8", "--epochs", "2", "--workers", "1", "--device", "cpu", "--amp", "off"]
+COMMON += ["--virtual-ranks", "4", "--deterministic", "--noplots", "--optimizer", "SGD"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--images", type=int, default=48, help="training images")
+    images = parser.parse_args().images
+    with tempfile.TemporaryDirectory(prefix="two_nodes_") as folder:
+        check(Path(folder), images)
+
+
+def check(folder: Path, images: int) -> None:
+    """Runs all in ``folder``; AssertionError says what is wrong."""
+    data = write_dataset(folder / "shared" / "set", train=images, val=images // 4)
+    flags = ["train.py", "--data", str(data), "--model", str(write_model(folder / "tiny.yaml")), *COMMON]
+    flags += ["--project", str(folder / "runs")]
+    whole = {str(p.relative_to(data.parent)): p.read_bytes() for p in data.parent.rglob("*") if p.is_file()}
+    with namespaces() as nodes:
+        for start, expected in (("first", Counter(whole)), ("second", Counter({"data.yaml": 1}))):
+            expected = Counter(dict.fromkeys(expected, 1))
+            with OpenCounter(data.parent) as counter:
+                began = time.monotonic()
+                run_on(nodes, folder, [*flags, "--name", start])
+                opened = counter.counts()
+            assert opened == expected, (opened - expected, expected - opened)
+            print(f"{start} start: {sum(opened.values())} files opened, {time.monotonic() - began:.1f} s")
+    for node in range(2):
+        (copy,) = (folder / f"disk{node}").glob("data-*")
+        staged = {str(p.relative_to(copy / "tree")): p.read_bytes() for p in (copy / "tree").rglob("*") if p.is_file()}
+        assert staged == {name: content for name, content in whole.items() if name != "data.yaml"}, f"node {node}"
+        print(f"node {node}: {len(staged)} files")
+    environment = clean_environment() | {"XDG_CACHE_HOME": str(folder / "cache")}
+    subprocess.run([sys.executable, *flags, "--name", "alone"], cwd=ROOT, env=environment, check=True, timeout=600)
+    two, one = (read_checkpoint(folder / "runs" / name / "last.pt") for name in ("first", "alone"))
+    for part in ("model", "ema"):
+        assert all(torch.equal(two[part][key], one[part][key]) for key in one[part]), part
+    print("the weights of two nodes are those of one process")
+
+
+def clean_environment() -> dict[str, str]:
+    launched = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return {k: v for k, v in os.environ.items() if k not in launched} | {"OMP_NUM_THREADS": "1"}
+
+
+def ip(*words: str, check: bool = True) -> None:
+    subprocess.run(["ip", *words], check=check, stderr=None if check else subprocess.DEVNULL)
+
+
+@contextmanager
+def namespaces() -> Iterator[list[str]]:
+    """Two namespaces with an address each, joined by a veth pair; gone at the end, whatever happens."""
+    nodes = [f"lockstep{os.getpid()}-{n}" for n in range(2)]
+    links = [f"ls{os.getpid()}n{n}" for n in range(2)]
+    try:
+        for node in nodes:
+            ip("netns", "add", node)
+        ip("link", "add", links[0], "netns", nodes[0], "type", "veth", "peer", "name", links[1], "netns", nodes[1])
+        for node, link, address in zip(nodes, links, ADDRESSES):
+            ip("-n", node, "link", "set", link, "name", "eth0")
+            ip("-n", node, "address", "add", f"{address}/24", "dev", "eth0")
+            ip("-n", node, "link", "set", "eth0", "up")
+            ip("-n", node, "link", "set", "lo", "up")
+        yield nodes
+    finally:
+        for node in nodes:
+            ip("netns", "delete", node, check=False)
+
+
+def run_on(nodes: list[str], folder: Path, flags: list[str]) -> None:
+    """One torchrun of two processes a node; a node's disk and caches are its own."""
+    runs = []
+    for number, (node, address) in enumerate(zip(nodes, ADDRESSES)):
+        launcher = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-id", flags[-1], "--rdzv-backend", "c10d"]
+        launcher += ["--rdzv-endpoint", f"{ADDRESSES[0]}:{PORT}", "--local-addr", address]
+        launcher += ["--rdzv-conf", f"is_host={number == 0}"]  # the address is not that of the machine's name here
+        command = ["ip", "netns", "exec", node, sys.executable, "-m", "torch.distributed.run", *launcher, *flags]
+        command += ["--stage", str(folder / f"disk{number}")]
+        environment = clean_environment()
+        environment |= {"GLOO_SOCKET_IFNAME": "eth0", "XDG_CACHE_HOME": str(folder / f"cache{number}")}
+        runs.append(subprocess.Popen(command, cwd=ROOT, env=environment))
+    try:
+        codes = [run.wait(timeout=600) for run in runs]
+        assert codes == [0, 0], codes
+    finally:
+        for run in runs:
+            if run.poll() is None:
+                run.terminate()
+                run.wait(timeout=60)
+
+
+if __name__ == "__main__":
+    main()
