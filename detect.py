@@ -40,7 +40,8 @@ def detect(config: DetectConfig) -> Path:
     _check_flags(config)
     from data.sources import open_source
     from models.pretrained import load_detector
-    from utils.distributed import parse_devices
+    from utils.distributed import DistributedContext, parse_devices
+    from utils.downloads import fetch_weights
     from utils.logger import configure_logging, get_logger
     from utils.run_dir import increment_path
 
@@ -48,7 +49,8 @@ def detect(config: DetectConfig) -> Path:
     devices = parse_devices(config.device)
     if len(devices) > 1:
         raise UserError(f"--device {config.device}: detection runs on one device; name one")
-    model, info = load_detector(config.weights)
+    ctx = DistributedContext.single(devices[0])
+    model, info = load_detector(fetch_weights(config.weights, ctx=ctx, offline=config.offline))
     predictor = Predictor(model, config, config.imgsz or info["imgsz"], devices[0])
     frames = open_source(config.source, vid_stride=config.vid_stride, max_frames=config.max_frames)
     if config.view_img:

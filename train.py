@@ -99,12 +99,9 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: set[str]) -> R
 
 def reopen_run(ctx: DistributedContext, config: TrainConfig, given: set[str], hyp: Hyperparameters, path: Path) -> Run:
     """The run that wrote checkpoint ``path``, with what the command line changes."""
-    from engine.resume import circumstances_changed, resumed_config, resumed_hyperparameters
-    from utils.checkpoint_file import read_checkpoint
+    from engine.resume import circumstances_changed, read_run, resumed_config, resumed_hyperparameters
 
-    content = read_checkpoint(path)
-    if "config" not in content:
-        raise UserError(f"{path}: holds no run to go on with; start a new one with --weights {path}")
+    content = read_run(path)
     config, lines = resumed_config(content["config"], config, given, path)
     hyp = resumed_hyperparameters(content["hyp"], hyp, given, path)
     done, batch = content["progress"]["epoch"], content["progress"].get("batch", 0)
@@ -189,13 +186,17 @@ def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> Detecto
     """The detector on its device, with starting weights and frozen layers; resumed weights come later."""
     import torch
 
+    from data.index import class_names
+    from engine.resume import check_classes
     from models.detector import build_detector
     from models.pretrained import transfer_weights
     from utils.downloads import fetch_weights
     from utils.logger import get_logger
 
     config, log = run.config, get_logger()
-    names = ("object",) if config.single_cls else spec.names
+    names = class_names(spec, config.single_cls)
+    if run.content:
+        check_classes(run.path, run.content["names"], names, spec.source)
     source = run.content["model_spec"] if run.content else config.model
     model = build_detector(source, len(names), names=names, seed=config.seed)
     if config.imgsz % model.stride:
@@ -220,11 +221,13 @@ def freeze(model: Detector, layers: list[int]) -> None:
     from models.freezing import freeze_layers
     from utils.logger import get_logger
 
+    if any(not 0 <= layer <= len(model.model) - (len(layers) > 1) for layer in layers):
+        raise UserError(f"--freeze {' '.join(map(str, layers))}: the model has layers 0 to {len(model.model) - 1}")
     frozen = set(range(layers[0])) if len(layers) == 1 else set(layers)
     if not frozen:
         return
-    if max(frozen) >= len(model.model) or min(frozen) < 0:
-        raise UserError(f"--freeze {' '.join(map(str, layers))}: the model has layers 0 to {len(model.model) - 1}")
+    if len(frozen) == len(model.model):
+        raise UserError(f"--freeze {' '.join(map(str, layers))}: would leave nothing to train")
     freeze_layers(model, frozen)
     get_logger().info("frozen: layers %s", ", ".join(map(str, sorted(frozen))))
 

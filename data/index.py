@@ -147,7 +147,7 @@ def load_index(
     fingerprint = _fingerprint(spec, split, listing, single_cls)
     folder = cache_folder(cache_dir)
     path = folder / f"{split}-{fingerprint}.index"
-    names = _class_names(spec, single_cls)
+    names = class_names(spec, single_cls)
     index = _open_cached(path, names, spec.root, fingerprint)
     cached = index is not None
     if index is None:
@@ -171,7 +171,8 @@ def _check_share(report: ScanReport, split: str, max_bad: float, details: str) -
     )
 
 
-def _class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
+def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
+    """The names that a model of this data set has. A single class keeps its own."""
     return (SINGLE_CLASS_NAME,) if single_cls and len(spec.names) > 1 else spec.names
 
 

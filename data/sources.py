@@ -51,6 +51,8 @@ def open_source(source: str, *, vid_stride: int = 1, max_frames: int = 0) -> Ite
         UserError: at the call for what is missing or of no known kind; at iteration for what cannot be decoded.
     """
     source = str(source)
+    if not source.strip():
+        raise UserError("--source: is empty; name an image, folder, glob, video, list, webcam or URL")
     if source.isdigit() or urllib.parse.urlsplit(source).scheme.lower() in STREAM_SCHEMES:
         return _stream_frames(source, _open_stream(source), vid_stride, max_frames)
     return _file_frames(_list_files(source), source, vid_stride, max_frames)

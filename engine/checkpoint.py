@@ -193,9 +193,7 @@ def restore(
     scaler: torch.amp.GradScaler,
     path: str | Path,
 ) -> Progress:
-    """Puts a full checkpoint's state (`read_checkpoint`) into the parts of a run and returns where it stood."""
-    if "optimizer" not in content:
-        raise UserError(f"{path}: holds weights only (a best.pt?); resume from last.pt, or start with --weights {path}")
+    """Puts a full checkpoint's state (`engine.resume.read_run`) into the parts of a run and returns where it stood."""
     try:
         unwrap(model).load_state_dict(content["model"])
         ema.load_state_dict(content["ema"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint import Progress
+from utils.checkpoint_file import read_checkpoint
 from utils.config import Hyperparameters, TrainConfig, from_mapping
 from utils.errors import UserError
 
@@ -16,7 +17,9 @@ LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun proces
 # These describe the process that resumes, not the run.
 _OF_THE_PROCESS = ("resume", "local_rank", "spawn")
 # Other values would be another run: its weights could not be put into the model, or its order would be undefined.
-_FIXED = ("model", "weights", "single_cls")
+_FIXED = ("model", "weights", "single_cls", "name")
+_WEIGHTS = ("model", "ema", "optimizer", "scaler")
+_SETTINGS = ("model_spec", "names", "hyp", "data", "progress")
 
 
 def newest_checkpoint(project: str | Path) -> Path:
@@ -25,6 +28,31 @@ def newest_checkpoint(project: str | Path) -> Path:
     if not found:
         raise UserError(f"--resume: no last.pt under {project}; name one: --resume PATH/last.pt")
     return found[-1]
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint that a run can go on from. Raises UserError for any other file."""
+    content = read_checkpoint(path)
+    if "config" not in content:
+        raise UserError(f"{path}: holds no run to go on with; start a new one with --weights {path}")
+    if any(key not in content for key in _WEIGHTS):
+        raise UserError(f"{path}: holds weights only (a best.pt?); resume from last.pt, or start with --weights {path}")
+    missing = [key for key in _SETTINGS if key not in content]
+    if missing:
+        raise UserError(f"{path}: damaged checkpoint (no {', '.join(missing)})")
+    return content
+
+
+def check_classes(path: Path, names: Sequence[str], now: Sequence[str], source: str) -> None:
+    """Raises UserError when the data set's classes are not those that the run was begun with, in their order."""
+    if list(names) == list(now):
+        return
+    if len(names) != len(now):
+        what = f"the run has {len(names)} classes, {source} has {len(now)}"
+    else:
+        number = next(i for i, (a, b) in enumerate(zip(names, now)) if a != b)
+        what = f"class {number} of the run is '{names[number]}', that of {source} is '{now[number]}'"
+    raise UserError(f"{path}: {what}; for other classes start a new run with --weights {path}")
 
 
 def resumed_config(

@@ -45,7 +45,7 @@ class Trainer:
         signals: entered; what asks this rank to stop.
         watchdog: of this rank, not entered.
         val_every: validate after every so many epochs and after the last; 0: after the last only.
-        patience: epochs without a better fitness that end the run; 0: never.
+        patience: epochs without a better fitness that end the run, at its next validation; 0: never.
         image_weights: after each validation, draw images of weak classes more often.
         seconds: that the run has taken before.
     """
@@ -115,8 +115,9 @@ class Trainer:
         progress = self.progress
         if progress.epoch >= self.epochs:
             return True
-        stale = progress.epoch - max(progress.best_epoch, 0)
-        if self.patience and stale >= self.patience and progress.batch == 0:
+        stale = progress.epoch - progress.best_epoch
+        judged = progress.batch == 0 and progress.best_epoch >= 0 and self._validates_after(progress.epoch)
+        if self.patience and judged and stale >= self.patience:
             log.info("no better AP in %d epochs (best: epoch %d): stopped early", stale, progress.best_epoch)
             return True
         return False
@@ -218,7 +219,8 @@ class Trainer:
             return
         self.progress.bad_steps += 1
         if not values.share_finite:
-            with open(self.run_dir / f"nonfinite_rank{self.ctx.rank}.txt", "a", encoding="utf-8") as file:
+            listed = self.run_dir / f"nonfinite_rank{self.ctx.rank}.txt"
+            with open(listed, "a", encoding="utf-8", errors="surrogateescape") as file:
                 file.write(f"epoch {self.progress.epoch}: " + " ".join(values.paths) + "\n")
             log.warning("non-finite loss, step skipped; its files: %s", " ".join(values.paths))
         elif self.ctx.is_main:
@@ -241,10 +243,12 @@ class Trainer:
         self.progress.begin_epoch()
         self._finish_epoch(losses, result)
 
+    def _validates_after(self, epochs_done: int) -> bool:
+        return epochs_done == self.epochs or (self.val_every > 0 and epochs_done % self.val_every == 0)
+
     def _validate(self) -> EvalResult | None:
         """On every rank; the result is on rank 0 only. None too when it is not due."""
-        done = self.progress.epoch + 1
-        if done != self.epochs and not (self.val_every > 0 and done % self.val_every == 0):
+        if not self._validates_after(self.progress.epoch + 1):
             return None
         broke_off = False
 

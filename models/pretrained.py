@@ -99,7 +99,7 @@ def read_weights(path: str | Path) -> StoredWeights:
 
 def _read_own(path: Path) -> StoredWeights:
     content = read_checkpoint(path)
-    missing = [key for key in ("model_spec", "names") if not content.get(key)]
+    missing = [key for key in ("model_spec", "names", "imgsz") if not content.get(key)]
     if not (content.get("ema") or content.get("model")):  # best.pt holds the averaged weights alone
         missing.append("weights")
     if missing:

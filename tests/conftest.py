@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from utils.logger import get_logger
 
 SHARED = Path(__file__).parents[2] / "shared"
 
@@ -22,3 +25,13 @@ def _one_thread_and_own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     """Every test caches in a folder of its own, and runs its kernels on one thread so that parallel runs stay fair."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _restored_logger() -> Iterator[None]:
+    logger = get_logger()
+    handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
+    yield
+    for handler in logger.handlers:
+        handler.close()
+    logger.handlers[:], logger.level, logger.propagate = handlers, level, propagate

@@ -17,6 +17,7 @@ import utils.whole_file as whole_file
 from engine.checkpoint import Checkpointer, Progress, restore
 from engine.ema import ModelEma
 from engine.optim import build_optimizer
+from engine.resume import read_run
 from utils.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.distributed import DistributedContext
 from utils.errors import UserError
@@ -72,8 +73,8 @@ def test_best_holds_weights_only(tmp_path):
     save(tmp_path, parts())
     content = read_checkpoint(tmp_path / "best.pt")
     assert "optimizer" not in content
-    with pytest.raises(UserError, match="holds weights only"):
-        restore(content, ctx=SINGLE, **parts(), path="best.pt")
+    with pytest.raises(UserError, match=r"best\.pt: holds weights only"):
+        read_run(tmp_path / "best.pt")
 
 
 def test_saved_tensors_do_not_follow_training(tmp_path):

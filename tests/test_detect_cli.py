@@ -17,7 +17,6 @@ from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.checkpoint_file import write_checkpoint
 from utils.detection_files import DetectionFiles, UniqueStems
 from utils.errors import UserError
-from utils.logger import get_logger
 from utils.media_writer import MediaWriter
 from utils.structures import DetectionTable
 
@@ -30,14 +29,6 @@ TINY = {
                  [-1, 1, "Conv", [16, 3, 2]], [-1, 1, "Conv", [16, 3, 2]]],
     "head": [[[2, 3, 4], 1, "Detect", ["nc"]]],
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def restored_logger():
-    logger = get_logger()
-    before = logger.handlers[:], logger.level, logger.propagate
-    yield
-    logger.handlers[:], logger.level, logger.propagate = before
 
 
 @pytest.fixture(scope="module")

@@ -9,16 +9,6 @@ from utils import logger as logger_module
 from utils.logger import configure_logging, get_logger, progress
 
 
-@pytest.fixture(autouse=True)
-def restored_logger():
-    logger = get_logger()
-    before = logger.handlers[:], logger.level, logger.propagate
-    yield
-    for handler in logger.handlers:
-        handler.close()
-    logger.handlers[:], logger.level, logger.propagate = before[0], before[1], before[2]
-
-
 def test_importing_adds_no_handler():
     code = (
         "import logging, utils.logger; assert not logging.getLogger().handlers + logging.getLogger('lockstep').handlers"

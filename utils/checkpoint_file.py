@@ -14,6 +14,12 @@ from utils.whole_file import replacing
 
 FORMAT = "lockstep"
 VERSION = 1
+_KINDS = {
+    **dict.fromkeys(("version", "imgsz"), int),
+    **dict.fromkeys(("model_spec", "model", "ema", "optimizer", "scaler", "progress", "run"), dict),
+    **dict.fromkeys(("config", "hyp", "data", "metrics"), dict),
+    "names": list,
+}
 
 
 def write_checkpoint(content: dict[str, Any], path: str | Path) -> None:
@@ -68,6 +74,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path}: damaged checkpoint ({str(error).splitlines()[0]})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path}: not a checkpoint of this program")
-    if content["version"] > VERSION:
+    for key, kind in _KINDS.items():
+        if not isinstance(content.get(key, kind()), kind) and (key, content[key]) != ("ema", None):
+            raise UserError(f"{path}: damaged checkpoint ('{key}' is no {kind.__name__})")
+    if content.get("version", 0) > VERSION:
         raise UserError(f"{path}: written by a newer version (format {content['version']}); update this program")
     return content

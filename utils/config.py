@@ -10,6 +10,8 @@ import argparse
 import contextlib
 import dataclasses
 import difflib
+import math
+import sys
 import types
 import typing
 from dataclasses import MISSING, dataclass
@@ -168,7 +170,7 @@ class ValConfig:
 class DetectConfig:
     """The flags of detect.py."""
 
-    weights: str = setting(help="checkpoint")
+    weights: str = setting(help="checkpoint, or a public name such as yolov8n")
     source: str = setting(help="image, folder, glob, video, .txt list, stream URL, or a webcam number")
     imgsz: int = setting(0, low=0, aliases=("--img", "--img-size"), help="longer side, pixels; 0: the checkpoint's")
     conf_thres: float = setting(0.25, low=0, high=1, aliases=("--conf",), help="confidence threshold")
@@ -183,6 +185,7 @@ class DetectConfig:
     save_json: bool = setting(False, help="write predictions.json")
     save_crop: bool = setting(False, help="write the crop of each detection")
     nosave: bool = setting(False, help="write no annotated media")
+    offline: bool = setting(False, help="never download weights")
     view_img: bool = setting(False, help="show results in a window")
     line_thickness: int = setting(0, low=0, help="box line width, pixels; 0: by image size")
     hide_labels: bool = setting(False, help="draw boxes without labels")
@@ -237,6 +240,8 @@ def _check(value: Any, field: dataclasses.Field, owner: type, where: str) -> Any
             value = float(value)
     if not isinstance(value, origin) or (origin in (int, float) and isinstance(value, bool)):
         raise UserError(f"{where}: wants {getattr(origin, '__name__', origin)}, got {value!r}")
+    if origin is float and math.isinf(value):
+        raise UserError(f"{where}: wants a finite number, got {value!r}")
     meta = field.metadata
     if meta["choices"] and value not in meta["choices"]:
         raise UserError(f"{where}: wants one of {', '.join(meta['choices'])}, got {value!r}")
@@ -278,13 +283,24 @@ def hyperparameters_from(path: str, overrides: typing.Sequence[str] = ()) -> Hyp
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with one-line errors and exit code 2, and suggestions for misspelt flags."""
+    """argparse with one-line errors and exit code 2, suggestions for misspelt flags, and ``_`` as good as ``-`` in
+    them."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        return super().parse_known_args([_dashed(a) for a in (sys.argv[1:] if args is None else args)], namespace)
 
     def error(self, message: str) -> typing.NoReturn:
         if message.startswith("unrecognized arguments: "):
             flag = message.split(": ", 1)[1].split()[0].split("=")[0]
             message += suggestion(flag, self._option_string_actions)
         self.exit(2, f"error: {message}\n")
+
+
+def _dashed(argument: str) -> str:
+    if not argument.startswith("--"):
+        return argument
+    flag, separator, value = argument.partition("=")
+    return flag.replace("_", "-") + separator + value
 
 
 def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
@@ -296,8 +312,7 @@ def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
         kind, _ = _type_of(field, cls)
         origin = typing.get_origin(kind) or kind
         meta = field.metadata
-        dashed = "--" + field.name.replace("_", "-")
-        names = list(dict.fromkeys([dashed, "--" + field.name, *meta["aliases"]]))
+        names = ["--" + field.name.replace("_", "-"), *meta["aliases"]]
         required = field.default is MISSING and field.default_factory is MISSING
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         options: dict[str, Any] = {"dest": field.name, "help": meta["help"]}

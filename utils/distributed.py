@@ -162,6 +162,8 @@ def parse_devices(device: str) -> tuple[torch.device, ...]:
             return (torch.device("mps"),)
         if text == "":
             return (torch.device("cpu"),)
+    if text == "cuda":
+        raise UserError(f"--device {device}: no CUDA GPU is available here; use --device cpu")
     if text == "cpu":
         return (torch.device("cpu"),)
     if text == "mps":

@@ -108,6 +108,8 @@ def _entry_for(name_or_path: str, catalogue: Path) -> WeightsEntry:
     known = load_yaml(catalogue) or {}
     name = name_or_path.removesuffix(".pt")
     if name not in known:
+        if Path(name_or_path).name != name_or_path:
+            raise UserError(f"{name_or_path}: no such file")
         hint = suggestion(name, known) or f"; names: {', '.join(known)}"
         raise UserError(f"{name_or_path}: no such file, nor a name that can be fetched{hint}")
     entry = from_mapping(WeightsEntry, known[name], f"{catalogue}: {name}")

@@ -28,7 +28,9 @@ class _Terminal(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            text = self.format(record)
+            # What the terminal's encoding lacks (old locales, file names in another encoding) is escaped.
+            encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+            text = self.format(record).encode(encoding, "backslashreplace").decode(encoding)
             if sys.stdout.isatty():
                 from tqdm import tqdm
 
@@ -64,7 +66,7 @@ def configure_logging(ctx_is_main: bool, file: Path | None = None) -> None:
     handlers: list[logging.Handler] = [_Terminal()]
     if file is not None and ctx_is_main:
         Path(file).parent.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+        handlers.append(logging.FileHandler(file, encoding="utf-8", errors="backslashreplace"))
     for handler in handlers:
         handler.setFormatter(_PlainLine("%(message)s"))
         logger.addHandler(handler)

@@ -169,8 +169,8 @@ class EvalResult:
 
     @property
     def fitness(self) -> float:
-        """What "best" means: AP 0.50:0.95; 0 when nothing could be scored."""
-        return 0.0 if np.isnan(self.ap) else float(self.ap)
+        """What "best" means: AP 0.50:0.95; nan, which is better than nothing, when nothing could be scored."""
+        return float(self.ap)
 
 
 def pad_targets(targets: Tensor, batch_size: int, max_targets: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,150 @@
+"""What users get wrong: one line that says what to do, exit code 2, and nothing that was saved is harmed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from scripts import SMALL, error_of
+from tiny import write_dataset, write_model
+
+import detect
+import train
+import val
+from utils.checkpoint_file import read_checkpoint
+from utils.cli import run_main
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    """A tiny data set, a model, and a run of two epochs."""
+    root = tmp_path_factory.mktemp("world")
+    write_dataset(root / "set", train=8, val=3)
+    write_model(root / "tiny.yaml")
+    run_main(train.main, [*flags(root), "--epochs", "2", "--project", str(root / "runs")])
+    return root
+
+
+def flags(world: Path) -> list[str]:
+    return ["--data", str(world / "set" / "data.yaml"), "--model", str(world / "tiny.yaml"), *SMALL]
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (["--set", "box=.inf"], "--set: box: wants a finite number"),
+        (["--set", "lr0=.nan"], "--set: lr0: wants at least 0"),
+        (["--freeze", "-1"], "--freeze -1: the model has layers 0 to 5"),
+        (["--freeze", "1", "6"], "--freeze 1 6: the model has layers 0 to 5"),
+        (["--freeze", "6"], "--freeze 6: would leave nothing to train"),
+        (["--batch_sise", "4"], "did you mean '--batch-size'"),
+        (["--weights", "runs/none.pt"], "runs/none.pt: no such file"),
+        (["--imgsz", "32"], "--imgsz: wants at least 64"),
+    ],
+)
+def test_flags_of_training(world, tmp_path, capsys, given, line):
+    assert line in error_of(capsys, train.main, *flags(world), "--project", tmp_path, *given)
+
+
+def test_a_device_that_is_not_there(world, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device in ("0", "cuda", "0,1", "cuda:3"):
+        assert "no CUDA GPU is available here; use --device cpu" in error_of(
+            capsys, train.main, *flags(world), "--device", device, "--project", tmp_path
+        )
+
+
+@pytest.mark.parametrize("data", ["nc", "names"])
+def test_a_run_goes_on_with_its_classes_only(world, tmp_path, capsys, data):
+    other = yaml.safe_load((world / "set" / "data.yaml").read_text())
+    other |= {"path": str(world / "set"), "names": ["a", "b", "c"] if data == "nc" else ["dark", "light"]}
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(other))
+    given = ["--resume", world / "runs" / "exp" / "last.pt", "--epochs", "3", "--data", tmp_path / "other.yaml"]
+    line = error_of(capsys, train.main, *given)
+    assert ("the run has 2 classes" if data == "nc" else "class 0 of the run is 'light'") in line
+    assert "start a new run with --weights" in line
+
+
+def test_what_cannot_be_resumed(world, tmp_path, capsys):
+    run = world / "runs" / "exp"
+    assert "best.pt: holds weights only" in error_of(capsys, train.main, "--resume", run / "best.pt", "--epochs", "3")
+    line = error_of(capsys, train.main, "--resume", run / "last.pt", "--epochs", "3", "--name", "other")
+    assert "--name other: the run being resumed has 'exp'" in line
+
+
+@pytest.mark.parametrize(
+    "key", ["version", "model_spec", "names", "imgsz", "model", "ema", "hyp", "progress", "scaler"]
+)
+def test_own_checkpoints_with_parts_missing_or_wrong(world, tmp_path, capsys, key):
+    """Whoever edits checkpoints gets a line too, and no script a traceback."""
+    content = read_checkpoint(world / "runs" / "exp" / "last.pt")
+    path = tmp_path / "last.pt"
+    torch.save({**content, key: "seven"}, path)
+    assert f"'{key}' is no" in error_of(capsys, train.main, "--resume", path, "--epochs", "3")
+    assert f"'{key}' is no" in error_of(capsys, val.main, "--weights", path, "--project", tmp_path)
+    assert f"'{key}' is no" in error_of(capsys, detect.main, "--weights", path, "--source", tmp_path)
+    torch.save({k: v for k, v in content.items() if k != key}, path)
+    if key in ("version", "imgsz"):
+        return
+    line = error_of(capsys, train.main, "--resume", path, "--epochs", "3")
+    assert f"(no {key})" in line or "holds weights only" in line
+
+
+def test_sources_and_weights_of_detect(world, tmp_path, capsys):
+    weights = world / "runs" / "exp" / "best.pt"
+    assert "--source: is empty" in error_of(capsys, detect.main, "--weights", weights, "--source", " ")
+    line = error_of(capsys, detect.main, "--weights", "yolov8n.pt", "--offline", "--source", tmp_path)
+    assert "yolov8n.pt: not on this machine and --offline is set" in line
+
+
+def test_one_class_as_one_class_keeps_its_name(world, tmp_path, capsys):
+    """A model trained with --single-cls on one class is scored without it."""
+    one = {"path": str(world / "set"), "train": "images/train", "val": "images/val", "names": ["thing"]}
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(one))
+    given = ["--data", str(tmp_path / "one.yaml"), "--single-cls", "--epochs", "1", "--project", str(tmp_path)]
+    run_main(train.main, [*flags(world), *given])
+    assert read_checkpoint(tmp_path / "exp" / "best.pt")["names"] == ["thing"]
+
+
+def test_patience_waits_for_validations(world, tmp_path):
+    """Epochs that were not scored are no reason to stop: the third is the first that is, the sixth is no better."""
+    given = ["--epochs", "8", "--val-every", "3", "--patience", "1", "--set", "lr0=0", "--project", str(tmp_path)]
+    run_main(train.main, [*flags(world), *given])
+    progress = read_checkpoint(tmp_path / "exp" / "last.pt")["progress"]
+    assert (progress["epoch"], progress["best_epoch"]) == (6, 3)
+
+
+def test_nothing_to_score_is_said(world, tmp_path, capsys):
+    """A validation split of backgrounds gives no best.pt, and no reason to stop early."""
+    backgrounds = write_dataset(tmp_path / "set", train=3, val=2)
+    for labels in (tmp_path / "set" / "labels" / "val").iterdir():
+        labels.write_text("")
+    given = ["--data", str(backgrounds), "--epochs", "3", "--patience", "1", "--project", str(tmp_path)]
+    run_main(train.main, [*flags(world), *given])
+    assert "done: 3 epochs, nothing could be scored; weights:" in capsys.readouterr().out
+    assert not (tmp_path / "exp" / "best.pt").exists()
+    assert (tmp_path / "exp" / "last.pt").exists()
+
+
+def test_file_names_that_are_no_text(world, tmp_path, capsys):
+    """Latin-1 bytes in names, as old disks have them, go through training, scoring and detection."""
+    data = write_dataset(tmp_path / "set", train=3, val=2)
+    for split in ("train", "val"):
+        for kind, suffix in (("images", b".png"), ("labels", b".txt")):
+            folder = os.fsencode(tmp_path / "set" / kind / split)
+            os.rename(folder + b"/000" + suffix, folder + b"/caf\xe9" + suffix)
+    with open(next((tmp_path / "set" / "labels" / "train").glob("caf*")), "a") as file:
+        file.write("nonsense\n")
+    run_main(train.main, [*flags(world), "--data", str(data), "--epochs", "1", "--project", str(tmp_path)])
+    weights = str(tmp_path / "exp" / "last.pt")
+    run_main(val.main, ["--weights", weights, "--device", "cpu", "--workers", "0", "--project", str(tmp_path / "val")])
+    images = str(tmp_path / "set" / "images" / "val")
+    asked = ["--save-txt", "--save-json", "--save-crop", "--conf-thres", "0.0001", "--project", str(tmp_path / "found")]
+    run_main(detect.main, ["--weights", weights, "--source", images, "--device", "cpu", *asked])
+    assert len(list((tmp_path / "found" / "exp" / "labels").iterdir())) == 2
+    out, err = capsys.readouterr()
+    assert "Error" not in err
+    assert "caf\\udce9.png" in out
