@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # torch and all that needs it are imported once the flags are
     from data.dataset_yaml import DatasetSpec
     from engine.pictures import RunPictures
     from engine.trainer import Trainer
+    from engine.watchdog import Watchdog
     from models.detector import Detector
     from utils.distributed import DistributedContext
     from utils.stop_signals import StopSignals
@@ -40,6 +41,7 @@ class Run:
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     config = parse_config(TrainConfig, argv, "Trains a detector.")
+    from engine.watchdog import Watchdog
     from utils.distributed import DistributedContext, is_launched, one_voice, spawn
     from utils.stop_signals import StopSignals
 
@@ -48,17 +50,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     with StopSignals() as signals:
         ctx = DistributedContext.from_environment(config.device, config.local_rank)
-        with one_voice(ctx):
-            train(ctx, open_run(ctx, config, given_flags(TrainConfig, argv)), signals)
+        with one_voice(ctx), Watchdog(ctx, signals) as watchdog:
+            train(ctx, open_run(ctx, config, given_flags(TrainConfig, argv)), signals, watchdog)
         ctx.close()
 
 
-def train(ctx: DistributedContext, run: Run, signals: StopSignals) -> None:
+def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Watchdog) -> None:
     prepare_process(ctx, run)
     spec = load_data(ctx, run)
     model = build_model(ctx, run, spec)
     train_loader, val_loader = build_loaders(ctx, run, spec, model)
-    trainer = build_trainer(ctx, run, signals, spec, model, train_loader, val_loader)
+    trainer = build_trainer(ctx, run, signals, watchdog, spec, model, train_loader, val_loader)
     pictures = illustrate(ctx, run, trainer)
     trainer.fit(on_epoch=pictures.after_epoch if pictures else None)
     if pictures:
@@ -271,6 +273,7 @@ def build_trainer(
     ctx: DistributedContext,
     run: Run,
     signals: StopSignals,
+    watchdog: Watchdog,
     spec: DatasetSpec,
     model: Detector,
     train_loader: Any,
@@ -287,7 +290,6 @@ def build_trainer(
     from engine.step import TrainStep
     from engine.trackers import build_tracker
     from engine.trainer import Trainer
-    from engine.watchdog import Watchdog
     from models.losses import build_criterion
     from utils.distributed import broadcast_object
     from utils.logger import get_logger
@@ -389,7 +391,8 @@ def build_trainer(
             at_start=run.content is not None and run.path.resolve() != (run.folder / "last.pt").resolve(),
         ),
         signals=signals,
-        watchdog=Watchdog(run.folder, ctx, signals, stall_s=config.stall_minutes * 60),
+        watchdog=watchdog,
+        stall_s=config.stall_minutes * 60,
         tracker=tracker,
         progress=progress,
         run_dir=run.folder,

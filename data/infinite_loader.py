@@ -24,6 +24,7 @@ from utils.errors import UserError
 from utils.structures import Batch, Sample, SampleKey
 
 PREFETCHED_BATCHES = 2  # a worker
+ORPHAN_LOOK_S = 0.5  # till then orphans hold the sockets by which other ranks would notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,7 @@ class _BatchRenderer:
 
 def _set_worker_up(worker: int) -> None:
     """One thread a worker, and signals left to the parent, so that Ctrl-C brings no traces of workers and a batch
-    system's SIGTERM to every process lets the parent finish its step and save. When the parent is gone, torch's
-    watchdog in the worker ends it within seconds."""
+    system's SIGTERM to every process lets the parent finish its step and save."""
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
     signal.set_wakeup_fd(-1)  # the parent's, which a fork shares
@@ -66,9 +66,12 @@ def _set_worker_up(worker: int) -> None:
 
 
 def _end_when_told(parent: int) -> None:
-    """Obeys SIGTERM from the parent, which is how torch and multiprocessing stop a worker, and from nobody else."""
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
-        pass
+    """Obeys SIGTERM from the parent, which is how torch and multiprocessing stop a worker, and from nobody else. Ends
+    the worker too when the parent has gone."""
+    while os.getppid() == parent:
+        told = signal.sigtimedwait({signal.SIGTERM}, ORPHAN_LOOK_S)
+        if told is not None and told.si_pid == parent:
+            break
     os._exit(0)
 
 

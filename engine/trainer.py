@@ -43,7 +43,8 @@ class Trainer:
         accumulate: micro-batches a step; an epoch's last step may have fewer.
         saving: when to save inside an epoch.
         signals: entered; what asks this rank to stop.
-        watchdog: of this rank, not entered.
+        watchdog: of this rank, entered.
+        stall_s: without a step after which it writes down where the run hangs; 0: never.
         val_every: validate after every so many epochs and after the last; 0: after the last only.
         patience: epochs without a better fitness that end the run, at its next validation; 0: never.
         image_weights: after each validation, draw images of weak classes more often.
@@ -75,12 +76,13 @@ class Trainer:
         patience: int = 0,
         max_bad_steps: int = 20,
         image_weights: bool = False,
+        stall_s: float = 0.0,
         seconds: float = 0.0,
     ) -> None:
         self.ctx, self.take_step, self.schedule, self.optimizer, self.ema = ctx, take_step, schedule, optimizer, ema
         self.train_loader, self.val_loader, self.evaluator = train_loader, val_loader, evaluator
         self.checkpointer, self.tracker, self.progress, self.run_dir = checkpointer, tracker, progress, run_dir
-        self.saving, self.signals, self.watchdog = saving, signals, watchdog
+        self.saving, self.signals, self.watchdog, self.stall_s = saving, signals, watchdog, stall_s
         self.loss_names, self.epochs = loss_names, epochs
         self.accumulate, self.val_every, self.patience = accumulate, val_every, patience
         self.max_bad_steps = max_bad_steps
@@ -98,7 +100,7 @@ class Trainer:
         self.on_epoch = on_epoch
         self._use_class_weights()
         self.train_loader.start_at(self.progress.epoch, self.progress.batch)
-        with self.signals.deferred(), self.watchdog:
+        with self.signals.deferred(), self.watchdog.training(self.run_dir, self.stall_s):
             try:
                 if self.saving.at_start:
                     self._save()

@@ -10,6 +10,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from utils.distributed import DistributedContext, all_objects
@@ -25,33 +27,28 @@ PEER_LOST = 2
 
 
 class Watchdog:
-    """While entered, expects a `beat` after every step and every validation batch.
+    """Looks after this rank from `__enter__` until the training is over or an exception leaves the block.
 
-    - No beat for ``stall_s`` seconds: all stacks of this process go to ``folder/stall_rankN.txt``, once a stall. When
-      one rank hangs the others wait for it, so each writes its own.
-    - No beat after a signal, or after another process of this machine has died: the main thread is stuck in a
-      collective that will never end, so the process is ended.
+    - Another process of this machine has died, and no step has ended since: the main thread may be stuck in a
+      collective that will never end, so this process is ended. (Where it is not stuck, it finds out sooner.)
+    - A signal has come, and no step has ended since: the same.
     - torchrun itself has died: nobody would stop this process, so it asks itself to stop.
+    - While `training`, no step or validation batch (`beat`) for a time: all stacks of this process go to
+      ``stall_rankN.txt``, once a stall. When one rank hangs the others wait for it, so each writes its own.
     """
 
-    def __init__(self, folder: Path, ctx: DistributedContext, signals: StopSignals, *, stall_s: float) -> None:
-        self._file, self._ctx, self._signals = folder / f"stall_rank{ctx.rank}.txt", ctx, signals
-        self._stall_s = stall_s
+    def __init__(self, ctx: DistributedContext, signals: StopSignals) -> None:
+        self._ctx, self._signals = ctx, signals
+        self._stall_s, self._folder = 0.0, Path()
         self._beat_at = time.monotonic()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._peers: list[str] = []
         self._parent = os.getppid()
 
-    def beat(self) -> None:
-        """A step is done."""
-        self._beat_at = time.monotonic()
-
     def __enter__(self) -> Watchdog:
         own = this_process()
         self._peers = [process for process in all_objects(self._ctx, own) if process != own]
-        self.beat()
-        self._closed.clear()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
         return self
@@ -61,12 +58,24 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join()
 
+    def beat(self) -> None:
+        """A step is done."""
+        self._beat_at = time.monotonic()
+
+    @contextmanager
+    def training(self, folder: Path, stall_s: float) -> Iterator[None]:
+        """The training: beats are expected every ``stall_s`` seconds (0: no matter when), stacks go to ``folder``.
+        After it the processes may end one by one, so nothing is looked after any more."""
+        self.beat()
+        self._folder, self._stall_s = folder, stall_s
+        yield
+        self._closed.set()
+
     def _watch(self) -> None:
         written_for = -1.0  # the beat after which a stall was written
         told_at: float | None = None
         bereft_at: float | None = None
-        pause = min(LOOK_EVERY_S, self._stall_s / 5) if self._stall_s else LOOK_EVERY_S
-        while not self._closed.wait(pause):
+        while not self._closed.wait(min(LOOK_EVERY_S, self._stall_s / 5) if self._stall_s else LOOK_EVERY_S):
             now, beat = time.monotonic(), self._beat_at
             if self._stall_s and now - beat > self._stall_s and beat != written_for:
                 written_for = beat
@@ -84,15 +93,16 @@ class Watchdog:
 
     def _write_stacks(self, silent_s: float) -> None:
         title = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} rank {self._ctx.rank}: no step for {silent_s:.1f} s\n"
+        path = self._folder / f"stall_rank{self._ctx.rank}.txt"
         try:
-            with open(self._file, "a", encoding="utf-8") as file:
+            with open(path, "a", encoding="utf-8") as file:
                 file.write(title)
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
         except OSError as error:
-            log.warning("rank %d: no step for %.1f s; %s: %s", self._ctx.rank, silent_s, self._file, error.strerror)
+            log.warning("rank %d: no step for %.1f s; %s: %s", self._ctx.rank, silent_s, path, error.strerror)
             return
-        log.warning("rank %d: no step for %.1f s; its stacks are in %s", self._ctx.rank, silent_s, self._file)
+        log.warning("rank %d: no step for %.1f s; its stacks are in %s", self._ctx.rank, silent_s, path)
 
     def _end(self, reason: str, code: int) -> None:
         if reason:
