@@ -2,13 +2,16 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from processes import Processes
 
 from utils.cli import run_main
 from utils.errors import PeerFailure, UserError
@@ -108,3 +111,31 @@ def test_a_file_in_the_way_is_named(tmp_path):
 def test_a_folder_that_cannot_be_made_is_a_user_error():
     with pytest.raises(UserError, match="/proc/runs/exp: cannot be created"):
         increment_path("/proc/runs", "exp")
+
+
+SPAWNING = """
+import sys
+from utils.cli import run_main
+from utils.distributed import spawn
+
+def main(argv):
+    print("begun", flush=True)
+    spawn(run_main, 2, (print, ["done"]))
+
+if __name__ == "__main__":
+    run_main(main)
+"""
+
+
+def test_ctrl_c_while_spawned_processes_start(tmp_path):
+    """They are importing torch, far from any handler of ours: no traceback, and nobody stays."""
+    (tmp_path / "starts.py").write_text(SPAWNING)
+    with Processes(tmp_path / "log") as launch:
+        launch.start([sys.executable, str(tmp_path / "starts.py")], PYTHONPATH=str(ROOT))
+        launch.until(lambda: len(launch.alive()) == 4)  # the parent, multiprocessing's tracker, and two
+        time.sleep(0.3)
+        for pid in launch.alive():  # as a terminal does
+            os.kill(pid, signal.SIGINT)
+        assert launch.codes() == [130]
+        launch.wait_gone(10)
+        assert launch.output() == "begun\n"

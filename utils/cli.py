@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from utils.errors import PeerFailure, Stopped, UserError
 SPIN_COUNT = "20000"
 USER_ERROR, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 PEER_GRACE_S = 2.0
+SAME_KEYSTROKE_S = 1.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # What the machine refuses, whatever the program does.
 _REFUSED = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
@@ -40,6 +42,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     except Stopped as stop:
         sys.exit(stop.code)
     except KeyboardInterrupt:
+        _leave_undisturbed()
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
         # The interpreter flushes standard output once more on its way out; let that go nowhere.
@@ -58,6 +61,18 @@ def _thread_ended(ended: threading.ExceptHookArgs) -> None:
     """Leaves what the disk refused a thread (TensorBoard writes in one) to the main thread, which meets it too."""
     if not (isinstance(ended.exc_value, OSError) and ended.exc_value.errno in _REFUSED):
         threading.__excepthook__(ended)
+
+
+def _leave_undisturbed() -> None:
+    """Ctrl-C reaches a process twice when its parent passes it on too; the second must not break its leaving. A third
+    that comes later ends it at once."""
+    first = time.monotonic()
+
+    def handle(*_: object) -> None:
+        if time.monotonic() - first > SAME_KEYSTROKE_S:
+            os._exit(INTERRUPTED)
+
+    signal.signal(signal.SIGINT, handle)
 
 
 def _calm_openmp() -> None:

@@ -122,7 +122,7 @@ def _join(backend: str, rank: int, world_size: int, timeout_s: float) -> dist.St
         dist.init_process_group(
             backend, store=dist.PrefixStore("group", store), rank=rank, world_size=world_size, timeout=timeout
         )
-    except (dist.DistNetworkError, dist.DistStoreError, ValueError) as error:
+    except (RuntimeError, ValueError) as error:  # torch's own kinds, and gloo when another process goes meanwhile
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).split("\n")[0]
         hint = "is the port taken? choose another with --master-port" if "EADDRINUSE" in reason else "is it reachable?"
@@ -306,13 +306,22 @@ def spawn(function, processes: int, args: Sequence[Any] = ()) -> None:
     Signals that ask a run to stop are passed on. Raises PeerFailure when one of them ends badly (its own message is
     already printed), Stopped when it stopped as asked; the others are stopped.
     """
+    from multiprocessing import resource_tracker
+
     import torch.multiprocessing as mp
 
     port = _free_port()
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # its remarks on whom it stops
-    group = mp.start_processes(
-        _spawned, (processes, port, function, tuple(args)), processes, join=False, start_method="spawn"
-    )
+    # Ctrl-C waits until the processes have started and we have them. The tracker's start would end the waiting.
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        group = mp.start_processes(
+            _spawned, (processes, port, function, tuple(args)), processes, join=False, start_method="spawn"
+        )
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        raise
     asked: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
@@ -323,6 +332,7 @@ def spawn(function, processes: int, args: Sequence[Any] = ()) -> None:
 
     for number in stop_signals():
         signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
         while not group.join(timeout=1, grace_period=STOP_S if asked else FAILED_S):
             pass
@@ -353,6 +363,10 @@ def _spawned(index: int, processes: int, port: int, function, args: tuple) -> No
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     function(*args)
 
 
