@@ -17,7 +17,7 @@ from utils.liveness import LOST_AFTER_S, has_died, signs_of_life
 
 LOST_KEY = "lost"  # in the run's store: which process is known to have died
 _LOOK_EVERY_S = 0.5
-_LINGER_S = 5.0
+_LINGER_S, _LINGER_FOR_FEW_S = 5.0, 1.0
 
 
 class Meeting:
@@ -73,7 +73,9 @@ class Meeting:
         if isinstance(error, PeerFailure):
             return
         known = self._store.add("heard", 1)  # by those who fail themselves, too
-        deadline = time.monotonic() + _LINGER_S  # this process may host the store that the others read from
+        # This process may host the store that the others read from; one that is dead never will.
+        lost = self._run_store is not None and self._run_store.check([LOST_KEY])
+        deadline = time.monotonic() + (_LINGER_FOR_FEW_S if lost else _LINGER_S)
         while known < len(self._names) and time.monotonic() < deadline:
             time.sleep(0.05)
             known = self._store.add("heard", 0)
