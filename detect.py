@@ -175,6 +175,8 @@ class Output:
 
     def take(self, frame: Frame, found: DetectionTable) -> bool:
         """False when the user closes the window's show (q or Esc)."""
+        if Path(frame.path).resolve().parent == self.run_dir.resolve():
+            raise UserError(f"{frame.path}: lies in the folder of the results and could be overwritten; choose another")
         stem = self._stem_of(frame.path)
         self._files.write(frame.path, stem, frame.index if frame.is_video else None, frame.image, found)
         if self._media is None and not self._config.view_img:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import math
+import os
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -127,15 +128,25 @@ def _file_frames(files: Sequence[Path], source: str, vid_stride: int, max_frames
         raise UserError(f"{source}: none of its {len(files)} files can be read")
 
 
+def _open_capture(source: str | int) -> cv2.VideoCapture:
+    """Without the decoders' own remarks: what they mean is said in one line by whoever finds the capture closed."""
+    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # read once, when OpenCV first opens a video
+    level = cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    try:
+        return cv2.VideoCapture(source)
+    finally:
+        cv2.utils.logging.setLogLevel(level)
+
+
 def _open_video(path: Path) -> cv2.VideoCapture:
-    capture = cv2.VideoCapture(str(path))
+    capture = _open_capture(str(path))
     if not capture.isOpened():
         raise UserError(f"{path}: cannot be opened as a video (damaged, or a codec that this OpenCV lacks)")
     return capture
 
 
 def _open_stream(source: str) -> cv2.VideoCapture:
-    capture = cv2.VideoCapture(int(source) if source.isdigit() else source)
+    capture = _open_capture(int(source) if source.isdigit() else source)
     if not capture.isOpened():
         what = f"webcam {source}: is not there, or is in use" if source.isdigit() else f"{source}: cannot be opened"
         raise UserError(what)
@@ -180,7 +191,12 @@ def _video_frames(path: str, capture: cv2.VideoCapture, stride: int, max_frames:
 def _stream_frames(source: str, capture: cv2.VideoCapture, stride: int, max_frames: int) -> Iterator[Frame]:
     """A URL of known length is a video, read whole; of a live stream the newest frame is taken each time."""
     if _length(capture) is not None:
-        yield from _video_frames(source, capture, stride, max_frames)
+        some = False
+        for frame in _video_frames(source, capture, stride, max_frames):
+            some = True
+            yield frame
+        if not some:
+            raise UserError(f"{source}: no frame of it can be read; download it and name the file")
         return
     fps = _fps(capture)
     stream = LiveStream(capture)

@@ -1,6 +1,7 @@
 """detect.py from end to end with a tiny untrained model, and the files that it writes."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -267,6 +268,29 @@ def test_boxes_without_pixels_make_no_crop(tmp_path):
     files.close()
     assert names_in(tmp_path) == ["crops/a/a_1.jpg"]
     assert cv2.imread(str(tmp_path / "crops/a/a_1.jpg")).shape == (2, 3, 3)
+
+
+def test_a_source_is_never_overwritten(weights, pictures, tmp_path):
+    folder = tmp_path / "runs" / "exp"
+    shutil.copytree(pictures, folder)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(UserError, match="lies in the folder of the results"):
+        run(weights, folder, tmp_path, "--exist-ok")
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_full_disk_ends_a_video_that_can_be_played(tmp_path, monkeypatch):
+    media = MediaWriter(tmp_path)
+    frame = np.zeros((32, 48, 3), np.uint8)
+    for _ in range(3):
+        media.frame("s", frame, 5.0)
+    full = shutil.disk_usage(tmp_path)._replace(free=frame.nbytes)
+    monkeypatch.setattr("utils.media_writer.shutil.disk_usage", lambda _: full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        media.frame("s", frame, 5.0)
+    assert caught.value.filename == str(tmp_path / "s.mp4")
+    capture = cv2.VideoCapture(str(tmp_path / "s.mp4"))
+    assert [capture.read()[0] for _ in range(4)] == [True, True, True, False]
 
 
 def test_video_with_changing_frame_size_and_unwritable_kind(tmp_path):

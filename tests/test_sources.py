@@ -123,9 +123,26 @@ def test_mistakes_are_told_before_anything_is_read(tmp_path, source, message):
         open_source(str(tmp_path / source))
 
 
-def test_webcam_that_is_not_there():
+def test_webcam_that_is_not_there(capfd):
     with pytest.raises(UserError, match="webcam 97"):
         open_source("97")
+    assert capfd.readouterr().err == ""  # one line is for the script to say; OpenCV adds none
+
+
+def test_a_video_by_url_without_frames_is_a_mistake(monkeypatch):
+    class Unreadable:
+        def get(self, _):
+            return 48.0
+
+        def grab(self):
+            return False
+
+        def release(self):
+            pass
+
+    monkeypatch.setattr(sources, "_open_stream", lambda _: Unreadable())
+    with pytest.raises(UserError, match="no frame of it can be read"):
+        list(open_source("http://127.0.0.1/clip.mp4"))
 
 
 @pytest.mark.parametrize("name", ["broken.jpg", "broken.mp4"])

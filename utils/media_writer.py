@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 from pathlib import Path
 
 import cv2
@@ -11,6 +14,7 @@ from utils.drawing import write_image
 from utils.errors import UserError
 
 WRITABLE = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
+ROOM_BYTES = 1 << 20
 
 
 class MediaWriter:
@@ -29,8 +33,12 @@ class MediaWriter:
         return path
 
     def frame(self, stem: str, image: np.ndarray, fps: float) -> Path:
-        """One more frame of STEM.mp4; a frame of another size than the first is brought to the first's."""
+        """One more frame of STEM.mp4; a frame of another size than the first is brought to the first's.
+
+        Raises OSError when the disk is nearly full; what was written until then is playable.
+        """
         path = self.run_dir / f"{stem}.mp4"
+        self._check_room(path, image.nbytes)
         if self._video is None or path != self._video_path:
             self._open(path, image.shape[:2], fps)
         if image.shape[1::-1] != self._size:
@@ -43,6 +51,13 @@ class MediaWriter:
         if self._video is not None:
             self._video.release()
             self._video = None
+
+    def _check_room(self, path: Path, frame_bytes: int) -> None:
+        """OpenCV says nothing of a full disk, and leaves a file that cannot be played. So the video is finished while
+        there is room for its index. Raises OSError."""
+        if shutil.disk_usage(self.run_dir).free < ROOM_BYTES + frame_bytes:
+            self.close()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     def _open(self, path: Path, hw: tuple[int, int], fps: float) -> None:
         self.close()
