@@ -48,9 +48,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.spawn > 1 and not is_launched():
         spawn(run_main, config.spawn, (main, argv))
         return
-    with StopSignals() as signals:
+    with StopSignals() as signals, Watchdog(signals) as watchdog:
         ctx = DistributedContext.from_environment(config.device, config.local_rank)
-        with one_voice(ctx), Watchdog(ctx, signals) as watchdog:
+        with one_voice(ctx):
+            watchdog.meet(ctx)
             train(ctx, open_run(ctx, config, given_flags(TrainConfig, argv)), signals, watchdog)
         ctx.close()
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
+from types import TracebackType
 from typing import Any
 
 import cv2
@@ -56,6 +58,7 @@ def _set_worker_up(worker: int) -> None:
     system's SIGTERM to every process lets the parent finish its step and save."""
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
+    sys.excepthook = _say_unless_parent_has_gone
     signal.set_wakeup_fd(-1)  # the parent's, which a fork shares
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "SIGUSR1"):
@@ -63,6 +66,12 @@ def _set_worker_up(worker: int) -> None:
     if hasattr(signal, "sigwaitinfo"):  # not on macOS, where SIGTERM just ends the worker
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
+
+
+def _say_unless_parent_has_gone(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A thread of multiprocessing's that hands tensors over complains when it was just doing so."""
+    if not issubclass(kind, ConnectionError | EOFError):
+        sys.__excepthook__(kind, error, trace)
 
 
 def _end_when_told(parent: int) -> None:

@@ -21,42 +21,47 @@ from utils.stop_signals import StopSignals
 log = logging.getLogger("lockstep")
 
 LOOK_EVERY_S = 0.5
-PEER_DEAD_S = 5.0  # without a step after another process of this machine has ended; gloo needs less to notice itself
+PEER_DEAD_S = 3.0  # without a step after another process of this machine has ended; gloo needs less to notice itself
 UNHEARD_S = 25.0  # without a step after a signal: batch systems give 30 s before they kill
+UNHEARD_BEFORE_S = 4.0  # the same before the training, when there is nothing to save
 PEER_LOST = 2
 
 
 class Watchdog:
-    """Looks after this rank from `__enter__` until the training is over or an exception leaves the block.
+    """Looks after this process from `__enter__` until the training is over or an exception leaves the block.
 
     - Another process of this machine has died, and no step has ended since: the main thread may be stuck in a
       collective that will never end, so this process is ended. (Where it is not stuck, it finds out sooner.)
-    - A signal has come, and no step has ended since: the same.
+    - A signal has come, and no step has ended since: the same; before the training begins after a shorter time.
     - torchrun itself has died: nobody would stop this process, so it asks itself to stop.
     - While `training`, no step or validation batch (`beat`) for a time: all stacks of this process go to
       ``stall_rankN.txt``, once a stall. When one rank hangs the others wait for it, so each writes its own.
     """
 
-    def __init__(self, ctx: DistributedContext, signals: StopSignals) -> None:
-        self._ctx, self._signals = ctx, signals
+    def __init__(self, signals: StopSignals) -> None:
+        self._signals = signals
+        self._ctx: DistributedContext | None = None
         self._stall_s, self._folder = 0.0, Path()
+        self._unheard_s = UNHEARD_BEFORE_S
         self._beat_at = time.monotonic()
         self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._peers: list[str] = []
         self._parent = os.getppid()
 
     def __enter__(self) -> Watchdog:
-        own = this_process()
-        self._peers = [process for process in all_objects(self._ctx, own) if process != own]
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
         return self
 
+    def meet(self, ctx: DistributedContext) -> None:
+        """Gets to know the others; every rank must call it."""
+        own = this_process()
+        self._peers = [process for process in all_objects(ctx, own) if process != own]
+        self._ctx = ctx
+
     def __exit__(self, *_: object) -> None:
         self._closed.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()
 
     def beat(self) -> None:
         """A step is done."""
@@ -67,7 +72,7 @@ class Watchdog:
         """The training: beats are expected every ``stall_s`` seconds (0: no matter when), stacks go to ``folder``.
         After it the processes may end one by one, so nothing is looked after any more."""
         self.beat()
-        self._folder, self._stall_s = folder, stall_s
+        self._folder, self._stall_s, self._unheard_s = folder, stall_s, UNHEARD_S
         yield
         self._closed.set()
 
@@ -84,27 +89,29 @@ class Watchdog:
                 told_at = now
             if bereft_at is None and any(has_died(process) for process in self._peers):
                 bereft_at = now
-            if told_at is None and self._ctx.launcher and os.getppid() != self._parent:
+            if told_at is None and self._ctx is not None and self._ctx.launcher and os.getppid() != self._parent:
                 os.kill(os.getpid(), signal.SIGTERM)
-            if told_at is not None and now - max(told_at, beat) > UNHEARD_S:
-                self._end(f"asked to stop, but no step has ended for {UNHEARD_S:.0f} s", self._signals.code)
+            if told_at is not None and now - max(told_at, beat) > self._unheard_s:
+                training = self._unheard_s == UNHEARD_S
+                self._end("asked to stop, but no step ends; not saved" if training else "", self._signals.code)
             if bereft_at is not None and now - max(bereft_at, beat) > PEER_DEAD_S:
                 self._end("", PEER_LOST)
 
     def _write_stacks(self, silent_s: float) -> None:
-        title = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} rank {self._ctx.rank}: no step for {silent_s:.1f} s\n"
-        path = self._folder / f"stall_rank{self._ctx.rank}.txt"
+        rank = self._ctx.rank if self._ctx is not None else 0
+        title = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} rank {rank}: no step for {silent_s:.1f} s\n"
+        path = self._folder / f"stall_rank{rank}.txt"
         try:
             with open(path, "a", encoding="utf-8") as file:
                 file.write(title)
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
         except OSError as error:
-            log.warning("rank %d: no step for %.1f s; %s: %s", self._ctx.rank, silent_s, path, error.strerror)
+            log.warning("rank %d: no step for %.1f s; %s: %s", rank, silent_s, path, error.strerror)
             return
-        log.warning("rank %d: no step for %.1f s; its stacks are in %s", self._ctx.rank, silent_s, path)
+        log.warning("rank %d: no step for %.1f s; its stacks are in %s", rank, silent_s, path)
 
     def _end(self, reason: str, code: int) -> None:
         if reason:
-            print(f"error: rank {self._ctx.rank}: {reason}; ended", file=sys.stderr, flush=True)
+            print(f"error: {reason}; ended", file=sys.stderr, flush=True)
         os._exit(code)

@@ -8,8 +8,8 @@ written: every second step writes one) one rank or all get SIGKILL, and what is 
 - once a first checkpoint is there, a loadable last.pt always is;
 - the steps that survive are those of the uninterrupted run: in every epoch each image once, none missed, and the images
   of each step the same;
-- the final last.pt and best.pt (weights, EMA, optimiser state, BatchNorm statistics) are those of the uninterrupted run,
-  bit for bit, and so is results.csv but for times.
+- the final last.pt and best.pt (weights, EMA, optimiser state, BatchNorm statistics) and results.csv (but for times)
+  are those of the uninterrupted run, bit for bit.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ def kill_at_a_random_moment(run: Processes, last: Path, chance: random.Random) -
     def written() -> int:
         return last.stat().st_mtime_ns if last.exists() else 0
 
-    if chance.random() < 0.1:
-        time.sleep(chance.uniform(0, 6))  # while it starts
+    starting = chance.random() < 0.1
+    if starting:
+        time.sleep(chance.uniform(0, 6))
     else:
         for _ in range(chance.randint(1, 3)):
             before = written()
@@ -88,6 +89,10 @@ def kill_at_a_random_moment(run: Processes, last: Path, chance: random.Random) -
     else:
         for process in run.started:
             process.kill()
+    if starting:  # the others may wait for one that they have not met yet; a launcher tells them
+        time.sleep(1)
+        for process in run.started:
+            process.terminate()
     return True
 
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import copy
+import io
 
 import pytest
 import torch
 from torch import nn
 
+from engine.checkpoint import Snapshot
 from engine.muon import Muon, orthogonalise
 from engine.optim import build_optimizer, choose_optimizer, split_parameters
 from engine.schedule import Schedule
@@ -155,3 +157,28 @@ def test_auto_is_decided_by_the_length_of_the_run():
     assert choose_optimizer("auto", 100) == "Muon"
     assert choose_optimizer("auto", 10**6) == "SGD"
     assert choose_optimizer("Adam", 100) == "Adam"
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Muon"])
+def test_a_loaded_optimiser_goes_on_as_if_it_had_not_stopped(name):
+    """Also with channels_last weights: the saved state has another layout than the weights, and fused kernels walk
+    through both as they lie in memory."""
+
+    def run(interrupted: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.Conv2d(6, 3, 3))
+        model.to(memory_format=torch.channels_last)
+        optimizer = build_optimizer(model, name, lr=0.1, momentum=0.9, weight_decay=0.01)
+        for step in range(4):
+            if interrupted and step == 2:
+                file = io.BytesIO()
+                torch.save(Snapshot({"optimizer": optimizer.state_dict()}).content(), file)
+                file.seek(0)
+                optimizer = build_optimizer(model, name, lr=0.1, momentum=0.9, weight_decay=0.01)
+                optimizer.load_state_dict(torch.load(file)["optimizer"])
+            model(torch.randn(2, 4, 8, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [p.detach().clone() for p in model.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(False), run(True)))

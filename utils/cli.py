@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -35,7 +36,11 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
         sys.stdout.flush()
     except PeerFailure:
         # The process that failed says why. The launcher stops all once the first is gone, so let it finish speaking.
-        time.sleep(PEER_GRACE_S)
+        with contextlib.suppress(KeyboardInterrupt):
+            time.sleep(PEER_GRACE_S)
+        sys.stdout.flush()
+        if _is_in_a_group():  # which is broken: an orderly end could wait for it, and other processes wait for this one
+            os._exit(USER_ERROR)
         sys.exit(USER_ERROR)
     except UserError as error:
         _fail(str(error))
@@ -73,6 +78,11 @@ def _leave_undisturbed() -> None:
             os._exit(INTERRUPTED)
 
     signal.signal(signal.SIGINT, handle)
+
+
+def _is_in_a_group() -> bool:
+    distributed = sys.modules.get("torch.distributed")  # not imported for this alone
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def _calm_openmp() -> None:
