@@ -105,6 +105,36 @@ def test_a_signal_during_validation(world, whole, tmp_path):
     same_run(whole, tmp_path / "exp")
 
 
+def test_going_on_elsewhere_prints_what_changed(tmp_path):
+    """Saved by the clock, killed, the data moved: on one process instead of two, and for an epoch more."""
+    write_dataset(tmp_path / "set", train=40)
+    write_model(tmp_path / "tiny.yaml")
+    last = tmp_path / "exp" / "last.pt"
+    with Processes(tmp_path / "log.txt", odd="slow:0.05") as run:
+        run.ranks(2, *flags(tmp_path, tmp_path, "--save-minutes", "0.0001", "--epochs", "1"))
+        run.until(last.exists)
+        run.kill_all()
+    epoch, batch = position(tmp_path / "exp")
+    assert (epoch, batch > 0) == (0, True)
+    (tmp_path / "set").rename(tmp_path / "moved")
+    with Processes(tmp_path / "resumed.txt") as run:
+        moved = str(tmp_path / "moved" / "data.yaml")
+        run.ranks(1, "--resume", str(last), "--data", moved, "--epochs", "2")
+        assert run.codes() == [0], run.output()
+        said = run.output()
+    assert f"after epoch 0 of 2 and {batch} batches" in said
+    changes = [line for line in said.splitlines() if line.startswith("resume: ")]
+    expected = (
+        "resume: data ",
+        "resume: epochs 1 -> 2",
+        "resume: processes 2 -> 1",
+        "resume: the learning rate goes on",
+    )
+    assert len(changes) == len(expected), changes
+    assert all(line.startswith(start) for line, start in zip(changes, expected)), changes
+    assert len(ResultsCsv(tmp_path / "exp" / "results.csv")._rows) == 2
+
+
 @pytest.mark.slow
 def test_spawn_passes_signals_on(world, tmp_path):
     with Processes(tmp_path / "log.txt") as run:
