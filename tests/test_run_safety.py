@@ -16,6 +16,7 @@ from tiny import write_dataset, write_model
 
 from engine.results_csv import ResultsCsv
 from utils.checkpoint_file import read_checkpoint
+from utils.distributed import _free_port
 
 COMMON = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "2", "--amp", "off", "--noplots",
           "--epochs", "2", "--optimizer", "SGD", "--set", "close_mosaic=1", "--save-minutes", "0"]  # fmt: skip
@@ -182,6 +183,44 @@ def test_torchrun_stopped_by_a_signal(world, whole, tmp_path):
         assert "stopped by a signal" in run.output()
     resume(tmp_path)
     same_run(whole, tmp_path / "exp")
+
+
+@pytest.mark.slow
+def test_what_torchrun_leaves_stops_by_itself(world, whole, tmp_path):
+    """SIGKILL to torchrun: nobody is left to stop its processes, so they save and end."""
+    with Processes(tmp_path / "log.txt", odd="slow:0.1") as run:
+        agent = run.torchrun(
+            ["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path, "--epochs", "50", "--save-steps", "1")
+        )
+        run.until((tmp_path / "exp" / "last.pt").exists)
+        agent.kill()
+        run.wait_gone(10)
+        assert "stopped by a signal" in run.output()
+
+
+@pytest.mark.slow
+def test_a_lost_node_is_done_without(world, tmp_path):
+    """Two torchruns as two nodes, one of which disappears: the other goes on alone, to the same weights."""
+    port = str(_free_port())
+    options = ["--nnodes", "1:2", "--nproc_per_node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d",
+               "--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", "last_call_timeout=5"]  # fmt: skip
+    more = flags(world, tmp_path, "--virtual-ranks", "2", "--deterministic", "--save-steps", "2", "--epochs", "3")
+    with Processes(tmp_path / "alone.txt") as run:
+        run.ranks(1, *more, "--name", "alone")
+        assert run.codes() == [0], run.output()
+    with (
+        Processes(tmp_path / "log.txt", odd="slow:0.1") as first,
+        Processes(tmp_path / "log2.txt", odd="slow:0.1") as lost,
+    ):
+        first.torchrun(options, *more)
+        time.sleep(1)
+        lost.torchrun(options, *more)
+        first.until((tmp_path / "exp" / "last.pt").exists)
+        assert "2 process(es)" in first.output() + lost.output()
+        lost.kill_all()  # the first one hosts the rendezvous
+        assert first.codes() == [0], first.output()
+        assert "resume: processes 2 -> 1" in first.output()
+    same_run(tmp_path / "alone", tmp_path / "exp")
 
 
 @pytest.mark.parametrize("kind", ["raise", "refuse", "kill"])
