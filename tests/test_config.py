@@ -44,7 +44,7 @@ def test_given_flags_are_those_on_the_command_line():
     ("argv", "complaint"),
     [
         (["--epochs", "0"], "--epochs: wants at least 1"),
-        (["--imgsz", "16"], "--imgsz: wants at least 32"),
+        (["--imgsz", "16"], "--imgsz: wants at least 64"),
         (["--label-smoothing", "0.9"], "at most 0.5"),
     ],
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from same_content import same_content
 from tiny import TINY_ANCHOR_MODEL, write_dataset, write_model
 
 from utils.checkpoint_file import read_checkpoint
@@ -41,24 +42,6 @@ def flags(world: dict[str, str], project: Path, *more: str) -> list[str]:
 
 def train(world, project: Path, *more: str, launcher: list[str] | None = None, **options):
     return run([*(launcher or [sys.executable]), "train.py", *flags(world, project, *more)], **options)
-
-
-def same_content(a, b, where: str = "") -> None:
-    """Fails at the first tensor or value in which two checkpoints differ, settings apart."""
-    assert type(a) is type(b), where
-    if isinstance(a, dict):
-        assert a.keys() == b.keys(), where
-        for key in a:
-            if key not in ("config", "hyp"):
-                same_content(a[key], b[key], f"{where}.{key}")
-    elif isinstance(a, list):
-        assert len(a) == len(b), where
-        for i, (x, y) in enumerate(zip(a, b)):
-            same_content(x, y, f"{where}[{i}]")
-    elif isinstance(a, torch.Tensor):
-        assert torch.equal(a, b), where
-    else:
-        assert a == b or (a != a and b != b), f"{where}: {a} != {b}"
 
 
 def rows(path: Path) -> list[dict[str, str]]:
