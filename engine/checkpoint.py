@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,16 @@ class Progress:
     best_fitness: float = -1.0
     best_epoch: int = -1
     class_weights: list[float] = field(default_factory=list)  # for --image-weights; empty: uniform
+
+    def add_losses(self, losses: Sequence[float]) -> None:
+        """Takes in a finite step's."""
+        self.loss_sums = [a + b for a, b in zip(self.loss_sums or [0.0] * len(losses), losses)]
+        self.finite_steps += 1
+
+    def mean_losses(self, names: Sequence[str]) -> dict[str, float]:
+        """Over the finite steps of the epoch; nan if there are none."""
+        sums = self.loss_sums or [math.nan] * len(names)
+        return {name: value / max(self.finite_steps, 1) for name, value in zip(names, sums)}
 
     def begin_epoch(self) -> None:
         """Forgets all that belongs to a position inside an epoch."""

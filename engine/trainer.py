@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -141,7 +140,9 @@ class Trainer:
             self._step(shares, first)
             asks = self._read(leave=0 if progress.batch == per_epoch else 1)
             self.watchdog.beat()
-            bar.update(self._mean_losses(), images=self._images(first, len(shares)), data_wait_s=waited)
+            bar.update(
+                self.progress.mean_losses(self.loss_names), images=self._images(first, len(shares)), data_wait_s=waited
+            )
             self._at_boundary(asks)
         bar.close()
 
@@ -152,9 +153,7 @@ class Trainer:
             self._watch(values)
             asks |= values.asks
             if values.finite:
-                sums = progress.loss_sums or [0.0] * len(self.loss_names)
-                progress.loss_sums = [a + b for a, b in zip(sums, values.losses)]
-                progress.finite_steps += 1
+                progress.add_losses(values.losses)
         return asks
 
     def _at_boundary(self, asks: Asks) -> None:
@@ -193,12 +192,6 @@ class Trainer:
             metrics=metrics,
         )
         self.saving.saved()
-
-    def _mean_losses(self) -> dict[str, float]:
-        """Over the finite steps of the epoch; nan if there are none."""
-        progress = self.progress
-        sums = progress.loss_sums or [math.nan] * len(self.loss_names)
-        return {name: value / max(progress.finite_steps, 1) for name, value in zip(self.loss_names, sums)}
 
     def _step(self, shares: list[Batch], first: int) -> None:
         """One optimiser step over micro-batches ``first``... of the epoch."""
@@ -240,7 +233,7 @@ class Trainer:
             average_buffers(self.ema.module, self.ctx)
             self.progress.joined = True
         result = self._validate()
-        losses = self._mean_losses()
+        losses = self.progress.mean_losses(self.loss_names)
         self.progress.epoch += 1
         self.progress.begin_epoch()
         self._finish_epoch(losses, result)

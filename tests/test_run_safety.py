@@ -94,6 +94,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(world, whole, tmp_path,
     same_run(whole, tmp_path / "exp")
 
 
+@pytest.mark.slow
 def test_a_signal_during_validation(world, whole, tmp_path):
     """The epoch's steps are kept; only validation is done again."""
     with Processes(tmp_path / "log.txt", odd="slowval:3") as run:
@@ -223,7 +224,7 @@ def test_a_lost_node_is_done_without(world, tmp_path):
     same_run(tmp_path / "alone", tmp_path / "exp")
 
 
-@pytest.mark.parametrize("kind", ["raise", "refuse", "kill"])
+@pytest.mark.parametrize("kind", [pytest.param("raise", marks=pytest.mark.slow), "refuse", "kill"])
 def test_one_rank_brings_the_others_down(world, tmp_path, kind):
     with Processes(tmp_path / "log.txt", odd=f"{kind}:1:5" if kind != "kill" else "slow:0.1") as run:
         run.ranks(2, *flags(world, tmp_path, "--save-steps", "2"))
