@@ -97,10 +97,9 @@ class Predictor:
         import torch
 
         from engine.precision import resolve_amp
+        from utils.image_size import check_image_size
 
-        if imgsz % model.stride:
-            near = max(round(imgsz / model.stride), 1) * model.stride
-            raise UserError(f"--imgsz {imgsz}: is no multiple of the model's stride {model.stride}; try {near}")
+        check_image_size(imgsz, model.stride)
         wrong = [c for c in config.classes if not 0 <= c < model.num_classes]
         if wrong:
             raise UserError(f"--classes {wrong[0]}: the model has classes 0 to {model.num_classes - 1}")

@@ -194,6 +194,7 @@ def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> Detecto
     from models.detector import build_detector
     from models.pretrained import transfer_weights
     from utils.downloads import fetch_weights
+    from utils.image_size import check_image_size
     from utils.logger import get_logger
 
     config, log = run.config, get_logger()
@@ -202,12 +203,7 @@ def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> Detecto
         check_classes(run.path, run.content["names"], names, spec.source)
     source = run.content["model_spec"] if run.content else config.model
     model = build_detector(source, len(names), names=names, seed=config.seed)
-    if config.imgsz % model.stride:
-        below = config.imgsz // model.stride * model.stride
-        raise UserError(
-            f"--imgsz {config.imgsz}: is no multiple of the stride {model.stride}; "
-            f"use {below or model.stride} or {below + model.stride}"
-        )
+    check_image_size(config.imgsz, model.stride, least_cells=2)  # batch norm cannot take one picture of one cell
     log.info(
         "%s: %s parameters, %d classes", config.model, f"{sum(p.numel() for p in model.parameters()):,}", len(names)
     )

@@ -42,17 +42,6 @@ def read_image(path: str | os.PathLike) -> np.ndarray:
     return _decode(data, header, path)
 
 
-def read_image_size(path: str | os.PathLike) -> tuple[int, int]:
-    """Height and width of the upright picture; JPEG and PNG are not decoded for it. Raises as `read_image`."""
-    data = _read_bytes(path)
-    header = read_header(data)
-    if header.defect:
-        raise UserError(f"{path}: damaged image ({header.defect})")
-    if header.size is not None:
-        return _upright(header.size, header.orientation)
-    return _decode(data, header, path).shape[:2]
-
-
 def check_image(path: str | os.PathLike) -> tuple[int, int]:
     """Height and width, upright, of a file that `read_image` is sure to read. Raises UserError as `read_image` does.
 

@@ -13,6 +13,7 @@ from utils.config import Hyperparameters
 from utils.distributed import DistributedContext, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.groups import one_per_node_group
+from utils.image_size import check_image_size
 
 
 def create_dataloader(
@@ -128,9 +129,7 @@ def create_dataloader(
 
 
 def _check_sizes(ctx: DistributedContext, imgsz: int, batch_size: int, stride: int, augment: bool, quad: bool) -> None:
-    if imgsz % stride:
-        nearest = max(round(imgsz / stride), 1) * stride
-        raise UserError(f"--imgsz {imgsz}: wants a multiple of the model's stride, {stride}; try {nearest}")
+    check_image_size(imgsz, stride)
     if not augment:
         return
     if batch_size < ctx.world_size:

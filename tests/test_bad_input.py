@@ -49,6 +49,16 @@ def test_flags_of_training(world, tmp_path, capsys, given, line):
     assert line in error_of(capsys, train.main, *flags(world), "--project", tmp_path, *given)
 
 
+def test_a_canvas_of_one_cell_is_refused(world, tmp_path, capsys):
+    """A model of stride 64 cannot be trained at 64 pixels."""
+    model = yaml.safe_load((world / "tiny.yaml").read_text())
+    model["backbone"].append([-1, 1, "Conv", [32, 3, 2]])
+    model["head"] = [[[3, 4, 5], 1, "Detect", ["nc"]]]
+    (tmp_path / "coarse.yaml").write_text(yaml.safe_dump(model))
+    given = [*flags(world), "--model", str(tmp_path / "coarse.yaml"), "--project", str(tmp_path)]
+    assert "--imgsz 64: is too small for the model's stride 64; use 128 or more" in error_of(capsys, train.main, *given)
+
+
 def test_a_device_that_is_not_there(world, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for device in ("0", "cuda", "0,1", "cuda:3"):

@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from tiny import TINY_MODEL
 
 import detect
 from models.detector import build_detector
@@ -24,17 +25,11 @@ from utils.structures import DetectionTable
 ROOT = Path(__file__).parents[1]
 NAMES = ("disc", "box/größe")
 SIZE = 64
-TINY = {
-    "nc": 2,
-    "backbone": [[-1, 1, "Conv", [8, 3, 2]], [-1, 1, "Conv", [16, 3, 2]], [-1, 1, "Conv", [16, 3, 2]],
-                 [-1, 1, "Conv", [16, 3, 2]], [-1, 1, "Conv", [16, 3, 2]]],
-    "head": [[[2, 3, 4], 1, "Detect", ["nc"]]],
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def model():
-    return build_detector(TINY, len(NAMES), names=NAMES, seed=1)
+    return build_detector(TINY_MODEL, len(NAMES), names=NAMES, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +182,7 @@ def test_autocast_and_canvas_size(weights, pictures, tmp_path, amp):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--imgsz", "70"], "no multiple of the model's stride 32; try 64"),
+        (["--imgsz", "70"], "no multiple of the model's stride 32; use 64 or 96"),
         (["--classes", "0", "2"], "classes 0 to 1"),
         (["--save-conf"], "wants --save-txt"),
         (["--amp", "fp16"], "not on a CPU"),

@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 import pytest
 import yaml
+from tiny import TINY_MODEL
 
 import val
 from data.dataset_yaml import load_dataset_spec
@@ -25,12 +26,6 @@ from utils.structures import DetectionTable, GroundTruth
 ROOT = Path(__file__).parents[1]
 NAMES = ("disc", "box")
 SIZE = 64
-TINY = {
-    "nc": 2,
-    "backbone": [[-1, 1, "Conv", [8, 3, 2]], [-1, 1, "Conv", [16, 3, 2]], [-1, 1, "Conv", [16, 3, 2]],
-                 [-1, 1, "Conv", [16, 3, 2]], [-1, 1, "Conv", [16, 3, 2]]],
-    "head": [[[2, 3, 4], 1, "Detect", ["nc"]]],
-}  # fmt: skip
 
 
 def render_set(folder, images=7):
@@ -61,7 +56,7 @@ def tiny(tmp_path_factory):
     """A data set YAML and a checkpoint of a tiny untrained model."""
     folder = tmp_path_factory.mktemp("tiny")
     data = render_set(folder)
-    model = build_detector(TINY, len(NAMES), names=NAMES, seed=1)
+    model = build_detector(TINY_MODEL, len(NAMES), names=NAMES, seed=1)
     checkpoint = folder / "best.pt"
     content = {"model_spec": model.spec, "names": list(NAMES), "imgsz": SIZE, "data": {"source": str(data)}}
     write_checkpoint({**content, "ema": model.state_dict(), "config": {}, "hyp": {}}, checkpoint)

@@ -72,14 +72,6 @@ def area_xyxy(boxes: ArrayT) -> ArrayT:
     return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
 
 
-def pairwise_iou(a: Tensor, b: Tensor, eps: float = 1e-7) -> Tensor:
-    """IoU of every box of ``a`` (..., N, 4) with every box of ``b`` (..., M, 4), xyxy: (..., N, M)."""
-    top_left = torch.maximum(a[..., :, None, :2], b[..., None, :, :2])
-    bottom_right = torch.minimum(a[..., :, None, 2:], b[..., None, :, 2:])
-    overlap = (bottom_right - top_left).clamp(min=0).prod(-1)
-    return overlap / (area_xyxy(a)[..., :, None] + area_xyxy(b)[..., None, :] - overlap + eps)
-
-
 def iou(a: Tensor, b: Tensor, kind: str = "iou", eps: float = 1e-7) -> Tensor:
     """Elementwise IoU, or a variant of it, of xyxy boxes that broadcast against each other: (..., 4) -> (...).
 

@@ -50,15 +50,6 @@ class _Sink:
         self._file.flush()
 
 
-def is_checkpoint(path: str | Path) -> bool:
-    """True when ``path`` holds a checkpoint that this program wrote (of any version)."""
-    try:
-        read_checkpoint(path)
-    except UserError:
-        return False
-    return True
-
-
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """The content of one of our checkpoints, on the CPU. Raises UserError for anything else, running no code."""
     path = Path(path)
