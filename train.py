@@ -83,7 +83,7 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: set[str]) -> R
     if former is not None and not (former / "last.pt").is_file():
         run = Run(former, config, hyp, former / "last.pt", None, ["restarted before the first checkpoint"])
     elif former is not None:
-        run = reopen_run(ctx, config, given, hyp, former / "last.pt")
+        run = reopen_run(ctx, config, given, former / "last.pt")
     elif config.resume is None:
         with torch_distributed_zero_first(ctx):
             folder = increment_path(config.project, config.name, config.exist_ok) if ctx.is_main else None
@@ -91,7 +91,7 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: set[str]) -> R
         run = Run(folder, config, hyp, folder / "last.pt", None, [])
     else:
         path = Path(config.resume) if config.resume else Path(broadcast_object(ctx, newest_checkpoint(config.project)))
-        run = reopen_run(ctx, config, given, hyp, path / "last.pt" if path.is_dir() else path)
+        run = reopen_run(ctx, config, given, path / "last.pt" if path.is_dir() else path)
         if run.content["progress"]["epoch"] >= run.config.epochs:
             done = run.content["progress"]["epoch"]
             raise UserError(f"{run.path}: all {done} epochs are done; to train on, ask for more: --resume --epochs N")
@@ -100,13 +100,14 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: set[str]) -> R
     return run
 
 
-def reopen_run(ctx: DistributedContext, config: TrainConfig, given: set[str], hyp: Hyperparameters, path: Path) -> Run:
+def reopen_run(ctx: DistributedContext, config: TrainConfig, given: set[str], path: Path) -> Run:
     """The run that wrote checkpoint ``path``, with what the command line changes."""
     from engine.resume import circumstances_changed, read_run, resumed_config, resumed_hyperparameters
 
     content = read_run(path)
+    hyp, changes = resumed_hyperparameters(content["hyp"], config, given, path)
     config, lines = resumed_config(content["config"], config, given, path)
-    hyp = resumed_hyperparameters(content["hyp"], hyp, given, path)
+    lines += changes
     done, batch = content["progress"]["epoch"], content["progress"].get("batch", 0)
     within = f" and {batch} batches" if batch else ""
     lines += circumstances_changed(content.get("run", {}), world_size=ctx.world_size, device=ctx.device.type)
@@ -348,7 +349,7 @@ def build_trainer(
         "names": list(model.names),
         "imgsz": config.imgsz,
         "hyp": to_dict(hyp),
-        "config": to_dict(config),
+        "config": to_dict(config) | {"optimizer": name},  # a longer run must not choose another one when it resumes
         "data": {"source": spec.source, "fingerprint": train_loader.index.fingerprint},
     }
     tracker = build_tracker(run.folder, enabled=ctx.is_main)

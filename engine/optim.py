@@ -99,12 +99,25 @@ class OptimizerSet:
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes the state of each parameter. Rates, decay and the like stay as they were built: the settings have them.
+
+        Raises ValueError for the state of another optimiser.
+        """
         saved = state["optimizers"]
-        if len(saved) != len(self.optimizers):
+        rules = [_rule_of(content["param_groups"]) for content in saved]
+        if rules != [_rule_of(optimizer.param_groups) for optimizer in self.optimizers]:
             raise ValueError("the checkpoint was written with another optimiser")
         for optimizer, content in zip(self.optimizers, saved):
+            built = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
             optimizer.load_state_dict(content)
+            for group, options in zip(optimizer.param_groups, built):
+                group.update(options)
             _lay_out_as_parameters(optimizer)
+
+
+def _rule_of(groups: list[dict[str, Any]]) -> list[tuple[bool, ...]]:
+    """Equal for optimisers that understand each other's state (Adam and AdamW do)."""
+    return [tuple(option in group for option in ("betas", "dampening")) for group in groups]
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.checkpoint import Progress
 from utils.checkpoint_file import read_checkpoint
-from utils.config import Hyperparameters, TrainConfig, from_mapping
+from utils.config import Hyperparameters, TrainConfig, from_mapping, hyperparameters_from, with_overrides
 from utils.errors import UserError
 
 LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun process, and the run that it carries
@@ -61,8 +61,10 @@ def resumed_config(
     """The checkpoint's settings with those that the command line gives on top, and a line for each that changed."""
     base = from_mapping(TrainConfig, stored, f"{path}: config")
     changes: dict[str, Any] = {name: getattr(current, name) for name in _OF_THE_PROCESS}
+    kept, added = [] if "hyp" in given else base.override, current.override
+    changes["override"] = kept if kept[len(kept) - len(added) :] == added else [*kept, *added]  # a restart repeats them
     lines = []
-    for name in sorted(set(given) - set(_OF_THE_PROCESS)):
+    for name in sorted(set(given) - {*_OF_THE_PROCESS, "override"}):
         old, new = getattr(base, name), getattr(current, name)
         if old == new:
             continue
@@ -76,12 +78,15 @@ def resumed_config(
 
 
 def resumed_hyperparameters(
-    stored: dict[str, Any], overrides: Hyperparameters, given: Collection[str], path: str | Path
-):
-    """The checkpoint's hyper-parameters, or those of ``--hyp``/``--set`` when the command line gives any."""
-    if {"hyp", "override"} & set(given):
-        return overrides
-    return from_mapping(Hyperparameters, stored, f"{path}: hyp")
+    stored: dict[str, Any], current: TrainConfig, given: Collection[str], path: str | Path
+) -> tuple[Hyperparameters, list[str]]:
+    """The checkpoint's hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top; and a line for
+    each that changed."""
+    before = from_mapping(Hyperparameters, stored, f"{path}: hyp")
+    base = hyperparameters_from(current.hyp) if "hyp" in given else before
+    hyp = with_overrides(base, current.override if "override" in given else ())
+    changed = [(f.name, getattr(before, f.name), getattr(hyp, f.name)) for f in dataclasses.fields(hyp)]
+    return hyp, [f"resume: {name} {old!r} -> {new!r}" for name, old, new in changed if old != new]
 
 
 def circumstances_changed(stored: dict[str, Any], *, world_size: int, device: str) -> list[str]:

@@ -221,9 +221,12 @@ class Trainer:
         elif self.ctx.is_main:
             log.warning("non-finite gradient (norm %s), step skipped", values.grad_norm)
         if self.progress.bad_steps >= self.max_bad_steps:
+            self.checkpointer.wait()
+            last = self.checkpointer.last
+            what = f"{last} holds the last good weights: resume" if last.exists() else "No checkpoint yet: start again"
             raise UserError(
-                f"{self.progress.bad_steps} steps in a row were not finite; stopped. {self.checkpointer.last} holds "
-                "the last good weights: resume with a lower lr0 (--set lr0=...) or with --amp off"
+                f"{self.progress.bad_steps} steps in a row were not finite; stopped. {what} with a lower lr0 "
+                "(--set lr0=...) or with --amp off"
             )
 
     def _close_epoch(self) -> None:

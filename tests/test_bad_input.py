@@ -127,6 +127,47 @@ def test_patience_waits_for_validations(world, tmp_path):
     assert (progress["epoch"], progress["best_epoch"]) == (6, 3)
 
 
+def test_steps_that_are_never_finite_stop_a_run(world, tmp_path, capsys):
+    """Before the first checkpoint there is nothing to go on from, and later the last good one is as it was."""
+    given = [*flags(world), "--max-bad-steps", "1", "--project", str(tmp_path), "--epochs", "2"]
+    given += ["--weights", str(world / "runs" / "exp" / "best.pt")]
+    assert "No checkpoint yet: start again with a lower lr0" in error_of(
+        capsys, train.main, *given, "--set", "lr0=1e30", "warmup_epochs=0"
+    )
+    run_main(train.main, [*given, "--name", "good"])
+    kept = (tmp_path / "good" / "last.pt").read_bytes()
+    again = ["--resume", str(tmp_path / "good" / "last.pt"), "--epochs", "3", "--set", "lr0=1e30", "warmup_epochs=0"]
+    assert "last.pt holds the last good weights: resume with a lower lr0" in error_of(capsys, train.main, *again)
+    assert (tmp_path / "good" / "last.pt").read_bytes() == kept
+
+
+def test_settings_changed_at_resume_hold(world, tmp_path, capsys):
+    """Learning rate and decay are the new ones, not what the optimiser's state was saved with; others stay."""
+    given = ["--optimizer", "SGD", "--set", "warmup_epochs=0", "mosaic=0", "--epochs", "1", "--project", str(tmp_path)]
+    run_main(train.main, [*flags(world), *given])
+    last = str(tmp_path / "exp" / "last.pt")
+    changed = ["lr0=0.02", "lrf=1", "weight_decay=0.1"]
+    run_main(train.main, ["--resume", last, "--epochs", "2", "--set", *changed])
+    out = capsys.readouterr().out
+    assert "resume: lr0 None -> 0.02\n" in out
+    assert "resume: weight_decay 0.0005 -> 0.1\n" in out
+    content = read_checkpoint(Path(last))
+    assert (content["hyp"]["mosaic"], content["hyp"]["lr0"]) == (0.0, 0.02)
+    assert content["config"]["override"] == ["warmup_epochs=0", "mosaic=0", *changed]
+    groups = content["optimizer"]["optimizers"][0]["param_groups"]
+    assert [(g["lr"], g["weight_decay"]) for g in groups] == [(0.02, 0.1), (0.02, 0.0), (0.02, 0.0)]
+    line = error_of(capsys, train.main, "--resume", last, "--epochs", "3", "--optimizer", "AdamW")
+    assert "does not fit this run: the checkpoint was written with another optimiser" in line
+
+
+def test_a_longer_run_keeps_its_optimiser(world, tmp_path):
+    """`auto` goes by the length of the run; a run that grows must still find its state."""
+    run_main(train.main, [*flags(world), "--epochs", "1", "--project", str(tmp_path)])
+    last = str(tmp_path / "exp" / "last.pt")
+    assert read_checkpoint(Path(last))["config"]["optimizer"] == "Muon"
+    run_main(train.main, ["--resume", last, "--epochs", "20000", "--patience", "1", "--set", "lr0=0"])
+
+
 def test_nothing_to_score_is_said(world, tmp_path, capsys):
     """A validation split of backgrounds gives no best.pt, and no reason to stop early."""
     backgrounds = write_dataset(tmp_path / "set", train=3, val=2)

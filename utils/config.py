@@ -268,7 +268,11 @@ def from_mapping(cls: type[T], values: Any, where: str) -> T:
 def hyperparameters_from(path: str, overrides: typing.Sequence[str] = ()) -> Hyperparameters:
     """Defaults, then the YAML at ``path`` (if any), then ``key=value`` overrides, each value read as YAML."""
     values = (load_yaml(path) if path else {}) or {}
-    hyp = from_mapping(Hyperparameters, values, path or "hyper-parameters")
+    return with_overrides(from_mapping(Hyperparameters, values, path or "hyper-parameters"), overrides)
+
+
+def with_overrides(hyp: Hyperparameters, overrides: typing.Sequence[str]) -> Hyperparameters:
+    """``hyp`` with ``key=value`` on top, each value read as YAML."""
     changed = {}
     for item in overrides:
         key, separator, text = item.partition("=")
