@@ -5,18 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.cli import run_main
-from utils.config import Hyperparameters, TrainConfig, given_flags, hyperparameters_from, parse_config, to_dict
+from utils.config import TrainConfig, given_flags, parse_config, to_dict
 from utils.errors import UserError
 
 if TYPE_CHECKING:  # torch and all that needs it are imported once the flags are known to be good
     from torch import nn
 
     from data.dataset_yaml import DatasetSpec
+    from engine.checkpoint import Progress
     from engine.pictures import RunPictures
+    from engine.run import Run
+    from engine.schedule import Schedule
+    from engine.step import TrainStep
     from engine.trainer import Trainer
     from engine.watchdog import Watchdog
     from models.detector import Detector
@@ -27,20 +30,18 @@ NMS_CONFIDENCE, MAX_DETECTIONS = 0.001, 300
 
 
 @dataclass(frozen=True)
-class Run:
-    """What a run is: where it lives, its settings, and the checkpoint it goes on from."""
+class Pace:
+    """How batches become steps of the optimiser."""
 
-    folder: Path
-    config: TrainConfig
-    hyp: Hyperparameters
-    path: Path  # of the checkpoint
-    content: dict[str, Any] | None
-    lines: list[str]
+    accumulate: int  # batches a step; the last one of an epoch may have fewer
+    steps: int  # an epoch
+    total: int  # of the run
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     config = parse_config(TrainConfig, argv, "Trains a detector.")
+    from engine.run import open_run
     from engine.watchdog import Watchdog
     from utils.distributed import DistributedContext, is_launched, one_voice, spawn
     from utils.stop_signals import StopSignals
@@ -68,57 +69,6 @@ def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Wat
         pictures.finish()
     trainer.tracker.close()
     report_end(run, trainer)
-
-
-def open_run(ctx: DistributedContext, config: TrainConfig, given: set[str]) -> Run:
-    """The run's folder and settings; on rank 0's word, so that all processes have the same. When torchrun starts the
-    processes again, it is the run they were at, from its newest checkpoint."""
-    from engine.resume import newest_checkpoint, note_launch, run_of_launch
-    from utils.distributed import all_objects, broadcast_object, torch_distributed_zero_first
-    from utils.run_dir import increment_path
-
-    hyp = hyperparameters_from(config.hyp, config.override)
-    launchers = all_objects(ctx, ctx.launcher)
-    former = broadcast_object(ctx, run_of_launch(config.project, launchers) if ctx.is_main else None)
-    if former is not None and not (former / "last.pt").is_file():
-        run = Run(former, config, hyp, former / "last.pt", None, ["restarted before the first checkpoint"])
-    elif former is not None:
-        run = reopen_run(ctx, config, given, former / "last.pt")
-    elif config.resume is None:
-        with torch_distributed_zero_first(ctx):
-            folder = increment_path(config.project, config.name, config.exist_ok) if ctx.is_main else None
-        folder = Path(broadcast_object(ctx, folder))
-        run = Run(folder, config, hyp, folder / "last.pt", None, [])
-    else:
-        path = Path(config.resume) if config.resume else Path(broadcast_object(ctx, newest_checkpoint(config.project)))
-        run = reopen_run(ctx, config, given, path / "last.pt" if path.is_dir() else path)
-        if run.content["progress"]["epoch"] >= run.config.epochs:
-            done = run.content["progress"]["epoch"]
-            raise UserError(f"{run.path}: all {done} epochs are done; to train on, ask for more: --resume --epochs N")
-    if ctx.is_main:
-        note_launch(config.project, launchers, run.folder)
-    return run
-
-
-def reopen_run(ctx: DistributedContext, config: TrainConfig, given: set[str], path: Path) -> Run:
-    """The run that wrote checkpoint ``path``, with what the command line changes."""
-    from engine.resume import circumstances_changed, read_run, resumed_config, resumed_hyperparameters
-
-    content = read_run(path)
-    hyp, changes = resumed_hyperparameters(content["hyp"], config, given, path)
-    config, lines = resumed_config(content["config"], config, given, path)
-    lines += changes
-    done, batch = content["progress"]["epoch"], content["progress"].get("batch", 0)
-    within = f" and {batch} batches" if batch else ""
-    lines += circumstances_changed(content.get("run", {}), world_size=ctx.world_size, device=ctx.device.type)
-    return Run(
-        path.parent,
-        config,
-        hyp,
-        path,
-        content,
-        [f"resuming {path} after epoch {done} of {config.epochs}{within}", *lines],
-    )
 
 
 def prepare_process(ctx: DistributedContext, run: Run) -> None:
@@ -277,97 +227,43 @@ def build_trainer(
     train_loader: Any,
     val_loader: Any,
 ) -> Trainer:
-    from engine.checkpoint import Checkpointer, Progress, restore
-    from engine.ema import ModelEma
+    from engine.checkpoint import Checkpointer
     from engine.evaluator import Evaluator
-    from engine.optim import build_optimizer, choose_optimizer
-    from engine.precision import resolve_amp
-    from engine.resume import resumed_position
+    from engine.optim import choose_optimizer
     from engine.save_cadence import SaveCadence
-    from engine.schedule import Schedule
-    from engine.step import TrainStep
     from engine.trackers import build_tracker
     from engine.trainer import Trainer
-    from models.losses import build_criterion
-    from utils.distributed import broadcast_object
     from utils.logger import get_logger
 
-    config, hyp, log = run.config, run.hyp, get_logger()
+    config = run.config
     if run.content is None:
         fit_anchors(run, model, train_loader)
     else:
         model.load_state_dict(run.content["model"])  # anchors included: the criterion copies them
-    accumulate = max(config.accumulate, round(config.nominal_batch / config.batch_size), 1)
-    steps = -(-len(train_loader) // accumulate)
-    total = steps * config.epochs
-    name = choose_optimizer(config.optimizer, total)
-    optimizer = build_optimizer(
-        model,
-        name,
-        lr=hyp.lr0,
-        momentum=hyp.momentum,
-        weight_decay=hyp.weight_decay,
-        sharded=config.zero and ctx.is_distributed,
-    )
-    ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
-    amp = broadcast_object(ctx, resolve_amp(config.amp, ctx.device))
-    log.info("%s, %d steps (%d an epoch, %d batch(es) each), autocast %s", name, total, steps, accumulate, amp or "off")
-    criterion = build_criterion(model, hyp, label_smoothing=config.label_smoothing).to(ctx.device)
-    shares = shares_of(ctx, config)
-    wrapped = model if shares else wrap_model(ctx, run, model)
-    if config.compile:
-        model.compile()
-    take_step = TrainStep(
-        model=wrapped,
-        criterion=criterion,
-        optimizer=optimizer,
-        ema=ema,
-        ctx=ctx,
-        amp_dtype=amp,
-        clip_norm=hyp.clip_norm,
-        channels_last=config.channels_last,
-        virtual_ranks=shares,
-        skip_zero_grads=config.skip_zero_grads,
-    )
-    progress = Progress()
-    if run.content is not None:
-        parts = {"model": model, "ema": ema, "optimizer": optimizer, "scaler": take_step.scaler}
-        progress = restore(run.content, ctx=ctx, **parts, path=run.path)
-        progress, lines = resumed_position(
-            progress,
-            run.content,
-            fingerprint=train_loader.index.fingerprint,
-            batch_size=config.batch_size,
-            epoch_batches=len(train_loader),
-            accumulate=accumulate,
-            epochs=config.epochs,
-        )
-        for line in lines:
-            log.info("%s", line)
+    pace = pace_of(run, len(train_loader))
+    rule = choose_optimizer(config.optimizer, pace.total)
+    take_step = build_step(ctx, run, model, rule)
+    get_logger().info(
+        "%s, %d steps (%d an epoch, %d batch(es) each), autocast %s",
+        rule, pace.total, pace.steps, pace.accumulate, take_step.amp_dtype or "off",
+    )  # fmt: skip
+    progress = restore_progress(ctx, run, model, take_step, pace, train_loader)
+    tracker = build_tracker(run.folder, enabled=ctx.is_main)
+    tracker.truncate(progress.epoch + 1)
     description = {
         "model_spec": model.spec,
         "names": list(model.names),
         "imgsz": config.imgsz,
-        "hyp": to_dict(hyp),
-        "config": to_dict(config) | {"optimizer": name},  # a longer run must not choose another one when it resumes
+        "hyp": to_dict(run.hyp),
+        "config": to_dict(config) | {"optimizer": rule},  # a longer run must not choose another one when it resumes
         "data": {"source": spec.source, "fingerprint": train_loader.index.fingerprint},
     }
-    tracker = build_tracker(run.folder, enabled=ctx.is_main)
-    tracker.truncate(progress.epoch + 1)
     return Trainer(
         ctx=ctx,
         take_step=take_step,
-        schedule=Schedule(
-            total_steps=total,
-            warmup_steps=min(round(hyp.warmup_epochs * steps), total // 4),
-            final=hyp.lrf,
-            cosine=config.cos_lr,
-            momentum=hyp.momentum,
-            warmup_momentum=hyp.warmup_momentum,
-            warmup_bias_lr=hyp.warmup_bias_lr,
-        ),
-        optimizer=optimizer,
-        ema=ema,
+        schedule=build_schedule(run, pace),
+        optimizer=take_step.optimizer,
+        ema=take_step.ema,
         train_loader=train_loader,
         val_loader=val_loader,
         evaluator=Evaluator(
@@ -376,8 +272,8 @@ def build_trainer(
             postprocess=find_objects,
             ctx=ctx,
             device=ctx.device,
-            amp_dtype=amp,
-            criterion=criterion,
+            amp_dtype=take_step.amp_dtype,
+            criterion=take_step.criterion,
         ),
         checkpointer=Checkpointer(
             run.folder, ctx=ctx, description=description, period=config.save_period, enabled=ctx.is_main
@@ -394,14 +290,100 @@ def build_trainer(
         tracker=tracker,
         progress=progress,
         run_dir=run.folder,
-        loss_names=criterion.names,
+        loss_names=take_step.criterion.names,
         epochs=config.epochs,
-        accumulate=accumulate,
+        accumulate=pace.accumulate,
         val_every=config.val_every,
         patience=config.patience,
         max_bad_steps=config.max_bad_steps,
         image_weights=config.image_weights,
         seconds=run.content.get("run", {}).get("seconds", 0.0) if run.content else 0.0,
+    )
+
+
+def pace_of(run: Run, epoch_batches: int) -> Pace:
+    config = run.config
+    accumulate = max(config.accumulate, round(config.nominal_batch / config.batch_size), 1)
+    steps = -(-epoch_batches // accumulate)
+    return Pace(accumulate, steps, steps * config.epochs)
+
+
+def build_step(ctx: DistributedContext, run: Run, model: Detector, rule: str) -> TrainStep:
+    """The optimiser's step, by ``rule``, with the loss, the averaged weights and the model as its devices want it."""
+    from engine.ema import ModelEma
+    from engine.optim import build_optimizer
+    from engine.precision import resolve_amp
+    from engine.step import TrainStep
+    from models.losses import build_criterion
+    from utils.distributed import broadcast_object
+
+    config, hyp = run.config, run.hyp
+    optimizer = build_optimizer(
+        model,
+        rule,
+        lr=hyp.lr0,
+        momentum=hyp.momentum,
+        weight_decay=hyp.weight_decay,
+        sharded=config.zero and ctx.is_distributed,
+    )
+    ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
+    amp = broadcast_object(ctx, resolve_amp(config.amp, ctx.device))
+    criterion = build_criterion(model, hyp, label_smoothing=config.label_smoothing).to(ctx.device)
+    shares = shares_of(ctx, config)
+    wrapped = model if shares else wrap_model(ctx, run, model)
+    if config.compile:
+        model.compile()
+    return TrainStep(
+        model=wrapped,
+        criterion=criterion,
+        optimizer=optimizer,
+        ema=ema,
+        ctx=ctx,
+        amp_dtype=amp,
+        clip_norm=hyp.clip_norm,
+        channels_last=config.channels_last,
+        virtual_ranks=shares,
+        skip_zero_grads=config.skip_zero_grads,
+    )
+
+
+def restore_progress(
+    ctx: DistributedContext, run: Run, model: Detector, take_step: TrainStep, pace: Pace, train_loader: Any
+) -> Progress:
+    """Where the run stands, with the checkpoint's state put into its parts; the start of it without a checkpoint."""
+    from engine.checkpoint import Progress, restore
+    from engine.resume import resumed_position
+    from utils.logger import get_logger
+
+    if run.content is None:
+        return Progress()
+    parts = {"model": model, "ema": take_step.ema, "optimizer": take_step.optimizer, "scaler": take_step.scaler}
+    progress, lines = resumed_position(
+        restore(run.content, ctx=ctx, **parts, path=run.path),
+        run.content,
+        fingerprint=train_loader.index.fingerprint,
+        batch_size=run.config.batch_size,
+        epoch_batches=len(train_loader),
+        accumulate=pace.accumulate,
+        epochs=run.config.epochs,
+    )
+    for line in lines:
+        get_logger().info("%s", line)
+    return progress
+
+
+def build_schedule(run: Run, pace: Pace) -> Schedule:
+    from engine.schedule import Schedule
+
+    hyp = run.hyp
+    return Schedule(
+        total_steps=pace.total,
+        warmup_steps=min(round(hyp.warmup_epochs * pace.steps), pace.total // 4),
+        final=hyp.lrf,
+        cosine=run.config.cos_lr,
+        momentum=hyp.momentum,
+        warmup_momentum=hyp.warmup_momentum,
+        warmup_bias_lr=hyp.warmup_bias_lr,
     )
 
 
