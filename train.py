@@ -51,10 +51,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     with StopSignals() as signals, Watchdog(signals) as watchdog:
         ctx = DistributedContext.from_environment(config.device, config.local_rank)
-        with one_voice(ctx):
+        with ctx.closing(), one_voice(ctx):
             watchdog.meet(ctx)
             train(ctx, open_run(ctx, config, given_flags(TrainConfig, argv)), signals, watchdog)
-        ctx.close()
 
 
 def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Watchdog) -> None:

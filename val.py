@@ -37,9 +37,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     ctx = DistributedContext.from_environment(config.device, config.local_rank)
     configure_logging(ctx.is_main)
-    with one_voice(ctx):
+    with ctx.closing(), one_voice(ctx):
         validate(config, ctx)
-    ctx.close()
 
 
 def validate(config: ValConfig, ctx: DistributedContext) -> None:

@@ -307,6 +307,7 @@ class Trainer:
             self.train_loader.set_class_weights(np.asarray(self.progress.class_weights))
 
     def _row(self, losses: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
+        self.optimizer.set_rates(self.schedule, self.progress.updates - 1)  # a former process may have taken the step
         rates = self.optimizer.rates()
         seconds = time.monotonic() - self._started
         return {"time": seconds, **{f"train/{k}": v for k, v in losses.items()}, **metrics, **rates}

@@ -31,11 +31,12 @@ def _enter(
     }
     try:
         ctx = DistributedContext.from_environment("cpu", timeout_s=timeout_s)
-        result: Any = function(ctx, *args)
+        result = function(ctx, *args)
         ctx.close()
     except BaseException as error:
         traceback.print_exc()
-        result = error
+        Path(folder, str(rank)).write_bytes(pickle.dumps(error))
+        os._exit(0)  # as utils.cli ends what has failed in a group
     Path(folder, str(rank)).write_bytes(pickle.dumps(result))
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from utils.errors import PeerFailure, Stopped, UserError
 
@@ -38,10 +40,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
         # The process that failed says why. The launcher stops all once the first is gone, so let it finish speaking.
         with contextlib.suppress(KeyboardInterrupt):
             time.sleep(PEER_GRACE_S)
-        sys.stdout.flush()
-        if _is_in_a_group():  # which is broken: an orderly end could wait for it, and other processes wait for this one
-            os._exit(USER_ERROR)
-        sys.exit(USER_ERROR)
+        _leave(USER_ERROR)
     except UserError as error:
         _fail(str(error))
     except Stopped as stop:
@@ -98,4 +97,15 @@ def _calm_openmp() -> None:
 def _fail(message: str) -> None:
     line = " ".join(message.split())
     print(f"error: {line}", file=sys.stderr, flush=True)
-    sys.exit(USER_ERROR)
+    _leave(USER_ERROR)
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends a process that has failed."""
+    if not _is_in_a_group():
+        sys.exit(code)
+    # The group is broken: an orderly end could wait for it, and other processes wait for this one.
+    for child in multiprocessing.active_children():
+        child.terminate()
+    sys.stdout.flush()
+    os._exit(code)

@@ -7,11 +7,13 @@ an argument. No other module reads RANK, LOCAL_RANK or WORLD_SIZE.
 from __future__ import annotations
 
 import datetime
+import gc
 import itertools
 import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -108,9 +110,26 @@ class DistributedContext:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Leaves the process group."""
+        """Leaves the process group.
+
+        Nothing may use it any more: while a DDP model, say, keeps gloo's threads alive, the interpreter's end can take
+        one of them while it lets go of a tensor, and the process aborts.
+        """
         if self.is_distributed and dist.is_initialized():
+            gc.collect()
             dist.destroy_process_group()
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Leaves the process group after the block, also when that stopped as asked; not when it failed, for then a
+        collective may be under way, and an orderly end would wait for it."""
+        try:
+            yield
+        except Stopped as stop:
+            traceback.clear_frames(stop.__traceback__)
+            self.close()
+            raise
+        self.close()
 
 
 def _join(backend: str, rank: int, world_size: int, timeout_s: float) -> dist.Store:
