@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 
 demo: $(STAMP)
 	$(BIN)/python -m data.demo demo/data
-	$(BIN)/python train.py --data demo/data/data.yaml --model yolov8n --imgsz 320 --batch-size 16 --epochs 36 --val-every 3 \
+	$(BIN)/python train.py --data demo/data/data.yaml --model yolov8n --imgsz 320 --batch-size 16 --epochs 30 --val-every 3 \
 		--project demo --name train --exist-ok
 	$(BIN)/python val.py --weights demo/train/best.pt --project demo --name val --exist-ok
 	$(BIN)/python detect.py --weights demo/train/best.pt --source demo/data/images/val --project demo --name detect --exist-ok
