@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from utils.errors import UserError
 
@@ -28,7 +27,7 @@ def resolve_amp(choice: str, device: torch.device) -> torch.dtype | None:
 
 
 def _cpu_multiplies_bf16() -> bool:
-    """Whether the CPU has matrix instructions for bfloat16; without them it is emulated, many times slower than float32.
+    """Whether the CPU has matrix instructions for bfloat16; without them it is emulated, many times slower.
 
     Not timed at start-up: beside a busy process timing went either way (0.5 to 2.0 times float32 in five tries), and
     the same command must give the same run.
