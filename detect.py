@@ -97,15 +97,18 @@ class Predictor:
         import torch
 
         from engine.precision import resolve_amp
+        from models.postprocess import DETECTION_IOU, suppression_iou
         from utils.image_size import check_image_size
 
         check_image_size(imgsz, model.stride)
         wrong = [c for c in config.classes if not 0 <= c < model.num_classes]
         if wrong:
             raise UserError(f"--classes {wrong[0]}: the model has classes 0 to {model.num_classes - 1}")
-        self._model = model.fuse().to(device, memory_format=torch.channels_last)
+        self._model = model.fuse(one_to_one=not config.nms).to(device, memory_format=torch.channels_last)
         self._config, self._imgsz, self._stride, self._device = config, imgsz, model.stride, device
         self._amp = resolve_amp(config.amp, device)
+        asked = DETECTION_IOU if config.iou_thres is None and config.agnostic_nms else config.iou_thres
+        self._iou_thres = suppression_iou(self._model.head, asked, DETECTION_IOU)
 
     def __call__(self, image: np.ndarray) -> DetectionTable:
         """Detections in ``image``, uint8 (H, W, 3) RGB, best first."""
@@ -113,7 +116,7 @@ class Predictor:
         import torch
 
         from data.render import fit_letterbox, letterbox
-        from models.postprocess import non_max_suppression
+        from models.postprocess import select_detections
         from utils.boxes import clip_xyxy, letterbox_to_original
         from utils.structures import DetectionTable
 
@@ -126,11 +129,11 @@ class Predictor:
         config = self._config
         with torch.inference_mode():
             boxes, scores = self._model.decode([level.float() for level in raw])
-            detections = non_max_suppression(
+            detections = select_detections(
                 boxes,
                 scores,
                 conf_thres=config.conf_thres,
-                iou_thres=config.iou_thres,
+                iou_thres=self._iou_thres,
                 max_det=config.max_det,
                 agnostic=config.agnostic_nms,
                 multi_label=False,

@@ -428,11 +428,11 @@ def fit_anchors(run: Run, model: Detector, train_loader: Any) -> None:
 
 def find_objects(model: nn.Module, raw: list) -> Any:
     """Raw maps to detections, as validation wants them."""
-    from models.postprocess import VALIDATION_IOU, non_max_suppression
+    from models.postprocess import select_detections, suppression_iou
 
     boxes, scores = model.decode(raw)
-    return non_max_suppression(
-        boxes, scores, conf_thres=NMS_CONFIDENCE, iou_thres=VALIDATION_IOU[model.head.kind], max_det=MAX_DETECTIONS
+    return select_detections(
+        boxes, scores, conf_thres=NMS_CONFIDENCE, iou_thres=suppression_iou(model.head), max_det=MAX_DETECTIONS
     )
 
 

@@ -48,7 +48,6 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     from data.loader import create_dataloader
     from engine.evaluator import Evaluator
     from engine.precision import resolve_amp
-    from models.postprocess import VALIDATION_IOU
     from models.pretrained import load_detector
     from utils.distributed import broadcast_object, torch_distributed_zero_first
     from utils.downloads import fetch_weights
@@ -84,7 +83,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     evaluator = Evaluator(
         ground_truth=gt,
         num_classes=len(names),
-        postprocess=make_postprocess(config, VALIDATION_IOU[model.head.kind]),
+        postprocess=make_postprocess(config),
         ctx=ctx,
         device=ctx.device,
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
@@ -93,7 +92,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     # Claimed before the work, so that a folder that cannot be written costs no time.
     with torch_distributed_zero_first(ctx):
         folder = increment_path(config.project, config.name, config.exist_ok) if ctx.is_main else None
-    model = model.fuse().to(ctx.device, memory_format=torch.channels_last)
+    model = model.fuse(one_to_one=not config.nms).to(ctx.device, memory_format=torch.channels_last)
     result = evaluator.run(model, loader)
     if folder is not None:
         report(config, result, evaluator, gt, names, folder, imgsz)
@@ -131,18 +130,20 @@ def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
     )
 
 
-def make_postprocess(config: ValConfig, default_iou: float) -> Postprocess:
+def make_postprocess(config: ValConfig) -> Postprocess:
     """Raw maps to detections, by the thresholds of the command line."""
-    from models.postprocess import non_max_suppression
-
-    iou_thres = default_iou if config.iou_thres is None else config.iou_thres
+    from models.postprocess import select_detections, suppression_iou
 
     def postprocess(model: Detector, raw: list[Tensor]) -> Detections:
         boxes, scores = model.decode(raw)
         if config.single_cls:
             scores = scores.amax(-1, keepdim=True)
-        return non_max_suppression(
-            boxes, scores, conf_thres=config.conf_thres, iou_thres=iou_thres, max_det=config.max_det
+        return select_detections(
+            boxes,
+            scores,
+            conf_thres=config.conf_thres,
+            iou_thres=suppression_iou(model.head, config.iou_thres),
+            max_det=config.max_det,
         )
 
     return postprocess

@@ -101,6 +101,12 @@ def settle_conflicts(cells: Tensor, metric: Tensor, overlap: Tensor, num_cells: 
     return (wins & (target == first.gather(1, flat))).view_as(cells)
 
 
+def best_claims(cells: Tensor, metric: Tensor, overlap: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
+    """Of each target's claims that hold the one of highest metric: (B, K, T) each to (B, K, 1), in the same order."""
+    best = torch.where(kept, metric, -1.0).argmax(-1, keepdim=True)
+    return tuple(t.gather(-1, best) for t in (cells, metric, overlap, kept))
+
+
 def normalised_scores(metric: Tensor, overlap: Tensor, kept: Tensor) -> Tensor:
     """The metric (B, K, T) scaled so that a target's best cell gets the target's best IoU (Feng et al. 2021, sec. 3.2).
 
@@ -113,14 +119,16 @@ def normalised_scores(metric: Tensor, overlap: Tensor, kept: Tensor) -> Tensor:
 
 
 class TaskAlignedAssigner:
-    """Task-aligned one-to-many assignment (TOOD, Feng et al. 2021) with CIoU as its overlap.
+    """Task-aligned assignment (TOOD, Feng et al. 2021) with CIoU as its overlap.
 
     For each target the ``topk`` candidates of highest alignment become its cells, less those that another target with a
-    higher overlap claims too.
+    higher overlap claims too. With ``one_to_one`` only the best of these stays. Both ways measure alignment alike, so a
+    target's one cell is the best of the many that it would have: a consistent match (YOLOv10, Wang et al. 2024). That
+    it is chosen after conflicts are settled leaves a target that loses its first choice the next one.
     """
 
-    def __init__(self, *, topk: int, alpha: float, beta: float):
-        self.topk, self.alpha, self.beta = topk, alpha, beta
+    def __init__(self, *, topk: int, alpha: float, beta: float, one_to_one: bool = False):
+        self.topk, self.alpha, self.beta, self.one_to_one = topk, alpha, beta, one_to_one
 
     @torch.no_grad()
     def __call__(
@@ -145,7 +153,7 @@ class TaskAlignedAssigner:
             finest_stride: smallest stride, pixels.
 
         Returns:
-            The assignment, with T = min(topk, N).
+            The assignment, with T = min(topk, N), or 1.
         """
         batch, slots = labels.shape
         limit = _GROUP_ELEMENTS_CPU if predicted.device.type == "cpu" else _GROUP_ELEMENTS
@@ -158,6 +166,8 @@ class TaskAlignedAssigner:
         ]
         cells, metric, overlap = (torch.cat(column) for column in zip(*parts))
         kept = settle_conflicts(cells, metric, overlap, predicted.shape[1])
+        if self.one_to_one:
+            cells, metric, overlap, kept = best_claims(cells, metric, overlap, kept)
         return Assignment(cells, normalised_scores(metric, overlap, kept))
 
     def _top_candidates(

@@ -135,7 +135,10 @@ class C2f(nn.Module):
 
 
 class C3k2(C2f):
-    """`C2f` whose inner blocks are `C3k` of two bottlenecks (``deep``) or single half-width bottlenecks."""
+    """`C2f` whose inner blocks are `C3k` of two bottlenecks (``deep``) or single half-width bottlenecks.
+
+    With ``attention`` they are a half-width bottleneck and then a `PSABlock`, its heads 64 channels wide (YOLO26).
+    """
 
     def __init__(
         self,
@@ -144,18 +147,21 @@ class C3k2(C2f):
         repeats: int = 1,
         deep: bool = False,
         expansion: float = 0.5,
+        attention: bool = False,
         groups: int = 1,
         shortcut: bool = True,
     ) -> None:
         super().__init__(in_channels, out_channels, 0, shortcut, groups, expansion)
         hidden = self.hidden
+
+        def inner() -> nn.Module:
+            if deep and not attention:
+                return C3k(hidden, hidden, 2, shortcut, groups)
+            bottleneck = Bottleneck(hidden, hidden, shortcut, groups, kernels=(3, 3))
+            return nn.Sequential(bottleneck, PSABlock(hidden, attention_heads(hidden))) if attention else bottleneck
+
         self.cv2 = Conv((2 + repeats) * hidden, out_channels)
-        self.m = nn.ModuleList(
-            C3k(hidden, hidden, 2, shortcut, groups)
-            if deep
-            else Bottleneck(hidden, hidden, shortcut, groups, kernels=(3, 3))
-            for _ in range(repeats)
-        )
+        self.m = nn.ModuleList(inner() for _ in range(repeats))
 
 
 class SPP(nn.Module):
@@ -174,20 +180,27 @@ class SPP(nn.Module):
 
 
 class SPPF(nn.Module):
-    """`SPP` of kernels k, 2k-1, 3k-2 as three k-pools in a row: the same maxima, for less work."""
+    """`SPP` of kernels k, 2k-1, 3k-2 as three k-pools in a row: the same maxima, for less work.
 
-    def __init__(self, in_channels: int, out_channels: int, kernel: int = 5) -> None:
+    With ``shortcut`` it is YOLO26's: no activation before the pools, and a residual around where channels allow it.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel: int = 5, pools: int = 3, shortcut: bool = False
+    ) -> None:
         super().__init__()
         hidden = in_channels // 2
-        self.cv1 = Conv(in_channels, hidden)
-        self.cv2 = Conv(4 * hidden, out_channels)
+        self.cv1 = Conv(in_channels, hidden, activation=not shortcut)
+        self.cv2 = Conv((1 + pools) * hidden, out_channels)
         self.m = nn.MaxPool2d(kernel, 1, kernel // 2)
+        self.pools, self.add = pools, shortcut and in_channels == out_channels
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = [self.cv1(x)]
-        for _ in range(3):
+        for _ in range(self.pools):
             outputs.append(self.m(outputs[-1]))
-        return self.cv2(torch.cat(outputs, 1))
+        y = self.cv2(torch.cat(outputs, 1))
+        return x + y if self.add else y
 
 
 class Attention(nn.Module):
@@ -218,6 +231,14 @@ class Attention(nn.Module):
         return self.proj(to_map(mixed) + self.pe(to_map(value)))
 
 
+def attention_heads(channels: int) -> int:
+    """How many heads of 64 channels, at least one. Raises ValueError where they do not split the channels."""
+    heads = max(channels // 64, 1)
+    if channels % heads:
+        raise ValueError(f"{channels} hidden channels do not split into {heads} heads")
+    return heads
+
+
 class PSABlock(nn.Module):
     """Attention, then a two-layer perceptron of 1x1 convolutions, each with a residual around it."""
 
@@ -242,9 +263,7 @@ class C2PSA(nn.Module):
         if in_channels != out_channels:
             raise ValueError(f"keeps its channels: {in_channels} come in, {out_channels} are asked for")
         self.hidden = int(in_channels * expansion)
-        heads = max(self.hidden // 64, 1)
-        if self.hidden % heads:
-            raise ValueError(f"{self.hidden} hidden channels do not split into {heads} heads")
+        heads = attention_heads(self.hidden)
         self.cv1 = Conv(in_channels, 2 * self.hidden)
         self.cv2 = Conv(2 * self.hidden, out_channels)
         self.m = nn.Sequential(*(PSABlock(self.hidden, heads) for _ in range(repeats)))

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from models import blocks
-from models.heads import DFL, AnchorFreeHead, AnchorHead
+from models.branches import BranchedHead
+from models.heads import DFL, AnchorHead
 from models.registry import Kind, build_head, build_layer, find_entry, make_activation
 from models.spec import IMAGE, LayerSpec, ModelSpec, load_spec
 from utils.errors import UserError
@@ -42,7 +43,7 @@ class Detector(nn.Module):
         )
 
     @property
-    def head(self) -> AnchorFreeHead | AnchorHead:
+    def head(self) -> BranchedHead:
         return self.model[-1]
 
     @property
@@ -70,7 +71,10 @@ class Detector(nn.Module):
         return self.head.anchors
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Images float (B, 3, H, W) in [0, 1], RGB, to the head's raw maps, one (B, channels, H/s, W/s) a level."""
+        """Images float (B, 3, H, W) in [0, 1], RGB, to the head's raw maps, one (B, channels, H/s, W/s) a level.
+
+        A pair of heads gives the maps of its one-to-many branch, then those of its one-to-one branch.
+        """
         x, kept = images, {}
         for index, (layer, sources) in enumerate(zip(self.model, self._sources)):
             if isinstance(sources, int):
@@ -85,9 +89,14 @@ class Detector(nn.Module):
         """Raw maps to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C)."""
         return self.head.decode(raw)
 
-    def fuse(self) -> Detector:
-        """A copy for inference, in eval mode, with every batch norm folded into its convolution."""
+    def fuse(self, *, one_to_one: bool = True) -> Detector:
+        """A copy for inference, in eval mode, with every batch norm folded into its convolution.
+
+        Of a pair of heads it has one branch: the one-to-one, or else the one-to-many, whose detections want NMS.
+        """
         fused = copy.deepcopy(self).eval()
+        if fused.head.is_pair:
+            fused.head.keep_branch(one_to_one=one_to_one)
         for module in fused.modules():
             if isinstance(module, blocks.Conv) and not isinstance(module.bn, nn.Identity):
                 module.conv = fuse_conv_bn_eval(module.conv, module.bn)

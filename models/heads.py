@@ -1,4 +1,4 @@
-"""Detection heads: raw convolution maps in ``forward``, boxes and scores in ``decode``.
+"""Detection heads: raw convolution maps, and the boxes and scores that they stand for.
 
 Legend: B images, L levels, C classes, A anchors a cell, R bins a box side, N predictions over all levels.
 """
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from models.blocks import Conv, DWConv
+from models.branches import BranchedHead
 from models.decoding import (
     anchor_to_cxcywh,
     distances_to_xyxy,
@@ -40,13 +41,15 @@ class DFL(nn.Module):
             self.conv.weight.copy_(torch.arange(self.bins, dtype=torch.float32).view(1, -1, 1, 1))
 
 
-class AnchorFreeHead(nn.Module):
-    """Decoupled box and class branches at each level; box sides are distributions over R bins of one stride.
+class AnchorFreeHead(BranchedHead):
+    """Decoupled box and class layers at each level; box sides are distributions over R bins of one stride.
 
-    Raw maps are (B, 4R + C, h, w): left, top, right and bottom bins first.
+    With R = 1 there are no distributions: the layers give the distances themselves, in strides. Raw maps are
+    (B, 4R + C, h, w): left, top, right and bottom bins first.
     """
 
     kind: Literal["anchor_free"] = "anchor_free"
+    branch = ("cv2", "cv3")
     anchors = None
 
     def __init__(
@@ -67,7 +70,8 @@ class AnchorFreeHead(nn.Module):
             for c in in_channels
         )
         self.cv3 = nn.ModuleList(self._class_branch(c, class_width, depthwise) for c in in_channels)
-        self.dfl = DFL(reg_max)
+        if reg_max > 1:
+            self.dfl = DFL(reg_max)
 
     def _class_branch(self, channels: int, width: int, depthwise: bool) -> nn.Sequential:
         if depthwise:
@@ -78,22 +82,21 @@ class AnchorFreeHead(nn.Module):
         return nn.Sequential(first, second, nn.Conv2d(width, self.num_classes, 1))
 
     @torch.no_grad()
-    def reset_biases(self) -> None:
-        """Box sides start near one stride; a class is as likely as 5 objects spread over a typical image make it."""
-        for box, classes, stride in zip(self.cv2, self.cv3, self.strides):
-            box[-1].bias.fill_(1.0)
+    def set_priors(self, boxes: nn.ModuleList, classes: nn.ModuleList) -> None:
+        """Box sides start at the middle of their bins, or two strides from the cell without bins; a class is as likely
+        as 5 objects spread over a typical image make it."""
+        for box, cls, stride in zip(boxes, classes, self.strides):
+            box[-1].bias.fill_(1.0 if self.reg_max > 1 else 2.0)
             cells = (REFERENCE_SIZE / stride) ** 2
-            classes[-1].bias.fill_(math.log(5 / self.num_classes / cells))
+            cls[-1].bias.fill_(math.log(5 / self.num_classes / cells))
 
-    def class_rows(self) -> dict[str, tuple[int, int]]:
-        """Layers whose output rows belong to classes: local name to (groups, rows before the classes of a group)."""
+    def output_rows(self) -> dict[str, tuple[int, int]]:
         return {f"cv3.{i}.2": (1, 0) for i in range(len(self.cv3))}
 
-    def forward(self, features: list[Tensor]) -> list[Tensor]:
-        return [torch.cat((box(x), cls(x)), 1) for x, box, cls in zip(features, self.cv2, self.cv3)]
+    def maps(self, features: list[Tensor], boxes: nn.ModuleList, classes: nn.ModuleList) -> list[Tensor]:
+        return [torch.cat((box(x), cls(x)), 1) for x, box, cls in zip(features, boxes, classes)]
 
-    def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Raw maps to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C) in [0, 1]."""
+    def decode_maps(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         sides, logits = flatten_levels(raw).split((4 * self.reg_max, self.num_classes), -1)
         distances = expected_distances(sides.unflatten(-1, (4, self.reg_max)))
         shapes = tuple((level.shape[2], level.shape[3]) for level in raw)
@@ -101,7 +104,7 @@ class AnchorFreeHead(nn.Module):
         return boxes, logits.sigmoid()
 
 
-class AnchorHead(nn.Module):
+class AnchorHead(BranchedHead):
     """One 1x1 convolution a level; each anchor predicts x, y, w, h, objectness and classes (YOLOv3 to v5).
 
     Raw maps are (B, A(5 + C), h, w), anchor by anchor. The buffer ``anchors`` (L, A, 2) holds widths and heights in
@@ -109,6 +112,7 @@ class AnchorHead(nn.Module):
     """
 
     kind: Literal["anchor"] = "anchor"
+    branch = ("m",)
     reg_max = 0
 
     def __init__(
@@ -134,26 +138,22 @@ class AnchorHead(nn.Module):
         self.anchors.copy_(pixels / torch.tensor(self.strides, dtype=torch.float32).view(-1, 1, 1))
 
     @torch.no_grad()
-    def reset_biases(self) -> None:
+    def set_priors(self, outputs: nn.ModuleList) -> None:
         """Boxes start as their anchors; about 8 objects in a typical image; a class has 0.6 of an even share."""
-        for conv, stride in zip(self.m, self.strides):
+        for conv, stride in zip(outputs, self.strides):
             bias = conv.bias.view(self.num_anchors, 5 + self.num_classes)
             bias[:, :4] = 0.0
             bias[:, 4] = math.log(8 / (REFERENCE_SIZE / stride) ** 2)
             bias[:, 5:] = math.log(0.6 / (self.num_classes - 0.99999))
 
-    def class_rows(self) -> dict[str, tuple[int, int]]:
-        """Layers whose output rows belong to classes: local name to (groups, rows before the classes of a group)."""
+    def output_rows(self) -> dict[str, tuple[int, int]]:
         return {f"m.{i}": (self.num_anchors, 5) for i in range(len(self.m))}
 
-    def forward(self, features: list[Tensor]) -> list[Tensor]:
-        return [conv(x) for x, conv in zip(features, self.m)]
+    def maps(self, features: list[Tensor], outputs: nn.ModuleList) -> list[Tensor]:
+        return [conv(x) for x, conv in zip(features, outputs)]
 
-    def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Raw maps to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C): objectness x class.
-
-        N runs over levels, then anchors, rows and columns.
-        """
+    def decode_maps(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """As in the base, the scores objectness x class. N runs over levels, then anchors, rows and columns."""
         boxes, scores = [], []
         for level, (x, stride) in enumerate(zip(raw, self.strides)):
             centres, _ = cell_centres(((x.shape[2], x.shape[3]),), (stride,), x.device)

@@ -24,6 +24,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from models.assigners import AnchorMatches, TaskAlignedAssigner, match_anchors
 from models.decoding import anchor_to_cxcywh, distances_to_xyxy, expected_distances, flatten_levels
 from models.grid import cell_centres
+from models.pair_loss import PairLoss
 from utils.boxes import cxcywh_to_xyxy, iou, scale_boxes
 from utils.config import Hyperparameters
 from utils.structures import LossOutput, pad_targets
@@ -60,21 +61,30 @@ def gather_cells(values: Tensor, cells: Tensor) -> Tensor:
 
 
 class AnchorFreeLoss(nn.Module):
-    """BCE on all cells, CIoU and distribution focal loss on assigned ones (TOOD and GFL papers).
+    """BCE on all cells, CIoU and a loss of distances on assigned ones (TOOD and GFL papers).
 
+    The loss of distances is the distribution focal loss, or without bins (R = 1) their mean absolute error in cells.
     ``names`` label ``LossOutput.parts``. The normaliser is the sum of target scores.
     """
 
-    names = ("box", "cls", "dfl")
-
     def __init__(
-        self, *, strides: Sequence[int], num_classes: int, reg_max: int, hyp: Hyperparameters, label_smoothing: float
+        self,
+        *,
+        strides: Sequence[int],
+        num_classes: int,
+        reg_max: int,
+        hyp: Hyperparameters,
+        label_smoothing: float,
+        one_to_one: bool = False,
     ):
         super().__init__()
+        self.names = ("box", "cls", "dfl" if reg_max > 1 else "l1")
         self.strides, self.num_classes, self.reg_max = tuple(strides), num_classes, reg_max
         self.gains = (hyp.box, hyp.cls, hyp.dfl)
         self.label_smoothing = label_smoothing
-        self.assigner = TaskAlignedAssigner(topk=hyp.tal_topk, alpha=hyp.tal_alpha, beta=hyp.tal_beta)
+        self.assigner = TaskAlignedAssigner(
+            topk=hyp.tal_topk, alpha=hyp.tal_alpha, beta=hyp.tal_beta, one_to_one=one_to_one
+        )
 
     def forward(self, raw: Sequence[Tensor], targets: Tensor, max_targets: int) -> LossOutput:
         """Args: raw maps (B, 4R + C, h, w) a level; ``targets`` (M, 6) and ``max_targets`` as in `Batch`."""
@@ -94,9 +104,9 @@ class AnchorFreeLoss(nn.Module):
 
         cells, weight = cells.flatten(1), scores.flatten(1)  # (B, P) with P = K * T
         boxes = boxes.repeat_interleave(scores.shape[-1], dim=1)
-        box, dfl = self._box_terms(gather_cells(box_logits, cells), boxes, centres[cells], strides[cells], weight)
+        box, sides = self._box_terms(gather_cells(box_logits, cells), boxes, centres[cells], strides[cells], weight)
         cls = binary_cross_entropy_with_logits(class_logits, class_targets, reduction="sum")
-        parts = [gain * term for gain, term in zip(self.gains, (box, cls, dfl), strict=True)]
+        parts = [gain * term for gain, term in zip(self.gains, (box, cls, sides), strict=True)]
         return LossOutput(sum(parts), scores.sum(), torch.stack(parts).detach())
 
     def _class_targets(self, class_logits: Tensor, cells: Tensor, labels: Tensor, scores: Tensor) -> Tensor:
@@ -109,17 +119,21 @@ class AnchorFreeLoss(nn.Module):
     def _box_terms(
         self, logits: Tensor, boxes: Tensor, centres: Tensor, strides: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Weighted sums of 1 - CIoU and of DFL over slots.
+        """Weighted sums over slots of 1 - CIoU and of the loss of distances.
 
         Args: logits (B, P, 4R); boxes (B, P, 4) pixels; centres (B, P, 2) in cells; strides (B, P, 1); weight (B, P).
         """
         logits = logits.unflatten(-1, (4, self.reg_max))
-        predicted = distances_to_xyxy(expected_distances(logits), centres, strides)
+        distances = expected_distances(logits)
+        predicted = distances_to_xyxy(distances, centres, strides)
         box = (weight * (1 - iou(predicted, boxes, kind="ciou"))).sum()
         low, high = (boxes / strides).split(2, -1)
         true_distances = torch.cat((centres - low, high - centres), -1)
-        dfl = (weight * distribution_focal_loss(logits, true_distances).mean(-1)).sum()
-        return box, dfl
+        if self.reg_max > 1:
+            error = distribution_focal_loss(logits, true_distances)
+        else:
+            error = (distances - true_distances).abs()
+        return box, (weight * error.mean(-1)).sum()
 
 
 # Gains of an anchor loss that is divided by its positives. What matters is the balance between one positive's box, its
@@ -209,6 +223,13 @@ class AnchorLoss(nn.Module):
 
 def build_criterion(model: nn.Module, hyp: Hyperparameters, *, label_smoothing: float = 0.0) -> nn.Module:
     """The loss for the model's head, on the model's device. Anchors are copied: build it when they are final."""
+    many = _branch_criterion(model, hyp, label_smoothing, one_to_one=False)
+    if not model.head.is_pair:
+        return many
+    return PairLoss(many, _branch_criterion(model, hyp, label_smoothing, one_to_one=True), gain=hyp.one2one)
+
+
+def _branch_criterion(model: nn.Module, hyp: Hyperparameters, label_smoothing: float, *, one_to_one: bool) -> nn.Module:
     head = model.head
     common = {
         "strides": model.strides,
@@ -219,5 +240,5 @@ def build_criterion(model: nn.Module, hyp: Hyperparameters, *, label_smoothing: 
     if head.kind == "anchor":
         return AnchorLoss(anchors=head.anchors, **common)
     if head.kind == "anchor_free":
-        return AnchorFreeLoss(reg_max=head.reg_max, **common)
+        return AnchorFreeLoss(reg_max=head.reg_max, one_to_one=one_to_one, **common)
     raise ValueError(f"no loss for a head of kind {head.kind!r}")

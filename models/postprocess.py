@@ -1,4 +1,4 @@
-"""Threshold and non-maximum suppression: the only one in the project.
+"""Maps' boxes to detections: by threshold and non-maximum suppression (the only one in the project), or by rank alone.
 
 Greedy suppression is a chain: a box falls to any better box of its class that stands. Here the chain is solved for all
 images at once, in blocks of candidates from the best down. Within a block, "a box stands unless a better standing one
@@ -17,11 +17,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from models.branches import BranchedHead
 from utils.boxes import area_xyxy
 from utils.errors import UserError
 from utils.structures import Detections
 
 VALIDATION_IOU = {"anchor": 0.6, "anchor_free": 0.7}  # by kind of head, as published for YOLOv5 and YOLOv8
+DETECTION_IOU = 0.45  # fewer boxes an object than in validation, as in YOLOv5's and YOLOv8's detection
 MAX_CANDIDATES = 30_000  # an image, the best by score
 _BLOCK = 256  # candidates examined together; changes speed and memory only
 
@@ -99,6 +101,83 @@ def _stand_in_block(standing: Tensor, suppresses: Tensor) -> Tensor:
         if torch.equal(settled, kept):
             return kept
         kept = settled
+
+
+def suppression_iou(head: BranchedHead, given: float | None = None, default: float | None = None) -> float | None:
+    """At which IoU boxes suppress each other: ``given``; else None for an end-to-end head, whose detections are not to
+    be suppressed; else ``default`` or, without one, the value for validation."""
+    if given is not None or head.is_end_to_end:
+        return given
+    return VALIDATION_IOU[head.kind] if default is None else default
+
+
+def select_detections(
+    boxes_xyxy: Tensor,
+    scores: Tensor,
+    *,
+    conf_thres: float,
+    iou_thres: float | None,
+    max_det: int,
+    agnostic: bool = False,
+    multi_label: bool = True,
+    classes: Sequence[int] | None = None,
+) -> Detections:
+    """`non_max_suppression`, or with ``iou_thres`` None `best_detections`.
+
+    A box whose sides have changed places (distances without bins may be negative) becomes one without area.
+    """
+    low, high = boxes_xyxy.split(2, -1)
+    boxes_xyxy = torch.cat((low, torch.maximum(low, high)), -1)
+    common = {"conf_thres": conf_thres, "max_det": max_det, "multi_label": multi_label, "classes": classes}
+    if iou_thres is None:
+        return best_detections(boxes_xyxy, scores, **common)
+    return non_max_suppression(boxes_xyxy, scores, iou_thres=iou_thres, agnostic=agnostic, **common)
+
+
+def _ranked(scores: Tensor, places: Tensor, count: int) -> Tensor:
+    """Positions (B, count) of the highest scores (B, M), of equal ones those with the lowest ``places`` (B, M) first.
+
+    A positive float32 and its bits read as an integer sort alike, so one int64 key holds both.
+    """
+    keys = (scores.view(torch.int32).long() << 32) - places
+    return keys.topk(count, dim=1).indices
+
+
+@torch.no_grad()
+def best_detections(
+    boxes_xyxy: Tensor,
+    scores: Tensor,
+    *,
+    conf_thres: float,
+    max_det: int,
+    multi_label: bool = True,
+    classes: Sequence[int] | None = None,
+) -> Detections:
+    """The ``max_det`` best (box, class) pairs of each image, none suppressed: for end-to-end heads.
+
+    Arguments and the order of equal scores are those of `non_max_suppression`. Shapes depend on no values, and nothing
+    waits for the device.
+    """
+    boxes_xyxy, scores = boxes_xyxy.float(), scores.float()
+    batch, count, num_classes = scores.shape
+    scores = torch.where(_allowed_scores(scores, conf_thres, multi_label, classes), scores, -1.0)
+    # A box of one of the best pairs is one of the best boxes by best pair: the others' pairs need no ranking.
+    places = torch.arange(count, device=scores.device).expand(batch, -1)
+    best = _ranked(scores.amax(-1), places, min(max_det, count))
+    pairs = scores.gather(1, best[..., None].expand(-1, -1, num_classes)).flatten(1)
+    places = (best[..., None] * num_classes + torch.arange(num_classes, device=scores.device)).flatten(1)
+    chosen = _ranked(pairs, places, min(max_det, pairs.shape[1]))
+    found, place = pairs.gather(1, chosen), places.gather(1, chosen)
+    box = place.div(num_classes, rounding_mode="floor")
+    kept = found >= 0
+    columns = (
+        torch.where(kept[..., None], boxes_xyxy.gather(1, box[..., None].expand(-1, -1, 4)), 0.0),
+        found * kept,
+        place.remainder(num_classes) * kept,
+    )
+    missing = max_det - found.shape[1]
+    padded = [torch.cat((t, t.new_zeros((batch, missing, *t.shape[2:]))), 1) for t in columns]
+    return Detections(*padded, kept.sum(1))
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from enum import Enum, auto
 from torch import nn
 
 from models import blocks
+from models.branches import BranchedHead
 from models.heads import AnchorFreeHead, AnchorHead
 from models.spec import LayerSpec, ModelSpec, checked_anchors
 from utils.config import suggestion
@@ -120,16 +121,18 @@ def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) ->
 
 def build_head(
     layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...], strides: tuple[int, ...], num_classes: int
-) -> AnchorFreeHead | AnchorHead:
+) -> BranchedHead:
     """The detection head: ``[nc]`` asks for the anchor-free one, ``[nc, anchors]`` for the anchor one.
 
-    In a graph with C3k2 blocks the class branches are depthwise-separable, as the public convention has it.
+    In a graph with C3k2 blocks the class layers are depthwise-separable, as the public convention has it.
     """
     if not 1 <= len(layer.args) <= 2 or not (layer.args[0] == "nc" or _fits(layer.args[0], int)):
         raise layer.mistake("args", f"Detect wants [nc] or [nc, anchors], got {list(layer.args)}")
     if len(layer.args) == 1:
         depthwise = any(find_entry(other).module is blocks.C3k2 for other in spec.layers)
-        return AnchorFreeHead(channels, strides, num_classes, spec.reg_max, depthwise)
+        return _with_branches(AnchorFreeHead(channels, strides, num_classes, spec.reg_max, depthwise), spec)
+    if spec.end2end:
+        raise layer.mistake("args", "end2end wants the anchor-free head: Detect with [nc] alone")
     anchors = spec.anchors
     if layer.args[1] != "anchors":
         anchors = checked_anchors(layer.args[1], f"{layer.where('args')}: anchors")
@@ -138,6 +141,12 @@ def build_head(
     if isinstance(anchors, list) and len(anchors) != len(channels):
         raise layer.mistake("args", f"{len(channels)} levels need {len(channels)} rows of anchors, got {len(anchors)}")
     return AnchorHead(channels, strides, num_classes, anchors)
+
+
+def _with_branches(head: BranchedHead, spec: ModelSpec) -> BranchedHead:
+    if spec.end2end:
+        head.add_one_to_one()
+    return head
 
 
 def _repeat(make: typing.Callable[[int], nn.Module], repeats: int) -> nn.Module:

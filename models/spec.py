@@ -34,8 +34,10 @@ KEYS = (
     "anchors",
     "activation",
     "reg_max",
+    "end2end",
     "name",
 )
+PLAIN_KEYS = ("anchors", "activation", "reg_max", "end2end", "backbone", "head")  # kept as they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class ModelSpec:
     anchors: list[list[float]] | int | None  # rows in pixels, or how many a cell
     activation: str | None
     reg_max: int
+    end2end: bool  # the pair of heads that needs no NMS
     layers: tuple[LayerSpec, ...]
     plain: dict[str, Any]  # what rebuilds this spec
 
@@ -123,7 +126,7 @@ def parse_spec(values: Any, label: str) -> ModelSpec:
         if values.get(key, 3) != 3:
             raise UserError(f"{label}: {key}: images have 3 channels here, got {values[key]!r}")
     depth, width, max_channels = _multiples(values, label)
-    plain = {key: values[key] for key in ("anchors", "activation", "reg_max", "backbone", "head") if key in values}
+    plain = {key: values[key] for key in PLAIN_KEYS if key in values}
     plain |= {"depth_multiple": depth, "width_multiple": width, "name": label}
     if max_channels != float("inf"):
         plain["max_channels"] = max_channels
@@ -140,7 +143,8 @@ def parse_spec(values: Any, label: str) -> ModelSpec:
         deep=plain.get("scale") in DEEP_SCALES,
         anchors=None if values.get("anchors") is None else checked_anchors(values["anchors"], f"{label}: anchors"),
         activation=activation,
-        reg_max=int(_number(values, "reg_max", 16, label, low=2, whole=True)),
+        reg_max=int(_number(values, "reg_max", 16, label, low=1, whole=True)),
+        end2end=_flag(values, "end2end", label),
         layers=_layers(values, label),
         plain=plain,
     )
@@ -153,6 +157,13 @@ def _number(values: dict, key: str, default: float, label: str, low: float = 0.0
     good = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and low <= value < 1e6
     if not good or value == 0:
         raise UserError(f"{label}: {key}: wants a {'whole ' if whole else 'positive '}number, got {value!r}")
+    return value
+
+
+def _flag(values: dict, key: str, label: str) -> bool:
+    value = values.get(key, False)
+    if not isinstance(value, bool):
+        raise UserError(f"{label}: {key}: wants true or false, got {value!r}")
     return value
 
 

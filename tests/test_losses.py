@@ -25,7 +25,7 @@ KINDS = ("anchor_free", "anchor")
 
 def tiny_model(kind: str, classes: int = 3) -> SimpleNamespace:
     anchors = torch.tensor(ANCHORS_PX, dtype=torch.float32) / torch.tensor(STRIDES)[:, None, None]
-    head = SimpleNamespace(kind=kind, reg_max=REG_MAX, anchors=anchors)
+    head = SimpleNamespace(kind=kind, reg_max=REG_MAX, anchors=anchors, is_pair=False)
     return SimpleNamespace(head=head, strides=STRIDES, num_classes=classes)
 
 

@@ -47,8 +47,9 @@ class Hyperparameters:
     ema_tau: float = setting(2000.0, low=1e-9, help="EMA ramp in steps: decay * (1 - exp(-step / tau))")
     box: float = setting(7.5, low=0, help="box loss gain")
     cls: float = setting(0.5, low=0, help="class loss gain")
-    dfl: float = setting(1.5, low=0, help="distribution focal loss gain (anchor-free heads)")
+    dfl: float = setting(1.5, low=0, help="distance loss gain: DFL, or L1 where reg_max is 1 (anchor-free heads)")
     obj: float = setting(1.0, low=0, help="objectness loss gain (anchor heads)")
+    one2one: float = setting(4.0, low=0, help="gain of the one-to-one branch's whole loss (models with end2end)")
     anchor_t: float = setting(4.0, low=1, help="largest width or height ratio of an anchor to its target")
     tal_topk: int = setting(10, low=1, help="candidates a target in task-aligned assignment")
     tal_alpha: float = setting(0.5, low=0, help="exponent of the class score in task-aligned assignment")
@@ -145,8 +146,9 @@ class ValConfig:
     rect: bool = setting(True, help="batches by aspect, padded as little as possible")
     conf_thres: float = setting(0.001, low=0, high=1, aliases=("--conf",), help="confidence threshold")
     iou_thres: float | None = setting(
-        None, low=0, high=1, aliases=("--iou",), help="NMS IoU threshold; default: 0.7, of anchor heads 0.6"
+        None, low=0, high=1, aliases=("--iou",), help="NMS IoU threshold; default: by head (0.7, 0.6, or no NMS)"
     )
+    nms: bool = setting(False, help="NMS-free models: score their one-to-many head with NMS")
     max_det: int = setting(300, low=1, help="detections an image")
     single_cls: bool = setting(False, help="treat all classes as one")
     device: str = setting("", help="cpu, 0, 0,1, mps; empty: the best there is")
@@ -174,7 +176,10 @@ class DetectConfig:
     source: str = setting(help="image, folder, glob, video, .txt list, stream URL, or a webcam number")
     imgsz: int = setting(0, low=0, aliases=("--img", "--img-size"), help="longer side, pixels; 0: the checkpoint's")
     conf_thres: float = setting(0.25, low=0, high=1, aliases=("--conf",), help="confidence threshold")
-    iou_thres: float = setting(0.45, low=0, high=1, aliases=("--iou",), help="NMS IoU threshold")
+    iou_thres: float | None = setting(
+        None, low=0, high=1, aliases=("--iou",), help="NMS IoU threshold; default: 0.45, of NMS-free models no NMS"
+    )
+    nms: bool = setting(False, help="NMS-free models: detect with their one-to-many head and NMS")
     max_det: int = setting(300, low=1, help="detections an image")
     classes: list[int] = setting(factory=list, help="keep these classes only")
     agnostic_nms: bool = setting(False, help="suppress across classes")
