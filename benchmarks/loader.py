@@ -1,0 +1,75 @@
+"""Training pictures a second: mosaic, affine, colour and flips, ours against Ultralytics'.
+
+    python -m benchmarks.loader --data coco128.yaml --imgsz 640 320 --cache none ram --peer PYTHON
+
+Both loaders stay; they work in turns, with as many workers. The peer's settings are read from it and must be those of
+`configs/hyp/default.yaml`; a second table compares what the pictures of both look like.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+from benchmarks.dataset_copy import copied
+from benchmarks.report import Comparison, add_flags, show
+from benchmarks.turns import ROOT, alternate
+
+GOALS = {("none", 640): 2.0, ("none", 320): 1.5, ("ram", 640): 3.0, ("ram", 320): 2.0}
+LOOKS = ("boxes a picture", "box side, share of the picture", "grey pixels", "brightness", "saturation")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--data", required=True, help="data set YAML, of a format that both read")
+    parser.add_argument("--imgsz", type=int, nargs="+", default=[640, 320])
+    parser.add_argument("--cache", nargs="+", default=["none", "ram"], choices=("none", "ram", "disk"))
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=6.0, help="a turn")
+    add_flags(parser)
+    options = parser.parse_args()
+    with copied(options.data) as data:
+        rows = [compare(options, str(data), cache, size) for cache in options.cache for size in options.imgsz]
+    title = f"Loader, {options.data.rsplit('/', 1)[-1]}, batch {options.batch_size}, {options.workers} workers"
+    show(title, rows, log=options.log)
+
+
+def compare(options: argparse.Namespace, data: str, cache: str, size: int) -> Comparison:
+    shared = ["loader", "--data", data, "--imgsz", str(size), "--batch-size", str(options.batch_size)]
+    shared += ["--workers", str(options.workers), "--cache", cache, "--seconds", str(options.seconds)]
+    index = str(Path(data).parent / "index")
+    commands = {"ours": [sys.executable, "-m", "benchmarks.our_side", *shared, "--cache-dir", index]}
+    if options.peer:
+        commands["peer"] = [options.peer, str(ROOT / "benchmarks" / "ultralytics_side.py"), *shared]
+    results = alternate(commands, options.rounds)
+    if options.peer:
+        check_strength(results["ours"][0], results["peer"][0], cache, size)
+    rates = {name: [r["rate"] for r in values] for name, values in results.items()}
+    return Comparison(
+        f"{size} px, cache {cache}", "images/s", rates["ours"], rates.get("peer", []), True, GOALS.get((cache, size))
+    )
+
+
+def check_strength(ours: dict, peer: dict, cache: str, size: int) -> None:
+    """SystemExit if the peer augments by other settings; prints what the pictures of both look like."""
+    from dataclasses import asdict
+
+    from utils.config import hyperparameters_from
+
+    own = asdict(hyperparameters_from(""))
+    differing = {name: (own[name], value) for name, value in peer["settings"].items() if own[name] != value}
+    if differing:
+        sys.exit(f"the two do not augment alike: {differing}")
+    keys = [key for key in peer if isinstance(peer[key], float) and key != "rate"]
+    print(f"\n{size} px, cache {cache}: pictures of ours / peer's")
+    for key in keys:
+        print(f"  {key:40} {ours[key]:8.4f} {peer[key]:8.4f}")
+    worst = statistics.fmean(abs(ours[key] / peer[key] - 1) for key in LOOKS)
+    print(f"  mean difference of {', '.join(LOOKS)}: {worst:.1%}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

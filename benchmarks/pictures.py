@@ -1,0 +1,51 @@
+"""What training pictures look like and how fast they come, for loaders of either side. Imported in peers' environments
+too, so it uses torch alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+GREY = 114
+SKIPPED = 10  # batches that lay ready while the other side had its turn
+
+
+def describe(batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    """Statistics by which the strength of augmentation can be compared.
+
+    Args:
+        batches: uint8 (B, 3, H, W) and boxes (M, 4) cx, cy, w, h, normalised.
+    """
+    boxes, grey, brightness, saturation, pictures = [], [], [], [], 0
+    for images, targets in batches:
+        pictures += len(images)
+        boxes.append(targets)
+        grey.append((images == GREY).all(1).float().mean((1, 2)))
+        values = images.float() / 255
+        high, low = values.amax(1), values.amin(1)
+        brightness.append(high.mean((1, 2)))
+        saturation.append(((high - low) / high.clamp(min=1e-6)).mean((1, 2)))
+    widths, heights = torch.cat(boxes)[:, 2:].unbind(1)
+    return {
+        "boxes a picture": len(widths) / pictures,
+        "box side, share of the picture": float((widths * heights).sqrt().mean()),
+        "box width / height, log": float((widths / heights).log().mean()),
+        "grey pixels": float(torch.cat(grey).mean()),
+        "brightness": float(torch.cat(brightness).mean()),
+        "brightness, deviation between pictures": float(torch.cat(brightness).std()),
+        "saturation": float(torch.cat(saturation).mean()),
+        "saturation, deviation between pictures": float(torch.cat(saturation).std()),
+    }
+
+
+def rate_of(counts: Iterator[int], seconds: float) -> float:
+    """Images a second over the next ``seconds``, what lay ready left out."""
+    for _ in range(SKIPPED):
+        next(counts)
+    images, started = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - started) < seconds:
+        images += next(counts)
+    return images / elapsed

@@ -1,0 +1,123 @@
+"""Tables of what was measured on two sides, and the dated log in benchmarks/README.md."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import statistics
+import subprocess
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LOG = ROOT / "benchmarks" / "README.md"
+WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One line of a table: repeated measurements of the same thing on both sides."""
+
+    what: str
+    unit: str
+    ours: Sequence[float]
+    peer: Sequence[float] = field(default=())  # empty: not measured
+    higher_is_better: bool = False
+    goal: float | None = None  # wanted `advantage`
+
+    @property
+    def advantage(self) -> float | None:
+        """How many times better ours is than the peer's, by medians; None without a peer."""
+        if not self.peer:
+            return None
+        ours, peer = statistics.median(self.ours), statistics.median(self.peer)
+        better, worse = (ours, peer) if self.higher_is_better else (peer, ours)
+        return better / worse if worse else float("inf")
+
+    def cells(self) -> list[str]:
+        advantage = self.advantage
+        wanted = "" if self.goal is None else f"{self.goal:.3g}"
+        if wanted and advantage is not None:
+            wanted += ", met" if advantage >= self.goal else ", short"
+        return [
+            f"{self.what} [{self.unit}]",
+            _median(self.ours),
+            _median(self.peer),
+            "" if advantage is None else f"{advantage:.2f}",
+            wanted,
+        ]
+
+    def sentence(self) -> str:
+        text = f"{self.what}: {_median(self.ours)} {self.unit}"
+        if self.advantage is None:
+            return text
+        return f"{text} against {_median(self.peer)} ({self.advantage:.2f} times better)"
+
+
+def _median(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    text = f"{statistics.median(values):.4g}"
+    if len(values) == 1:
+        return text
+    return f"{text} ({min(values):.3g} to {max(values):.3g})"
+
+
+def add_flags(parser: argparse.ArgumentParser, *, rounds: int = 5) -> None:
+    """The flags that all comparisons have."""
+    parser.add_argument("--peer", default="", help="Python of an environment that has Ultralytics; empty: ours alone")
+    parser.add_argument("--rounds", type=int, default=rounds, help="turns of each side; medians are compared")
+    parser.add_argument("--log", action="store_true", help="append a dated row to benchmarks/README.md")
+
+
+def show(title: str, rows: Sequence[Comparison], *, log: bool = False) -> None:
+    """Prints the table, and with ``log`` appends it as a sentence to the log."""
+    print(f"\n{title}\n{table(rows)}", flush=True)
+    if log:
+        append_log(f"{title}. " + "; ".join(row.sentence() for row in rows) + ".")
+
+
+def table(rows: Sequence[Comparison]) -> str:
+    cells = [["median (least to most)", "ours", "peer", "times better", "wanted"], *(row.cells() for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(5)]
+    cells.insert(1, ["-" * width for width in widths])
+    return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths)) + " |" for line in cells)
+
+
+def append_log(text: str, path: Path = LOG) -> None:
+    """A row with date, hardware and commit at the end of the log."""
+    today = datetime.date.today().isoformat()
+    row = f"- {today}, {machine()}, commit {commit()}. {text}"
+    lines = textwrap.fill(row, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(lines + "\n")
+
+
+def machine() -> str:
+    """CPU, cores this process may use, memory, GPU if torch sees one, torch's version."""
+    import torch
+
+    cpu = platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0] if names else cpu
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ", no GPU"
+    return f"{cores} cores of {cpu}, {memory:.0f} GiB{gpu}, torch {torch.__version__}"
+
+
+def commit() -> str:
+    """Of the working tree; with a + if a tracked file differs from it. "unknown" outside a repository."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + changed

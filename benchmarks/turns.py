@@ -1,0 +1,111 @@
+"""How a measuring process and the benchmark that started it take turns: a line in, one measurement, a line of JSON out.
+
+Both sides of a comparison are started once, then measure in turns; who waits only waits for its standard input. This
+module is also imported by scripts that run in a peer's environment, so it uses the standard library alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+MARK = "@measured "
+END_S = 10.0
+_TAIL = 3000
+
+
+def take_turns(measure: Callable[[], dict]) -> None:
+    """What a measuring process does once it is set up: measures for each line of standard input, until that ends."""
+    say({})
+    for _ in sys.stdin:
+        say(measure())
+
+
+def say(values: dict) -> None:
+    print(MARK + json.dumps(values), flush=True)
+
+
+class Side:
+    """A process that takes turns, or one that says one result and ends.
+
+    Args:
+        command: what to run, in the repository's folder.
+        extra: environment variables on top of this process's.
+    """
+
+    def __init__(self, command: Sequence[str], extra: dict[str, str] | None = None) -> None:
+        self.command = list(command)
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by __exit__)
+        self._process = subprocess.Popen(
+            self.command,
+            cwd=ROOT,
+            env=os.environ | (extra or {}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # so that its workers can be ended with it
+        )
+
+    def __enter__(self) -> Side:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.stdin.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+    def result(self) -> dict:
+        """The next result. SystemExit with what the process printed when it ends without one."""
+        for line in self._process.stdout:
+            if line.startswith(MARK):
+                return json.loads(line[len(MARK) :])
+        self._process.wait()
+        self._errors.seek(0)
+        sys.exit(f"{' '.join(self.command)} ended without a result:\n{self._errors.read()[-_TAIL:]}")
+
+    def measure(self) -> dict:
+        """One turn."""
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return self.result()
+
+
+def alternate(commands: dict[str, Sequence[str]], rounds: int) -> dict[str, list[dict]]:
+    """Results by side: all are started and set up one after the other, then measure in turns."""
+    started: dict[str, Side] = {}
+    results: dict[str, list[dict]] = {name: [] for name in commands}
+    try:
+        for name, command in commands.items():
+            started[name] = Side(command)
+            started[name].result()
+        for _ in range(rounds):
+            for name, side in started.items():
+                results[name].append(side.measure())
+    finally:
+        for side in started.values():
+            side.__exit__()
+    return results
+
+
+def run_in_turns(commands: dict[str, Sequence[str]], rounds: int) -> dict[str, list[dict]]:
+    """As `alternate` for measurements that want a fresh process each: a command says one result and ends."""
+    results: dict[str, list[dict]] = {name: [] for name in commands}
+    for _ in range(rounds):
+        for name, command in commands.items():
+            with Side(command) as side:
+                results[name].append(side.result())
+    return results

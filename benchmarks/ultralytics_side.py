@@ -1,0 +1,199 @@
+"""The peer's side of the comparisons, run by the Python of an environment that has Ultralytics, through its public
+interfaces, as its trainer uses them by default. See `benchmarks.turns`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import statistics
+import time
+
+os.environ["YOLO_OFFLINE"] = "1"
+
+from turns import say, take_turns  # beside this file, which is started by its path
+
+BOXES_AN_IMAGE = 12
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers(dest="command", required=True)
+    step = commands.add_parser("step")
+    step.add_argument("--model", required=True)
+    step.add_argument("--steps", type=int, default=4)
+    loader = commands.add_parser("loader")
+    loader.add_argument("--data", required=True)
+    loader.add_argument("--workers", type=int, default=2)
+    loader.add_argument("--cache", default="none")
+    loader.add_argument("--seconds", type=float, default=6.0)
+    nms = commands.add_parser("nms")
+    nms.add_argument("--input", required=True)
+    scan = commands.add_parser("scan")
+    scan.add_argument("--images", required=True)
+    scan.add_argument("--classes", type=int, default=80)
+    first = commands.add_parser("first-step")
+    first.add_argument("--data", required=True)
+    first.add_argument("--model", required=True)
+    first.add_argument("--workers", type=int, default=2)
+    for command in (step, loader, nms, first):
+        command.add_argument("--imgsz", type=int, default=640)
+        command.add_argument("--batch-size", type=int, default=16)
+        command.add_argument("--device", default="cpu")
+        command.add_argument("--threads", type=int, default=0)
+    options = parser.parse_args()
+    logging.getLogger("ultralytics").setLevel(logging.ERROR)
+    actions = {"step": step_turns, "loader": loader_turns, "nms": nms_turns, "scan": scan_once}
+    actions |= {"first-step": first_step}
+    actions[options.command](options)
+
+
+def step_turns(options: argparse.Namespace) -> None:
+    import torch
+    from ultralytics.nn.tasks import DetectionModel
+    from ultralytics.utils import DEFAULT_CFG
+    from ultralytics.utils.torch_utils import ModelEMA
+
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device = torch.device("cpu" if options.device == "cpu" else f"cuda:{options.device}")
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.backends.cudnn.benchmark = True
+    images, size, boxes = options.batch_size, options.imgsz, BOXES_AN_IMAGE
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (images, 3, size, size), generator=generator, dtype=torch.uint8)
+    pixels = pixels.pin_memory() if on_gpu else pixels
+    targets = {
+        "batch_idx": torch.arange(images).repeat_interleave(boxes).float(),
+        "cls": torch.randint(0, 3, (images * boxes, 1), generator=generator).float(),
+        "bboxes": torch.rand(images * boxes, 4, generator=generator) * 0.3 + 0.2,
+    }
+    model = DetectionModel(options.model, nc=80, verbose=False).to(device)
+    model.args = DEFAULT_CFG
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.937, nesterov=True)
+    scaler, ema = torch.amp.GradScaler(device.type, enabled=on_gpu), ModelEMA(model)
+
+    def one_step() -> None:
+        batch = {k: v.to(device, non_blocking=on_gpu) for k, v in targets.items()}
+        batch["img"] = pixels.to(device, non_blocking=on_gpu).float() / 255
+        with torch.autocast(device.type, torch.float16 if on_gpu else None, enabled=on_gpu):
+            loss, _ = model(batch)
+        scaler.scale(loss.sum()).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=10.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        ema.update(model)
+
+    for _ in range(3):
+        one_step()
+    take_turns(lambda: {"seconds": seconds_of(one_step, options.steps, on_gpu)})
+
+
+def seconds_of(action, times: int, on_gpu: bool) -> float:
+    """As in `benchmarks.our_side`."""
+    import torch
+
+    if on_gpu:
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(times):
+            action()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - started) / times
+    seconds = []
+    for _ in range(times):
+        started = time.perf_counter()
+        action()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+def loader_turns(options: argparse.Namespace) -> None:
+    from pictures import describe, rate_of
+    from ultralytics.cfg import get_cfg
+    from ultralytics.data import build_dataloader, build_yolo_dataset
+    from ultralytics.data.utils import check_det_dataset
+    from ultralytics.utils import DEFAULT_CFG
+
+    cache = False if options.cache == "none" else options.cache
+    overrides = {"imgsz": options.imgsz, "cache": cache, "workers": options.workers, "batch": options.batch_size}
+    settings = get_cfg(DEFAULT_CFG, overrides)
+    data = check_det_dataset(options.data)
+    dataset = build_yolo_dataset(settings, data["train"], options.batch_size, data, mode="train", rect=False, stride=32)
+    loader = build_dataloader(dataset, options.batch_size, options.workers, shuffle=True, rank=-1)
+
+    def endless():
+        while True:
+            yield from loader
+
+    batches = endless()
+    looks = describe((b["img"], b["bboxes"]) for b in (next(batches) for _ in range(12)))
+    names = ("mosaic", "degrees", "translate", "scale", "shear", "perspective", "fliplr", "flipud", "mixup")
+    names += ("hsv_h", "hsv_s", "hsv_v")
+    looks |= {"settings": {name: getattr(settings, name) for name in names}}
+    take_turns(lambda: looks | {"rate": rate_of((len(b["img"]) for b in batches), options.seconds)})
+
+
+def nms_turns(options: argparse.Namespace) -> None:
+    import torch
+    from ultralytics.utils.nms import non_max_suppression
+
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device = torch.device("cpu" if options.device == "cpu" else f"cuda:{options.device}")
+    content = torch.load(options.input, weights_only=True)
+    low, high = content["boxes_xyxy"][..., :2], content["boxes_xyxy"][..., 2:]
+    boxes = torch.cat([(low + high) / 2, high - low], -1)
+    prediction = torch.cat([boxes, content["scores"]], -1).transpose(1, 2).contiguous().to(device)
+    kept = 0
+
+    def suppress() -> None:
+        nonlocal kept
+        found = non_max_suppression(prediction.clone(), conf_thres=0.001, iou_thres=0.7, multi_label=True, max_det=300)
+        kept = sum(len(one) for one in found)
+
+    suppress()
+    take_turns(lambda: {"seconds": seconds_of(suppress, 3, device.type == "cuda"), "kept": kept})
+
+
+def scan_once(options: argparse.Namespace) -> None:
+    import resource
+
+    from ultralytics.cfg import get_cfg
+    from ultralytics.data.dataset import YOLODataset
+
+    data = {"names": {i: str(i) for i in range(options.classes)}, "nc": options.classes, "channels": 3}
+    started = time.perf_counter()
+    dataset = YOLODataset(img_path=options.images, imgsz=640, augment=True, hyp=get_cfg(), data=data, task="detect")
+    seconds = time.perf_counter() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    boxes = sum(len(label["cls"]) for label in dataset.labels)
+    say({"seconds": seconds, "images": len(dataset), "boxes": boxes, "peak_mb": peak})
+
+
+def first_step(options: argparse.Namespace) -> None:
+    """Trains until the first step has been taken, and says so. The process is ended by who waits for that."""
+    from ultralytics import YOLO
+
+    model = YOLO(options.model)
+    model.add_callback("on_train_batch_end", lambda trainer: (say({}), os._exit(0)))
+    model.train(
+        data=options.data,
+        imgsz=options.imgsz,
+        batch=options.batch_size,
+        workers=options.workers,
+        device=options.device,
+        epochs=2,
+        plots=False,
+        pretrained=False,
+        project=os.environ["PEER_RUNS"],
+    )
+
+
+if __name__ == "__main__":
+    main()
