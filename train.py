@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # torch and all that needs it are imported once the flags are
     from utils.stop_signals import StopSignals
 
 NMS_CONFIDENCE, MAX_DETECTIONS = 0.001, 300
+DEFAULT_MODEL = "yolov8n"
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,9 @@ def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> Detecto
     from data.index import class_names
     from engine.resume import check_classes
     from models.detector import build_detector
-    from models.pretrained import transfer_weights
+    from models.recognition import model_of
+    from models.stored_weights import read_weights
+    from models.transfer import transfer_weights
     from utils.downloads import fetch_weights
     from utils.image_size import check_image_size
     from utils.logger import get_logger
@@ -151,15 +154,22 @@ def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> Detecto
     names = class_names(spec, config.single_cls)
     if run.content:
         check_classes(run.path, run.content["names"], names, spec.source)
-    source = run.content["model_spec"] if run.content else config.model
+    stored = None
+    if config.weights and run.content is None:
+        stored = read_weights(fetch_weights(config.weights, ctx=ctx, offline=config.offline))
+    if run.content:
+        source = run.content["model_spec"]
+    else:
+        source = config.model or (model_of(stored) if stored else DEFAULT_MODEL)
     model = build_detector(source, len(names), names=names, seed=config.seed)
     check_image_size(config.imgsz, model.stride, least_cells=2)  # batch norm cannot take one picture of one cell
     log.info(
-        "%s: %s parameters, %d classes", config.model, f"{sum(p.numel() for p in model.parameters()):,}", len(names)
-    )
-    if config.weights and run.content is None:
-        path = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
-        log.info("%s", transfer_weights(model, path))
+        "%s: %s parameters, %d classes",
+        model.spec["name"], f"{sum(p.numel() for p in model.parameters()):,}", len(names),
+    )  # fmt: skip
+    if stored:
+        for line in transfer_weights(model, stored).lines():
+            log.info("%s", line)
     freeze(model, config.freeze)
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
     return model.to(ctx.device, memory_format=layout)

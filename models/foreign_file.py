@@ -17,9 +17,10 @@ from torch import Tensor
 
 from models.unpickle import Record, is_module, load_inert
 from utils.errors import UserError
+from utils.torch_zip import open_zip
 
-MAX_PICKLE_BYTES = 512 * 2**20
-MAX_MODULES = 100_000
+MAX_PICKLE_BYTES = 64 * 2**20
+MAX_MODULES = MAX_TENSORS = 100_000
 MAX_AMPLIFICATION = 16  # bytes of tensors read out for each byte of the file: float16 to float32, and some sharing
 STORAGE_DTYPES = {
     "DoubleStorage": torch.float64,
@@ -44,14 +45,9 @@ class ForeignFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        if not self.path.is_file():
-            raise UserError(f"{path}: no such checkpoint")
+        self._zip = open_zip(path)
         try:
-            self._zip = zipfile.ZipFile(self.path)
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-            raise UserError(f"{path}: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)") from None
-        try:
-            self._sizes = self._checked_sizes()
+            self._sizes = {entry.filename: entry.file_size for entry in self._zip.infolist()}
             self._allowance = MAX_AMPLIFICATION * self.path.stat().st_size
             self.content = self._load()
         except BaseException:
@@ -66,15 +62,6 @@ class ForeignFile:
 
     def _refuse(self, why: str) -> UserError:
         return UserError(f"{self.path}: refused: {why}")
-
-    def _checked_sizes(self) -> dict[str, int]:
-        """Bytes of each entry. Torch stores entries uncompressed, so together they cannot exceed the file."""
-        entries = self._zip.infolist()
-        if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
-            raise self._refuse("its entries are compressed, which PyTorch's are not")
-        if sum(e.file_size for e in entries) > self.path.stat().st_size:
-            raise self._refuse("its entries declare more data than the file has")
-        return {e.filename: e.file_size for e in entries}
 
     def _read(self, entry: str) -> bytes:
         try:
@@ -137,24 +124,32 @@ class ForeignFile:
             tensors = ((name, self.tensor(leaf)) for name, leaf in self._leaves(value))
         return {name: tensor for name, tensor in tensors if tensor is not None}
 
-    def _leaves(self, root: Any) -> Iterator[tuple[str, Any]]:
+    def modules(self, root: Any) -> Iterator[tuple[str, Record]]:
+        """The module records in ``root``, itself first, with their dotted names; none if it is no module."""
         pending, visited = [("", root)], 0
         while pending:
-            prefix, module = pending.pop()
+            name, module = pending.pop()
             visited += 1
             if visited > MAX_MODULES:
                 raise self._refuse("its modules contain each other")
-            if not is_module(module):
-                continue
+            if is_module(module):
+                yield name, module
+                children = list(module.get("_modules").items())
+                pending.extend((f"{name}.{child}".lstrip("."), part) for child, part in reversed(children))
+
+    def _leaves(self, root: Any) -> Iterator[tuple[str, Any]]:
+        count = 0
+        for prefix, module in self.modules(root):
             transient = module.get("_non_persistent_buffers_set")
             transient = transient if isinstance(transient, list) else []
             for group in ("_parameters", "_buffers"):
                 leaves = module.get(group)
                 for name, leaf in leaves.items() if isinstance(leaves, dict) else ():
+                    count += 1
+                    if count > MAX_TENSORS:
+                        raise self._refuse(f"it has more than {MAX_TENSORS:,} tensors")
                     if name not in transient:
-                        yield f"{prefix}{name}", leaf
-            children = list(module.get("_modules").items())
-            pending.extend((f"{prefix}{name}.", child) for name, child in reversed(children))
+                        yield f"{prefix}.{name}".lstrip("."), leaf
 
 
 def _is_call(value: Any, *functions: str) -> bool:

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-OPCODES_REFUSED = {"INST", "OBJ", "EXT1", "EXT2", "EXT4", "PERSID"}  # torch writes none of them
+MAX_OPCODES = 2_000_000  # each may make an object, a hundred times the size of the opcode
+OPCODES_REFUSED = {"INST", "OBJ", "EXT1", "EXT2", "EXT4", "PERSID"}  # torch writes none
 PLAIN_STDLIB = {  # data that public checkpoints hold, kept as inert records like everything else
     ("_codecs", "encode"),
     ("argparse", "Namespace"),
@@ -150,6 +151,8 @@ def _check_program(program: bytes) -> None:
     highest, count = 0, 0
     for opcode, argument, _ in pickletools.genops(program):
         count += 1
+        if count > MAX_OPCODES:
+            raise pickle.UnpicklingError(f"its object graph has more than {MAX_OPCODES:,} parts")
         if opcode.name in OPCODES_REFUSED:
             raise pickle.UnpicklingError(f"its pickle has the opcode {opcode.name}, which PyTorch does not write")
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT"):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
 from utils.errors import UserError
+from utils.torch_zip import open_zip
 from utils.whole_file import replacing
 
 FORMAT = "lockstep"
@@ -53,10 +53,7 @@ class _Sink:
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """The content of one of our checkpoints, on the CPU. Raises UserError for anything else, running no code."""
     path = Path(path)
-    if not path.is_file():
-        raise UserError(f"{path}: no such checkpoint")
-    if not zipfile.is_zipfile(path):
-        raise UserError(f"{path}: truncated, or not a checkpoint")
+    open_zip(path).close()
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:

@@ -79,8 +79,10 @@ class TrainConfig:
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
     data: str = setting("demo", help="data set YAML, or 'demo' for the embedded set")
-    model: str = setting("yolov8n", aliases=("--cfg",), help="model name (yolov8n, yolo11s, ...) or a YAML file")
-    weights: str = setting("", help="checkpoint to start from; empty: from scratch")
+    model: str = setting(
+        "", aliases=("--cfg",), help="model name (yolov8n, ...) or YAML file; empty: the model of --weights, or yolov8n"
+    )
+    weights: str = setting("", help="checkpoint to start from, or a public name such as yolov8n; empty: from scratch")
     hyp: str = setting("", help="hyper-parameter YAML; empty: the defaults")
     override: list[str] = setting(factory=list, aliases=("--set",), help="hyper-parameters as key=value, over --hyp")
     epochs: int = setting(100, low=1, help="epochs in all")

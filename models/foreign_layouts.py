@@ -1,0 +1,55 @@
+"""How other trainers name the tensors of models that we have too, and what becomes of those names here.
+
+Our own names are the public ``model.<layer>.…`` convention of YOLOv5 and its heirs. A trainer with names of its own
+gets a `Layout` in ``LAYOUTS``; nothing else needs to know of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+DERIVED = re.compile(r"\.anchor_grid$")  # anchors in pixels, which YOLOv5 stored beside the anchors until v5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One trainer's names."""
+
+    name: str  # for messages
+    fits: Callable[[Mapping[str, Tensor]], bool]
+    convert: Callable[[dict[str, Tensor]], dict[str, Tensor]]  # may also change values: other units, other orders
+
+
+def _is_prefixed(tensors: Mapping[str, Tensor]) -> bool:
+    return bool(tensors) and all(name.startswith("module.") for name in tensors)
+
+
+def _without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+
+
+def _has_derived(tensors: Mapping[str, Tensor]) -> bool:
+    return any(DERIVED.search(name) for name in tensors)
+
+
+def _without_derived(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if not DERIVED.search(name)}
+
+
+# In this order; each sees what those before it have made.
+LAYOUTS: tuple[Layout, ...] = (
+    Layout("(Distributed)DataParallel", _is_prefixed, _without_prefix),
+    Layout("YOLOv5 v5.0", _has_derived, _without_derived),
+)
+
+
+def to_public_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by the names of the public convention, whoever wrote them."""
+    for layout in LAYOUTS:
+        if layout.fits(tensors):
+            tensors = layout.convert(tensors)
+    return tensors

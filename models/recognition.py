@@ -1,0 +1,87 @@
+"""Which model a checkpoint's tensors belong to: family and size by names and shapes, classes by the head's rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from models.detector import Detector, build_on_meta
+from models.spec import KEYS, ModelSpec, known_models, load_spec, parse_spec
+from models.stored_weights import StoredWeights, shapes_of
+from utils.errors import UserError
+
+USUAL_ACTIVATION = "nn.SiLU()"
+
+
+def recognise(stored: StoredWeights) -> tuple[ModelSpec, int]:
+    """The model whose tensors have exactly these names and shapes, and its number of classes.
+
+    Built-in models are tried first, then the YAML that some foreign files carry. Raises UserError where none fits.
+    """
+    shapes = stored.shapes
+    reason = ""
+    for spec in _candidates(stored):
+        try:
+            num_classes = _matching_classes(spec, shapes)
+            if num_classes:
+                return _with_activation(spec, stored.activation), num_classes
+        except UserError as error:  # only the file's own YAML can be wrong
+            reason = f"; its own graph: {error}"
+    families = ", ".join(dict.fromkeys(re.sub(r"[a-z]+$", "", name) for name in known_models()))
+    raise UserError(f"{stored.path}: its tensors are those of no model known here ({families}; unfused){reason}")
+
+
+def model_of(stored: StoredWeights) -> dict[str, Any]:
+    """The spec from which `build_detector` makes the model that the weights belong to."""
+    return stored.content["model_spec"] if stored.is_ours else recognise(stored)[0].plain
+
+
+def _matching_classes(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> int:
+    """The number of classes with which a model has exactly these shapes; 0 for none. Only the head depends on it, so
+    that most models are dismissed by their other layers."""
+    head = f"model.{len(spec.layers) - 1}."
+    if not any(name.startswith(head) for name in shapes):
+        return 0
+    with_one = _on_meta(spec, 1)
+    body = {name: shape for name, shape in shapes.items() if not name.startswith(head)}
+    if body != {name: shape for name, shape in shapes_of(with_one.state_dict()).items() if not name.startswith(head)}:
+        return 0
+    count = class_count(with_one, shapes)
+    return count if count and shapes_of(_on_meta(spec, count).state_dict()) == shapes else 0
+
+
+def class_count(detector: Detector, shapes: Mapping[str, torch.Size]) -> int:
+    """How many classes the rows of the head's output layers mean in tensors of these shapes, whatever the detector's
+    own number; 0 if they mean none."""
+    head = len(detector.model) - 1
+    for layer, (groups, before) in detector.head.class_rows().items():
+        shape = shapes.get(f"model.{head}.{layer}.weight")
+        if shape and shape[0] % groups == 0 and shape[0] // groups > before:
+            return shape[0] // groups - before
+    return 0
+
+
+def _candidates(stored: StoredWeights) -> Iterator[ModelSpec]:
+    yield from map(load_spec, known_models())
+    if stored.graph is not None:
+        graph = {key: value for key, value in stored.graph.items() if key in KEYS and key != "name"}
+        yield parse_spec(graph, _graph_name(stored))
+
+
+def _graph_name(stored: StoredWeights) -> str:
+    file = (stored.graph or {}).get("yaml_file")
+    return re.sub(r".*[/\\]|\.ya?ml$", "", file)[:60] if isinstance(file, str) and file else stored.path.stem
+
+
+def _on_meta(spec: ModelSpec, num_classes: int) -> Detector:
+    return build_on_meta(spec, num_classes, tuple(map(str, range(num_classes))))
+
+
+def _with_activation(spec: ModelSpec, activation: str | None) -> ModelSpec:
+    """Shapes do not tell activations apart; where the file does, its word counts."""
+    if activation in (None, USUAL_ACTIVATION, spec.activation):
+        return spec
+    return parse_spec(spec.plain | {"activation": activation}, spec.label)
