@@ -53,18 +53,32 @@ def _render_picture(
     for tile in picture.tiles:
         source = load(tile.index)
         draw_tile(tile, source, canvas)
-        rows.append(
-            transform_labels(
-                labels_of(tile.index),
-                source_hw=source.shape[:2],
-                region_xyxy=tile.region,
-                matrix=tile.matrix,
-                canvas_hw=canvas_hw,
-            )
-        )
+        rows.append(_tile_labels(tile, source.shape[:2], canvas_hw, labels_of))
     if picture.colour is not None:
         canvas = cv2.transform(canvas, picture.colour)
     return canvas, np.concatenate(rows)
+
+
+def plan_labels(plan: SamplePlan, source_hw: np.ndarray, labels_of: Callable[[int], np.ndarray]) -> np.ndarray:
+    """The labels that `render_plan` returns, without pixels. ``source_hw``: int (N, 2) of all source images."""
+    rows = [
+        _tile_labels(tile, tuple(source_hw[tile.index]), plan.canvas_hw, labels_of)
+        for picture in plan.pictures
+        for tile in picture.tiles
+    ]
+    return to_normalised(np.concatenate([np.zeros((0, 5)), *rows]), plan.canvas_hw)
+
+
+def _tile_labels(
+    tile: Tile, source_hw: tuple[int, int], canvas_hw: tuple[int, int], labels_of: Callable[[int], np.ndarray]
+) -> np.ndarray:
+    return transform_labels(
+        labels_of(tile.index),
+        source_hw=source_hw,
+        region_xyxy=tile.region,
+        matrix=tile.matrix,
+        canvas_hw=canvas_hw,
+    )
 
 
 def draw_tile(tile: Tile, source: np.ndarray, canvas: np.ndarray) -> None:
