@@ -43,6 +43,12 @@ def _power(x: Tensor, exponent: float) -> Tensor:
     return x.sqrt() if exponent == 0.5 else x.pow(exponent)
 
 
+def images_a_group(slots: int, cells: int, device: torch.device) -> int:
+    """How many images to assign together, with (B, K, N) intermediates in mind."""
+    limit = _GROUP_ELEMENTS_CPU if device.type == "cpu" else _GROUP_ELEMENTS
+    return max(1, limit // (slots * max(1, cells)))
+
+
 def candidate_cells(centres: Tensor, boxes: Tensor, finest_stride: float) -> Tensor:
     """Cells whose centre lies in the target: (N, 2), (B, K, 4) -> bool (B, K, N).
 
@@ -82,10 +88,12 @@ def alignment(
 
 
 def settle_conflicts(cells: Tensor, metric: Tensor, overlap: Tensor, num_cells: int) -> Tensor:
-    """Leaves a contested cell to the claimant with the highest IoU, on equal IoU to the earliest target.
+    """Leaves a contested cell to the claimant with the highest overlap, among equals to the earliest target.
 
     Args:
-        cells: int64 (B, K, T); metric, overlap: (B, K, T), a metric of 0 claims nothing.
+        cells: int64 (B, K, T).
+        metric: (B, K, T), 0 where nothing is claimed.
+        overlap: (B, K, T), at least 0: the IoU, or another measure of how strong a claim is.
 
     Returns:
         bool (B, K, T): the claims that hold, at most one a cell.
@@ -156,8 +164,7 @@ class TaskAlignedAssigner:
             The assignment, with T = min(topk, N), or 1.
         """
         batch, slots = labels.shape
-        limit = _GROUP_ELEMENTS_CPU if predicted.device.type == "cpu" else _GROUP_ELEMENTS
-        group = max(1, limit // (slots * max(1, predicted.shape[1])))
+        group = images_a_group(slots, predicted.shape[1], predicted.device)
         parts = [
             self._top_candidates(
                 *(t[i : i + group] for t in (class_logits, predicted, labels, boxes, mask)), centres, finest_stride

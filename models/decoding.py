@@ -6,10 +6,13 @@ Units: "cells" are multiples of the cell's own stride; the rest is canvas pixels
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+LARGEST_SIDE = 20_000.0  # strides
 
 
 def flatten_levels(raw: Sequence[Tensor]) -> Tensor:
@@ -46,3 +49,15 @@ def anchor_to_cxcywh(logits: Tensor, anchors: Tensor) -> Tensor:
     """
     doubled = logits.sigmoid() * 2
     return torch.cat((doubled[..., :2] - 0.5, doubled[..., 2:].square() * anchors), dim=-1)
+
+
+def offsets_to_cxcywh(logits: Tensor, centres: Tensor, strides: Tensor) -> Tensor:
+    """YOLOX's outputs (*S, 4) -> boxes cxcywh in pixels: the centre from the cell's top-left corner in strides, and the
+    logarithms of the sides in strides.
+
+    ``centres`` (*S, 2) in cells and ``strides`` (*S, 1) in pixels, as `grid.cell_centres` makes them, broadcast. Sides
+    end at `LARGEST_SIDE` strides, beyond any canvas, so that they stay finite.
+    """
+    offset, size = logits.split(2, -1)
+    size = size.clamp(max=math.log(LARGEST_SIDE)).exp()
+    return torch.cat((centres - 0.5 + offset, size), -1) * strides

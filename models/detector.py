@@ -12,6 +12,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from models import blocks
 from models.branches import BranchedHead
+from models.gelan import RepConv
 from models.heads import DFL, AnchorHead
 from models.registry import Kind, build_head, build_layer, find_entry, make_activation
 from models.spec import IMAGE, LayerSpec, ModelSpec, load_spec
@@ -90,7 +91,7 @@ class Detector(nn.Module):
         return self.head.decode(raw)
 
     def fuse(self, *, one_to_one: bool = True) -> Detector:
-        """A copy for inference, in eval mode, with every batch norm folded into its convolution.
+        """A copy for inference, in eval mode, with every batch norm folded into its convolution, and `RepConv` merged.
 
         Of a pair of heads it has one branch: the one-to-one, or else the one-to-many, whose detections want NMS.
         """
@@ -101,6 +102,9 @@ class Detector(nn.Module):
             if isinstance(module, blocks.Conv) and not isinstance(module.bn, nn.Identity):
                 module.conv = fuse_conv_bn_eval(module.conv, module.bn)
                 module.bn = nn.Identity()
+        for module in fused.modules():
+            if isinstance(module, RepConv):
+                module.merge()
         return fused.requires_grad_(False)
 
 
@@ -160,9 +164,9 @@ def _check_head_position(spec: ModelSpec) -> None:
 
 
 def _set_activation(module: nn.Module, activation: nn.Module) -> None:
-    for conv in module.modules():
-        if isinstance(conv, blocks.Conv) and not isinstance(conv.act, nn.Identity):
-            conv.act = copy.deepcopy(activation)
+    for part in module.modules():
+        if isinstance(part, blocks.Conv | RepConv) and not isinstance(part.act, nn.Identity):
+            part.act = copy.deepcopy(activation)
 
 
 def _probe(layer: LayerSpec, module: nn.Module, inputs: list[Tensor]) -> Tensor:

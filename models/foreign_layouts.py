@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from models.mit_yolov9_layout import from_mit_yolov9, is_mit_yolov9
+from models.yolox_layout import from_yolox, is_yolox
+
 DERIVED = re.compile(r"\.anchor_grid$")  # anchors in pixels, which YOLOv5 stored beside the anchors until v5.0
 
 
@@ -44,6 +47,8 @@ def _without_derived(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 LAYOUTS: tuple[Layout, ...] = (
     Layout("(Distributed)DataParallel", _is_prefixed, _without_prefix),
     Layout("YOLOv5 v5.0", _has_derived, _without_derived),
+    Layout("YOLOX", is_yolox, from_yolox),
+    Layout("MultimediaTechLab/YOLO", is_mit_yolov9, from_mit_yolov9),
 )
 
 

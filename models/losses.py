@@ -24,10 +24,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from models.assigners import AnchorMatches, TaskAlignedAssigner, match_anchors
 from models.decoding import anchor_to_cxcywh, distances_to_xyxy, expected_distances, flatten_levels
 from models.grid import cell_centres
+from models.loss_terms import canvas_targets, gather_cells, smooth_labels
+from models.objectness_loss import ObjectnessLoss
 from models.pair_loss import PairLoss
-from utils.boxes import cxcywh_to_xyxy, iou, scale_boxes
+from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config import Hyperparameters
-from utils.structures import LossOutput, pad_targets
+from utils.structures import LossOutput
 
 
 def distribution_focal_loss(logits: Tensor, distance: Tensor) -> Tensor:
@@ -46,18 +48,6 @@ def distribution_focal_loss(logits: Tensor, distance: Tensor) -> Tensor:
     distance = distance.clamp(0, logits.shape[-1] - 1)
     weight = (1 - (bins - distance[..., None]).abs()).clamp(min=0)
     return -(logits.log_softmax(-1) * weight).sum(-1)
-
-
-def smooth_labels(scores: Tensor, labels: Tensor, num_classes: int, eps: float) -> Tensor:
-    """Class targets (*S, C): ``scores`` (*S) at ``labels`` (*S), the share ``eps`` of it spread over all classes."""
-    one_hot = labels[..., None] == torch.arange(num_classes, device=labels.device)
-    return scores[..., None] * (one_hot * (1 - eps) + eps / num_classes)
-
-
-def gather_cells(values: Tensor, cells: Tensor) -> Tensor:
-    """Rows of (B, N, D) at ``cells`` int64 (B, P): (B, P, D)."""
-    rows = torch.arange(values.shape[0], device=cells.device)[:, None] * values.shape[1] + cells
-    return values.flatten(0, 1).index_select(0, rows.flatten()).view(*cells.shape, values.shape[-1])
 
 
 class AnchorFreeLoss(nn.Module):
@@ -93,10 +83,7 @@ class AnchorFreeLoss(nn.Module):
         with torch.no_grad():
             distances = expected_distances(box_logits.unflatten(-1, (4, self.reg_max)))
             predicted = distances_to_xyxy(distances, centres, strides)
-            padded, mask = pad_targets(targets, raw[0].shape[0], max_targets)
-            labels = padded[..., 0].long()
-            width, height = raw[0].shape[3] * self.strides[0], raw[0].shape[2] * self.strides[0]
-            boxes = scale_boxes(cxcywh_to_xyxy(padded[..., 1:]), width, height)
+            labels, boxes, mask = canvas_targets(raw[0], self.strides[0], targets, max_targets)
             cells, scores = self.assigner(
                 class_logits, predicted, centres * strides, labels, boxes, mask, finest_stride=min(self.strides)
             )
@@ -241,4 +228,6 @@ def _branch_criterion(model: nn.Module, hyp: Hyperparameters, label_smoothing: f
         return AnchorLoss(anchors=head.anchors, **common)
     if head.kind == "anchor_free":
         return AnchorFreeLoss(reg_max=head.reg_max, one_to_one=one_to_one, **common)
+    if head.kind == "objectness":
+        return ObjectnessLoss(one_to_one=one_to_one, **common)
     raise ValueError(f"no loss for a head of kind {head.kind!r}")

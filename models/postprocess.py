@@ -22,7 +22,8 @@ from utils.boxes import area_xyxy
 from utils.errors import UserError
 from utils.structures import Detections
 
-VALIDATION_IOU = {"anchor": 0.6, "anchor_free": 0.7}  # by kind of head, as published for YOLOv5 and YOLOv8
+# By kind of head, as published for YOLOv5, YOLOv8 and YOLOX.
+VALIDATION_IOU = {"anchor": 0.6, "anchor_free": 0.7, "objectness": 0.65}
 DETECTION_IOU = 0.45  # fewer boxes an object than in validation, as in YOLOv5's and YOLOv8's detection
 MAX_CANDIDATES = 30_000  # an image, the best by score
 _BLOCK = 256  # candidates examined together; changes speed and memory only

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from models.detector import Detector, build_on_meta
+from models.registry import build_layer
 from models.spec import KEYS, ModelSpec, known_models, load_spec, parse_spec
 from models.stored_weights import StoredWeights, shapes_of
 from utils.errors import UserError
@@ -30,7 +31,7 @@ def recognise(stored: StoredWeights) -> tuple[ModelSpec, int]:
                 return _with_activation(spec, stored.activation), num_classes
         except UserError as error:  # only the file's own YAML can be wrong
             reason = f"; its own graph: {error}"
-    families = ", ".join(dict.fromkeys(re.sub(r"[a-z]+$", "", name) for name in known_models()))
+    families = ", ".join(dict.fromkeys(re.match(r"yolo(v?\d+|x)", name)[0] for name in known_models()))
     raise UserError(f"{stored.path}: its tensors are those of no model known here ({families}; unfused){reason}")
 
 
@@ -43,7 +44,7 @@ def _matching_classes(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> int:
     """The number of classes with which a model has exactly these shapes; 0 for none. Only the head depends on it, so
     that most models are dismissed by their other layers."""
     head = f"model.{len(spec.layers) - 1}."
-    if not any(name.startswith(head) for name in shapes):
+    if not any(name.startswith(head) for name in shapes) or not _begin_alike(spec, shapes):
         return 0
     with_one = _on_meta(spec, 1)
     body = {name: shape for name, shape in shapes.items() if not name.startswith(head)}
@@ -51,6 +52,14 @@ def _matching_classes(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> int:
         return 0
     count = class_count(with_one, shapes)
     return count if count and shapes_of(_on_meta(spec, count).state_dict()) == shapes else 0
+
+
+def _begin_alike(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> bool:
+    """Whether the first layers agree. Most models differ there, and one layer is built in no time."""
+    with torch.device("meta"):
+        first = build_layer(spec.layers[0], spec, (3,))
+    own = {f"model.0.{name}": shape for name, shape in shapes_of(first.state_dict()).items()}
+    return own == {name: shape for name, shape in shapes.items() if name.startswith("model.0.")}
 
 
 def class_count(detector: Detector, shapes: Mapping[str, torch.Size]) -> int:

@@ -16,9 +16,10 @@ from enum import Enum, auto
 
 from torch import nn
 
-from models import blocks
+from models import blocks, gelan, separable
 from models.branches import BranchedHead
 from models.heads import AnchorFreeHead, AnchorHead
+from models.objectness_head import ObjectnessHead
 from models.spec import LayerSpec, ModelSpec, checked_anchors
 from utils.config import suggestion
 from utils.errors import UserError
@@ -56,12 +57,20 @@ REGISTRY: dict[str, Entry] = {
     "C2f": Entry(blocks.C2f, Kind.STACK),
     "C3k2": Entry(blocks.C3k2, Kind.STACK),
     "C2PSA": Entry(blocks.C2PSA, Kind.STACK),
+    "RepNCSPELAN4": Entry(gelan.RepNCSPELAN4, Kind.CONVOLUTION),
+    "ELAN1": Entry(gelan.ELAN1, Kind.CONVOLUTION),
+    "SPPELAN": Entry(gelan.SPPELAN, Kind.CONVOLUTION),
+    "AConv": Entry(gelan.AConv, Kind.CONVOLUTION),
+    "ADown": Entry(gelan.ADown, Kind.CONVOLUTION),
+    "SeparableConv": Entry(separable.SeparableConv, Kind.CONVOLUTION),
+    "SeparableC3": Entry(separable.SeparableC3, Kind.STACK),
     "Upsample": Entry(blocks.Upsample, Kind.KEEP),
     "MaxPool2d": Entry(blocks.MaxPool, Kind.KEEP),
     "Identity": Entry(nn.Identity, Kind.KEEP),
     "Concat": Entry(blocks.Concat, Kind.MERGE),
     "Add": Entry(blocks.Add, Kind.MERGE),
     "Detect": Entry(None, Kind.HEAD),
+    "ObjectnessDetect": Entry(ObjectnessHead, Kind.HEAD),
 }
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -122,17 +131,33 @@ def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) ->
 def build_head(
     layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...], strides: tuple[int, ...], num_classes: int
 ) -> BranchedHead:
-    """The detection head: ``[nc]`` asks for the anchor-free one, ``[nc, anchors]`` for the anchor one.
+    """The detection head. Of ``Detect`` ``[nc]`` asks for the anchor-free one and ``[nc, anchors]`` for the anchor one;
+    ``ObjectnessDetect`` wants ``[nc, width]`` and, as a third, whether its convolutions are depthwise-separable."""
+    build = _detect if find_entry(layer).module is None else _objectness_detect
+    return build(layer, spec, channels, strides, num_classes)
 
-    In a graph with C3k2 blocks the class layers are depthwise-separable, as the public convention has it.
-    """
+
+def _objectness_detect(
+    layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...], strides: tuple[int, ...], num_classes: int
+) -> BranchedHead:
+    args = layer.args
+    if not 2 <= len(args) <= 3 or not (args[0] == "nc" or _fits(args[0], int)) or not _fits(args[1], int):
+        raise layer.mistake("args", f"{layer.module} wants [nc, width] or [nc, width, separable], got {list(args)}")
+    supplied = (channels, strides, num_classes)
+    return _with_branches(_construct(ObjectnessHead, supplied, (_scaled(args[1], spec), *args[2:]), layer), spec)
+
+
+def _detect(
+    layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...], strides: tuple[int, ...], num_classes: int
+) -> BranchedHead:
+    """In a graph with C3k2 blocks the class layers are depthwise-separable, as the public convention has it."""
     if not 1 <= len(layer.args) <= 2 or not (layer.args[0] == "nc" or _fits(layer.args[0], int)):
         raise layer.mistake("args", f"Detect wants [nc] or [nc, anchors], got {list(layer.args)}")
     if len(layer.args) == 1:
         depthwise = any(find_entry(other).module is blocks.C3k2 for other in spec.layers)
         return _with_branches(AnchorFreeHead(channels, strides, num_classes, spec.reg_max, depthwise), spec)
     if spec.end2end:
-        raise layer.mistake("args", "end2end wants the anchor-free head: Detect with [nc] alone")
+        raise layer.mistake("args", "end2end wants a head without anchors: Detect with [nc] alone, or ObjectnessDetect")
     anchors = spec.anchors
     if layer.args[1] != "anchors":
         anchors = checked_anchors(layer.args[1], f"{layer.where('args')}: anchors")
@@ -160,12 +185,14 @@ def _out_channels(layer: LayerSpec, spec: ModelSpec) -> int:
     channels = layer.args[0]
     if not isinstance(channels, int) or isinstance(channels, bool) or channels < 1:
         raise layer.mistake("args", f"{layer.module} wants its output channels first, got {channels!r}")
+    return _scaled(channels, spec)
+
+
+def _scaled(channels: int, spec: ModelSpec) -> int:
     return math.ceil(min(channels, spec.max_channels) * spec.width / 8) * 8
 
 
-def _construct(
-    module: type[nn.Module], supplied: tuple[int, ...], args: typing.Sequence, layer: LayerSpec
-) -> nn.Module:
+def _construct(module: type[nn.Module], supplied: tuple, args: typing.Sequence, layer: LayerSpec) -> nn.Module:
     """``module(*supplied, *args)`` after the args are checked against the constructor's annotations."""
     parameters = [p for p in inspect.signature(module).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     parameters = parameters[len(supplied) :]

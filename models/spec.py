@@ -6,10 +6,12 @@ args]``; ``from`` is a layer index, negative ones counted back from the row, or 
 
 from __future__ import annotations
 
+import copy
 import difflib
 import logging
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +78,22 @@ class ModelSpec:
     plain: dict[str, Any]  # what rebuilds this spec
 
 
+@lru_cache(maxsize=1)
+def _built_in() -> dict[str, dict[str, Any]]:
+    """Parsed YAMLs by name: family and scale, as in ``yolov8n``, or the file's own where it has no scales. Read once:
+    whoever takes one must copy it."""
+    found = {}
+    for path in sorted(MODEL_FOLDER.glob("*.yaml")):
+        values = load_yaml(path)
+        for scale in values.get("scales") or [""]:
+            chosen = {"scale": scale} if scale else {}
+            found[f"{path.stem}{scale}"] = values | chosen
+    return found
+
+
 def known_models() -> list[str]:
-    """Names that resolve without a file: family and scale, as in ``yolov8n``."""
-    return [f"{p.stem}{scale}" for p in sorted(MODEL_FOLDER.glob("*.yaml")) for scale in load_yaml(p)["scales"]]
+    """Names that resolve without a file."""
+    return list(_built_in())
 
 
 def load_spec(model: str | Path | dict) -> ModelSpec:
@@ -93,22 +108,19 @@ def load_spec(model: str | Path | dict) -> ModelSpec:
     if is_yaml and path.is_file():
         return _from_file(path)
     name = path.stem if is_yaml and path.parent == Path(".") else str(model)
-    for family in sorted(MODEL_FOLDER.glob("*.yaml")):
-        scale = name.removeprefix(family.stem)
-        if name.startswith(family.stem) and scale in (values := load_yaml(family))["scales"]:
-            return parse_spec(values | {"scale": scale, "name": name}, name)
+    for known in (name, re.sub("[-_]", "", name)):  # yolox-s and yolox_s are yoloxs
+        if known in _built_in():
+            return parse_spec(copy.deepcopy(_built_in()[known]) | {"name": known}, known)
     if is_yaml:
         raise UserError(f"{model}: no such file; built-in models are named like yolov8n")
     hint = suggestion(name.lower(), known_models())
-    raise UserError(
-        f"--model {model}: unknown model{hint}; wants yolov5, yolov8 or yolo11 with n, s, m, l or x, or a YAML"
-    )
+    raise UserError(f"--model {model}: unknown model{hint}; wants one of {', '.join(known_models())}, or a YAML")
 
 
 def _from_file(path: Path) -> ModelSpec:
     values = load_yaml(path)
     if isinstance(values, dict) and isinstance(values.get("scales"), dict) and "scale" not in values:
-        match = re.search(r"yolov?\d+-?([a-z])(?![a-z])", path.stem.lower())
+        match = re.search(r"yolo(?:v?\d+|x)[-_]?([a-z]+)", path.stem.lower())
         named = match.group(1) if match else ""
         if named in values["scales"]:
             values = values | {"scale": named}

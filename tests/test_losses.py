@@ -20,7 +20,7 @@ CANVAS = 96
 REG_MAX = 16
 HYP = Hyperparameters()
 ANCHORS_PX = [[[10, 13], [16, 30]], [[30, 61], [62, 45]], [[80, 70], [90, 96]]]
-KINDS = ("anchor_free", "anchor")
+KINDS = ("anchor_free", "anchor", "objectness")
 
 
 def tiny_model(kind: str, classes: int = 3) -> SimpleNamespace:
@@ -30,7 +30,7 @@ def tiny_model(kind: str, classes: int = 3) -> SimpleNamespace:
 
 
 def channels(kind: str, classes: int = 3) -> int:
-    return 4 * REG_MAX + classes if kind == "anchor_free" else 2 * (5 + classes)
+    return {"anchor_free": 4 * REG_MAX + classes, "anchor": 2 * (5 + classes), "objectness": 5 + classes}[kind]
 
 
 def raw_maps(kind: str, batch: int, classes: int = 3, seed: int = 0, bias: float = -2.0) -> list[torch.Tensor]:
@@ -221,7 +221,7 @@ def test_without_targets_only_the_background_is_learnt(kind):
     output = build_criterion(tiny_model(kind), HYP)(raw, torch.zeros(0, 6), 16)
     assert output.normaliser.item() == 0
     names = build_criterion(tiny_model(kind), HYP).names
-    background = {"anchor_free": "cls", "anchor": "obj"}[kind]
+    background = "cls" if kind == "anchor_free" else "obj"
     for name, part in zip(names, output.parts.tolist()):
         assert (part > 0) == (name == background)
     assert all(g.isfinite().all() and g.any() for g in gradients(output, raw))
@@ -310,6 +310,11 @@ def decoded(kind: str, raw: list[torch.Tensor], model) -> tuple[torch.Tensor, to
             boxes.append(distances_to_xyxy(expected_distances(flat[..., :-3].unflatten(-1, (4, -1))), centres, strides))
             scores.append(flat[..., -3:].sigmoid())
             continue
+        if kind == "objectness":
+            centre, size = flat[..., :2] + (centres - 0.5), flat[..., 2:4].exp()
+            boxes.append(torch.cat((centre - size / 2, centre + size / 2), -1) * stride)
+            scores.append(flat[..., 4:5].sigmoid() * flat[..., 5:].sigmoid())
+            continue
         anchors = model.head.anchors[i]
         flat = flat.unflatten(-1, (len(anchors), -1))
         relative = anchor_to_cxcywh(flat[..., :4], anchors.expand(*flat.shape[:3], 2))
@@ -343,7 +348,7 @@ def test_descending_the_loss_finds_every_target(kind):
         assert scores[b, nowhere].max() < 0.3
 
 
-@pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yolo11n"])
+@pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yolo11n", "yoloxnano", "yoloxtiny"])
 def test_the_loss_reads_maps_as_the_real_head_does(name):
     """A step on a real detector, and the same boxes and scores from its maps as from its own decode."""
     from models.detector import build_detector

@@ -1,0 +1,37 @@
+"""What the losses of several heads share.
+
+Legend: B images, K target slots, N cells over all levels, C classes, D channels, P picked cells, S any shape.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from utils.boxes import cxcywh_to_xyxy, scale_boxes
+from utils.structures import pad_targets
+
+
+def canvas_targets(level: Tensor, stride: int, targets: Tensor, max_targets: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Targets in a fixed shape: labels int64 (B, K), boxes (B, K, 4) xyxy canvas pixels, and bool (B, K), whether there
+    is one.
+
+    Args:
+        level: raw map (B, D, h, w) of one level, ``stride`` pixels a cell.
+        targets: (M, 6) and ``max_targets`` as in `Batch`.
+    """
+    padded, mask = pad_targets(targets, level.shape[0], max_targets)
+    boxes = scale_boxes(cxcywh_to_xyxy(padded[..., 1:]), level.shape[3] * stride, level.shape[2] * stride)
+    return padded[..., 0].long(), boxes, mask
+
+
+def smooth_labels(scores: Tensor, labels: Tensor, num_classes: int, eps: float) -> Tensor:
+    """Class targets (*S, C): ``scores`` (*S) at ``labels`` (*S), the share ``eps`` of it spread over all classes."""
+    one_hot = labels[..., None] == torch.arange(num_classes, device=labels.device)
+    return scores[..., None] * (one_hot * (1 - eps) + eps / num_classes)
+
+
+def gather_cells(values: Tensor, cells: Tensor) -> Tensor:
+    """Rows of (B, N, D) at ``cells`` int64 (B, P): (B, P, D)."""
+    rows = torch.arange(values.shape[0], device=cells.device)[:, None] * values.shape[1] + cells
+    return values.flatten(0, 1).index_select(0, rows.flatten()).view(*cells.shape, values.shape[-1])
