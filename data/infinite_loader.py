@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import Any
@@ -53,9 +54,10 @@ class _BatchRenderer:
         return samples[0] if len(samples) == 1 else tile_quad(samples)
 
 
-def _set_worker_up(worker: int) -> None:
+def _set_worker_up(parent: int, worker: int) -> None:
     """One thread a worker, and signals left to the parent, so that Ctrl-C brings no traces of workers and a batch
-    system's SIGTERM to every process lets the parent finish its step and save."""
+    system's SIGTERM to every process lets the parent finish its step and save. ``parent``: its process id; to ask here
+    would be too late, the parent may have been killed since."""
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
     sys.excepthook = _say_unless_parent_has_gone
@@ -65,7 +67,7 @@ def _set_worker_up(worker: int) -> None:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # not on macOS, where SIGTERM just ends the worker
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=_end_when_told, args=(parent,), daemon=True).start()
 
 
 def _say_unless_parent_has_gone(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -131,7 +133,7 @@ class InfiniteDataLoader(DataLoader):
             num_workers=workers,
             collate_fn=_unchanged,
             pin_memory=pin_memory,
-            worker_init_fn=_set_worker_up,
+            worker_init_fn=partial(_set_worker_up, os.getpid()),
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCHED_BATCHES if workers > 0 else None,
             generator=torch.Generator(),  # for the workers' seeds, which nothing uses: the global one is left alone

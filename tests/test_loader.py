@@ -318,3 +318,14 @@ def _is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+@pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="has nothing to wait for signals with")
+def test_a_worker_whose_parent_was_killed_before_it_was_set_up_ends():
+    """A fork takes a while; the kernel then says that the worker's parent is another process."""
+    program = (
+        "import os, time; from data.infinite_loader import _set_worker_up; "
+        "_set_worker_up(os.getppid() + 1, 0); time.sleep(60)"
+    )
+    root = Path(__file__).parents[1]
+    assert subprocess.run([sys.executable, "-c", program], cwd=root, timeout=50, check=False).returncode == 0
