@@ -29,6 +29,7 @@ def collate(samples: Sequence[Sample], canvas_hw: tuple[int, int]) -> Batch:
         original_hw=torch.tensor([s.original_hw for s in samples], dtype=torch.int32).reshape(-1, 2),
         letterbox=torch.tensor([(s.gain, *s.pad_xy) for s in samples], dtype=torch.float32).reshape(-1, 3),
         paths=tuple(s.path for s in samples),
+        counts=tuple(counts),
     )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from data.augment import draw_plan
+from data.augment import SamplePlan, draw_plan
 from data.image_cache import ImageCache
 from data.index import DatasetIndex
 from data.pixel_transforms import PixelTransforms
-from data.render import fit_letterbox, letterbox, render_plan
+from data.render import fit_letterbox, letterbox, plan_labels, render_plan
 from data.source_images import read_source, reduced_sizes
 from utils.config import Hyperparameters
 from utils.structures import Sample, SampleKey
@@ -74,8 +74,9 @@ class LoadImagesAndLabels:
         """The sample of ``key``. UserError names a file that cannot be decoded (any more)."""
         return self._augmented(key) if self.augment else self._letterboxed(key)
 
-    def _augmented(self, key: SampleKey) -> Sample:
-        plan = draw_plan(
+    def plan(self, key: SampleKey) -> SamplePlan:
+        """How the training sample of ``key`` is drawn."""
+        return draw_plan(
             key,
             source_hw=self.source_hw,
             hyp=self.hyp,
@@ -83,6 +84,14 @@ class LoadImagesAndLabels:
             epochs=self.epochs,
             single_image=self.rect,
         )
+
+    def undrawn(self, key: SampleKey, plan: SamplePlan) -> Sample:
+        """The training sample of ``key`` but for its picture, which is uint8 (0, 0, 3)."""
+        labels = plan_labels(plan, self.source_hw, self.index.labels)
+        return self._sample(key, np.zeros((0, 0, 3), np.uint8), labels, 1.0, (0.0, 0.0))
+
+    def _augmented(self, key: SampleKey) -> Sample:
+        plan = self.plan(key)
         image, labels = render_plan(plan, self.source_image, self.index.labels)
         if self._transforms is not None:
             image, labels = self._transforms(image, labels, key)

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.util import Finalize
@@ -37,21 +37,31 @@ class _Failure:
     message: str
 
 
-class _BatchRenderer:
-    """What the workers run: a request to a batch."""
+class RenderedBatches:
+    """What workers run: a request to a batch."""
 
     def __init__(self, dataset: LoadImagesAndLabels) -> None:
         self.dataset = dataset
 
-    def __getitem__(self, request: BatchRequest) -> Batch | _Failure:
-        try:
-            return collate([self._picture(keys) for keys in request.pictures], request.canvas_hw)
-        except UserError as error:
-            return _Failure(str(error))
+    def __call__(self, request: BatchRequest) -> Batch:
+        return collate([self._picture(keys) for keys in request.pictures], request.canvas_hw)
 
     def _picture(self, keys: tuple[SampleKey, ...]) -> Sample:
         samples = [self.dataset[key] for key in keys]
         return samples[0] if len(samples) == 1 else tile_quad(samples)
+
+
+class _Requests:
+    """As torch sees the data set: a request is an index. Mistakes of the user's come back as `_Failure`."""
+
+    def __init__(self, make_batch: Callable[[BatchRequest], Any]) -> None:
+        self.make_batch = make_batch
+
+    def __getitem__(self, request: BatchRequest) -> Any:
+        try:
+            return self.make_batch(request)
+        except UserError as error:
+            return _Failure(str(error))
 
 
 def _set_worker_up(parent: int, worker: int) -> None:
@@ -112,6 +122,8 @@ class InfiniteDataLoader(DataLoader):
         workers: int = 0,
         pin_memory: bool = False,
         weighted: bool = False,
+        make_batch: Callable[[BatchRequest], Any] | None = None,
+        renderer: Callable[[Any], Batch] | None = None,
     ) -> None:
         """
         Args:
@@ -120,14 +132,17 @@ class InfiniteDataLoader(DataLoader):
             workers: processes; 0 renders in this one.
             pin_memory: copy batches to page-locked memory.
             weighted: draw images by class weights; see `set_class_weights`.
+            make_batch: run by the workers, picklable; None: `RenderedBatches`.
+            renderer: makes a `Batch` on the device of what ``make_batch`` returns; None: that is one, on the host.
         """
+        self.renderer = renderer
         self._requests = requests
         self._is_training = isinstance(requests, EndlessRequests)
         self._weighted = weighted
         self._class_weights: np.ndarray | None = None
         self._index = dataset.index
         super().__init__(
-            _BatchRenderer(dataset),
+            _Requests(make_batch or RenderedBatches(dataset)),
             batch_size=None,
             sampler=requests,
             num_workers=workers,
@@ -184,7 +199,8 @@ class InfiniteDataLoader(DataLoader):
         return self._index
 
     def render(self, epoch: int, batch: int) -> Batch:
-        """This rank's share of batch ``batch``, rendered here and now; where the iteration stands is not touched."""
+        """This rank's share of batch ``batch``, rendered here and now, on the host; where the iteration stands is not
+        touched."""
         if self._is_training:
             request = next(self._requests.sampler.requests(epoch, batch))
         else:
@@ -192,7 +208,9 @@ class InfiniteDataLoader(DataLoader):
         rendered = self.dataset[request]
         if isinstance(rendered, _Failure):
             raise UserError(rendered.message)
-        return rendered
+        return (
+            rendered if self.renderer is None else self.renderer(rendered).to(torch.device("cpu"), non_blocking=False)
+        )
 
     def global_pictures(self, batch: int) -> int:
         """Pictures in training batch ``batch`` of an epoch, over all ranks."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from data.dataset import LoadImagesAndLabels
 from data.dataset_yaml import DatasetSpec
+from data.device_cache import open_device_cache
+from data.device_renderer import DeviceRenderer
 from data.epoch_order import EpochOrder, fixed_batches
 from data.image_cache import open_image_cache
 from data.index import load_index
 from data.infinite_loader import InfiniteDataLoader
+from data.planned_batch import PlannedBatches
+from data.pyramid import PyramidLayout
 from data.samplers import EndlessRequests, KeyedDistributedSampler, ShardedBatches
 from utils.config import Hyperparameters
 from utils.distributed import DistributedContext, torch_distributed_zero_first
@@ -35,6 +41,8 @@ def create_dataloader(
     multi_scale: bool = False,
     single_cls: bool = False,
     cache: str = "none",
+    render_on: str = "host",
+    fuse: bool = True,
     cache_dir: str = "",
     local_data: bool = False,
     workers: int = 2,
@@ -61,7 +69,10 @@ def create_dataloader(
         quad: four samples make a picture of twice the size, in some samples one of them fills it.
         multi_scale: vary the canvas within +- ``hyp.multi_scale_range`` from batch to batch.
         single_cls: all classes are one.
-        cache: "none", "ram" or "disk".
+        cache: "none", "ram", "disk", or "device" for pictures rendered there; validation then has "ram".
+        render_on: "host" or "device": where training pictures are rendered. On the device, the loader yields planned
+            batches and ``loader.renderer`` makes batches of them.
+        fuse: render with a compiled kernel on a GPU, see `DeviceRenderer`.
         cache_dir: of index and disk cache; empty: ~/.cache/lockstep.
         local_data: the images are on each node's own disk: each fills its disk cache alone, not over the network.
         workers: loader processes.
@@ -69,9 +80,11 @@ def create_dataloader(
         pin_memory: for copies to a GPU.
 
     Raises:
-        UserError: a data set without images, sizes that don't fit each other, what scan and cache refuse.
+        UserError: a data set without images, sizes or settings that don't fit each other, what scan and cache refuse.
     """
     _check_sizes(ctx, imgsz, batch_size, stride, augment, quad)
+    on_device = augment and render_on == "device"
+    _check_rendering(render_on, cache, hyp)
     several_nodes = ctx.is_distributed and ctx.local_world_size < ctx.world_size
     leaders = one_per_node_group(ctx) if several_nodes and cache == "disk" and not local_data else None
     with torch_distributed_zero_first(ctx):
@@ -86,7 +99,7 @@ def create_dataloader(
         )
         image_cache = open_image_cache(
             index,
-            cache,
+            cache if cache != "device" else "none" if on_device else "ram",
             imgsz=imgsz,
             cache_dir=cache_dir,
             threads=min(max(workers, 2) * ctx.local_world_size, 64),  # the other ranks' share too: they wait
@@ -122,10 +135,38 @@ def create_dataloader(
     else:
         batches = fixed_batches(index.image_hw, rect=rect, **shape)
         requests = ShardedBatches(batches, rank=ctx.rank, world_size=ctx.world_size)
+    planned = _render_on_device(ctx, dataset, cache, workers, fuse) if on_device else {}
     loader = InfiniteDataLoader(
-        dataset, requests, workers=workers, pin_memory=pin_memory, weighted=augment and image_weights
+        dataset,
+        requests,
+        workers=workers,
+        pin_memory=pin_memory,
+        weighted=augment and image_weights,
+        **planned,
     )
     return loader, dataset
+
+
+def _render_on_device(
+    ctx: DistributedContext, dataset: LoadImagesAndLabels, cache: str, workers: int, fuse: bool
+) -> dict[str, Any]:
+    """What a loader of planned batches takes."""
+    layout, pixels = None, None
+    if cache == "device":
+        layout = PyramidLayout.of(dataset.source_hw)
+        pixels = open_device_cache(dataset.index, layout, ctx=ctx, threads=max(workers, 2), show_progress=ctx.is_main)
+    renderer = DeviceRenderer(ctx.device, pixels, fuse=fuse and ctx.device.type == "cuda")
+    return {"make_batch": PlannedBatches(dataset, layout), "renderer": renderer}
+
+
+def _check_rendering(render_on: str, cache: str, hyp: Hyperparameters) -> None:
+    if render_on == "device" and hyp.albumentations:
+        raise UserError(
+            "--augment device: the hyper-parameter albumentations needs pixels on the host; empty it, or use "
+            "--augment host"
+        )
+    if cache == "device" and render_on != "device":
+        raise UserError("--cache device: pixels that lie there can only be used there; add --augment device")
 
 
 def _check_sizes(ctx: DistributedContext, imgsz: int, batch_size: int, stride: int, augment: bool, quad: bool) -> None:

@@ -56,6 +56,9 @@ class Batch:
     original_hw: Tensor  # int32 (B, 2)
     letterbox: Tensor  # float32 (B, 3): gain, pad_x, pad_y
     paths: tuple[str, ...] = ()
+    counts: tuple[int, ...] | None = (
+        None  # targets of each image; None: to be counted, for which they must be on the host
+    )
 
     def _map(self, function) -> Batch:
         moved = {f.name: function(v) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
@@ -65,21 +68,25 @@ class Batch:
         return self._map(lambda t: t.to(device, non_blocking=non_blocking))
 
     def share(self, start: int, end: int) -> Batch:
-        """Images ``start``..``end - 1`` as a batch that is as if it had been collated alone. On the host only."""
-        first, last = np.searchsorted(self.targets[:, 0].numpy(), [start, end])
+        """Images ``start``..``end - 1`` as a batch that is as if it had been collated alone."""
+        counts = self.counts
+        if counts is None:
+            counts = np.bincount(self.targets[:, 0].long().numpy(), minlength=len(self.images)).tolist()
+        first = sum(counts[:start])
+        last = first + sum(counts[start:end])
         targets = self.targets[first:last].clone()
         targets[:, 0] -= start
         if self.targets.is_pinned():
             targets = targets.pin_memory()
-        most = int(np.bincount(targets[:, 0].long().numpy(), minlength=1).max())
         return Batch(
             images=self.images[start:end],
             targets=targets,
-            max_targets=bucketed(most),
+            max_targets=bucketed(max(counts[start:end], default=0)),
             indices=self.indices[start:end],
             original_hw=self.original_hw[start:end],
             letterbox=self.letterbox[start:end],
             paths=self.paths[start:end],
+            counts=tuple(counts[start:end]),
         )
 
     def pin_memory(self) -> Batch:
