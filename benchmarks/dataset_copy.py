@@ -17,28 +17,32 @@ from data.listing import list_split
 
 
 @contextmanager
-def copied(data: str, *, times: int = 1, splits: tuple[str, ...] = ("train", "val")) -> Iterator[Path]:
-    """The YAML of a copy, gone at the end. Files are hard links where the file system allows it.
+def copied(data: str, *, times: int = 1) -> Iterator[Path]:
+    """As `copy_dataset`, gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-copy-") as folder:
+        yield copy_dataset(data, Path(folder), times=times)
+
+
+def copy_dataset(data: str, folder: Path, *, times: int = 1) -> Path:
+    """Copies train and val with hard links where the file system allows it. Returns the YAML of the copy.
 
     Args:
         data: a data set with YOLO labels.
-        times: how often each image is there, in folders of their own.
+        times: how often each training image is there, in folders of their own.
     """
     spec = load_dataset_spec(data)
-    with tempfile.TemporaryDirectory(prefix="lockstep-copy-") as temporary:
-        folder = Path(temporary)
-        for split in splits:
-            listing = list_split(spec, split)
-            for image, label in zip(listing.images, listing.labels, strict=True):
-                for repeat in range(times):
-                    place = Path(f"{repeat:04}" if times > 1 else "", image.key)
-                    link(spec.root / image.name, folder / "images" / split / place)
-                    if label.stamp is not None:
-                        link(spec.root / label.name, folder / "labels" / split / place.with_suffix(".txt"))
-        content = {"path": str(folder), **{s: f"images/{s}" for s in splits}, "names": dict(enumerate(spec.names))}
-        path = folder / "data.yaml"
-        path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
-        yield path
+    for split, repeats in (("train", times), ("val", 1)):
+        listing = list_split(spec, split)
+        for image, label in zip(listing.images, listing.labels, strict=True):
+            for repeat in range(repeats):
+                place = Path(f"{repeat:04}" if repeats > 1 else "", image.key)
+                link(spec.root / image.name, folder / "images" / split / place)
+                if label.stamp is not None:
+                    link(spec.root / label.name, folder / "labels" / split / place.with_suffix(".txt"))
+    content = {"path": str(folder), "train": "images/train", "val": "images/val", "names": dict(enumerate(spec.names))}
+    path = folder / "data.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return path
 
 
 def link(source: Path, target: Path) -> None:

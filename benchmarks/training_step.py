@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from engine.step import TrainStep
     from utils.structures import Batch
 
@@ -17,9 +20,12 @@ def build_step(
     optimizer: str = "SGD",
     compiled: bool = False,
     classes: int = 80,
-    virtual_ranks: int = 0,
+    wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
 ) -> TrainStep:
-    """The step of train.py with its default settings, on one device ("cpu" or a CUDA number)."""
+    """The step of train.py with its default settings, on one device: "cpu" or a CUDA number.
+
+    ``wrap`` may put the model into DataParallel or the like.
+    """
     import torch
 
     from engine.ema import ModelEma
@@ -46,7 +52,7 @@ def build_step(
     if compiled:
         detector.compile()
     return TrainStep(
-        model=detector,
+        model=wrap(detector),
         criterion=criterion,
         optimizer=rule,
         ema=ema,
@@ -54,7 +60,6 @@ def build_step(
         amp_dtype=resolve_amp(amp, ctx.device),
         clip_norm=hyp.clip_norm,
         channels_last=True,
-        virtual_ranks=virtual_ranks,
     )
 
 

@@ -5,6 +5,7 @@ interfaces, as its trainer uses them by default. See `benchmarks.turns`.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import statistics
@@ -34,10 +35,17 @@ def main() -> None:
     scan.add_argument("--images", required=True)
     scan.add_argument("--classes", type=int, default=80)
     first = commands.add_parser("first-step")
-    first.add_argument("--data", required=True)
-    first.add_argument("--model", required=True)
-    first.add_argument("--workers", type=int, default=2)
-    for command in (step, loader, nms, first):
+    train = commands.add_parser("train")
+    for command in (first, train):
+        command.add_argument("--data", required=True)
+        command.add_argument("--model", required=True)
+        command.add_argument("--workers", type=int, default=2)
+        command.add_argument("--epochs", type=int, default=2)
+        command.add_argument("--cache", default="none")
+        command.add_argument("--no-val", action="store_true")
+        command.add_argument("--project", required=True)
+        command.add_argument("--set", nargs="*", default=[], help="further settings as key=number")
+    for command in (step, loader, nms, first, train):
         command.add_argument("--imgsz", type=int, default=640)
         command.add_argument("--batch-size", type=int, default=16)
         command.add_argument("--device", default="cpu")
@@ -45,7 +53,7 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("ultralytics").setLevel(logging.ERROR)
     actions = {"step": step_turns, "loader": loader_turns, "nms": nms_turns, "scan": scan_once}
-    actions |= {"first-step": first_step}
+    actions |= {"first-step": train_one, "train": train_one}
     actions[options.command](options)
 
 
@@ -176,22 +184,27 @@ def scan_once(options: argparse.Namespace) -> None:
     say({"seconds": seconds, "images": len(dataset), "boxes": boxes, "peak_mb": peak})
 
 
-def first_step(options: argparse.Namespace) -> None:
-    """Trains until the first step has been taken, and says so. The process is ended by who waits for that."""
+def train_one(options: argparse.Namespace) -> None:
+    """A training by the peer's own trainer; of ``first-step``, until the first step has been taken."""
     from ultralytics import YOLO
 
     model = YOLO(options.model)
-    model.add_callback("on_train_batch_end", lambda trainer: (say({}), os._exit(0)))
+    if options.command == "first-step":
+        model.add_callback("on_train_batch_end", lambda trainer: (say({}), os._exit(0)))
+    further = {key: json.loads(value) for key, value in (item.split("=") for item in options.set)}
     model.train(
         data=options.data,
         imgsz=options.imgsz,
         batch=options.batch_size,
         workers=options.workers,
         device=options.device,
-        epochs=2,
+        epochs=options.epochs,
+        cache=False if options.cache == "none" else options.cache,
+        val=not options.no_val,
+        project=options.project,
         plots=False,
         pretrained=False,
-        project=os.environ["PEER_RUNS"],
+        **further,
     )
 
 
