@@ -23,7 +23,9 @@ _GROUP_ELEMENTS = 2**24
 # The least a candidate's CIoU counts. CIoU is below 0 for a target of a few pixels against the large boxes of an
 # untrained head; taken as 0, such a target would get no cell, and a set of nothing else would never begin to learn.
 # Beside a candidate that overlaps well the floor vanishes: to the power of beta it is 1e-12.
-_LEAST_OVERLAP = 0.01
+LEAST_OVERLAP = 0.01
+
+_ROUNDS = 4  # of claims in a one-to-one match; what is left are heaps of targets on one spot
 
 
 class Assignment(NamedTuple):
@@ -83,7 +85,7 @@ def alignment(
     cells, slots = predicted.shape[1], boxes.shape[1]
     index = labels[..., None].expand(-1, slots, cells)
     metric = _power(class_logits.transpose(1, 2).gather(1, index).sigmoid_(), alpha)
-    overlap = iou(predicted[:, None], boxes[:, :, None], kind="ciou").clamp_(min=_LEAST_OVERLAP)
+    overlap = iou(predicted[:, None], boxes[:, :, None], kind="ciou").clamp_(min=LEAST_OVERLAP)
     return metric.mul_(_power(overlap, beta)).mul_(candidates), overlap
 
 
@@ -109,10 +111,29 @@ def settle_conflicts(cells: Tensor, metric: Tensor, overlap: Tensor, num_cells: 
     return (wins & (target == first.gather(1, flat))).view_as(cells)
 
 
-def best_claims(cells: Tensor, metric: Tensor, overlap: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
-    """Of each target's claims that hold the one of highest metric: (B, K, T) each to (B, K, 1), in the same order."""
-    best = torch.where(kept, metric, -1.0).argmax(-1, keepdim=True)
-    return tuple(t.gather(-1, best) for t in (cells, metric, overlap, kept))
+def one_each(cells: Tensor, metric: Tensor, overlap: Tensor, num_cells: int) -> tuple[Tensor, Tensor]:
+    """One cell a target, each its best by ``metric`` among those that no other target has taken.
+
+    In each of `_ROUNDS` rounds the targets without a cell claim their best free one, and conflicts are settled. So a
+    target whose first choice is another's gets its next, where a top-1 match leaves it without.
+
+    Args:
+        cells: int64 (B, K, T); metric, overlap: (B, K, T), a metric of 0 claims nothing.
+
+    Returns:
+        int64 (B, K, 1), the index of the cell in T, and bool (B, K, 1), whether the target has it.
+    """
+    chosen, held = torch.zeros_like(cells[..., :1]), torch.zeros_like(cells[..., :1], dtype=torch.bool)
+    taken = metric.new_zeros((cells.shape[0], num_cells))
+    for _ in range(_ROUNDS):
+        free = metric * ~held * (1 - taken.gather(1, cells.flatten(1)).view_as(metric))
+        best = free.argmax(-1, keepdim=True)
+        cell = cells.gather(-1, best)
+        won = settle_conflicts(cell, free.gather(-1, best), overlap.gather(-1, best), num_cells)
+        chosen = torch.where(won, best, chosen)
+        held = held | won
+        taken.scatter_reduce_(1, cell.flatten(1), won.flatten(1).to(taken), "amax")
+    return chosen, held
 
 
 def normalised_scores(metric: Tensor, overlap: Tensor, kept: Tensor) -> Tensor:
@@ -130,9 +151,9 @@ class TaskAlignedAssigner:
     """Task-aligned assignment (TOOD, Feng et al. 2021) with CIoU as its overlap.
 
     For each target the ``topk`` candidates of highest alignment become its cells, less those that another target with a
-    higher overlap claims too. With ``one_to_one`` only the best of these stays. Both ways measure alignment alike, so a
-    target's one cell is the best of the many that it would have: a consistent match (YOLOv10, Wang et al. 2024). That
-    it is chosen after conflicts are settled leaves a target that loses its first choice the next one.
+    higher overlap claims too. With ``one_to_one`` a target gets the best of its candidates that no other target takes.
+    Both ways measure alignment alike, so that a target's one cell is the best of its many: a consistent match (YOLOv10,
+    Wang et al. 2024).
     """
 
     def __init__(self, *, topk: int, alpha: float, beta: float, one_to_one: bool = False):
@@ -172,9 +193,11 @@ class TaskAlignedAssigner:
             for i in range(0, max(batch, 1), group)
         ]
         cells, metric, overlap = (torch.cat(column) for column in zip(*parts))
-        kept = settle_conflicts(cells, metric, overlap, predicted.shape[1])
         if self.one_to_one:
-            cells, metric, overlap, kept = best_claims(cells, metric, overlap, kept)
+            chosen, kept = one_each(cells, metric, overlap, predicted.shape[1])
+            cells, metric, overlap = (t.gather(-1, chosen) for t in (cells, metric, overlap))
+        else:
+            kept = settle_conflicts(cells, metric, overlap, predicted.shape[1])
         return Assignment(cells, normalised_scores(metric, overlap, kept))
 
     def _top_candidates(

@@ -1,6 +1,6 @@
-"""The two detection losses, as sums over a share of the batch and one normaliser (`LossOutput`).
+"""Which loss a model has, and the anchor-free one: sums over a share of the batch and one normaliser (`LossOutput`).
 
-Neither waits for the device or has a shape that depends on values. Every image's contribution is independent of the
+No loss waits for the device or has a shape that depends on values. Every image's contribution is independent of the
 others', so totals and normalisers of shares add up to the whole batch's.
 
 Label smoothing (Szegedy et al. 2016) moves the share eps of a positive cell's class score evenly onto all C classes.
@@ -10,7 +10,8 @@ Reproducibility: the forward pass scatters only by maximum, which no order chang
 becomes an indexed addition. In the anchor-free loss one term a place is not 0; in the anchor loss there may be several
 (two targets in one cell), whose order CUDA fixes only under torch.use_deterministic_algorithms.
 
-Legend: B images, K target slots, N cells over all levels, C classes, R distance bins, T candidates a target, P pairs.
+Legend: B images, K target slots, N cells over all levels, C classes, R distance bins, T candidates a target,
+P picked cells.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from models.assigners import AnchorMatches, TaskAlignedAssigner, match_anchors
-from models.decoding import anchor_to_cxcywh, distances_to_xyxy, expected_distances, flatten_levels
+from models.anchor_loss import AnchorLoss
+from models.assigners import TaskAlignedAssigner
+from models.decoding import distances_to_xyxy, expected_distances, flatten_levels
 from models.grid import cell_centres
 from models.loss_terms import canvas_targets, gather_cells, smooth_labels
 from models.objectness_loss import ObjectnessLoss
 from models.pair_loss import PairLoss
-from utils.boxes import cxcywh_to_xyxy, iou
+from utils.boxes import iou
 from utils.config import Hyperparameters
 from utils.structures import LossOutput
 
@@ -123,91 +125,6 @@ class AnchorFreeLoss(nn.Module):
         return box, (weight * error.mean(-1)).sum()
 
 
-# Gains of an anchor loss that is divided by its positives. What matters is the balance between one positive's box, its
-# objectness and one of its classes. YOLOX (Ge et al. 2021) has 5 : 1 : 1; YOLOv5, which takes means over
-# different sets, works out at about 7 : 1 : 1 with its published gains, both at 640 px and, as it scales them, at other
-# sizes. The defaults box 7.5, obj 1, cls 0.5 give 7.5 : 1 : 1 with this constant, and a box term (7.5 times the mean of
-# 1 - CIoU) that equals the anchor-free one, so that one learning rate suits both heads.
-_CLASS_GAIN = 2.0
-
-# YOLOv5's objectness balance of P3, P4, P5, meant for the mean over a level's cells. Of two levels the coarser has a
-# quarter of the cells, so as weights of a cell in a sum they are 1 : 1 : 1.6.
-_LEVEL_MEAN_BALANCE = {3: (4.0, 1.0, 0.4)}
-
-
-def level_weights(strides: Sequence[int]) -> tuple[float, ...]:
-    """Weight of one cell's objectness on each level; the finest has 1. Without a published balance all have 1."""
-    balance = _LEVEL_MEAN_BALANCE.get(len(strides))
-    if balance is None:
-        return (1.0,) * len(strides)
-    return tuple((b / balance[0]) * (s / strides[0]) ** 2 for b, s in zip(balance, strides, strict=True))
-
-
-class AnchorLoss(nn.Module):
-    """CIoU and class BCE on matched anchors; on all, objectness BCE with the IoU reached as target (YOLOv5's facts).
-
-    ``names`` label ``LossOutput.parts``. All terms are divided by the number of positives. A mean over cells would
-    tie the weight of an object's objectness to the size of the canvas and let it fall behind its box on sets with one
-    or two objects an image. Per positive, the pull of an object is the same on every set; the push of the background
-    is as strong only until the objectness bias has found the base rate, where logistic regression has both
-    cancel. That takes few steps, the fewer the nearer the head's initial bias is to the rate of objects.
-    """
-
-    names = ("box", "obj", "cls")
-
-    def __init__(
-        self,
-        *,
-        strides: Sequence[int],
-        num_classes: int,
-        anchors: Tensor,
-        hyp: Hyperparameters,
-        label_smoothing: float,
-    ):
-        super().__init__()
-        self.num_classes = num_classes
-        self.gains = (hyp.box, hyp.obj, hyp.cls * _CLASS_GAIN)
-        self.level_weights = level_weights(strides)
-        self.anchor_t = hyp.anchor_t
-        self.label_smoothing = label_smoothing
-        self.register_buffer("anchors", anchors.detach().float().clone(), persistent=False)
-
-    def forward(self, raw: Sequence[Tensor], targets: Tensor, max_targets: int) -> LossOutput:
-        """Args: raw maps (B, A * (5 + C), h, w) a level; ``targets`` (M, 6) as in `Batch`. Shapes depend on M alone, so
-        ``max_targets`` goes unread."""
-        totals = [
-            self._level(level, targets, anchors, weight)
-            for level, anchors, weight in zip(raw, self.anchors, self.level_weights, strict=True)
-        ]
-        box, obj, cls, positives = (sum(column) for column in zip(*totals))
-        parts = [gain * term for gain, term in zip(self.gains, (box, obj, cls), strict=True)]
-        return LossOutput(sum(parts), positives, torch.stack(parts).detach())
-
-    def _level(self, raw: Tensor, targets: Tensor, anchors: Tensor, weight: float) -> tuple[Tensor, ...]:
-        """Sums of the box, objectness and class terms, and the number of positives."""
-        height, width = raw.shape[-2:]
-        outputs = flatten_levels([raw]).unflatten(-1, (len(anchors), 5 + self.num_classes))  # (B, h * w, A, 5 + C)
-        matches = match_anchors(targets, anchors, (height, width), self.anchor_t)
-        row = (matches.image * (height * width) + matches.cell) * len(anchors) + matches.anchor
-        outputs = outputs.flatten(0, 2)  # (B * h * w * A, 5 + C)
-        overlap, cls = self._positives(outputs.index_select(0, row), matches, anchors)
-        valid = matches.valid.float()
-        objectness = outputs.new_zeros(outputs.shape[0])
-        reached = overlap.detach().clamp(min=0) * valid
-        objectness.scatter_reduce_(0, row, reached, "amax")  # of several targets, the best: no order in it
-        obj = weight * binary_cross_entropy_with_logits(outputs[:, 4], objectness, reduction="sum")
-        return (valid * (1 - overlap)).sum(), obj, (valid * cls).sum(), valid.sum()
-
-    def _positives(self, outputs: Tensor, matches: AnchorMatches, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        """CIoU and summed class BCE of each pair: (P, 5 + C) -> (P,), (P,)."""
-        predicted = cxcywh_to_xyxy(anchor_to_cxcywh(outputs[:, :4], anchors[matches.anchor]))
-        overlap = iou(predicted, cxcywh_to_xyxy(matches.boxes_cxcywh_cells), kind="ciou")
-        ones = torch.ones_like(overlap)
-        class_targets = smooth_labels(ones, matches.label, self.num_classes, self.label_smoothing)
-        cls = binary_cross_entropy_with_logits(outputs[:, 5:], class_targets, reduction="none").sum(-1)
-        return overlap, cls
-
-
 def build_criterion(model: nn.Module, hyp: Hyperparameters, *, label_smoothing: float = 0.0) -> nn.Module:
     """The loss for the model's head, on the model's device. Anchors are copied: build it when they are final."""
     many = _branch_criterion(model, hyp, label_smoothing, one_to_one=False)
@@ -225,9 +142,9 @@ def _branch_criterion(model: nn.Module, hyp: Hyperparameters, label_smoothing: f
         "label_smoothing": label_smoothing,
     }
     if head.kind == "anchor":
-        return AnchorLoss(anchors=head.anchors, **common)
+        return AnchorLoss(anchors=head.anchors, **common, one_to_one=one_to_one)
     if head.kind == "anchor_free":
-        return AnchorFreeLoss(reg_max=head.reg_max, one_to_one=one_to_one, **common)
+        return AnchorFreeLoss(reg_max=head.reg_max, **common, one_to_one=one_to_one)
     if head.kind == "objectness":
-        return ObjectnessLoss(one_to_one=one_to_one, **common)
+        return ObjectnessLoss(**common, one_to_one=one_to_one)
     raise ValueError(f"no loss for a head of kind {head.kind!r}")

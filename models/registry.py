@@ -156,8 +156,6 @@ def _detect(
     if len(layer.args) == 1:
         depthwise = any(find_entry(other).module is blocks.C3k2 for other in spec.layers)
         return _with_branches(AnchorFreeHead(channels, strides, num_classes, spec.reg_max, depthwise), spec)
-    if spec.end2end:
-        raise layer.mistake("args", "end2end wants a head without anchors: Detect with [nc] alone, or ObjectnessDetect")
     anchors = spec.anchors
     if layer.args[1] != "anchors":
         anchors = checked_anchors(layer.args[1], f"{layer.where('args')}: anchors")
@@ -165,7 +163,7 @@ def _detect(
         raise layer.mistake("args", "anchors are asked for, but there is no top-level 'anchors'")
     if isinstance(anchors, list) and len(anchors) != len(channels):
         raise layer.mistake("args", f"{len(channels)} levels need {len(channels)} rows of anchors, got {len(anchors)}")
-    return AnchorHead(channels, strides, num_classes, anchors)
+    return _with_branches(AnchorHead(channels, strides, num_classes, anchors), spec)
 
 
 def _with_branches(head: BranchedHead, spec: ModelSpec) -> BranchedHead:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from models.assigners import best_claims, candidate_cells, images_a_group, settle_conflicts
+from models.assigners import candidate_cells, images_a_group, one_each, settle_conflicts
 from utils.boxes import iou
 
 MOST_CELLS = 10  # a target; its cells number the sum of this many of its largest overlaps (OTA, Ge et al. 2021)
@@ -64,7 +64,7 @@ class SimOtaAssigner:
 
     Candidates are the cells in the target and those near its middle; cells that are both come first. A target gets as
     many cells as the sum of its largest overlaps, at least one. A cell that several targets claim goes to the one for
-    which it costs least. With ``one_to_one`` only a target's cheapest cell stays.
+    which it costs least. With ``one_to_one`` a target gets the cheapest cell that no other takes.
     """
 
     def __init__(self, *, one_to_one: bool = False) -> None:
@@ -105,10 +105,10 @@ class SimOtaAssigner:
         ]
         cells, wanted, cost, overlap = (torch.cat(column) for column in zip(*parts))
         cheapness = 1 / (1 + cost)
-        held = settle_conflicts(cells, wanted, cheapness, predicted.shape[1])
-        if self.one_to_one:
-            cells, _, overlap, held = best_claims(cells, cheapness, overlap, held)
-        return CellClaims(cells, held, overlap)
+        if self.one_to_one:  # of any of its candidates, however few its overlaps call for
+            chosen, held = one_each(cells, cheapness, cheapness, predicted.shape[1])
+            return CellClaims(cells.gather(-1, chosen), held, overlap.gather(-1, chosen))
+        return CellClaims(cells, settle_conflicts(cells, wanted, cheapness, predicted.shape[1]), overlap)
 
     def _cheapest(
         self,

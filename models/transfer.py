@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from models.branches import SECOND
 from models.class_names import names_for
 from models.detector import Detector
 from models.recognition import class_count
@@ -97,19 +98,20 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights) -> Tra
     """Fills a detector from a checkpoint with whatever fits: tensors of equal name and shape, and of the output layers
     the rows of those classes that both know by name (case and outer spaces aside).
 
-    Where the file has no class names, output layers are taken if they have as many classes. Raises UserError for an
-    unreadable file, and when nothing fits.
+    Where the file has no class names, output layers are taken if they have as many classes. A pair of heads gets a
+    single one's tensors twice. Raises UserError for an unreadable file, and when nothing fits.
     """
     stored = source if isinstance(source, StoredWeights) else read_weights(source)
     own = model.state_dict()
+    tensors = _for_both_branches(own, stored.tensors)
     rows = _class_rows(model, names_for(class_count(model, stored.shapes), stored.names, stored.path))
     taken, partly, skipped = [], [], {}
     for name, target in own.items():
-        found = stored.tensors.get(name)
+        found = tensors.get(name)
         layer, _, _ = name.rpartition(".")
         if layer in rows:  # a bias without its weight would be worse than none
             leaves = (f"{layer}.weight", f"{layer}.bias")
-            reason = next(filter(None, (rows[layer].misfit(own[n], stored.tensors.get(n)) for n in leaves)), "")
+            reason = next(filter(None, (rows[layer].misfit(own[n], tensors.get(n)) for n in leaves)), "")
         elif found is None:
             reason = "not in the file"
         else:
@@ -129,6 +131,14 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights) -> Tra
     used = [rows[layer] for layer in rows if f"{layer}.weight" not in skipped]
     classes = tuple(model.names[i] for i, _ in used[0].pairs) if used else ()
     return TransferReport(str(stored.path), tuple(taken), tuple(partly), skipped, unused, classes)
+
+
+def _for_both_branches(own: Iterable[str], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The file's tensors, those of its one branch also under the names that the model's second branch has for them."""
+    single = {name: name.replace(f".{SECOND}", ".") for name in own if f".{SECOND}" in name}
+    if any(name in tensors for name in single):
+        return tensors
+    return tensors | {second: tensors[first] for second, first in single.items() if first in tensors}
 
 
 def _class_rows(model: Detector, names: Sequence[str] | None) -> dict[str, _ClassRows]:

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from models.anchor_loss import level_weights
 from models.decoding import anchor_to_cxcywh, distances_to_xyxy, expected_distances
 from models.grid import cell_centres
-from models.losses import build_criterion, distribution_focal_loss, level_weights, smooth_labels
+from models.loss_terms import smooth_labels
+from models.losses import build_criterion, distribution_focal_loss
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config import Hyperparameters
 

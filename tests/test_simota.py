@@ -108,12 +108,19 @@ def test_loops_see_conflicts_and_far_cells() -> None:
 
 def test_one_to_one_keeps_the_cheapest_cell_of_each() -> None:
     inputs = simota_scene(4, 6, 3, 1)
-    many = SimOtaAssigner()(*inputs, finest_stride=8)
+    mask = inputs[-1]
     one = SimOtaAssigner(one_to_one=True)(*inputs, finest_stride=8)
     assert one.cells.shape == (4, 6, 1)
-    assert torch.equal(one.held[..., 0], many.held.any(-1))
-    first = many.held.float().argmax(-1, keepdim=True)  # cells come in the order of their cost
-    assert torch.equal(one.cells[one.held], many.cells.gather(-1, first)[one.held])
+    assert torch.equal(one.held[..., 0], mask), "each target has a cell, also where others contest it"
+    for b in range(4):
+        taken = one.cells[b, one.held[b]].tolist()
+        assert len(taken) == len(set(taken))
+    for k in range(6):  # alone, a target gets the cheapest of its many
+        only = torch.zeros_like(mask)
+        only[:, k] = mask[:, k]
+        many, single = (SimOtaAssigner(one_to_one=o)(*inputs[:-1], only, finest_stride=8) for o in (False, True))
+        first = many.cells[:, k, :1]  # cells come in the order of their cost
+        assert torch.equal(single.cells[:, k][only[:, k]], first[only[:, k]])
 
 
 def test_groups_of_images_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
