@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 TALKATIVE_FRAMES = 20  # a line each; later ones at most every so many seconds
 LINE_EVERY_S = 5.0
 WINDOW = "lockstep"
+CONFIDENCE = 0.25  # threshold for a checkpoint that was never validated here
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -51,6 +53,8 @@ def detect(config: DetectConfig) -> Path:
         raise UserError(f"--device {config.device}: detection runs on one device; name one")
     ctx = DistributedContext.single(devices[0])
     model, info = load_detector(fetch_weights(config.weights, ctx=ctx, offline=config.offline))
+    if config.conf_thres is None:
+        config = replace(config, conf_thres=best_confidence(config.weights, info))
     predictor = Predictor(model, config, config.imgsz or info["imgsz"], devices[0])
     frames = open_source(config.source, vid_stride=config.vid_stride, max_frames=config.max_frames)
     if config.view_img:
@@ -69,6 +73,23 @@ def detect(config: DetectConfig) -> Path:
     tally.summarise()
     get_logger().info("results are in %s", output.run_dir)
     return output.run_dir
+
+
+def best_confidence(weights: str, info: dict) -> float:
+    """The threshold when the user names none: where F1 was best when training last validated, if the checkpoint says.
+
+    That was with the NMS of validation, which leaves more boxes an object than detection's.
+    """
+    from utils.logger import get_logger
+
+    stored = info.get("progress", {}).get("confidence")
+    if isinstance(stored, float) and 0 <= stored <= 1:
+        get_logger().info("confidence threshold %.3f, of the best F1 in validation (--conf-thres sets another)", stored)
+        return stored
+    get_logger().info(
+        "confidence threshold %g: %s does not tell a better one (--conf-thres sets another)", CONFIDENCE, weights
+    )
+    return CONFIDENCE
 
 
 def _check_flags(config: DetectConfig) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from data.dataset_yaml import DatasetSpec
     from engine.evaluator import Evaluator, Postprocess
     from models.detector import Detector
+    from models.test_time_augmentation import ManyViews
     from utils.distributed import DistributedContext
     from utils.structures import Detections, EvalResult, GroundTruth
 
@@ -92,10 +93,19 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     # Claimed before the work, so that a folder that cannot be written costs no time.
     with torch_distributed_zero_first(ctx):
         folder = increment_path(config.project, config.name, config.exist_ok) if ctx.is_main else None
-    model = model.fuse(one_to_one=not config.nms).to(ctx.device, memory_format=torch.channels_last)
+    model = for_inference(model, config).to(ctx.device, memory_format=torch.channels_last)
     result = evaluator.run(model, loader)
     if folder is not None:
         report(config, result, evaluator, gt, names, folder, imgsz)
+
+
+def for_inference(model: Detector, config: ValConfig) -> Detector | ManyViews:
+    """The detector without what only training needs. With ``--tta`` it looks at each picture several times, and what
+    it sees twice is left to NMS, also if it could do without."""
+    from models.test_time_augmentation import ManyViews
+
+    fused = model.fuse(one_to_one=not (config.nms or config.tta))
+    return ManyViews(fused) if config.tta else fused
 
 
 def _dataset(config: ValConfig, info: dict, ctx: DistributedContext) -> DatasetSpec:
@@ -134,7 +144,7 @@ def make_postprocess(config: ValConfig) -> Postprocess:
     """Raw maps to detections, by the thresholds of the command line."""
     from models.postprocess import select_detections, suppression_iou
 
-    def postprocess(model: Detector, raw: list[Tensor]) -> Detections:
+    def postprocess(model: Detector | ManyViews, raw: list[Tensor]) -> Detections:
         boxes, scores = model.decode(raw)
         if config.single_cls:
             scores = scores.amax(-1, keepdim=True)
@@ -166,13 +176,41 @@ def report(
     log = get_logger()
     rows = result_rows(result, gt, names)
     log.info("%s\n%s", format_table(rows, verbose=config.verbose), format_summary(result))
-    write_results_json(folder / "results.json", result, rows, to_dict(config) | {"imgsz": imgsz})
+    analysis = report_analysis(config, result, evaluator, gt, names, folder)
+    settings = to_dict(config) | {"imgsz": imgsz}
+    write_results_json(folder / "results.json", result, rows, settings, analysis)
     write_class_csv(folder / "classes.csv", rows)
     if config.save_json:
         write_predictions(folder / "predictions.json", evaluator.detections, gt)
     if not config.noplots:
         draw(result, evaluator, names, folder)
     log.info("results are in %s", folder)
+
+
+def report_analysis(
+    config: ValConfig,
+    result: EvalResult,
+    evaluator: Evaluator,
+    gt: GroundTruth,
+    names: Sequence[str],
+    folder: Path,
+) -> dict:
+    """Prints and draws what errors cost, what confidences are worth and, if asked, AP by size; returns it as data."""
+    from utils.analysis import analyse
+    from utils.analysis_plots import plot_errors, plot_reliability
+    from utils.analysis_report import analysis_content, format_calibration, format_errors, format_sizes, write_size_csv
+    from utils.logger import get_logger
+
+    log = get_logger()
+    analysis = analyse(gt, evaluator.detections, len(names), threshold=result.best_confidence, per_size=config.per_size)
+    if analysis.sizes is not None:
+        log.info("%s", format_sizes(analysis.sizes, names, verbose=config.verbose))
+        write_size_csv(folder / "sizes.csv", analysis.sizes, names)
+    log.info("%s\n%s", format_errors(analysis.errors), format_calibration(analysis.calibration))
+    if not config.noplots:
+        plot_errors(analysis.errors, folder / "errors.png")
+        plot_reliability(analysis.calibration, folder / "calibration.png")
+    return analysis_content(analysis, names)
 
 
 def draw(result: EvalResult, evaluator: Evaluator, names: Sequence[str], folder: Path) -> None:

@@ -36,6 +36,7 @@ class Progress:
     joined: bool = False  # the epoch's steps are done and the ranks' buffers averaged
     best_fitness: float = -1.0
     best_epoch: int = -1
+    confidence: float | None = None  # with the best F1 in the newest validation; None: not known
     class_weights: list[float] = field(default_factory=list)  # for --image-weights; empty: uniform
 
     def add_losses(self, losses: Sequence[float]) -> None:

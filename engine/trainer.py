@@ -282,9 +282,10 @@ class Trainer:
         """Decides on rank 0, agrees, saves, reports."""
         progress = self.progress
         is_best = result is not None and result.fitness > progress.best_fitness
-        verdict = None if result is None else (is_best, result.fitness, result.class_ap)
+        verdict = None if result is None else (is_best, result.fitness, result.class_ap, result.threshold)
         verdict = broadcast_object(self.ctx, verdict)
         if verdict is not None:
+            progress.confidence = verdict[3]
             if verdict[0]:
                 progress.best_fitness, progress.best_epoch = verdict[1], progress.epoch
             if self._base_weights is not None:

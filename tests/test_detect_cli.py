@@ -16,7 +16,8 @@ import detect
 from models.detector import build_detector
 from models.postprocess import non_max_suppression
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
-from utils.checkpoint_file import write_checkpoint
+from utils.checkpoint_file import read_checkpoint, write_checkpoint
+from utils.config import DetectConfig, parse_config
 from utils.detection_files import DetectionFiles, UniqueStems
 from utils.errors import UserError
 from utils.media_writer import MediaWriter
@@ -154,6 +155,37 @@ def test_flags_change_what_is_drawn_and_kept(weights, pictures, tmp_path):
     agnostic = run(weights, pictures / "a.png", tmp_path, "--agnostic-nms", "--iou-thres", "0", "--save-txt")
     overlapping = run(weights, pictures / "a.png", tmp_path, "--iou-thres", "1", "--save-txt")
     assert len(read_txt(agnostic / "labels/a.txt")) <= len(read_txt(overlapping / "labels/a.txt"))
+
+
+def test_threshold_is_the_checkpoints_unless_given(weights, pictures, tmp_path, capsys):
+    content = read_checkpoint(weights)
+    common = [
+        "--source",
+        str(pictures / "a.png"),
+        "--device",
+        "cpu",
+        "--project",
+        str(tmp_path / "runs"),
+        "--save-json",
+    ]
+
+    def scores(progress, *more):
+        path = tmp_path / "weights.pt"
+        write_checkpoint(content | {"progress": progress}, path)
+        folder = detect.detect(parse_config(DetectConfig, ["--weights", str(path), *common, *more], ""))
+        return [r["score"] for r in json.loads((folder / "predictions.json").read_text())]
+
+    everything = sorted(scores({}, "--conf-thres", "0"))
+    gap = int(np.argmax(np.diff(everything)))  # a wide one, as scores in the file are rounded
+    stored = (everything[gap] + everything[gap + 1]) / 2
+    capsys.readouterr()
+    assert sorted(scores({"confidence": stored})) == [s for s in everything if s > stored]
+    assert f"confidence threshold {stored:.3f}, of the best F1" in capsys.readouterr().out
+    assert sorted(scores({"confidence": stored}, "--conf", "0")) == everything
+    assert "confidence threshold" not in capsys.readouterr().out
+    for unknown in ({}, {"confidence": None}, {"confidence": float("nan")}, {"confidence": "high"}):
+        assert sorted(scores(unknown)) == [s for s in everything if s > 0.25]
+        assert "confidence threshold 0.25: " in capsys.readouterr().out
 
 
 def test_video_keeps_frames_and_pace(weights, clip, tmp_path):

@@ -4,11 +4,16 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from scoring import make_table, random_case
 
+from utils.analysis_plots import plot_errors, plot_reliability
+from utils.calibration import measure_calibration
 from utils.drawing import class_colours, draw_boxes, tile_images
+from utils.error_split import split_errors
 from utils.lettering import text_mask
 from utils.plots import draw_batch, draw_detections, plot_confusion, plot_curves, plot_labels, plot_metric_curves
 from utils.structures import Detections, EvalResult
+from utils.verdicts import judge, sort_by_class
 
 NAMES = ("Katze", "größer", "снег", "猫")
 
@@ -51,6 +56,18 @@ def test_empty_table_draws_nothing(tmp_path):
     table.write_text("epoch,train/box\n")
     plot_curves(table, tmp_path / "curves.png")
     assert not (tmp_path / "curves.png").exists()
+
+
+@pytest.mark.filterwarnings("error")
+def test_errors_and_reliability(tmp_path):
+    gt, table, num_classes = random_case(0)
+    judgement = judge(gt, table, num_classes)
+    plot_errors(split_errors(judgement), tmp_path / "errors.png")
+    plot_reliability(measure_calibration(sort_by_class(judgement), 0.4), tmp_path / "calibration.png")
+    assert picture_of(tmp_path / "errors.png").shape != picture_of(tmp_path / "calibration.png").shape
+    nothing = sort_by_class(judge(gt, make_table([], [], [], []), num_classes))
+    plot_reliability(measure_calibration(nothing, 0.4), tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
 
 
 @pytest.mark.filterwarnings("error")

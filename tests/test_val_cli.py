@@ -1,4 +1,4 @@
-"""val.py from end to end on a tiny rendered set, in one process and in two."""
+"""val.py from end to end on a tiny rendered set, in one process and in several."""
 
 import contextlib
 import csv
@@ -20,6 +20,7 @@ from data.index import load_index
 from models.detector import build_detector
 from utils.checkpoint_file import write_checkpoint
 from utils.coco_json import write_predictions
+from utils.error_split import KINDS
 from utils.errors import UserError
 from utils.structures import DetectionTable, GroundTruth
 
@@ -87,6 +88,9 @@ def test_scores_a_checkpoint_and_writes_everything(tiny, tmp_path, capsys):
         assert (folder / name).stat().st_size > 0
     assert cv2.imread(str(folder / "confusion_matrix.png")) is not None
     assert cv2.imread(str(folder / "predictions.jpg")) is not None
+    assert cv2.imread(str(folder / "errors.png")) is not None
+    assert not (folder / "sizes.csv").exists()
+    assert "sizes" not in results
 
 
 def test_the_written_predictions_score_the_same_with_pycocotools(tiny, tmp_path):
@@ -119,16 +123,46 @@ def test_the_written_predictions_score_the_same_with_pycocotools(tiny, tmp_path)
     np.testing.assert_allclose(ours, evaluation.stats[:3], atol=1e-4)
 
 
-def test_two_processes_write_what_one_does(tiny, tmp_path):
-    val.main(flags(tiny, tmp_path, "--name", "one"))
-    command = [sys.executable, "val.py", *flags(tiny, tmp_path, "--name", "two", "--spawn", "2")]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("AP by size") == 1
-    one, two = (tmp_path / "runs" / name for name in ("one", "two"))
-    assert sorted(p.name for p in one.iterdir()) == sorted(p.name for p in two.iterdir())
-    for name in ("predictions.json", "classes.csv"):
-        assert (one / name).read_bytes() == (two / name).read_bytes()
+def lasting(folder):
+    """results.json without what differs from run to run: times, and where it ran."""
+    results = json.loads((folder / "results.json").read_text())
+    for key in ("project", "name", "spawn"):
+        del results["settings"][key]
+    return {**results, "extras": None}
+
+
+def test_analyses_with_many_views_are_the_same_on_1_2_and_3_processes(tiny, tmp_path, capsys):
+    more = ["--tta", "--per-size", "--conf-thres", "0.0001"]
+    val.main(flags(tiny, tmp_path, "--name", "1", *more))
+    printed = capsys.readouterr().out
+    for words in ("error at IoU 0.5", *KINDS, "all false positives", "calibration: error", "medium"):
+        assert words in printed
+    for world in ("2", "3"):
+        command = [sys.executable, "val.py", *flags(tiny, tmp_path, "--name", world, "--spawn", world, *more)]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout.count("AP by size") == ended.stdout.count("error at IoU 0.5") == 1
+    one, two, three = (tmp_path / "runs" / name for name in "123")
+    for other in (two, three):
+        assert sorted(p.name for p in one.iterdir()) == sorted(p.name for p in other.iterdir())
+        assert lasting(one) == lasting(other)
+        for name in ("predictions.json", "classes.csv", "sizes.csv"):
+            assert (one / name).read_bytes() == (other / name).read_bytes()
+    results = lasting(one)
+    assert len(results["sizes"]["rows"]) == 4 * (1 + len(NAMES))
+    found = results["errors"]["kinds"]
+    assert sum(found[kind]["count"] for kind in KINDS[:-1]) == results["calibration"]["scored"]["detections"]
+    assert found["missed"]["count"] <= 18
+
+
+def test_many_views_find_what_one_does_and_more(tiny, tmp_path):
+    more = ["--noplots", "--conf-thres", "0.0001", "--iou-thres", "1", "--max-det", "3000"]
+    for name, flag in (("one", []), ("many", ["--augment"])):
+        val.main(flags(tiny, tmp_path, "--name", name, *more, *flag))
+    one, many = (json.loads((tmp_path / "runs" / name / "predictions.json").read_text()) for name in ("one", "many"))
+    keys = {(r["image_id"], r["category_id"], *r["bbox"], r["score"]) for r in many}
+    assert {(r["image_id"], r["category_id"], *r["bbox"], r["score"]) for r in one} <= keys
+    assert len(many) > len(one) > 0
 
 
 def test_single_class_merges_labels_and_scores(tiny, tmp_path):

@@ -151,6 +151,7 @@ class ValConfig:
         None, low=0, high=1, aliases=("--iou",), help="NMS IoU threshold; default: by head (0.7, 0.6, or no NMS)"
     )
     nms: bool = setting(False, help="NMS-free models: score their one-to-many head with NMS")
+    tta: bool = setting(False, aliases=("--augment",), help="look at each image at three sizes, once mirrored")
     max_det: int = setting(300, low=1, help="detections an image")
     single_cls: bool = setting(False, help="treat all classes as one")
     device: str = setting("", help="cpu, 0, 0,1, mps; empty: the best there is")
@@ -161,6 +162,7 @@ class ValConfig:
     max_bad: float = setting(0.1, low=0, high=1, help="share of bad images above which the run stops")
     save_json: bool = setting(True, help="write predictions.json in COCO's format")
     noplots: bool = setting(False, help="write no plots")
+    per_size: bool = setting(False, help="print and write AP and AR of small, medium and large objects of each class")
     verbose: bool = setting(True, help="print a line a class")
     project: str = setting("runs/val", help="folder of runs")
     name: str = setting("exp", help="name of this run")
@@ -177,7 +179,13 @@ class DetectConfig:
     weights: str = setting(help="checkpoint, or a public name such as yolov8n")
     source: str = setting(help="image, folder, glob, video, .txt list, stream URL, or a webcam number")
     imgsz: int = setting(0, low=0, aliases=("--img", "--img-size"), help="longer side, pixels; 0: the checkpoint's")
-    conf_thres: float = setting(0.25, low=0, high=1, aliases=("--conf",), help="confidence threshold")
+    conf_thres: float | None = setting(
+        None,
+        low=0,
+        high=1,
+        aliases=("--conf",),
+        help="confidence threshold; default: that of the best F1 in the checkpoint's validation, else 0.25",
+    )
     iou_thres: float | None = setting(
         None, low=0, high=1, aliases=("--iou",), help="NMS IoU threshold; default: 0.45, of NMS-free models no NMS"
     )

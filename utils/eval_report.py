@@ -62,7 +62,7 @@ def format_table(rows: Sequence[Row], *, verbose: bool = True) -> str:
     lines = [COLUMNS[0].rjust(width) + "".join(c.rjust(10 if i < 2 else 8) for i, c in enumerate(COLUMNS[1:]))]
     for row in shown:
         counts = f"{row.images:>10}{row.instances:>10}"
-        lines.append(row.name.rjust(width) + counts + "".join(_number(s).rjust(8) for s in row.scores))
+        lines.append(row.name.rjust(width) + counts + "".join(number_text(s).rjust(8) for s in row.scores))
     return "\n".join(lines)
 
 
@@ -70,7 +70,7 @@ def format_summary(result: EvalResult) -> str:
     """AP by size, the confidence behind P, R and F1, and the time, in two lines."""
     sizes = zip(("small", "medium", "large"), (result.ap_small, result.ap_medium, result.ap_large))
     lines = [
-        "AP by size: " + ", ".join(f"{name} {_number(value)}" for name, value in sizes)
+        "AP by size: " + ", ".join(f"{name} {number_text(value)}" for name, value in sizes)
         + f"; P, R and F1 at confidence {result.best_confidence:.3f}"
     ]  # fmt: skip
     times = [f"{k[3:]} {v:.1f}" for k, v in result.extras.items() if k.startswith("ms/")]
@@ -82,7 +82,8 @@ def format_summary(result: EvalResult) -> str:
     return "\n".join(lines)
 
 
-def _number(value: float) -> str:
+def number_text(value: float) -> str:
+    """Four places, or a dash for nan."""
     return "-" if math.isnan(value) else f"{value:.4f}"
 
 
@@ -96,8 +97,11 @@ def write_class_csv(path: str | Path, rows: Sequence[Row]) -> None:
     write_whole(path, text.getvalue())
 
 
-def write_results_json(path: str | Path, result: EvalResult, rows: Sequence[Row], settings: dict) -> None:
-    """Scores, per-class scores, the confusion matrix and the settings that led to them; nan is null."""
+def write_results_json(
+    path: str | Path, result: EvalResult, rows: Sequence[Row], settings: dict, analyses: dict | None = None
+) -> None:
+    """Scores, per-class scores, the confusion matrix, ``analyses`` by name, and the settings that led to them; nan is
+    null."""
     overall = (
         "precision",
         "recall",
@@ -111,21 +115,23 @@ def write_results_json(path: str | Path, result: EvalResult, rows: Sequence[Row]
         "ap_large",
     )
     content = {
-        **{name: _plain(getattr(result, name)) for name in overall},
+        **{name: plain_number(getattr(result, name)) for name in overall},
         "images": result.num_images,
         "classes": [
-            dict(zip(COLUMNS, (*row[:3], *map(_plain, row.scores)))) for row in rows[1:]
+            dict(zip(COLUMNS, (*row[:3], *map(plain_number, row.scores)))) for row in rows[1:]
         ],
         "confusion": {
             "rows": "predicted, last: background",
             "columns": "true, last: background",
             "counts": result.confusion.tolist(),
         },
-        "extras": {name: _plain(value) for name, value in result.extras.items()},
+        **(analyses or {}),
+        "extras": {name: plain_number(value) for name, value in result.extras.items()},
         "settings": settings,
     }  # fmt: skip
     write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
-def _plain(value: float) -> float | None:
+def plain_number(value: float) -> float | None:
+    """As JSON has it: None for nan."""
     return None if math.isnan(value) else float(value)

@@ -41,6 +41,7 @@ class Assignment(NamedTuple):
     contender: np.ndarray  # int64 (N,) rows of the detections, ascending
     matched: np.ndarray  # bool (N, A, T)
     ignored: np.ndarray  # bool (N, A, T) neither right nor wrong: matched to an ignored object (crowd, out of range)
+    taken: np.ndarray  # int64 (N,) the object in the first area range at the first threshold, -1: none
 
 
 def position_in_run(keys: np.ndarray) -> np.ndarray:
@@ -109,6 +110,7 @@ def _assign_chunk(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_ign
     taken = np.zeros((local_targets.size, areas, thresholds), dtype=bool)
     matched = np.zeros((contender.size, areas, thresholds), dtype=bool)
     ignored = np.zeros_like(matched)
+    object_taken = np.full(contender.size, -1, dtype=np.int64)
     for low, high in zip(np.r_[0, step_ends[:-1]], step_ends):
         # One detection a group: no object appears twice in a step, so plain indexed assignment is safe.
         goal, owner = target[low:high], slot[low:high]
@@ -121,9 +123,11 @@ def _assign_chunk(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_ign
         best = np.maximum.reduceat(key, starts, axis=0)
         winner = free & (key == np.repeat(best, np.diff(np.r_[starts, high - low]), axis=0))
         taken[goal] |= winner
+        plain = np.flatnonzero(winner[:, 0, 0])
+        object_taken[owner[plain]] = local_targets[goal[plain]]
         matched[owner[starts]] = best > 0
         ignored[owner[starts]] = np.logical_or.reduceat(winner & target_ignored[goal][:, :, None], starts, axis=0)
-    return Assignment(contender, matched, ignored)
+    return Assignment(contender, matched, ignored, object_taken)
 
 
 def assign_coco(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, target_ignored: np.ndarray) -> Assignment:
@@ -144,8 +148,9 @@ def assign_coco(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, tar
         for pairs in overlapping_pairs(group, boxes_xyxy, objects, float(IOU_THRESHOLDS[0]))
     ]
     if not chunks:
+        nobody = np.zeros(0, dtype=np.int64)
         nothing = np.zeros((0, target_ignored.shape[1], IOU_THRESHOLDS.size), dtype=bool)
-        return Assignment(np.zeros(0, dtype=np.int64), nothing, nothing)
+        return Assignment(nobody, nothing, nothing, nobody)
     return Assignment(*(np.concatenate(parts) for parts in zip(*chunks)))
 
 

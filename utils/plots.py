@@ -1,10 +1,9 @@
-"""Figures of a run (matplotlib, drawn off screen, imported only when one is made) and sheets of labelled pictures."""
+"""Figures of a run, and sheets of labelled pictures."""
 
 from __future__ import annotations
 
 import csv
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,28 +12,11 @@ from torch import Tensor
 
 from utils.boxes import cxcywh_to_xyxy
 from utils.drawing import class_colours, draw_boxes, tile_images, write_text
+from utils.figures import new_figure, save_figure
 from utils.structures import Detections, EvalResult
-from utils.whole_file import replacing
 
 MANY_CLASSES = 20  # above this many, curves carry no legend and matrices no numbers
 CAPTION_GROUND = np.array([40, 40, 40])
-
-
-def _figure(width: float, height: float):
-    """A figure that belongs to nobody's pyplot: no global state, no display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _save(figure, out: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"Glyph .* missing")  # class names in a script matplotlib lacks
-        with replacing(out) as file:
-            figure.savefig(file, format="png", dpi=130)
 
 
 def _read_columns(csv_path: Path) -> dict[str, np.ndarray]:
@@ -62,7 +44,7 @@ def plot_curves(csv_path: Path, out: Path) -> None:
         return
     across = min(5, len(panels))
     down = math.ceil(len(panels) / across)
-    figure = _figure(3.2 * across, 2.6 * down)
+    figure = new_figure(3.2 * across, 2.6 * down)
     for axes, (title, names) in zip(figure.subplots(down, across, squeeze=False).flat, panels.items()):
         for name in names:
             known = np.isfinite(columns[name])
@@ -74,7 +56,7 @@ def plot_curves(csv_path: Path, out: Path) -> None:
             axes.legend(fontsize=7)
     for axes in figure.axes[len(panels) :]:
         axes.set_visible(False)
-    _save(figure, out)
+    save_figure(figure, out)
 
 
 def plot_metric_curves(result: EvalResult, names: Sequence[str], out_dir: Path) -> list[Path]:
@@ -102,7 +84,7 @@ def plot_metric_curves(result: EvalResult, names: Sequence[str], out_dir: Path) 
 
 def _plot_lines(x, lines: np.ndarray, labels: list[str], mean_label: str, x_name: str, y_name: str, out: Path) -> None:
     """Lines (C, S) over x (S,), and their mean."""
-    figure = _figure(7.5, 5)
+    figure = new_figure(7.5, 5)
     axes = figure.subplots()
     few = len(labels) <= MANY_CLASSES
     for line, label in zip(lines, labels):
@@ -113,7 +95,7 @@ def _plot_lines(x, lines: np.ndarray, labels: list[str], mean_label: str, x_name
     axes.set(xlabel=x_name, ylabel=y_name, xlim=(0, 1), ylim=(0, 1.02))
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=8)
-    _save(figure, out)
+    save_figure(figure, out)
 
 
 def plot_confusion(confusion: np.ndarray, names: Sequence[str], out: Path) -> None:
@@ -122,7 +104,7 @@ def plot_confusion(confusion: np.ndarray, names: Sequence[str], out: Path) -> No
     labels = [*names, "background"]
     shares = confusion / np.maximum(confusion.sum(0, keepdims=True), 1)
     side = float(np.clip(0.55 * len(labels) + 2, 5, 24))
-    figure = _figure(side * 1.15, side)
+    figure = new_figure(side * 1.15, side)
     axes = figure.subplots()
     figure.colorbar(axes.imshow(shares, cmap="Blues", vmin=0, vmax=1), label="share of the true class", shrink=0.8)
     step = max(1, len(labels) // 60)
@@ -134,7 +116,7 @@ def plot_confusion(confusion: np.ndarray, names: Sequence[str], out: Path) -> No
         for row, column in np.argwhere(confusion > 0):
             ink = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, str(confusion[row, column]), ha="center", va="center", fontsize=7, color=ink)
-    _save(figure, out)
+    save_figure(figure, out)
 
 
 def plot_labels(classes: np.ndarray, boxes_norm: np.ndarray, names: Sequence[str], out: Path) -> None:
@@ -146,7 +128,7 @@ def plot_labels(classes: np.ndarray, boxes_norm: np.ndarray, names: Sequence[str
     """
     from matplotlib.collections import LineCollection
 
-    figure = _figure(9, 8)
+    figure = new_figure(9, 8)
     (bars, outlines), (centres, sizes) = figure.subplots(2, 2)
     classes = np.asarray(classes, np.int64).reshape(-1)
     boxes = np.asarray(boxes_norm, np.float64).reshape(-1, 4)
@@ -166,7 +148,7 @@ def plot_labels(classes: np.ndarray, boxes_norm: np.ndarray, names: Sequence[str
     centres.invert_yaxis()
     sizes.hist2d(boxes[:, 2], boxes[:, 3], bins=50, range=((0, 1), (0, 1)), cmap="viridis")
     sizes.set(xlabel="width", ylabel="height", aspect="equal")
-    _save(figure, out)
+    save_figure(figure, out)
 
 
 def _pictures(images: Tensor | np.ndarray, limit: int) -> np.ndarray:

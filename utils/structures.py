@@ -179,6 +179,11 @@ class EvalResult:
         """What "best" means: AP 0.50:0.95; nan, which is better than nothing, when nothing could be scored."""
         return float(self.ap)
 
+    @property
+    def threshold(self) -> float | None:
+        """The confidence with the best mean F1; None where no confidence finds anything."""
+        return self.best_confidence if self.f1 > 0 else None
+
 
 def pad_targets(targets: Tensor, batch_size: int, max_targets: int) -> tuple[Tensor, Tensor]:
     """Ragged targets to a fixed shape, without a host sync.

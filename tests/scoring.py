@@ -1,0 +1,108 @@
+"""Made-up detections and objects for the tests of scoring, and what pycocotools makes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+import numpy as np
+import pytest
+
+from utils.boxes import xywh_to_xyxy, xyxy_to_xywh
+from utils.structures import DetectionTable, GroundTruth
+
+
+def make_ground_truth(boxes, classes, crowd, area, image, num_images, num_classes, ids=None):
+    order = np.argsort(image, kind="stable")
+    return GroundTruth(
+        offsets=np.searchsorted(image[order], np.arange(num_images + 1)).astype(np.int64),
+        boxes_xywh_px=boxes[order].astype(np.float64).reshape(-1, 4),
+        classes=classes[order].astype(np.int64),
+        crowd=crowd[order].astype(bool),
+        area_px=area[order].astype(np.float64),
+        image_hw=np.full((num_images, 2), 512, dtype=np.int32),
+        image_ids=tuple(range(1, num_images + 1)) if ids is None else tuple(ids),
+        category_ids=tuple(range(1, num_classes + 1)),
+    )
+
+
+def make_table(image, boxes, scores, classes):
+    return DetectionTable(
+        np.asarray(image, dtype=np.int64),
+        np.asarray(boxes, dtype=np.float64).reshape(-1, 4),
+        np.asarray(scores, dtype=np.float64),
+        np.asarray(classes, dtype=np.int64),
+    )
+
+
+def coco_evaluate(gt, table):
+    """pycocotools' stats (12,) and precision (T, R, C, A) of the same boxes."""
+    coco = pytest.importorskip("pycocotools.coco")
+    cocoeval = pytest.importorskip("pycocotools.cocoeval")
+    image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
+    reference = coco.COCO()
+    reference.dataset = {
+        "info": {},
+        "images": [{"id": i} for i in gt.image_ids],
+        "categories": [{"id": c} for c in gt.category_ids],
+        "annotations": [
+            {
+                "id": n + 1,
+                "image_id": gt.image_ids[image[n]],
+                "category_id": gt.category_ids[gt.classes[n]],
+                "bbox": gt.boxes_xywh_px[n].tolist(),
+                "area": float(gt.area_px[n]),
+                "iscrowd": int(gt.crowd[n]),
+            }
+            for n in range(len(gt.classes))
+        ],
+    }
+    xywh = xyxy_to_xywh(table.boxes_xyxy_px)
+    predictions = [
+        {
+            "image_id": gt.image_ids[table.image_index[n]],
+            "category_id": gt.category_ids[table.classes[n]],
+            "bbox": xywh[n].tolist(),
+            "score": float(table.scores[n]),
+        }
+        for n in range(len(table.scores))
+    ]
+    with contextlib.redirect_stdout(io.StringIO()):
+        reference.createIndex()
+        evaluation = cocoeval.COCOeval(reference, reference.loadRes(predictions), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return evaluation.stats, evaluation.eval["precision"][..., -1]
+
+
+def random_case(seed, num_images=12, num_classes=4, crowd_share=0.15, per_image=200, rounding=2):
+    """Objects of all sizes, crowd, duplicates, exact copies, ties, more than 100 detections of a class in an image,
+    images without objects or detections, and a class without objects."""
+    rng = np.random.default_rng(seed)
+    count = rng.integers(0, 25, num_images)
+    count[0] = 0
+    image = np.repeat(np.arange(num_images), count)
+    size = np.exp(rng.uniform(np.log(2), np.log(250), (image.size, 2)))
+    boxes = np.round(np.c_[rng.uniform(0, 260, (image.size, 2)), size], 1)
+    if image.size > 6:
+        boxes[3], boxes[5] = boxes[2], boxes[2]  # equal boxes: equal IoUs
+        boxes[4, 2:] = 32.0  # an area exactly on the border of two ranges
+    classes = rng.integers(0, num_classes - 1, image.size)  # the last class has none
+    crowd = rng.random(image.size) < crowd_share
+    area = np.where(rng.random(image.size) < 0.5, boxes[:, 2] * boxes[:, 3], boxes[:, 2] * boxes[:, 3] * 0.6)
+    gt = make_ground_truth(boxes, classes, crowd, area, image, num_images, num_classes)
+
+    rows = rng.integers(0, image.size, per_image * num_images // 2)
+    near = boxes[rows] + rng.normal(0, 1, (rows.size, 4)) * boxes[rows][:, [2, 3, 2, 3]] * rng.choice([0, 0.1, 0.3])
+    near[: rows.size // 8] = boxes[rows[: rows.size // 8]]  # IoU exactly 1
+    det_image = np.r_[image[rows], rng.integers(0, num_images - 1, rows.size)]
+    far = np.c_[rng.uniform(0, 400, (rows.size, 2)), rng.uniform(1, 120, (rows.size, 2))]
+    det_boxes = np.r_[near, far]
+    det_boxes[:, 2:] = np.maximum(det_boxes[:, 2:], 0)
+    det_classes = np.r_[classes[rows], rng.integers(0, num_classes, rows.size)]
+    det_classes[det_image == 2] = 0  # a crowded image: far more than 100 of one class
+    scores = np.round(rng.random(det_image.size), rounding)  # many ties, within images and across them
+    shuffle = rng.permutation(det_image.size)
+    table = make_table(det_image[shuffle], xywh_to_xyxy(det_boxes)[shuffle], scores[shuffle], det_classes[shuffle])
+    return gt, table, num_classes
