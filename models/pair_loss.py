@@ -14,9 +14,10 @@ class PairLoss(nn.Module):
     """The one-to-many branch's loss plus ``gain`` times the one-to-one branch's (YOLOv10, Wang et al. 2024).
 
     In the paper each branch's sum is divided by that branch's own target scores. Here both are divided by the
-    one-to-many branch's, for a loss has one normaliser; ``gain`` stands for the ratio of the two. It weighs no gradient
-    against another, since no parameter serves both branches' losses: it is a learning rate of the one-to-one layers,
-    which an optimiser that normalises gradients (Muon, Adam) does not even see.
+    one-to-many branch's, for a loss has one normaliser; ``gain`` stands for the ratio of the two, which was found to be
+    about 2 on a fresh model and 6 on a trained one. It weighs no gradient against another, since no parameter serves
+    both branches' losses: it is a learning rate of the one-to-one layers, which an optimiser that normalises gradients
+    (Muon, Adam) hardly sees.
     """
 
     def __init__(self, many: nn.Module, one: nn.Module, *, gain: float):
