@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -52,7 +51,6 @@ class Side:
             stderr=self._errors,
             text=True,
             errors="replace",
-            start_new_session=True,  # so that its workers can be ended with it
         )
 
     def __enter__(self) -> Side:
@@ -63,7 +61,7 @@ class Side:
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill()  # its workers notice
             self._process.wait()
         self._process.stdout.close()
         self._errors.close()

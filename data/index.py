@@ -148,12 +148,12 @@ def load_index(
     folder = cache_folder(cache_dir)
     path = folder / f"{split}-{fingerprint}.index"
     names = class_names(spec, single_cls)
-    index = _open_cached(path, names, spec.root, fingerprint)
+    index = open_cached(path, names, spec.root, fingerprint)
     cached = index is not None
     if index is None:
         scanned = scan_split(spec, split, listing, workers=workers, single_cls=single_cls, show_progress=progress)
         index = _index_of(scanned, names, spec.root, fingerprint)
-        _write_cache(path, index)
+        write_cache(path, index)
     report_path = path.with_suffix(".txt")
     details = f"; report: {report_path}" if index.report.problems and report_path.exists() else ""
     _log.info("%s: %s%s%s", split, index.report.summary(), " (cached)" if cached else "", details)
@@ -212,7 +212,7 @@ def _index_of(scanned: ScannedSplit, names: tuple[str, ...], root: Path, fingerp
 _ARRAYS = ("image_hw", "offsets", "boxes_xywh_px", "classes", "crowd", "area_px")
 
 
-def _write_cache(path: Path, index: DatasetIndex) -> None:
+def write_cache(path: Path, index: DatasetIndex) -> None:
     """A cache that can't be written costs time, not the run: one line says so."""
     report = index.report
     strings = {"paths": index.paths, "report": report.lines, "image_ids": index.image_ids}
@@ -235,7 +235,8 @@ def _write_cache(path: Path, index: DatasetIndex) -> None:
         _log.warning("%s: the index can't be cached (%s); the next start scans again", path.parent, error.strerror)
 
 
-def _open_cached(path: Path, names: tuple[str, ...], root: Path, fingerprint: str) -> DatasetIndex | None:
+def open_cached(path: Path, names: tuple[str, ...], root: Path, fingerprint: str) -> DatasetIndex | None:
+    """The index in a cache file, mapped; None if there is no such file, or, with a warning, one that can't be used."""
     try:
         meta, arrays = open_arrays(path)
         if meta["fingerprint"] != fingerprint or meta["version"] != [CACHE_VERSION, PARSER_VERSION]:

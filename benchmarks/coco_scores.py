@@ -1,0 +1,64 @@
+"""pycocotools on files of predictions, for both sides alike."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from utils.structures import GroundTruth
+
+
+def coco_ground_truth(gt: GroundTruth, classes: int) -> Any:
+    """A pycocotools ``COCO``; images are numbered from 1 in the order of the split, classes from 0."""
+    from pycocotools.coco import COCO
+
+    coco = COCO()
+    image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets)) + 1
+    rows = zip(image.tolist(), gt.classes.tolist(), gt.boxes_xywh_px.tolist(), gt.area_px.tolist(), gt.crowd.tolist())
+    coco.dataset = {
+        "images": [{"id": i + 1, "height": int(h), "width": int(w)} for i, (h, w) in enumerate(gt.image_hw)],
+        "categories": [{"id": c, "name": str(c)} for c in range(classes)],
+        "annotations": [
+            {"id": n + 1, "image_id": i, "category_id": c, "bbox": b, "area": a, "iscrowd": int(crowd)}
+            for n, (i, c, b, a, crowd) in enumerate(rows)
+        ],
+    }
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco.createIndex()
+    return coco
+
+
+def average_precision(predictions: Path, gt: GroundTruth, classes: int, *, first_class: int = 0) -> float:
+    """AP at IoU 0.50 to 0.95 of a file of detections.
+
+    Args:
+        predictions: in COCO's format; ``image_id`` or ``file_name`` is the stem of the image's file.
+        gt: of the same split.
+        classes: C.
+        first_class: number of class 0 in the file.
+    """
+    numbers = {str(stem): number + 1 for number, stem in enumerate(gt.image_ids)}
+    numbers |= {str(int(stem)): number for stem, number in list(numbers.items()) if stem.isdigit()}
+    rows = json.loads(predictions.read_text())
+    for row in rows:
+        stem = Path(row["file_name"]).stem if "file_name" in row else str(row["image_id"])
+        row["image_id"] = numbers[stem]
+        row["category_id"] -= first_class
+    return evaluate(coco_ground_truth(gt, classes), rows).stats[0] if rows else 0.0
+
+
+def evaluate(coco: Any, rows: list[dict]) -> Any:
+    """The finished ``COCOeval`` of detections given as COCO's result rows."""
+    from pycocotools.cocoeval import COCOeval
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        evaluation = COCOeval(coco, coco.loadRes(rows), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return evaluation

@@ -1,0 +1,163 @@
+"""Memory of a training's processes: flat over the epochs, and one image cache a machine.
+
+    python -m benchmarks.memory --data coco128.yaml --workers 8 --epochs 3      # private memory after each epoch
+    python -m benchmarks.memory --data coco128.yaml --ranks 2 --workers 4       # with and without --cache ram
+
+Private memory is what a process shares with none; PSS counts a shared page in equal parts with each that maps it, so
+the sum over processes is what the machine holds (Linux's smaps_rollup).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.report import append_log
+from benchmarks.turns import ROOT
+
+TIMES = 8  # copies of the training images, for a cache that is large beside the noise
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--data", required=True, help="data set with YOLO labels")
+    parser.add_argument("--model", default="yolov8n")
+    parser.add_argument("--imgsz", type=int, default=640)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--ranks", type=int, default=0, help="0: the loader alone, over epochs")
+    parser.add_argument("--steps", type=int, default=6, help="of a training before it is measured")
+    parser.add_argument("--times", type=int, default=TIMES)
+    parser.add_argument("--log", action="store_true", help="append a dated row to benchmarks/README.md")
+    options = parser.parse_args()
+    text = cache_of_a_machine(options) if options.ranks else memory_by_epoch(options)
+    print(text)
+    if options.log:
+        append_log(text)
+
+
+def private_mb(process: int | str = "self") -> float:
+    return sum(_rollup(process, ("Private_Clean", "Private_Dirty")).values()) / 1024
+
+
+def pss_mb(process: int) -> float:
+    return sum(_rollup(process, ("Pss",)).values()) / 1024
+
+
+def _rollup(process: int | str, fields: tuple[str, ...]) -> dict[str, int]:
+    """kB by field; empty for a process that has gone."""
+    try:
+        text = Path(f"/proc/{process}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
+    return {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB", text, re.M) if name in fields}
+
+
+def descendants(process: int) -> Iterator[int]:
+    """``process`` and all processes that it or they started."""
+    yield process
+    try:
+        tasks = list(Path(f"/proc/{process}/task").iterdir())
+        children = [child for task in tasks for child in (task / "children").read_text().split()]
+    except FileNotFoundError:
+        return
+    for child in children:
+        yield from descendants(int(child))
+
+
+def memory_by_epoch(options: argparse.Namespace) -> str:
+    """Private memory of the loader's processes, all together, after each epoch."""
+    from benchmarks.dataset_copy import copied
+    from data.dataset_yaml import load_dataset_spec
+    from data.loader import create_dataloader
+    from utils.config import hyperparameters_from
+    from utils.distributed import DistributedContext
+
+    with copied(options.data, times=options.times) as data:
+        loader, dataset = create_dataloader(
+            load_dataset_spec(data),
+            "train",
+            ctx=DistributedContext.single(),
+            imgsz=options.imgsz,
+            batch_size=options.batch_size,
+            hyp=hyperparameters_from(""),
+            augment=True,
+            epochs=options.epochs + 100,
+            cache_dir=str(data.parent / "index"),
+            workers=options.workers,
+        )
+        batches, readings = iter(loader), []
+        for _ in range(options.epochs):
+            for _ in range(len(loader)):
+                next(batches)
+            readings.append([private_mb(process) for process in descendants(os.getpid())])
+        loader.close()
+    sums = ", ".join(f"{sum(values):.0f}" for values in readings)
+    worst = max(max(later) - max(readings[0]) for later in readings)
+    return (
+        f"Private memory of the loader's {len(readings[0])} processes after each of {options.epochs} epochs of "
+        f"{len(dataset):,} images: {sums} MB; the largest of them grew by {worst:.1f} MB after the first epoch."
+    )
+
+
+def cache_of_a_machine(options: argparse.Namespace) -> str:
+    """PSS of a training with several ranks, without and with ``--cache ram``, against one cache's size."""
+    from benchmarks.dataset_copy import copied
+
+    with copied(options.data, times=options.times) as data, tempfile.TemporaryDirectory() as folder:
+        without, _ = _pss_of_training(options, data, Path(folder), "none")
+        with_cache, cache = _pss_of_training(options, data, Path(folder), "ram")
+    share = (with_cache - without) / cache
+    return (
+        f"PSS of {options.ranks} ranks with {options.workers} workers each: {without:.0f} MB without cache, "
+        f"{with_cache:.0f} MB with --cache ram of {cache:.0f} MB: {share:.2f} of one cache more "
+        f"({'within' if share <= 1.1 else 'ABOVE'} 1.1)."
+    )
+
+
+def _pss_of_training(options: argparse.Namespace, data: Path, folder: Path, cache: str) -> tuple[float, float]:
+    """The largest sum over its processes seen in the steps after the first ``options.steps``, and the cache's MB."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(options.ranks)]
+    command += ["train.py", "--data", str(data), "--model", options.model, "--imgsz", str(options.imgsz)]
+    command += ["--batch-size", str(options.batch_size), "--workers", str(options.workers), "--cache", cache]
+    command += ["--device", "cpu", "--epochs", "1000", "--val-every", "0", "--noplots", "--save-steps", "1"]
+    command += ["--project", str(folder), "--name", cache, "--cache-dir", str(folder / "index")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    largest = size = 0.0
+    with open(folder / f"{cache}.log", "w+") as log:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            _wait_for_steps(process, folder / cache / "last.pt", options.steps, folder / f"{cache}.log")
+            for _ in range(20):
+                largest = max(largest, sum(pss_mb(child) for child in descendants(process.pid)))
+                time.sleep(0.5)
+        finally:
+            process.terminate()
+            process.wait(60)
+        if cache != "none":
+            text = (folder / f"{cache}.log").read_text()
+            size = float(re.search(r"--cache ram: \d+ images, ([\d.]+) GiB", text)[1]) * 1024
+    return largest, size
+
+
+def _wait_for_steps(process: subprocess.Popen, checkpoint: Path, steps: int, log: Path) -> None:
+    """Until the checkpoint of so many steps has been written (one is written after each)."""
+    seen, stamp = 0, 0
+    while seen < steps:
+        if process.poll() is not None:
+            sys.exit(f"the training ended:\n{log.read_text()[-2000:]}")
+        now = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        seen, stamp = seen + (now != stamp), now
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main()

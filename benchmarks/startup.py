@@ -1,0 +1,96 @@
+"""How soon a command does something: ``--help``, and the first step of a training on a set that was scanned before.
+
+    python -m benchmarks.startup --data bccd.yaml --peer PYTHON
+
+The peer's ``--help`` is ``yolo help``; a callback of its trainer tells of its first step. Each run is a process of its
+own, in turns, timed from outside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.dataset_copy import copied
+from benchmarks.report import Comparison, add_flags, show
+from benchmarks.turns import MARK, ROOT
+
+FIRST_STEP = "first step "  # of train.py's log
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--data", required=True, help="data set with YOLO labels")
+    parser.add_argument("--model", default="yolov8n")
+    parser.add_argument("--imgsz", type=int, default=320)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--workers", type=int, default=2)
+    add_flags(parser)
+    options = parser.parse_args()
+    with copied(options.data) as data, tempfile.TemporaryDirectory() as folder:
+        helps, firsts = commands_of(options, data, Path(folder))
+        seconds = {name: time_of(command, "") for name, command in firsts.items()}  # these scan
+        print(", ".join(f"{name}: first step after {value:.2f} s with a scan" for name, value in seconds.items()))
+        helping: dict[str, list[float]] = {name: [] for name in helps}
+        stepping: dict[str, list[float]] = {name: [] for name in firsts}
+        for _ in range(options.rounds):
+            for name, command in helps.items():
+                helping[name].append(time_of(command, None))
+            for name, command in firsts.items():
+                stepping[name].append(time_of(command, ""))
+    rows = [
+        Comparison("--help", "s", helping["ours"], helping.get("peer", [])),
+        Comparison("first step, scanned before", "s", stepping["ours"], stepping.get("peer", [])),
+    ]
+    show(f"Start-up, {options.model}, {options.imgsz} px, batch {options.batch_size}", rows, log=options.log)
+
+
+def commands_of(options: argparse.Namespace, data: Path, folder: Path) -> tuple[dict, dict]:
+    helps = {"ours": [sys.executable, "train.py", "--help"]}
+    shared = ["--data", str(data), "--imgsz", str(options.imgsz), "--batch-size", str(options.batch_size)]
+    shared += ["--workers", str(options.workers), "--device", "cpu", "--epochs", "2", "--project", str(folder)]
+    ours = [sys.executable, "train.py", "--model", options.model, "--cache-dir", str(folder / "index"), "--noplots"]
+    firsts = {"ours": [*ours, *shared]}
+    if options.peer:
+        helps["peer"] = [str(Path(options.peer).parent / "yolo"), "help"]
+        side = str(ROOT / "benchmarks" / "ultralytics_side.py")
+        firsts["peer"] = [options.peer, side, "first-step", "--model", f"{options.model}.yaml", *shared]
+    return helps, firsts
+
+
+def time_of(command: Sequence[str], until: str | None) -> float:
+    """Seconds until a command ends (None), or until it tells of its first step, upon which it is ended."""
+    started = time.perf_counter()
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"YOLO_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    lines, seconds = [], None
+    for line in process.stdout:
+        lines.append(line)
+        if until is not None and line.startswith((MARK, FIRST_STEP)):
+            seconds = time.perf_counter() - started
+            process.kill()
+            break
+    process.stdout.close()
+    code = process.wait()
+    if until is None and code == 0:
+        return time.perf_counter() - started
+    if seconds is None:
+        sys.exit(f"{' '.join(command)} ended with {code}:\n{''.join(lines[-12:])}")
+    return seconds
+
+
+if __name__ == "__main__":
+    main()
