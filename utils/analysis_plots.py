@@ -41,7 +41,7 @@ def plot_reliability(calibration: Calibration, out: Path) -> None:
     curve.bar(centres, np.nan_to_num(part.precision), width, color="tab:blue", edgecolor="white", label="precision")
     curve.plot([0, 1], [0, 1], color="0.3", linewidth=1, linestyle="--", label="as it should be")
     curve.plot(part.confidence, part.precision, "o", markersize=3, color="tab:red", label="mean confidence of a bin")
-    error = f"calibration error {part.error:.3f}"
+    error = f"calibration error (ECE) {part.error:.3f}"
     if calibration.shown.counts.any():
         error += f", {calibration.shown.error:.3f} from confidence {calibration.threshold:.3f} on"
         for axes in (curve, amounts):

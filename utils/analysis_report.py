@@ -36,7 +36,7 @@ def format_calibration(calibration: Calibration) -> str:
     scored, shown, threshold = calibration
     if not scored.counts.any():
         return "calibration: nothing was found"
-    text = f"calibration: error {number_text(scored.error)} over {scored.counts.sum():,} detections"
+    text = f"calibration: error (ECE) {number_text(scored.error)} over {scored.counts.sum():,} detections"
     if shown.counts.any():
         way = "above" if shown.bias > 0 else "below"
         text += (

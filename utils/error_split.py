@@ -1,7 +1,7 @@
 """Which mistakes cost a detector its AP: TIDE's error types (Bolya et al., ECCV 2020), at IoU 0.5.
 
 A detection that takes no object is wrong for one reason, and an object that none takes is missed unless such a reason
-explains it. Each kind's cost is by how much AP rises when a wise friend mends the mistakes of that kind and no other.
+explains it. Each kind's cost is by how much AP rises when an oracle mends the mistakes of that kind and no other.
 
 Legend: D detections, M objects, C classes, W wrong detections.
 """
@@ -50,7 +50,8 @@ def split_errors(judgement: Judgement) -> ErrorSplit:
 
     Mending: the best of the detections wrong in their class, or in their location, that lie on an object nothing takes
     comes to take it, under its own score; the others of that kind, and all of the other kinds, are left out; missed
-    objects are no longer asked for.
+    objects are no longer asked for. (The authors' tool, where errors of class and of location lie on one object, mends
+    only the better of the two.)
     """
     ranked, classes = judgement.ranked, judgement.num_classes
     right, counted, taken = _outcomes(judgement)
