@@ -1,6 +1,9 @@
 import hashlib
+import io
+import itertools
 import threading
 import time
+import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -8,10 +11,12 @@ import torch.distributed
 import torch.multiprocessing as mp
 import yaml
 
-from utils import downloads
+from utils import downloads, http_transfer
 from utils.distributed import DistributedContext, spawn
-from utils.downloads import CATALOGUE, TransferLimits, fetch_weights
+from utils.downloads import fetch_weights
 from utils.errors import UserError
+from utils.http_transfer import TransferLimits
+from utils.weights_catalogue import CATALOGUE, WeightsEntry, find_entry
 
 BODY = bytes(range(256)) * 1200
 SHA = hashlib.sha256(BODY).hexdigest()
@@ -40,6 +45,17 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
 
+    def keep_sending(self, pieces, pause_s):
+        """Until the client has had enough."""
+        self.close_connection = True
+        try:
+            for data in pieces:
+                self.wfile.write(data)
+                self.wfile.flush()
+                time.sleep(pause_s)
+        except OSError:
+            pass
+
     def do_GET(self):
         fault = self.server.faults.pop(0) if self.server.faults else ""
         asked = self.headers.get("Range")
@@ -58,10 +74,15 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send_response(200)
         rest = body[start:]
-        claimed = {"claim more": len(rest) + 5000, "claim less": len(rest) - 5000}.get(fault, len(rest))
-        self.send_header("Content-Length", str(claimed))
+        claimed = {"claim more": len(rest) + 5000, "claim less": len(rest) - 5000, "claim nonsense": "many"}
+        if fault not in ("no length", "endless"):
+            self.send_header("Content-Length", str(claimed.get(fault, len(rest))))
         self.send_header("ETag", '"one"')
         self.end_headers()
+        if fault in ("trickle", "endless"):
+            pieces = (bytes([byte]) for byte in rest) if fault == "trickle" else itertools.repeat(rest)
+            self.keep_sending(pieces, 0.02 if fault == "trickle" else 0.0)
+            return
         self.wfile.write(rest[: len(rest) // 2] if fault in ("cut", "stall") else rest)
         self.wfile.flush()
         if fault == "stall":
@@ -85,16 +106,67 @@ def server(monkeypatch):
 
 @pytest.fixture
 def fetch(server, tmp_path):
-    def run(name="tiny", *, offline=False, ctx=None, limits=QUICK, **entry):
+    def run(name="tiny", *, offline=False, ctx=None, limits=QUICK, tiny_name="tiny", **entry):
         catalogue = tmp_path / "weights.yaml"
         entry = {"url": server.url, "licence": "MIT", "sha256": SHA, **entry}
-        catalogue.write_text(yaml.safe_dump({"tiny": {k: v for k, v in entry.items() if v is not None}}))
+        catalogue.write_text(yaml.safe_dump({tiny_name: {k: v for k, v in entry.items() if v is not None}}))
         ctx = ctx or DistributedContext.single()
         return fetch_weights(
             name, ctx=ctx, offline=offline, catalogue=catalogue, cache_dir=tmp_path / "cache", limits=limits
         )
 
     return run
+
+
+@pytest.mark.parametrize("fault", ["claim nonsense", "no length"])
+def test_length_that_is_none(fetch, server, fault):
+    server.faults = [fault]
+    assert fetch().read_bytes() == BODY
+
+
+def test_a_trickle_is_a_stall(fetch, server):
+    """A byte now and then keeps the connection's own clock from running out."""
+    server.faults = ["trickle"]
+    assert fetch().read_bytes() == BODY
+    assert len(server.ranges) == 2
+    server.faults = ["trickle"] * 9
+    with pytest.raises(UserError, match=r"only \d+ bytes in 0 s"):
+        fetch("other", tiny_name="other", limits=TransferLimits(0.2, 1, 0.0))
+
+
+@pytest.mark.parametrize("size", [len(BODY), 0])
+def test_a_body_without_end_is_cut_short(fetch, server, tmp_path, monkeypatch, size):
+    monkeypatch.setattr(http_transfer, "MAX_BYTES", 2 * len(BODY))
+    server.faults = ["endless"]
+    with pytest.raises(UserError, match=r"sends more than the \d+ bytes that are expected"):
+        fetch(sha256=None, size=size)
+    assert kept(tmp_path) == []
+
+
+def zipped():
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("archive/data.pkl", bytes(50_000))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [(b"\n <!DOCTYPE html><title>Log in</title>", "web page"), (zipped()[:-100], "a part of a checkpoint only")],
+)
+def test_what_is_no_checkpoint_is_refused_without_checksum(fetch, server, tmp_path, body, message):
+    server.body = body
+    with pytest.raises(UserError, match=message):
+        fetch(sha256=None)
+    assert kept(tmp_path) == []
+    server.body = zipped()
+    assert fetch(sha256=None).read_bytes() == zipped()
+
+
+def test_a_file_is_kept_under_its_name_in_the_catalogue(fetch):
+    """Releases have files of one name."""
+    assert fetch("tiny-v5.0.pt", tiny_name="tiny-v5.0").name == "tiny-v5.0.pt"
+    assert fetch("tiny-v5.0", tiny_name="tiny-v5.0", offline=True).name == "tiny-v5.0.pt"
 
 
 def kept(tmp_path):
@@ -226,7 +298,7 @@ def test_free_urls_with_one_name_do_not_collide(fetch, server):
 
 def test_two_runs_at_once_fetch_once(server, tmp_path):
     paths = []
-    entry, target = downloads.WeightsEntry(url=server.url, sha256=SHA), tmp_path / "cache" / "tiny.pt"
+    entry, target = WeightsEntry(url=server.url, sha256=SHA), tmp_path / "cache" / "tiny.pt"
 
     def run():
         downloads._fetch(entry, target, QUICK)
@@ -244,12 +316,23 @@ def test_two_runs_at_once_fetch_once(server, tmp_path):
 
 
 def test_shipped_catalogue_is_well_formed():
-    for name, values in yaml.safe_load(CATALOGUE.read_text()).items():
-        entry = downloads._entry_for(name, CATALOGUE)
-        assert entry.url.startswith("https://")
-        assert entry.url.endswith(f"/{name}.pt")
-        assert entry.licence == "AGPL-3.0"
-        assert values.get("sha256") is None or len(bytes.fromhex(entry.sha256)) == 32
+    names = yaml.safe_load(CATALOGUE.read_text())
+    for name in names:
+        entry = find_entry(name)
+        assert entry == find_entry(f"{name}.pt")
+        assert entry.url.startswith("https://github.com/")
+        assert entry.url.endswith((".pt", ".pth"))
+        assert entry.licence in ("AGPL-3.0", "GPL-3.0", "Apache-2.0", "MIT")
+        assert not entry.sha256 or len(bytes.fromhex(entry.sha256)) == 32
+    assert len({find_entry(name).url for name in names}) == len(names)
+
+
+def test_shipped_checksums_are_those_of_the_public_files(shared):
+    """Of those files that are at hand."""
+    for path in (shared / "weights").glob("*.pt"):
+        entry = find_entry(path.name)
+        assert entry.size == path.stat().st_size
+        assert entry.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _fetch_on_a_rank(catalogue, cache, results):

@@ -1,61 +1,24 @@
 """Fetches public weights when the user names some that are not on the disk; nothing else here uses the network.
 
-A file arrives under a temporary name, is checked, and is renamed: what lies under its own name is whole. A cut or
-stalled transfer goes on where it stopped.
+A file arrives under a temporary name, is checked, and is renamed: what lies under its own name is whole.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.client
-import re
-import ssl
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from utils.cache_folder import cache_folder
-from utils.config import from_mapping, load_yaml, setting, suggestion
 from utils.distributed import DistributedContext, torch_distributed_zero_first
 from utils.errors import UserError
+from utils.http_transfer import Interrupted, Refused, TransferLimits, transfer
 from utils.logger import get_logger
-
-CATALOGUE = Path(__file__).parents[1] / "configs" / "weights.yaml"
-CHUNK_BYTES = 1 << 18
-LINE_EVERY_S = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class WeightsEntry:
-    """One entry of the catalogue."""
-
-    url: str = setting(help="where the file is")
-    licence: str = setting("unknown", help="the file's licence")
-    sha256: str = setting("", help="hex digest; empty: not known")
-    size: int = setting(0, low=0, help="bytes; 0: not known")
-
-
-@dataclass(frozen=True)
-class TransferLimits:
-    """When to give up: seconds without a byte, tries in all, seconds between them."""
-
-    stall_s: float = 30.0
-    tries: int = 4
-    wait_s: float = 1.0
-
-
-class _Interrupted(Exception):
-    """The transfer stopped early; another try may go on with it."""
-
-
-class _Refused(Exception):
-    """The server, or the file it sent, will not do; another try is of no use."""
+from utils.weights_catalogue import CATALOGUE, WeightsEntry, catalogue_name, find_entry, is_url
 
 
 def fetch_weights(
@@ -65,7 +28,7 @@ def fetch_weights(
     offline: bool,
     catalogue: Path = CATALOGUE,
     cache_dir: Path | None = None,
-    limits: TransferLimits = TransferLimits(),
+    limits: TransferLimits | None = None,
 ) -> Path:
     """The file that ``--weights`` means: a path that is there, or else a name of the catalogue or a URL.
 
@@ -85,7 +48,7 @@ def fetch_weights(
     with torch_distributed_zero_first(ctx):
         if path.is_file():
             return path
-        entry = _entry_for(name_or_path, catalogue)
+        entry = find_entry(name_or_path, catalogue)
         target = _target(name_or_path, entry, cache_dir or cache_folder() / "weights")
         if not target.is_file():
             if not ctx.is_node_leader:
@@ -94,42 +57,23 @@ def fetch_weights(
                 raise UserError(
                     f"{name_or_path}: not on this machine and --offline is set; put {entry.url} at {target}"
                 )
-            _fetch(entry, target, limits)
+            _fetch(entry, target, limits or TransferLimits())
     return target
 
 
-def _is_url(text: str) -> bool:
-    return urllib.parse.urlsplit(text).scheme in ("http", "https")
-
-
-def _entry_for(name_or_path: str, catalogue: Path) -> WeightsEntry:
-    if _is_url(name_or_path):
-        return WeightsEntry(url=name_or_path)
-    known = load_yaml(catalogue) or {}
-    name = name_or_path.removesuffix(".pt")
-    if name not in known:
-        if Path(name_or_path).name != name_or_path:
-            raise UserError(f"{name_or_path}: no such file")
-        hint = suggestion(name, known) or f"; names: {', '.join(known)}"
-        raise UserError(f"{name_or_path}: no such file, nor a name that can be fetched{hint}")
-    entry = from_mapping(WeightsEntry, known[name], f"{catalogue}: {name}")
-    if not _is_url(entry.url):
-        raise UserError(f"{catalogue}: {name}: url wants http:// or https://, got {entry.url!r}")
-    return entry
-
-
 def _target(name_or_path: str, entry: WeightsEntry, cache_dir: Path) -> Path:
-    """Where the file is kept; free URLs get a folder each, since different ones may end in the same name."""
+    """Where the file is kept: under its name in the catalogue; of free URLs, which may end alike, in a folder each."""
     file_name = Path(urllib.parse.unquote(urllib.parse.urlsplit(entry.url).path)).name or "weights.pt"
-    if _is_url(name_or_path):
+    if is_url(name_or_path):
         return cache_dir / hashlib.sha256(entry.url.encode()).hexdigest()[:16] / file_name
-    return cache_dir / file_name
+    return cache_dir / f"{catalogue_name(name_or_path)}{Path(file_name).suffix or '.pt'}"
 
 
 def _fetch(entry: WeightsEntry, target: Path, limits: TransferLimits) -> None:
     logger = get_logger()
     checked = "sha256 known" if entry.sha256 else "no checksum known"
-    logger.info("fetching %s (licence of the file: %s; %s)", entry.url, entry.licence, checked)
+    size = f"{entry.size / 1e6:.1f} MB; " if entry.size else ""
+    logger.info("fetching %s (licence of the file: %s; %s%s)", entry.url, entry.licence, size, checked)
     started = time.monotonic()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -138,12 +82,12 @@ def _fetch(entry: WeightsEntry, target: Path, limits: TransferLimits) -> None:
             if target.is_file():  # another run on this machine has just fetched it
                 part.unlink(missing_ok=True)
             else:
-                _transfer(entry, file, limits)
+                transfer(entry, file, limits)
                 part.replace(target)
-    except _Refused as error:
+    except Refused as error:
         part.unlink(missing_ok=True)
         raise UserError(f"{entry.url}: {error}") from None
-    except _Interrupted as error:
+    except Interrupted as error:
         raise UserError(f"{entry.url}: cannot be fetched ({error}); put the file at {target}, or name one") from None
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
@@ -161,110 +105,3 @@ def _locked(file: IO[bytes]) -> Iterator[None]:
     with contextlib.suppress(OSError):  # some network file systems have none
         fcntl.flock(file, fcntl.LOCK_EX)
     yield
-
-
-def _transfer(entry: WeightsEntry, file: IO[bytes], limits: TransferLimits) -> None:
-    """Fills ``file`` and checks it. What an earlier run left in it is used only if a checksum can vouch for it."""
-    if not entry.sha256:
-        _empty(file)
-    inherited = file.seek(0, 2) > 0
-    validator = ""
-    for number in range(limits.tries):
-        try:
-            validator = _receive(entry, file, validator, limits.stall_s)
-            _check(entry, file)
-            return
-        except _Interrupted as error:
-            if number + 1 == limits.tries:
-                raise
-            get_logger().info("%s; trying again", error)
-            time.sleep(limits.wait_s * 2**number)
-        except _Refused:
-            if not inherited:
-                raise
-            _empty(file)  # the leftovers were of another file
-            inherited = False
-    raise _Interrupted("the remains of an earlier transfer did not fit")
-
-
-def _empty(file: IO[bytes]) -> None:
-    file.truncate(0)
-    file.seek(0)
-
-
-def _receive(entry: WeightsEntry, file: IO[bytes], validator: str, stall_s: float) -> str:
-    """One request; appends what it brings. Returns the server's mark of this version of the file, if it gives one."""
-    have = file.seek(0, 2)
-    request = urllib.request.Request(entry.url, headers={"User-Agent": "lockstep", "Accept-Encoding": "identity"})
-    if have:
-        request.add_header("Range", f"bytes={have}-")
-        if validator:
-            request.add_header("If-Range", validator)
-    try:
-        with urllib.request.urlopen(request, timeout=stall_s) as response:
-            total = _length(response, entry, file, have)
-            validator = response.headers.get("ETag", "")
-            _copy(response, file, total)
-            return "" if validator.startswith("W/") else validator
-    except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing is left to send: either all is here, or what is here is not of this file
-            return validator
-        kind = _Interrupted if error.code in (408, 429) or error.code >= 500 else _Refused
-        raise kind(f"the server answers {error.code} {error.reason}") from None
-    except TimeoutError:
-        raise _Interrupted(f"no byte for {stall_s:g} s") from None
-    except urllib.error.URLError as error:
-        reason = f"no answer for {stall_s:g} s" if isinstance(error.reason, TimeoutError) else error.reason
-        raise _Interrupted(f"unreachable: {reason}") from None
-    except (http.client.HTTPException, ssl.SSLError, ConnectionError) as error:
-        raise _Interrupted(f"broken off: {error or type(error).__name__}") from None
-
-
-def _length(response: http.client.HTTPResponse, entry: WeightsEntry, file: IO[bytes], have: int) -> int | None:
-    """The whole file's length as the server has it; drops what is in ``file`` when the server starts anew."""
-    total = None
-    if have and response.status == 206:
-        content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
-        if not content_range or int(content_range[1]) != have:
-            raise _Refused(f"the server sent another part ({response.headers.get('Content-Range')}) than was asked for")
-        total = None if content_range[2] == "*" else int(content_range[2])
-    else:
-        _empty(file)
-        if response.headers.get("Content-Length"):
-            total = int(response.headers["Content-Length"])
-    if entry.size and total is not None and total != entry.size:
-        raise _Refused(f"the server has {total} bytes, {entry.size} are expected; is it another file?")
-    return total
-
-
-def _copy(response: http.client.HTTPResponse, file: IO[bytes], total: int | None) -> None:
-    said_at = time.monotonic()
-    while chunk := response.read1(CHUNK_BYTES):  # read1 returns what has come, so each wait is one stall at most
-        file.write(chunk)
-        if time.monotonic() - said_at > LINE_EVERY_S:
-            said_at = time.monotonic()
-            get_logger().info("%.1f of %s MB", file.tell() / 1e6, f"{total / 1e6:.1f}" if total else "?")
-    file.flush()
-    if total is not None and file.tell() < total:
-        raise _Interrupted(f"cut off at {file.tell()} of {total} bytes")
-
-
-def _check(entry: WeightsEntry, file: IO[bytes]) -> None:
-    file.flush()
-    size = file.seek(0, 2)
-    if entry.size and size != entry.size:
-        raise _Refused(f"brought {size} bytes, {entry.size} are expected; nothing was kept")
-    if not size:
-        raise _Refused("brought an empty file")
-    if entry.sha256:
-        found = _sha256(Path(file.name))
-        if found != entry.sha256.lower():
-            raise _Refused(f"sha256 is {found}, {entry.sha256} is expected; nothing was kept")
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
