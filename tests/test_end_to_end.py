@@ -21,7 +21,7 @@ from models.assigners import TaskAlignedAssigner
 from models.branches import SECOND
 from models.detector import build_detector
 from models.losses import build_criterion
-from models.postprocess import best_detections, select_detections, suppression_iou
+from models.postprocess import VALIDATION_IOU, best_detections, select_detections, suppression_iou
 from models.pretrained import load_detector
 from models.transfer import transfer_weights
 from utils.boxes import cxcywh_to_xyxy, iou
@@ -36,6 +36,13 @@ MODELS = {
     "bins": TINY_MODEL | PAIR,
     "no bins": TINY_MODEL | PAIR | {"reg_max": 1},
     "anchors": TINY_ANCHOR_MODEL | PAIR,
+    "objectness": TINY_MODEL | PAIR | {"head": [[[2, 3, 4], 1, "ObjectnessDetect", ["nc", 16]]]},
+}
+NAMES = {
+    "bins": ("box", "cls", "dfl"),
+    "no bins": ("box", "cls", "l1"),
+    "anchors": ("box", "obj", "cls"),
+    "objectness": ("box", "obj", "cls"),
 }
 CANVAS = 64
 
@@ -50,7 +57,7 @@ def raw_maps(model, batch: int = 2, seed: int = 0) -> list[torch.Tensor]:
 # The two branches
 
 
-@pytest.mark.parametrize("family", ["yolov5n", "yolov8n", "yolo11n"])
+@pytest.mark.parametrize("family", ["yolov5n", "yolov8n", "yolo11n", "yolov9t", "yoloxnano"])
 def test_one_line_gives_any_family_the_pair(family: str) -> None:
     single = build_detector(family, 3, seed=1)
     pair = build_detector(single.spec | PAIR, 3, seed=1)
@@ -58,9 +65,8 @@ def test_one_line_gives_any_family_the_pair(family: str) -> None:
     assert all(torch.equal(value, both[key]) for key, value in first.items())
     added = {key.replace(SECOND, ""): value for key, value in both.items() if SECOND in key}
     head = f"model.{len(single.model) - 1}."
-    assert added.keys() == {k for k, _ in single.named_buffers() if k.startswith(f"{head}cv")} | {
-        k for k, p in single.named_parameters() if k.startswith(head) and p.requires_grad
-    }
+    common = ("dfl.conv.weight", ".anchors")  # what both branches go by
+    assert added.keys() == {key for key in first if key.startswith(head) and not key.endswith(common)}
     assert all(torch.equal(value, first[key]) for key, value in added.items())  # they start alike
     assert len(pair.head.class_rows()) == 2 * len(single.head.class_rows())
 
@@ -111,7 +117,7 @@ def test_a_fused_copy_has_the_branch_that_is_asked_for(kind: str) -> None:
         assert torch.equal(pair.decode(raw)[0], pair.head.decode_maps(raw[3:])[0])
     assert sum(p.numel() for p in one.parameters()) == sum(p.numel() for p in many.parameters())
     assert (suppression_iou(pair.head), suppression_iou(one.head)) == (None, None)
-    assert suppression_iou(many.head) == {"anchors": 0.6}.get(kind, 0.7)
+    assert suppression_iou(many.head) == VALIDATION_IOU[many.head.kind]
     assert (suppression_iou(many.head, default=0.45), suppression_iou(one.head, 0.5, 0.45)) == (0.45, 0.5)
 
 
@@ -120,6 +126,32 @@ def test_mistakes_in_the_line() -> None:
         build_detector(TINY_MODEL | {"end2end": "yes"}, 2)
     with pytest.raises(UserError, match=r"unknown key 'end2endd'.*end2end"):
         build_detector(TINY_MODEL | {"end2endd": True}, 2)
+
+
+def test_yolo26_trains_and_detects() -> None:
+    """A training step on the real thing: its maps, its losses, and a lower loss on the same pictures afterwards."""
+    model = build_detector("yolo26n", 2, seed=1)
+    assert not any("dfl" in key for key in model.state_dict())
+    criterion, batch = build_criterion(model, HYP), make_batch(4)
+    images = batch.images.float() / 255
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(3):
+        raw = model(images)
+        assert [tuple(x.shape) for x in raw] == 2 * [(4, 4 + 2, CANVAS // s, CANVAS // s) for s in (8, 16, 32)]
+        output = criterion(raw, batch.targets, batch.max_targets)
+        optimiser.zero_grad()
+        (output.total / output.normaliser).backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+        optimiser.step()
+        losses.append((output.total / output.normaliser).item())
+    assert losses[2] < losses[0]
+    with torch.inference_mode():
+        fused = model.eval().fuse()
+        whole, alone = model.decode(model(images)), fused.decode(fused(images))
+    for a, b in zip(whole, alone):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
+    assert whole[0].shape == (4, 84, 4)
 
 
 # Assignment
@@ -260,7 +292,7 @@ def test_the_pairs_loss_is_the_sum_of_both_and_divides_into_shares(kind: str) ->
     many, one = criterion.many(raw[:3], targets, 16), criterion.one(raw[3:], targets, 16)
     torch.testing.assert_close(output.total, many.total + HYP.one2one * one.total)
     torch.testing.assert_close(output.parts.sum(), output.total.detach())
-    assert criterion.names == (*many_names(kind), *(f"{name}_one" for name in many_names(kind)))
+    assert criterion.names == (*NAMES[kind], *(f"{name}_one" for name in NAMES[kind]))
     expected = torch.autograd.grad(output.total, raw)
     shares, sums = [], []
     for low, high in ((0, 1), (1, 1), (1, 4)):
@@ -277,10 +309,6 @@ def test_the_pairs_loss_is_the_sum_of_both_and_divides_into_shares(kind: str) ->
         torch.testing.assert_close(torch.cat([g[level] for g in shares]), gradient, rtol=1e-5, atol=1e-6)
     with NoSync():
         torch.autograd.grad(criterion(raw, targets, 16).total, raw)
-
-
-def many_names(kind: str) -> tuple[str, ...]:
-    return {"bins": ("box", "cls", "dfl"), "no bins": ("box", "cls", "l1"), "anchors": ("box", "obj", "cls")}[kind]
 
 
 def test_without_bins_the_loss_of_distances_is_their_mean_error_in_cells() -> None:
