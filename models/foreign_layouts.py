@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from models.mit_yolov9_layout import from_mit_yolov9, is_mit_yolov9
-from models.yolox_layout import from_yolox, is_yolox
+from models.yolox_layout import from_yolox, image_size_of_yolox, is_yolox
 
+USUAL_IMAGE_SIZE = 640
 DERIVED = re.compile(r"\.anchor_grid$")  # anchors in pixels, which YOLOv5 stored beside the anchors until v5.0
 
 
@@ -25,6 +26,7 @@ class Layout:
     name: str  # for messages
     fits: Callable[[Mapping[str, Tensor]], bool]
     convert: Callable[[dict[str, Tensor]], dict[str, Tensor]]  # may also change values: other units, other orders
+    image_size: Callable[[Mapping[str, Tensor]], int] = lambda _: USUAL_IMAGE_SIZE  # its public weights' pixels
 
 
 def _is_prefixed(tensors: Mapping[str, Tensor]) -> bool:
@@ -47,7 +49,7 @@ def _without_derived(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 LAYOUTS: tuple[Layout, ...] = (
     Layout("(Distributed)DataParallel", _is_prefixed, _without_prefix),
     Layout("YOLOv5 v5.0", _has_derived, _without_derived),
-    Layout("YOLOX", is_yolox, from_yolox),
+    Layout("YOLOX", is_yolox, from_yolox, image_size_of_yolox),
     Layout("MultimediaTechLab/YOLO", is_mit_yolov9, from_mit_yolov9),
 )
 
@@ -58,3 +60,9 @@ def to_public_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if layout.fits(tensors):
             tensors = layout.convert(tensors)
     return tensors
+
+
+def usual_image_size(tensors: Mapping[str, Tensor]) -> int:
+    """The size, pixels, for which weights under their writer's names are meant where the file does not say."""
+    sizes = {layout.image_size(tensors) for layout in LAYOUTS if layout.fits(tensors)}
+    return min(sizes, default=USUAL_IMAGE_SIZE)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from models.foreign_file import ForeignFile
-from models.foreign_layouts import to_public_names
+from models.foreign_layouts import to_public_names, usual_image_size
 from models.unpickle import Record, is_module
 from utils.checkpoint_file import FORMAT, VERSION, read_checkpoint
 from utils.errors import UserError
@@ -61,15 +61,17 @@ def read_weights(path: str | Path) -> StoredWeights:
         if isinstance(content, dict) and content.get("format") == FORMAT:
             return _read_own(Path(path))
         module = _find_model(content)
-        tensors = to_public_names(file.state_dict(module))
+        written = file.state_dict(module)
+        tensors = to_public_names(written)
         if not tensors:
             raise UserError(f"{path}: holds no weights of a detector (neither 'model' nor 'ema' nor a state dict)")
         names = _class_names(module, content)
+        imgsz = _image_size(content) or usual_image_size(written)
         return StoredWeights(
             Path(path),
             tensors,
             names,
-            {"format": "foreign", "names": list(names or ()), "imgsz": _image_size(content)},
+            {"format": "foreign", "names": list(names or ()), "imgsz": imgsz},
             graph=_graph(module),
             activation=_activation(file, module),
             strides=_strides(file, module),
@@ -89,9 +91,9 @@ def _read_own(path: Path) -> StoredWeights:
 
 def _read_safetensors(path: Path) -> StoredWeights:
     tensors, metadata = read_safetensors(path)
-    tensors = to_public_names(_as_float32(tensors))
+    imgsz, tensors = usual_image_size(tensors), to_public_names(_as_float32(tensors))
     if METADATA_KEY not in metadata:
-        return StoredWeights(path, tensors, None, {"format": "foreign", "names": [], "imgsz": _image_size(None)})
+        return StoredWeights(path, tensors, None, {"format": "foreign", "names": [], "imgsz": imgsz})
     try:
         content = json.loads(metadata[METADATA_KEY])
         if content.get("version", 0) > VERSION:
@@ -132,14 +134,14 @@ def _class_names(module: Any, content: Any) -> tuple[str, ...] | None:
     return None
 
 
-def _image_size(content: Any) -> int:
+def _image_size(content: Any) -> int | None:
     """The training size that a foreign checkpoint notes beside its model: Ultralytics in train_args, YOLOv5 in opt."""
     for key in ("train_args", "opt"):
         settings = content.get(key) if isinstance(content, dict) else None
         size = settings.get("imgsz") if isinstance(settings, dict | Record) else None
         if type(size) is int and 0 < size < BIGGEST_IMAGE:
             return size
-    return 640
+    return None
 
 
 def _graph(module: Any) -> dict[str, Any] | None:

@@ -41,6 +41,11 @@ def is_yolox(tensors: Mapping[str, Tensor]) -> bool:
     return f"{STEM}conv.weight" in tensors and "head.obj_preds.0.weight" in tensors
 
 
+def image_size_of_yolox(tensors: Mapping[str, Tensor]) -> int:
+    """Pixels that the public weights are meant for: nano and tiny, at most 24 channels wide, for smaller images."""
+    return 416 if len(tensors[f"{STEM}conv.weight"]) <= 24 else 640
+
+
 def from_yolox(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """By the public convention; what has no place in the model keeps its name."""
     renamed = {_name(name): tensor for name, tensor in tensors.items()}

@@ -108,6 +108,26 @@ def test_mistakes_in_the_heads_row(tmp_path: Path, row: str, message: str) -> No
         build_detector(path, 2)
 
 
+def test_the_pair_of_heads_that_needs_no_nms(tmp_path: Path) -> None:
+    path = tmp_path / "pair.yaml"
+    path.write_text(
+        "end2end: true\nbackbone:\n  - [-1, 1, Conv, [8, 3, 2]]\nhead:\n  - [-1, 1, Conv, [8, 3, 2]]\n"
+        "  - [[0, 1], 1, ObjectnessDetect, [nc, 8]]\n"
+    )
+    detector = build_detector(path, 3)
+    raw = detector(torch.rand(2, 3, 32, 32))
+    assert [tuple(x.shape) for x in raw] == [(2, 8, 16, 16), (2, 8, 8, 8)] * 2
+    criterion = build_criterion(detector, Hyperparameters())
+    output = criterion(raw, torch.tensor([[0, 1, 0.4, 0.5, 0.3, 0.4], [0, 2, 0.6, 0.4, 0.4, 0.4]]), 16)
+    output.total.backward()
+    assert len(criterion.names) == len(output.parts) == 6
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in detector.parameters())
+    fused = detector.eval().fuse()
+    with torch.inference_mode():
+        boxes, scores = fused.decode(fused(torch.rand(1, 3, 32, 32)))
+    assert (boxes.shape, scores.shape) == ((1, 320, 4), (1, 320, 3))
+
+
 # Public checkpoints
 
 
@@ -152,7 +172,7 @@ def test_a_public_checkpoint_is_recognised_and_takes_our_pictures(tmp_path: Path
     detector, content = load_detector(tmp_path / "yolox_nano.pth")
     assert detector.spec["name"] == "yoloxnano"
     assert detector.names[:2] == ("person", "bicycle")
-    assert content["format"] == "foreign"
+    assert (content["format"], content["imgsz"]) == ("foreign", 416)
     pictures = torch.randint(0, 256, (1, 3, 64, 64), generator=torch.Generator().manual_seed(5)).float()
     stem = original.eval().model[0]
     expected = stem.act(stem.bn(nn.functional.conv2d(focus(pictures.flip(1)), kernel, padding=1)))

@@ -48,7 +48,7 @@ class Hyperparameters:
     box: float = setting(7.5, low=0, help="box loss gain")
     cls: float = setting(0.5, low=0, help="class loss gain")
     dfl: float = setting(1.5, low=0, help="distance loss gain: DFL, or L1 where reg_max is 1 (anchor-free heads)")
-    obj: float = setting(1.0, low=0, help="objectness loss gain (anchor heads)")
+    obj: float = setting(1.0, low=0, help="objectness loss gain (anchor heads, YOLOX)")
     one2one: float = setting(4.0, low=0, help="gain of the one-to-one branch's whole loss (models with end2end)")
     anchor_t: float = setting(4.0, low=1, help="largest width or height ratio of an anchor to its target")
     tal_topk: int = setting(10, low=1, help="candidates a target in task-aligned assignment")
