@@ -11,15 +11,17 @@ from utils.boxes import xyxy_to_xywh
 from utils.structures import DetectionTable, GroundTruth
 from utils.whole_file import replacing
 
-SCORE_DIGITS = 6
-BOX_DIGITS = 3  # thousandths of a pixel
+# What float32 holds of a box: at thousandths of a pixel, one box of BCCD fell from one side of IoU 0.95 to the other
+# (AP 0.5929 to 0.5935).
+SCORE_DIGITS = 8
+BOX_DIGITS = 5
 _ROWS = 4096  # lines written at a time
 
 
 def write_predictions(path: str | Path, table: DetectionTable, gt: GroundTruth) -> None:
     """One object a line: image_id, category_id, bbox (x, y, w, h in pixels), score; ids are those of ``gt``.
 
-    The rounding moves AP by some 1e-6; pycocotools reads the file with ``loadRes``.
+    pycocotools reads the file with ``loadRes``.
     """
     image_ids = [json.dumps(i) for i in gt.image_ids]
     boxes = np.round(xyxy_to_xywh(table.boxes_xyxy_px), BOX_DIGITS)
