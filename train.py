@@ -204,6 +204,8 @@ def build_loaders(ctx: DistributedContext, run: Run, spec: DatasetSpec, model: D
         "epochs": config.epochs,
         "single_cls": config.single_cls,
         "cache": config.cache,
+        "render_on": config.augment,
+        "fuse": not config.deterministic,
         "cache_dir": config.cache_dir,
         "local_data": bool(config.stage),
         "workers": config.workers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,6 +13,7 @@ import numpy as np
 from engine.checkpoint import Checkpointer, Progress
 from engine.ema import ModelEma
 from engine.evaluator import Evaluator
+from engine.feed import DeviceFeed
 from engine.optim import OptimizerSet
 from engine.parallel import average_buffers
 from engine.progress import EpochBar
@@ -37,8 +38,9 @@ class Trainer:
 
     Args:
         take_step: the optimiser step.
-        train_loader: endless; ``len`` is batches an epoch; ``start_at(epoch, batch)``, ``global_pictures(batch)``; and
-            with image weights ``class_weights`` and ``set_class_weights(weights)``.
+        train_loader: endless; ``len`` is batches an epoch; ``start_at(epoch, batch)``, ``global_pictures(batch)``,
+            ``renderer`` as `DeviceFeed` takes it, ``class_weights`` (None without image weights) and
+            ``set_class_weights(weights)``.
         accumulate: micro-batches a step; an epoch's last step may have fewer.
         saving: when to save inside an epoch.
         signals: entered; what asks this rank to stop.
@@ -103,7 +105,7 @@ class Trainer:
             try:
                 if self.saving.at_start:
                     self._save()
-                batches = iter(self.train_loader)
+                batches = DeviceFeed(iter(self.train_loader), device=self.ctx.device, render=self.train_loader.renderer)
                 while not self._is_over():
                     self._train_epoch(batches)
                     self._close_epoch()
@@ -123,7 +125,7 @@ class Trainer:
             return True
         return False
 
-    def _train_epoch(self, batches: Iterator[Batch]) -> None:
+    def _train_epoch(self, batches: DeviceFeed) -> None:
         """The steps that the epoch still wants."""
         progress, per_epoch = self.progress, len(self.train_loader)
         bar = EpochBar(
@@ -134,17 +136,27 @@ class Trainer:
             done_steps=-(-progress.batch // self.accumulate),
         )
         while progress.batch < per_epoch:
-            first, waited = progress.batch, time.perf_counter()
+            first = progress.batch
             shares = [next(batches) for _ in range(min(self.accumulate, per_epoch - first))]
-            waited = time.perf_counter() - waited
             self._step(shares, first)
+            batches.stage(self._wanted_next())
             asks = self._read(leave=0 if progress.batch == per_epoch else 1)
             self.watchdog.beat()
             bar.update(
-                self.progress.mean_losses(self.loss_names), images=self._images(first, len(shares)), data_wait_s=waited
+                self.progress.mean_losses(self.loss_names),
+                images=self._images(first, len(shares)),
+                data_wait_s=batches.take_wait(),
             )
             self._at_boundary(asks)
         bar.close()
+
+    def _wanted_next(self) -> int:
+        """Batches of the next step; 0 after the last one, and where validation decides what is drawn next."""
+        per_epoch, done = len(self.train_loader), self.progress.batch
+        if done < per_epoch:
+            return min(self.accumulate, per_epoch - done)
+        is_known = self.train_loader.class_weights is None and self.progress.epoch + 1 < self.epochs
+        return min(self.accumulate, per_epoch) if is_known else 0
 
     def _read(self, *, leave: int) -> Asks:
         """Takes in the values of all steps but the newest ``leave``. Returns what the ranks asked for in them."""

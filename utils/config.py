@@ -92,7 +92,12 @@ class TrainConfig:
     resume: str | None = setting(None, help="continue a run: a checkpoint, or no value for the newest run")
     device: str = setting("", help="cpu, 0, 0,1, mps; empty: the best there is")
     workers: int = setting(2, low=0, help="loader processes for each rank")
-    cache: str = setting("none", choices=("none", "ram", "disk"), help="keep decoded images, one copy a node")
+    cache: str = setting(
+        "none",
+        choices=("none", "ram", "disk", "device"),
+        help="keep decoded images, one copy a node; device: in each GPU's memory (with --augment device)",
+    )
+    augment: str = setting("host", choices=("host", "device"), help="where mosaic, affine, colour and flips are done")
     cache_dir: str = setting("", help="where index and disk caches go; empty: ~/.cache/lockstep")
     stage: str = setting("", help="copy the data to this folder of each node's own disk first; may hold {node_rank}")
     image_weights: bool = setting(False, help="draw images by the weakness of their classes")

@@ -56,9 +56,7 @@ class Batch:
     original_hw: Tensor  # int32 (B, 2)
     letterbox: Tensor  # float32 (B, 3): gain, pad_x, pad_y
     paths: tuple[str, ...] = ()
-    counts: tuple[int, ...] | None = (
-        None  # targets of each image; None: to be counted, for which they must be on the host
-    )
+    counts: tuple[int, ...] | None = None  # targets of each image; None: unknown, and countable on the host only
 
     def _map(self, function) -> Batch:
         moved = {f.name: function(v) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
@@ -66,6 +64,11 @@ class Batch:
 
     def to(self, device: torch.device, non_blocking: bool = True) -> Batch:
         return self._map(lambda t: t.to(device, non_blocking=non_blocking))
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Tells the allocator that ``stream`` uses what another one made."""
+        for tensor in (v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)):
+            tensor.record_stream(stream)
 
     def share(self, start: int, end: int) -> Batch:
         """Images ``start``..``end - 1`` as a batch that is as if it had been collated alone."""
