@@ -83,6 +83,11 @@ part "steps alone" 150 "$PYTHON" -m benchmarks.step --model $MODELS --imgsz "$SI
     --device "$DEVICE" --steps "$STEPS" --rounds "$ROUNDS" ${PEER:+--peer "$PEER"}
 part "share of the device's peak" 60 "$PYTHON" -m benchmarks.roofline --model yolov8n --imgsz "$SIZE" \
     --batch-size ${BATCHES%% *} --device "$DEVICE"
+fuse=
+[[ $DEVICE == cpu ]] && fuse=--no-fuse
+part "renderer on the device" 90 "$PYTHON" -m benchmarks.device_render --imgsz "$SIZE" --batch-size ${BATCHES%% *} \
+    --device "$DEVICE" --rounds "$ROUNDS" $fuse
+part "trains with pictures drawn on the device" 90 "${train[@]}" --augment device --cache device --name drawn
 part "NMS" 60 "$PYTHON" -m benchmarks.nms --device "$DEVICE" --batch-size ${BATCHES%% *} --rounds "$ROUNDS" \
     ${PEER:+--peer "$PEER"}
 [[ $DEVICE == cpu ]] && compiled=(say "SKIP, on a CPU it takes minutes:") || compiled=(part)
