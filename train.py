@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,6 +85,7 @@ def prepare_process(ctx: DistributedContext, run: Run) -> None:
         # How many threads share a sum decides its rounding, so every number of processes must use as many.
         torch.set_num_threads(run.config.threads or 1)
     if run.config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch asks for it, or refuses matrix products
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
     elif ctx.device.type == "cuda":
