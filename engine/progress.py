@@ -9,6 +9,7 @@ import time
 import torch
 
 from utils.logger import get_logger
+from utils.process_age import process_age_s
 
 LINE_EVERY_S = 10.0
 
@@ -94,6 +95,13 @@ class EpochBar:
         epochs_left = self._epochs - self._epoch - 1
         steps_left = self._total - self._done + epochs_left * self._total
         return steps_left * step_s + (epochs_left + 1) * self._between_s
+
+
+def log_start_time() -> None:
+    """For the moment of the first step: says how long after the process's start that is."""
+    age = process_age_s()
+    if age is not None:
+        get_logger().info("first step %.1f s after the start", age)
 
 
 def memory_gb(device: torch.device | None = None) -> float:

@@ -16,7 +16,7 @@ from engine.evaluator import Evaluator
 from engine.feed import DeviceFeed
 from engine.optim import OptimizerSet
 from engine.parallel import average_buffers
-from engine.progress import EpochBar
+from engine.progress import EpochBar, log_start_time
 from engine.save_cadence import SaveCadence
 from engine.schedule import Schedule
 from engine.step import NO_ASKS, Asks, StepValues, TrainStep
@@ -91,6 +91,7 @@ class Trainer:
         self._base_weights = np.array(train_loader.class_weights) if image_weights else None
         self._started = time.monotonic() - seconds
         self._polled_at = 0.0
+        self._starting = True
 
     def fit(self, on_epoch: Callable[[int, EvalResult | None], None] | None = None) -> None:
         """Runs what is left of the epochs. ``on_epoch`` is called on every rank after each with its number and result.
@@ -139,6 +140,9 @@ class Trainer:
             first = progress.batch
             shares = [next(batches) for _ in range(min(self.accumulate, per_epoch - first))]
             self._step(shares, first)
+            if self._starting:
+                log_start_time()
+                self._starting = False
             batches.stage(self._wanted_next())
             asks = self._read(leave=0 if progress.batch == per_epoch else 1)
             self.watchdog.beat()
