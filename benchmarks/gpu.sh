@@ -9,10 +9,12 @@
 # PEER      Python of an environment that has Ultralytics; empty: ours alone
 # OUT       where gpu.txt (verdicts and figures) and gpu.log (all output) go (runs/gpu)
 # BUDGET_S  seconds in all (570): parts that would begin later are left out, and said to be
+# ONLY      regular expression: the parts whose names match it (with PEER: ONLY="end to end|steps alone")
 set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3} WHEELS=${WHEELS:-.whl} PEER=${PEER:-} OUT=${OUT:-runs/gpu} BUDGET_S=${BUDGET_S:-570}
-DEVICE=0 SIZE=640 SMALL=320 MODELS="yolov8n yolov8s" BATCHES="64 256" STEPS=20 ROUNDS=3 IMAGES=256 TIMES=16 EPOCHS=3
+ONLY=${ONLY:-.}
+DEVICE=0 SIZE=640 SMALL=320 MODELS="yolov8n yolov8s" BATCHES="64 256" STEPS=20 ROUNDS=3 IMAGES=256 TIMES=32 EPOCHS=4
 TRAIN_BATCHES="64 256" RESUME_EPOCHS=3
 if [[ ${1:-} == --dry ]]; then
     DEVICE=cpu SIZE=64 SMALL=64 MODELS=yolov8n BATCHES=2 STEPS=1 ROUNDS=1 IMAGES=8 TIMES=2 EPOCHS=2 TRAIN_BATCHES=4
@@ -34,6 +36,7 @@ say() { echo "$*" | tee -a "$OUT/gpu.txt"; }
 part() {
     local name=$1 limit=$2 began=$SECONDS left=$((BUDGET_S - SECONDS)) verdict=PASS
     shift 2
+    [[ $name =~ $ONLY || $name == "data set" || $name == wheels ]] || return
     if ((left < 5)); then
         say "SKIP $name: the time is used up"
         return
@@ -73,12 +76,6 @@ part "trains in $amp" 90 "${train[@]}" --amp $amp --name half
 check "DataParallel on one device" 60 data-parallel --model yolov8n --imgsz "$SMALL" --batch-size 8
 check "stopped and resumed: the same bits" 150 resume --data "$TMP/small/data.yaml" --imgsz "$SMALL" \
     --epochs "$RESUME_EPOCHS"
-for model in $MODELS; do
-    for batch in $TRAIN_BATCHES; do
-        check "end to end, $model batch $batch" 100 train --data "$TMP/large/data.yaml" --model "$model" \
-            --imgsz "$SIZE" --batch-size "$batch" --epochs "$EPOCHS" ${PEER:+--peer "$PEER"}
-    done
-done
 part "steps alone" 150 "$PYTHON" -m benchmarks.step --model $MODELS --imgsz "$SIZE" --batch-size $BATCHES --amp auto \
     --device "$DEVICE" --steps "$STEPS" --rounds "$ROUNDS" ${PEER:+--peer "$PEER"}
 part "share of the device's peak" 60 "$PYTHON" -m benchmarks.roofline --model yolov8n --imgsz "$SIZE" \
@@ -90,6 +87,12 @@ part "renderer on the device" 90 "$PYTHON" -m benchmarks.device_render --imgsz "
 part "trains with pictures drawn on the device" 90 "${train[@]}" --augment device --cache device --name drawn
 part "NMS" 60 "$PYTHON" -m benchmarks.nms --device "$DEVICE" --batch-size ${BATCHES%% *} --rounds "$ROUNDS" \
     ${PEER:+--peer "$PEER"}
+for model in $MODELS; do
+    for batch in $TRAIN_BATCHES; do
+        check "end to end, $model batch $batch" 100 train --data "$TMP/large/data.yaml" --model "$model" \
+            --imgsz "$SIZE" --batch-size "$batch" --epochs "$EPOCHS" ${PEER:+--peer "$PEER"}
+    done
+done
 [[ $DEVICE == cpu ]] && compiled=(say "SKIP, on a CPU it takes minutes:") || compiled=(part)
 "${compiled[@]}" "trains compiled" 150 "${train[@]}" --compile --name compiled
 "${compiled[@]}" "steps compiled" 120 "$PYTHON" -m benchmarks.step --model yolov8n --imgsz "$SIZE" --batch-size ${BATCHES%% *} \

@@ -76,21 +76,23 @@ def layouts() -> dict[str, list[str]]:
 
 
 def time_training(options: argparse.Namespace) -> Iterator[str]:
-    """Lines about the last epoch of trainings on ``options.data``; SystemExit if one fails."""
+    """Lines about trainings on ``options.data``; SystemExit if one fails."""
     for name, flags in layouts().items():
         with tempfile.TemporaryDirectory() as folder:
-            speed, wait, busy = last_epoch(command_of(options, Path(folder), *flags), options)
+            speed, wait, busy = last_epochs(command_of(options, Path(folder), *flags), options)
         used = "unknown" if busy is None else f"{busy:.0%}"
         yield f"{name}: {speed:.0f} images/s, loop waits for data {wait:.0%} of the time, GPU busy {used}"
     if options.peer:
         yield f"Ultralytics, cache ram: {peer_speed(options):.0f} images/s"
 
 
-def last_epoch(command: Sequence[str], options: argparse.Namespace) -> tuple[float, float, float | None]:
-    """Images a second, share of waiting for data, share of GPU time in a training's last epoch."""
+def last_epochs(command: Sequence[str], options: argparse.Namespace) -> tuple[float, float, float | None]:
+    """Images a second, share of waiting for data, share of GPU time, the latter with what lies between the epochs: of a
+    training's epochs after the first, medians."""
     meter = GpuMeter(options.device)
     ends: list[float] = []
-    speed = wait = 0.0
+    speeds: list[float] = []
+    waits: list[float] = []
     lines: list[str] = []
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -100,16 +102,17 @@ def last_epoch(command: Sequence[str], options: argparse.Namespace) -> tuple[flo
         match = EPOCH_LINE.search(line)
         if match and match[2] == match[3]:
             ends.append(time.monotonic())
-            speed, wait = float(match[4]), int(match[5]) / 100
+            speeds.append(float(match[4]))
+            waits.append(int(match[5]) / 100)
     code = process.wait()
     meter.close()
     if code or len(ends) < 2:
         sys.exit(f"{' '.join(command)} ended with {code}:\n{''.join(lines[-8:])}")
-    return speed, wait, meter.busy(ends[-2], ends[-1])
+    return statistics.median(speeds[1:]), statistics.median(waits[1:]), meter.busy(ends[0], ends[-1])
 
 
 def peer_speed(options: argparse.Namespace) -> float:
-    """Images a second of the peer's last epoch, without validation."""
+    """Images a second of the peer's epochs after the first, without validation."""
     with tempfile.TemporaryDirectory() as folder:
         side = str(ROOT / "benchmarks" / "ultralytics_side.py")
         command = [options.peer, side, "train", "--data", options.data, "--model", f"{options.model}.yaml"]
@@ -121,7 +124,7 @@ def peer_speed(options: argparse.Namespace) -> float:
             sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
         with open(next(Path(folder).rglob("results.csv")), newline="") as file:
             times = [float({k.strip(): v for k, v in row.items()}["time"]) for row in csv.DictReader(file)]
-    return training_images(options.data) / (times[-1] - times[-2])
+    return training_images(options.data) * (len(times) - 1) / (times[-1] - times[0])
 
 
 def training_images(data: str) -> int:

@@ -29,11 +29,13 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=6.0, help="a turn")
+    parser.add_argument("--set", nargs="*", default=[], dest="override", help="hyper-parameters of ours, key=value")
     add_flags(parser)
     options = parser.parse_args()
     with copied(options.data) as data:
         rows = [compare(options, str(data), cache, size) for cache in options.cache for size in options.imgsz]
-    title = f"Loader, {options.data.rsplit('/', 1)[-1]}, batch {options.batch_size}, {options.workers} workers"
+    title = f"Loader, {Path(options.data).stem}, batch {options.batch_size}, {options.workers} workers"
+    title += "".join(f", {setting}" for setting in options.override)
     show(title, rows, log=options.log)
 
 
@@ -42,6 +44,7 @@ def compare(options: argparse.Namespace, data: str, cache: str, size: int) -> Co
     shared += ["--workers", str(options.workers), "--cache", cache, "--seconds", str(options.seconds)]
     index = str(Path(data).parent / "index")
     commands = {"ours": [sys.executable, "-m", "benchmarks.our_side", *shared, "--cache-dir", index]}
+    commands["ours"] += ["--set", *options.override]
     if options.peer:
         commands["peer"] = [options.peer, str(ROOT / "benchmarks" / "ultralytics_side.py"), *shared]
     results = alternate(commands, options.rounds)

@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     loader.add_argument("--cache", default="none")
     loader.add_argument("--cache-dir", default="")
     loader.add_argument("--seconds", type=float, default=6.0)
+    loader.add_argument("--set", nargs="*", default=[], dest="override")
     nms = commands.add_parser("nms")
     nms.add_argument("--input", required=True)
     scan = commands.add_parser("scan")
@@ -102,7 +103,7 @@ def loader_turns(options: argparse.Namespace) -> None:
         ctx=DistributedContext.single(),
         imgsz=options.imgsz,
         batch_size=options.batch_size,
-        hyp=hyperparameters_from(""),
+        hyp=hyperparameters_from("", options.override),
         augment=True,
         epochs=1_000_000,
         cache=options.cache,

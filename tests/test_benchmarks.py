@@ -1,0 +1,97 @@
+"""What the benchmarks share: turns, tables, the log, and the model of scaling."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from benchmarks import report, turns
+from benchmarks.dataset_copy import copied
+from benchmarks.pictures import describe, rate_of
+from benchmarks.report import Comparison
+from benchmarks.scaling import ring_seconds, step_seconds
+from data.dataset_yaml import load_dataset_spec
+from data.listing import list_split
+from tests.tiny import write_dataset
+
+SIDE = """
+import sys
+sys.path.insert(0, {folder!r})
+from turns import take_turns
+turn = iter(range(9))
+print("noise", flush=True)
+take_turns(lambda: {{"turn": next(turn), "name": {name!r}}})
+"""
+
+
+def command(name: str) -> list[str]:
+    return [sys.executable, "-c", SIDE.format(folder=str(turns.ROOT / "benchmarks"), name=name)]
+
+
+def test_sides_take_turns():
+    results = turns.alternate({"a": command("a"), "b": command("b")}, rounds=3)
+    assert results == {name: [{"turn": turn, "name": name} for turn in range(3)] for name in "ab"}
+
+
+def test_a_side_that_fails_is_quoted():
+    with pytest.raises(SystemExit, match=r"without a result(.|\n)*ZeroDivisionError"):
+        turns.run_in_turns({"a": [sys.executable, "-c", "1 / 0"]}, 1)
+
+
+@pytest.mark.parametrize(("higher", "advantage"), [(True, 0.5), (False, 2.0)])
+def test_advantage_is_of_medians_and_in_the_right_direction(higher, advantage):
+    row = Comparison("x", "s", [9, 1, 2], [4, 400, 0.1], higher_is_better=higher, goal=1.0)
+    assert row.advantage == advantage
+    assert row.cells()[-1] == ("1, short" if higher else "1, met")
+    assert Comparison("x", "s", [1.0]).advantage is None
+
+
+def test_table_and_log(tmp_path):
+    rows = [Comparison("step", "s", [0.2], [0.4]), Comparison("rate", "images/s", [100.0, 300.0])]
+    lines = report.table(rows).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert "2.00" in lines[2]
+    log = tmp_path / "README.md"
+    log.write_text("# Log\n")
+    report.append_log("word " * 60, log)
+    written = log.read_text().splitlines()
+    assert written[1].startswith("- 20")
+    assert all(len(line) <= report.WIDTH for line in written)
+    assert all(line.startswith("  ") for line in written[2:])
+
+
+def test_copy_holds_every_training_image_so_often(tmp_path):
+    original = write_dataset(tmp_path / "set", train=4, val=3)
+    with copied(str(original), times=3) as data:
+        spec = load_dataset_spec(data)
+        train, val = (list_split(spec, split) for split in ("train", "val"))
+        assert (len(train.images), len(val.images)) == (12, 3)
+        assert all(label.stamp is not None for label in train.labels)
+    assert not data.exists()
+
+
+def test_pictures_are_described_and_counted():
+    images = torch.full((2, 3, 8, 8), 114, dtype=torch.uint8)
+    images[1, 0] = 228
+    looks = describe([(images, torch.tensor([[0.5, 0.5, 0.2, 0.1]]))])
+    assert looks["boxes a picture"] == 0.5
+    assert looks["grey pixels"] == 0.5
+    assert looks["saturation"] == pytest.approx(0.25)
+    assert rate_of(iter([4] * 10_000_000), 0.01) > 0
+
+
+def test_ring_is_what_its_steps_add_up_to():
+    """Reduce-scatter and all-gather: 2 (N - 1) sends of a piece, one after another."""
+    size, processes, bandwidth, delay = 100e6, 8, 10e9, 1e-5
+    assert ring_seconds(size, processes, bandwidth, delay) == pytest.approx(
+        sum(size / processes / bandwidth + delay for _ in range(2 * (processes - 1)))
+    )
+
+
+def test_step_hides_what_fits_behind_the_backward_pass():
+    assert step_seconds(0.1, 0.6, 1e9, 1, 1e9, 0) == 0.1
+    assert step_seconds(0.1, 0.6, 1e6, 8, 1e12, 0) == pytest.approx(0.1, rel=1e-3)
+    slow = step_seconds(0.1, 0.6, 250e6, 2, 1e9, 0)  # ten buckets: 0.25 s on the wire, 0.054 s of it hidden
+    assert slow == pytest.approx(0.1 + 0.25 - 0.9 * 0.06)
