@@ -77,36 +77,36 @@ def draw_plan(
     """
     rng = keyed_generator(seed, Stream.AUGMENT, key.epoch, key.position)
     combine = not single_image and key.epoch < epochs - hyp.close_mosaic
-    first = _draw_picture(rng, key.index, key.canvas_hw, source_hw, hyp, combine)
+    first = _draw_picture(rng, key.index, key, source_hw, hyp, combine)
     if not (combine and rng.random() < hyp.mixup):
         return SamplePlan(key.canvas_hw, (first,), 1.0)
     share = float(rng.beta(MIXUP_BETA, MIXUP_BETA))
-    partner = int(rng.integers(len(source_hw)))
-    second = _draw_picture(rng, partner, key.canvas_hw, source_hw, hyp, combine)
+    (partner,) = _draw_partners(rng, key.index, key.block, len(source_hw), 1)
+    second = _draw_picture(rng, partner, key, source_hw, hyp, combine)
     return SamplePlan(key.canvas_hw, (first, second), share)
 
 
 def _draw_picture(
     rng: np.random.Generator,
     index: int,
-    canvas_hw: tuple[int, int],
+    key: SampleKey,
     source_hw: np.ndarray,
     hyp: Hyperparameters,
     combine: bool,
 ) -> Picture:
     # Every number is drawn whether it is used or not: a changed probability then leaves the other choices alone.
     is_mosaic = bool(rng.random() < hyp.mosaic) and combine
-    partners = rng.integers(len(source_hw), size=3)
+    partners = _draw_partners(rng, index, key.block, len(source_hw), 3)
     centre_u = rng.uniform(0.5, 1.5, size=2)
     affine_u = rng.uniform(-1, 1, size=8)
     colour_u = rng.uniform(-1, 1, size=3)
     flip_u = rng.random(2)
 
-    height, width = canvas_hw
+    canvas_hw = height, width = key.canvas_hw
     if is_mosaic:
         frame_hw = (2 * height, 2 * width)
         centre = (int(centre_u[0] * width), int(centre_u[1] * height))
-        members = [index, *(int(p) for p in partners)]
+        members = [index, *partners]
         placements = [_mosaic_placement(slot, centre, source_hw[m], canvas_hw) for slot, m in enumerate(members)]
     else:
         frame_hw = canvas_hw
@@ -120,6 +120,14 @@ def _draw_picture(
     return Picture(
         tuple(t for t in tiles if t is not None), colour_matrix(*(colour_u * (hyp.hsv_h, hyp.hsv_s, hyp.hsv_v)))
     )
+
+
+def _draw_partners(rng: np.random.Generator, index: int, block: tuple[int, ...], images: int, count: int) -> list[int]:
+    """Images to be combined with ``index``: any of all, or without repetition, while there are enough, of its block."""
+    if not block:
+        return rng.integers(images, size=count).tolist()
+    others = [i for i in block if i != index] or [index]
+    return [others[p % len(others)] for p in rng.permutation(max(len(others), count))[:count].tolist()]
 
 
 def _fitted_size(source_hw: np.ndarray, canvas_hw: tuple[int, int]) -> tuple[int, int]:

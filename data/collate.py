@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from utils.structures import Batch, Sample, bucketed
 
 
-def collate(samples: Sequence[Sample], canvas_hw: tuple[int, int]) -> Batch:
+def new_pixels(images: int, canvas_hw: tuple[int, int]) -> Tensor:
+    """Unset uint8 (images, H, W, 3). In a loader's worker it lies in shared memory from the start, where torch would
+    otherwise copy a batch to hand it over."""
+    shape = (images, *canvas_hw, 3)
+    if get_worker_info() is None or math.prod(shape) == 0:
+        return torch.empty(shape, dtype=torch.uint8)
+    storage = torch.UntypedStorage._new_shared(math.prod(shape))  # as torch's own collate function does
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, shape)
+
+
+def collate(samples: Sequence[Sample], canvas_hw: tuple[int, int], pixels: Tensor | None = None) -> Batch:
     """A batch of samples of one canvas size; of none, one with zero images of that size.
 
     Images are stored (B, H, W, 3) and seen as (B, 3, H, W): the channels_last layout, without a copy.
+
+    Args:
+        pixels: from `new_pixels`; samples that were rendered into their place in it are not copied.
     """
-    pixels = np.stack([s.image for s in samples]) if samples else np.zeros((0, *canvas_hw, 3), np.uint8)
+    pixels = new_pixels(len(samples), canvas_hw) if pixels is None else pixels
+    for sample, place in zip(samples, pixels.numpy()):
+        if not np.may_share_memory(sample.image, place):
+            place[:] = sample.image
     counts = [len(s.labels) for s in samples]
     targets = np.zeros((sum(counts), 6), np.float32)
     if samples:
         targets[:, 0] = np.repeat(np.arange(len(samples)), counts)
         targets[:, 1:] = np.concatenate([s.labels for s in samples])
     return Batch(
-        images=torch.from_numpy(pixels).permute(0, 3, 1, 2),
+        images=pixels.permute(0, 3, 1, 2),
         targets=torch.from_numpy(targets),
         max_targets=bucketed(max(counts, default=0)),
         indices=torch.tensor([s.index for s in samples], dtype=torch.int64),

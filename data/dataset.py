@@ -15,7 +15,7 @@ from utils.structures import Sample, SampleKey
 
 
 class LoadImagesAndLabels:
-    """A split as samples. Stateless: the same key gives the same sample in any process, in any order.
+    """A split as samples. Without state that shows: the same key gives the same sample in any process, in any order.
 
     Training samples (``augment``) are rendered as `data.augment` says; others are letterboxed, their longer side
     scaled to ``imgsz``, up or down.
@@ -59,6 +59,7 @@ class LoadImagesAndLabels:
         self.rect = rect
         self.image_cache = image_cache
         self.source_hw = reduced_sizes(index.image_hw, imgsz)
+        self._recent: dict[int, np.ndarray] = {}  # source images of the block that is being rendered
         self._transforms = PixelTransforms(hyp.albumentations, seed) if augment and hyp.albumentations else None
 
     def __len__(self) -> int:
@@ -68,11 +69,27 @@ class LoadImagesAndLabels:
         """uint8 (h, w, 3) RGB, longer side at most imgsz; perhaps read-only. UserError if the file is unreadable."""
         if self.image_cache is not None:
             return self.image_cache[i]
-        return read_source(self.index.path(i), self.index.image_hw[i], self.source_hw[i])
+        image = self._recent.get(i)
+        if image is None:
+            image = read_source(self.index.path(i), self.index.image_hw[i], self.source_hw[i])
+            if self.augment and self.hyp.mosaic_block:
+                self._remember(i, image)
+        return image
+
+    def _remember(self, i: int, image: np.ndarray) -> None:
+        """Keeps an image for the other pictures of its block. Blocks follow one another, so the oldest goes first."""
+        self._recent[i] = image
+        while len(self._recent) > 2 * self.hyp.mosaic_block:  # an epoch's last block may be almost twice as long
+            self._recent.pop(next(iter(self._recent)), None)
 
     def __getitem__(self, key: SampleKey) -> Sample:
         """The sample of ``key``. UserError names a file that cannot be decoded (any more)."""
-        return self._augmented(key) if self.augment else self._letterboxed(key)
+        return self.sample(key)
+
+    def sample(self, key: SampleKey, place: np.ndarray | None = None) -> Sample:
+        """The sample of ``key``. Its image may be ``place``, uint8 (H, W, 3) of the key's size, to save a copy;
+        otherwise ``place`` holds nothing of use afterwards."""
+        return self._augmented(key, place) if self.augment else self._letterboxed(key)
 
     def plan(self, key: SampleKey) -> SamplePlan:
         """How the training sample of ``key`` is drawn."""
@@ -90,9 +107,9 @@ class LoadImagesAndLabels:
         labels = plan_labels(plan, self.source_hw, self.index.labels)
         return self._sample(key, np.zeros((0, 0, 3), np.uint8), labels, 1.0, (0.0, 0.0))
 
-    def _augmented(self, key: SampleKey) -> Sample:
+    def _augmented(self, key: SampleKey, place: np.ndarray | None) -> Sample:
         plan = self.plan(key)
-        image, labels = render_plan(plan, self.source_image, self.index.labels)
+        image, labels = render_plan(plan, self.source_image, self.index.labels, place)
         if self._transforms is not None:
             image, labels = self._transforms(image, labels, key)
         return self._sample(key, image, labels, 1.0, (0.0, 0.0))

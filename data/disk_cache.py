@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import lmdb
 
 _SUFFIX = ".lmdb"
-_LAYOUT = 2  # part of the file's name: raise it when the layout or `read_source` changes
+_LAYOUT = 3  # part of the file's name: raise it when the layout or `read_source` changes
 _COMPLETE = b"complete"
 _KEY = struct.Struct(">Q")  # an image's number
 _BATCH_BYTES = 64 << 20

@@ -22,6 +22,7 @@ class EpochOrder:
         stride: int,
         image_hw: np.ndarray | None = None,
         pad: float = 0.0,
+        block: int = 0,
     ) -> None:
         """
         Args:
@@ -32,12 +33,14 @@ class EpochOrder:
             stride: canvas sides are its multiples.
             image_hw: int (N, 2); given for rectangular batches only.
             pad: strides added to each side of a rectangular canvas before rounding up.
+            block: neighbours in the order that are partners of each other; 0: all images are.
         """
         self.seed = seed
         self.batch_size = batch_size
         self.imgsz = imgsz
         self.stride = stride
         self.pad = pad
+        self.block = block
         self.weights: np.ndarray | None = None  # float64 (N,), of images; set for weighted draws
         self._count = count
         self._aspects = None if image_hw is None else image_hw[:, 0] / image_hw[:, 1]
@@ -67,6 +70,13 @@ class EpochOrder:
         full = self._count // self.batch_size
         head, tail = np.split(order, [full * self.batch_size])
         return np.concatenate([rng.permutation(head.reshape(full, self.batch_size)).reshape(-1), tail])
+
+    def block_bounds(self, position: int) -> tuple[int, int]:
+        """First position and end of the block around ``position``. Blocks are aligned to the epoch's beginning; what is
+        left at its end belongs to the last one."""
+        last = max(self._count // self.block - 1, 0)
+        number = min(position // self.block, last)
+        return number * self.block, self._count if number == last else (number + 1) * self.block
 
     def canvas(self, indices: np.ndarray) -> tuple[int, int]:
         """Height and width for a batch of these images, pixels."""

@@ -27,6 +27,7 @@ IMAGE_SUFFIXES = frozenset(_SUFFIXES.split(" "))
 
 _IGNORE_ORIENTATION = cv2.IMREAD_IGNORE_ORIENTATION
 _CHECK = cv2.IMREAD_REDUCED_GRAYSCALE_8 | _IGNORE_ORIENTATION
+_REDUCED = {2: cv2.IMREAD_REDUCED_COLOR_2, 4: cv2.IMREAD_REDUCED_COLOR_4, 8: cv2.IMREAD_REDUCED_COLOR_8}
 _TO_RGB = {1: cv2.COLOR_GRAY2RGB, 3: cv2.COLOR_BGR2RGB, 4: cv2.COLOR_BGRA2RGB}
 
 
@@ -40,6 +41,29 @@ def read_image(path: str | os.PathLike) -> np.ndarray:
     if header.defect:
         raise UserError(f"{path}: damaged image ({header.defect})")
     return _decode(data, header, path)
+
+
+def read_reduced(path: str | os.PathLike, least_hw: tuple[int, int]) -> tuple[np.ndarray, tuple[int, int]]:
+    """The picture as `read_image` gives it, perhaps decoded smaller, and its height and width in the file, upright.
+
+    A JPEG is decoded at 1/2, 1/4 or 1/8 of its size (by its decoder, from fewer frequencies of each block) where that
+    is at least ``least_hw`` and the padding of the last row or column at most half a pixel. Raises UserError as
+    `read_image` does.
+    """
+    data = _read_bytes(path)
+    header = read_header(data)
+    if header.defect:
+        raise UserError(f"{path}: damaged image ({header.defect})")
+    if header.kind != "jpeg":
+        image = _decode(data, header, path)
+        return image, image.shape[:2]
+    full = _upright(header.size, header.orientation)
+    fits = [
+        s
+        for s in _REDUCED
+        if all(-(-side // s) >= least and 2 * (-side % s) <= s for side, least in zip(full, least_hw))
+    ]
+    return _decode(data, header, path, _REDUCED[max(fits)] if fits else cv2.IMREAD_COLOR), full
 
 
 def check_image(path: str | os.PathLike) -> tuple[int, int]:
@@ -82,9 +106,10 @@ def _imdecode(data: bytes, flags: int, path: str | os.PathLike) -> np.ndarray:
     return image
 
 
-def _decode(data: bytes, header: Header, path: str | os.PathLike) -> np.ndarray:
+def _decode(data: bytes, header: Header, path: str | os.PathLike, jpeg_flag: int = cv2.IMREAD_COLOR) -> np.ndarray:
     if header.kind == "jpeg":  # the decoder itself turns grey and CMYK into colour
-        image = cv2.cvtColor(_imdecode(data, cv2.IMREAD_COLOR | _IGNORE_ORIENTATION, path), cv2.COLOR_BGR2RGB)
+        image = _imdecode(data, jpeg_flag | _IGNORE_ORIENTATION, path)
+        image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
     else:
         image = _to_rgb8(_imdecode(data, cv2.IMREAD_UNCHANGED, path), path)
     return _orient(image, header.orientation)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from data.collate import collate, tile_quad
+from data.collate import collate, new_pixels, tile_quad
 from data.dataset import LoadImagesAndLabels
 from data.epoch_order import image_weights, inverse_frequency_weights
 from data.samplers import BatchRequest, EndlessRequests, ShardedBatches
@@ -44,11 +44,14 @@ class RenderedBatches:
         self.dataset = dataset
 
     def __call__(self, request: BatchRequest) -> Batch:
-        return collate([self._picture(keys) for keys in request.pictures], request.canvas_hw)
+        pixels = new_pixels(len(request.pictures), request.canvas_hw)
+        samples = [self._picture(keys, place) for keys, place in zip(request.pictures, pixels.numpy())]
+        return collate(samples, request.canvas_hw, pixels)
 
-    def _picture(self, keys: tuple[SampleKey, ...]) -> Sample:
-        samples = [self.dataset[key] for key in keys]
-        return samples[0] if len(samples) == 1 else tile_quad(samples)
+    def _picture(self, keys: tuple[SampleKey, ...], place: np.ndarray) -> Sample:
+        if len(keys) == 1:
+            return self.dataset.sample(keys[0], place)
+        return tile_quad([self.dataset[key] for key in keys])
 
 
 class _Requests:

@@ -26,7 +26,7 @@ from utils.logger import get_logger, progress
 
 SHARED_MEMORY = Path("/dev/shm")
 _SUFFIX = ".pixels"
-_LAYOUT = 1  # part of the file's name: raise it when the layout or `read_source` changes
+_LAYOUT = 2  # part of the file's name: raise it when the layout or `read_source` changes
 
 
 class RamCache:

@@ -23,6 +23,7 @@ def render_plan(
     plan: SamplePlan,
     load: Callable[[int], np.ndarray],
     labels_of: Callable[[int], np.ndarray],
+    place: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """One training picture.
 
@@ -30,15 +31,17 @@ def render_plan(
         plan: from `data.augment.draw_plan`, drawn for the very source sizes that ``load`` returns.
         load: image index to source image, uint8 (h, w, 3) RGB.
         labels_of: image index to float32 (n, 5) of class, cx, cy, w, h normalised to the image.
+        place: uint8 (H, W, 3) that the last pass over the pixels may write to; then it is what is returned.
 
     Returns:
         uint8 (H, W, 3) and float32 (n, 5) normalised to the canvas.
     """
-    rendered = [_render_picture(picture, plan.canvas_hw, load, labels_of) for picture in plan.pictures]
+    own = place if len(plan.pictures) == 1 else None
+    rendered = [_render_picture(picture, plan.canvas_hw, load, labels_of, own) for picture in plan.pictures]
     labels = np.concatenate([rows for _, rows in rendered])
     image = rendered[0][0]
     if len(rendered) == 2:
-        image = cv2.addWeighted(image, plan.mix, rendered[1][0], 1 - plan.mix, 0)
+        image = cv2.addWeighted(image, plan.mix, rendered[1][0], 1 - plan.mix, 0, dst=place)
     return image, to_normalised(labels, plan.canvas_hw)
 
 
@@ -47,6 +50,7 @@ def _render_picture(
     canvas_hw: tuple[int, int],
     load: Callable[[int], np.ndarray],
     labels_of: Callable[[int], np.ndarray],
+    place: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     canvas = np.full((*canvas_hw, 3), GREY, np.uint8)
     rows = [np.zeros((0, 5))]
@@ -55,7 +59,7 @@ def _render_picture(
         draw_tile(tile, source, canvas)
         rows.append(_tile_labels(tile, source.shape[:2], canvas_hw, labels_of))
     if picture.colour is not None:
-        canvas = cv2.transform(canvas, picture.colour)
+        canvas = cv2.transform(canvas, picture.colour, dst=place)
     return canvas, np.concatenate(rows)
 
 
@@ -99,19 +103,29 @@ def _resize_into(crop: np.ndarray, tile: Tile, canvas: np.ndarray) -> None:
     left, right, top, bottom = *sorted((start_x, end_x)), *sorted((start_y, end_y))
     if any(mirrored):
         crop = cv2.flip(crop, {(True, False): 1, (False, True): 0, (True, True): -1}[mirrored])
-    piece = resize(crop, right - left, bottom - top)
     height, width = canvas.shape[:2]
+    if top >= 0 and left >= 0 and bottom <= height and right <= width:
+        resize(crop, right - left, bottom - top, canvas[top:bottom, left:right])
+        return
+    piece = resize(crop, right - left, bottom - top)
     canvas[max(top, 0) : bottom, max(left, 0) : right] = piece[
         max(-top, 0) : height - top, max(-left, 0) : width - left
     ]
 
 
-def resize(image: np.ndarray, width: int, height: int) -> np.ndarray:
-    """Bilinear, or by area where both sides shrink to half or less, which bilinear would alias."""
+def resize(image: np.ndarray, width: int, height: int, target: np.ndarray | None = None) -> np.ndarray:
+    """Bilinear, or by area where both sides shrink to half or less, which bilinear would alias.
+
+    ``target``, uint8 (height, width, 3) and perhaps a part of a larger picture, takes the result if it is given.
+    """
     if image.shape[:2] == (height, width):
-        return image
+        if target is None:
+            return image
+        target[:] = image
+        return target
     by_area = image.shape[0] >= 2 * height and image.shape[1] >= 2 * width
-    return cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if by_area else cv2.INTER_LINEAR)
+    method = cv2.INTER_AREA if by_area else cv2.INTER_LINEAR
+    return cv2.resize(image, (width, height), dst=target, interpolation=method)
 
 
 def _warp_into(crop: np.ndarray, tile: Tile, canvas: np.ndarray) -> None:

@@ -89,16 +89,25 @@ class KeyedDistributedSampler(DistributedSampler):
             double = (2 * canvas[0], 2 * canvas[1])
             quads = (self._quad(indices, epoch, first + 4 * i, canvas) for i in range(start, end))
             return BatchRequest(tuple(quads), double)
-        keys = (SampleKey(int(indices[p]), epoch, p, canvas) for p in range(first + start, first + end))
+        keys = self._keys(indices, epoch, range(first + start, first + end), canvas)
         return BatchRequest(tuple((key,) for key in keys), canvas)
+
+    def _keys(self, indices: np.ndarray, epoch: int, positions: range, canvas: tuple[int, int]) -> Iterator[SampleKey]:
+        bounds, block = (0, 0), ()
+        for position in positions:
+            if self.order.block and not bounds[0] <= position < bounds[1]:
+                bounds = self.order.block_bounds(position)
+                block = tuple(indices[slice(*bounds)].tolist())  # one object, so that it is sent to the worker once
+            yield SampleKey(int(indices[position]), epoch, position, canvas, block)
 
     def _quad(self, indices: np.ndarray, epoch: int, first: int, canvas: tuple[int, int]) -> tuple[SampleKey, ...]:
         """Four samples side by side, or one of the four rendered at twice the size."""
         rng = keyed_generator(self.seed, Stream.QUAD, epoch, first)
         if rng.random() < QUAD_PROBABILITY:
-            return tuple(SampleKey(int(indices[p]), epoch, p, canvas) for p in range(first, first + 4))
+            return tuple(self._keys(indices, epoch, range(first, first + 4), canvas))
         position = first + int(rng.integers(4))
-        return (SampleKey(int(indices[position]), epoch, position, (2 * canvas[0], 2 * canvas[1])),)
+        double = (2 * canvas[0], 2 * canvas[1])
+        return tuple(self._keys(indices, epoch, range(position, position + 1), double))
 
     def _canvas(self, members: np.ndarray, epoch: int, batch: int) -> tuple[int, int]:
         height, width = self.order.canvas(members)

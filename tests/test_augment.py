@@ -83,6 +83,24 @@ def test_partners_are_uniform_over_the_data_set():
     assert counts == pytest.approx(np.full(len(SOURCE_HW), 1 / len(SOURCE_HW)), abs=0.03)
 
 
+def test_partners_from_a_block():
+    """Of the block, not the picture itself, each once, all alike often; the other choices stay what they were."""
+    hyp, hw = Hyperparameters(mixup=1.0), np.full((100, 2), 320)
+    counts = np.zeros(100, int)
+    for position in range(400):
+        key = SampleKey(7, 0, position, (320, 320), tuple(range(5, 13)))
+        plan = draw_plan(key, source_hw=hw, hyp=hyp, seed=7, epochs=100)
+        first, second = ([t.index for t in picture.tiles] for picture in plan.pictures)
+        for members in (first, second):
+            assert len(set(members)) == len(members)
+            assert set(members) <= set(key.block)
+        counts += np.bincount([i for i in first if i != 7], minlength=100)
+    assert counts[5:13].sum() == counts.sum()
+    assert counts[[5, 6, 8, 9, 10, 11, 12]].std() < 0.15 * counts[5:13].mean()
+    alone = draw_plan(SampleKey(3, 0, 0, (320, 320), (3,)), source_hw=hw, hyp=hyp, seed=7, epochs=100)
+    assert {t.index for t in alone.pictures[0].tiles} == {3}
+
+
 @pytest.mark.parametrize("canvas", [(320, 320), (256, 384)])
 def test_mosaic_tiles_meet_in_one_point_and_cover_nothing_twice(canvas):
     hyp = Hyperparameters(scale=0.5, degrees=0)

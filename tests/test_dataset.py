@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from data import dataset
 from data.dataset import LoadImagesAndLabels
 from data.image_cache import open_image_cache
 from data.pixel_transforms import PixelTransforms
@@ -80,6 +81,21 @@ def test_cache_changes_no_pixel(index, tmp_path, kind, augment):
     for key in keys():
         assert_same(plain[key], cached[key])
     cache.close()
+
+
+def test_a_block_is_decoded_once(index, monkeypatch):
+    """Pictures of a block share decoded images, and are those of data sets that have seen nothing before."""
+    decoded = []
+    plain = dataset.read_source
+    monkeypatch.setattr(dataset, "read_source", lambda path, *sizes: decoded.append(path) or plain(path, *sizes))
+    hyp = Hyperparameters(mosaic_block=6, mixup=0.5)
+    block = tuple(range(len(SIZES)))
+    of_block = [key._replace(block=block) for key in keys(6)]
+    shared = dataset_of(index, hyp=hyp)
+    samples = [shared[key] for key in of_block]
+    assert len(decoded) == len(SIZES)
+    for key, sample in zip(of_block, samples):
+        assert_same(sample, dataset_of(index, hyp=hyp)[key])
 
 
 def test_training_samples_are_well_formed(index):

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from data.images import check_image, read_image
+from data.images import check_image, read_image, read_reduced
 from utils.errors import UserError
 
 
@@ -81,6 +81,31 @@ def test_exif_orientation_of_other_kinds(tmp_path, kind, orientation):
     upright = np.rot90(image, -1) if orientation == 6 else image
     np.testing.assert_array_equal(read_image(path), upright)
     assert check_image(path) == upright.shape[:2]
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_reduced_is_the_picture_at_a_power_of_two(tmp_path, orientation):
+    path = tmp_path / "image.jpg"
+    path.write_bytes(jpeg_with_exif(gradient(248, 400), orientation))
+    whole = read_image(path)
+    height, width = whole.shape[:2]
+    for share, wanted in ((1, (height // 2 + 1, 10)), (2, (height // 2, width // 2)), (2, (100, 100)), (8, (1, 1))):
+        image, full = read_reduced(path, wanted)
+        assert full == (height, width)
+        assert image.shape == (-(-height // share), -(-width // share), 3)
+        expected = cv2.resize(whole, image.shape[1::-1], interpolation=cv2.INTER_AREA)
+        assert np.abs(image.astype(int) - expected).mean() < 1.5
+    assert np.array_equal(read_reduced(path, (height, width))[0], whole)
+    path.write_bytes(jpeg_with_exif(gradient(250, 401), orientation))
+    assert max(read_reduced(path, (1, 1))[0].shape) == 201  # 1/4 and 1/8 would pad by more than half a pixel
+
+
+def test_reduced_of_other_kinds_is_the_whole_picture(tmp_path):
+    path = tmp_path / "image.png"
+    cv2.imwrite(str(path), gradient(64, 64))
+    image, full = read_reduced(path, (8, 8))
+    assert full == (64, 64)
+    assert np.array_equal(image, read_image(path))
 
 
 def test_grayscale(tmp_path):

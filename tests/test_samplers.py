@@ -16,9 +16,9 @@ from utils.shares import share_bounds
 IMAGE_HW = np.random.default_rng(0).integers(100, 600, (53, 2))
 
 
-def order_of(count=53, batch_size=16, *, rect=False, seed=4):
+def order_of(count=53, batch_size=16, *, rect=False, seed=4, block=0):
     hw = IMAGE_HW[:count] if rect else None
-    return EpochOrder(count, seed=seed, batch_size=batch_size, imgsz=320, stride=32, image_hw=hw)
+    return EpochOrder(count, seed=seed, batch_size=batch_size, imgsz=320, stride=32, image_hw=hw, block=block)
 
 
 def sampler_of(rank=0, world=1, **options):
@@ -30,7 +30,9 @@ def keys_of(request):
     return [key for picture in request.pictures for key in picture]
 
 
-@pytest.mark.parametrize("options", [{}, {"rect": True}, {"quad": True}, {"multi_scale": 0.5}, {"count": 3}])
+@pytest.mark.parametrize(
+    "options", [{}, {"rect": True}, {"quad": True}, {"multi_scale": 0.5}, {"count": 3}, {"block": 8}]
+)
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_ranks_share_the_same_global_batches(world, options):
     for epoch in (0, 3):
@@ -51,6 +53,21 @@ def test_global_batch_is_a_slice_of_the_permutation():
         assert [key.position for key in keys] == list(range(16 * k, min(16 * k + 16, 53)))
         assert [key.index for key in keys] == permutation[16 * k : 16 * k + 16].tolist()
         assert sampler.global_pictures(k) == len(keys)
+
+
+@pytest.mark.parametrize("quad", [False, True])
+@pytest.mark.parametrize(("count", "block"), [(53, 8), (53, 16), (48, 16), (5, 8), (1, 16)])
+def test_blocks_cut_the_permutation(count, block, quad):
+    """Every key carries the images of the aligned block that holds its position; the last one takes what is left."""
+    order = order_of(count, block=block)
+    indices = order.indices(2).tolist()
+    starts = list(range(0, max(count // block, 1) * block, block))
+    blocks = [tuple(indices[a:b]) for a, b in zip(starts, [*starts[1:], count])]
+    assert sum(blocks, ()) == tuple(indices)
+    for request in KeyedDistributedSampler(order, rank=0, world_size=1, quad=quad).requests(2):
+        for key in keys_of(request):
+            assert key.block == blocks[min(key.position // block, len(blocks) - 1)]
+            assert key.index in key.block
 
 
 def test_share_bounds_cover_and_nest():

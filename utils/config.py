@@ -65,6 +65,11 @@ class Hyperparameters:
     flipud: float = setting(0.0, low=0, high=1, help="probability of an up-down flip")
     fliplr: float = setting(0.5, low=0, high=1, help="probability of a left-right flip")
     mosaic: float = setting(1.0, low=0, high=1, help="probability of a four-image mosaic")
+    mosaic_block: int = setting(
+        0,
+        low=0,
+        help="mosaic and mixup partners come from so many neighbours in the order, decoded once; 0: from all images",
+    )
     mixup: float = setting(0.0, low=0, high=1, help="probability of mixing with a second picture")
     close_mosaic: int = setting(10, low=0, help="epochs at the end without mosaic and mixup")
     multi_scale_range: float = setting(0.5, low=0, high=0.9, help="--multi-scale: sizes within +- this share of imgsz")

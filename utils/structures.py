@@ -30,6 +30,7 @@ class SampleKey(NamedTuple):
     epoch: int
     position: int  # place in the epoch's permutation; unique within an epoch
     canvas_hw: tuple[int, int]  # height and width to render, pixels
+    block: tuple[int, ...] = ()  # images that mosaic and mixup partners come from; empty: all
 
 
 @dataclass(frozen=True, slots=True)
