@@ -6,17 +6,16 @@ gets a `Layout` in ``LAYOUTS``; nothing else needs to know of it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from models.mit_yolov9_layout import from_mit_yolov9, is_mit_yolov9
+from models.yolov5_layout import from_old_yolov5, is_old_yolov5
 from models.yolox_layout import from_yolox, image_size_of_yolox, is_yolox
 
 USUAL_IMAGE_SIZE = 640
-DERIVED = re.compile(r"\.anchor_grid$")  # anchors in pixels, which YOLOv5 stored beside the anchors until v5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +36,10 @@ def _without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
 
 
-def _has_derived(tensors: Mapping[str, Tensor]) -> bool:
-    return any(DERIVED.search(name) for name in tensors)
-
-
-def _without_derived(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if not DERIVED.search(name)}
-
-
 # In this order; each sees what those before it have made.
 LAYOUTS: tuple[Layout, ...] = (
     Layout("(Distributed)DataParallel", _is_prefixed, _without_prefix),
-    Layout("YOLOv5 v5.0", _has_derived, _without_derived),
+    Layout("YOLOv5 up to v5.0", is_old_yolov5, from_old_yolov5),
     Layout("YOLOX", is_yolox, from_yolox, image_size_of_yolox),
     Layout("MultimediaTechLab/YOLO", is_mit_yolov9, from_mit_yolov9),
 )

@@ -77,9 +77,10 @@ def convert(source: str | Path, target: str | Path) -> str:
     source, target = Path(source), Path(target)
     if target.suffix not in (".safetensors", ".pt"):
         raise UserError(f"{target}: wants a name that ends in .safetensors or .pt")
+    stored = read_weights(source)
     if target.exists() and target.samefile(source):
         raise UserError(f"{target}: is the file that is to be read")
-    stored = read_weights(source)
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
         detector = detector_of(stored)
     except UserError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from models.detector import Detector, build_on_meta
 from models.registry import build_layer
 from models.spec import KEYS, ModelSpec, known_models, load_spec, parse_spec
 from models.stored_weights import StoredWeights, shapes_of
+from models.yolov5_layout import row_without_focus
 from utils.errors import UserError
 
 USUAL_ACTIVATION = "nn.SiLU()"
@@ -23,14 +24,16 @@ def recognise(stored: StoredWeights) -> tuple[ModelSpec, int]:
     Built-in models are tried first, then the YAML that some foreign files carry. Raises UserError where none fits.
     """
     shapes = stored.shapes
+    for spec in map(load_spec, known_models()):
+        if num_classes := _matching_classes(spec, shapes):
+            return _with_activation(spec, stored.activation), num_classes
     reason = ""
-    for spec in _candidates(stored):
-        try:
-            num_classes = _matching_classes(spec, shapes)
-            if num_classes:
-                return _with_activation(spec, stored.activation), num_classes
-        except UserError as error:  # only the file's own YAML can be wrong
-            reason = f"; its own graph: {error}"
+    try:
+        spec = _own_graph(stored)
+        if spec and (num_classes := _matching_classes(spec, shapes)):
+            return _with_activation(spec, stored.activation), num_classes
+    except UserError as error:
+        reason = f"; its own graph: {error}"
     families = ", ".join(dict.fromkeys(re.match(r"yolo(v?\d+|x)", name)[0] for name in known_models()))
     raise UserError(f"{stored.path}: its tensors are those of no model known here ({families}; unfused){reason}")
 
@@ -73,11 +76,14 @@ def class_count(detector: Detector, shapes: Mapping[str, torch.Size]) -> int:
     return 0
 
 
-def _candidates(stored: StoredWeights) -> Iterator[ModelSpec]:
-    yield from map(load_spec, known_models())
-    if stored.graph is not None:
-        graph = {key: value for key, value in stored.graph.items() if key in KEYS and key != "name"}
-        yield parse_spec(graph, _graph_name(stored))
+def _own_graph(stored: StoredWeights) -> ModelSpec | None:
+    """The graph that the file carries, checked. Raises UserError where it is not one."""
+    if stored.graph is None:
+        return None
+    graph = {key: value for key, value in stored.graph.items() if key in KEYS and key != "name"}
+    if isinstance(graph.get("backbone"), list):
+        graph["backbone"] = [row_without_focus(row) for row in graph["backbone"]]
+    return parse_spec(graph, _graph_name(stored))
 
 
 def _graph_name(stored: StoredWeights) -> str:

@@ -23,6 +23,7 @@ from utils.safetensors_file import is_safetensors, read_safetensors
 
 COUNTERS = "num_batches_tracked"  # batch norm's step counters: no use without momentum=None
 METADATA_KEY = "lockstep"  # of a safetensors file that we wrote: JSON of what rebuilds the detector
+LARGE_IMAGE = 1280  # pixels, at which public models with a fourth level are trained
 BIGGEST_IMAGE = 2**14
 
 
@@ -65,8 +66,9 @@ def read_weights(path: str | Path) -> StoredWeights:
         tensors = to_public_names(written)
         if not tensors:
             raise UserError(f"{path}: holds no weights of a detector (neither 'model' nor 'ema' nor a state dict)")
-        names = _class_names(module, content)
-        imgsz = _image_size(content) or usual_image_size(written)
+        names, strides = _class_names(module, content), _strides(file, module)
+        has_fourth_level = strides is not None and max(strides) > 32
+        imgsz = _image_size(content) or (LARGE_IMAGE if has_fourth_level else usual_image_size(written))
         return StoredWeights(
             Path(path),
             tensors,
@@ -74,7 +76,7 @@ def read_weights(path: str | Path) -> StoredWeights:
             {"format": "foreign", "names": list(names or ()), "imgsz": imgsz},
             graph=_graph(module),
             activation=_activation(file, module),
-            strides=_strides(file, module),
+            strides=strides,
         )
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
-import struct
 import sys
 import types
 import zipfile
@@ -16,6 +14,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from hostile_files import Touch, opcode_call, tensor_program, zip_around
 from torch import nn
 
 from models.detector import Detector, build_detector
@@ -45,14 +44,6 @@ def save_foreign(path: Path, detector: nn.Module, **attributes: object) -> Path:
         torch.save({"epoch": 3, "ema": None, "model": model.half(), "train_args": {"imgsz": 320}}, path)
     finally:
         del sys.modules["vanished"]
-    return path
-
-
-def zip_around(program: bytes, path: Path, compression: int = zipfile.ZIP_STORED, **entries: bytes) -> Path:
-    with zipfile.ZipFile(path, "w", compression) as file:
-        file.writestr("archive/data.pkl", program)
-        for name, data in entries.items():
-            file.writestr(f"archive/data/{name}", data)
     return path
 
 
@@ -195,22 +186,6 @@ def test_transfer_reports_what_does_not_fit(tmp_path: Path) -> None:
 # Hostile and broken files
 
 
-class Touch:
-    """Creates a file when unpickled by the real thing."""
-
-    def __init__(self, command: tuple) -> None:
-        self.command = command
-
-    def __reduce__(self) -> tuple:
-        return self.command
-
-
-def opcode_call(module: str, name: str, argument: str) -> bytes:
-    """A pickle that calls ``module.name(argument)``."""
-    text = argument.encode()
-    return b"\x80\x02c%s\n%s\nX%s%s\x85R." % (module.encode(), name.encode(), struct.pack("<I", len(text)), text)
-
-
 @pytest.mark.parametrize(
     ("module", "name"),
     [
@@ -263,21 +238,6 @@ def test_foreign_code_becomes_inert_records(tmp_path: Path) -> None:
         sys.path.remove(str(tmp_path))
     assert not marker.exists()
     assert "trap" not in sys.modules
-
-
-def tensor_program(size: tuple, stride: tuple, count: int, offset: int = 0, key: str = "0") -> bytes:
-    """A state dict of one tensor, whose numbers may be lies."""
-
-    storage = object()
-
-    class Fake(pickle.Pickler):
-        def persistent_id(self, value: object) -> object:
-            return ("storage", torch.FloatStorage, key, "cpu", count) if value is storage else None
-
-    buffer = io.BytesIO()
-    arguments = (storage, offset, size, stride, False, OrderedDict())
-    Fake(buffer, protocol=2).dump({"w": Touch((torch._utils._rebuild_tensor_v2, arguments))})
-    return buffer.getvalue()
 
 
 def test_an_honest_tensor_is_read(tmp_path: Path) -> None:
