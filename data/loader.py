@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from data.dataset import LoadImagesAndLabels
@@ -37,7 +36,6 @@ def create_dataloader(
     epochs: int = 1,
     rect: bool = False,
     pad: float | None = None,
-    split_batch: Callable[[int], int] | None = None,
     image_weights: bool = False,
     quad: bool = False,
     multi_scale: bool = False,
@@ -67,7 +65,6 @@ def create_dataloader(
         seed, epochs: of the run.
         rect: canvases by aspect; in training without mosaic and mixup.
         pad: strides around rectangular canvases; None: 0.5 in validation, as published evaluations have it, else 0.
-        split_batch: of the number of images, into how many batches to cut each; None: never.
         image_weights: draw images by class weights.
         quad: four samples make a picture of twice the size, in some samples one of them fills it.
         multi_scale: vary the canvas within +- ``hyp.multi_scale_range`` from batch to batch.
@@ -123,7 +120,6 @@ def create_dataloader(
         )
     if augment and len(index) == 0:
         raise UserError(f"{spec.source}: {split} has no images to train on")
-    batch_size //= split_batch(len(index)) if split_batch else 1
     pad = pad if pad is not None else (0.0 if augment else 0.5)
     shape = {"batch_size": batch_size, "imgsz": imgsz, "stride": stride, "pad": pad}
     requests: EndlessRequests | ShardedBatches
