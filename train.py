@@ -338,6 +338,7 @@ def build_step(ctx: DistributedContext, run: Run, model: Detector, rule: str) ->
         momentum=hyp.momentum,
         weight_decay=hyp.weight_decay,
         sharded=config.zero and ctx.is_distributed,
+        pretrained=bool(config.weights),
     )
     ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
     amp = broadcast_object(ctx, resolve_amp(config.amp, ctx.device))

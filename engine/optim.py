@@ -10,7 +10,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from engine.muon import Muon
 
-DEFAULT_LR = {"SGD": 0.01, "Adam": 0.001, "AdamW": 0.001, "Muon": 0.002}
+DEFAULT_LR = {"SGD": 0.01, "Adam": 0.001, "AdamW": 0.001, "Muon": 0.008}
+PRETRAINED_LR = DEFAULT_LR | {"Muon": 0.002}  # good weights are not to be thrown about
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
@@ -131,17 +132,25 @@ def _lay_out_as_parameters(optimizer: torch.optim.Optimizer) -> None:
 
 
 def build_optimizer(
-    model: nn.Module, name: str, *, lr: float | None, momentum: float, weight_decay: float, sharded: bool = False
+    model: nn.Module,
+    name: str,
+    *,
+    lr: float | None,
+    momentum: float,
+    weight_decay: float,
+    sharded: bool = False,
+    pretrained: bool = False,
 ) -> OptimizerSet:
     """SGD, Adam, AdamW, or Muon for weights with AdamW for the rest.
 
     Args:
-        lr: initial rate; None takes the optimiser's own (`DEFAULT_LR`).
+        lr: initial rate; None takes the optimiser's own (`DEFAULT_LR`, `PRETRAINED_LR`).
         momentum: of SGD and Muon, and beta1 of Adam and AdamW when they are the only rule.
+        pretrained: the weights come from a checkpoint of another run.
         sharded: each process keeps the state of its part of the parameters only, updates those and hands them to the
             others (ZeRO stage 1, Rajbhandari et al. 2020). The saved state is the whole one.
     """
-    rate = DEFAULT_LR[name] if lr is None else lr
+    rate = (PRETRAINED_LR if pretrained else DEFAULT_LR)[name] if lr is None else lr
     kinds = split_parameters(model)
 
     def group(kind: str, follow_momentum: bool = True) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def setting(default: Any = MISSING, *, help: str, choices=None, low=None, high=N
 class Hyperparameters:
     """What a hyp YAML may hold (``configs/hyp``). Names are YOLOv5's where the meaning is the same."""
 
-    lr0: float | None = setting(None, low=0, help="initial learning rate; null: by optimiser")
+    lr0: float | None = setting(None, low=0, help="initial learning rate; null: by optimiser, and by --weights")
     lrf: float = setting(0.01, low=0, high=1, help="final learning rate as a share of lr0")
     momentum: float = setting(0.937, low=0, high=1, help="SGD and Muon momentum, Adam beta1")
     weight_decay: float = setting(0.0005, low=0, help="decay of weights that are not biases or norms")
