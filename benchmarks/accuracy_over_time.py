@@ -75,7 +75,8 @@ def compare(options: argparse.Namespace, data: Path, folder: Path) -> list[Compa
         ]
     rows = []
     for setting in options.peer_set:
-        curve = watch(peer_command(options, data, folder, setting), folder / setting, "metrics/mAP50-95(B)")
+        runs = folder / setting.replace("=", "")
+        curve = watch(peer_command(options, data, runs, setting), runs, "metrics/mAP50-95(B)")
         scorer = PeerScorer(options, data, folder, curve)
         rows += [
             Comparison(f"wall time, {setting}", "s", [ours.total_s], [curve.total_s], goal=1 / 0.45),
@@ -97,7 +98,7 @@ def peer_command(options: argparse.Namespace, data: Path, folder: Path, setting:
     side = str(ROOT / "benchmarks" / "ultralytics_side.py")
     command = [options.peer, side, "train", "--data", str(data), "--model", f"{options.model}.yaml", "--device", "cpu"]
     command += ["--imgsz", str(options.imgsz), "--batch-size", str(options.batch_size)]
-    command += ["--epochs", str(options.epochs), "--workers", str(options.workers), "--project", str(folder / setting)]
+    command += ["--epochs", str(options.epochs), "--workers", str(options.workers), "--project", str(folder)]
     return [*command, "--set", setting, "save_period=1", f"seed={options.seed}"]
 
 
@@ -147,7 +148,7 @@ class PeerScorer:
         command += [f"model={self.curve.folder / 'weights' / name}.pt", f"imgsz={options.imgsz}", "save_json=True"]
         command += [f"batch={options.batch_size}", "plots=False", f"project={target}", "name=exp", "exist_ok=True"]
         run_process(command)
-        return average_precision(next(target.rglob("predictions.json")), self.gt, self.classes, first_class=1)
+        return average_precision(next(target.rglob("predictions.json")), self.gt, self.classes)
 
     def time_until(self) -> float:
         """Seconds until the threshold is first passed, infinite if never."""

@@ -33,14 +33,13 @@ def coco_ground_truth(gt: GroundTruth, classes: int) -> Any:
     return coco
 
 
-def average_precision(predictions: Path, gt: GroundTruth, classes: int, *, first_class: int = 0) -> float:
+def average_precision(predictions: Path, gt: GroundTruth, classes: int) -> float:
     """AP at IoU 0.50 to 0.95 of a file of detections.
 
     Args:
         predictions: in COCO's format; ``image_id`` or ``file_name`` is the stem of the image's file.
         gt: of the same split.
-        classes: C.
-        first_class: number of class 0 in the file.
+        classes: C. The file numbers them from 0 or from 1, which is told by what fits better.
     """
     numbers = {str(stem): number + 1 for number, stem in enumerate(gt.image_ids)}
     numbers |= {str(int(stem)): number for stem, number in list(numbers.items()) if stem.isdigit()}
@@ -48,8 +47,10 @@ def average_precision(predictions: Path, gt: GroundTruth, classes: int, *, first
     for row in rows:
         stem = Path(row["file_name"]).stem if "file_name" in row else str(row["image_id"])
         row["image_id"] = numbers[stem]
-        row["category_id"] -= first_class
-    return evaluate(coco_ground_truth(gt, classes), rows).stats[0] if rows else 0.0
+    if not rows:
+        return 0.0
+    coco, shifted = coco_ground_truth(gt, classes), [row | {"category_id": row["category_id"] - 1} for row in rows]
+    return float(max(evaluate(coco, numbered).stats[0] for numbered in (rows, shifted)))
 
 
 def evaluate(coco: Any, rows: list[dict]) -> Any:

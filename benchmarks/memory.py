@@ -141,7 +141,7 @@ def _pss_of_training(options: argparse.Namespace, data: Path, folder: Path, cach
                 time.sleep(0.5)
         finally:
             process.terminate()
-            process.wait(60)
+            process.wait()
         if cache != "none":
             text = (folder / f"{cache}.log").read_text()
             size = float(re.search(r"--cache ram: \d+ images, ([\d.]+) GiB", text)[1]) * 1024

@@ -51,10 +51,7 @@ def compare(options: argparse.Namespace, data: Path, folder: Path) -> list[Compa
     index = load_index(load_dataset_spec(data), "val", cache_dir=str(folder / "index"), progress=False)
     gt, classes = index.ground_truth(), len(index.names)
     scores = {
-        name: average_precision(
-            next((folder / name).rglob("predictions.json")), gt, classes, first_class=int(name == "peer")
-        )
-        for name in commands
+        name: average_precision(next((folder / name).rglob("predictions.json")), gt, classes) for name in commands
     }
     peer_seconds, peer_score = seconds.get("peer", []), [scores["peer"]] if options.peer else []
     rows = []

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
 import torch
 
 from benchmarks import report, turns
+from benchmarks.coco_scores import average_precision
 from benchmarks.dataset_copy import copied
+from benchmarks.metrics import make_scene
 from benchmarks.pictures import describe, rate_of
 from benchmarks.report import Comparison
 from benchmarks.scaling import ring_seconds, step_seconds
 from data.dataset_yaml import load_dataset_spec
 from data.listing import list_split
 from tests.tiny import write_dataset
+from utils.coco_json import write_predictions
+from utils.metrics import score_detections
 
 SIDE = """
 import sys
@@ -95,3 +100,13 @@ def test_step_hides_what_fits_behind_the_backward_pass():
     assert step_seconds(0.1, 0.6, 1e6, 8, 1e12, 0) == pytest.approx(0.1, rel=1e-3)
     slow = step_seconds(0.1, 0.6, 250e6, 2, 1e9, 0)  # ten buckets: 0.25 s on the wire, 0.054 s of it hidden
     assert slow == pytest.approx(0.1 + 0.25 - 0.9 * 0.06)
+
+
+@pytest.mark.parametrize("first_class", [0, 1])
+def test_peers_predictions_are_scored_however_they_number_classes(tmp_path, first_class):
+    gt, table = make_scene(images=8, detections=20, objects=3, classes=4)
+    path = tmp_path / "predictions.json"
+    write_predictions(path, table, gt)
+    rows = [row | {"category_id": row["category_id"] + first_class} for row in json.loads(path.read_text())]
+    path.write_text(json.dumps(rows))
+    assert average_precision(path, gt, 4) == pytest.approx(score_detections(gt, table, 4).ap, abs=1e-9)
