@@ -6,6 +6,8 @@ same on the rendered picture.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from utils.boxes import area_xyxy, clip_xyxy
@@ -21,11 +23,17 @@ def project_points(matrix: np.ndarray, points: np.ndarray) -> np.ndarray:
     return mapped[..., :2] / mapped[..., 2:]
 
 
-def project_boxes(matrix: np.ndarray, boxes_xyxy: np.ndarray) -> np.ndarray:
-    """The axis-aligned hull (n, 4) of the projected corners of boxes (n, 4)."""
-    corners = boxes_xyxy[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)
-    mapped = project_points(matrix, corners)
-    return np.concatenate([mapped.min(1), mapped.max(1)], 1)
+def project_boxes(matrices: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """The axis-aligned hulls (n, 4) of projected boxes, each with a (3, 3) matrix and corners (x, y) of its own."""
+    if not (matrices[:, (0, 1, 2, 2), (1, 0, 0, 1)]).any():  # scales, mirrors and moves only
+        scale, shift = matrices[:, (0, 1), (0, 1)], matrices[:, :2, 2]
+        ends = np.stack([low * scale + shift, high * scale + shift]) / matrices[:, 2, 2, None]
+        return np.concatenate([ends.min(0), ends.max(0)], 1)
+    x, y = (np.stack([low[:, axis], high[:, axis]]) for axis in (0, 1))  # (2, n)
+    x, y = x[[0, 1, 1, 0]], y[[0, 0, 1, 1]]
+    mapped = [matrices[:, row, 0] * x + matrices[:, row, 1] * y + matrices[:, row, 2] for row in range(3)]
+    x, y = mapped[0] / mapped[2], mapped[1] / mapped[2]
+    return np.stack([x.min(0), y.min(0), x.max(0), y.max(0)], 1)
 
 
 def is_worth_keeping(visible_xyxy: np.ndarray, full_area: np.ndarray) -> np.ndarray:
@@ -38,42 +46,38 @@ def is_worth_keeping(visible_xyxy: np.ndarray, full_area: np.ndarray) -> np.ndar
 
 
 def transform_labels(
-    labels: np.ndarray,
+    labels: Sequence[np.ndarray],
     *,
-    source_hw: tuple[int, int],
-    region_xyxy: tuple[int, int, int, int],
-    matrix: np.ndarray,
+    source_hw: Sequence[tuple[int, int]],
+    regions: Sequence[tuple[int, int, int, int]],
+    matrices: Sequence[np.ndarray],
     canvas_hw: tuple[int, int],
 ) -> np.ndarray:
-    """Labels of one source image as they appear on the canvas.
+    """Labels of the T tiles of a picture as they appear on the canvas.
 
     Args:
-        labels: float (n, 5) of class, cx, cy, w, h normalised to the source image.
-        source_hw: size of the source image, pixels.
-        region_xyxy: the part of the source image that is rendered, source pixels.
-        matrix: (3, 3) from source to canvas.
+        labels: of each tile's source image, float (n, 5) of class, cx, cy, w, h normalised to it.
+        source_hw: their heights and widths, pixels.
+        regions: the part of each that is rendered, x1, y1, x2, y2 in source pixels.
+        matrices: (3, 3) each, from source to canvas.
         canvas_hw: size of the canvas, pixels.
 
     Returns:
-        float64 (m, 5) of class, x1, y1, x2, y2 in canvas pixels, m <= n.
+        float64 (m, 5) of class, x1, y1, x2, y2 in canvas pixels, in the order of the tiles; m <= sum of n.
     """
-    height, width = source_hw
-    centre = labels[:, 1:3].astype(np.float64) * (width, height)
-    half = labels[:, 3:5].astype(np.float64) * (width / 2, height / 2)
-    boxes = np.concatenate([centre - half, centre + half], 1)
-    x1, y1, x2, y2 = region_xyxy
-    inside = np.stack(
-        [
-            boxes[:, 0].clip(x1, x2),
-            boxes[:, 1].clip(y1, y2),
-            boxes[:, 2].clip(x1, x2),
-            boxes[:, 3].clip(y1, y2),
-        ],
-        1,
-    )
-    visible = clip_xyxy(project_boxes(matrix, inside), canvas_hw[1], canvas_hw[0])
-    keep = is_worth_keeping(visible, area_xyxy(project_boxes(matrix, boxes)))
-    return np.concatenate([labels[:, :1].astype(np.float64), visible], 1)[keep]
+    counts = [len(rows) for rows in labels]
+    if not sum(counts):
+        return np.zeros((0, 5))
+    rows = np.concatenate(labels).astype(np.float64)
+    tile = np.repeat(np.arange(len(counts)), counts)
+    side = np.array(source_hw, np.float64)[tile, ::-1]
+    region, matrix = np.array(regions, np.float64)[tile], np.array(matrices)[tile]
+    centre, half = rows[:, 1:3] * side, rows[:, 3:5] * (side / 2)
+    low, high = centre - half, centre + half
+    inside = (v.clip(region[:, :2], region[:, 2:]) for v in (low, high))
+    visible = clip_xyxy(project_boxes(matrix, *inside), canvas_hw[1], canvas_hw[0])
+    keep = is_worth_keeping(visible, area_xyxy(project_boxes(matrix, low, high)))
+    return np.concatenate([rows[:, :1], visible], 1)[keep]
 
 
 def to_normalised(labels_xyxy: np.ndarray, canvas_hw: tuple[int, int]) -> np.ndarray:

@@ -6,7 +6,7 @@ OpenCV's warps count pixel centres as integers, plans count pixel edges; `_centr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import cv2
@@ -53,34 +53,34 @@ def _render_picture(
     place: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     canvas = np.full((*canvas_hw, 3), GREY, np.uint8)
-    rows = [np.zeros((0, 5))]
+    sizes = []
     for tile in picture.tiles:
         source = load(tile.index)
+        sizes.append(source.shape[:2])
         draw_tile(tile, source, canvas)
-        rows.append(_tile_labels(tile, source.shape[:2], canvas_hw, labels_of))
     if picture.colour is not None:
         canvas = cv2.transform(canvas, picture.colour, dst=place)
-    return canvas, np.concatenate(rows)
+    return canvas, _labels_of_tiles(picture.tiles, sizes, canvas_hw, labels_of)
 
 
 def plan_labels(plan: SamplePlan, source_hw: np.ndarray, labels_of: Callable[[int], np.ndarray]) -> np.ndarray:
     """The labels that `render_plan` returns, without pixels. ``source_hw``: int (N, 2) of all source images."""
-    rows = [
-        _tile_labels(tile, tuple(source_hw[tile.index]), plan.canvas_hw, labels_of)
-        for picture in plan.pictures
-        for tile in picture.tiles
-    ]
-    return to_normalised(np.concatenate([np.zeros((0, 5)), *rows]), plan.canvas_hw)
+    tiles = [tile for picture in plan.pictures for tile in picture.tiles]
+    sizes = [source_hw[tile.index] for tile in tiles]
+    return to_normalised(_labels_of_tiles(tiles, sizes, plan.canvas_hw, labels_of), plan.canvas_hw)
 
 
-def _tile_labels(
-    tile: Tile, source_hw: tuple[int, int], canvas_hw: tuple[int, int], labels_of: Callable[[int], np.ndarray]
+def _labels_of_tiles(
+    tiles: Sequence[Tile],
+    sizes: Sequence[tuple[int, int]],
+    canvas_hw: tuple[int, int],
+    labels_of: Callable[[int], np.ndarray],
 ) -> np.ndarray:
     return transform_labels(
-        labels_of(tile.index),
-        source_hw=source_hw,
-        region_xyxy=tile.region,
-        matrix=tile.matrix,
+        [labels_of(tile.index) for tile in tiles],
+        source_hw=sizes,
+        regions=[tile.region for tile in tiles],
+        matrices=[tile.matrix for tile in tiles],
         canvas_hw=canvas_hw,
     )
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from data.augment import colour_matrix, draw_plan, is_axis_aligned
-from data.box_transform import MAX_ASPECT, is_worth_keeping, project_points, transform_labels
+from data.box_transform import MAX_ASPECT, is_worth_keeping, project_boxes, project_points, transform_labels
 from utils.config import Hyperparameters
 from utils.structures import SampleKey
 
@@ -173,11 +173,33 @@ def test_keeping_rules():
 def test_labels_are_clipped_to_region_and_canvas():
     labels = np.array([[1, 0.5, 0.5, 0.5, 0.5], [2, 0.05, 0.05, 0.1, 0.1]], np.float32)
     matrix = np.diag([2.0, 2.0, 1.0])
-    rows = transform_labels(
-        labels, source_hw=(100, 100), region_xyxy=(30, 30, 100, 100), matrix=matrix, canvas_hw=(120, 120)
-    )
+    of_tile = {"source_hw": [(100, 100)], "regions": [(30, 30, 100, 100)], "matrices": [matrix]}
+    rows = transform_labels([labels], **of_tile, canvas_hw=(120, 120))
     np.testing.assert_allclose(rows, [[1, 60, 60, 120, 120]])
-    rows = transform_labels(
-        labels[:0], source_hw=(100, 100), region_xyxy=(0, 0, 100, 100), matrix=matrix, canvas_hw=(120, 120)
-    )
-    assert rows.shape == (0, 5)
+    assert transform_labels([labels[:0]], **of_tile, canvas_hw=(120, 120)).shape == (0, 5)
+    assert transform_labels([], source_hw=[], regions=[], matrices=[], canvas_hw=(120, 120)).shape == (0, 5)
+
+
+@pytest.mark.parametrize("tilt", [0.0, 1e-3])
+@pytest.mark.parametrize("shear", [0.0, 0.3])
+def test_tiles_together_are_each_alone_and_hulls_hold_the_corners(tilt, shear):
+    rng = np.random.default_rng(1)
+    tiles = []
+    for count in (3, 0, 5, 1):
+        matrix = np.diag([*rng.uniform(-2, 2, 2), 1.0])
+        matrix[:2, 2] = rng.uniform(0, 200, 2)
+        matrix[0, 1], matrix[2, 0] = shear, tilt
+        labels = np.concatenate([rng.integers(0, 9, (count, 1)), rng.uniform(0.1, 0.5, (count, 4))], 1)
+        tiles.append((labels, (200, 300), (10, 20, 290, 180), matrix))
+        sides = labels[:, 1:].reshape(-1, 2, 2) * (300, 200)
+        low, high = sides[:, 0] - sides[:, 1] / 2, sides[:, 0] + sides[:, 1] / 2
+        hulls = project_boxes(np.repeat(matrix[None], count, 0), low, high)
+        for a, b, hull in zip(low, high, hulls):
+            corners = project_points(matrix, np.array([a, (b[0], a[1]), b, (a[0], b[1])]))
+            np.testing.assert_allclose(hull, [*corners.min(0), *corners.max(0)])
+
+    def moved(some: list) -> np.ndarray:
+        labels, sizes, regions, matrices = zip(*some)
+        return transform_labels(labels, source_hw=sizes, regions=regions, matrices=matrices, canvas_hw=(256, 320))
+
+    np.testing.assert_allclose(moved(tiles), np.concatenate([moved([tile]) for tile in tiles]))

@@ -114,7 +114,7 @@ def test_boxes_sit_on_their_objects(geometry, canvas, size):
             continue
         seen += 1
         matrix = plan.pictures[0].tiles[0].matrix
-        hull = project_boxes(matrix, np.array([box], np.float64))[0]
+        hull = project_boxes(matrix[None], *np.array(box, np.float64).reshape(2, 1, 2))[0]
         ours = scale_boxes(cxcywh_to_xyxy(labels[:, 1:].astype(np.float64)), canvas, canvas)[0]
         inside = (hull > 0).all() and (hull < canvas).all()
         if inside:
