@@ -80,7 +80,7 @@ class PlannedBatches:
         table = build_table(plans, plans[0].canvas_hw, self.dataset.source_hw, sources)
         return RenderGroup(
             table=table,
-            pixels=torch.from_numpy(sources.pixels) if isinstance(sources, PackedPixels) else None,
+            pixels=sources.pixels if isinstance(sources, PackedPixels) else None,
             places=torch.from_numpy(np.array(places)),
             quarters=len(plans) > len(places),
         )

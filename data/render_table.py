@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from data.augment import Picture, SamplePlan
+from data.collate import new_pixels
 from data.pyramid import PyramidLayout, level_image, level_sizes, levels_for
 
 MOSAIC_SLOTS = 4
@@ -86,15 +87,16 @@ class PackedPixels:
     def __init__(self, load: Callable[[int], np.ndarray]) -> None:
         """``load``: image index to source image, uint8 (h, w, 3) RGB."""
         self._load = load
-        self.pixels = np.zeros((1, 3), np.uint8)  # something to read where no tile lies
+        self.pixels = torch.zeros((1, 3), dtype=torch.uint8)  # something to read where no tile lies
 
     def locate(self, tiles: Tiles) -> np.ndarray:
         sizes = tiles.box[:, 2:] - tiles.box[:, :2]
         starts = np.concatenate([[0], np.cumsum(sizes.prod(1))]).astype(np.int64)
-        self.pixels = np.empty((int(starts[-1]), 3), np.uint8)
+        self.pixels = new_pixels(1, (int(starts[-1]), 1)).view(-1, 3)
+        flat = self.pixels.numpy()
         for number, (index, level) in enumerate(zip(tiles.index.tolist(), tiles.level.tolist())):
             x1, y1, x2, y2 = tiles.box[number].tolist()
-            place = self.pixels[starts[number] : starts[number + 1]].reshape(y2 - y1, x2 - x1, 3)
+            place = flat[starts[number] : starts[number + 1]].reshape(y2 - y1, x2 - x1, 3)
             place[:] = level_image(self._load(index), level)[y1:y2, x1:x2]
         origin = starts[:-1] - tiles.box[:, 1] * sizes[:, 0] - tiles.box[:, 0]
         return np.stack([origin, sizes[:, 0]], 1)

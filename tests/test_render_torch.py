@@ -45,7 +45,7 @@ def draw(hyp: Hyperparameters, count: int, canvas: tuple[int, int], *, first: in
 def packed(plans: list[SamplePlan], images: list[np.ndarray]) -> tuple[RenderTable, torch.Tensor]:
     sources = PackedPixels(images.__getitem__)
     table = build_table(plans, plans[0].canvas_hw, np.array([i.shape[:2] for i in images]), sources)
-    return table, torch.from_numpy(sources.pixels)
+    return table, sources.pixels
 
 
 def pictures(plans: list[SamplePlan], images: list[np.ndarray]) -> np.ndarray:
