@@ -161,7 +161,9 @@ class ValConfig:
         None, low=0, high=1, aliases=("--iou",), help="NMS IoU threshold; default: by head (0.7, 0.6, or no NMS)"
     )
     nms: bool = setting(False, help="NMS-free models: score their one-to-many head with NMS")
-    tta: bool = setting(False, aliases=("--augment",), help="look at each image at three sizes, once mirrored")
+    tta: bool = setting(
+        False, aliases=("--augment",), help="look at each image thrice: as it is, mirrored, mirrored and larger"
+    )
     max_det: int = setting(300, low=1, help="detections an image")
     single_cls: bool = setting(False, help="treat all classes as one")
     device: str = setting("", help="cpu, 0, 0,1, mps; empty: the best there is")
