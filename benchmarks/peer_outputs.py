@@ -7,7 +7,7 @@ must give the same outputs.
 Each package stays in an environment of its own and is run as it is (`peer_checkpoints.py`). The model is recognised
 from the file. Both compute in float64. Boxes and scores, decoded, must agree to 5e-3 pixels and 1e-4, and the raw maps
 before decoding, of both branches where there is a pair, to 1e-3: what the rounding of YOLOX's first weights leaves,
-which stand for bytes there and for shares of 1 here. The others agree to 1e-9.
+which stand for bytes there and for shares of 1 here.
 """
 
 from __future__ import annotations
