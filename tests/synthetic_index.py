@@ -11,6 +11,14 @@ import numpy as np
 from data.index import DatasetIndex
 
 OBJECT = (250, 20, 20)  # RGB of the rectangles that labels lie on
+GEOMETRIES = {  # hyper-parameters, for every kind of matrix a renderer meets
+    "plain": {},
+    "zoom": {"scale": 0.9},
+    "flips": {"fliplr": 0.5, "flipud": 0.5},
+    "rotate": {"degrees": 30.0},
+    "shear": {"degrees": 5.0, "shear": 15.0, "flipud": 0.5},
+    "perspective": {"degrees": 10.0, "perspective": 0.001},
+}
 
 
 def smooth_image(rng: np.random.Generator, height: int, width: int) -> np.ndarray:

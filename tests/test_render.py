@@ -9,7 +9,7 @@ import pytest
 from data.augment import _affine_matrix, _flip_matrix, draw_plan
 from data.box_transform import project_boxes
 from data.render import GREY, fit_letterbox, letterbox, render_plan
-from tests.synthetic_index import OBJECT, smooth_image
+from tests.synthetic_index import GEOMETRIES, OBJECT, smooth_image
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config import Hyperparameters
 from utils.rng import Stream, keyed_generator
@@ -17,14 +17,6 @@ from utils.structures import SampleKey
 
 CANVAS = 256
 SIZES = [(240, 320), (320, 240), (256, 256), (180, 300), (90, 120)]
-GEOMETRIES = {
-    "plain": {},
-    "zoom": {"scale": 0.9},
-    "flips": {"fliplr": 0.5, "flipud": 0.5},
-    "rotate": {"degrees": 30.0},
-    "shear": {"degrees": 5.0, "shear": 15.0, "flipud": 0.5},
-    "perspective": {"degrees": 10.0, "perspective": 0.001},
-}
 
 
 def still(**changes) -> Hyperparameters:

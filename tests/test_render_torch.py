@@ -12,19 +12,11 @@ from data.pyramid import MAX_LEVEL, PyramidLayout, level_image, levels_for
 from data.render import GREY, plan_labels, render_plan
 from data.render_table import CachedPixels, PackedPixels, RenderTable, build_table
 from data.render_torch import render_table
-from tests.synthetic_index import smooth_image
+from tests.synthetic_index import GEOMETRIES, smooth_image
 from utils.config import Hyperparameters
 from utils.structures import SampleKey
 
 SIZES = np.array([(240, 320), (320, 240), (256, 256), (180, 300), (90, 120)])
-GEOMETRIES = {
-    "plain": {},
-    "zoom": {"scale": 0.9},
-    "flips": {"fliplr": 0.5, "flipud": 0.5},
-    "rotate": {"degrees": 30.0},
-    "shear": {"degrees": 5.0, "shear": 15.0, "flipud": 0.5},
-    "perspective": {"degrees": 10.0, "perspective": 0.001},
-}
 
 
 @pytest.fixture(scope="module")
