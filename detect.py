@@ -162,7 +162,7 @@ class Predictor:
             )
         count = int(detections.counts[0])
         on_canvas, found_scores, classes = (t[0, :count].cpu().numpy() for t in detections[:3])
-        original = letterbox_to_original(on_canvas.astype(np.float64), fit.gain, fit.pad_x, fit.pad_y)
+        original = letterbox_to_original(on_canvas.astype(np.float64), fit.gain_x, fit.gain_y, fit.pad_x, fit.pad_y)
         return DetectionTable(
             image_index=np.zeros(count, np.int64),
             boxes_xyxy_px=clip_xyxy(original, width, height),

@@ -4,9 +4,15 @@
 
 ``--shared`` holds weights/yolov8n.pt and yolov5n.pt, the reference outputs in golden/ (its README says how they were
 made) and datasets/coco128. For each of the two: raw outputs on one picture, which must agree to 5e-3 pixels and 1e-4 in
-score; then ``val.py`` on coco128 with its JSON labels at 640, whose AP by pycocotools must be the reference's within
-0.002, and at least 99 % of the reference detections above a score of 0.1 must have a partner of the same class, with an
-IoU above 0.98 and a score within 0.005. Exits with 1 if anything fails.
+score; then ``val.py`` on coco128 with its JSON labels at 640 and batches of 16, as the reference was run, the images in
+its order. AP by pycocotools must be the reference's within 0.002, and at least 99 % of its detections above a score of
+0.1 must have a partner of the same class, with an IoU above 0.98 and a score within 0.005. Exits with 1 if anything
+fails.
+
+Two faults of yolov5n's reference are taken into account. Its file has nothing for seven of the 128 images (they were in
+its batches, though), so for AP ours gives them up too. And it maps boxes back with the padding before rounding, half a
+pixel off where the padding is odd, and with the gain of the height for both axes; its boxes are put right before
+partners are looked for. The figures without either are printed as well.
 """
 
 from __future__ import annotations
@@ -26,10 +32,13 @@ import numpy as np
 import torch
 import yaml
 
+from data.epoch_order import fixed_batches
+from data.render import fit_letterbox
 from models.pretrained import load_detector
-from utils.boxes import iou, xyxy_to_cxcywh
+from utils.boxes import clip_xyxy, iou, letterbox_to_original, xyxy_to_cxcywh
 
 ROOT = Path(__file__).parents[1]
+IMGSZ, BATCH, STRIDE, PAD = 640, 16, 32, 0.5
 REFERENCES = {"yolov8n": (0.4713, 1), "yolov5n": (0.3594, 0)}  # AP, and the id that the reference gives to class 0
 BOX_PX, SCORE, AP, PARTNERS = 5e-3, 1e-4, 0.002, 0.99
 
@@ -51,21 +60,74 @@ def raw_differences(shared: Path, name: str) -> tuple[float, float]:
     return float((xyxy_to_cxcywh(boxes) - expected).abs().max()), float((scores - expected_scores).abs().max())
 
 
-def validate(shared: Path, name: str, labels: Path, folder: Path, device: str) -> list[dict]:
-    """What ``val.py`` finds on coco128, as it writes it."""
+def read_reference(shared: Path, name: str) -> list[dict]:
+    with gzip.open(shared / "golden" / f"{name}_coco128_predictions.json.gz") as file:
+        return json.load(file)
+
+
+def lay_out(shared: Path, coco: dict, order: list[int], folder: Path) -> Path:
+    """A data set of the images (by id) under names that sort in this order; its data YAML.
+
+    Batches of rectangular canvases are cut from the images in order of aspect, and a canvas fits the images it is
+    shared with. Of equal aspects the reference has an order of its own (an unstable sort), ours that of the names:
+    with the same order both see each image on the same canvas.
+    """
+    folder.mkdir()
+    by_id = {image["id"]: image for image in coco["images"]}
+    images = []
+    for position, image_id in enumerate(order):
+        source = next((shared / "datasets" / "coco128").rglob(by_id[image_id]["file_name"]))
+        target = folder / f"{position:03d}{source.suffix}"
+        target.symlink_to(source.resolve())
+        images.append(by_id[image_id] | {"file_name": target.name})
+    (folder / "labels.json").write_text(json.dumps(coco | {"images": images}))
     data = {
-        "path": str((shared / "datasets" / "coco128").resolve()),
-        "train": "images/train2017",
-        "val": "images/train2017",
+        "path": str(folder),
+        "train": ".",
+        "val": ".",
         "names": yaml.safe_load((shared / "datasets" / "coco128" / "coco128.yaml").read_text())["names"],
-        "annotations": {"val": str(labels.resolve())},
+        "annotations": {"val": str(folder / "labels.json")},
     }
-    (folder / "coco128.yaml").write_text(yaml.safe_dump(data))
-    command = [sys.executable, "val.py", "--weights", shared / "weights" / f"{name}.pt", "--data"]
-    command += [folder / "coco128.yaml", "--imgsz", "640", "--project", folder, "--name", name, "--noplots"]
+    (folder / "data.yaml").write_text(yaml.safe_dump(data))
+    return folder / "data.yaml"
+
+
+def put_right(reference: list[dict], coco: dict, order: list[int]) -> list[dict]:
+    """yolov5n's reference detections mapped back from the canvas as it should be."""
+    by_id = {image["id"]: image for image in coco["images"]}
+    image_hw = np.array([(by_id[i]["height"], by_id[i]["width"]) for i in order])
+    canvases = {}
+    for members, canvas in fixed_batches(image_hw, batch_size=BATCH, imgsz=IMGSZ, stride=STRIDE, rect=True, pad=PAD):
+        canvases |= {order[i]: canvas for i in members}
+    mapped = []
+    for found in reference:
+        image, (canvas_h, canvas_w) = by_id[found["image_id"]], canvases[found["image_id"]]
+        fit = fit_letterbox((image["height"], image["width"]), (canvas_h, canvas_w), IMGSZ)
+        odd_pads = torch.tensor([(canvas_w - fit.width) / 2, (canvas_h - fit.height) / 2] * 2, dtype=torch.float64)
+        on_canvas = _corners([found["bbox"]]) * fit.gain_y + odd_pads
+        boxes = letterbox_to_original(on_canvas, fit.gain_x, fit.gain_y, fit.pad_x, fit.pad_y)
+        x1, y1, x2, y2 = clip_xyxy(boxes, image["width"], image["height"])[0].tolist()
+        mapped.append(found | {"bbox": [x1, y1, x2 - x1, y2 - y1]})
+    return mapped
+
+
+def validate(shared: Path, name: str, data: Path, folder: Path, device: str) -> list[dict]:
+    """What ``val.py`` finds, as it writes it."""
+    command = [sys.executable, "val.py", "--weights", shared / "weights" / f"{name}.pt", "--data", data]
+    command += [
+        "--imgsz",
+        str(IMGSZ),
+        "--batch-size",
+        str(BATCH),
+        "--project",
+        folder,
+        "--name",
+        f"{name}-found",
+        "--noplots",
+    ]
     command += ["--no-verbose", "--device", device]
     subprocess.run(list(map(str, command)), cwd=ROOT, check=True)
-    return json.loads((folder / name / "predictions.json").read_text())
+    return json.loads((folder / f"{name}-found" / "predictions.json").read_text())
 
 
 def pycocotools_ap(labels: Path, detections: list[dict]) -> float:
@@ -81,11 +143,10 @@ def pycocotools_ap(labels: Path, detections: list[dict]) -> float:
     return float(evaluation.stats[0])
 
 
-def share_with_partner(shared: Path, name: str, first: int, labels: Path, detections: list[dict]) -> float:
+def share_with_partner(reference: list[dict], first: int, coco: dict, detections: list[dict]) -> float:
     """Of the reference detections above a score of 0.1, the share that ours has a partner for."""
-    categories = sorted(category["id"] for category in json.loads(labels.read_text())["categories"])
-    with gzip.open(shared / "golden" / f"{name}_coco128_predictions.json.gz") as file:
-        reference = [d for d in json.load(file) if d["score"] > 0.1]
+    categories = sorted(category["id"] for category in coco["categories"])
+    reference = [d for d in reference if d["score"] > 0.1]
     ours: dict[tuple[int, int], list[dict]] = {}
     for found in detections:
         ours.setdefault((found["image_id"], found["category_id"]), []).append(found)
@@ -111,15 +172,26 @@ def main() -> None:
     given = parser.parse_args()
     shared = given.shared.resolve()
     labels = shared / "datasets" / "coco128" / "annotations" / "instances_train2017.json"
+    coco = json.loads(labels.read_text())
+    order = list(dict.fromkeys(d["image_id"] for d in read_reference(shared, "yolov8n")))
     failed = []
     with tempfile.TemporaryDirectory() as folder:
+        data = lay_out(shared, coco, order, Path(folder) / "images")
         for name, (reference_ap, first) in REFERENCES.items():
             box, score = raw_differences(shared, name)
-            detections = validate(shared, name, labels, Path(folder), given.device)
+            detections = validate(shared, name, data, Path(folder), given.device)
+            reference = read_reference(shared, name)
             ap = pycocotools_ap(labels, detections)
-            share = share_with_partner(shared, name, first, labels, detections)
+            share = share_with_partner(reference, first, coco, detections)
             print(f"{name}: raw outputs differ by {box:.1e} px and {score:.1e} in score")
             print(f"{name}: AP {ap:.4f}, reference {reference_ap:.4f}; {share:.2%} of its detections have a partner")
+            if name == "yolov5n":
+                there = {d["image_id"] for d in reference}
+                ap = pycocotools_ap(labels, [d for d in detections if d["image_id"] in there])
+                share = share_with_partner(put_right(reference, coco, order), first, coco, detections)
+                print(
+                    f"{name}: on its {len(there)} images AP {ap:.4f}; its boxes put right, {share:.2%} have a partner"
+                )
             if box >= BOX_PX or score >= SCORE or abs(ap - reference_ap) > AP or share < PARTNERS:
                 failed.append(name)
     sys.exit(f"too far from the reference: {', '.join(failed)}" if failed else 0)

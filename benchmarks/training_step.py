@@ -83,7 +83,7 @@ def make_batches(count: int, images: int, size: int, device, boxes: int = 12) ->
             max_targets=bucketed(boxes),
             indices=torch.arange(images),
             original_hw=torch.full((images, 2), size, dtype=torch.int32),
-            letterbox=torch.tensor([[1.0, 0.0, 0.0]]).expand(images, 3).clone(),
+            letterbox=torch.tensor([[1.0, 1.0, 0.0, 0.0]]).expand(images, 4).clone(),
             paths=tuple(f"{i}.png" for i in range(images)),
         )
         batches.append(batch.pin_memory() if device.type == "cuda" else batch)

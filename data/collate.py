@@ -46,7 +46,7 @@ def collate(samples: Sequence[Sample], canvas_hw: tuple[int, int], pixels: Tenso
         max_targets=bucketed(max(counts, default=0)),
         indices=torch.tensor([s.index for s in samples], dtype=torch.int64),
         original_hw=torch.tensor([s.original_hw for s in samples], dtype=torch.int32).reshape(-1, 2),
-        letterbox=torch.tensor([(s.gain, *s.pad_xy) for s in samples], dtype=torch.float32).reshape(-1, 3),
+        letterbox=torch.tensor([(*s.gain_xy, *s.pad_xy) for s in samples], dtype=torch.float64).reshape(-1, 4),
         paths=tuple(s.path for s in samples),
         counts=tuple(counts),
     )
@@ -63,4 +63,4 @@ def tile_quad(samples: Sequence[Sample]) -> Sample:
         rows[:, 1:3] += (0.5 * (slot % 2), 0.5 * (slot // 2))
         shifted.append(rows)
     first = samples[0]
-    return Sample(image, np.concatenate(shifted), first.index, first.path, first.original_hw, 1.0, (0.0, 0.0))
+    return Sample(image, np.concatenate(shifted), first.index, first.path, first.original_hw, (1.0, 1.0), (0.0, 0.0))

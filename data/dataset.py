@@ -105,14 +105,14 @@ class LoadImagesAndLabels:
     def undrawn(self, key: SampleKey, plan: SamplePlan) -> Sample:
         """The training sample of ``key`` but for its picture, which is uint8 (0, 0, 3)."""
         labels = plan_labels(plan, self.source_hw, self.index.labels)
-        return self._sample(key, np.zeros((0, 0, 3), np.uint8), labels, 1.0, (0.0, 0.0))
+        return self._sample(key, np.zeros((0, 0, 3), np.uint8), labels, (1.0, 1.0), (0.0, 0.0))
 
     def _augmented(self, key: SampleKey, place: np.ndarray | None) -> Sample:
         plan = self.plan(key)
         image, labels = render_plan(plan, self.source_image, self.index.labels, place)
         if self._transforms is not None:
             image, labels = self._transforms(image, labels, key)
-        return self._sample(key, image, labels, 1.0, (0.0, 0.0))
+        return self._sample(key, image, labels, (1.0, 1.0), (0.0, 0.0))
 
     def _letterboxed(self, key: SampleKey) -> Sample:
         i, (canvas_h, canvas_w) = key.index, key.canvas_hw
@@ -122,10 +122,15 @@ class LoadImagesAndLabels:
         labels[:, 1:] *= np.array([fit.width, fit.height] * 2, np.float32)
         labels[:, 1:3] += (fit.pad_x, fit.pad_y)
         labels[:, 1:] /= np.array([canvas_w, canvas_h] * 2, np.float32)
-        return self._sample(key, image, labels, fit.gain, (float(fit.pad_x), float(fit.pad_y)))
+        return self._sample(key, image, labels, (fit.gain_x, fit.gain_y), (float(fit.pad_x), float(fit.pad_y)))
 
     def _sample(
-        self, key: SampleKey, image: np.ndarray, labels: np.ndarray, gain: float, pad_xy: tuple[float, float]
+        self,
+        key: SampleKey,
+        image: np.ndarray,
+        labels: np.ndarray,
+        gain_xy: tuple[float, float],
+        pad_xy: tuple[float, float],
     ) -> Sample:
         original = (int(self.index.image_hw[key.index, 0]), int(self.index.image_hw[key.index, 1]))
-        return Sample(image, labels, key.index, self.index.path(key.index), original, gain, pad_xy)
+        return Sample(image, labels, key.index, self.index.path(key.index), original, gain_xy, pad_xy)

@@ -173,13 +173,17 @@ def _centred(matrix: np.ndarray) -> np.ndarray:
 
 
 class Letterbox(NamedTuple):
-    """How an image is fitted into a canvas: canvas pixels = original pixels * gain + pad."""
+    """How an image is fitted into a canvas: canvas pixels = original pixels * gain + pad, for each axis.
+
+    The gains differ a little, since either side of the resized image is a whole number of pixels.
+    """
 
     width: int  # of the resized image, pixels
     height: int
     pad_x: int
     pad_y: int
-    gain: float
+    gain_x: float
+    gain_y: float
 
 
 def fit_letterbox(image_hw: tuple[int, int], canvas_hw: tuple[int, int], longest: int | None = None) -> Letterbox:
@@ -195,7 +199,7 @@ def fit_letterbox(image_hw: tuple[int, int], canvas_hw: tuple[int, int], longest
     new_h = min(-(-height * numerator // denominator), canvas_hw[0])
     new_w = min(-(-width * numerator // denominator), canvas_hw[1])
     pad_x, pad_y = (round((total - used) / 2 - 0.1) for total, used in ((canvas_hw[1], new_w), (canvas_hw[0], new_h)))
-    return Letterbox(new_w, new_h, pad_x, pad_y, numerator / denominator)
+    return Letterbox(new_w, new_h, pad_x, pad_y, new_w / width, new_h / height)
 
 
 def letterbox(image: np.ndarray, canvas_hw: tuple[int, int], fit: Letterbox) -> np.ndarray:

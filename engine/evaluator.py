@@ -223,9 +223,9 @@ def _to_table(pending: _Pending) -> DetectionTable:
     boxes, scores, classes, counts = (t.numpy() for t in pending.detections)
     batch = pending.batch
     row, slot = np.nonzero(np.arange(boxes.shape[1]) < counts[:, None])
-    gain, pad_x, pad_y = batch.letterbox.numpy().astype(np.float64)[row].T
+    gains_and_pads = batch.letterbox.numpy()[row].T
     height, width = batch.original_hw.numpy().astype(np.float64)[row].T
-    original = letterbox_to_original(boxes[row, slot].astype(np.float64), gain, pad_x, pad_y)
+    original = letterbox_to_original(boxes[row, slot].astype(np.float64), *gains_and_pads)
     return DetectionTable(
         image_index=batch.indices.numpy().astype(np.int64)[row],
         boxes_xyxy_px=clip_xyxy(original, width, height),

@@ -50,10 +50,10 @@ def test_clip_equals_torchvision_and_takes_a_size_for_each_box():
 
 def test_scale_and_letterbox_invert_each_other():
     boxes = random_xyxy(20)
-    gain, pad_x, pad_y = 0.37, 12.0, 5.5
-    canvas = ub.scale_boxes(boxes, gain, gain) + torch.tensor([pad_x, pad_y, pad_x, pad_y])
-    torch.testing.assert_close(ub.letterbox_to_original(canvas, gain, pad_x, pad_y), boxes)
-    np.testing.assert_allclose(ub.letterbox_to_original(canvas.numpy(), gain, pad_x, pad_y), boxes.numpy())
+    gain_x, gain_y, pad_x, pad_y = 0.37, 0.38, 12.0, 5.5
+    canvas = ub.scale_boxes(boxes, gain_x, gain_y) + torch.tensor([pad_x, pad_y, pad_x, pad_y])
+    torch.testing.assert_close(ub.letterbox_to_original(canvas, gain_x, gain_y, pad_x, pad_y), boxes)
+    np.testing.assert_allclose(ub.letterbox_to_original(canvas.numpy(), gain_x, gain_y, pad_x, pad_y), boxes.numpy())
 
 
 def test_area_equals_torchvision():

@@ -51,7 +51,13 @@ def keys(count=12, canvas=(96, 96), epoch=0):
 def assert_same(a, b):
     assert np.array_equal(a.image, b.image)
     assert np.array_equal(a.labels, b.labels)
-    assert (a.index, a.path, a.original_hw, a.gain, a.pad_xy) == (b.index, b.path, b.original_hw, b.gain, b.pad_xy)
+    assert (a.index, a.path, a.original_hw, a.gain_xy, a.pad_xy) == (
+        b.index,
+        b.path,
+        b.original_hw,
+        b.gain_xy,
+        b.pad_xy,
+    )
 
 
 @pytest.mark.parametrize("albumentations", [[], BUSY])
@@ -133,11 +139,12 @@ def test_letterboxed_boxes_sit_on_the_objects(index, canvas, imgsz):
         sample = dataset[key]
         assert sample.image.shape == (*canvas, 3)
         height, width = sample.original_hw
-        assert sample.gain == pytest.approx(min(imgsz / max(height, width), canvas[0] / height, canvas[1] / width))
+        gain = min(imgsz / max(height, width), canvas[0] / height, canvas[1] / width)
+        np.testing.assert_allclose(sample.gain_xy, gain, atol=1 / min(height, width))  # sides are whole pixels
         boxes = scale_boxes(cxcywh_to_xyxy(sample.labels[:, 1:].astype(np.float64)), canvas[1], canvas[0])
         own = slice(index.offsets[key.index], index.offsets[key.index + 1])
-        expected = xywh_to_xyxy(index.boxes_xywh_px[own]) * sample.gain + np.tile(sample.pad_xy, 2)
-        np.testing.assert_allclose(boxes, expected, atol=1.0)  # the shorter side is rounded up to a pixel
+        expected = xywh_to_xyxy(index.boxes_xywh_px[own]) * np.tile(sample.gain_xy, 2) + np.tile(sample.pad_xy, 2)
+        np.testing.assert_allclose(boxes, expected, atol=1e-4)
         drawn = np.abs(sample.image.astype(int) - OBJECT).max(2) < 60
         covered = np.zeros(canvas, bool)
         for x1, y1, x2, y2 in boxes:

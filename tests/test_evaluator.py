@@ -19,11 +19,11 @@ CLASSES = 3
 
 
 def make_split(num_images, seed=0):
-    """Ground truth and the letterbox (gain, pad_x, pad_y) of each image."""
+    """Ground truth and the letterbox (gain_x, gain_y, pad_x, pad_y) of each image."""
     rng = np.random.default_rng(seed)
     hw = rng.integers(80, 200, (num_images, 2)).astype(np.int32)
-    gain = CANVAS / hw.max(1, initial=1)
-    pads = (CANVAS - hw[:, ::-1] * gain[:, None]) / 2
+    gains = np.round(CANVAS * hw / hw.max(1, initial=1, keepdims=True))[:, ::-1] / hw[:, ::-1]
+    pads = (CANVAS - hw[:, ::-1] * gains) / 2
     count = rng.integers(0, 6, num_images)
     image = np.repeat(np.arange(num_images), count)
     size = rng.uniform(10, 40, (image.size, 2))
@@ -38,7 +38,7 @@ def make_split(num_images, seed=0):
         image_ids=tuple(range(num_images)),
         category_ids=tuple(range(CLASSES)),
     )
-    return gt, np.c_[gain, pads].astype(np.float32)
+    return gt, np.c_[gains, pads]
 
 
 def make_batches(gt, letterbox, batch_size=2):
@@ -90,8 +90,8 @@ class Oracle:
         classes, counts = torch.zeros(len(index), slots).long(), torch.zeros(len(index)).long()
         for b, i in enumerate(index.tolist()):
             rows = slice(self.gt.offsets[i], self.gt.offsets[i + 1])
-            gain, pad_x, pad_y = self.letterbox[i]
-            own = scale_boxes(xywh_to_xyxy(self.gt.boxes_xywh_px[rows]), gain, gain)
+            gain_x, gain_y, pad_x, pad_y = self.letterbox[i]
+            own = scale_boxes(xywh_to_xyxy(self.gt.boxes_xywh_px[rows]), gain_x, gain_y)
             own += np.array([pad_x, pad_y, pad_x, pad_y])
             n = len(own)
             boxes[b, :n] = torch.from_numpy(own)

@@ -113,7 +113,7 @@ def test_empty_shares_have_no_images_but_a_canvas(door):
     for batch in last:
         assert batch.images.shape[1:] == (3, 64, 64)
         assert batch.targets.shape[1] == 6
-        assert batch.letterbox.shape == (len(batch.images), 3)
+        assert batch.letterbox.shape == (len(batch.images), 4)
         assert batch.max_targets >= 16
 
 
@@ -204,7 +204,9 @@ def test_sizes_that_do_not_fit_are_one_line(door, options, message):
 
 def test_quad_tiles_four_samples():
     def sample(value, labels):
-        return Sample(np.full((4, 6, 3), value, np.uint8), np.float32(labels), value, str(value), (9, 9), 1.0, (0, 0))
+        return Sample(
+            np.full((4, 6, 3), value, np.uint8), np.float32(labels), value, str(value), (9, 9), (1.0, 1.0), (0, 0)
+        )
 
     box = [[1, 0.5, 0.5, 1, 0.5]]
     tiled = tile_quad([sample(1, box), sample(2, np.zeros((0, 5))), sample(3, box), sample(4, box)])
@@ -218,7 +220,9 @@ def test_quad_tiles_four_samples():
 
 def test_bound_on_targets_is_bucketed():
     def sample(count):
-        return Sample(np.zeros((32, 32, 3), np.uint8), np.zeros((count, 5), np.float32), 0, "", (1, 1), 1.0, (0, 0))
+        return Sample(
+            np.zeros((32, 32, 3), np.uint8), np.zeros((count, 5), np.float32), 0, "", (1, 1), (1.0, 1.0), (0, 0)
+        )
 
     for counts, bound in (([0], 16), ([16, 3], 16), ([3, 17], 32), ([33], 48)):
         batch = collate([sample(c) for c in counts], (32, 32))

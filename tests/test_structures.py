@@ -40,7 +40,7 @@ def test_a_batch_moves_all_its_tensors_and_keeps_the_rest():
         max_targets=16,
         indices=torch.zeros(1, dtype=torch.long),
         original_hw=torch.zeros(1, 2, dtype=torch.int32),
-        letterbox=torch.zeros(1, 3),
+        letterbox=torch.zeros(1, 4),
         paths=("a.jpg",),
     )
     moved = batch.to(torch.device("meta"))

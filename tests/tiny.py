@@ -70,6 +70,6 @@ def make_batch(images: int, *, size: int = 64, seed: int = 0, targets_per_image:
         max_targets=16,
         indices=torch.arange(images),
         original_hw=torch.full((images, 2), size, dtype=torch.int32),
-        letterbox=torch.tensor([[1.0, 0.0, 0.0]]).expand(images, 3).clone(),
+        letterbox=torch.tensor([[1.0, 1.0, 0.0, 0.0]]).expand(images, 4).clone(),
         paths=tuple(f"image{i}.png" for i in range(images)),
     )

@@ -58,13 +58,13 @@ def clip_xyxy(boxes: ArrayT, width: float | ArrayT, height: float | ArrayT) -> A
     return _stack(x1, y1, x2, y2)
 
 
-def letterbox_to_original(boxes_xyxy: ArrayT, gain: ArrayT, pad_x: ArrayT, pad_y: ArrayT) -> ArrayT:
-    """Canvas pixels back to original pixels (unclipped). ``gain`` and the pads broadcast against (...,)."""
+def letterbox_to_original(boxes_xyxy: ArrayT, gain_x: ArrayT, gain_y: ArrayT, pad_x: ArrayT, pad_y: ArrayT) -> ArrayT:
+    """Canvas pixels back to original pixels (unclipped). Gains and pads broadcast against (...,)."""
     return _stack(
-        (boxes_xyxy[..., 0] - pad_x) / gain,
-        (boxes_xyxy[..., 1] - pad_y) / gain,
-        (boxes_xyxy[..., 2] - pad_x) / gain,
-        (boxes_xyxy[..., 3] - pad_y) / gain,
+        (boxes_xyxy[..., 0] - pad_x) / gain_x,
+        (boxes_xyxy[..., 1] - pad_y) / gain_y,
+        (boxes_xyxy[..., 2] - pad_x) / gain_x,
+        (boxes_xyxy[..., 3] - pad_y) / gain_y,
     )
 
 

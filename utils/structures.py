@@ -42,7 +42,7 @@ class Sample:
     index: int
     path: str
     original_hw: tuple[int, int]  # pixels, upright
-    gain: float  # canvas pixels an original pixel; 1.0 and no meaning for augmented samples
+    gain_xy: tuple[float, float]  # canvas pixels an original pixel; ones and no meaning for augmented samples
     pad_xy: tuple[float, float]  # canvas pixels left of and above the image
 
 
@@ -55,7 +55,7 @@ class Batch:
     max_targets: int  # host-side bound on the targets of one image, bucketed, at least 1: fixes the padded shape
     indices: Tensor  # int64 (B,) image in the data set
     original_hw: Tensor  # int32 (B, 2)
-    letterbox: Tensor  # float32 (B, 3): gain, pad_x, pad_y
+    letterbox: Tensor  # float64 (B, 4): gain_x, gain_y, pad_x, pad_y
     paths: tuple[str, ...] = ()
     counts: tuple[int, ...] | None = None  # targets of each image; None: unknown, and countable on the host only
 
