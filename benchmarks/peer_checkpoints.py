@@ -82,6 +82,8 @@ def ultralytics_outputs(name: str, out: Path, image: np.ndarray, classes: int, s
     randomise(model.model, seed, compressible)
     path = out / f"{name}.pt"
     model.save(path)
+    if compressible:
+        drop_notices(path)
     net = YOLO(path).model.double().eval()  # what the file holds, which is float16
     with torch.inference_mode():
         decoded, raw = net(as_tensor(image)[None].double())
@@ -89,6 +91,13 @@ def ultralytics_outputs(name: str, out: Path, image: np.ndarray, classes: int, s
     maps = {key: torch.cat((value["boxes"], value["scores"]), 1)[0] for key, value in branches.items()}
     boxes, scores = decoded[0].T.split((4, classes), 1)
     return {"boxes": boxes, "scores": scores, **maps}
+
+
+def drop_notices(path: Path) -> None:
+    """Leaves a fixture what is read of it, random weights and the objects that hold them; not the package's texts."""
+    content = torch.load(path, weights_only=False)
+    kept = {key: value for key, value in content.items() if key in ("epoch", "model", "ema")}
+    torch.save(kept, path)
 
 
 def yolox_outputs(name: str, out: Path, image: np.ndarray, classes: int, seed: int, compressible: bool) -> dict:
