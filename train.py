@@ -324,7 +324,7 @@ def pace_of(run: Run, epoch_batches: int) -> Pace:
 def build_step(ctx: DistributedContext, run: Run, model: Detector, rule: str) -> TrainStep:
     """The optimiser's step, by ``rule``, with the loss, the averaged weights and the model as its devices want it."""
     from engine.ema import ModelEma
-    from engine.optim import build_optimizer
+    from engine.optim import DEFAULT_LR, build_optimizer
     from engine.precision import resolve_amp
     from engine.step import TrainStep
     from models.losses import build_criterion
@@ -334,11 +334,10 @@ def build_step(ctx: DistributedContext, run: Run, model: Detector, rule: str) ->
     optimizer = build_optimizer(
         model,
         rule,
-        lr=hyp.lr0,
+        lr=DEFAULT_LR[rule] * hyp.lr_share if hyp.lr0 is None else hyp.lr0,
         momentum=hyp.momentum,
         weight_decay=hyp.weight_decay,
         sharded=config.zero and ctx.is_distributed,
-        pretrained=bool(config.weights),
     )
     ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
     amp = broadcast_object(ctx, resolve_amp(config.amp, ctx.device))

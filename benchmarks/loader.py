@@ -3,7 +3,7 @@
     python -m benchmarks.loader --data coco128.yaml --imgsz 640 320 --cache none ram --peer PYTHON
 
 Both loaders stay; they work in turns, with as many workers. The peer's settings are read from it and must be those of
-`configs/hyp/default.yaml`; a second table compares what the pictures of both look like.
+`configs/hyp/scratch.yaml`; a second table compares what the pictures of both look like.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from engine.muon import Muon
 
 DEFAULT_LR = {"SGD": 0.01, "Adam": 0.001, "AdamW": 0.001, "Muon": 0.008}
-PRETRAINED_LR = DEFAULT_LR | {"Muon": 0.002}  # good weights are not to be thrown about
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
@@ -135,33 +134,30 @@ def build_optimizer(
     model: nn.Module,
     name: str,
     *,
-    lr: float | None,
+    lr: float,
     momentum: float,
     weight_decay: float,
     sharded: bool = False,
-    pretrained: bool = False,
 ) -> OptimizerSet:
     """SGD, Adam, AdamW, or Muon for weights with AdamW for the rest.
 
     Args:
-        lr: initial rate; None takes the optimiser's own (`DEFAULT_LR`, `PRETRAINED_LR`).
+        lr: initial rate; `DEFAULT_LR` has those that suit a run from scratch.
         momentum: of SGD and Muon, and beta1 of Adam and AdamW when they are the only rule.
-        pretrained: the weights come from a checkpoint of another run.
         sharded: each process keeps the state of its part of the parameters only, updates those and hands them to the
             others (ZeRO stage 1, Rajbhandari et al. 2020). The saved state is the whole one.
     """
-    rate = (PRETRAINED_LR if pretrained else DEFAULT_LR)[name] if lr is None else lr
     kinds = split_parameters(model)
 
     def group(kind: str, follow_momentum: bool = True) -> dict[str, Any]:
         decay = weight_decay if kind == "weight" else 0.0
-        shared = {"kind": kind, "initial_lr": rate, "lr": rate, "follow_momentum": follow_momentum}
+        shared = {"kind": kind, "initial_lr": lr, "lr": lr, "follow_momentum": follow_momentum}
         return {"params": kinds[kind], "weight_decay": decay, **shared}
 
     def rule(optimizer: type, groups: list[dict[str, Any]], **options) -> torch.optim.Optimizer:
         if sharded:
-            return ZeroRedundancyOptimizer(groups, optimizer_class=optimizer, lr=rate, **options)
-        return optimizer(groups, lr=rate, **options)
+            return ZeroRedundancyOptimizer(groups, optimizer_class=optimizer, lr=lr, **options)
+        return optimizer(groups, lr=lr, **options)
 
     betas = (momentum, 0.999)
     every = [group(kind) for kind in kinds if kinds[kind]]

@@ -9,8 +9,9 @@ from typing import Any
 
 from engine.checkpoint import Progress
 from utils.checkpoint_file import read_checkpoint
-from utils.config import Hyperparameters, TrainConfig, from_mapping, hyperparameters_from, with_overrides
+from utils.config import Hyperparameters, TrainConfig, from_mapping, with_overrides
 from utils.errors import UserError
+from utils.recipes import read_recipe
 
 LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun process, and the run that it carries
 
@@ -78,12 +79,12 @@ def resumed_config(
 
 
 def resumed_hyperparameters(
-    stored: dict[str, Any], current: TrainConfig, given: Collection[str], path: str | Path
+    stored: dict[str, Any], current: TrainConfig, given: Collection[str], path: str | Path, *, pretrained: bool
 ) -> tuple[Hyperparameters, list[str]]:
     """The checkpoint's hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top; and a line for
-    each that changed."""
+    each that changed. ``pretrained``: as in `read_recipe`."""
     before = from_mapping(Hyperparameters, stored, f"{path}: hyp")
-    base = hyperparameters_from(current.hyp) if "hyp" in given else before
+    base = read_recipe(current.hyp, pretrained=pretrained) if "hyp" in given else before
     hyp = with_overrides(base, current.override if "override" in given else ())
     changed = [(f.name, getattr(before, f.name), getattr(hyp, f.name)) for f in dataclasses.fields(hyp)]
     return hyp, [f"resume: {name} {old!r} -> {new!r}" for name, old, new in changed if old != new]

@@ -16,9 +16,10 @@ from engine.resume import (
     resumed_hyperparameters,
     run_of_launch,
 )
-from utils.config import Hyperparameters, TrainConfig, hyperparameters_from
+from utils.config import Hyperparameters, TrainConfig
 from utils.distributed import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
+from utils.recipes import read_recipe
 from utils.run_dir import increment_path
 
 
@@ -43,7 +44,7 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
 
     Raises UserError when there is nothing to go on with, or the folder cannot be made.
     """
-    hyp = hyperparameters_from(config.hyp, config.override)
+    hyp = read_recipe(config.hyp, config.override, pretrained=bool(config.weights))
     launchers = all_objects(ctx, ctx.launcher)
     former = broadcast_object(ctx, run_of_launch(config.project, launchers) if ctx.is_main else None)
     if former is not None and not (former / "last.pt").is_file():
@@ -70,7 +71,8 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
 def _reopen(ctx: DistributedContext, config: TrainConfig, given: Collection[str], path: Path) -> Run:
     """The run that wrote checkpoint ``path``, with what the command line changes."""
     content = read_run(path)
-    hyp, changes = resumed_hyperparameters(content["hyp"], config, given, path)
+    pretrained = bool(content["config"].get("weights"))
+    hyp, changes = resumed_hyperparameters(content["hyp"], config, given, path, pretrained=pretrained)
     config, lines = resumed_config(content["config"], config, given, path)
     lines += changes
     done, batch = content["progress"]["epoch"], content["progress"].get("batch", 0)

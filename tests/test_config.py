@@ -20,6 +20,7 @@ from utils.config import (
     to_dict,
 )
 from utils.errors import UserError
+from utils.recipes import read_recipe
 
 ROOT = Path(__file__).parents[1]
 
@@ -137,9 +138,22 @@ assert not heavy, heavy
 
 
 def test_the_listed_hyperparameters_are_the_defaults():
-    path = ROOT / "configs" / "hyp" / "default.yaml"
+    path = ROOT / "configs" / "hyp" / "scratch.yaml"
     assert hyperparameters_from(str(path)) == Hyperparameters()
     text = path.read_text()
     for field in dataclasses.fields(Hyperparameters):
         assert f"# {field.metadata['help']}" in text, field.name
         assert f"\n{field.name}: " in text, field.name
+
+
+def test_recipes_by_name_file_and_auto(tmp_path):
+    scratch, finetune = (read_recipe("auto", pretrained=pretrained) for pretrained in (False, True))
+    assert scratch == read_recipe("scratch", pretrained=True) == Hyperparameters()
+    assert finetune == read_recipe("finetune", pretrained=False) != scratch
+    assert read_recipe("debug", ["mosaic=1"], pretrained=False).mosaic == 1
+    (tmp_path / "own.yaml").write_text("mosaic: 0.25\n")
+    assert read_recipe(str(tmp_path / "own.yaml"), pretrained=True).mosaic == 0.25
+    with pytest.raises(UserError, match=r"did you mean 'finetune'.*known: auto, debug, finetune, scratch"):
+        read_recipe("fine-tune", pretrained=True)
+    with pytest.raises(UserError, match=r"nowhere\.yaml: no such file"):
+        read_recipe("nowhere.yaml", pretrained=True)

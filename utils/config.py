@@ -35,7 +35,8 @@ def setting(default: Any = MISSING, *, help: str, choices=None, low=None, high=N
 class Hyperparameters:
     """What a hyp YAML may hold (``configs/hyp``). Names are YOLOv5's where the meaning is the same."""
 
-    lr0: float | None = setting(None, low=0, help="initial learning rate; null: by optimiser, and by --weights")
+    lr0: float | None = setting(None, low=0, help="initial learning rate; null: the optimiser's own times lr_share")
+    lr_share: float = setting(1.0, low=0, help="share of the optimiser's own learning rate that is taken")
     lrf: float = setting(0.01, low=0, high=1, help="final learning rate as a share of lr0")
     momentum: float = setting(0.937, low=0, high=1, help="SGD and Muon momentum, Adam beta1")
     weight_decay: float = setting(0.0005, low=0, help="decay of weights that are not biases or norms")
@@ -66,7 +67,7 @@ class Hyperparameters:
     fliplr: float = setting(0.5, low=0, high=1, help="probability of a left-right flip")
     mosaic: float = setting(1.0, low=0, high=1, help="probability of a four-image mosaic")
     mosaic_block: int = setting(
-        0,
+        16,
         low=0,
         help="mosaic and mixup partners come from so many neighbours in the order, decoded once; 0: from all images",
     )
@@ -88,7 +89,7 @@ class TrainConfig:
         "", aliases=("--cfg",), help="model name (yolov8n, ...) or YAML file; empty: the model of --weights, or yolov8n"
     )
     weights: str = setting("", help="checkpoint to start from, or a public name such as yolov8n; empty: from scratch")
-    hyp: str = setting("", help="hyper-parameter YAML; empty: the defaults")
+    hyp: str = setting("auto", help="scratch, finetune, debug or a YAML file; auto: as --weights asks for")
     override: list[str] = setting(factory=list, aliases=("--set",), help="hyper-parameters as key=value, over --hyp")
     epochs: int = setting(100, low=1, help="epochs in all")
     batch_size: int = setting(16, low=1, aliases=("--batch",), help="images a step over all processes")
