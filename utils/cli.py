@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from utils.errors import PeerFailure, Stopped, UserError
+from utils.host_memory import keep_freed_memory
 
 SPIN_COUNT = "20000"
 USER_ERROR, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
@@ -32,6 +33,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     batch system can requeue on it), 141 when the reader of the output has gone. Other exceptions are bugs; they pass.
     """
     _calm_openmp()
+    keep_freed_memory()
     threading.excepthook = _thread_ended
     try:
         main(argv)
