@@ -309,6 +309,7 @@ def build_trainer(
         val_every=config.val_every,
         patience=config.patience,
         max_bad_steps=config.max_bad_steps,
+        refining_epochs=run.hyp.close_mosaic,
         image_weights=config.image_weights,
         seconds=run.content.get("run", {}).get("seconds", 0.0) if run.content else 0.0,
     )

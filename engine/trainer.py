@@ -76,6 +76,7 @@ class Trainer:
         val_every: int = 1,
         patience: int = 0,
         max_bad_steps: int = 20,
+        refining_epochs: int = 0,
         image_weights: bool = False,
         stall_s: float = 0.0,
         seconds: float = 0.0,
@@ -86,7 +87,7 @@ class Trainer:
         self.saving, self.signals, self.watchdog, self.stall_s = saving, signals, watchdog, stall_s
         self.loss_names, self.epochs = loss_names, epochs
         self.accumulate, self.val_every, self.patience = accumulate, val_every, patience
-        self.max_bad_steps = max_bad_steps
+        self.max_bad_steps, self.refining_epochs = max_bad_steps, refining_epochs
         self.on_epoch: Callable[[int, EvalResult | None], None] | None = None
         self._base_weights = np.array(train_loader.class_weights) if image_weights else None
         self._started = time.monotonic() - seconds
@@ -129,6 +130,7 @@ class Trainer:
     def _train_epoch(self, batches: DeviceFeed) -> None:
         """The steps that the epoch still wants."""
         progress, per_epoch = self.progress, len(self.train_loader)
+        self.take_step.criterion.set_refining(progress.epoch >= self.epochs - self.refining_epochs)
         bar = EpochBar(
             -(-per_epoch // self.accumulate),
             epoch=progress.epoch,

@@ -11,12 +11,12 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from models.assigners import LEAST_OVERLAP, AnchorMatches, match_anchors, one_each
 from models.decoding import anchor_to_cxcywh, flatten_levels
-from models.loss_terms import smooth_labels
+from models.loss_terms import Criterion, smooth_labels
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config import Hyperparameters
 from utils.structures import LossOutput
@@ -73,7 +73,7 @@ def best_of_levels(levels: Sequence[LevelPairs], num_targets: int, alpha: float,
     return [pairs._replace(valid=part.flatten()) for pairs, part in zip(levels, valid.split(sizes, -1))]
 
 
-class AnchorLoss(nn.Module):
+class AnchorLoss(Criterion):
     """CIoU and class BCE on matched anchors; on all, objectness BCE with the IoU reached as target (YOLOv5's facts).
 
     ``names`` label ``LossOutput.parts``. All terms are divided by the number of positives. A mean over cells would

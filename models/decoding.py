@@ -61,3 +61,10 @@ def offsets_to_cxcywh(logits: Tensor, centres: Tensor, strides: Tensor) -> Tenso
     offset, size = logits.split(2, -1)
     size = size.clamp(max=math.log(LARGEST_SIDE)).exp()
     return torch.cat((centres - 0.5 + offset, size), -1) * strides
+
+
+def cxcywh_to_offsets(boxes: Tensor, centres: Tensor, strides: Tensor) -> Tensor:
+    """The outputs (*S, 4) that `offsets_to_cxcywh` would make boxes cxcywh (*S, 4), pixels, of. A side of
+    nothing counts as 1e-8 strides, so that its logarithm is finite."""
+    centre, size = (boxes / strides).split(2, -1)
+    return torch.cat((centre - centres + 0.5, size.clamp(min=1e-8).log()), -1)

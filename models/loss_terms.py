@@ -6,10 +6,19 @@ Legend: B images, K target slots, N cells over all levels, C classes, D channels
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.structures import pad_targets
+
+
+class Criterion(nn.Module):
+    """Base of the losses: ``names`` label ``LossOutput.parts``."""
+
+    names: tuple[str, ...]
+
+    def set_refining(self, refining: bool) -> None:
+        """Tells of the run's last epochs, whose pictures are whole again: a loss may want more of boxes in them."""
 
 
 def canvas_targets(level: Tensor, stride: int, targets: Tensor, max_targets: int) -> tuple[Tensor, Tensor, Tensor]:

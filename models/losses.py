@@ -26,7 +26,7 @@ from models.anchor_loss import AnchorLoss
 from models.assigners import TaskAlignedAssigner
 from models.decoding import distances_to_xyxy, expected_distances, flatten_levels
 from models.grid import cell_centres
-from models.loss_terms import canvas_targets, gather_cells, smooth_labels
+from models.loss_terms import Criterion, canvas_targets, gather_cells, smooth_labels
 from models.objectness_loss import ObjectnessLoss
 from models.pair_loss import PairLoss
 from utils.boxes import iou
@@ -52,7 +52,7 @@ def distribution_focal_loss(logits: Tensor, distance: Tensor) -> Tensor:
     return -(logits.log_softmax(-1) * weight).sum(-1)
 
 
-class AnchorFreeLoss(nn.Module):
+class AnchorFreeLoss(Criterion):
     """BCE on all cells, CIoU and a loss of distances on assigned ones (TOOD and GFL papers).
 
     The loss of distances is the distribution focal loss, or without bins (R = 1) their mean absolute error in cells.

@@ -8,31 +8,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from models.decoding import flatten_levels, offsets_to_cxcywh
+from models.decoding import cxcywh_to_offsets, flatten_levels, offsets_to_cxcywh
 from models.grid import cell_centres
-from models.loss_terms import canvas_targets, gather_cells, smooth_labels
+from models.loss_terms import Criterion, canvas_targets, gather_cells, smooth_labels
 from models.simota import SimOtaAssigner
-from utils.boxes import cxcywh_to_xyxy, iou
+from utils.boxes import cxcywh_to_xyxy, iou, xyxy_to_cxcywh
 from utils.config import Hyperparameters
 from utils.structures import LossOutput
 
-# YOLOX weighs a positive's box : its objectness : one of its classes as 5 : 1 : 1. The defaults box 7.5, obj 1 and
-# cls 0.5, which are made for other heads, give just that with these constants.
+# YOLOX weighs a positive's box : its objectness : one of its classes : its L1 as 5 : 1 : 1 : 1. The defaults box 7.5,
+# obj 1, cls 0.5 and dfl 1.5, which are made for other heads, give just that with these constants.
 _BOX_GAIN = 2 / 3
 _CLASS_GAIN = 2.0
+_L1_GAIN = 2 / 3
 
 
-class ObjectnessLoss(nn.Module):
+class ObjectnessLoss(Criterion):
     """1 - IoU^2 and class BCE on the cells of targets, objectness BCE on all (YOLOX, Ge et al. 2021).
 
-    A positive cell's class should score its IoU, its objectness 1. ``names`` label ``LossOutput.parts``. The normaliser
-    is the number of positive cells.
+    A positive cell's class should score its IoU, its objectness 1. In the last epochs (`set_refining`) the L1 distance
+    of a positive's four outputs is added. The normaliser is the number of positive cells.
     """
 
-    names = ("box", "obj", "cls")
+    names = ("box", "obj", "cls", "l1")
 
     def __init__(
         self,
@@ -45,9 +46,13 @@ class ObjectnessLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.strides, self.num_classes = tuple(strides), num_classes
-        self.gains = (hyp.box * _BOX_GAIN, hyp.obj, hyp.cls * _CLASS_GAIN)
+        self.gains = (hyp.box * _BOX_GAIN, hyp.obj, hyp.cls * _CLASS_GAIN, hyp.dfl * _L1_GAIN)
         self.label_smoothing = label_smoothing
         self.assigner = SimOtaAssigner(one_to_one=one_to_one)
+        self.refining = False
+
+    def set_refining(self, refining: bool) -> None:
+        self.refining = refining
 
     def forward(self, raw: Sequence[Tensor], targets: Tensor, max_targets: int) -> LossOutput:
         """Args: raw maps (B, 5 + C, h, w) a level; ``targets`` (M, 6) and ``max_targets`` as in `Batch`."""
@@ -70,6 +75,10 @@ class ObjectnessLoss(nn.Module):
         box = (weight * (1 - iou(predicted, boxes).square())).sum()
         obj = binary_cross_entropy_with_logits(outputs[..., 4], responsible, reduction="sum")
         cls = binary_cross_entropy_with_logits(positives[..., 5:], wanted, reduction="none").sum(-1)
-        terms = (box, obj, (weight * cls).sum())
+        l1 = torch.zeros_like(box)
+        if self.refining:
+            exact = cxcywh_to_offsets(xyxy_to_cxcywh(boxes), centres[cells], strides[cells])
+            l1 = (weight * (positives[..., :4] - exact).abs().sum(-1)).sum()
+        terms = (box, obj, (weight * cls).sum(), l1)
         parts = [gain * term for gain, term in zip(self.gains, terms, strict=True)]
         return LossOutput(sum(parts), weight.sum(), torch.stack(parts).detach())

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from models.loss_terms import Criterion
 from utils.structures import LossOutput
 
 
-class PairLoss(nn.Module):
+class PairLoss(Criterion):
     """The one-to-many branch's loss plus ``gain`` times the one-to-one branch's (YOLOv10, Wang et al. 2024).
 
     In the paper each branch's sum is divided by that branch's own target scores. Here both are divided by the
@@ -20,10 +21,14 @@ class PairLoss(nn.Module):
     (Muon, Adam) hardly sees.
     """
 
-    def __init__(self, many: nn.Module, one: nn.Module, *, gain: float):
+    def __init__(self, many: Criterion, one: Criterion, *, gain: float):
         super().__init__()
         self.many, self.one, self.gain = many, one, gain
         self.names = (*many.names, *(f"{name}_one" for name in one.names))
+
+    def set_refining(self, refining: bool) -> None:
+        self.many.set_refining(refining)
+        self.one.set_refining(refining)
 
     def forward(self, raw: Sequence[Tensor], targets: Tensor, max_targets: int) -> LossOutput:
         """Args: ``raw`` the maps of the one-to-many branch, then those of the one-to-one branch; the rest as there."""

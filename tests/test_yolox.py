@@ -120,7 +120,7 @@ def test_the_pair_of_heads_that_needs_no_nms(tmp_path: Path) -> None:
     criterion = build_criterion(detector, Hyperparameters())
     output = criterion(raw, torch.tensor([[0, 1, 0.4, 0.5, 0.3, 0.4], [0, 2, 0.6, 0.4, 0.4, 0.4]]), 16)
     output.total.backward()
-    assert len(criterion.names) == len(output.parts) == 6
+    assert len(criterion.names) == len(output.parts) == 8
     assert all(p.grad is not None and p.grad.isfinite().all() for p in detector.parameters())
     fused = detector.eval().fuse()
     with torch.inference_mode():
