@@ -17,19 +17,30 @@ class ModelEma:
         self.module = copy.deepcopy(model).eval().requires_grad_(False)
         self.decay, self.tau = decay, tau
         self._follower = list(self.module.state_dict().values())
+        self._leader: nn.Module | None = None  # of whom the pairs are
+        self._floats: tuple[list[Tensor], list[Tensor]] = ([], [])  # followers, leaders
+        self._others: tuple[list[Tensor], list[Tensor]] = ([], [])
 
     def decay_at(self, updates: int) -> float:
         return self.decay * (1 - math.exp(-updates / self.tau))
 
     @torch.no_grad()
     def update(self, model: nn.Module, updates: int) -> None:
-        """Moves towards ``model`` (unwrapped); ``updates`` counts the optimiser steps taken, this one included."""
-        leader = list(model.state_dict().values())
-        floats = [(f, m) for f, m in zip(self._follower, leader) if f.is_floating_point()]
-        others = [(f, m) for f, m in zip(self._follower, leader) if not f.is_floating_point()]
-        torch._foreach_lerp_(*_columns(floats), 1 - self.decay_at(updates))
-        if others:
-            torch._foreach_copy_(*_columns(others))
+        """Moves towards ``model`` (unwrapped); ``updates`` counts the optimiser steps taken, this one included.
+
+        The model's tensors are looked up once (that takes 2 ms); from then on they must be changed in place only.
+        """
+        if model is not self._leader:
+            self._pair_with(model)
+        torch._foreach_lerp_(*self._floats, 1 - self.decay_at(updates))
+        if self._others[0]:
+            torch._foreach_copy_(*self._others)
+
+    def _pair_with(self, model: nn.Module) -> None:
+        pairs = list(zip(self._follower, model.state_dict().values(), strict=True))
+        self._floats = _columns([pair for pair in pairs if pair[0].is_floating_point()])
+        self._others = _columns([pair for pair in pairs if not pair[0].is_floating_point()])
+        self._leader = model
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.module.load_state_dict(state)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from engine.memory_order import as_matrix, unflatten
+
 # The quintic of the reference implementation: steepest at 0, singular values end in about [0.7, 1.2].
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 
@@ -27,10 +29,11 @@ def orthogonalise(matrices: Tensor, steps: int = 5, eps: float = 1e-7) -> Tensor
 
 
 class Muon(Optimizer):
-    """Muon over parameters of two or more dimensions, each seen as (first, product of the others).
+    """Muon over parameters of two or more dimensions, each seen as (first, product of the others), the others in the
+    order of its memory: the order of columns changes nothing but which copies are needed.
 
     The rate is scaled by ``0.2 * sqrt(max(rows, columns))`` so that updates have AdamW's size and its learning rates
-    and weight decay carry over (Liu et al. 2025, arXiv 2502.16982). Parameters of one shape are updated in one batch.
+    and weight decay carry over (Liu et al. 2025, arXiv 2502.16982). Matrices of one shape are updated in one batch.
 
     ``found_inf``, a float tensor of 0 or 1 on the device, makes a step a no-op without a host sync.
     """
@@ -48,7 +51,8 @@ class Muon(Optimizer):
             by_shape = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    by_shape[(parameter.shape, parameter.dtype, parameter.device)].append(parameter)
+                    matrix = (parameter.shape[0], parameter[0].numel())
+                    by_shape[(matrix, parameter.dtype, parameter.device)].append(parameter)
             for parameters in by_shape.values():
                 self._update(parameters, group)
 
@@ -57,8 +61,8 @@ class Muon(Optimizer):
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
-        gradient = torch.stack([parameter.grad for parameter in parameters])
-        momentum = torch.stack(buffers)
+        gradient = torch.stack([as_matrix(parameter.grad) for parameter in parameters])
+        momentum = torch.stack([as_matrix(buffer) for buffer in buffers])
         lerp, keep = 1 - group["momentum"], 1.0
         if self.found_inf is not None:
             bad = self.found_inf.to(gradient.device).bool()
@@ -66,9 +70,8 @@ class Muon(Optimizer):
             keep = 1 - bad.to(gradient.dtype)
         momentum.lerp_(gradient, lerp)
         update = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
-        matrices = update.flatten(2)
-        scale = 0.2 * max(matrices.shape[-2:]) ** 0.5
-        update = orthogonalise(matrices).view_as(update)
-        torch._foreach_copy_(buffers, list(momentum.unbind()))
+        scale = 0.2 * max(update.shape[-2:]) ** 0.5
+        update = orthogonalise(update) * (keep * (group["lr"] * scale))
+        torch._foreach_copy_(buffers, [unflatten(m, b) for m, b in zip(momentum, buffers)])
         torch._foreach_mul_(parameters, 1 - keep * (group["lr"] * group["weight_decay"]))
-        torch._foreach_sub_(parameters, list((update * (keep * (group["lr"] * scale))).unbind()))
+        torch._foreach_sub_(parameters, [unflatten(u, p) for u, p in zip(update, parameters)])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.ema import ModelEma
+from engine.memory_order import flatten, unflatten
 from engine.optim import OptimizerSet
 from engine.parallel import all_reduce_sum, copy_flat, without_gradient_sync
 from engine.tree_sum import SubtreeSum, sum_over_processes
@@ -222,20 +223,6 @@ def with_asks(sums: Tensor, asks: Asks) -> Tensor:
         if asked:
             flags[number].fill_(1)
     return torch.cat([sums, flags])
-
-
-@torch.no_grad()
-def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """A new 1-D tensor of all values, each tensor's in the order of its memory (kernels are channels_last)."""
-    return torch.cat([t.permute(0, 2, 3, 1).reshape(-1) if t.dim() == 4 else t.reshape(-1) for t in tensors])
-
-
-def unflatten(piece: Tensor, like: Tensor) -> Tensor:
-    """A view of ``piece`` in the shape of ``like``; undoes `flatten`."""
-    if like.dim() != 4:
-        return piece.view(like.shape)
-    a, b, c, d = like.shape
-    return piece.view(a, c, d, b).permute(0, 3, 1, 2)
 
 
 @torch.no_grad()

@@ -129,6 +129,7 @@ class C2f(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = list(self.cv1(x).split(self.hidden, 1))
+        outputs[-1] = outputs[-1].clone()  # dense once, else every reader of the half makes its own copy of it
         for block in self.m:
             outputs.append(block(outputs[-1]))
         return self.cv2(torch.cat(outputs, 1))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import softplus
 
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.structures import pad_targets
@@ -42,5 +44,39 @@ def smooth_labels(scores: Tensor, labels: Tensor, num_classes: int, eps: float) 
 
 def gather_cells(values: Tensor, cells: Tensor) -> Tensor:
     """Rows of (B, N, D) at ``cells`` int64 (B, P): (B, P, D)."""
-    rows = torch.arange(values.shape[0], device=cells.device)[:, None] * values.shape[1] + cells
-    return values.flatten(0, 1).index_select(0, rows.flatten()).view(*cells.shape, values.shape[-1])
+    rows = _row_numbers(cells, values.shape[1])
+    return values.flatten(0, 1).index_select(0, rows).view(*cells.shape, values.shape[-1])
+
+
+def _row_numbers(cells: Tensor, num_cells: int) -> Tensor:
+    """``cells`` int64 (B, P) of N an image as int64 (B * P), numbers among all images' cells."""
+    return (torch.arange(cells.shape[0], device=cells.device)[:, None] * num_cells + cells).flatten()
+
+
+class _SparseCrossEntropy(torch.autograd.Function):
+    """See `sparse_cross_entropy`. The gradient, sigmoid less target, is made in one tensor."""
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, cells: Tensor, targets: Tensor) -> Tensor:
+        ctx.save_for_backward(logits, cells, targets)
+        # softplus(x) becomes x beyond a threshold; at 40 even float64 cannot tell the two apart.
+        return softplus(logits, threshold=40.0).sum() - (gather_cells(logits, cells) * targets).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
+        logits, cells, targets = ctx.saved_tensors
+        result = logits.sigmoid()
+        rows = _row_numbers(cells, logits.shape[1])
+        result.view(-1, logits.shape[-1]).index_add_(0, rows, targets.flatten(0, 1), alpha=-1)
+        return result.mul_(gradient), None, None
+
+
+def sparse_cross_entropy(logits: Tensor, cells: Tensor, targets: Tensor) -> Tensor:
+    """Sum of the binary cross-entropy of all logits (B, N, C), with targets that are 0 but in a few cells.
+
+    Args:
+        cells: int64 (B, P).
+        targets: (B, P, C); where cells repeat, they add up.
+    """
+    return _SparseCrossEntropy.apply(logits, cells, targets)

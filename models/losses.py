@@ -20,13 +20,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from models.anchor_loss import AnchorLoss
 from models.assigners import TaskAlignedAssigner
-from models.decoding import distances_to_xyxy, expected_distances, flatten_levels
+from models.decoding import distances_to_xyxy, expected_distances, split_rows
 from models.grid import cell_centres
-from models.loss_terms import Criterion, canvas_targets, gather_cells, smooth_labels
+from models.loss_terms import Criterion, canvas_targets, gather_cells, smooth_labels, sparse_cross_entropy
 from models.objectness_loss import ObjectnessLoss
 from models.pair_loss import PairLoss
 from utils.boxes import iou
@@ -81,7 +80,7 @@ class AnchorFreeLoss(Criterion):
     def forward(self, raw: Sequence[Tensor], targets: Tensor, max_targets: int) -> LossOutput:
         """Args: raw maps (B, 4R + C, h, w) a level; ``targets`` (M, 6) and ``max_targets`` as in `Batch`."""
         centres, strides = cell_centres(tuple(tuple(x.shape[2:]) for x in raw), self.strides, raw[0].device)
-        box_logits, class_logits = flatten_levels(raw).split((4 * self.reg_max, self.num_classes), -1)
+        box_logits, class_logits = split_rows(raw, 4 * self.reg_max)
         with torch.no_grad():
             distances = expected_distances(box_logits.unflatten(-1, (4, self.reg_max)))
             predicted = distances_to_xyxy(distances, centres, strides)
@@ -89,21 +88,15 @@ class AnchorFreeLoss(Criterion):
             cells, scores = self.assigner(
                 class_logits, predicted, centres * strides, labels, boxes, mask, finest_stride=min(self.strides)
             )
-            class_targets = self._class_targets(class_logits, cells, labels, scores)
+            slot_labels = labels[..., None].expand_as(cells)
+            class_targets = smooth_labels(scores, slot_labels, self.num_classes, self.label_smoothing).flatten(1, 2)
 
         cells, weight = cells.flatten(1), scores.flatten(1)  # (B, P) with P = K * T
         boxes = boxes.repeat_interleave(scores.shape[-1], dim=1)
         box, sides = self._box_terms(gather_cells(box_logits, cells), boxes, centres[cells], strides[cells], weight)
-        cls = binary_cross_entropy_with_logits(class_logits, class_targets, reduction="sum")
+        cls = sparse_cross_entropy(class_logits, cells, class_targets)
         parts = [gain * term for gain, term in zip(self.gains, (box, cls, sides), strict=True)]
         return LossOutput(sum(parts), scores.sum(), torch.stack(parts).detach())
-
-    def _class_targets(self, class_logits: Tensor, cells: Tensor, labels: Tensor, scores: Tensor) -> Tensor:
-        """Targets (B, N, C) for the class logits: zero in the background."""
-        targets = torch.zeros_like(class_logits)
-        slot_targets = smooth_labels(scores, labels[..., None].expand_as(cells), self.num_classes, self.label_smoothing)
-        index = cells.flatten(1)[..., None].expand(-1, -1, self.num_classes)
-        return targets.scatter_reduce_(1, index, slot_targets.flatten(1, 2), "amax")
 
     def _box_terms(
         self, logits: Tensor, boxes: Tensor, centres: Tensor, strides: Tensor, weight: Tensor
