@@ -286,6 +286,7 @@ def build_trainer(
             ctx=ctx,
             device=ctx.device,
             amp_dtype=take_step.amp_dtype,
+            for_inference=lambda model: model.fuse(one_to_one=None),
             criterion=take_step.criterion,
         ),
         checkpointer=Checkpointer(

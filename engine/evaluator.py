@@ -44,6 +44,7 @@ class Evaluator:
         device: where the model is.
         amp_dtype: autocast type of the forward pass, None for none.
         criterion: as in training, with ``names``; adds validation losses to the result.
+        for_inference: the bare model to a faster one of the same outputs, made anew for each run; None: as it is.
         progress: wraps the loader to show how far it is.
 
     Attributes:
@@ -61,6 +62,7 @@ class Evaluator:
         device: torch.device,
         amp_dtype: torch.dtype | None = None,
         criterion: nn.Module | None = None,
+        for_inference: Callable[[nn.Module], nn.Module] | None = None,
         progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter,
     ) -> None:
         self._gt = ground_truth
@@ -70,6 +72,7 @@ class Evaluator:
         self._device = torch.device(device)
         self._amp_dtype = amp_dtype
         self._criterion = criterion
+        self._for_inference = for_inference or (lambda model: model)
         self._progress = progress
         self.detections: DetectionTable | None = None
         self.preview: tuple[Batch, Detections] | None = None
@@ -87,7 +90,7 @@ class Evaluator:
         ``val/total`` and ``val/<part>``: sums over all images divided by the sum of the normalisers.
         """
         self.detections, self.preview = None, None
-        with evaluating(unwrap(model)) as bare:
+        with evaluating(self._for_inference(unwrap(model))) as bare:
             gathered = gather_arrays(self._ctx, self._run_share(bare, loader, should_stop))
         if gathered is None or not all(share["complete"].all() for share in gathered):
             return None

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from models import blocks
@@ -19,7 +20,7 @@ from models.spec import IMAGE, LayerSpec, ModelSpec, load_spec
 from utils.errors import UserError
 from utils.rng import Stream, keyed_generator
 
-PROBE_SIZE = 512  # canvas side on the meta device from which strides are read; a multiple of any sane stride
+PROBE_SIZE = 512  # canvas side from which strides are read; a multiple of any sane stride
 
 
 class Detector(nn.Module):
@@ -90,13 +91,15 @@ class Detector(nn.Module):
         """Raw maps to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C)."""
         return self.head.decode(raw)
 
-    def fuse(self, *, one_to_one: bool = True) -> Detector:
-        """A copy for inference, in eval mode, with every batch norm folded into its convolution, and `RepConv` merged.
+    def fuse(self, *, one_to_one: bool | None = True) -> Detector:
+        """A copy for inference, in eval mode, with every batch norm folded into its convolution, `RepConv` merged, and
+        activations that write over what they read, which nothing else needs.
 
-        Of a pair of heads it has one branch: the one-to-one, or else the one-to-many, whose detections want NMS.
+        Of a pair of heads it has one branch: the one-to-one, or else the one-to-many, whose detections want NMS; with
+        None both, for whoever wants the losses too.
         """
         fused = copy.deepcopy(self).eval()
-        if fused.head.is_pair:
+        if fused.head.is_pair and one_to_one is not None:
             fused.head.keep_branch(one_to_one=one_to_one)
         for module in fused.modules():
             if isinstance(module, blocks.Conv) and not isinstance(module.bn, nn.Identity):
@@ -105,6 +108,8 @@ class Detector(nn.Module):
         for module in fused.modules():
             if isinstance(module, RepConv):
                 module.merge()
+            if isinstance(module, blocks.Conv | RepConv) and hasattr(module.act, "inplace"):
+                module.act.inplace = True
         return fused.requires_grad_(False)
 
 
@@ -127,7 +132,8 @@ def build_detector(
     names = tuple(names) if names is not None else tuple(map(str, range(num_classes)))
     if len(names) != num_classes:
         raise UserError(f"{len(names)} class names for {num_classes} classes")
-    detector = build_on_meta(load_spec(model), num_classes, names).to_empty(device="cpu")
+    detector = build_on_meta(load_spec(model), num_classes, names)
+    detector.load_state_dict(_storage(detector), assign=True)
     _initialise(detector, seed)
     return detector
 
@@ -138,7 +144,7 @@ def build_on_meta(spec: ModelSpec, num_classes: int, names: tuple[str, ...]) -> 
     activation = make_activation(spec)
     layers: list[nn.Module] = []
     with torch.device("meta"), torch.no_grad():
-        outputs: dict[int, Tensor] = {IMAGE: torch.empty(1, 3, PROBE_SIZE, PROBE_SIZE)}
+        outputs: dict[int, Tensor] = {IMAGE: torch.empty(0, 3, PROBE_SIZE, PROBE_SIZE, device="cpu")}
         for layer in spec.layers[:-1]:
             inputs = [outputs[source] for source in layer.sources]
             module = build_layer(layer, spec, tuple(x.shape[1] for x in inputs)).train(False)
@@ -169,8 +175,16 @@ def _set_activation(module: nn.Module, activation: nn.Module) -> None:
             part.act = copy.deepcopy(activation)
 
 
+def _storage(module: nn.Module) -> dict[str, Tensor]:
+    """Memory on the CPU for each parameter and buffer of a module on the meta device."""
+    return {name: torch.empty(t.shape, dtype=t.dtype, device="cpu") for name, t in module.state_dict().items()}
+
+
 def _probe(layer: LayerSpec, module: nn.Module, inputs: list[Tensor]) -> Tensor:
-    """The layer's output shape, or a UserError that shows which inputs do not go together."""
+    """The layer's output for a batch of no images, or a UserError that shows which inputs do not go together.
+
+    Not on the meta device, whose kernels, partly written in Python, take a second to import.
+    """
     merges = find_entry(layer).takes_list
     if merges:
         whole = isinstance(module, blocks.Add)
@@ -183,7 +197,7 @@ def _probe(layer: LayerSpec, module: nn.Module, inputs: list[Tensor]) -> Tensor:
                 "from", f"{layer.module} wants inputs of one {'shape' if whole else 'size'}, got {shapes}"
             )
     try:
-        return module(inputs if merges else inputs[0])
+        return functional_call(module, _storage(module), (inputs if merges else inputs[0],))
     except (RuntimeError, ValueError) as error:
         raise layer.mistake("args", f"{layer.module} does not fit its input: {str(error).splitlines()[0]}") from None
 

@@ -1,12 +1,6 @@
 """Maps' boxes to detections: by threshold and non-maximum suppression (the only one in the project), or by rank alone.
 
-Greedy suppression is a chain: a box falls to any better box of its class that stands. Here the chain is solved for all
-images at once, in blocks of candidates from the best down. Within a block, "a box stands unless a better standing one
-overlaps it" is repeated until nothing changes, which takes as many rounds as the longest chain is long and ends in the
-greedy answer (Cluster-NMS, Zheng et al. 2021). Images and classes are told apart by index and never by shifting
-coordinates, which costs precision with every image and class: an image's result is the same alone and in any batch.
-
-Legend: B images, N boxes, C classes, Q candidates an image (padded), T candidates in a block, K = ``max_det`` slots.
+Legend: B images, N boxes, C classes, M candidates of all images, K = ``max_det`` slots.
 """
 
 from __future__ import annotations
@@ -18,7 +12,7 @@ import torch
 from torch import Tensor
 
 from models.branches import BranchedHead
-from utils.boxes import area_xyxy
+from models.suppression import standing
 from utils.errors import UserError
 from utils.structures import Detections
 
@@ -26,18 +20,21 @@ from utils.structures import Detections
 VALIDATION_IOU = {"anchor": 0.6, "anchor_free": 0.7, "objectness": 0.65}
 DETECTION_IOU = 0.45  # fewer boxes an object than in validation, as in YOLOv5's and YOLOv8's detection
 MAX_CANDIDATES = 30_000  # an image, the best by score
-_BLOCK = 256  # candidates examined together; changes speed and memory only
+_FIRST_CANDIDATES = 4096  # an image; those after them are examined if these do not fill all slots
 
 
 class _Candidates(NamedTuple):
-    """Descending scores; equal scores in the order of (box, class). Slots past an image's candidates have score -1."""
+    """Image by image, in it by descending score; equal scores in the order of (box, class)."""
 
-    boxes: Tensor  # float32 (B, Q, 4)
-    scores: Tensor  # float32 (B, Q)
-    classes: Tensor  # int64 (B, Q)
+    image: Tensor  # int64 (M,)
+    rank: Tensor  # int64 (M,) in the image, from 0
+    boxes: Tensor  # float32 (M, 4)
+    scores: Tensor  # float32 (M,)
+    classes: Tensor  # int64 (M,)
 
-    def block(self, start: int) -> _Candidates:
-        return _Candidates(*(t[:, start : start + _BLOCK] for t in self))
+    def where(self, chosen: Tensor) -> _Candidates:
+        """``chosen``: a mask, or places in a new order."""
+        return _Candidates(*(t[chosen] for t in self))
 
 
 def _allowed_scores(scores: Tensor, conf_thres: float, multi_label: bool, classes: Sequence[int] | None) -> Tensor:
@@ -57,51 +54,20 @@ def _allowed_scores(scores: Tensor, conf_thres: float, multi_label: bool, classe
 
 
 def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> _Candidates:
-    """The allowed pairs of each image, best first, padded to the image that has most."""
-    batch = boxes.shape[0]
+    """The allowed pairs, of each image at most the `MAX_CANDIDATES` best."""
     image, box, label = allowed.nonzero(as_tuple=True)
+    per_image = torch.bincount(image, minlength=boxes.shape[0])
+    if (per_image > MAX_CANDIDATES).any():  # sorting millions takes seconds, finding the last of the best does not
+        last = torch.where(allowed, scores, -1.0).flatten(1).topk(MAX_CANDIDATES).values[:, -1]
+        image, box, label = (allowed & (scores >= last[:, None, None])).nonzero(as_tuple=True)
+        per_image = torch.bincount(image, minlength=boxes.shape[0])
     score = scores[image, box, label]
     order = score.argsort(descending=True, stable=True)
     order = order[image[order].argsort(stable=True)]  # by image, in it by score, then by (box, class)
-    image, box, label, score = image[order], box[order], label[order], score[order]
-    per_image = torch.bincount(image, minlength=batch)
+    image, box = image[order], box[order]
     rank = torch.arange(len(image), device=image.device) - (per_image.cumsum(0) - per_image)[image]
-    longest = min(int(per_image.max()), MAX_CANDIDATES) if batch else 0
-    kept = rank < longest
-    image, box, label, score, rank = image[kept], box[kept], label[kept], score[kept], rank[kept]
-    padded = _Candidates(
-        boxes.new_zeros((batch, longest, 4)), scores.new_full((batch, longest), -1.0), label.new_zeros((batch, longest))
-    )
-    padded.boxes[image, rank], padded.scores[image, rank], padded.classes[image, rank] = boxes[image, box], score, label
-    return padded
-
-
-def _overlaps(
-    boxes_a: Tensor, classes_a: Tensor, boxes_b: Tensor, classes_b: Tensor, iou_thres: float, agnostic: bool
-) -> Tensor:
-    """Whether each box of a and each of b are of one class and have an IoU above the threshold: bool (B, |a|, |b|).
-
-    Without a division, so that boxes without area overlap nothing.
-    """
-    low = torch.maximum(boxes_a[:, :, None, :2], boxes_b[:, None, :, :2])
-    high = torch.minimum(boxes_a[:, :, None, 2:], boxes_b[:, None, :, 2:])
-    width, height = (high - low).clamp_(min=0).unbind(-1)
-    overlap = width * height
-    union = area_xyxy(boxes_a)[:, :, None] + area_xyxy(boxes_b)[:, None] - overlap
-    above = overlap > iou_thres * union
-    return above if agnostic else above & (classes_a[:, :, None] == classes_b[:, None])
-
-
-def _stand_in_block(standing: Tensor, suppresses: Tensor) -> Tensor:
-    """Greedy suppression in a block: ``standing`` bool (B, T) before it, ``suppresses`` (B, T, T) row on column."""
-    suppresses = suppresses.triu(1)
-    kept = standing
-    while True:
-        fallen = (suppresses & kept[:, :, None]).any(1)
-        settled = standing & ~fallen
-        if torch.equal(settled, kept):
-            return kept
-        kept = settled
+    found = _Candidates(image, rank, boxes[image, box], score[order], label[order])
+    return found.where(rank < MAX_CANDIDATES)
 
 
 def suppression_iou(head: BranchedHead, given: float | None = None, default: float | None = None) -> float | None:
@@ -207,30 +173,31 @@ def non_max_suppression(
     Equal scores keep the order of (box, class), so a box listed earlier wins.
     """
     boxes_xyxy, scores = boxes_xyxy.float(), scores.float()
-    allowed = _allowed_scores(scores, conf_thres, multi_label, classes)
-    candidates = _collect_candidates(boxes_xyxy, scores, allowed)
-    batch = boxes_xyxy.shape[0]
-    # One slot more than asked for: whatever is past the last slot lands there and is cut off.
-    kept_boxes = boxes_xyxy.new_zeros((batch, max_det + 1, 4))
-    kept_scores = scores.new_zeros((batch, max_det + 1))
-    kept_classes = torch.zeros((batch, max_det + 1), dtype=torch.long, device=scores.device)
-    counts = torch.zeros(batch, dtype=torch.long, device=scores.device)
-    most = 0  # kept so far in the fullest image
-    for start in range(0, candidates.scores.shape[1], _BLOCK):
-        block = candidates.block(start)
-        standing = block.scores >= 0
-        if most:
-            earlier = (kept_boxes[:, :most], kept_classes[:, :most])
-            standing &= ~_overlaps(*earlier, block.boxes, block.classes, iou_thres, agnostic).any(1)
-        within = _overlaps(block.boxes, block.classes, block.boxes, block.classes, iou_thres, agnostic)
-        standing = _stand_in_block(standing, within)
-        slot = counts[:, None] + standing.cumsum(1) - 1
-        slot = torch.where(standing, slot.clamp(max=max_det), max_det)
-        kept_boxes.scatter_(1, slot[..., None].expand(-1, -1, 4), block.boxes)
-        kept_scores.scatter_(1, slot, block.scores)
-        kept_classes.scatter_(1, slot, block.classes)
-        counts = (counts + standing.sum(1)).clamp(max=max_det)
-        most, least = int(counts.max()), int(counts.min())
-        if least == max_det:
-            break
-    return Detections(kept_boxes[:, :max_det], kept_scores[:, :max_det], kept_classes[:, :max_det], counts)
+    batch, _, num_classes = scores.shape
+    candidates = _collect_candidates(boxes_xyxy, scores, _allowed_scores(scores, conf_thres, multi_label, classes))
+    per_image = torch.bincount(candidates.image, minlength=batch)
+
+    def survivors(examined: _Candidates) -> _Candidates:
+        group = examined.image if agnostic else examined.image * num_classes + examined.classes
+        return examined.where(standing(examined.boxes, group, iou_thres, max_det))
+
+    # What stands among the best candidates does so among all.
+    kept = survivors(candidates.where(candidates.rank < _FIRST_CANDIDATES))
+    again = (torch.bincount(kept.image, minlength=batch) < max_det) & (per_image > _FIRST_CANDIDATES)
+    if again.any():
+        more = survivors(candidates.where(again[candidates.image]))
+        kept = _Candidates(*map(torch.cat, zip(kept.where(~again[kept.image]), more)))
+        kept = kept.where(kept.image.argsort(stable=True))
+    return _fill_slots(kept, batch, max_det)
+
+
+def _fill_slots(kept: _Candidates, batch: int, max_det: int) -> Detections:
+    """The first ``max_det`` of each image."""
+    per_image = torch.bincount(kept.image, minlength=batch)
+    slot = torch.arange(len(kept.image), device=kept.image.device) - (per_image.cumsum(0) - per_image)[kept.image]
+    kept, slot = kept.where(slot < max_det), slot[slot < max_det]
+    columns = (kept.boxes, kept.scores, kept.classes)
+    padded = [values.new_zeros((batch, max_det, *values.shape[1:])) for values in columns]
+    for slots, values in zip(padded, columns):
+        slots[kept.image, slot] = values
+    return Detections(*padded, per_image.clamp(max=max_det))

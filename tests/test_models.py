@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -274,6 +276,23 @@ def test_fuse_changes_nothing_but_the_graph(nano: dict[str, Detector], name: str
     with torch.inference_mode():
         for a, b in zip(fused(images), detector.eval()(images)):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        detector, images = detector.double(), images.double()
+        for a, b in zip(detector.fuse(one_to_one=None)(images), detector(images), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_building_imports_no_compiler() -> None:
+    """Python kernels of the meta device would bring it in, for more than a second."""
+    code = """
+import sys
+from models.detector import build_detector
+build_detector("yolov8n", 80)
+assert not {"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_conv_is_what_its_parts_say() -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torchvision import ops
 
-from models import postprocess
+from models import postprocess, suppression
 from models.postprocess import non_max_suppression
 from utils.errors import UserError
 
@@ -69,11 +69,18 @@ def test_equals_brute_force(multi_label, agnostic, iou_thres):
 
 
 @pytest.mark.parametrize("block", [1, 7, 64])
-def test_blocks_change_nothing(monkeypatch, block):
-    monkeypatch.setattr(postprocess, "_BLOCK", block)
-    boxes, scores = crowd(2, 80, 3, seed=2)
+@pytest.mark.parametrize("first", [4, 40, 10_000])
+def test_blocks_tables_and_first_candidates_change_nothing(monkeypatch, block, first):
+    monkeypatch.setattr(suppression, "_BLOCK", block)
+    monkeypatch.setattr(suppression, "_CELLS", 2 * block**2)
+    monkeypatch.setattr(suppression, "_SIZES", (1, 3, 1000))
+    monkeypatch.setattr(postprocess, "_FIRST_CANDIDATES", first)
+    boxes, scores = crowd(3, 80, 3, seed=2)
+    scores[1, 5:] = 0.0  # few candidates beside many, of classes with one, several and many
+    scores[2, 9:, 1] = 0.0
     for max_det in (5, 300):
-        assert_equals_brute_force(boxes, scores, conf_thres=0.2, iou_thres=0.5, max_det=max_det)
+        for agnostic in (False, True):
+            assert_equals_brute_force(boxes, scores, conf_thres=0.2, iou_thres=0.5, max_det=max_det, agnostic=agnostic)
 
 
 def test_max_det_keeps_the_best():
