@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from benchmarks.report import Comparison, show
-from data.augment import draw_plan
+from data.augment import draw_plans
+from data.plan_labels import plan_labels
 from data.pyramid import PyramidLayout
-from data.render import plan_labels, render_plan
+from data.render import render_plan
 from data.render_table import CachedPixels, RenderTable, build_table
 from data.render_torch import paint_layers, render_table
 from utils.config import Hyperparameters
@@ -76,8 +77,7 @@ class Scene:
     def plans(self, count: int) -> list:
         canvas = (self.imgsz, self.imgsz)
         keys = [SampleKey(p % len(self.images), 0, p, canvas) for p in range(count)]
-        options = {"source_hw": self.source_hw, "hyp": Hyperparameters(), "seed": 0, "epochs": 100}
-        return [draw_plan(key, **options) for key in keys]
+        return draw_plans(keys, source_hw=self.source_hw, hyp=Hyperparameters(), seed=0, epochs=100)
 
     def table(self, count: int) -> RenderTable:
         return build_table(self.plans(count), (self.imgsz, self.imgsz), self.source_hw, CachedPixels(self.layout))
@@ -85,12 +85,14 @@ class Scene:
     def numbers(self, count: int) -> None:
         plans = self.plans(count)
         build_table(plans, (self.imgsz, self.imgsz), self.source_hw, CachedPixels(self.layout))
-        for plan in plans:
-            plan_labels(plan, self.source_hw, lambda i: self.labels)
+        plan_labels(plans, self.source_hw, self.labels_of)
+
+    def labels_of(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.tile(self.labels, (len(images), 1)), np.repeat(np.arange(len(images)), len(self.labels))
 
     def opencv(self, count: int) -> None:
         for plan in self.plans(count):
-            render_plan(plan, self.images.__getitem__, lambda i: self.labels)
+            render_plan(plan, self.images.__getitem__)
 
 
 def time_on(device: torch.device, work: Callable[[], object]) -> float:

@@ -6,8 +6,6 @@ same on the rendered picture.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from utils.boxes import area_xyxy, clip_xyxy
@@ -46,38 +44,37 @@ def is_worth_keeping(visible_xyxy: np.ndarray, full_area: np.ndarray) -> np.ndar
 
 
 def transform_labels(
-    labels: Sequence[np.ndarray],
+    labels: np.ndarray,
+    tile: np.ndarray,
     *,
-    source_hw: Sequence[tuple[int, int]],
-    regions: Sequence[tuple[int, int, int, int]],
-    matrices: Sequence[np.ndarray],
+    source_hw: np.ndarray,
+    regions: np.ndarray,
+    matrices: np.ndarray,
     canvas_hw: tuple[int, int],
-) -> np.ndarray:
-    """Labels of the T tiles of a picture as they appear on the canvas.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Labels of T tiles as they appear on the canvas; each moves as it would alone.
 
     Args:
-        labels: of each tile's source image, float (n, 5) of class, cx, cy, w, h normalised to it.
-        source_hw: their heights and widths, pixels.
-        regions: the part of each that is rendered, x1, y1, x2, y2 in source pixels.
-        matrices: (3, 3) each, from source to canvas.
+        labels: float (n, 5) of class, cx, cy, w, h normalised to the source image.
+        tile: int (n,), on which each lies.
+        source_hw: (T, 2), heights and widths of the tiles' source images, pixels.
+        regions: (T, 4), the part of each that is rendered, x1, y1, x2, y2 in source pixels.
+        matrices: (T, 3, 3), from source to canvas.
         canvas_hw: size of the canvas, pixels.
 
     Returns:
-        float64 (m, 5) of class, x1, y1, x2, y2 in canvas pixels, in the order of the tiles; m <= sum of n.
+        float64 (m, 5) of class, x1, y1, x2, y2 in canvas pixels, of the labels that are kept, in their order; and which
+        tiles these lie on, (m,).
     """
-    counts = [len(rows) for rows in labels]
-    if not sum(counts):
-        return np.zeros((0, 5))
-    rows = np.concatenate(labels).astype(np.float64)
-    tile = np.repeat(np.arange(len(counts)), counts)
-    side = np.array(source_hw, np.float64)[tile, ::-1]
-    region, matrix = np.array(regions, np.float64)[tile], np.array(matrices)[tile]
+    rows = labels.astype(np.float64)
+    side = np.asarray(source_hw, np.float64)[tile, ::-1]
+    region, matrix = np.asarray(regions, np.float64)[tile], np.asarray(matrices)[tile]
     centre, half = rows[:, 1:3] * side, rows[:, 3:5] * (side / 2)
     low, high = centre - half, centre + half
     inside = (v.clip(region[:, :2], region[:, 2:]) for v in (low, high))
     visible = clip_xyxy(project_boxes(matrix, *inside), canvas_hw[1], canvas_hw[0])
     keep = is_worth_keeping(visible, area_xyxy(project_boxes(matrix, low, high)))
-    return np.concatenate([rows[:, :1], visible], 1)[keep]
+    return np.concatenate([rows[:, :1], visible], 1)[keep], tile[keep]
 
 
 def to_normalised(labels_xyxy: np.ndarray, canvas_hw: tuple[int, int]) -> np.ndarray:

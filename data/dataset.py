@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from data.augment import SamplePlan, draw_plan
+from data.augment import SamplePlan, draw_plans
 from data.image_cache import ImageCache
 from data.index import DatasetIndex
 from data.pixel_transforms import PixelTransforms
-from data.render import fit_letterbox, letterbox, plan_labels, render_plan
+from data.plan_labels import plan_labels
+from data.render import fit_letterbox, letterbox, render_plan
 from data.source_images import read_source, reduced_sizes
 from utils.config import Hyperparameters
 from utils.structures import Sample, SampleKey
@@ -84,17 +87,30 @@ class LoadImagesAndLabels:
 
     def __getitem__(self, key: SampleKey) -> Sample:
         """The sample of ``key``. UserError names a file that cannot be decoded (any more)."""
-        return self.sample(key)
+        return self.samples([key])[0]
 
-    def sample(self, key: SampleKey, place: np.ndarray | None = None) -> Sample:
-        """The sample of ``key``. Its image may be ``place``, uint8 (H, W, 3) of the key's size, to save a copy;
-        otherwise ``place`` holds nothing of use afterwards."""
-        return self._augmented(key, place) if self.augment else self._letterboxed(key)
+    def samples(self, keys: Sequence[SampleKey], places: Sequence[np.ndarray] | None = None) -> list[Sample]:
+        """The samples of ``keys``, of one canvas size; each is what it would be alone.
 
-    def plan(self, key: SampleKey) -> SamplePlan:
-        """How the training sample of ``key`` is drawn."""
-        return draw_plan(
-            key,
+        An image may be its place in ``places``, uint8 (H, W, 3), to save a copy; otherwise that place holds nothing of
+        use afterwards.
+        """
+        places = [None] * len(keys) if places is None else places
+        if not self.augment:
+            return [self._letterboxed(key, place) for key, place in zip(keys, places)]
+        plans = self.plans(keys)
+        drawn = []
+        for key, plan, labels, place in zip(keys, plans, self._labels(plans), places):
+            image = render_plan(plan, self.source_image, place)
+            if self._transforms is not None:
+                image, labels = self._transforms(image, labels, key)
+            drawn.append(self._sample(key, image, labels, (1.0, 1.0), (0.0, 0.0)))
+        return drawn
+
+    def plans(self, keys: Sequence[SampleKey]) -> list[SamplePlan]:
+        """How the training samples of ``keys``, of one canvas size, are drawn."""
+        return draw_plans(
+            keys,
             source_hw=self.source_hw,
             hyp=self.hyp,
             seed=self.seed,
@@ -102,22 +118,18 @@ class LoadImagesAndLabels:
             single_image=self.rect,
         )
 
-    def undrawn(self, key: SampleKey, plan: SamplePlan) -> Sample:
-        """The training sample of ``key`` but for its picture, which is uint8 (0, 0, 3)."""
-        labels = plan_labels(plan, self.source_hw, self.index.labels)
-        return self._sample(key, np.zeros((0, 0, 3), np.uint8), labels, (1.0, 1.0), (0.0, 0.0))
+    def undrawn(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[Sample]:
+        """The training samples of ``keys`` but for their pictures, which are uint8 (0, 0, 3)."""
+        empty = np.zeros((0, 0, 3), np.uint8)
+        return [self._sample(key, empty, rows, (1.0, 1.0), (0.0, 0.0)) for key, rows in zip(keys, self._labels(plans))]
 
-    def _augmented(self, key: SampleKey, place: np.ndarray | None) -> Sample:
-        plan = self.plan(key)
-        image, labels = render_plan(plan, self.source_image, self.index.labels, place)
-        if self._transforms is not None:
-            image, labels = self._transforms(image, labels, key)
-        return self._sample(key, image, labels, (1.0, 1.0), (0.0, 0.0))
+    def _labels(self, plans: Sequence[SamplePlan]) -> list[np.ndarray]:
+        return plan_labels(plans, self.source_hw, self.index.labels_of)
 
-    def _letterboxed(self, key: SampleKey) -> Sample:
+    def _letterboxed(self, key: SampleKey, place: np.ndarray | None) -> Sample:
         i, (canvas_h, canvas_w) = key.index, key.canvas_hw
         fit = fit_letterbox(self.index.image_hw[i], key.canvas_hw, self.imgsz)
-        image = letterbox(self.source_image(i), key.canvas_hw, fit)
+        image = letterbox(self.source_image(i), key.canvas_hw, fit, place)
         labels = self.index.labels(i).astype(np.float32, copy=True)
         labels[:, 1:] *= np.array([fit.width, fit.height] * 2, np.float32)
         labels[:, 1:3] += (fit.pad_x, fit.pad_y)

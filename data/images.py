@@ -27,7 +27,14 @@ IMAGE_SUFFIXES = frozenset(_SUFFIXES.split(" "))
 
 _IGNORE_ORIENTATION = cv2.IMREAD_IGNORE_ORIENTATION
 _CHECK = cv2.IMREAD_REDUCED_GRAYSCALE_8 | _IGNORE_ORIENTATION
-_REDUCED = {2: cv2.IMREAD_REDUCED_COLOR_2, 4: cv2.IMREAD_REDUCED_COLOR_4, 8: cv2.IMREAD_REDUCED_COLOR_8}
+# Older versions of OpenCV only decode to BGR, which then takes another pass over the pixels.
+_IS_RGB = hasattr(cv2, "IMREAD_COLOR_RGB")
+_COLOUR = cv2.IMREAD_COLOR_RGB if _IS_RGB else cv2.IMREAD_COLOR
+_REDUCED = {
+    2: cv2.IMREAD_REDUCED_GRAYSCALE_2 | _COLOUR,
+    4: cv2.IMREAD_REDUCED_GRAYSCALE_4 | _COLOUR,
+    8: cv2.IMREAD_REDUCED_GRAYSCALE_8 | _COLOUR,
+}
 _TO_RGB = {1: cv2.COLOR_GRAY2RGB, 3: cv2.COLOR_BGR2RGB, 4: cv2.COLOR_BGRA2RGB}
 
 
@@ -63,7 +70,7 @@ def read_reduced(path: str | os.PathLike, least_hw: tuple[int, int]) -> tuple[np
         for s in _REDUCED
         if all(-(-side // s) >= least and 2 * (-side % s) <= s for side, least in zip(full, least_hw))
     ]
-    return _decode(data, header, path, _REDUCED[max(fits)] if fits else cv2.IMREAD_COLOR), full
+    return _decode(data, header, path, _REDUCED[max(fits)] if fits else _COLOUR), full
 
 
 def check_image(path: str | os.PathLike) -> tuple[int, int]:
@@ -106,10 +113,10 @@ def _imdecode(data: bytes, flags: int, path: str | os.PathLike) -> np.ndarray:
     return image
 
 
-def _decode(data: bytes, header: Header, path: str | os.PathLike, jpeg_flag: int = cv2.IMREAD_COLOR) -> np.ndarray:
+def _decode(data: bytes, header: Header, path: str | os.PathLike, jpeg_flag: int = _COLOUR) -> np.ndarray:
     if header.kind == "jpeg":  # the decoder itself turns grey and CMYK into colour
         image = _imdecode(data, jpeg_flag | _IGNORE_ORIENTATION, path)
-        image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+        image = image if _IS_RGB else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
     else:
         image = _to_rgb8(_imdecode(data, cv2.IMREAD_UNCHANGED, path), path)
     return _orient(image, header.orientation)

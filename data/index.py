@@ -94,13 +94,24 @@ class DatasetIndex:
 
     def labels(self, i: int) -> np.ndarray:
         """float32 (n, 5): class, then cx, cy, w, h as shares of image i. Crowd regions are left out."""
-        rows = slice(self.offsets[i], self.offsets[i + 1])
-        boxes, crowd = self.boxes_xywh_px[rows], self.crowd[rows]
-        height, width = self.image_hw[i]
-        labels = np.empty((len(boxes), 5), np.float32)
+        return self.labels_of(np.array([i]))[0]
+
+    def labels_of(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The labels of several images (T,), perhaps the same ones again, one after the other: float32 (n, 5), and the
+        place in ``images`` of each one's image, int64 (n,)."""
+        starts = self.offsets[images]
+        counts = self.offsets[images + 1] - starts
+        place = np.repeat(np.arange(len(images)), counts)
+        rows = np.arange(len(place)) + (starts - (np.cumsum(counts) - counts))[place]
+        shown = ~self.crowd[rows]
+        if not shown.all():
+            rows, place = rows[shown], place[shown]
+        labels = np.empty((len(rows), 5), np.float32)
         labels[:, 0] = self.classes[rows]
-        labels[:, 1:] = xyxy_to_cxcywh(xywh_to_xyxy(boxes)) / (width, height, width, height)
-        return labels[~crowd] if crowd.any() else labels
+        boxes = xyxy_to_cxcywh(xywh_to_xyxy(self.boxes_xywh_px[rows]))
+        side = self.image_hw[images][place, ::-1]
+        labels[:, 1:3], labels[:, 3:5] = boxes[:, :2] / side, boxes[:, 2:] / side
+        return labels, place
 
     def ground_truth(self) -> GroundTruth:
         """The labels as scoring wants them, crowd regions included."""

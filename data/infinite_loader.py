@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.util import Finalize
 from types import TracebackType
@@ -19,14 +20,16 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from data.collate import collate, new_pixels, tile_quad
+from data.batch_slots import BatchSlots, open_slots
 from data.dataset import LoadImagesAndLabels
 from data.epoch_order import image_weights, inverse_frequency_weights
+from data.rendered_batch import RenderedBatches
 from data.samplers import BatchRequest, EndlessRequests, ShardedBatches
 from utils.errors import UserError
-from utils.structures import Batch, Sample, SampleKey
+from utils.structures import Batch
 
 PREFETCHED_BATCHES = 2  # a worker
+HELD_BATCHES = 4  # slots for those that the parent has not done with
 ORPHAN_LOOK_S = 0.5  # till then orphans hold the sockets by which other ranks would notice
 
 
@@ -35,23 +38,6 @@ class _Failure:
     """A UserError on its way from a worker, whose message torch would wrap in a traceback."""
 
     message: str
-
-
-class RenderedBatches:
-    """What workers run: a request to a batch."""
-
-    def __init__(self, dataset: LoadImagesAndLabels) -> None:
-        self.dataset = dataset
-
-    def __call__(self, request: BatchRequest) -> Batch:
-        pixels = new_pixels(len(request.pictures), request.canvas_hw)
-        samples = [self._picture(keys, place) for keys, place in zip(request.pictures, pixels.numpy())]
-        return collate(samples, request.canvas_hw, pixels)
-
-    def _picture(self, keys: tuple[SampleKey, ...], place: np.ndarray) -> Sample:
-        if len(keys) == 1:
-            return self.dataset.sample(keys[0], place)
-        return tile_quad([self.dataset[key] for key in keys])
 
 
 class _Requests:
@@ -65,6 +51,18 @@ class _Requests:
             return self.make_batch(request)
         except UserError as error:
             return _Failure(str(error))
+
+
+class _SlottedRequests:
+    """Requests as they go out to workers, each with a slot to draw into while there are any."""
+
+    def __init__(self, requests: EndlessRequests | ShardedBatches, slots: BatchSlots) -> None:
+        self.requests = requests
+        self.slots = slots
+
+    def __iter__(self) -> Iterator[BatchRequest]:
+        for request in self.requests:
+            yield replace(request, slot=self.slots.take(3 * len(request.pictures) * math.prod(request.canvas_hw)))
 
 
 def _set_worker_up(parent: int, worker: int) -> None:
@@ -144,10 +142,12 @@ class InfiniteDataLoader(DataLoader):
         self._weighted = weighted
         self._class_weights: np.ndarray | None = None
         self._index = dataset.index
+        slots = workers * PREFETCHED_BATCHES + HELD_BATCHES
+        self._slots = open_slots(slots, 3 * requests.most_pixels) if workers > 0 and make_batch is None else None
         super().__init__(
-            _Requests(make_batch or RenderedBatches(dataset)),
+            _Requests(make_batch or RenderedBatches(dataset, self._slots)),
             batch_size=None,
-            sampler=requests,
+            sampler=requests if self._slots is None else _SlottedRequests(requests, self._slots),
             num_workers=workers,
             collate_fn=_unchanged,
             pin_memory=pin_memory,
@@ -166,6 +166,8 @@ class InfiniteDataLoader(DataLoader):
         iterator, self._iterator = self._iterator, None
         if iterator is not None:
             iterator._shutdown_workers()
+            if self._slots is not None:
+                self._slots.take_back()
 
     def __len__(self) -> int:
         return self._requests.sampler.num_batches if self._is_training else len(self._requests)

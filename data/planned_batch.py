@@ -15,11 +15,12 @@ from data.dataset import LoadImagesAndLabels
 from data.pyramid import PyramidLayout
 from data.render_table import CachedPixels, PackedPixels, RenderTable, build_table
 from data.samplers import BatchRequest
+from utils.inline_tensors import InlineTensors
 from utils.structures import Batch
 
 
 @dataclass(frozen=True, slots=True)
-class RenderGroup:
+class RenderGroup(InlineTensors):
     """Drawings of one canvas size: whole pictures, or quarters of which four in a row make a picture."""
 
     table: RenderTable
@@ -33,7 +34,7 @@ class RenderGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedBatch:
+class PlannedBatch(InlineTensors):
     """A `Batch` whose images are to be drawn from ``groups``."""
 
     canvas_hw: tuple[int, int]
@@ -63,11 +64,13 @@ class PlannedBatches:
         self.layout = layout
 
     def __call__(self, request: BatchRequest) -> PlannedBatch:
-        plans = [[self.dataset.plan(key) for key in keys] for keys in request.pictures]
-        samples = [
-            [self.dataset.undrawn(key, plan) for key, plan in zip(keys, own)]
-            for keys, own in zip(request.pictures, plans)
-        ]
+        if all(len(keys) == 1 for keys in request.pictures):
+            keys = [one[0] for one in request.pictures]
+            drawn = self.dataset.plans(keys)
+            plans, samples = [[p] for p in drawn], [[s] for s in self.dataset.undrawn(keys, drawn)]
+        else:  # a picture has a canvas size of its own
+            plans = [self.dataset.plans(keys) for keys in request.pictures]
+            samples = [self.dataset.undrawn(keys, own) for keys, own in zip(request.pictures, plans)]
         rest = collate([s[0] if len(s) == 1 else tile_quad(s) for s in samples], (0, 0))
         whole = [number for number, own in enumerate(plans) if len(own) == 1]
         tiled = [number for number, own in enumerate(plans) if len(own) > 1]

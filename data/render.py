@@ -1,4 +1,4 @@
-"""Plans to pixels and labels with OpenCV: each source image is resampled once, straight into the output canvas.
+"""Plans to pixels with OpenCV: each source image is resampled once, straight into the output canvas.
 
 OpenCV's warps count pixel centres as integers, plans count pixel edges; `_centred` is the half-pixel between them.
 """
@@ -12,97 +12,54 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from data.augment import Picture, SamplePlan, Tile, is_axis_aligned
-from data.box_transform import project_points, to_normalised, transform_labels
+from data.augment import Picture, SamplePlan, Tile
+from data.box_transform import project_points
 
 GREY = 114
 _POLYGON_BITS = 4  # sub-pixel bits of OpenCV's polygon filler
+_MIRRORED = {(False, False): None, (True, False): 1, (False, True): 0, (True, True): -1}  # x, y: code of cv2.flip
 
 
-def render_plan(
-    plan: SamplePlan,
-    load: Callable[[int], np.ndarray],
-    labels_of: Callable[[int], np.ndarray],
-    place: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """One training picture.
+def render_plan(plan: SamplePlan, load: Callable[[int], np.ndarray], place: np.ndarray | None = None) -> np.ndarray:
+    """One training picture: uint8 (H, W, 3). `data.plan_labels` has its labels.
 
     Args:
-        plan: from `data.augment.draw_plan`, drawn for the very source sizes that ``load`` returns.
+        plan: from `data.augment.draw_plans`, drawn for the very source sizes that ``load`` returns.
         load: image index to source image, uint8 (h, w, 3) RGB.
-        labels_of: image index to float32 (n, 5) of class, cx, cy, w, h normalised to the image.
-        place: uint8 (H, W, 3) that the last pass over the pixels may write to; then it is what is returned.
-
-    Returns:
-        uint8 (H, W, 3) and float32 (n, 5) normalised to the canvas.
+        place: uint8 (H, W, 3) to draw into; then it is what is returned.
     """
-    own = place if len(plan.pictures) == 1 else None
-    rendered = [_render_picture(picture, plan.canvas_hw, load, labels_of, own) for picture in plan.pictures]
-    labels = np.concatenate([rows for _, rows in rendered])
-    image = rendered[0][0]
-    if len(rendered) == 2:
-        image = cv2.addWeighted(image, plan.mix, rendered[1][0], 1 - plan.mix, 0, dst=place)
-    return image, to_normalised(labels, plan.canvas_hw)
+    place = np.empty((*plan.canvas_hw, 3), np.uint8) if place is None else place
+    if len(plan.pictures) == 1:
+        return _render_picture(plan.pictures[0], load, place)
+    first, second = (_render_picture(picture, load, np.empty_like(place)) for picture in plan.pictures)
+    return cv2.addWeighted(first, plan.mix, second, 1 - plan.mix, 0, dst=place)
 
 
-def _render_picture(
-    picture: Picture,
-    canvas_hw: tuple[int, int],
-    load: Callable[[int], np.ndarray],
-    labels_of: Callable[[int], np.ndarray],
-    place: np.ndarray | None,
-) -> tuple[np.ndarray, np.ndarray]:
-    canvas = np.full((*canvas_hw, 3), GREY, np.uint8)
-    sizes = []
+def _render_picture(picture: Picture, load: Callable[[int], np.ndarray], place: np.ndarray) -> np.ndarray:
+    canvas = place if picture.colour is None else np.empty_like(place)
+    canvas[:] = GREY
     for tile in picture.tiles:
-        source = load(tile.index)
-        sizes.append(source.shape[:2])
-        draw_tile(tile, source, canvas)
-    if picture.colour is not None:
-        canvas = cv2.transform(canvas, picture.colour, dst=place)
-    return canvas, _labels_of_tiles(picture.tiles, sizes, canvas_hw, labels_of)
-
-
-def plan_labels(plan: SamplePlan, source_hw: np.ndarray, labels_of: Callable[[int], np.ndarray]) -> np.ndarray:
-    """The labels that `render_plan` returns, without pixels. ``source_hw``: int (N, 2) of all source images."""
-    tiles = [tile for picture in plan.pictures for tile in picture.tiles]
-    sizes = [source_hw[tile.index] for tile in tiles]
-    return to_normalised(_labels_of_tiles(tiles, sizes, plan.canvas_hw, labels_of), plan.canvas_hw)
-
-
-def _labels_of_tiles(
-    tiles: Sequence[Tile],
-    sizes: Sequence[tuple[int, int]],
-    canvas_hw: tuple[int, int],
-    labels_of: Callable[[int], np.ndarray],
-) -> np.ndarray:
-    return transform_labels(
-        [labels_of(tile.index) for tile in tiles],
-        source_hw=sizes,
-        regions=[tile.region for tile in tiles],
-        matrices=[tile.matrix for tile in tiles],
-        canvas_hw=canvas_hw,
-    )
+        draw_tile(tile, load(tile.index), canvas)
+    return canvas if picture.colour is None else cv2.transform(canvas, picture.colour, dst=place)
 
 
 def draw_tile(tile: Tile, source: np.ndarray, canvas: np.ndarray) -> None:
     """Paints one tile onto ``canvas`` uint8 (H, W, 3), in place; pixels outside the tile are left as they are."""
     x1, y1, x2, y2 = tile.region
     crop = source[y1:y2, x1:x2]
-    if is_axis_aligned(tile.matrix):
-        _resize_into(crop, tile, canvas)
-    else:
+    (scale_x, skew_x, shift_x), (skew_y, scale_y, shift_y), (tilt_x, tilt_y, _) = tile.matrix.tolist()
+    if skew_x or skew_y or tilt_x or tilt_y:
         _warp_into(crop, tile, canvas)
+        return
+    across = round(scale_x * x1 + shift_x), round(scale_x * x2 + shift_x)
+    down = round(scale_y * y1 + shift_y), round(scale_y * y2 + shift_y)
+    mirrored = _MIRRORED[across[1] < across[0], down[1] < down[0]]
+    _resize_into(crop if mirrored is None else cv2.flip(crop, mirrored), sorted(across), sorted(down), canvas)
 
 
-def _resize_into(crop: np.ndarray, tile: Tile, canvas: np.ndarray) -> None:
-    x1, y1, x2, y2 = tile.region
-    corners = project_points(tile.matrix, np.array([[x1, y1], [x2, y2]], np.float64))
-    (start_x, start_y), (end_x, end_y) = np.rint(corners).astype(int).tolist()
-    mirrored = (end_x < start_x, end_y < start_y)
-    left, right, top, bottom = *sorted((start_x, end_x)), *sorted((start_y, end_y))
-    if any(mirrored):
-        crop = cv2.flip(crop, {(True, False): 1, (False, True): 0, (True, True): -1}[mirrored])
+def _resize_into(crop: np.ndarray, across: Sequence[int], down: Sequence[int], canvas: np.ndarray) -> None:
+    """Fills the columns ``across`` and rows ``down`` (first, end), of which some may lie outside."""
+    (left, right), (top, bottom) = across, down
     height, width = canvas.shape[:2]
     if top >= 0 and left >= 0 and bottom <= height and right <= width:
         resize(crop, right - left, bottom - top, canvas[top:bottom, left:right])
@@ -202,10 +159,17 @@ def fit_letterbox(image_hw: tuple[int, int], canvas_hw: tuple[int, int], longest
     return Letterbox(new_w, new_h, pad_x, pad_y, new_w / width, new_h / height)
 
 
-def letterbox(image: np.ndarray, canvas_hw: tuple[int, int], fit: Letterbox) -> np.ndarray:
-    """Resizes bilinearly and pads with grey: uint8 (H, W, 3)."""
-    if image.shape[:2] != (fit.height, fit.width):
-        image = cv2.resize(image, (fit.width, fit.height), interpolation=cv2.INTER_LINEAR)
-    canvas = np.full((*canvas_hw, 3), GREY, np.uint8)
-    canvas[fit.pad_y : fit.pad_y + fit.height, fit.pad_x : fit.pad_x + fit.width] = image
+def letterbox(
+    image: np.ndarray, canvas_hw: tuple[int, int], fit: Letterbox, place: np.ndarray | None = None
+) -> np.ndarray:
+    """Resizes bilinearly and pads with grey: uint8 (H, W, 3), ``place`` if that is given."""
+    canvas = np.empty((*canvas_hw, 3), np.uint8) if place is None else place
+    right, bottom = fit.pad_x + fit.width, fit.pad_y + fit.height
+    canvas[: fit.pad_y], canvas[bottom:] = GREY, GREY
+    middle = canvas[fit.pad_y : bottom]
+    middle[:, : fit.pad_x], middle[:, right:] = GREY, GREY
+    if image.shape[:2] == (fit.height, fit.width):
+        middle[:, fit.pad_x : right] = image
+    else:
+        cv2.resize(image, (fit.width, fit.height), dst=middle[:, fit.pad_x : right], interpolation=cv2.INTER_LINEAR)
     return canvas

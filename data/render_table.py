@@ -17,6 +17,7 @@ from torch import Tensor
 from data.augment import Picture, SamplePlan
 from data.collate import new_pixels
 from data.pyramid import PyramidLayout, level_image, level_sizes, levels_for
+from utils.inline_tensors import InlineTensors
 
 MOSAIC_SLOTS = 4
 # A pixel between two tiles must not miss both for a rounding error; half a canvas pixel is never as little as this.
@@ -34,7 +35,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class RenderTable:
+class RenderTable(InlineTensors):
     """What is painted where. An empty slot has a region that nothing lies in."""
 
     canvas_hw: tuple[int, int]

@@ -6,6 +6,7 @@ renders a contiguous share of it, which may be empty. Validation: a fixed list o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ class BatchRequest:
 
     pictures: tuple[tuple[SampleKey, ...], ...]
     canvas_hw: tuple[int, int]
+    slot: int | None = None  # of `data.batch_slots`, to draw into
 
 
 class KeyedDistributedSampler(DistributedSampler):
@@ -63,6 +65,13 @@ class KeyedDistributedSampler(DistributedSampler):
         """Pictures in global batch ``batch`` of any epoch, over all ranks."""
         size = min(len(self.order) - batch * self.order.batch_size, self.order.batch_size)
         return size // 4 if self.quad else size
+
+    @property
+    def most_pixels(self) -> int:
+        """No batch of this rank has more."""
+        order = self.order
+        side = (math.ceil(order.imgsz * (1 + self.multi_scale) / order.stride + order.pad) + 1) * order.stride
+        return -(-order.batch_size // self.num_replicas) * side**2
 
     def __len__(self) -> int:
         """Sample keys of this rank in an epoch."""
@@ -128,6 +137,11 @@ class EndlessRequests:
         self.start = (0, 0)
         self.one_epoch = False  # stop at the end of the start's epoch
 
+    @property
+    def most_pixels(self) -> int:
+        """No request has more."""
+        return self.sampler.most_pixels
+
     def __iter__(self) -> Iterator[BatchRequest]:
         epoch, batch = self.start
         while True:
@@ -143,6 +157,11 @@ class ShardedBatches(Sequence[BatchRequest]):
 
     def __init__(self, batches: Sequence[tuple[np.ndarray, tuple[int, int]]], *, rank: int, world_size: int) -> None:
         self._batches = batches[rank::world_size]
+
+    @property
+    def most_pixels(self) -> int:
+        """No request has more."""
+        return max((len(members) * math.prod(canvas) for members, canvas in self._batches), default=0)
 
     def __len__(self) -> int:
         return len(self._batches)

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from data.augment import colour_matrix, draw_plan, is_axis_aligned
+from data.augment import choose_partners, draw_plan, draw_plans
 from data.box_transform import MAX_ASPECT, is_worth_keeping, project_boxes, project_points, transform_labels
+from data.colour import colour_matrices
+from data.placement import are_axis_aligned
 from utils.config import Hyperparameters
 from utils.structures import SampleKey
 
@@ -41,6 +43,25 @@ def test_same_key_same_plan_whatever_the_global_generators():
     after = [flat(plan_of(hyp, p)) for p in reversed(range(20))][::-1]
     assert before == after
     assert len({repr(p) for p in before}) == 20
+
+
+def test_a_plan_does_not_depend_on_what_it_is_drawn_with():
+    """To the last bit: ranks draw other batches."""
+    hyp = Hyperparameters(degrees=10, shear=3, perspective=0.0005, mixup=0.5, mosaic=0.6, flipud=0.5)
+    keys = [SampleKey(p % len(SOURCE_HW), 3, p, (320, 256), (4, 2, 0, 5)[: p % 5]) for p in (*range(17), 40, 41, 7)]
+    for settings in (hyp, Hyperparameters()):
+        options = {"source_hw": SOURCE_HW, "hyp": settings, "seed": 7, "epochs": 100}
+        together = [flat(plan) for plan in draw_plans(keys, **options)]
+        assert together == [flat(draw_plan(key, **options)) for key in keys]
+        assert together[5:] == [flat(plan) for plan in draw_plans(keys[5:], **options)]
+    assert draw_plans([], **options) == []
+
+
+def test_choosing_partners():
+    assert choose_partners([0.0, 0.999, 0.5], 3, (), 10) == [0, 9, 5]
+    assert sorted(choose_partners([0.9, 0.1, 0.4], 3, (1, 3, 5, 7), 10)) == [1, 5, 7]
+    assert sorted(choose_partners([0.9, 0.1, 0.4], 3, (1, 3, 5), 10)) in ([1, 1, 5], [1, 5, 5])
+    assert choose_partners([0.9, 0.1], 3, (3,), 10) == [3, 3]
 
 
 def test_epoch_position_and_seed_change_the_plan():
@@ -130,7 +151,7 @@ def test_snapping_moves_edges_by_half_a_pixel_at_most():
         for a, b in pairs:
             if a.index != b.index:  # one missed the canvas by less than a pixel
                 break
-            assert is_axis_aligned(a.matrix)
+            assert are_axis_aligned(a.matrix[None]).all()
             x1, y1, x2, y2 = a.region
             points = np.array([[x1, y1], [x2, y2]], float)
             difference = np.abs(project_points(a.matrix, points) - project_points(b.matrix, points))
@@ -154,13 +175,16 @@ def test_full_scale_jitter_never_collapses():
     assert np.abs(gains).min() > 0
 
 
-def test_colour_matrix():
-    assert colour_matrix(0, 0, 0) is None
+def test_colour_matrices():
+    def of(*jitter: float) -> np.ndarray:
+        return colour_matrices(np.array([jitter]))[0]
+
+    np.testing.assert_allclose(of(0, 0, 0), np.eye(3), atol=1e-12)
     grey = np.array([80.0, 80.0, 80.0])
-    np.testing.assert_allclose(colour_matrix(0.3, 0.5, 0) @ grey, grey, atol=0.5)
-    np.testing.assert_allclose(colour_matrix(0, -1, 0) @ [200, 10, 60], np.full(3, 0.299 * 200 + 5.87 + 6.84), atol=0.5)
-    np.testing.assert_allclose(colour_matrix(0, 0, 0.4), 1.4 * np.eye(3), atol=1e-12)
-    np.testing.assert_allclose(np.linalg.matrix_power(colour_matrix(1 / 3, 0, 0), 3), np.eye(3), atol=1e-9)
+    np.testing.assert_allclose(of(0.3, 0.5, 0) @ grey, grey, atol=0.5)
+    np.testing.assert_allclose(of(0, -1, 0) @ [200, 10, 60], np.full(3, 0.299 * 200 + 5.87 + 6.84), atol=0.5)
+    np.testing.assert_allclose(of(0, 0, 0.4), 1.4 * np.eye(3), atol=1e-12)
+    np.testing.assert_allclose(np.linalg.matrix_power(of(1 / 3, 0, 0), 3), np.eye(3), atol=1e-9)
 
 
 def test_keeping_rules():
@@ -170,14 +194,21 @@ def test_keeping_rules():
     assert is_worth_keeping(boxes, full).tolist() == [True, False, False, False, True, False]
 
 
+def moved(tiles: list, canvas_hw: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """`transform_labels` of tiles given as labels, source size, region, matrix."""
+    labels, sizes, regions, matrices = zip(*tiles)
+    owner = np.repeat(np.arange(len(tiles)), [len(rows) for rows in labels])
+    places = {"source_hw": np.array(sizes), "regions": np.array(regions), "matrices": np.array(matrices)}
+    return transform_labels(np.concatenate(labels), owner, **places, canvas_hw=canvas_hw)
+
+
 def test_labels_are_clipped_to_region_and_canvas():
     labels = np.array([[1, 0.5, 0.5, 0.5, 0.5], [2, 0.05, 0.05, 0.1, 0.1]], np.float32)
-    matrix = np.diag([2.0, 2.0, 1.0])
-    of_tile = {"source_hw": [(100, 100)], "regions": [(30, 30, 100, 100)], "matrices": [matrix]}
-    rows = transform_labels([labels], **of_tile, canvas_hw=(120, 120))
+    tile = ((100, 100), (30, 30, 100, 100), np.diag([2.0, 2.0, 1.0]))
+    rows, owner = moved([(labels[:0], *tile), (labels, *tile)], (120, 120))
     np.testing.assert_allclose(rows, [[1, 60, 60, 120, 120]])
-    assert transform_labels([labels[:0]], **of_tile, canvas_hw=(120, 120)).shape == (0, 5)
-    assert transform_labels([], source_hw=[], regions=[], matrices=[], canvas_hw=(120, 120)).shape == (0, 5)
+    assert owner.tolist() == [1]
+    assert moved([(labels[:0], *tile)], (120, 120))[0].shape == (0, 5)
 
 
 @pytest.mark.parametrize("tilt", [0.0, 1e-3])
@@ -198,8 +229,7 @@ def test_tiles_together_are_each_alone_and_hulls_hold_the_corners(tilt, shear):
             corners = project_points(matrix, np.array([a, (b[0], a[1]), b, (a[0], b[1])]))
             np.testing.assert_allclose(hull, [*corners.min(0), *corners.max(0)])
 
-    def moved(some: list) -> np.ndarray:
-        labels, sizes, regions, matrices = zip(*some)
-        return transform_labels(labels, source_hw=sizes, regions=regions, matrices=matrices, canvas_hw=(256, 320))
-
-    np.testing.assert_allclose(moved(tiles), np.concatenate([moved([tile]) for tile in tiles]))
+    alone = [moved([tile], (256, 320))[0] for tile in tiles]
+    together, owner = moved(tiles, (256, 320))
+    np.testing.assert_array_equal(together, np.concatenate(alone))
+    assert owner.tolist() == [number for number, rows in enumerate(alone) for _ in rows]

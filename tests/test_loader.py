@@ -73,6 +73,26 @@ def test_workers_change_nothing(door, workers):
             assert_same(a, b)
 
 
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
+@pytest.mark.parametrize("options", [{}, {"quad": True}, {"multi_scale": True}, {"rect": True}])
+def test_batches_share_memory_only_with_those_that_are_gone(door, options):
+    """Worker and parent use a few places again and again; what is still held stays as it is, however much that is."""
+    alone = list(islice(door(**options), 24))
+    loader = door(workers=2, **options)
+    for _ in range(2):  # another iteration, with batches on their way when the first one was given up
+        kept, places = [], set()
+        for number, batch in enumerate(islice(loader, 24)):
+            places.add(batch.images.data_ptr())
+            if number >= 12:
+                kept.append(batch)
+            else:
+                assert_same(alone[number], batch)
+        for batch, expected in zip(kept, alone[12:]):
+            assert_same(batch, expected)
+        assert len(places) < 20
+        del batch, kept
+
+
 def test_global_randomness_changes_nothing(door):
     torch.manual_seed(0)
     first = list(islice(door(), 3))

@@ -6,13 +6,15 @@ import cv2
 import numpy as np
 import pytest
 
-from data.augment import _affine_matrix, _flip_matrix, draw_plan
+from data.augment import NUMBERS, Draw, SamplePlan, draw_plan
 from data.box_transform import project_boxes
+from data.placement import HORIZON, MIN_SCALE
+from data.plan_labels import plan_labels
 from data.render import GREY, fit_letterbox, letterbox, render_plan
 from tests.synthetic_index import GEOMETRIES, OBJECT, smooth_image
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config import Hyperparameters
-from utils.rng import Stream, keyed_generator
+from utils.rng import Stream, keyed_uniforms
 from utils.structures import SampleKey
 
 CANVAS = 256
@@ -23,15 +25,50 @@ def still(**changes) -> Hyperparameters:
     return Hyperparameters(**({"hsv_h": 0, "hsv_s": 0, "hsv_v": 0} | changes))
 
 
+def drawn(plan: SamplePlan, images: list[np.ndarray], labels: np.ndarray | None = None):
+    """The picture, and its labels if every image has ``labels`` (n, 5)."""
+    labels = np.zeros((0, 5), np.float32) if labels is None else labels
+    sizes = np.array([image.shape[:2] for image in images])
+
+    def labels_of(members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.tile(labels, (len(members), 1)), np.repeat(np.arange(len(members)), len(labels))
+
+    return render_plan(plan, images.__getitem__), plan_labels([plan], sizes, labels_of)[0]
+
+
+def translation(x: float, y: float) -> np.ndarray:
+    return np.array([[1.0, 0.0, x], [0.0, 1.0, y], [0.0, 0.0, 1.0]])
+
+
+def affine_matrix(u: np.ndarray, hyp: Hyperparameters, frame_hw: tuple, canvas_hw: tuple) -> np.ndarray:
+    """`data.placement.frames_to_canvas` for one picture, as a product of matrices."""
+    perspective, turn, shear = np.eye(3), np.eye(3), np.eye(3)
+    tilt = u[6:8] * hyp.perspective
+    reach = abs(tilt[0]) * frame_hw[1] / 2 + abs(tilt[1]) * frame_hw[0] / 2
+    perspective[2, :2] = tilt / max(1.0, reach * HORIZON)
+    angle, scale = np.radians(u[0] * hyp.degrees), max(1 + u[1] * hyp.scale, MIN_SCALE)
+    turn[:2, :2] = scale * np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    shear[0, 1], shear[1, 0] = (np.tan(np.radians(v * hyp.shear)) for v in u[2:4])
+    to_canvas = translation((0.5 + u[4] * hyp.translate) * canvas_hw[1], (0.5 + u[5] * hyp.translate) * canvas_hw[0])
+    return to_canvas @ shear @ turn @ perspective @ translation(-frame_hw[1] / 2, -frame_hw[0] / 2)
+
+
+def flip_matrix(u: np.ndarray, hyp: Hyperparameters, canvas_hw: tuple) -> np.ndarray:
+    matrix = np.eye(3)
+    if u[0] < hyp.fliplr:
+        matrix[0, 0], matrix[0, 2] = -1.0, canvas_hw[1]
+    if u[1] < hyp.flipud:
+        matrix[1, 1], matrix[1, 2] = -1.0, canvas_hw[0]
+    return matrix
+
+
 def two_step(key: SampleKey, images: list[np.ndarray], hyp: Hyperparameters, seed: int) -> np.ndarray:
     """Paste onto a double canvas, then warp a window out of it at four samples a pixel and side, in floating point."""
-    rng = keyed_generator(seed, Stream.AUGMENT, key.epoch, key.position)
+    (u,) = keyed_uniforms(seed, Stream.AUGMENT, [(key.epoch, key.position)], NUMBERS)
     height, width = key.canvas_hw
-    is_mosaic = rng.random() < hyp.mosaic
-    members = [key.index, *rng.integers(len(images), size=3)]
-    centre_u, affine_u = rng.uniform(0.5, 1.5, size=2), rng.uniform(-1, 1, size=8)
-    rng.uniform(-1, 1, size=3)
-    flip_u = rng.random(2)
+    is_mosaic = u[Draw.MOSAIC] < hyp.mosaic
+    members = [key.index, *(u[Draw.PARTNERS] * len(images)).astype(int)]
+    centre_u, affine_u, flip_u = 0.5 + u[Draw.CENTRE], 2 * u[Draw.AFFINE] - 1, u[Draw.FLIP]
     frame_h, frame_w = (2 * height, 2 * width) if is_mosaic else (height, width)
     frame = np.full((frame_h, frame_w, 3), GREY, np.float32)
     cx, cy = int(centre_u[0] * width), int(centre_u[1] * height)
@@ -44,7 +81,7 @@ def two_step(key: SampleKey, images: list[np.ndarray], hyp: Hyperparameters, see
         y = (cy - h, cy)[slot // 2] if is_mosaic else (height - h) // 2
         x1, y1, x2, y2 = max(x, 0), max(y, 0), min(x + w, frame_w), min(y + h, frame_h)
         frame[y1:y2, x1:x2] = small[y1 - y : y2 - y, x1 - x : x2 - x]
-    matrix = _flip_matrix(flip_u, hyp, key.canvas_hw) @ _affine_matrix(affine_u, hyp, frame.shape[:2], key.canvas_hw)
+    matrix = flip_matrix(flip_u, hyp, key.canvas_hw) @ affine_matrix(affine_u, hyp, frame.shape[:2], key.canvas_hw)
     fine = 4
     to_fine = np.array([[fine, 0, (fine - 1) / 2], [0, fine, (fine - 1) / 2], [0, 0, 1.0]])
     half = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1.0]])
@@ -64,7 +101,7 @@ def test_one_pass_equals_the_two_step_pipeline(geometry, mosaic):
     for position in range(12):
         key = SampleKey(position % len(images), 0, position, (CANVAS, CANVAS))
         plan = draw_plan(key, source_hw=sizes, hyp=hyp, seed=3, epochs=50)
-        ours, _ = render_plan(plan, images.__getitem__, lambda i: np.zeros((0, 5), np.float32))
+        ours, _ = drawn(plan, images)
         reference = two_step(key, images, hyp, 3)
         difference = np.abs(ours.astype(np.float32) - reference).max(2)
         # Smooth images: only pixels on a tile's edge may differ by more than interpolation does.
@@ -101,7 +138,7 @@ def test_boxes_sit_on_their_objects(geometry, canvas, size):
     for position in range(15):
         key = SampleKey(0, 0, position, (canvas, canvas))
         plan = draw_plan(key, source_hw=np.array([size]), hyp=hyp, seed=1, epochs=50)
-        picture, labels = render_plan(plan, lambda i: image, lambda i: label.astype(np.float32))
+        picture, labels = drawn(plan, [image], label.astype(np.float32))
         if not len(labels):
             continue
         seen += 1
@@ -125,7 +162,7 @@ def test_tiles_leave_no_seam():
         for position in range(20):
             key = SampleKey(0, 0, position, (CANVAS, CANVAS))
             plan = draw_plan(key, source_hw=np.array([[256, 256]] * 4), hyp=hyp, seed=5, epochs=50)
-            picture, _ = render_plan(plan, images.__getitem__, lambda i: np.zeros((0, 5), np.float32))
+            picture, _ = drawn(plan, images)
             corner = picture[96:160, 96:160]  # within all four tiles, whatever the mosaic's centre
             assert (corner == 200).all()
 
@@ -136,7 +173,7 @@ def test_strong_shrink_is_antialiased():
     for degrees in (0.0, 3.0):
         hyp = still(mosaic=0, scale=0, translate=0, degrees=degrees, fliplr=0)
         plan = draw_plan(SampleKey(0, 0, 0, (128, 128)), source_hw=np.array([[640, 640]]), hyp=hyp, seed=0, epochs=9)
-        picture, _ = render_plan(plan, lambda i: stripes, lambda i: np.zeros((0, 5), np.float32))
+        picture, _ = drawn(plan, [stripes])
         middle = picture[32:96, 32:96].astype(int)
         assert np.abs(middle - 127).max() < 40
 
@@ -152,7 +189,7 @@ def test_read_only_sources_are_enough():
             seed=0,
             epochs=50,
         )
-        picture, _ = render_plan(plan, lambda i: image, lambda i: np.zeros((0, 5), np.float32))
+        picture, _ = drawn(plan, [image])
         assert picture.shape == (96, 96, 3)
 
 
@@ -163,7 +200,7 @@ def test_mixup_is_the_weighted_mean_and_keeps_both_label_sets():
     for position in range(10):
         key = SampleKey(position % 2, 0, position, (64, 64))
         plan = draw_plan(key, source_hw=np.array([[64, 64]] * 2), hyp=hyp, seed=0, epochs=50)
-        picture, labels = render_plan(plan, images.__getitem__, lambda i: label)
+        picture, labels = drawn(plan, images, label)
         first, second = (int(images[p.tiles[0].index][0, 0, 0]) for p in plan.pictures)
         assert np.abs(picture.astype(float) - (plan.mix * first + (1 - plan.mix) * second)).max() <= 1
         assert len(labels) == 2
@@ -173,7 +210,7 @@ def test_zero_jitter_leaves_pixels_alone():
     image = smooth_image(np.random.default_rng(0), 64, 64)
     hyp = still(mosaic=0, scale=0, translate=0, fliplr=0)
     plan = draw_plan(SampleKey(0, 0, 0, (64, 64)), source_hw=np.array([[64, 64]]), hyp=hyp, seed=0, epochs=50)
-    picture, _ = render_plan(plan, lambda i: image, lambda i: np.zeros((0, 5), np.float32))
+    picture, _ = drawn(plan, [image])
     assert np.array_equal(picture, image)
 
 

@@ -9,7 +9,7 @@ from test_step import _NoSync
 
 from data.augment import Picture, SamplePlan, Tile, draw_plan
 from data.pyramid import MAX_LEVEL, PyramidLayout, level_image, levels_for
-from data.render import GREY, plan_labels, render_plan
+from data.render import GREY, render_plan
 from data.render_table import CachedPixels, PackedPixels, RenderTable, build_table
 from data.render_torch import render_table
 from tests.synthetic_index import GEOMETRIES, smooth_image
@@ -23,10 +23,6 @@ SIZES = np.array([(240, 320), (320, 240), (256, 256), (180, 300), (90, 120)])
 def images() -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     return [smooth_image(rng, height, width) for height, width in SIZES.tolist()]
-
-
-def no_labels(_: int) -> np.ndarray:
-    return np.zeros((0, 5), np.float32)
 
 
 def draw(hyp: Hyperparameters, count: int, canvas: tuple[int, int], *, first: int = 0) -> list[SamplePlan]:
@@ -45,7 +41,7 @@ def pictures(plans: list[SamplePlan], images: list[np.ndarray]) -> np.ndarray:
 
 
 def opencv_pictures(plans: list[SamplePlan], images: list[np.ndarray]) -> np.ndarray:
-    return np.stack([render_plan(plan, images.__getitem__, no_labels)[0] for plan in plans])
+    return np.stack([render_plan(plan, images.__getitem__) for plan in plans])
 
 
 @pytest.mark.parametrize("canvas", [(256, 256), (128, 192)])
@@ -158,10 +154,3 @@ def test_nothing_waits_for_the_device(images):
     table, pixels = packed(plans, images)
     with _NoSync():
         render_table(table, pixels)
-
-
-def test_labels_without_pixels_are_those_with(images):
-    label = np.array([[1, 0.5, 0.5, 0.4, 0.3], [0, 0.1, 0.2, 0.1, 0.1]], np.float32)
-    for plan in draw(Hyperparameters(mixup=0.5, degrees=8), 10, (96, 96)):
-        _, expected = render_plan(plan, images.__getitem__, lambda i: label)
-        np.testing.assert_array_equal(plan_labels(plan, SIZES, lambda i: label), expected)

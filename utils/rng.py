@@ -6,6 +6,7 @@ depend on rank, worker, restart or the order in which samples are rendered, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -23,6 +24,7 @@ class Stream(IntEnum):
     ANCHORS = 6
     DEMO = 7
     IMAGE_WEIGHTS = 8
+    MIXUP = 9
 
 
 def keyed_generator(seed: int, stream: Stream, *counters: int) -> np.random.Generator:
@@ -37,3 +39,25 @@ def keyed_generator(seed: int, stream: Stream, *counters: int) -> np.random.Gene
     counter = np.zeros(4, dtype=np.uint64)
     counter[1 : 1 + len(counters)] = counters
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+def keyed_uniforms(seed: int, stream: Stream, places: Sequence[tuple[int, int]], count: int) -> np.ndarray:
+    """float64 (n, count) in [0, 1): each row a function of ``(seed, stream)``, ``count`` and its own (epoch, position).
+
+    Positions have consecutive stretches of one Philox sequence an epoch, so that a generator, which takes much longer
+    to make than to draw from, serves a run of consecutive positions. A stream is for this or for `keyed_generator`.
+    """
+    key = np.array([seed % 2**64, int(stream)], dtype=np.uint64)
+    steps = -(-count // 4)  # of the counter: each gives four numbers
+    rows = np.empty((len(places), 4 * steps))
+    first = 0
+    for last in range(1, len(places) + 1):
+        epoch, position = places[last - 1]
+        if last < len(places) and places[last] == (epoch, position + 1):
+            continue
+        counter = np.array([places[first][1] * steps, epoch, 0, 0], dtype=np.uint64)
+        rows[first:last] = np.random.Generator(np.random.Philox(key=key, counter=counter)).random(
+            (last - first, 4 * steps)
+        )
+        first = last
+    return rows[:, :count]

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from utils.inline_tensors import InlineTensors
+
 TARGET_BUCKET = 16
 
 
@@ -47,7 +49,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(InlineTensors):
     """Images of one canvas size and their targets; ``images`` may hold zero images (a rank with an empty share)."""
 
     images: Tensor  # uint8 (B, 3, H, W)

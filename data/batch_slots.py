@@ -1,0 +1,107 @@
+"""Memory that workers draw batches into and that their parent reads them from, used again and again.
+
+A fresh segment a batch, which is how torch hands tensors over, costs the kernel more than drawing a picture costs us:
+each of its pages is found, cleared and mapped anew. Here the parent gives every request a slot of one mapping, and has
+it back when the last tensor that shows the batch is gone. Where there is no such memory (not on Linux), or all slots
+are in use, a batch travels as torch sends it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import mmap
+import os
+import weakref
+from dataclasses import replace
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from utils.structures import Batch
+
+_numbers = itertools.count()
+_by_number: weakref.WeakValueDictionary[int, BatchSlots] = weakref.WeakValueDictionary()
+
+
+class BatchSlots:
+    """Slots of equal size in one shared mapping. A page takes memory once something has been written to it."""
+
+    def __init__(self, count: int, slot_bytes: int) -> None:
+        """OSError where the system refuses."""
+        handle = os.memfd_create("lockstep-batches")
+        os.truncate(handle, count * slot_bytes)
+        self._map(handle, slot_bytes)
+        self.number = next(_numbers)
+        self._free = list(range(count))  # the last one given back goes out first: its pages exist
+        self._out: set[int] = set()  # with a worker
+        _by_number[self.number] = self
+
+    def _map(self, handle: int, slot_bytes: int) -> None:
+        self.slot_bytes = slot_bytes
+        self._handle = handle
+        self._memory = mmap.mmap(handle, 0)
+        weakref.finalize(self, os.close, handle).atexit = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a worker that is not forked: it maps the same memory."""
+        return {"handle": DupFd(self._handle), "slot_bytes": self.slot_bytes, "number": self.number}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.number = state["number"]
+        self._map(state["handle"].detach(), state["slot_bytes"])
+
+    def take(self, wanted_bytes: int) -> int | None:
+        """A slot for a worker to draw into, if there is one as large as that."""
+        if wanted_bytes > self.slot_bytes or not self._free:
+            return None
+        slot = self._free.pop()
+        self._out.add(slot)
+        return slot
+
+    def take_back(self) -> None:
+        """Slots that workers have. To be called when these have ended."""
+        self._free.extend(self._out)
+        self._out.clear()
+
+    def pixels(self, slot: int, shape: tuple[int, ...]) -> np.ndarray:
+        """uint8 of ``shape`` in a slot."""
+        return np.frombuffer(self._memory, np.uint8, math.prod(shape), slot * self.slot_bytes).reshape(shape)
+
+    def arrived(self, slot: int, shape: tuple[int, ...]) -> Tensor:
+        """The same as a tensor; the slot is free again when its memory is not referred to any more."""
+        pixels = self.pixels(slot, shape)
+        self._out.discard(slot)
+        weakref.finalize(pixels, self._free.append, slot).atexit = False  # torch's storage keeps the array alive
+        return torch.from_numpy(pixels)
+
+
+class SlottedBatch:
+    """A `Batch` about to leave a worker, with its images in a slot. What arrives is the batch."""
+
+    def __init__(self, batch: Batch, slots: BatchSlots, slot: int) -> None:
+        self.batch = batch
+        self.slots = slots
+        self.slot = slot
+
+    def __reduce__(self) -> tuple:
+        images = self.batch.images
+        shape = tuple(images.permute(0, 2, 3, 1).shape)
+        return _arrived, (self.slots.number, self.slot, shape, replace(self.batch, images=images[..., :0, :0].clone()))
+
+
+def _arrived(number: int, slot: int, shape: tuple[int, ...], batch: Batch) -> Batch:
+    return replace(batch, images=_by_number[number].arrived(slot, shape).permute(0, 3, 1, 2))
+
+
+def open_slots(count: int, slot_bytes: int) -> BatchSlots | None:
+    """Slots, or None where there can be none."""
+    if not hasattr(os, "memfd_create") or slot_bytes == 0:
+        return None
+    try:
+        return BatchSlots(count, slot_bytes)
+    except OSError:  # no such memory, or not as much
+        return None

@@ -1,0 +1,111 @@
+"""Memory that workers draw batches into: whose it is, and when it is free again."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
+
+import numpy as np
+import pytest
+import torch
+
+from data.batch_slots import BatchSlots, SlottedBatch, open_slots
+from utils.structures import Batch
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
+SHAPE = (2, 4, 6, 3)
+
+
+def batch_in(slots: BatchSlots, slot: int, value: int) -> Batch:
+    """What a worker makes of a slot."""
+    pixels = torch.from_numpy(slots.pixels(slot, SHAPE)).fill_(value)
+    numbers = {"original_hw": torch.ones(2, 2, dtype=torch.int32), "letterbox": torch.zeros(2, 4, dtype=torch.float64)}
+    targets, indices = torch.rand(3, 6), torch.tensor([4, 5])
+    return Batch(pixels.permute(0, 3, 1, 2), targets, 16, indices, **numbers, paths=("a", "b"), counts=(1, 2))
+
+
+def sent(batch: Batch, slots: BatchSlots, slot: int) -> Batch:
+    return pickle.loads(ForkingPickler.dumps(SlottedBatch(batch, slots, slot)))
+
+
+def test_what_arrives_is_the_batch_and_the_slot_is_free_when_its_last_tensor_goes():
+    slots = BatchSlots(2, 1000)
+    slot = slots.take(2 * 4 * 6 * 3)
+    arrived = sent(batch_in(slots, slot, 7), slots, slot)
+    assert arrived.images.shape == (2, 3, 4, 6)
+    assert arrived.images.is_contiguous(memory_format=torch.channels_last)
+    assert (arrived.images == 7).all()
+    assert (arrived.paths, arrived.counts, arrived.max_targets) == (("a", "b"), (1, 2), 16)
+    assert slots.take(144) is not None
+    assert slots.take(144) is None
+    view = replace(arrived, targets=arrived.targets * 2).share(1, 2).images[..., 1:]
+    del arrived
+    gc.collect()
+    assert slots.take(144) is None
+    del view
+    assert slots.take(144) == slot
+
+
+def test_no_slot_is_better_than_one_that_is_too_small():
+    slots = BatchSlots(2, 100)
+    assert slots.take(101) is None
+    assert slots.take(100) is not None
+    assert open_slots(3, 0) is None
+
+
+def test_slots_of_workers_that_ended_come_back():
+    slots = BatchSlots(2, 100)
+    assert {slots.take(1), slots.take(1), slots.take(1)} == {0, 1, None}
+    slots.take_back()
+    assert {slots.take(1), slots.take(1)} == {0, 1}
+
+
+def test_a_batch_that_is_thrown_away_unseen_leaves_its_slot():
+    slots = BatchSlots(1, 1000)
+    slot = slots.take(144)
+    sent(batch_in(slots, slot, 1), slots, slot)
+    assert slots.take(144) == slot
+
+
+def _fill(slots: BatchSlots, results) -> None:
+    results.send_bytes(ForkingPickler.dumps(SlottedBatch(batch_in(slots, 1, 9), slots, 1)))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_other_processes_write_to_the_same_memory(method):
+    context = multiprocessing.get_context(method)
+    slots = BatchSlots(2, 1000)
+    here, there = context.Pipe()
+    worker = context.Process(target=_fill, args=(slots, there))
+    worker.start()
+    arrived = pickle.loads(here.recv_bytes())
+    worker.join()
+    assert (arrived.images == 9).all()
+    assert (slots.pixels(1, SHAPE) == 9).all()
+    assert (slots.pixels(0, SHAPE) == 0).all()
+
+
+def test_memory_goes_with_the_last_reference():
+    before = len(os.listdir("/proc/self/fd"))
+    slots = BatchSlots(2, 1000)
+    images = slots.arrived(slots.take(144), SHAPE)
+    del slots
+    assert int(images.sum()) == 0
+    del images
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_small_tensors_travel_in_the_message_and_can_be_written_to():
+    message = Batch(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), *(torch.rand(2, 6), 16), *[torch.ones(1)] * 3)
+    again = pickle.loads(ForkingPickler.dumps(message))
+    assert torch.equal(again.targets, message.targets)
+    again.targets.add_(1)
+    assert not again.targets.is_shared()
+    large = replace(message, images=torch.zeros(1, 3, 200, 200, dtype=torch.uint8))
+    assert pickle.loads(ForkingPickler.dumps(large)).images.is_shared()
+    assert np.prod(large.images.shape) > 65536
