@@ -91,7 +91,7 @@ def seconds_of(action: Callable[[], None], times: int, device: str) -> float:
 
 
 def loader_turns(options: argparse.Namespace) -> None:
-    from benchmarks.pictures import describe, rate_of
+    from benchmarks.pictures import PICTURED, describe, rate_of
     from data.dataset_yaml import load_dataset_spec
     from data.loader import create_dataloader
     from utils.config import hyperparameters_from
@@ -111,7 +111,7 @@ def loader_turns(options: argparse.Namespace) -> None:
         workers=options.workers,
     )
     batches = iter(loader)
-    looks = describe((b.images, b.targets[:, 2:]) for b in (next(batches) for _ in range(12)))
+    looks = describe((b.images, b.targets[:, 2:]) for b in (next(batches) for _ in range(PICTURED)))
     take_turns(lambda: looks | {"rate": rate_of((len(b.images) for b in batches), options.seconds)})
 
 

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-GREY = 114
+NEUTRAL = 2  # levels between the channels of a grey pixel, at most
+BRIGHTEST = 170  # that the grey of 114 around images may become; overexposed areas are flat too
+PICTURED = 24  # batches that are looked at
 SKIPPED = 10  # batches that lay ready while the other side had its turn
 
 
@@ -19,11 +21,14 @@ def describe(batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
     Args:
         batches: uint8 (B, 3, H, W) and boxes (M, 4) cx, cy, w, h, normalised.
     """
-    boxes, grey, brightness, saturation, pictures = [], [], [], [], 0
+    boxes, padding, brightness, saturation, pictures = [], [], [], [], 0
     for images, targets in batches:
         pictures += len(images)
         boxes.append(targets)
-        grey.append((images == GREY).all(1).float().mean((1, 2)))
+        brightest = images.amax(1)
+        is_grey = (brightest - images.amin(1) <= NEUTRAL) & (brightest <= BRIGHTEST)
+        is_flat = (images[..., 1:] == images[..., :-1]).all(1)
+        padding.append((is_grey[..., 1:] & is_flat).float().mean((1, 2)))
         values = images.float() / 255
         high, low = values.amax(1), values.amin(1)
         brightness.append(high.mean((1, 2)))
@@ -33,7 +38,7 @@ def describe(batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
         "boxes a picture": len(widths) / pictures,
         "box side, share of the picture": float((widths * heights).sqrt().mean()),
         "box width / height, log": float((widths / heights).log().mean()),
-        "grey pixels": float(torch.cat(grey).mean()),
+        "padding": float(torch.cat(padding).mean()),
         "brightness": float(torch.cat(brightness).mean()),
         "brightness, deviation between pictures": float(torch.cat(brightness).std()),
         "saturation": float(torch.cat(saturation).mean()),

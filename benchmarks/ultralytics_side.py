@@ -122,7 +122,7 @@ def seconds_of(action, times: int, on_gpu: bool) -> float:
 
 
 def loader_turns(options: argparse.Namespace) -> None:
-    from pictures import describe, rate_of
+    from pictures import PICTURED, describe, rate_of
     from ultralytics.cfg import get_cfg
     from ultralytics.data import build_dataloader, build_yolo_dataset
     from ultralytics.data.utils import check_det_dataset
@@ -140,7 +140,7 @@ def loader_turns(options: argparse.Namespace) -> None:
             yield from loader
 
     batches = endless()
-    looks = describe((b["img"], b["bboxes"]) for b in (next(batches) for _ in range(12)))
+    looks = describe((b["img"], b["bboxes"]) for b in (next(batches) for _ in range(PICTURED)))
     names = ("mosaic", "degrees", "translate", "scale", "shear", "perspective", "fliplr", "flipud", "mixup")
     names += ("hsv_h", "hsv_s", "hsv_v")
     looks |= {"settings": {name: getattr(settings, name) for name in names}}

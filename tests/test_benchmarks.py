@@ -11,6 +11,7 @@ import torch
 from benchmarks import report, turns
 from benchmarks.coco_scores import average_precision
 from benchmarks.dataset_copy import copied
+from benchmarks.loader import differences
 from benchmarks.metrics import make_scene
 from benchmarks.pictures import describe, rate_of
 from benchmarks.report import Comparison
@@ -82,9 +83,16 @@ def test_pictures_are_described_and_counted():
     images[1, 0] = 228
     looks = describe([(images, torch.tensor([[0.5, 0.5, 0.2, 0.1]]))])
     assert looks["boxes a picture"] == 0.5
-    assert looks["grey pixels"] == 0.5
+    assert looks["padding"] == 0.5
     assert looks["saturation"] == pytest.approx(0.25)
     assert rate_of(iter([4] * 10_000_000), 0.01) > 0
+
+
+def test_pictures_that_differ_are_told():
+    looks = {"boxes a picture": 20.0, "box side, share of the picture": 0.2, "padding": 0.0}
+    looks |= {"brightness": 0.5, "saturation": 0.3}
+    assert differences(looks, looks | {"padding": 0.01, "boxes a picture": 21.0, "brightness": 0.52}) == []
+    assert differences(looks, looks | {"padding": 0.1, "boxes a picture": 30.0}) == ["boxes a picture", "padding"]
 
 
 def test_ring_is_what_its_steps_add_up_to():
