@@ -255,7 +255,7 @@ def build_trainer(
         model.load_state_dict(run.content["model"])  # anchors included: the criterion copies them
     pace = pace_of(run, len(train_loader))
     rule = choose_optimizer(config.optimizer, pace.total)
-    take_step = build_step(ctx, run, model, rule)
+    take_step = build_step(ctx, run, model, rule, pace)
     get_logger().info(
         "%s, %d steps (%d an epoch, %d batch(es) each), autocast %s",
         rule, pace.total, pace.steps, pace.accumulate, take_step.amp_dtype or "off",
@@ -323,7 +323,7 @@ def pace_of(run: Run, epoch_batches: int) -> Pace:
     return Pace(accumulate, steps, steps * config.epochs)
 
 
-def build_step(ctx: DistributedContext, run: Run, model: Detector, rule: str) -> TrainStep:
+def build_step(ctx: DistributedContext, run: Run, model: Detector, rule: str, pace: Pace) -> TrainStep:
     """The optimiser's step, by ``rule``, with the loss, the averaged weights and the model as its devices want it."""
     from engine.ema import ModelEma
     from engine.optim import DEFAULT_LR, build_optimizer
@@ -345,7 +345,9 @@ def build_step(ctx: DistributedContext, run: Run, model: Detector, rule: str) ->
     amp = broadcast_object(ctx, resolve_amp(config.amp, ctx.device))
     criterion = build_criterion(model, hyp, label_smoothing=config.label_smoothing).to(ctx.device)
     shares = shares_of(ctx, config)
-    wrapped = model if shares else wrap_model(ctx, run, model)
+    if config.compress_grads and (shares or not ctx.is_distributed):
+        raise UserError("--compress-grads is for plain DDP: several processes, no --virtual-ranks or --deterministic")
+    wrapped = model if shares else wrap_model(ctx, run, model, pace)
     if config.compile:
         model.compile()
     return TrainStep(
@@ -402,7 +404,7 @@ def build_schedule(run: Run, pace: Pace) -> Schedule:
     )
 
 
-def wrap_model(ctx: DistributedContext, run: Run, model: Detector) -> nn.Module:
+def wrap_model(ctx: DistributedContext, run: Run, model: Detector, pace: Pace) -> nn.Module:
     """The model as its number of devices wants it."""
     import torch
 
@@ -421,6 +423,8 @@ def wrap_model(ctx: DistributedContext, run: Run, model: Detector) -> nn.Module:
         sync_bn=config.sync_bn or config.sync_bn_group > 0,
         sync_bn_group=sync_bn_group(ctx, config.sync_bn_group),
         unused=unused,
+        accumulates=pace.accumulate > 1,
+        compress=config.compress_grads,
     )
 
 

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from engine.sync_bn import convert_sync_bn
 from utils.distributed import DistributedContext
@@ -40,12 +41,15 @@ def parallelise(
     sync_bn: bool = False,
     sync_bn_group: dist.ProcessGroup | None = None,
     unused: Sequence[str] = (),
+    accumulates: bool = False,
+    compress: bool = False,
 ) -> nn.Module:
     """``local_rank >= 0``: DDP. -1 with several devices: DataParallel. -1 with one: the model itself.
 
     DDP keeps BatchNorm buffers apart while it trains (`average_buffers` joins them) instead of broadcasting rank 0's
     at every step. It looks for parameters without gradients, which costs a walk over the graph, only if some are
-    ``unused``.
+    ``unused``. Where none are and no step ``accumulates`` micro-batches, it takes each step's graph for the same.
+    ``compress``: gradients are exchanged, and added, as bfloat16.
     """
     if ctx.is_distributed:
         if sync_bn:
@@ -56,13 +60,18 @@ def parallelise(
         no_broadcast = (
             "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         )  # torch < 2.15
-        return ddp(
+        wrapped = ddp(
             model,
             device_ids=ids,
             gradient_as_bucket_view=True,
+            bucket_cap_mb=bucket_mebibytes(model),
             find_unused_parameters=bool(unused),
+            static_graph=not unused and not accumulates,
             **{no_broadcast: False},
         )
+        if compress:
+            wrapped.register_comm_hook(None, bf16_compress_hook)
+        return wrapped
     if len(ctx.devices) > 1:
         log.info(
             "DataParallel over %d GPUs in one process; torchrun --nproc_per_node %d is faster",
@@ -70,6 +79,16 @@ def parallelise(
         )  # fmt: skip
         return nn.DataParallel(model, device_ids=[d.index for d in ctx.devices])
     return model
+
+
+def bucket_mebibytes(model: nn.Module) -> float:
+    """How much gradient DDP sends at once: a quarter, so that three are under way before backward ends, within bounds.
+
+    DDP's own 25 MiB hold all of a small model's gradients, which are then sent when there is nothing left to compute
+    (measured: benchmarks/README.md).
+    """
+    total = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return min(max(total / 4 / 2**20, 1.0), 25.0)
 
 
 def without_gradient_sync(model: nn.Module) -> AbstractContextManager[None]:

@@ -11,7 +11,7 @@ from test_step import global_batch, make_step, weights_of
 from torch import nn
 
 from engine.optim import build_optimizer
-from engine.parallel import parallelise, unused_parameters
+from engine.parallel import bucket_mebibytes, parallelise, unused_parameters
 from engine.step import drop_zero_gradients
 from utils.distributed import DistributedContext
 
@@ -96,3 +96,24 @@ def test_zero_gradients_are_dropped_where_they_are_exactly_zero():
         parameter.grad = torch.full((3,), value)
     drop_zero_gradients(parameters)
     assert [p.grad is None for p in parameters] == [True, False, False, True]
+
+
+def _compressed(ctx, compress: bool):
+    step, model = make_step(ctx, "anchor_free", compress=compress)
+    share = global_batch().share(3 * ctx.rank, 3 * ctx.rank + 3)
+    for update in (1, 2, 3):
+        step([share], [6], update)
+    return nn.utils.parameters_to_vector(p for p in model.parameters() if p.requires_grad)
+
+
+def test_compressed_gradients_are_the_same_on_all_ranks_and_close_to_the_others():
+    exact, rounded = (run_ranks(2, _compressed, compress) for compress in (False, True))
+    assert torch.equal(*rounded)
+    moved = (exact[0] - rounded[0]).abs().max()
+    assert 0 < moved < 0.02 * exact[0].abs().max()
+
+
+def test_buckets_hold_a_quarter_of_the_gradients_within_bounds():
+    assert bucket_mebibytes(nn.Linear(8, 8)) == 1
+    assert bucket_mebibytes(nn.Linear(2048, 1024, bias=False)) == 2
+    assert bucket_mebibytes(nn.Linear(2**14, 2**14, device="meta")) == 25

@@ -24,7 +24,9 @@ from utils.structures import Batch
 MODELS = {"anchor_free": TINY_MODEL, "anchor": TINY_ANCHOR_MODEL}
 
 
-def make_step(ctx, kind: str, *, optimizer: str = "SGD", sync_bn: bool = False, norm_eval: bool = False, **changes):
+def make_step(
+    ctx, kind: str, *, optimizer: str = "SGD", sync_bn: bool = False, norm_eval: bool = False, compress=False, **changes
+):
     model = build_detector(MODELS[kind], 2, seed=1)
     hyp = Hyperparameters()
     criterion = build_criterion(model, hyp)
@@ -33,7 +35,7 @@ def make_step(ctx, kind: str, *, optimizer: str = "SGD", sync_bn: bool = False, 
             if isinstance(module, torch.nn.BatchNorm2d):
                 module.eval()
     parts = {
-        "model": parallelise(model, ctx, sync_bn=sync_bn),
+        "model": parallelise(model, ctx, sync_bn=sync_bn, compress=compress),
         "criterion": criterion,
         "optimizer": build_optimizer(model, optimizer, lr=0.01, momentum=0.9, weight_decay=5e-4),
         "ema": ModelEma(model, decay=0.9, tau=1.0),

@@ -120,6 +120,7 @@ class TrainConfig:
     compile: bool = setting(False, help="torch.compile the model")
     sync_bn: bool = setting(False, help="batch statistics over all processes")
     sync_bn_group: int = setting(0, low=0, help="batch statistics over groups of so many processes; 0: see --sync-bn")
+    compress_grads: bool = setting(False, help="exchange gradients as bfloat16 (plain DDP): half the bytes")
     zero: bool = setting(False, help="shard the optimiser's state over the processes")
     virtual_ranks: int = setting(
         0, low=0, help="cut batches into so many shares; the bits are the same on any fewer processes; 0: one a process"
