@@ -22,6 +22,8 @@ from utils.distributed import DistributedContext, gather_arrays, unwrap
 from utils.metrics import score_detections
 from utils.structures import Batch, Detections, DetectionTable, EvalResult, GroundTruth
 
+IMAGES_IN_CACHE = 4  # on a CPU; yolov8n at 640 px, float32, one thread: 0.78 s for 16 images, 0.93 s at once
+
 Postprocess = Callable[[nn.Module, list[Tensor]], Detections]
 
 
@@ -126,7 +128,7 @@ class Evaluator:
                 clock.stage("inference"),
                 torch.autocast(self._device.type, self._amp_dtype, enabled=self._amp_dtype is not None),
             ):
-                raw = [level.float() for level in model(images)]
+                raw = [level.float() for level in _in_parts(model, images)]
             with clock.stage("nms"):
                 detections = self._postprocess(model, raw)
             if self._criterion is not None:
@@ -217,6 +219,13 @@ def to_float(images: Tensor, device: torch.device, dtype: torch.dtype, channels_
     """uint8 (B, 3, H, W) to [0, 1] on ``device``; the copy to the device is of bytes."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     return images.to(device, non_blocking=True).to(dtype, memory_format=layout).div_(255)
+
+
+def _in_parts(model: nn.Module, images: Tensor) -> list[Tensor]:
+    """``model(images)``, on a CPU a few images at a time: what a layer writes is then still in the cache when the next
+    one reads it."""
+    parts = [model(part) for part in images.split(IMAGES_IN_CACHE if images.device.type == "cpu" else len(images))]
+    return parts[0] if len(parts) == 1 else [torch.cat(levels) for levels in zip(*parts)]
 
 
 def _to_table(pending: _Pending) -> DetectionTable:
