@@ -21,7 +21,7 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def unflatten(piece: Tensor, like: Tensor) -> Tensor:
-    """A view of ``piece``, contiguous, in the shape of ``like``; undoes `flatten` and `as_matrix`."""
+    """A view of ``piece``, a vector or a matrix, in the shape of ``like``; undoes `flatten` and `as_matrix`."""
     if like.dim() != 4:
         return piece.view(like.shape)
     a, b, c, d = like.shape

@@ -33,7 +33,8 @@ class Muon(Optimizer):
     order of its memory: the order of columns changes nothing but which copies are needed.
 
     The rate is scaled by ``0.2 * sqrt(max(rows, columns))`` so that updates have AdamW's size and its learning rates
-    and weight decay carry over (Liu et al. 2025, arXiv 2502.16982). Matrices of one shape are updated in one batch.
+    and weight decay carry over (Liu et al. 2025, arXiv 2502.16982). Matrices of one shape, or its transpose, are
+    orthogonalised in one batch.
 
     ``found_inf``, a float tensor of 0 or 1 on the device, makes a step a no-op without a host sync.
     """
@@ -48,12 +49,11 @@ class Muon(Optimizer):
         if closure is not None:
             raise ValueError("closures are not supported")
         for group in self.param_groups:
-            by_shape = defaultdict(list)
+            alike = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    matrix = (parameter.shape[0], parameter[0].numel())
-                    by_shape[(matrix, parameter.dtype, parameter.device)].append(parameter)
-            for parameters in by_shape.values():
+                    alike[(parameter.dtype, parameter.device)].append(parameter)
+            for parameters in alike.values():
                 self._update(parameters, group)
 
     def _update(self, parameters: list[Tensor], group: dict) -> None:
@@ -61,17 +61,27 @@ class Muon(Optimizer):
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
-        gradient = torch.stack([as_matrix(parameter.grad) for parameter in parameters])
-        momentum = torch.stack([as_matrix(buffer) for buffer in buffers])
-        lerp, keep = 1 - group["momentum"], 1.0
+        gradients, keep = [parameter.grad for parameter in parameters], 1.0
         if self.found_inf is not None:
-            bad = self.found_inf.to(gradient.device).bool()
-            gradient = torch.where(bad, momentum, gradient)  # momentum then stays as it is
-            keep = 1 - bad.to(gradient.dtype)
-        momentum.lerp_(gradient, lerp)
-        update = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
-        scale = 0.2 * max(update.shape[-2:]) ** 0.5
-        update = orthogonalise(update) * (keep * (group["lr"] * scale))
-        torch._foreach_copy_(buffers, [unflatten(m, b) for m, b in zip(momentum, buffers)])
+            bad = self.found_inf.to(parameters[0].device).bool()
+            # Momentum then stays as it is.
+            gradients = [torch.where(bad, buffer, gradient) for buffer, gradient in zip(buffers, gradients)]
+            keep = 1 - bad.to(parameters[0].dtype)
+        torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
+        updates = torch._foreach_lerp(gradients, buffers, group["momentum"]) if group["nesterov"] else buffers
+        moves = self._orthogonal([as_matrix(update) for update in updates], keep * group["lr"])
         torch._foreach_mul_(parameters, 1 - keep * (group["lr"] * group["weight_decay"]))
-        torch._foreach_sub_(parameters, [unflatten(u, p) for u, p in zip(update, parameters)])
+        torch._foreach_sub_(parameters, [unflatten(move, p) for move, p in zip(moves, parameters)])
+
+    def _orthogonal(self, matrices: list[Tensor], rate: float | Tensor) -> list[Tensor]:
+        """Of each matrix the orthogonal one, times ``rate`` and the factor of its shape."""
+        is_tall = [matrix.shape[0] > matrix.shape[1] for matrix in matrices]
+        by_shape = defaultdict(list)
+        for index, (matrix, tall) in enumerate(zip(matrices, is_tall)):
+            by_shape[matrix.mT.shape if tall else matrix.shape].append(index)
+        moves = list(matrices)
+        for (_, long), members in by_shape.items():
+            batch = torch.stack([matrices[i].mT if is_tall[i] else matrices[i] for i in members])
+            for i, move in zip(members, orthogonalise(batch) * (rate * (0.2 * long**0.5))):
+                moves[i] = move.mT if is_tall[i] else move
+        return moves

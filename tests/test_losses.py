@@ -10,9 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.anchor_loss import level_weights
-from models.decoding import anchor_to_cxcywh, distances_to_xyxy, expected_distances
+from models.decoding import anchor_to_cxcywh, distances_to_xyxy, expected_distances, flatten_levels, split_rows
 from models.grid import cell_centres
-from models.loss_terms import smooth_labels
+from models.loss_terms import smooth_labels, sparse_cross_entropy
 from models.losses import build_criterion, distribution_focal_loss
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config import Hyperparameters
@@ -58,6 +58,33 @@ def gradients(output, raw) -> list[torch.Tensor]:
 
 
 # --- pieces
+
+
+def test_sparse_cross_entropy_equals_torch_on_dense_targets():
+    generator = torch.Generator().manual_seed(0)
+    logits = (30 * torch.randn(2, 7, 3, generator=generator, dtype=torch.float64)).requires_grad_()
+    cells = torch.tensor([[1, 4, 4], [0, 6, 2]])
+    targets = torch.rand(2, 3, 3, generator=generator, dtype=torch.float64)
+    targets[0, 2] = 0  # an unused slot names any cell
+    dense = torch.zeros_like(logits).scatter_add(1, cells[..., None].expand(-1, -1, 3), targets)
+    reference = torch.nn.functional.binary_cross_entropy_with_logits(logits, dense, reduction="sum")
+    value = sparse_cross_entropy(logits, cells, targets)
+    torch.testing.assert_close(value, reference, rtol=1e-14, atol=0)
+    ours, theirs = (torch.autograd.grad(3 * loss, logits)[0] for loss in (value, reference))
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_maps_split_into_rows_as_by_autograd(dtype, layout):
+    raw = [level.detach().to(dtype, memory_format=layout).requires_grad_() for level in raw_maps("anchor_free", 2)]
+    width = 4 * REG_MAX
+    ours, theirs = split_rows(raw, width), flatten_levels(raw).split((width, 3), -1)
+    weights = [torch.randn(part.shape).to(part) for part in theirs]
+    assert all(part.is_contiguous() and torch.equal(part, other) for part, other in zip(ours, theirs))
+    for a, b in zip(*(torch.autograd.grad(parts, raw, weights) for parts in (ours, theirs))):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
 
 
 def test_dfl_equals_its_closed_form_and_its_gradient_the_differences():

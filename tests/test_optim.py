@@ -96,6 +96,20 @@ def test_orthogonalise_flattens_singular_values():
     assert cosine.min() > 0.97
 
 
+def test_muon_treats_a_parameter_the_same_in_any_company():
+    torch.manual_seed(0)
+    shapes = [(8, 4, 3, 3), (8, 4, 1, 1), (36, 8), (16, 3, 3, 3)]
+    together = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    alone = [nn.Parameter(p.detach().clone()) for p in together]
+    for p, q in zip(together, alone):
+        p.grad = torch.randn_like(p)
+        q.grad = p.grad.clone()
+    Muon(together, lr=0.1).step()
+    for p, q in zip(together, alone):
+        Muon([q], lr=0.1).step()
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Muon"])
 def test_a_non_finite_step_changes_nothing(name):
     """Steps with a poisoned one among them end where the same steps without it do."""
