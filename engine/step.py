@@ -186,7 +186,8 @@ class TrainStep:
     def _forward_backward(self, batch: Batch, global_images: int) -> tuple[Tensor, Tensor]:
         """Adds one micro-batch's gradient. Returns its total () and its sums: normaliser, then parts."""
         batch = batch.to(self.ctx.device)
-        dtype = next(self._bare.parameters()).dtype
+        # Bytes are exact in any of these types, and so is what autocast would make of their quotients later.
+        dtype = self.amp_dtype or next(self._bare.parameters()).dtype
         images = batch.images.to(memory_format=self.memory_format).to(dtype) / 255
         with torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None):
             raw = self.model(images)

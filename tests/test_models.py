@@ -13,7 +13,7 @@ import torch
 import yaml
 from torch import nn
 
-from models.blocks import BN_EPS, Attention, Conv
+from models.blocks import BN_EPS, Attention, Conv, Upsample
 from models.detector import Detector, build_detector, build_on_meta
 from models.spec import MODEL_FOLDER, known_models, load_spec
 from utils.errors import UserError
@@ -489,3 +489,16 @@ def test_class_names_must_fit() -> None:
         build_detector("yolov8n", 3, names=["a", "b"])
     with pytest.raises(UserError, match="at least one class"):
         build_detector("yolov8n", 0)
+
+
+@pytest.mark.parametrize("size", [(3, 5), (1, 1)])
+def test_doubling_on_a_cpu_is_torchs_own(size):
+    x, weight = torch.randn(2, 4, *size, dtype=torch.float64), torch.randn(2, 4, 2 * size[0], 2 * size[1])
+    results = []
+    for module in (Upsample(None, 2), torch.nn.Upsample(None, 2)):
+        leaf = x.clone().requires_grad_()
+        out = module(leaf)
+        (out * weight).sum().backward()
+        results.append((out.detach(), leaf.grad))
+    assert torch.equal(results[0][0], results[1][0])
+    torch.testing.assert_close(results[0][1], results[1][1])
