@@ -52,7 +52,7 @@ def _read_jpeg(data: bytes) -> Header:
         if marker in _JPEG_FRAMES and at + 9 <= len(data):
             size = struct.unpack(">HH", data[at + 5 : at + 9])
         elif marker == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
-            orientation = _exif_orientation(data[at + 10 : at + 2 + length])
+            orientation = exif_orientation(data[at + 10 : at + 2 + length])
         elif marker == 0xDA:
             # In entropy-coded data 0xFF is always followed by 0 or RSTn, so this finds the true end, whatever follows.
             whole = data.endswith(b"\xff\xd9") or data.find(b"\xff\xd9", at + length) >= 0
@@ -73,7 +73,7 @@ def _read_png(data: bytes) -> Header:
             width, height = struct.unpack(">II", data[body : body + 8])
             size = (height, width)
         elif kind == b"eXIf":
-            orientation = _exif_orientation(data[body : body + length])
+            orientation = exif_orientation(data[body : body + length])
         elif kind == b"IEND":
             return Header("png", size, orientation, "" if size else "no header chunk")
         at = body + length + 4
@@ -89,12 +89,12 @@ def _read_webp(data: bytes) -> Header:
         length = int.from_bytes(data[at + 4 : at + 8], "little")
         if data[at : at + 4] == b"EXIF":
             block = data[at + 8 : at + 8 + length]
-            orientation = _exif_orientation(block.removeprefix(b"Exif\0\0"))
+            orientation = exif_orientation(block.removeprefix(b"Exif\0\0"))
         at += 8 + length + (length & 1)
     return Header("webp", None, orientation, "")
 
 
-def _exif_orientation(tiff: bytes) -> int:
+def exif_orientation(tiff: bytes) -> int:
     """Orientation in an EXIF block (a TIFF header and its first directory); 1 where it is absent or malformed."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
     if order is None or len(tiff) < 8:

@@ -1,0 +1,97 @@
+"""JPEGs that their first and last bytes vouch for, so that a scan need not read and decode all of each.
+
+A decoder refuses a JPEG for what its header says: a process or a sampling that it doesn't know, malformed or missing
+tables. What is wrong with the coded picture itself it repairs or leaves grey, without a word. So a file whose header is
+checked here and which ends as it should is one that decoders take; of any other the decoder is asked.
+
+Source: ITU-T T.81, annex B (markers) and annex C (a Huffman code's lengths must leave room for all its codes).
+"""
+
+from __future__ import annotations
+
+from data.image_headers import Header, exif_orientation
+
+_SEQUENTIAL = (0xC0, 0xC1)  # SOF0, SOF1: one scan holds it all, so every table is in the header
+_NOTES = frozenset({*range(0xE0, 0xF0), 0xFE})  # applications' data, comments
+_MOST_PIXELS = 1 << 28  # decoders have limits of their own
+_SAMPLINGS = ((0x11,), *((first, 0x11, 0x11) for first in (0x11, 0x12, 0x21, 0x22, 0x41)))
+
+
+def plain_jpeg(head: bytes, tail: bytes) -> Header | None:
+    """The header of a sequential 8-bit JPEG, grey or of three colours, in which nothing is out of the ordinary.
+
+    Args:
+        head: the file's beginning, or all of it.
+        tail: its last two bytes.
+
+    Returns None for any other file; that doesn't mean that it is damaged.
+    """
+    if head[:2] != b"\xff\xd8" or tail[-2:] != b"\xff\xd9":
+        return None
+    frame, orientation, at = b"", 1, 2
+    quantisers: set[int] = set()
+    codes: set[int] = set()  # class (0 DC, 1 AC) and destination of Huffman tables
+    while at + 4 <= len(head):
+        marker, end = head[at + 1], at + 2 + int.from_bytes(head[at + 2 : at + 4], "big")
+        if head[at] != 0xFF or end > len(head) or end < at + 4:
+            return None
+        body = head[at + 4 : end]
+        if marker == 0xDA:
+            return _of_scan(frame, body, orientation, quantisers, codes)
+        if marker in _SEQUENTIAL:
+            if frame:
+                return None
+            frame = body
+        elif marker in (0xDB, 0xC4):
+            is_sound = _add_quantisers(body, quantisers) if marker == 0xDB else _add_codes(body, codes)
+            if not is_sound:
+                return None
+        elif marker == 0xE1 and body[:6] == b"Exif\0\0":
+            orientation = exif_orientation(body[6:])
+        elif marker not in _NOTES and not (marker == 0xDD and len(body) == 2):  # DD: the restart interval
+            return None
+        at = end
+    return None
+
+
+def _of_scan(frame: bytes, scan: bytes, orientation: int, quantisers: set[int], codes: set[int]) -> Header | None:
+    """The header if frame and scan fit each other and all the tables they name are there."""
+    if len(frame) < 6 or frame[0] != 8:
+        return None
+    size = int.from_bytes(frame[1:3], "big"), int.from_bytes(frame[3:5], "big")
+    count = frame[5]
+    if (
+        not 0 < size[0] * size[1] <= _MOST_PIXELS
+        or len(frame) != 6 + 3 * count
+        or len(scan) != 4 + 2 * count
+        or scan[0] != count
+    ):
+        return None
+    if tuple(frame[7::3]) not in _SAMPLINGS or not quantisers.issuperset(frame[8::3]):
+        return None
+    if scan[1:-3:2] != frame[6::3] or len(set(frame[6::3])) != count or scan[-3:] != b"\0\x3f\0":
+        return None
+    wanted = {table for pair in scan[2:-3:2] for table in (pair >> 4, 0x10 | pair & 15)}
+    return Header("jpeg", size, orientation, "") if codes >= wanted else None
+
+
+def _add_quantisers(body: bytes, known: set[int]) -> bool:
+    """Notes the tables of a DQT segment; False if they are not all 8-bit ones of known destinations."""
+    known.update(body[::65])
+    return len(body) % 65 == 0 and all(destination < 4 for destination in body[::65])
+
+
+def _add_codes(body: bytes, known: set[int]) -> bool:
+    """Notes the tables of a DHT segment; False if one is malformed."""
+    at = 0
+    while at + 17 <= len(body):
+        table, lengths = body[at], body[at + 1 : at + 17]
+        symbols = body[at + 17 : at + 17 + sum(lengths)]
+        taken = sum(count << 15 - bits for bits, count in enumerate(lengths))  # of 2**16 codes; all ones is no code
+        if table & 0xEF > 3 or taken >= 1 << 16 or len(symbols) != sum(lengths) or len(symbols) > 256:
+            return False
+        if table < 0x10 and symbols and max(symbols) > 15:
+            return False
+        known.add(table)
+        at += 17 + len(symbols)
+    return at == len(body)
