@@ -79,7 +79,8 @@ def time_of(command: Sequence[str], until: str | None) -> float:
     lines, seconds = [], None
     for line in process.stdout:
         lines.append(line)
-        if until is not None and line.startswith((MARK, FIRST_STEP)):
+        # A progress bar may stand before it in the same line.
+        if until is not None and (MARK in line or FIRST_STEP in line):
             seconds = time.perf_counter() - started
             process.kill()
             break
