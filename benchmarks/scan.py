@@ -95,8 +95,8 @@ def large_index(images: int) -> str:
         size = path.stat().st_size / 2**20
     return (
         f"Index of {images:,} images and {7 * images:,} boxes ({size:.0f} MiB): opened in {opened:.2f} s; private "
-        f"memory of each of two processes {ready:+.0f} MB when open, {touched:+.0f} MB after an epoch's order and the labels of "
-        f"100,000 images."
+        f"memory of each of two processes {ready:+.0f} MB when open, {touched:+.0f} MB after an epoch's order and the "
+        f"labels of 100,000 images."
     )
 
 
