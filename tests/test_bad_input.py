@@ -43,6 +43,8 @@ def flags(world: Path) -> list[str]:
         (["--batch_sise", "4"], "did you mean '--batch-size'"),
         (["--weights", "runs/none.pt"], "runs/none.pt: no such file"),
         (["--imgsz", "32"], "--imgsz: wants at least 64"),
+        (["--compress-grads"], "--compress-grads is for plain DDP: several processes"),
+        (["--hyp", "finetun"], "--hyp finetun: no such recipe or file (did you mean 'finetune'?)"),
     ],
 )
 def test_flags_of_training(world, tmp_path, capsys, given, line):

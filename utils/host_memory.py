@@ -8,6 +8,7 @@ import os
 # Of mallopt(3), from glibc's <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 2**31 - 1  # mallopt takes an int
+_OLDER_LIMIT = 2**25
 _USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 
 
@@ -24,5 +25,6 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is None:
         return
-    mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+    if not mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES):  # older versions refuse more than half of a heap
+        mallopt(_M_MMAP_THRESHOLD, _OLDER_LIMIT)
     mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
