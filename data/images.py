@@ -27,7 +27,7 @@ _SUFFIXES = ".jpg .jpeg .jpe .mpo .png .bmp .dib .webp .tif .tiff .jp2 .pbm .pgm
 IMAGE_SUFFIXES = frozenset(_SUFFIXES.split(" "))
 
 _IGNORE_ORIENTATION = cv2.IMREAD_IGNORE_ORIENTATION
-_HEAD = 1 << 14  # bytes; a larger header (with a preview, say) has the whole file read
+_HEAD = 1 << 14  # bytes, enough for most headers; those with a preview in them are longer
 _CHECK = cv2.IMREAD_REDUCED_GRAYSCALE_8 | _IGNORE_ORIENTATION
 # Older versions of OpenCV only decode to BGR, which then takes another pass over the pixels.
 _IS_RGB = hasattr(cv2, "IMREAD_COLOR_RGB")
@@ -82,9 +82,13 @@ def check_image(path: str | os.PathLike) -> tuple[int, int]:
     marker (decoders fill the missing part with grey and say nothing) and decoded at an eighth of its size, which saves
     most of the arithmetic. Other kinds are decoded whole.
     """
-    if plain := plain_jpeg(*_read_ends(path)):
+    head, tail = _read_ends(path)
+    plain = plain_jpeg(head, tail)
+    if plain is None:
+        data = _read_bytes(path)
+        plain = plain_jpeg(data, data[-2:]) if len(data) > len(head) else None  # its header is longer than usual
+    if plain is not None:
         return _upright(plain.size, plain.orientation)
-    data = _read_bytes(path)
     header = read_header(data)
     if header.defect:
         raise UserError(f"{path}: damaged image ({header.defect})")
