@@ -423,7 +423,7 @@ def wrap_model(ctx: DistributedContext, run: Run, model: Detector, pace: Pace) -
         sync_bn=config.sync_bn or config.sync_bn_group > 0,
         sync_bn_group=sync_bn_group(ctx, config.sync_bn_group),
         unused=unused,
-        accumulates=pace.accumulate > 1,
+        static=pace.accumulate == 1,
         compress=config.compress_grads,
     )
 

@@ -41,15 +41,15 @@ def parallelise(
     sync_bn: bool = False,
     sync_bn_group: dist.ProcessGroup | None = None,
     unused: Sequence[str] = (),
-    accumulates: bool = False,
+    static: bool = False,
     compress: bool = False,
 ) -> nn.Module:
     """``local_rank >= 0``: DDP. -1 with several devices: DataParallel. -1 with one: the model itself.
 
     DDP keeps BatchNorm buffers apart while it trains (`average_buffers` joins them) instead of broadcasting rank 0's
     at every step. It looks for parameters without gradients, which costs a walk over the graph, only if some are
-    ``unused``. Where none are and no step ``accumulates`` micro-batches, it takes each step's graph for the same.
-    ``compress``: gradients are exchanged, and added, as bfloat16.
+    ``unused``. ``static``: every step's graph is the same and sends its gradients, so none must be run under
+    `without_gradient_sync`; DDP then checks less. ``compress``: gradients are exchanged, and added, as bfloat16.
     """
     if ctx.is_distributed:
         if sync_bn:
@@ -66,7 +66,7 @@ def parallelise(
             gradient_as_bucket_view=True,
             bucket_cap_mb=bucket_mebibytes(model),
             find_unused_parameters=bool(unused),
-            static_graph=not unused and not accumulates,
+            static_graph=static and not unused,
             **{no_broadcast: False},
         )
         if compress:

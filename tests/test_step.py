@@ -35,7 +35,7 @@ def make_step(
             if isinstance(module, torch.nn.BatchNorm2d):
                 module.eval()
     parts = {
-        "model": parallelise(model, ctx, sync_bn=sync_bn, compress=compress),
+        "model": parallelise(model, ctx, sync_bn=sync_bn, static=compress, compress=compress),
         "criterion": criterion,
         "optimizer": build_optimizer(model, optimizer, lr=0.01, momentum=0.9, weight_decay=5e-4),
         "ema": ModelEma(model, decay=0.9, tau=1.0),
