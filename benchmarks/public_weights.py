@@ -35,7 +35,7 @@ import yaml
 from data.epoch_order import fixed_batches
 from data.render import fit_letterbox
 from models.pretrained import load_detector
-from utils.boxes import clip_xyxy, iou, letterbox_to_original, xyxy_to_cxcywh
+from utils.boxes import clip_xyxy, iou, letterbox_to_original, xywh_to_xyxy, xyxy_to_cxcywh, xyxy_to_xywh
 
 ROOT = Path(__file__).parents[1]
 IMGSZ, BATCH, STRIDE, PAD = 640, 16, 32, 0.5
@@ -106,26 +106,16 @@ def put_right(reference: list[dict], coco: dict, order: list[int]) -> list[dict]
         odd_pads = torch.tensor([(canvas_w - fit.width) / 2, (canvas_h - fit.height) / 2] * 2, dtype=torch.float64)
         on_canvas = _corners([found["bbox"]]) * fit.gain_y + odd_pads
         boxes = letterbox_to_original(on_canvas, fit.gain_x, fit.gain_y, fit.pad_x, fit.pad_y)
-        x1, y1, x2, y2 = clip_xyxy(boxes, image["width"], image["height"])[0].tolist()
-        mapped.append(found | {"bbox": [x1, y1, x2 - x1, y2 - y1]})
+        inside = clip_xyxy(boxes, image["width"], image["height"])
+        mapped.append(found | {"bbox": xyxy_to_xywh(inside)[0].tolist()})
     return mapped
 
 
 def validate(shared: Path, name: str, data: Path, folder: Path, device: str) -> list[dict]:
     """What ``val.py`` finds, as it writes it."""
     command = [sys.executable, "val.py", "--weights", shared / "weights" / f"{name}.pt", "--data", data]
-    command += [
-        "--imgsz",
-        str(IMGSZ),
-        "--batch-size",
-        str(BATCH),
-        "--project",
-        folder,
-        "--name",
-        f"{name}-found",
-        "--noplots",
-    ]
-    command += ["--no-verbose", "--device", device]
+    command += ["--imgsz", IMGSZ, "--batch-size", BATCH, "--device", device, "--noplots", "--no-verbose"]
+    command += ["--project", folder, "--name", f"{name}-found"]
     subprocess.run(list(map(str, command)), cwd=ROOT, check=True)
     return json.loads((folder / f"{name}-found" / "predictions.json").read_text())
 
@@ -161,8 +151,7 @@ def share_with_partner(reference: list[dict], first: int, coco: dict, detections
 
 
 def _corners(xywh: list[list[float]]) -> torch.Tensor:
-    boxes = torch.tensor(xywh, dtype=torch.float64)
-    return torch.cat((boxes[:, :2], boxes[:, :2] + boxes[:, 2:]), 1)
+    return xywh_to_xyxy(torch.tensor(xywh, dtype=torch.float64))
 
 
 def main() -> None:

@@ -75,11 +75,6 @@ class SamplePlan:
     mix: float  # share of the first picture
 
 
-def draw_plan(key: SampleKey, **settings: object) -> SamplePlan:
-    """The plan of one sample; ``settings`` as for `draw_plans`."""
-    return draw_plans([key], **settings)[0]
-
-
 def draw_plans(
     keys: Sequence[SampleKey],
     *,

@@ -21,9 +21,14 @@ def project_points(matrix: np.ndarray, points: np.ndarray) -> np.ndarray:
     return mapped[..., :2] / mapped[..., 2:]
 
 
+def are_axis_aligned(matrices: np.ndarray) -> np.ndarray:
+    """bool (n,): whether a (3, 3) matrix only scales, mirrors and moves, so that a resize can render it."""
+    return ~matrices[:, (0, 1, 2, 2), (1, 0, 0, 1)].any(1)
+
+
 def project_boxes(matrices: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """The axis-aligned hulls (n, 4) of projected boxes, each with a (3, 3) matrix and corners (x, y) of its own."""
-    if not (matrices[:, (0, 1, 2, 2), (1, 0, 0, 1)]).any():  # scales, mirrors and moves only
+    if are_axis_aligned(matrices).all():
         scale, shift = matrices[:, (0, 1), (0, 1)], matrices[:, :2, 2]
         ends = np.stack([low * scale + shift, high * scale + shift]) / matrices[:, 2, 2, None]
         return np.concatenate([ends.min(0), ends.max(0)], 1)

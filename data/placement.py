@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data.box_transform import are_axis_aligned, project_boxes
 from utils.config import Hyperparameters
 
 MIN_SCALE = 0.05
@@ -115,16 +116,9 @@ def place_tiles(
     return tilted
 
 
-def are_axis_aligned(matrices: np.ndarray) -> np.ndarray:
-    """bool (T,): whether a matrix only scales, mirrors and moves, so that a resize can render it."""
-    return ~matrices[:, (0, 1, 2, 2), (1, 0, 0, 1)].any(1)
-
-
 def _touches_canvas(region: np.ndarray, matrix: np.ndarray, canvas_hw: tuple[int, int]) -> np.ndarray:
-    x, y = region[:, [0, 2, 2, 0]], region[:, [1, 1, 3, 3]]
-    x, y, depth = (matrix[:, i, :1] * x + matrix[:, i, 1:2] * y + matrix[:, i, 2:] for i in range(3))
-    x, y = x / depth, y / depth
-    return (x.min(1) < canvas_hw[1]) & (y.min(1) < canvas_hw[0]) & (x.max(1) > 0) & (y.max(1) > 0)
+    x1, y1, x2, y2 = project_boxes(matrix, region[:, :2], region[:, 2:]).T
+    return (x1 < canvas_hw[1]) & (y1 < canvas_hw[0]) & (x2 > 0) & (y2 > 0)
 
 
 def _snapped(region: np.ndarray, matrix: np.ndarray, canvas_hw: tuple[int, int]) -> Placed:

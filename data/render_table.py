@@ -109,7 +109,7 @@ def build_table(
     """The table of plans that share a canvas size.
 
     Args:
-        plans: from `data.augment.draw_plan`, drawn for ``source_hw``.
+        plans: from `data.augment.draw_plans`, drawn for ``source_hw``.
         canvas_hw: of all of them.
         source_hw: int (N, 2) of every source image.
         sources: where their pixels are.

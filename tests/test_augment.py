@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from data.augment import choose_partners, draw_plan, draw_plans
-from data.box_transform import MAX_ASPECT, is_worth_keeping, project_boxes, project_points, transform_labels
+from data.augment import choose_partners, draw_plans
+from data.box_transform import (
+    MAX_ASPECT,
+    are_axis_aligned,
+    is_worth_keeping,
+    project_boxes,
+    project_points,
+    transform_labels,
+)
 from data.colour import colour_matrices
-from data.placement import are_axis_aligned
+from tests.plans import draw_plan
 from utils.config import Hyperparameters
 from utils.structures import SampleKey
 

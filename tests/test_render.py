@@ -6,11 +6,12 @@ import cv2
 import numpy as np
 import pytest
 
-from data.augment import NUMBERS, Draw, SamplePlan, draw_plan
+from data.augment import NUMBERS, Draw, SamplePlan
 from data.box_transform import project_boxes
 from data.placement import HORIZON, MIN_SCALE
 from data.plan_labels import plan_labels
 from data.render import GREY, fit_letterbox, letterbox, render_plan
+from tests.plans import draw_plan
 from tests.synthetic_index import GEOMETRIES, OBJECT, smooth_image
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config import Hyperparameters

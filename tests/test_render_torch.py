@@ -7,11 +7,12 @@ import pytest
 import torch
 from test_step import _NoSync
 
-from data.augment import Picture, SamplePlan, Tile, draw_plan
+from data.augment import Picture, SamplePlan, Tile
 from data.pyramid import MAX_LEVEL, PyramidLayout, level_image, levels_for
 from data.render import GREY, render_plan
 from data.render_table import CachedPixels, PackedPixels, RenderTable, build_table
 from data.render_torch import render_table
+from tests.plans import draw_plan
 from tests.synthetic_index import GEOMETRIES, smooth_image
 from utils.config import Hyperparameters
 from utils.structures import SampleKey
