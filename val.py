@@ -109,20 +109,12 @@ def for_inference(model: Detector, config: ValConfig) -> Detector | ManyViews:
 
 
 def _dataset(config: ValConfig, info: dict, ctx: DistributedContext) -> DatasetSpec:
-    from data.dataset_yaml import load_dataset_spec
-    from data.demo import default_demo_root, ensure_demo
-    from data.staging import stage_dataset
-    from utils.distributed import torch_distributed_zero_first
+    from data.opening import open_dataset
 
     data = config.data or info.get("data", {}).get("source")
     if not data:
         raise UserError(f"{config.weights}: does not say what data it was trained on; name a data set YAML with --data")
-    if config.stage:
-        return stage_dataset(data, config.stage, (config.task,), ctx)
-    if data == "demo":
-        with torch_distributed_zero_first(ctx):
-            data = ensure_demo(default_demo_root(config.cache_dir))
-    return load_dataset_spec(data)
+    return open_dataset(data, (config.task,), stage=config.stage, cache_dir=config.cache_dir, ctx=ctx)
 
 
 def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
