@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from torch import nn
+
+from utils.errors import UserError
+
+
+def layers_to_freeze(asked: Sequence[int], count: int) -> set[int]:
+    """The layers that ``--freeze`` means in a model of ``count``: a single number n means 0 to n - 1.
+
+    Raises UserError for layers that are not there, and where none would be left to train.
+    """
+    flag = f"--freeze {' '.join(map(str, asked))}"
+    if any(not 0 <= layer <= count - (len(asked) > 1) for layer in asked):
+        raise UserError(f"{flag}: the model has layers 0 to {count - 1}")
+    frozen = set(range(asked[0])) if len(asked) == 1 else set(asked)
+    if len(frozen) == count:
+        raise UserError(f"{flag}: would leave nothing to train")
+    return frozen
 
 
 def freeze_layers(model: nn.Module, layers: Collection[int]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.branches import BranchedHead
 from models.suppression import standing
@@ -20,6 +20,7 @@ from utils.structures import Detections
 VALIDATION_IOU = {"anchor": 0.6, "anchor_free": 0.7, "objectness": 0.65}
 DETECTION_IOU = 0.45  # fewer boxes an object than in validation, as in YOLOv5's and YOLOv8's detection
 MAX_CANDIDATES = 30_000  # an image, the best by score
+SCORED_CONFIDENCE, SCORED_DETECTIONS = 0.001, 300  # the least of one, the most an image: nearly all of the PR curve
 _FIRST_CANDIDATES = 4096  # an image; those after them are examined if these do not fill all slots
 
 
@@ -99,6 +100,18 @@ def select_detections(
     if iou_thres is None:
         return best_detections(boxes_xyxy, scores, **common)
     return non_max_suppression(boxes_xyxy, scores, iou_thres=iou_thres, agnostic=agnostic, **common)
+
+
+def detections_to_score(model: nn.Module, raw: list[Tensor]) -> Detections:
+    """A detector's raw maps to detections, as validation wants them while it trains."""
+    boxes, scores = model.decode(raw)
+    return select_detections(
+        boxes,
+        scores,
+        conf_thres=SCORED_CONFIDENCE,
+        iou_thres=suppression_iou(model.head),
+        max_det=SCORED_DETECTIONS,
+    )
 
 
 def _ranked(scores: Tensor, places: Tensor, count: int) -> Tensor:
