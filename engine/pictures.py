@@ -8,14 +8,26 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from engine.run import Run
 from engine.trainer import Trainer
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
+from utils.distributed import DistributedContext
 from utils.drawing import write_image
 from utils.plots import draw_batch, draw_detections, plot_confusion, plot_curves, plot_labels, plot_metric_curves
 from utils.structures import EvalResult, GroundTruth
 
 PICTURED_BATCHES = 3
 TIME_SHARE = 0.03  # of the run, at most, goes into pictures by epoch
+
+
+def illustrate(ctx: DistributedContext, run: Run, trainer: Trainer) -> RunPictures | None:
+    """On rank 0, what draws the run; data and graph are drawn at once."""
+    if not ctx.is_main or run.config.noplots:
+        return None
+    pictures = RunPictures(run.folder, trainer)
+    if run.content is None:
+        pictures.before(run.config.imgsz)
+    return pictures
 
 
 class RunPictures:

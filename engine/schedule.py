@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from engine.pace import Pace
+from utils.config import Hyperparameters
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
@@ -39,3 +42,16 @@ class Schedule:
         if step >= self.warmup_steps:
             return self.momentum
         return self.warmup_momentum + (self.momentum - self.warmup_momentum) * step / self.warmup_steps
+
+
+def build_schedule(hyp: Hyperparameters, pace: Pace, *, cosine: bool) -> Schedule:
+    """The schedule of a run. Warm-up takes a quarter of it at the most."""
+    return Schedule(
+        total_steps=pace.total,
+        warmup_steps=min(round(hyp.warmup_epochs * pace.steps), pace.total // 4),
+        final=hyp.lrf,
+        cosine=cosine,
+        momentum=hyp.momentum,
+        warmup_momentum=hyp.warmup_momentum,
+        warmup_bias_lr=hyp.warmup_bias_lr,
+    )

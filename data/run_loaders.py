@@ -1,0 +1,46 @@
+"""The loaders of a training run, from its settings."""
+
+from __future__ import annotations
+
+from data.dataset_yaml import DatasetSpec
+from data.infinite_loader import InfiniteDataLoader
+from data.loader import create_dataloader
+from utils.config import Hyperparameters, TrainConfig
+from utils.distributed import DistributedContext
+
+
+def build_loaders(
+    ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, spec: DatasetSpec, *, stride: int
+) -> tuple[InfiniteDataLoader, InfiniteDataLoader]:
+    """For training and for validation. ``stride``: the model's largest."""
+    shared = {
+        "ctx": ctx,
+        "imgsz": config.imgsz,
+        "stride": stride,
+        "hyp": hyp,
+        "seed": config.seed,
+        "epochs": config.epochs,
+        "single_cls": config.single_cls,
+        "cache": config.cache,
+        "render_on": config.augment,
+        "fuse": not config.deterministic,
+        "cache_dir": config.cache_dir,
+        "local_data": bool(config.stage),
+        "workers": config.workers,
+        "max_bad": config.max_bad,
+        "pin_memory": ctx.device.type == "cuda",
+    }
+    train_loader, _ = create_dataloader(
+        spec,
+        "train",
+        batch_size=config.batch_size,
+        augment=True,
+        rect=config.rect,
+        image_weights=config.image_weights,
+        quad=config.quad,
+        multi_scale=config.multi_scale,
+        **shared,
+    )
+    # Whole batches are dealt out to the ranks: their size must not depend on how many there are.
+    val_loader, _ = create_dataloader(spec, "val", batch_size=config.batch_size, augment=False, rect=True, **shared)
+    return train_loader, val_loader

@@ -1,0 +1,49 @@
+"""What a training process is before it builds anything: its log, its threads, its kernels."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import yaml
+
+from engine.run import Run
+from engine.virtual_ranks import shares_of
+from utils.config import TrainConfig, to_dict
+from utils.distributed import DistributedContext
+from utils.logger import configure_logging, get_logger
+from utils.whole_file import write_whole
+
+
+def prepare_process(ctx: DistributedContext, run: Run) -> None:
+    """Logging, determinism, and the effective settings, printed once and stored with the run."""
+    configure_logging(ctx.is_main, run.folder / "train.log" if ctx.is_main else None)
+    if run.config.threads or (shares_of(ctx, run.config) and ctx.device.type == "cpu"):
+        # How many threads share a sum decides its rounding, so every number of processes must use as many.
+        torch.set_num_threads(run.config.threads or 1)
+    _choose_kernels(ctx, run.config)
+    log = get_logger()
+    for line in run.lines:
+        log.info("%s", line)
+    if ctx.is_main:
+        _note_settings(run)
+    log.info(
+        "%d process(es), device %s, torch %s, run folder %s", ctx.world_size, ctx.device, torch.__version__, run.folder
+    )
+
+
+def _choose_kernels(ctx: DistributedContext, config: TrainConfig) -> None:
+    """Deterministic ones where they are asked for; else those that cuDNN finds fastest, if sizes stay what they are."""
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch asks for it, or refuses matrix products
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    elif ctx.device.type == "cuda":
+        torch.backends.cudnn.benchmark = not config.multi_scale
+
+
+def _note_settings(run: Run) -> None:
+    settings = {"config": to_dict(run.config), "hyp": to_dict(run.hyp)}
+    write_whole(run.folder / "settings.yaml", yaml.safe_dump(settings, sort_keys=False))
+    for name, values in settings.items():
+        get_logger().info("%s: %s", name, ", ".join(f"{k}={v}" for k, v in values.items()))

@@ -1,0 +1,83 @@
+"""The optimiser's step of a run, from its settings."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from engine.ema import ModelEma
+from engine.optim import DEFAULT_LR, OptimizerSet, build_optimizer
+from engine.pace import Pace
+from engine.parallel import parallelise, unused_parameters
+from engine.precision import resolve_amp
+from engine.run import Run
+from engine.step import TrainStep
+from engine.virtual_ranks import shares_of
+from utils.distributed import DistributedContext, broadcast_object
+from utils.errors import UserError
+from utils.groups import sync_bn_group
+from utils.logger import get_logger
+
+
+def build_step(
+    ctx: DistributedContext, run: Run, model: nn.Module, criterion: nn.Module, *, rule: str, pace: Pace
+) -> TrainStep:
+    """The optimiser's step, by ``rule``, with the averaged weights and the model as its devices want it.
+
+    Args:
+        model: a detector, on its device.
+        criterion: the loss, there too.
+        rule: name of the optimiser, see `choose_optimizer`.
+    """
+    config, hyp = run.config, run.hyp
+    optimizer = _optimizer_of(ctx, run, model, rule)
+    ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
+    amp = broadcast_object(ctx, resolve_amp(config.amp, ctx.device))
+    shares = shares_of(ctx, config)
+    if config.compress_grads and (shares or not ctx.is_distributed):
+        raise UserError("--compress-grads is for plain DDP: several processes, no --virtual-ranks or --deterministic")
+    wrapped = model if shares else _over_devices(ctx, run, model, pace)
+    if config.compile:
+        model.compile()
+    return TrainStep(
+        model=wrapped,
+        criterion=criterion,
+        optimizer=optimizer,
+        ema=ema,
+        ctx=ctx,
+        amp_dtype=amp,
+        clip_norm=hyp.clip_norm,
+        channels_last=config.channels_last,
+        virtual_ranks=shares,
+        skip_zero_grads=config.skip_zero_grads,
+    )
+
+
+def _optimizer_of(ctx: DistributedContext, run: Run, model: nn.Module, rule: str) -> OptimizerSet:
+    hyp = run.hyp
+    return build_optimizer(
+        model,
+        rule,
+        lr=DEFAULT_LR[rule] * hyp.lr_share if hyp.lr0 is None else hyp.lr0,
+        momentum=hyp.momentum,
+        weight_decay=hyp.weight_decay,
+        sharded=run.config.zero and ctx.is_distributed,
+    )
+
+
+def _over_devices(ctx: DistributedContext, run: Run, model: nn.Module, pace: Pace) -> nn.Module:
+    """The model as its number of devices wants it."""
+    side = 2 * model.stride
+    unused = unused_parameters(model, torch.zeros(1, 3, side, side, device=ctx.device)) if ctx.is_distributed else []
+    if unused:
+        get_logger().info("no output depends on %s: DDP looks for such parameters at every step", ", ".join(unused))
+    config = run.config
+    return parallelise(
+        model,
+        ctx,
+        sync_bn=config.sync_bn or config.sync_bn_group > 0,
+        sync_bn_group=sync_bn_group(ctx, config.sync_bn_group),
+        unused=unused,
+        static=pace.accumulate == 1,
+        compress=config.compress_grads,
+    )
