@@ -45,10 +45,10 @@ def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Wat
 
     prepare_process(ctx, run)
     spec = open_data(ctx, run)
-    model = build_model(ctx, run, spec)
+    model, pretrained = build_model(ctx, run, spec)
     train_loader, val_loader = build_loaders(ctx, run.config, run.hyp, spec, stride=model.stride)
     settle_weights(run, model, train_loader)
-    trainer = make_trainer(ctx, run, signals, watchdog, spec, model, train_loader, val_loader)
+    trainer = make_trainer(ctx, run, signals, watchdog, spec, model, pretrained, train_loader, val_loader)
     pictures = illustrate(ctx, run, trainer)
     trainer.fit(on_epoch=pictures.after_epoch if pictures else None)
     if pictures:
@@ -64,17 +64,19 @@ def open_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
     return open_dataset(config.data, ("train", "val"), stage=config.stage, cache_dir=config.cache_dir, ctx=ctx)
 
 
-def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> Detector:
-    """The detector on its device, with starting weights and frozen layers; resumed weights come later."""
+def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> tuple[Detector, tuple[str, ...]]:
+    """The detector on its device, with starting weights and frozen layers; resumed weights come later. And the names
+    of the parameters that came from weights when the run began."""
     from data.index import class_names
-    from engine.resume import check_classes
+    from engine.resume import check_classes, resumed_pretrained
     from models.starting import build_starting_model
 
     names = class_names(spec, run.config.single_cls)
     if run.content is None:
         return build_starting_model(ctx, run.config, names, resumed=None)
     check_classes(run.path, run.content["names"], names, spec.source)
-    return build_starting_model(ctx, run.config, names, resumed=run.content["model_spec"])
+    model, _ = build_starting_model(ctx, run.config, names, resumed=run.content["model_spec"])
+    return model, resumed_pretrained(run.content, model)
 
 
 def settle_weights(run: Run, model: Detector, train_loader: InfiniteDataLoader) -> None:
@@ -99,6 +101,7 @@ def make_trainer(
     watchdog: Watchdog,
     spec: DatasetSpec,
     model: Detector,
+    pretrained: tuple[str, ...],
     train_loader: InfiniteDataLoader,
     val_loader: InfiniteDataLoader,
 ) -> Trainer:
@@ -113,6 +116,7 @@ def make_trainer(
         watchdog=watchdog,
         model=model,
         criterion=build_criterion(model, run.hyp, label_smoothing=run.config.label_smoothing).to(ctx.device),
+        pretrained=pretrained,
         postprocess=detections_to_score,
         data_source=spec.source,
         train_loader=train_loader,

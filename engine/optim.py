@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -93,7 +94,12 @@ class OptimizerSet:
                 group["betas"] = (momentum if group["follow_momentum"] else group["betas"][0], group["betas"][1])
 
     def rates(self) -> dict[str, float]:
-        return {f"lr/{group['kind']}": group["lr"] for group in self.param_groups}
+        """By kind of parameter; where some come from weights, the others' under names of their own."""
+        shares = {group["share"] for group in self.param_groups}
+        return {
+            f"lr/{'new_' if group['share'] == 1 and len(shares) > 1 else ''}{group['kind']}": group["lr"]
+            for group in self.param_groups
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
@@ -137,22 +143,41 @@ def build_optimizer(
     lr: float,
     momentum: float,
     weight_decay: float,
+    pretrained: Collection[str] = (),
+    pretrained_share: float = 1.0,
     sharded: bool = False,
 ) -> OptimizerSet:
     """SGD, Adam, AdamW, or Muon for weights with AdamW for the rest.
 
     Args:
         lr: initial rate; `DEFAULT_LR` has those that suit a run from scratch.
+        pretrained: names of parameters that come from weights. They take ``pretrained_share`` of the rate: what begins
+            at random has all to learn, what does not would forget.
         momentum: of SGD and Muon, and beta1 of Adam and AdamW when they are the only rule.
         sharded: each process keeps the state of its part of the parameters only, updates those and hands them to the
             others (ZeRO stage 1, Rajbhandari et al. 2020). The saved state is the whole one.
     """
     kinds = split_parameters(model)
+    known = {id(model.get_parameter(name)) for name in pretrained}
 
-    def group(kind: str, follow_momentum: bool = True) -> dict[str, Any]:
-        decay = weight_decay if kind == "weight" else 0.0
-        shared = {"kind": kind, "initial_lr": lr, "lr": lr, "follow_momentum": follow_momentum}
-        return {"params": kinds[kind], "weight_decay": decay, **shared}
+    def groups(*wanted: str, follow_momentum: bool = True) -> list[dict[str, Any]]:
+        return [
+            {
+                "params": parameters,
+                "weight_decay": weight_decay if kind == "weight" else 0.0,
+                "kind": kind,
+                "share": share,
+                "initial_lr": lr * share,
+                "lr": lr * share,
+                "follow_momentum": follow_momentum,
+            }
+            for kind in wanted
+            for share, parameters in by_share(kinds[kind])
+        ]
+
+    def by_share(parameters: list[nn.Parameter]) -> list[tuple[float, list[nn.Parameter]]]:
+        slow, full = [p for p in parameters if id(p) in known], [p for p in parameters if id(p) not in known]
+        return [(share, some) for share, some in ((pretrained_share, slow), (1.0, full)) if some]
 
     def rule(optimizer: type, groups: list[dict[str, Any]], **options) -> torch.optim.Optimizer:
         if sharded:
@@ -160,7 +185,7 @@ def build_optimizer(
         return optimizer(groups, lr=lr, **options)
 
     betas = (momentum, 0.999)
-    every = [group(kind) for kind in kinds if kinds[kind]]
+    every = groups(*kinds)
     if name == "SGD":
         return OptimizerSet([rule(torch.optim.SGD, every, momentum=momentum, nesterov=True, fused=True)])
     if name == "Adam":
@@ -171,8 +196,7 @@ def build_optimizer(
         raise ValueError(f"unknown optimiser {name!r}")
     parts: list[torch.optim.Optimizer] = []
     if kinds["weight"]:
-        parts.append(rule(Muon, [group("weight")], momentum=momentum))
-    rest = [group(kind, follow_momentum=False) for kind in ("norm", "bias") if kinds[kind]]
-    if rest:
+        parts.append(rule(Muon, groups("weight"), momentum=momentum))
+    if rest := groups("norm", "bias", follow_momentum=False):
         parts.append(rule(torch.optim.AdamW, rest, betas=(0.9, 0.999), fused=True))
     return OptimizerSet(parts)

@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from engine.checkpoint import Progress
 from utils.checkpoint_file import read_checkpoint
 from utils.config import Hyperparameters, TrainConfig, from_mapping, with_overrides
@@ -54,6 +56,14 @@ def check_classes(path: Path, names: Sequence[str], now: Sequence[str], source: 
         number = next(i for i, (a, b) in enumerate(zip(names, now)) if a != b)
         what = f"class {number} of the run is '{names[number]}', that of {source} is '{now[number]}'"
     raise UserError(f"{path}: {what}; for other classes start a new run with --weights {path}")
+
+
+def resumed_pretrained(content: dict[str, Any], model: nn.Module) -> tuple[str, ...]:
+    """Names of the parameters that came from weights when the run began. Checkpoints from before these were kept had
+    one rate for all, that of such parameters."""
+    if "pretrained" in content:
+        return tuple(content["pretrained"])
+    return tuple(name for name, _ in model.named_parameters()) if content["config"].get("weights") else ()
 
 
 def resumed_config(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import nn
 
@@ -20,7 +22,14 @@ from utils.logger import get_logger
 
 
 def build_step(
-    ctx: DistributedContext, run: Run, model: nn.Module, criterion: nn.Module, *, rule: str, pace: Pace
+    ctx: DistributedContext,
+    run: Run,
+    model: nn.Module,
+    criterion: nn.Module,
+    *,
+    rule: str,
+    pretrained: Collection[str],
+    pace: Pace,
 ) -> TrainStep:
     """The optimiser's step, by ``rule``, with the averaged weights and the model as its devices want it.
 
@@ -28,9 +37,10 @@ def build_step(
         model: a detector, on its device.
         criterion: the loss, there too.
         rule: name of the optimiser, see `choose_optimizer`.
+        pretrained: names of the parameters that come from weights.
     """
     config, hyp = run.config, run.hyp
-    optimizer = _optimizer_of(ctx, run, model, rule)
+    optimizer = _optimizer_of(ctx, run, model, rule, pretrained)
     ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
     amp = broadcast_object(ctx, resolve_amp(config.amp, ctx.device))
     shares = shares_of(ctx, config)
@@ -53,12 +63,16 @@ def build_step(
     )
 
 
-def _optimizer_of(ctx: DistributedContext, run: Run, model: nn.Module, rule: str) -> OptimizerSet:
+def _optimizer_of(
+    ctx: DistributedContext, run: Run, model: nn.Module, rule: str, pretrained: Collection[str]
+) -> OptimizerSet:
     hyp = run.hyp
     return build_optimizer(
         model,
         rule,
-        lr=DEFAULT_LR[rule] * hyp.lr_share if hyp.lr0 is None else hyp.lr0,
+        lr=DEFAULT_LR[rule] if hyp.lr0 is None else hyp.lr0,
+        pretrained=pretrained,
+        pretrained_share=hyp.lr_share,
         momentum=hyp.momentum,
         weight_decay=hyp.weight_decay,
         sharded=run.config.zero and ctx.is_distributed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from torch import nn
@@ -33,6 +34,7 @@ def build_trainer(
     watchdog: Watchdog,
     model: nn.Module,
     criterion: nn.Module,
+    pretrained: Collection[str],
     postprocess: Postprocess,
     data_source: str,
     train_loader: Any,
@@ -44,6 +46,7 @@ def build_trainer(
         signals, watchdog: entered.
         model: a detector on its device, with the weights that its next step is to find.
         criterion: its loss, made for those.
+        pretrained: names of the parameters that came from weights when the run began.
         postprocess: raw maps to the detections that validation scores.
         data_source: the data set's YAML, for the checkpoint.
         train_loader, val_loader: see `Trainer`; their ``index`` knows the labels.
@@ -51,7 +54,7 @@ def build_trainer(
     config = run.config
     pace = pace_of(config, len(train_loader))
     rule = choose_optimizer(config.optimizer, pace.total)
-    take_step = build_step(ctx, run, model, criterion, rule=rule, pace=pace)
+    take_step = build_step(ctx, run, model, criterion, rule=rule, pretrained=pretrained, pace=pace)
     get_logger().info(
         "%s, %d steps (%d an epoch, %d batch(es) each), autocast %s",
         rule, pace.total, pace.steps, pace.accumulate, take_step.amp_dtype or "off",
@@ -71,7 +74,7 @@ def build_trainer(
         checkpointer=Checkpointer(
             run.folder,
             ctx=ctx,
-            description=_describe(run, model, rule, data),
+            description=_describe(run, model, rule, pretrained, data),
             period=config.save_period,
             enabled=ctx.is_main,
         ),
@@ -121,11 +124,14 @@ def _open_tracker(ctx: DistributedContext, run: Run, progress: Progress) -> Trac
     return tracker
 
 
-def _describe(run: Run, model: nn.Module, rule: str, data: dict[str, str]) -> dict[str, Any]:
+def _describe(
+    run: Run, model: nn.Module, rule: str, pretrained: Collection[str], data: dict[str, str]
+) -> dict[str, Any]:
     """What every checkpoint of the run says of it."""
     return {
         "model_spec": model.spec,
         "names": list(model.names),
+        "pretrained": list(pretrained),
         "imgsz": run.config.imgsz,
         "hyp": to_dict(run.hyp),
         "config": to_dict(run.config) | {"optimizer": rule},  # a longer run must not choose another when it resumes

@@ -23,8 +23,9 @@ DEFAULT_MODEL = "yolov8n"
 
 def build_starting_model(
     ctx: DistributedContext, config: TrainConfig, names: Sequence[str], *, resumed: dict[str, Any] | None
-) -> Detector:
-    """The detector on its device, with starting weights and frozen layers; resumed weights come later.
+) -> tuple[Detector, tuple[str, ...]]:
+    """The detector on its device, with starting weights and frozen layers; resumed weights come later. And the names
+    of those parameters that starting weights filled, be it in part.
 
     Args:
         names: of the classes.
@@ -47,11 +48,14 @@ def build_starting_model(
         "%s: %s parameters, %d classes",
         model.spec["name"], f"{sum(p.numel() for p in model.parameters()):,}", len(names),
     )  # fmt: skip
+    filled: tuple[str, ...] = ()
     if stored:
-        for line in transfer_weights(model, stored).lines():
+        report = transfer_weights(model, stored)
+        filled = tuple(name for name, _ in model.named_parameters() if name not in report.skipped)
+        for line in report.lines():
             log.info("%s", line)
     if frozen := layers_to_freeze(config.freeze, len(model.model)):
         freeze_layers(model, frozen)
         log.info("frozen: layers %s", ", ".join(map(str, sorted(frozen))))
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
-    return model.to(ctx.device, memory_format=layout)
+    return model.to(ctx.device, memory_format=layout), filled

@@ -167,6 +167,32 @@ def test_rates_reach_the_groups():
     assert optimizer.param_groups[0]["momentum"] == 0.9
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Muon"])
+def test_what_comes_from_weights_takes_its_share_of_the_rate(name):
+    """The first step of each parameter is its share of the one that it takes where nothing comes from weights."""
+    known = ("0.weight", "1.weight", "1.bias")
+
+    def moved(**options) -> dict[str, torch.Tensor]:
+        model = network()
+        before = copy.deepcopy(model.state_dict())
+        optimizer = build_optimizer(model, name, lr=0.01, momentum=0.9, weight_decay=0.0, **options)
+        take_steps(model, optimizer, 1)
+        return {key: p.detach() - before[key] for key, p in model.named_parameters()}
+
+    plain, shared = moved(), moved(pretrained=known, pretrained_share=0.25)
+    for key, change in shared.items():
+        torch.testing.assert_close(change, plain[key] * (0.25 if key in known else 1), rtol=1e-3, atol=1e-7)
+
+
+def test_rates_of_layers_that_begin_at_random_are_logged_apart():
+    optimizer = build_optimizer(
+        network(), "Muon", lr=0.1, momentum=0.9, weight_decay=0, pretrained=("0.weight", "1.bias"), pretrained_share=0.5
+    )
+    assert optimizer.rates() == pytest.approx(
+        {"lr/weight": 0.05, "lr/new_weight": 0.1, "lr/new_norm": 0.1, "lr/bias": 0.05, "lr/new_bias": 0.1}
+    )
+
+
 def test_auto_is_decided_by_the_length_of_the_run():
     assert choose_optimizer("auto", 100) == "Muon"
     assert choose_optimizer("auto", 10**6) == "SGD"

@@ -3,9 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from engine.checkpoint import Progress
-from engine.resume import circumstances_changed, note_launch, resumed_position, run_of_launch
+from engine.resume import circumstances_changed, note_launch, resumed_position, resumed_pretrained, run_of_launch
 from engine.save_cadence import SaveCadence
 
 CONTENT = {
@@ -88,3 +89,10 @@ def test_saving_by_steps_and_by_the_clock(monkeypatch: pytest.MonkeyPatch):
     now[0] += 1000
     assert not other.wants_save()
     assert not any(other.due_after(updates) for updates in range(10))
+
+
+def test_what_came_from_weights_is_remembered():
+    model, config = nn.Linear(2, 2), {"weights": "a.pt"}
+    assert resumed_pretrained({"pretrained": ["bias"], "config": config}, model) == ("bias",)
+    assert resumed_pretrained({"config": {"weights": ""}}, model) == ()
+    assert resumed_pretrained({"config": config}, model) == ("weight", "bias")  # of before: one rate for all

@@ -49,10 +49,19 @@ def rows(path: Path) -> list[dict[str, str]]:
         return [{k: v for k, v in row.items() if k != "time"} for row in csv.DictReader(file)]
 
 
-def test_one_process_then_resume_is_the_uninterrupted_run(world, tmp_path):
-    """Also: the same command twice gives the same table, and --epochs may grow on --resume."""
-    whole = tmp_path / "whole" / "exp"
-    train(world, whole.parent, "--epochs", "4", "--optimizer", "Muon", "--save-period", "2", "--set", "close_mosaic=1")
+@pytest.mark.parametrize("fine_tuned", [False, True])
+def test_one_process_then_resume_is_the_uninterrupted_run(world, tmp_path, fine_tuned):
+    """Also: the same command twice gives the same table, and --epochs may grow on --resume. In fine-tuning, what comes
+    from weights has another rate than what doesn't."""
+    whole, more = tmp_path / "whole" / "exp", ["--set", "close_mosaic=1"]
+    if fine_tuned:
+        train(world, tmp_path, "--epochs", "1", "--single-cls", "--name", "one class")
+        more += ["--weights", str(tmp_path / "one class" / "last.pt")]
+    train(world, whole.parent, "--epochs", "4", "--optimizer", "Muon", "--save-period", "2", *more)
+    table = rows(whole / "results.csv")
+    assert ("lr/new_weight" in table[0]) == fine_tuned
+    if fine_tuned:
+        assert all(float(row["lr/weight"]) < 0.5 * float(row["lr/new_weight"]) for row in table)
     assert {p.name for p in whole.iterdir()} >= {"last.pt", "best.pt", "epoch2.pt", "results.csv", "settings.yaml"}
     assert [row["epoch"] for row in rows(whole / "results.csv")] == ["1", "2", "3", "4"]
     broken = tmp_path / "broken" / "exp"

@@ -35,8 +35,8 @@ def setting(default: Any = MISSING, *, help: str, choices=None, low=None, high=N
 class Hyperparameters:
     """What a hyp YAML may hold (``configs/hyp``). Names are YOLOv5's where the meaning is the same."""
 
-    lr0: float | None = setting(None, low=0, help="initial learning rate; null: the optimiser's own times lr_share")
-    lr_share: float = setting(1.0, low=0, help="share of the optimiser's own learning rate that is taken")
+    lr0: float | None = setting(None, low=0, help="initial learning rate; null: the optimiser's own")
+    lr_share: float = setting(1.0, low=0, help="share of the learning rate for what comes from --weights")
     lrf: float = setting(0.01, low=0, high=1, help="final learning rate as a share of lr0")
     momentum: float = setting(0.937, low=0, high=1, help="SGD and Muon momentum, Adam beta1")
     weight_decay: float = setting(0.0005, low=0, help="decay of weights that are not biases or norms")
