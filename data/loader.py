@@ -18,7 +18,7 @@ from data.samplers import EndlessRequests, KeyedDistributedSampler, ShardedBatch
 from utils.config import Hyperparameters
 from utils.distributed import DistributedContext, torch_distributed_zero_first
 from utils.errors import UserError
-from utils.groups import one_per_node_group
+from utils.groups import ProcessGroupPlace, one_per_node_group
 from utils.image_size import check_image_size
 
 
@@ -82,11 +82,12 @@ def create_dataloader(
     Raises:
         UserError: a data set without images, sizes or settings that don't fit each other, what scan and cache refuse.
     """
-    _check_sizes(ctx, imgsz, batch_size, stride, augment, quad)
+    check_image_size(imgsz, stride)
+    if augment:
+        check_batch_size(ctx, batch_size, quad=quad)
+    check_rendering(render_on, cache, hyp)
     on_device = augment and render_on == "device"
-    _check_rendering(render_on, cache, hyp)
-    several_nodes = ctx.is_distributed and ctx.local_world_size < ctx.world_size
-    leaders = one_per_node_group(ctx) if several_nodes and cache == "disk" and not local_data else None
+    leaders = _leaders_of_a_shared_cache(ctx, cache, local_data)
     with torch_distributed_zero_first(ctx):
         index = load_index(
             spec,
@@ -99,7 +100,7 @@ def create_dataloader(
         )
         image_cache = open_image_cache(
             index,
-            cache if cache != "device" else "none" if on_device else "ram",
+            _host_cache(cache, on_device),
             imgsz=imgsz,
             cache_dir=cache_dir,
             threads=min(max(workers, 2) * ctx.local_world_size, 64),  # the other ranks' share too: they wait
@@ -118,34 +119,108 @@ def create_dataloader(
             rect=rect,
             image_cache=image_cache,
         )
-    if augment and len(index) == 0:
-        raise UserError(f"{spec.source}: {split} has no images to train on")
-    pad = pad if pad is not None else (0.0 if augment else 0.5)
-    shape = {"batch_size": batch_size, "imgsz": imgsz, "stride": stride, "pad": pad}
     requests: EndlessRequests | ShardedBatches
     if augment:
-        block = 0 if rect else hyp.mosaic_block
-        order = EpochOrder(len(index), seed=seed, image_hw=index.image_hw if rect else None, block=block, **shape)
+        _check_count(spec, split, len(index), quad)
         spread = hyp.multi_scale_range if multi_scale else 0.0
-        sampler = KeyedDistributedSampler(
-            order, rank=ctx.rank, world_size=ctx.world_size, quad=quad, multi_scale=spread
-        )
-        if sampler.num_batches == 0:
-            raise UserError(f"--quad: wants at least 4 training images, {split} has {len(index)}")
-        requests = EndlessRequests(sampler)
+        requests = _training_requests(ctx, dataset, batch_size, pad=pad or 0.0, quad=quad, multi_scale=spread)
     else:
-        batches = fixed_batches(index.image_hw, rect=rect, **shape)
-        requests = ShardedBatches(batches, rank=ctx.rank, world_size=ctx.world_size)
-    planned = _render_on_device(ctx, dataset, cache, workers, fuse) if on_device else {}
+        requests = _validation_requests(ctx, dataset, batch_size, pad=0.5 if pad is None else pad)
     loader = InfiniteDataLoader(
         dataset,
         requests,
         workers=workers,
         pin_memory=pin_memory,
         weighted=augment and image_weights,
-        **planned,
+        **(_render_on_device(ctx, dataset, cache, workers, fuse) if on_device else {}),
     )
     return loader, dataset
+
+
+def check_batch_size(ctx: DistributedContext, batch_size: int, *, quad: bool) -> None:
+    """Raises UserError for a global training batch that cannot be shared out to the processes."""
+    if batch_size < ctx.world_size:
+        raise UserError(
+            f"--batch-size {batch_size}: is the total over {ctx.world_size} processes and wants at least one image "
+            f"each; use {ctx.world_size} or more"
+        )
+    if quad and batch_size % (4 * ctx.world_size):
+        raise UserError(
+            f"--quad with --batch-size {batch_size} on {ctx.world_size} process(es): wants a multiple of "
+            f"{4 * ctx.world_size}"
+        )
+
+
+def check_rendering(render_on: str, cache: str, hyp: Hyperparameters) -> None:
+    """Raises UserError for pixels that are wanted where they will not be."""
+    if render_on == "device" and hyp.albumentations:
+        raise UserError(
+            "--augment device: the hyper-parameter albumentations needs pixels on the host; empty it, or use "
+            "--augment host"
+        )
+    if cache == "device" and render_on != "device":
+        raise UserError("--cache device: pixels that lie there can only be used there; add --augment device")
+
+
+def _check_count(spec: DatasetSpec, split: str, images: int, quad: bool) -> None:
+    """Raises UserError for too few images to make a batch of."""
+    if images == 0:
+        raise UserError(f"{spec.source}: {split} has no images to train on")
+    if quad and images < 4:
+        raise UserError(f"--quad: wants at least 4 training images, {split} has {images}")
+
+
+def _host_cache(cache: str, on_device: bool) -> str:
+    """Which cache of the host's serves ``cache``: pictures that the device does not render have none of its pixels."""
+    if cache != "device":
+        return cache
+    return "none" if on_device else "ram"
+
+
+def _leaders_of_a_shared_cache(ctx: DistributedContext, cache: str, local_data: bool) -> ProcessGroupPlace | None:
+    """The nodes' first processes where they fill their disk caches together; None where each fills its own alone."""
+    several_nodes = ctx.is_distributed and ctx.local_world_size < ctx.world_size
+    return one_per_node_group(ctx) if several_nodes and cache == "disk" and not local_data else None
+
+
+def _training_requests(
+    ctx: DistributedContext,
+    dataset: LoadImagesAndLabels,
+    batch_size: int,
+    *,
+    pad: float,
+    quad: bool,
+    multi_scale: float,
+) -> EndlessRequests:
+    """This rank's shares of the epochs' batches, without end; canvases vary within +- the share ``multi_scale``."""
+    order = EpochOrder(
+        len(dataset),
+        seed=dataset.seed,
+        batch_size=batch_size,
+        imgsz=dataset.imgsz,
+        stride=dataset.stride,
+        image_hw=dataset.index.image_hw if dataset.rect else None,
+        pad=pad,
+        block=0 if dataset.rect else dataset.hyp.mosaic_block,
+    )
+    return EndlessRequests(
+        KeyedDistributedSampler(order, rank=ctx.rank, world_size=ctx.world_size, quad=quad, multi_scale=multi_scale)
+    )
+
+
+def _validation_requests(
+    ctx: DistributedContext, dataset: LoadImagesAndLabels, batch_size: int, *, pad: float
+) -> ShardedBatches:
+    """This rank's batches of a fixed list of them."""
+    batches = fixed_batches(
+        dataset.index.image_hw,
+        batch_size=batch_size,
+        imgsz=dataset.imgsz,
+        stride=dataset.stride,
+        rect=dataset.rect,
+        pad=pad,
+    )
+    return ShardedBatches(batches, rank=ctx.rank, world_size=ctx.world_size)
 
 
 def _render_on_device(
@@ -158,29 +233,3 @@ def _render_on_device(
         pixels = open_device_cache(dataset.index, layout, ctx=ctx, threads=max(workers, 2), show_progress=ctx.is_main)
     renderer = DeviceRenderer(ctx.device, pixels, fuse=fuse and ctx.device.type == "cuda")
     return {"make_batch": PlannedBatches(dataset, layout), "renderer": renderer}
-
-
-def _check_rendering(render_on: str, cache: str, hyp: Hyperparameters) -> None:
-    if render_on == "device" and hyp.albumentations:
-        raise UserError(
-            "--augment device: the hyper-parameter albumentations needs pixels on the host; empty it, or use "
-            "--augment host"
-        )
-    if cache == "device" and render_on != "device":
-        raise UserError("--cache device: pixels that lie there can only be used there; add --augment device")
-
-
-def _check_sizes(ctx: DistributedContext, imgsz: int, batch_size: int, stride: int, augment: bool, quad: bool) -> None:
-    check_image_size(imgsz, stride)
-    if not augment:
-        return
-    if batch_size < ctx.world_size:
-        raise UserError(
-            f"--batch-size {batch_size}: is the total over {ctx.world_size} processes and wants at least one image "
-            f"each; use {ctx.world_size} or more"
-        )
-    if quad and batch_size % (4 * ctx.world_size):
-        raise UserError(
-            f"--quad with --batch-size {batch_size} on {ctx.world_size} process(es): wants a multiple of "
-            f"{4 * ctx.world_size}"
-        )
