@@ -43,6 +43,7 @@ def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Wat
     from engine.pictures import illustrate
     from engine.process_setup import prepare_process
 
+    check_settings(ctx, run)
     prepare_process(ctx, run)
     spec = open_data(ctx, run)
     model, pretrained = build_model(ctx, run, spec)
@@ -55,6 +56,15 @@ def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Wat
         pictures.finish()
     trainer.tracker.close()
     report_end(trainer)
+
+
+def check_settings(ctx: DistributedContext, run: Run) -> None:
+    """Refuses what settings and processes alone rule out: at once, not after hours of copying or scanning images."""
+    from data.run_loaders import check_loader_settings
+    from engine.step_setup import check_step_settings
+
+    check_step_settings(ctx, run.config)
+    check_loader_settings(ctx, run.config, run.hyp)
 
 
 def open_data(ctx: DistributedContext, run: Run) -> DatasetSpec:

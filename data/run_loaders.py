@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from data.dataset_yaml import DatasetSpec
 from data.infinite_loader import InfiniteDataLoader
-from data.loader import create_dataloader
+from data.loader import check_batch_size, check_rendering, create_dataloader
+from data.pixel_transforms import PixelTransforms
 from utils.config import Hyperparameters, TrainConfig
 from utils.distributed import DistributedContext
+
+
+def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> None:
+    """Raises UserError for what no data set could be loaded with, before one is read."""
+    check_batch_size(ctx, config.batch_size, quad=config.quad)
+    check_rendering(config.augment, config.cache, hyp)
+    if hyp.albumentations:
+        PixelTransforms(hyp.albumentations, config.seed)  # which checks them
 
 
 def build_loaders(

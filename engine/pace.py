@@ -1,4 +1,4 @@
-"""How batches become steps of the optimiser."""
+"""How many batches make a step, how many steps an epoch and a run."""
 
 from __future__ import annotations
 

@@ -15,10 +15,21 @@ from engine.precision import resolve_amp
 from engine.run import Run
 from engine.step import TrainStep
 from engine.virtual_ranks import shares_of
+from utils.config import TrainConfig
 from utils.distributed import DistributedContext, broadcast_object
 from utils.errors import UserError
-from utils.groups import sync_bn_group
+from utils.groups import check_group_size, sync_bn_group
 from utils.logger import get_logger
+
+
+def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
+    """Raises UserError for settings that no step of these processes could have, before anything is built or read."""
+    shares = shares_of(ctx, config)
+    if config.compress_grads and (shares or not ctx.is_distributed):
+        raise UserError("--compress-grads is for plain DDP: several processes, no --virtual-ranks or --deterministic")
+    if config.sync_bn_group and ctx.is_distributed:
+        check_group_size(ctx, config.sync_bn_group)
+    resolve_amp(config.amp, ctx.device)
 
 
 def build_step(
@@ -31,7 +42,8 @@ def build_step(
     pretrained: Collection[str],
     pace: Pace,
 ) -> TrainStep:
-    """The optimiser's step, by ``rule``, with the averaged weights and the model as its devices want it.
+    """The optimiser's step, by ``rule``, with the averaged weights and the model as its devices want it. The settings
+    are ones that `check_step_settings` has let pass.
 
     Args:
         model: a detector, on its device.
@@ -44,8 +56,6 @@ def build_step(
     ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
     amp = broadcast_object(ctx, resolve_amp(config.amp, ctx.device))
     shares = shares_of(ctx, config)
-    if config.compress_grads and (shares or not ctx.is_distributed):
-        raise UserError("--compress-grads is for plain DDP: several processes, no --virtual-ranks or --deterministic")
     wrapped = model if shares else _over_devices(ctx, run, model, pace)
     if config.compile:
         model.compile()

@@ -43,12 +43,31 @@ def flags(world: Path) -> list[str]:
         (["--batch_sise", "4"], "did you mean '--batch-size'"),
         (["--weights", "runs/none.pt"], "runs/none.pt: no such file"),
         (["--imgsz", "32"], "--imgsz: wants at least 64"),
-        (["--compress-grads"], "--compress-grads is for plain DDP: several processes"),
         (["--hyp", "finetun"], "--hyp finetun: no such recipe or file (did you mean 'finetune'?)"),
     ],
 )
 def test_flags_of_training(world, tmp_path, capsys, given, line):
     assert line in error_of(capsys, train.main, *flags(world), "--project", tmp_path, *given)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (["--compress-grads"], "--compress-grads is for plain DDP: several processes"),
+        (["--virtual-ranks", "3"], "--virtual-ranks 3: must be a power of two that the 1 process(es) divide"),
+        (["--virtual-ranks", "8"], "--virtual-ranks 8: more than the 4 images of a batch"),
+        (["--virtual-ranks", "2", "--sync-bn"], "--sync-bn takes statistics over the whole batch"),
+        (["--amp", "fp16"], "--amp fp16: not on a CPU"),
+        (["--quad", "--batch-size", "6"], "--quad with --batch-size 6 on 1 process(es): wants a multiple of 4"),
+        (["--cache", "device"], "--cache device: pixels that lie there can only be used there"),
+        (["--augment", "device", "--set", "albumentations=[{name: Blur}]"], "albumentations needs pixels on the host"),
+        (["--set", "albumentations=[{name: Blurr}]"], "hyper-parameter albumentations"),
+    ],
+)
+def test_what_settings_alone_refuse_is_said_before_data_is_looked_for(tmp_path, capsys, given, line):
+    """To copy and scan one may take hours, which a slip in the flags must not cost."""
+    assert line in error_of(capsys, train.main, "--data", tmp_path / "none.yaml", *SMALL, "--project", tmp_path, *given)
+    assert not list((tmp_path / "exp").iterdir())
 
 
 def test_a_canvas_of_one_cell_is_refused(world, tmp_path, capsys):
