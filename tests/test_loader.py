@@ -268,7 +268,8 @@ def test_door_on_a_real_data_set(tmp_path):
 
 
 _INTERRUPTED = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from tests.test_loader import *
