@@ -65,6 +65,7 @@ train=("$PYTHON" train.py --data "$TMP/small/data.yaml" --model yolov8n --imgsz 
 check "environment" 60 environment
 check "data set" 120 data --folder "$TMP" --images "$IMAGES" --times "$TIMES" --size "$SIZE"
 check "no host sync in the step" 90 sync-free --model yolov8n --imgsz "$SIZE" --batch-size 8
+check "batches straight from the workers' memory" 60 feed --data "$TMP/small/data.yaml" --imgsz "$SMALL" --batch-size 16
 check "loss and assignment, share of the step" 90 loss-share --model yolov8n --imgsz "$SIZE" --batch-size ${BATCHES%% *}
 part "trains with one GPU" 90 "${train[@]}" --name plain
 part "validates" 60 "$PYTHON" val.py --weights "$TMP/runs/plain/last.pt" --device "$DEVICE" --project "$TMP/val" --noplots

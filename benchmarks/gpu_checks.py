@@ -21,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "sync-free": sync_free,
         "loss-share": loss_share,
         "data-parallel": data_parallel,
+        "feed": feed,
         "resume": resume,
         "train": train,
     }
@@ -164,6 +165,13 @@ def data_parallel(options: argparse.Namespace) -> None:
             figure(f"replicated twice onto the device: {twice.tolist()} (batch statistics are of halves)")
         except RuntimeError as error:
             figure(f"replicating twice onto one device is refused by torch: {str(error).splitlines()[0]}")
+
+
+def feed(options: argparse.Namespace) -> None:
+    from benchmarks.gpu_feed import compare_batches
+
+    for line in compare_batches(options):
+        figure(line)
 
 
 def resume(options: argparse.Namespace) -> None:

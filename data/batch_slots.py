@@ -2,8 +2,9 @@
 
 A fresh segment a batch, which is how torch hands tensors over, costs the kernel more than drawing a picture costs us:
 each of its pages is found, cleared and mapped anew. Here the parent gives every request a slot of one mapping, and has
-it back when the last tensor that shows the batch is gone. Where there is no such memory (not on Linux), or all slots
-are in use, a batch travels as torch sends it.
+it back when the last tensor that shows the batch is gone. Whoever lets a device copy from such a tensor keeps it until
+the copy has ended (`engine.in_flight`). Where there is no such memory (not on Linux), or all slots are in use, a batch
+travels as torch sends it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.page_lock import PageLock
 from utils.structures import Batch
 
 _numbers = itertools.count()
@@ -30,20 +32,23 @@ _by_number: weakref.WeakValueDictionary[int, BatchSlots] = weakref.WeakValueDict
 class BatchSlots:
     """Slots of equal size in one shared mapping. A page takes memory once something has been written to it."""
 
-    def __init__(self, count: int, slot_bytes: int) -> None:
-        """OSError where the system refuses."""
+    def __init__(self, count: int, slot_bytes: int, page_lock: PageLock | None = None) -> None:
+        """OSError where the system refuses. ``page_lock``: locks slots, so that a GPU copies straight from them."""
         handle = os.memfd_create("lockstep-batches")
-        os.truncate(handle, count * slot_bytes)
+        os.truncate(handle, count * _whole_pages(slot_bytes))
         self._map(handle, slot_bytes)
         self.number = next(_numbers)
         self._free = list(range(count))  # the last one given back goes out first: its pages exist
         self._out: set[int] = set()  # with a worker
+        self._page_lock = page_lock
+        self._tried_to_lock: set[int] = set()
         _by_number[self.number] = self
 
     def _map(self, handle: int, slot_bytes: int) -> None:
         self.slot_bytes = slot_bytes
         self._handle = handle
-        self._memory = mmap.mmap(handle, 0)
+        self._pitch = _whole_pages(slot_bytes)  # pages are locked slot by slot, so no two slots share one
+        self._memory = np.frombuffer(mmap.mmap(handle, 0), np.uint8)
         weakref.finalize(self, os.close, handle).atexit = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -69,14 +74,26 @@ class BatchSlots:
 
     def pixels(self, slot: int, shape: tuple[int, ...]) -> np.ndarray:
         """uint8 of ``shape`` in a slot."""
-        return np.frombuffer(self._memory, np.uint8, math.prod(shape), slot * self.slot_bytes).reshape(shape)
+        first = slot * self._pitch
+        return self._memory[first : first + math.prod(shape)].reshape(shape)
 
     def arrived(self, slot: int, shape: tuple[int, ...]) -> Tensor:
         """The same as a tensor; the slot is free again when its memory is not referred to any more."""
         pixels = self.pixels(slot, shape)
         self._out.discard(slot)
+        self._lock(slot)
         weakref.finalize(pixels, self._free.append, slot).atexit = False  # torch's storage keeps the array alive
         return torch.from_numpy(pixels)
+
+    def _lock(self, slot: int) -> None:
+        """Once, when the first batch has come in it: to lock pages takes memory, and some slots are never used."""
+        if self._page_lock is None or slot in self._tried_to_lock:
+            return
+        self._tried_to_lock.add(slot)
+        address = self._memory.ctypes.data + slot * self._pitch
+        if self._page_lock.lock(address, self._pitch):
+            # The array is the base of every slot's and goes after the last of them, before the mapping does.
+            weakref.finalize(self._memory, self._page_lock.unlock, address).atexit = False
 
 
 class SlottedBatch:
@@ -97,11 +114,15 @@ def _arrived(number: int, slot: int, shape: tuple[int, ...], batch: Batch) -> Ba
     return replace(batch, images=_by_number[number].arrived(slot, shape).permute(0, 3, 1, 2))
 
 
-def open_slots(count: int, slot_bytes: int) -> BatchSlots | None:
+def _whole_pages(nbytes: int) -> int:
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def open_slots(count: int, slot_bytes: int, page_lock: PageLock | None = None) -> BatchSlots | None:
     """Slots, or None where there can be none."""
     if not hasattr(os, "memfd_create") or slot_bytes == 0:
         return None
     try:
-        return BatchSlots(count, slot_bytes)
+        return BatchSlots(count, slot_bytes, page_lock)
     except OSError:  # no such memory, or not as much
         return None

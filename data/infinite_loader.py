@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from data.batch_slots import BatchSlots, open_slots
 from data.dataset import LoadImagesAndLabels
 from data.epoch_order import image_weights, inverse_frequency_weights
+from data.page_lock import PageLock
 from data.rendered_batch import RenderedBatches
 from data.samplers import BatchRequest, EndlessRequests, ShardedBatches
 from utils.errors import UserError
@@ -131,7 +132,7 @@ class InfiniteDataLoader(DataLoader):
             dataset: renders the samples.
             requests: an `EndlessRequests` makes this a training loader, a `ShardedBatches` one for validation.
             workers: processes; 0 renders in this one.
-            pin_memory: copy batches to page-locked memory.
+            pin_memory: batches in page-locked memory: the slots' own, a copy where there is none.
             weighted: draw images by class weights; see `set_class_weights`.
             make_batch: run by the workers, picklable; None: `RenderedBatches`.
             renderer: makes a `Batch` on the device of what ``make_batch`` returns; None: that is one, on the host.
@@ -143,7 +144,9 @@ class InfiniteDataLoader(DataLoader):
         self._class_weights: np.ndarray | None = None
         self._index = dataset.index
         slots = workers * PREFETCHED_BATCHES + HELD_BATCHES
-        self._slots = open_slots(slots, 3 * requests.most_pixels) if workers > 0 and make_batch is None else None
+        page_lock = PageLock() if pin_memory and torch.cuda.is_available() else None
+        draws = workers > 0 and make_batch is None
+        self._slots = open_slots(slots, 3 * requests.most_pixels, page_lock) if draws else None
         super().__init__(
             _Requests(make_batch or RenderedBatches(dataset, self._slots)),
             batch_size=None,

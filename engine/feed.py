@@ -9,7 +9,29 @@ from typing import Any
 
 import torch
 
+from engine.in_flight import InFlight
 from utils.structures import Batch
+
+
+class SideStream:
+    """A CUDA stream of its own for what is copied and rendered ahead."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def run(self, work: Callable[[], Batch]) -> tuple[Batch, torch.cuda.Event]:
+        """Queues ``work``. Returns its batch, and what tells that it has ended."""
+        with torch.cuda.stream(self._stream):
+            batch, done = work(), torch.cuda.Event()
+            done.record()
+        return batch, done
+
+    def hand_over(self, batch: Batch, done: torch.cuda.Event) -> None:
+        """Makes the current stream wait for ``batch``; the host does not."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(done)
+        batch.record_stream(current)
 
 
 class DeviceFeed:
@@ -17,7 +39,8 @@ class DeviceFeed:
 
     On a GPU, what `stage` asks for is copied (and rendered, where that is done on the device) on a stream of its own
     while the step before is still at work; whoever takes a batch makes the device, not the host, wait for it. Bytes
-    are copied, not floats. Elsewhere a batch is fetched when it is taken.
+    are copied, not floats, and a batch on the host is kept until they have been. Elsewhere a batch is fetched when it
+    is taken. As a context manager it ends when nothing on the host is read any more.
     """
 
     def __init__(
@@ -27,20 +50,28 @@ class DeviceFeed:
         device: torch.device,
         render: Callable[[Any], Batch] | None = None,
         ahead: bool | None = None,
+        side: SideStream | None = None,
     ) -> None:
         """
         Args:
             batches: on the host.
             render: makes a batch on the device of one of ``batches``; None: they are batches and only move.
             ahead: stage at all; None: on a GPU.
+            side: where batches move; None: a `SideStream` on a GPU, and nowhere else than where they are asked for.
         """
         self._batches = batches
-        self._device = device
         self._render = render or (lambda batch: batch.to(device))
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._ahead = device.type == "cuda" if ahead is None else ahead
-        self._staged: deque[tuple[Batch, torch.cuda.Event | None]] = deque()
+        self._side = SideStream(device) if side is None and device.type == "cuda" else side
+        self._ahead = self._side is not None if ahead is None else ahead
+        self._staged: deque[tuple[Batch, Any]] = deque()
+        self._in_flight = InFlight()
         self._waited_s = 0.0
+
+    def __enter__(self) -> DeviceFeed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._in_flight.wait()
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -48,11 +79,9 @@ class DeviceFeed:
     def __next__(self) -> Batch:
         if not self._staged:
             self._fetch()
-        batch, ready = self._staged.popleft()
-        if ready is not None:
-            current = torch.cuda.current_stream(self._device)
-            current.wait_event(ready)
-            batch.record_stream(current)
+        batch, done = self._staged.popleft()
+        if done is not None:
+            self._side.hand_over(batch, done)
         return batch
 
     def stage(self, count: int) -> None:
@@ -66,13 +95,13 @@ class DeviceFeed:
         return waited
 
     def _fetch(self) -> None:
+        self._in_flight.release()  # the loader may draw there again
         started = time.perf_counter()
         batch = next(self._batches)
         self._waited_s += time.perf_counter() - started
         if self._side is None:
             self._staged.append((self._render(batch), None))
             return
-        with torch.cuda.stream(self._side):
-            moved, ready = self._render(batch), torch.cuda.Event()
-            ready.record()
-        self._staged.append((moved, ready))
+        moved, done = self._side.run(lambda: self._render(batch))
+        self._in_flight.hold(batch, done)
+        self._staged.append((moved, done))

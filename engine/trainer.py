@@ -107,10 +107,11 @@ class Trainer:
             try:
                 if self.saving.at_start:
                     self._save()
-                batches = DeviceFeed(iter(self.train_loader), device=self.ctx.device, render=self.train_loader.renderer)
-                while not self._is_over():
-                    self._train_epoch(batches)
-                    self._close_epoch()
+                loader = self.train_loader
+                with DeviceFeed(iter(loader), device=self.ctx.device, render=loader.renderer) as batches:
+                    while not self._is_over():
+                        self._train_epoch(batches)
+                        self._close_epoch()
                 self.checkpointer.finish()
                 max_over_ranks(self.ctx, 0)  # no rank leaves before all is written
             finally:

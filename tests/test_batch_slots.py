@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import logging
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 from data.batch_slots import BatchSlots, SlottedBatch, open_slots
+from data.page_lock import PageLock
 from utils.structures import Batch
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
@@ -109,3 +112,83 @@ def test_small_tensors_travel_in_the_message_and_can_be_written_to():
     large = replace(message, images=torch.zeros(1, 3, 200, 200, dtype=torch.uint8))
     assert pickle.loads(ForkingPickler.dumps(large)).images.is_shared()
     assert np.prod(large.images.shape) > 65536
+
+
+class Lock:
+    """Stands in for `PageLock`: notes what it is asked for."""
+
+    def __init__(self, allows: bool = True) -> None:
+        self.allows, self.calls, self.unlocked = allows, [], []
+
+    def lock(self, address: int, nbytes: int) -> bool:
+        self.calls.append((address, nbytes))
+        return self.allows
+
+    def unlock(self, address: int) -> None:
+        self.unlocked.append(address)
+
+
+@pytest.mark.parametrize("allows", [True, False])
+def test_a_slot_is_locked_once_when_its_first_batch_comes_and_unlocked_when_the_memory_goes(allows):
+    lock = Lock(allows)
+    slots = BatchSlots(3, 5000, lock)
+    for _ in range(2):
+        first, second = slots.take(144), slots.take(144)
+        arrived = [slots.arrived(slot, SHAPE) for slot in (first, second)]
+        begins = [images.data_ptr() for images in arrived]
+        del arrived
+    pages = -(-5000 // mmap.PAGESIZE) * mmap.PAGESIZE
+    assert sorted(lock.calls) == sorted((address, pages) for address in begins)
+    assert all(address % mmap.PAGESIZE == 0 for address in begins)
+    images = slots.arrived(slots.take(144), SHAPE)
+    del slots
+    gc.collect()
+    assert lock.unlocked == []
+    del images
+    gc.collect()
+    assert sorted(lock.unlocked) == (sorted(begins) if allows else [])
+
+
+def test_without_cuda_nothing_is_locked_and_that_is_said_once(monkeypatch, caplog):
+    def absent():
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+    monkeypatch.setattr(torch.cuda, "cudart", absent)
+    monkeypatch.setattr(logging.getLogger("lockstep"), "propagate", True)
+    slots = BatchSlots(2, 144, PageLock())
+    with caplog.at_level("INFO", logger="lockstep"):
+        arrived = [slots.arrived(slots.take(144), SHAPE) for _ in range(2)]
+    assert len(caplog.records) == 1
+    assert "not compiled with CUDA" in caplog.text
+    assert not any(images.is_pinned() for images in arrived)
+
+
+@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="needs CUDA's texts")
+def test_a_refusal_is_the_last_try(monkeypatch, caplog):
+    asked = []
+
+    class Runtime:
+        def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+            asked.append((nbytes, flags))
+            return 0 if len(asked) == 1 else 2  # cudaErrorMemoryAllocation
+
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    monkeypatch.setattr(logging.getLogger("lockstep"), "propagate", True)
+    lock = PageLock()
+    with caplog.at_level("INFO", logger="lockstep"):
+        assert [lock.lock(0, 4096) for _ in range(4)] == [True, False, False, False]
+    assert asked == [(4096, 1)] * 2
+    assert "out of memory" in caplog.text
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_sees_slots_as_pinned():
+    slots = BatchSlots(2, 2**20, PageLock())
+    images = slots.arrived(slots.take(144), SHAPE)
+    assert images.is_pinned()
+    assert images.permute(0, 3, 1, 2).pin_memory().data_ptr() == images.data_ptr()
+    images.fill_(7)
+    assert (images.to("cuda", non_blocking=True) == 7).all()
+    del slots, images
+    gc.collect()
+    assert torch.ones(3, device="cuda").sum() == 3  # no error is left behind

@@ -1,0 +1,94 @@
+"""Batches on their way to the device: straight from the memory that workers draw into, and never overwritten there."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+
+BATCHES = 40
+BURNS = 4  # products of large matrices before each copy: workers get the time to draw over what is not kept
+
+
+def compare_batches(options: argparse.Namespace) -> Iterator[str]:
+    """Lines with figures; SystemExit if a batch does not arrive as it is drawn here, or is not pinned."""
+    import torch
+
+    from data.page_lock import PageLock
+    from engine.feed import DeviceFeed
+    from utils.distributed import DistributedContext
+    from utils.structures import Batch
+
+    ctx = DistributedContext.single("cpu" if options.device == "cpu" else f"cuda:{options.device}")
+    device = ctx.device
+    loader = open_loader(options, ctx)
+    locked: list[range] = []
+    lock_pages = PageLock.lock
+
+    def lock(self: PageLock, address: int, nbytes: int) -> bool:
+        done = lock_pages(self, address, nbytes)
+        if done:
+            locked.append(range(address, address + nbytes))
+        return done
+
+    PageLock.lock = lock
+    straight = 0
+    side = 4096 if device.type == "cuda" else 16
+    weights = torch.rand(side, side, device=device)
+
+    def move(batch: Batch) -> Batch:
+        nonlocal straight
+        straight += any(batch.images.data_ptr() in pages for pages in locked) and batch.images.is_pinned()
+        for _ in range(BURNS):
+            torch.mm(weights, weights)
+        return batch.to(device)
+
+    with DeviceFeed(iter(loader), device=device, render=move, ahead=True) as feed:
+        for number in range(BATCHES):
+            images = next(feed).images.cpu()
+            feed.stage(2)
+            if not torch.equal(images, loader.render(*divmod(number, len(loader))).images):
+                sys.exit(f"batch {number} is not what was drawn")
+    PageLock.lock = lock_pages
+    loader.close()
+    yield f"{BATCHES} batches arrived as drawn; {straight} straight from {len(locked)} locked slots"
+    if device.type == "cuda":
+        if not straight:
+            sys.exit("no batch came straight from a locked slot")
+        yield copy_rates(options, device)
+
+
+def open_loader(options: argparse.Namespace, ctx):
+    from data.dataset_yaml import load_dataset_spec
+    from data.loader import create_dataloader
+    from utils.config import hyperparameters_from
+
+    loader, _ = create_dataloader(
+        load_dataset_spec(options.data),
+        "train",
+        ctx=ctx,
+        imgsz=options.imgsz,
+        batch_size=options.batch_size,
+        hyp=hyperparameters_from(""),
+        augment=True,
+        epochs=1000,
+        workers=4,
+        pin_memory=ctx.device.type == "cuda",
+    )
+    return loader
+
+
+def copy_rates(options: argparse.Namespace, device) -> str:
+    """GB/s of a batch to the device from a slot, and by way of pinned memory, the host's copy included."""
+    import torch
+
+    from benchmarks.our_side import seconds_of
+    from data.batch_slots import BatchSlots
+    from data.page_lock import PageLock
+
+    shape = (options.batch_size, options.imgsz, options.imgsz, 3)
+    slot, plain = (BatchSlots(1, torch.Size(shape).numel(), lock).arrived(0, shape) for lock in (PageLock(), None))
+    straight = seconds_of(lambda: slot.to(device, non_blocking=True), 20, device.type)
+    twice = seconds_of(lambda: plain.pin_memory().to(device, non_blocking=True), 20, device.type)
+    rates = [slot.nbytes / seconds / 1e9 for seconds in (straight, twice)]
+    return f"to the device at {rates[0]:.1f} GB/s; by way of pinned memory at {rates[1]:.1f} GB/s"
