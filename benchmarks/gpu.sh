@@ -95,7 +95,12 @@ for model in $MODELS; do
     done
 done
 [[ $DEVICE == cpu ]] && compiled=(say "SKIP, on a CPU it takes minutes:") || compiled=(part)
+"${compiled[@]}" "compiled steps are the uncompiled ones" 200 "$PYTHON" -m benchmarks.gpu_checks compiled --model yolov8n \
+    --imgsz "$SIZE" --batch-size 16 --device "$DEVICE"
 "${compiled[@]}" "trains compiled" 150 "${train[@]}" --compile --name compiled
+"${compiled[@]}" "trains compiled, DDP, accumulating" 150 "$PYTHON" -m torch.distributed.run --standalone \
+    --nproc_per_node 1 "${train[@]:1}" --compile --accumulate 2 --name compiled-ddp
+"${compiled[@]}" "trains compiled, sizes vary" 150 "${train[@]}" --compile --multi-scale --name compiled-sizes
 "${compiled[@]}" "steps compiled" 120 "$PYTHON" -m benchmarks.step --model yolov8n --imgsz "$SIZE" --batch-size ${BATCHES%% *} \
     --amp auto --device "$DEVICE" --steps "$STEPS" --rounds "$ROUNDS" --compile
 say "$failed failed, $SECONDS s"

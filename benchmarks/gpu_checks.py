@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "loss-share": loss_share,
         "data-parallel": data_parallel,
         "feed": feed,
+        "compiled": compiled,
         "resume": resume,
         "train": train,
     }
@@ -171,6 +172,13 @@ def feed(options: argparse.Namespace) -> None:
     from benchmarks.gpu_feed import compare_batches
 
     for line in compare_batches(options):
+        figure(line)
+
+
+def compiled(options: argparse.Namespace) -> None:
+    from benchmarks.gpu_compiled import compare_steps
+
+    for line in compare_steps(options):
         figure(line)
 
 

@@ -54,7 +54,11 @@ def step_turns(options: argparse.Namespace) -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     take_step = build_step(
-        options.model, device=options.device, amp=options.amp, optimizer=options.optimizer, compiled=options.compile
+        options.model,
+        device=options.device,
+        amp=options.amp,
+        optimizer=options.optimizer,
+        compiled_for=options.batch_size if options.compile else 0,
     )
     batches = make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device, BOXES_AN_IMAGE)
     taken = 0

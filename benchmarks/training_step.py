@@ -18,23 +18,25 @@ def build_step(
     device: str = "cpu",
     amp: str = "auto",
     optimizer: str = "SGD",
-    compiled: bool = False,
+    compiled_for: int = 0,
     classes: int = 80,
     wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
 ) -> TrainStep:
     """The step of train.py with its default settings, on one device: "cpu" or a CUDA number.
 
-    ``wrap`` may put the model into DataParallel or the like.
+    ``compiled_for``: pictures of a whole batch, 0 for a step that is not compiled. ``wrap`` may put the model into
+    DataParallel or the like.
     """
     import torch
 
+    from engine.compilation import plan_compilation
     from engine.ema import ModelEma
     from engine.optim import build_optimizer
     from engine.precision import resolve_amp
     from engine.step import TrainStep
     from models.detector import build_detector
     from models.losses import build_criterion
-    from utils.config import hyperparameters_from
+    from utils.config import TrainConfig, hyperparameters_from
     from utils.distributed import DistributedContext
 
     ctx = DistributedContext.single("cpu" if device == "cpu" else f"cuda:{device}")
@@ -49,8 +51,8 @@ def build_step(
         group.setdefault("initial_lr", group["lr"])
     ema = ModelEma(detector, decay=hyp.ema_decay, tau=hyp.ema_tau)
     criterion = build_criterion(detector, hyp).to(ctx.device)
-    if compiled:
-        detector.compile()
+    compilation = plan_compilation(TrainConfig(compile=compiled_for > 0), ctx, pictures=compiled_for, shares=1)
+    compilation.apply(detector)
     return TrainStep(
         model=wrap(detector),
         criterion=criterion,
@@ -60,6 +62,7 @@ def build_step(
         amp_dtype=resolve_amp(amp, ctx.device),
         clip_norm=hyp.clip_norm,
         channels_last=True,
+        compilation=compilation,
     )
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from engine.compilation import UNCOMPILED, Compilation
 from engine.ema import ModelEma
 from engine.memory_order import flatten, unflatten
 from engine.optim import OptimizerSet
@@ -102,10 +103,11 @@ class TrainStep:
         channels_last: bool,
         virtual_ranks: int = 0,
         skip_zero_grads: bool = False,
+        compilation: Compilation = UNCOMPILED,
     ) -> None:
         self.model, self.criterion, self.optimizer, self.ema = model, criterion, optimizer, ema
         self.ctx, self.amp_dtype, self.clip_norm = ctx, amp_dtype, clip_norm
-        self.virtual_ranks, self.skip_zero_grads = virtual_ranks, skip_zero_grads
+        self.virtual_ranks, self.skip_zero_grads, self.compilation = virtual_ranks, skip_zero_grads, compilation
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.scaler = torch.amp.GradScaler(ctx.device.type, enabled=amp_dtype is torch.float16)
         self.reader = DelayedReader(ctx.device)
@@ -145,11 +147,7 @@ class TrainStep:
 
         Returns sums (1 + P + A,) over the step: normaliser, then parts, then asks; and () this rank's own total.
         """
-        outcomes = []
-        for number, batch in enumerate(batches):
-            with nullcontext() if number == len(batches) - 1 else without_gradient_sync(self.model):
-                outcomes.append(self._forward_backward(batch, sum(pictures)))
-        totals, sums = zip(*outcomes)
+        totals, sums = zip(*self._accumulate(batches, pictures))
         return all_reduce_sum(self.ctx, with_asks(torch.stack(sums).sum(0), asks)), torch.stack(totals).sum()
 
     def _gradients_by_tree(
@@ -164,11 +162,12 @@ class TrainStep:
             copy_flat(start, self._statistics)
             if counted:
                 torch._foreach_copy_(self._counters, counted)
-            outcomes = []
+            shares = []
             for batch, count in zip(batches, pictures):
                 first, last = share_bounds(count, virtual, self.virtual_ranks)
                 offset, _ = share_bounds(count, self.ctx.rank, self.ctx.world_size)
-                outcomes.append(self._forward_backward(batch.share(first - offset, last - offset), sum(pictures)))
+                shares.append(batch.share(first - offset, last - offset))
+            outcomes = self._accumulate(shares, pictures)
             sums = with_asks(torch.stack([s for _, s in outcomes]).sum(0), asks)
             totals += [total for total, _ in outcomes]
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
@@ -183,18 +182,31 @@ class TrainStep:
         copy_flat((statistics / self.virtual_ranks).to(start), self._statistics)
         return sums, torch.stack(totals).sum()
 
-    def _forward_backward(self, batch: Batch, global_images: int) -> tuple[Tensor, Tensor]:
-        """Adds one micro-batch's gradient. Returns its total () and its sums: normaliser, then parts."""
+    def _accumulate(self, batches: Sequence[Batch], pictures: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """Adds up the gradients of a step's micro-batches, which DDP sends with the last. Returns each one's total ()
+        and its sums: normaliser, then parts."""
+        outcomes = []
+        for number, (batch, count) in enumerate(zip(batches, pictures)):
+            is_last = number == len(batches) - 1
+            with nullcontext() if is_last else without_gradient_sync(self.model):
+                outcomes.append(self._forward_backward(batch, count, sum(pictures)))
+            if number == 0 and not is_last:
+                self.compilation.own_gradients(self.optimizer.parameters)
+        return outcomes
+
+    def _forward_backward(self, batch: Batch, batch_images: int, step_images: int) -> tuple[Tensor, Tensor]:
+        """One of `_accumulate`, of ``batch_images`` over all ranks."""
         batch = batch.to(self.ctx.device)
         # Bytes are exact in any of these types, and so is what autocast would make of their quotients later.
         dtype = self.amp_dtype or next(self._bare.parameters()).dtype
         images = batch.images.to(memory_format=self.memory_format).to(dtype) / 255
-        with torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None):
+        autocast = torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
+        with self.compilation.forward(batch_images), autocast:
             raw = self.model(images)
         out = self.criterion(raw, batch.targets, batch.max_targets)
         # DDP averages over ranks, the gradient wants the sum. Dividing by the images keeps float16 gradients in range
         # until the real normaliser is known, after the last share.
-        share = out.total * (self._averaged_over / global_images)
+        share = out.total * (self._averaged_over / step_images)
         self.scaler.scale(share).backward()
         return out.total.detach(), torch.cat([out.normaliser.detach().reshape(1).to(out.parts), out.parts])
 

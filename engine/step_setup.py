@@ -7,6 +7,7 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
+from engine.compilation import check_compilation, plan_compilation
 from engine.ema import ModelEma
 from engine.optim import DEFAULT_LR, OptimizerSet, build_optimizer
 from engine.pace import Pace
@@ -30,6 +31,7 @@ def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
     if config.sync_bn_group and ctx.is_distributed:
         check_group_size(ctx, config.sync_bn_group)
     resolve_amp(config.amp, ctx.device)
+    check_compilation(config, ctx)
 
 
 def build_step(
@@ -41,6 +43,7 @@ def build_step(
     rule: str,
     pretrained: Collection[str],
     pace: Pace,
+    pictures: int,
 ) -> TrainStep:
     """The optimiser's step, by ``rule``, with the averaged weights and the model as its devices want it. The settings
     are ones that `check_step_settings` has let pass.
@@ -50,6 +53,7 @@ def build_step(
         criterion: the loss, there too.
         rule: name of the optimiser, see `choose_optimizer`.
         pretrained: names of the parameters that come from weights.
+        pictures: of a whole global batch.
     """
     config, hyp = run.config, run.hyp
     optimizer = _optimizer_of(ctx, run, model, rule, pretrained)
@@ -57,8 +61,10 @@ def build_step(
     amp = broadcast_object(ctx, resolve_amp(config.amp, ctx.device))
     shares = shares_of(ctx, config)
     wrapped = model if shares else _over_devices(ctx, run, model, pace)
-    if config.compile:
-        model.compile()
+    compilation = plan_compilation(config, ctx, pictures=pictures, shares=shares or ctx.world_size)
+    compilation.apply(model)
+    if compilation.line:
+        get_logger().info("%s", compilation.line)
     return TrainStep(
         model=wrapped,
         criterion=criterion,
@@ -70,6 +76,7 @@ def build_step(
         channels_last=config.channels_last,
         virtual_ranks=shares,
         skip_zero_grads=config.skip_zero_grads,
+        compilation=compilation,
     )
 
 

@@ -54,7 +54,8 @@ def build_trainer(
     config = run.config
     pace = pace_of(config, len(train_loader))
     rule = choose_optimizer(config.optimizer, pace.total)
-    take_step = build_step(ctx, run, model, criterion, rule=rule, pretrained=pretrained, pace=pace)
+    pictures = train_loader.global_pictures(0)
+    take_step = build_step(ctx, run, model, criterion, rule=rule, pretrained=pretrained, pace=pace, pictures=pictures)
     get_logger().info(
         "%s, %d steps (%d an epoch, %d batch(es) each), autocast %s",
         rule, pace.total, pace.steps, pace.accumulate, take_step.amp_dtype or "off",

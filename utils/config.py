@@ -117,7 +117,7 @@ class TrainConfig:
     nominal_batch: int = setting(0, low=0, help="accumulate up to this many images a step; 0: never")
     amp: str = setting("auto", choices=("auto", "off", "bf16", "fp16"), help="autocast type; auto: bf16 if supported")
     channels_last: bool = setting(True, help="NHWC memory layout")
-    compile: bool = setting(False, help="torch.compile the model")
+    compile: bool = setting(False, help="torch.compile the model, on a GPU with CUDA graphs if sizes are fixed")
     sync_bn: bool = setting(False, help="batch statistics over all processes")
     sync_bn_group: int = setting(0, low=0, help="batch statistics over groups of so many processes; 0: see --sync-bn")
     compress_grads: bool = setting(False, help="exchange gradients as bfloat16 (plain DDP): half the bytes")
