@@ -102,7 +102,7 @@ def plan_compilation(config: TrainConfig, ctx: DistributedContext, *, pictures: 
         return Compilation(pictures, dynamic=True, line=f"compiled: {line}")
     if ctx.device.type != "cuda":
         return Compilation(pictures, line="compiled: fixed sizes")
-    if config.sync_bn or config.sync_bn_group:
+    if ctx.is_distributed and (config.sync_bn or config.sync_bn_group):
         line = "fixed sizes, no CUDA graphs: --sync-bn exchanges statistics between processes in the forward pass"
         return Compilation(pictures, line=f"compiled: {line}")
     return Compilation(pictures, cuda_graphs=True, line="compiled: fixed sizes, CUDA graphs")
