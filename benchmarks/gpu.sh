@@ -9,11 +9,13 @@
 # PEER      Python of an environment that has Ultralytics; empty: ours alone
 # OUT       where gpu.txt (verdicts and figures) and gpu.log (all output) go (runs/gpu)
 # BUDGET_S  seconds in all (570): parts that would begin later are left out, and said to be
+# SLOWDOWN  factor for every limit, those of parts and BUDGET_S (1): for a machine that is busy with something else
 # ONLY      regular expression: the parts whose names match it (with PEER: ONLY="end to end|steps alone")
 set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3} WHEELS=${WHEELS:-.whl} PEER=${PEER:-} OUT=${OUT:-runs/gpu} BUDGET_S=${BUDGET_S:-570}
-ONLY=${ONLY:-.}
+ONLY=${ONLY:-.} SLOWDOWN=${SLOWDOWN:-1}
+BUDGET_S=$((BUDGET_S * SLOWDOWN))
 DEVICE=0 SIZE=640 SMALL=320 MODELS="yolov8n yolov8s" BATCHES="64 256" STEPS=20 ROUNDS=3 IMAGES=256 TIMES=32 EPOCHS=4
 TRAIN_BATCHES="64 256" RESUME_EPOCHS=3
 if [[ ${1:-} == --dry ]]; then
@@ -31,12 +33,14 @@ failed=0
 
 say() { echo "$*" | tee -a "$OUT/gpu.txt"; }
 
+is_wanted() { [[ $1 =~ $ONLY || $1 == "data set" || $1 == wheels ]]; }
+
 # part NAME LIMIT_S COMMAND...: runs it and says PASS, FAIL or SKIP; of its output, lines that begin with "figure:" and
 # rows of tables are kept, and the last lines if it failed.
 part() {
-    local name=$1 limit=$2 began=$SECONDS left=$((BUDGET_S - SECONDS)) verdict=PASS
+    local name=$1 limit=$(($2 * SLOWDOWN)) began=$SECONDS left=$((BUDGET_S - SECONDS)) verdict=PASS
     shift 2
-    [[ $name =~ $ONLY || $name == "data set" || $name == wheels ]] || return
+    is_wanted "$name" || return
     if ((left < 5)); then
         say "SKIP $name: the time is used up"
         return
@@ -94,14 +98,16 @@ for model in $MODELS; do
             --imgsz "$SIZE" --batch-size "$batch" --epochs "$EPOCHS" ${PEER:+--peer "$PEER"}
     done
 done
-[[ $DEVICE == cpu ]] && compiled=(say "SKIP, on a CPU it takes minutes:") || compiled=(part)
-"${compiled[@]}" "compiled steps are the uncompiled ones" 200 "$PYTHON" -m benchmarks.gpu_checks compiled --model yolov8n \
+on_gpu() { # as part, but named and left out on a CPU
+    if [[ $DEVICE != cpu ]]; then part "$@"; elif is_wanted "$1"; then say "SKIP $1: on a CPU it takes minutes"; fi
+}
+on_gpu "compiled steps are the uncompiled ones" 200 "$PYTHON" -m benchmarks.gpu_checks compiled --model yolov8n \
     --imgsz "$SIZE" --batch-size 16 --device "$DEVICE"
-"${compiled[@]}" "trains compiled" 150 "${train[@]}" --compile --name compiled
-"${compiled[@]}" "trains compiled, DDP, accumulating" 150 "$PYTHON" -m torch.distributed.run --standalone \
+on_gpu "trains compiled" 150 "${train[@]}" --compile --name compiled
+on_gpu "trains compiled, DDP, accumulating" 150 "$PYTHON" -m torch.distributed.run --standalone \
     --nproc_per_node 1 "${train[@]:1}" --compile --accumulate 2 --name compiled-ddp
-"${compiled[@]}" "trains compiled, sizes vary" 150 "${train[@]}" --compile --multi-scale --name compiled-sizes
-"${compiled[@]}" "steps compiled" 120 "$PYTHON" -m benchmarks.step --model yolov8n --imgsz "$SIZE" --batch-size ${BATCHES%% *} \
+on_gpu "trains compiled, sizes vary" 150 "${train[@]}" --compile --multi-scale --name compiled-sizes
+on_gpu "steps compiled" 120 "$PYTHON" -m benchmarks.step --model yolov8n --imgsz "$SIZE" --batch-size ${BATCHES%% *} \
     --amp auto --device "$DEVICE" --steps "$STEPS" --rounds "$ROUNDS" --compile
 say "$failed failed, $SECONDS s"
 exit $((failed > 0))

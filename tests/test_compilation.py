@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,9 +10,10 @@ import pytest
 import torch
 from ranks import run_ranks
 from replayed_memory import replayed_memory
-from tiny import make_batch
+from tiny import TINY_MODEL, make_batch
 from torch import fx
 
+from benchmarks.gpu_compiled import compare_steps
 from engine import compilation
 from engine.compilation import UNCOMPILED, Compilation, check_compilation, plan_compilation
 from models.detector import build_detector
@@ -191,3 +193,9 @@ def test_two_processes_compile_what_each_would_run(sync_bn):
     compiled = run_ranks(2, _share_of_steps, sync_bn, True, timeout_s=600)
     for got, expected in zip(compiled, plain):
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_what_a_gpu_is_to_show_holds_on_a_cpu():
+    lines = list(compare_steps(Namespace(model=TINY_MODEL, device="cpu", imgsz=64, batch_size=4)))
+    assert len(lines) == 2
