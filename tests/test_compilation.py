@@ -125,7 +125,7 @@ def test_one_version_for_all_sizes():
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yolov10n"])
+@pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yolo11n", "yolo26n", "yolov9t", "yoloxnano"])
 @pytest.mark.slow
 def test_public_models_train_in_one_graph(name):
     graphs: list[fx.GraphModule] = []
