@@ -157,7 +157,8 @@ class Evaluator:
 
     def _loss_sums(self, raw: list[Tensor], batch: Batch) -> Tensor:
         """float (2 + P,): total, normaliser, parts."""
-        output = self._criterion(raw, batch.targets.to(self._device, non_blocking=True), batch.max_targets)
+        targets = batch.targets.to(self._device, non_blocking=True)
+        output = self._criterion(raw, targets, batch.max_targets, batch.targets.numpy())
         return torch.cat([torch.stack([output.total.float(), output.normaliser.float()]), output.parts.float()])
 
     def _send(self, detections: Detections, batch: Batch) -> _Pending:

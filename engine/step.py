@@ -203,7 +203,7 @@ class TrainStep:
         autocast = torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
         with self.compilation.forward(batch_images), autocast:
             raw = self.model(images)
-        out = self.criterion(raw, batch.targets, batch.max_targets)
+        out = self.criterion(raw, batch.targets, batch.max_targets, batch.host_targets)
         # DDP averages over ranks, the gradient wants the sum. Dividing by the images keeps float16 gradients in range
         # until the real normaliser is known, after the last share.
         share = out.total * (self._averaged_over / step_images)

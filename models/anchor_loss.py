@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -106,9 +107,11 @@ class AnchorLoss(Criterion):
         self.label_smoothing = label_smoothing
         self.register_buffer("anchors", anchors.detach().float().clone(), persistent=False)
 
-    def forward(self, raw: Sequence[Tensor], targets: Tensor, max_targets: int) -> LossOutput:
+    def forward(
+        self, raw: Sequence[Tensor], targets: Tensor, max_targets: int, host_targets: np.ndarray | None = None
+    ) -> LossOutput:
         """Args: raw maps (B, A * (5 + C), h, w) a level; ``targets`` (M, 6) as in `Batch`. Shapes depend on M alone, so
-        ``max_targets`` goes unread."""
+        ``max_targets`` and ``host_targets`` go unread."""
         levels = [self._pairs(level, targets, anchors) for level, anchors in zip(raw, self.anchors, strict=True)]
         if self.one_to_one:
             levels = best_of_levels(levels, targets.shape[0], self.tal_alpha, self.tal_beta)

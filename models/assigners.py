@@ -1,4 +1,5 @@
-"""Which cells answer for which target: fixed shapes, no host sync, no gradient.
+"""What assigners share, and which cells and anchors answer for which target in anchor heads: fixed shapes, no host
+sync, no gradient.
 
 Legend: B images, K target slots, N cells over all levels, C classes, T candidates a target, M targets, A anchors of a
 cell.
@@ -11,8 +12,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from utils.boxes import iou
 
 # Images are assigned in groups so small that no (group, K, N) intermediate exceeds this many elements. Groups are
 # independent, so the size changes nothing but speed and memory: on a CPU the intermediates should stay in the cache, on
@@ -28,65 +27,30 @@ LEAST_OVERLAP = 0.01
 _ROUNDS = 4  # of claims in a one-to-one match; what is left are heaps of targets on one spot
 
 
-class Assignment(NamedTuple):
-    """The cells of every target. A slot whose score is 0 is unused; its cell is any valid index.
-
-    A cell belongs to at most one slot with a positive score.
-    """
-
-    cells: Tensor  # int64 (B, K, T)
-    scores: Tensor  # float32 (B, K, T) in [0, 1]: what the target's class should score in that cell
-
-
-def _power(x: Tensor, exponent: float) -> Tensor:
-    """``x ** exponent`` by multiplications where that is possible: pow is many times slower."""
-    if exponent == 6:
-        return (x * x * x).square()
-    return x.sqrt() if exponent == 0.5 else x.pow(exponent)
-
-
 def images_a_group(slots: int, cells: int, device: torch.device) -> int:
     """How many images to assign together, with (B, K, N) intermediates in mind."""
     limit = _GROUP_ELEMENTS_CPU if device.type == "cpu" else _GROUP_ELEMENTS
     return max(1, limit // (slots * max(1, cells)))
 
 
-def candidate_cells(centres: Tensor, boxes: Tensor, finest_stride: float) -> Tensor:
-    """Cells whose centre lies in the target: (N, 2), (B, K, 4) -> bool (B, K, N).
+def widened(boxes: Tensor, finest_stride: float) -> tuple[Tensor, Tensor]:
+    """Corners (*S, 2) and (*S, 2) of boxes (*S, 4) whose sides are at least the finest stride long.
 
-    A side shorter than the finest stride is widened to it about its middle. On a grid of pitch s an interval of length
-    s holds a centre wherever it lies, so every target, however small, has a candidate on the finest level, and targets
-    that have one anyway (both sides at least a stride) keep exactly theirs. The hair added outlives rounding.
+    A shorter side is widened about its middle. On a grid of pitch s an interval of length s holds a centre wherever it
+    lies, so every target, however small, has a candidate on the finest level, and targets that have one anyway (both
+    sides at least a stride) keep exactly theirs. The hair added outlives rounding.
     """
     middle = (boxes[..., :2] + boxes[..., 2:]) / 2
     half = ((boxes[..., 2:] - boxes[..., :2]) / 2).clamp(min=finest_stride / 2 + 1e-3)
-    low, high = (middle - half)[..., None], (middle + half)[..., None]
+    return middle - half, middle + half
+
+
+def candidate_cells(centres: Tensor, boxes: Tensor, finest_stride: float) -> Tensor:
+    """Cells whose centre lies in the target, `widened`: (N, 2), (B, K, 4) -> bool (B, K, N)."""
+    low, high = (corner[..., None] for corner in widened(boxes, finest_stride))
     x, y = centres.unbind(-1)
     inside = (x >= low[:, :, 0]) & (x <= high[:, :, 0])
     return inside.logical_and_(y >= low[:, :, 1]).logical_and_(y <= high[:, :, 1])
-
-
-def alignment(
-    class_logits: Tensor,
-    predicted: Tensor,
-    labels: Tensor,
-    boxes: Tensor,
-    candidates: Tensor,
-    alpha: float,
-    beta: float,
-) -> tuple[Tensor, Tensor]:
-    """score^alpha * CIoU^beta of every cell with every target, 0 outside the candidates, and the CIoU: (B, K, N) each.
-
-    The CIoU is at least 0.01.
-
-    Args:
-        class_logits: (B, N, C); predicted: (B, N, 4); labels: int64 (B, K); boxes: (B, K, 4); candidates: (B, K, N).
-    """
-    cells, slots = predicted.shape[1], boxes.shape[1]
-    index = labels[..., None].expand(-1, slots, cells)
-    metric = _power(class_logits.transpose(1, 2).gather(1, index).sigmoid_(), alpha)
-    overlap = iou(predicted[:, None], boxes[:, :, None], kind="ciou").clamp_(min=LEAST_OVERLAP)
-    return metric.mul_(_power(overlap, beta)).mul_(candidates), overlap
 
 
 def settle_conflicts(cells: Tensor, metric: Tensor, overlap: Tensor, num_cells: int) -> Tensor:
@@ -134,87 +98,6 @@ def one_each(cells: Tensor, metric: Tensor, overlap: Tensor, num_cells: int) -> 
         held = held | won
         taken.scatter_reduce_(1, cell.flatten(1), won.flatten(1).to(taken), "amax")
     return chosen, held
-
-
-def normalised_scores(metric: Tensor, overlap: Tensor, kept: Tensor) -> Tensor:
-    """The metric (B, K, T) scaled so that a target's best cell gets the target's best IoU (Feng et al. 2021, sec. 3.2).
-
-    No epsilon beside the maximum: metrics go down to 1e-15 while boxes fit badly, and would drown in it. A target
-    without cells has only zeros to divide.
-    """
-    metric, overlap = metric * kept, overlap * kept
-    largest = metric.amax(-1, keepdim=True)
-    return metric / torch.where(largest > 0, largest, 1.0) * overlap.amax(-1, keepdim=True)
-
-
-class TaskAlignedAssigner:
-    """Task-aligned assignment (TOOD, Feng et al. 2021) with CIoU as its overlap.
-
-    For each target the ``topk`` candidates of highest alignment become its cells, less those that another target with a
-    higher overlap claims too. With ``one_to_one`` a target gets the best of its candidates that no other target takes.
-    Both ways measure alignment alike, so that a target's one cell is the best of its many: a consistent match (YOLOv10,
-    Wang et al. 2024).
-    """
-
-    def __init__(self, *, topk: int, alpha: float, beta: float, one_to_one: bool = False):
-        self.topk, self.alpha, self.beta, self.one_to_one = topk, alpha, beta, one_to_one
-
-    @torch.no_grad()
-    def __call__(
-        self,
-        class_logits: Tensor,
-        predicted: Tensor,
-        centres: Tensor,
-        labels: Tensor,
-        boxes: Tensor,
-        mask: Tensor,
-        finest_stride: float,
-    ) -> Assignment:
-        """Assigns every image's cells.
-
-        Args:
-            class_logits: (B, N, C).
-            predicted: (B, N, 4) decoded boxes.
-            centres: (N, 2).
-            labels: int64 (B, K), any valid class where there is no target.
-            boxes: (B, K, 4).
-            mask: bool (B, K), where there is a target.
-            finest_stride: smallest stride, pixels.
-
-        Returns:
-            The assignment, with T = min(topk, N), or 1.
-        """
-        batch, slots = labels.shape
-        group = images_a_group(slots, predicted.shape[1], predicted.device)
-        parts = [
-            self._top_candidates(
-                *(t[i : i + group] for t in (class_logits, predicted, labels, boxes, mask)), centres, finest_stride
-            )
-            for i in range(0, max(batch, 1), group)
-        ]
-        cells, metric, overlap = (torch.cat(column) for column in zip(*parts))
-        if self.one_to_one:
-            chosen, kept = one_each(cells, metric, overlap, predicted.shape[1])
-            cells, metric, overlap = (t.gather(-1, chosen) for t in (cells, metric, overlap))
-        else:
-            kept = settle_conflicts(cells, metric, overlap, predicted.shape[1])
-        return Assignment(cells, normalised_scores(metric, overlap, kept))
-
-    def _top_candidates(
-        self,
-        class_logits: Tensor,
-        predicted: Tensor,
-        labels: Tensor,
-        boxes: Tensor,
-        mask: Tensor,
-        centres: Tensor,
-        finest_stride: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The best cells of every target of a group: index, metric and CIoU, (B, K, T) each."""
-        candidates = candidate_cells(centres, boxes, finest_stride).logical_and_(mask[..., None])
-        metric, overlap = alignment(class_logits, predicted, labels, boxes, candidates, self.alpha, self.beta)
-        top, cells = metric.topk(min(self.topk, centres.shape[0]), dim=-1)
-        return cells, top, overlap.gather(-1, cells)
 
 
 class AnchorMatches(NamedTuple):

@@ -1,11 +1,12 @@
 """Cell centres of a feature pyramid, made once for each shape and device.
 
-Legend: N cells over all levels, level by level, rows before columns.
+Legend: N cells over all levels, level by level, rows before columns; L levels.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,3 +40,28 @@ def cell_centres(shapes: Shapes, strides: tuple[int, ...], device: torch.device)
     if torch.compiler.is_compiling():  # constants of the graph there; a cache would only break it
         return _make(shapes, strides, device)
     return _cached(shapes, strides, device)
+
+
+class GridLevels(NamedTuple):
+    """Numbers of the levels' grids, on a device."""
+
+    strides: Tensor  # float32 (L, 1), canvas pixels
+    last: Tensor  # float32 (L, 2), the last column and row
+    columns: Tensor  # int64 (L,)
+    offset: Tensor  # int64 (L,), cells of all levels before
+    cells: int  # of all levels
+
+
+@lru_cache(maxsize=64)
+def grid_levels(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> GridLevels:
+    """Made once for each shape and device, and shared between callers: never write into it."""
+    sizes = [height * width for height, width in shapes]
+    last = [[width - 1, height - 1] for height, width in shapes]
+    with torch.inference_mode(False), torch.no_grad():
+        return GridLevels(
+            strides=torch.tensor(strides, dtype=torch.float32, device=device)[:, None],
+            last=torch.tensor(last, dtype=torch.float32, device=device),
+            columns=torch.tensor([width for _, width in shapes], device=device),
+            offset=torch.tensor([sum(sizes[:level]) for level in range(len(sizes))], device=device),
+            cells=sum(sizes),
+        )

@@ -32,8 +32,12 @@ def canvas_targets(level: Tensor, stride: int, targets: Tensor, max_targets: int
         targets: (M, 6) and ``max_targets`` as in `Batch`.
     """
     padded, mask = pad_targets(targets, level.shape[0], max_targets)
-    boxes = scale_boxes(cxcywh_to_xyxy(padded[..., 1:]), level.shape[3] * stride, level.shape[2] * stride)
-    return padded[..., 0].long(), boxes, mask
+    return padded[..., 0].long(), canvas_boxes(level, stride, padded[..., 1:]), mask
+
+
+def canvas_boxes(level: Tensor, stride: int, boxes_cxcywh_norm: Tensor) -> Tensor:
+    """Boxes (*S, 4) as xyxy canvas pixels. ``level`` and ``stride`` as in `canvas_targets`."""
+    return scale_boxes(cxcywh_to_xyxy(boxes_cxcywh_norm), level.shape[3] * stride, level.shape[2] * stride)
 
 
 def smooth_labels(scores: Tensor, labels: Tensor, num_classes: int, eps: float) -> Tensor:

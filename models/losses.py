@@ -18,16 +18,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from models.anchor_loss import AnchorLoss
-from models.assigners import TaskAlignedAssigner
 from models.decoding import distances_to_xyxy, expected_distances, split_rows
 from models.grid import cell_centres
-from models.loss_terms import Criterion, canvas_targets, gather_cells, smooth_labels, sparse_cross_entropy
+from models.loss_terms import (
+    Criterion,
+    canvas_boxes,
+    canvas_targets,
+    gather_cells,
+    smooth_labels,
+    sparse_cross_entropy,
+)
 from models.objectness_loss import ObjectnessLoss
 from models.pair_loss import PairLoss
+from models.task_aligned import TaskAlignedAssigner, count_pairs
 from utils.boxes import iou
 from utils.config import Hyperparameters
 from utils.structures import LossOutput
@@ -77,16 +85,23 @@ class AnchorFreeLoss(Criterion):
             topk=hyp.tal_topk, alpha=hyp.tal_alpha, beta=hyp.tal_beta, one_to_one=one_to_one
         )
 
-    def forward(self, raw: Sequence[Tensor], targets: Tensor, max_targets: int) -> LossOutput:
-        """Args: raw maps (B, 4R + C, h, w) a level; ``targets`` (M, 6) and ``max_targets`` as in `Batch`."""
-        centres, strides = cell_centres(tuple(tuple(x.shape[2:]) for x in raw), self.strides, raw[0].device)
+    def forward(
+        self, raw: Sequence[Tensor], targets: Tensor, max_targets: int, host_targets: np.ndarray | None = None
+    ) -> LossOutput:
+        """Args: raw maps (B, 4R + C, h, w) a level; the rest as in `Batch`. Without ``host_targets`` the targets are
+        read from their device, which the host waits for."""
+        shapes = tuple((x.shape[2], x.shape[3]) for x in raw)
+        on_host = targets.cpu() if host_targets is None else torch.from_numpy(host_targets)
+        boxes_on_host = canvas_boxes(raw[0], self.strides[0], on_host[:, 2:])
+        pairs = count_pairs(on_host[:, 0].long(), boxes_on_host, raw[0].shape[0], shapes, self.strides)
+        centres, strides = cell_centres(shapes, self.strides, raw[0].device)
         box_logits, class_logits = split_rows(raw, 4 * self.reg_max)
         with torch.no_grad():
             distances = expected_distances(box_logits.unflatten(-1, (4, self.reg_max)))
             predicted = distances_to_xyxy(distances, centres, strides)
             labels, boxes, mask = canvas_targets(raw[0], self.strides[0], targets, max_targets)
             cells, scores = self.assigner(
-                class_logits, predicted, centres * strides, labels, boxes, mask, finest_stride=min(self.strides)
+                class_logits, predicted, labels, boxes, mask, shapes=shapes, strides=self.strides, pairs=pairs
             )
             slot_labels = labels[..., None].expand_as(cells)
             class_targets = smooth_labels(scores, slot_labels, self.num_classes, self.label_smoothing).flatten(1, 2)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -54,8 +55,11 @@ class ObjectnessLoss(Criterion):
     def set_refining(self, refining: bool) -> None:
         self.refining = refining
 
-    def forward(self, raw: Sequence[Tensor], targets: Tensor, max_targets: int) -> LossOutput:
-        """Args: raw maps (B, 5 + C, h, w) a level; ``targets`` (M, 6) and ``max_targets`` as in `Batch`."""
+    def forward(
+        self, raw: Sequence[Tensor], targets: Tensor, max_targets: int, host_targets: np.ndarray | None = None
+    ) -> LossOutput:
+        """Args: raw maps (B, 5 + C, h, w) a level; ``targets`` (M, 6) and ``max_targets`` as in `Batch`. No shape
+        depends on values of targets, so ``host_targets`` goes unread."""
         centres, strides = cell_centres(tuple(tuple(x.shape[2:]) for x in raw), self.strides, raw[0].device)
         outputs = flatten_levels(raw)
         with torch.no_grad():

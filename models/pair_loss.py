@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,10 +31,12 @@ class PairLoss(Criterion):
         self.many.set_refining(refining)
         self.one.set_refining(refining)
 
-    def forward(self, raw: Sequence[Tensor], targets: Tensor, max_targets: int) -> LossOutput:
+    def forward(
+        self, raw: Sequence[Tensor], targets: Tensor, max_targets: int, host_targets: np.ndarray | None = None
+    ) -> LossOutput:
         """Args: ``raw`` the maps of the one-to-many branch, then those of the one-to-one branch; the rest as there."""
         levels = len(raw) // 2
-        many = self.many(raw[:levels], targets, max_targets)
-        one = self.one(raw[levels:], targets, max_targets)
+        many = self.many(raw[:levels], targets, max_targets, host_targets)
+        one = self.one(raw[levels:], targets, max_targets, host_targets)
         parts = torch.cat((many.parts, self.gain * one.parts))
         return LossOutput(many.total + self.gain * one.total, many.normaliser, parts)

@@ -60,13 +60,16 @@ class Batch(InlineTensors):
     letterbox: Tensor  # float64 (B, 4): gain_x, gain_y, pad_x, pad_y
     paths: tuple[str, ...] = ()
     counts: tuple[int, ...] | None = None  # targets of each image; None: unknown, and countable on the host only
+    host_targets: np.ndarray | None = None  # ``targets`` as they were on the host, once they have moved to a device
 
     def _map(self, function) -> Batch:
         moved = {f.name: function(v) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
         return replace(self, **moved)
 
     def to(self, device: torch.device, non_blocking: bool = True) -> Batch:
-        return self._map(lambda t: t.to(device, non_blocking=non_blocking))
+        on_host = self.targets.numpy() if self.targets.device.type == "cpu" else self.host_targets
+        moved = self._map(lambda t: t.to(device, non_blocking=non_blocking))
+        return replace(moved, host_targets=on_host)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Tells the allocator that ``stream`` uses what another one made."""
@@ -84,6 +87,9 @@ class Batch(InlineTensors):
         targets[:, 0] -= start
         if self.targets.is_pinned():
             targets = targets.pin_memory()
+        on_host = self.host_targets
+        if on_host is not None:
+            on_host = on_host[first:last] - np.array([start, 0, 0, 0, 0, 0], on_host.dtype)
         return Batch(
             images=self.images[start:end],
             targets=targets,
@@ -93,6 +99,7 @@ class Batch(InlineTensors):
             letterbox=self.letterbox[start:end],
             paths=self.paths[start:end],
             counts=tuple(counts[start:end]),
+            host_targets=on_host,
         )
 
     def pin_memory(self) -> Batch:
@@ -203,14 +210,12 @@ def pad_targets(targets: Tensor, batch_size: int, max_targets: int) -> tuple[Ten
         padded float (B, K, 5) of class, cx, cy, w, h (zeros where empty), and mask bool (B, K).
     """
     padded = targets.new_zeros((batch_size, max_targets, 5))
-    mask = torch.zeros((batch_size, max_targets), dtype=torch.bool, device=targets.device)
-    if batch_size == 0 or targets.shape[0] == 0:
-        return padded, mask
-    image = targets[:, 0].long()
     per_image = torch.zeros(batch_size, dtype=torch.long, device=targets.device)
-    per_image.scatter_add_(0, image, torch.ones_like(image))
-    first = per_image.cumsum(0) - per_image
-    slot = torch.arange(targets.shape[0], device=targets.device) - first[image]
-    padded[image, slot] = targets[:, 1:]
-    mask[image, slot] = True
-    return padded, mask
+    if batch_size > 0 and targets.shape[0] > 0:
+        image = targets[:, 0].long()
+        per_image.scatter_add_(0, image, torch.ones_like(image))
+        first = per_image.cumsum(0) - per_image
+        slot = torch.arange(targets.shape[0], device=targets.device) - first[image]
+        padded[image, slot] = targets[:, 1:]
+    # Assigning True at those places would copy the scalar to the device, which the host waits for.
+    return padded, torch.arange(max_targets, device=targets.device) < per_image[:, None]
