@@ -119,6 +119,7 @@ class OptimizerSet:
             for group, options in zip(optimizer.param_groups, built):
                 group.update(options)
             _lay_out_as_parameters(optimizer)
+            _begin_momentum(optimizer)
 
 
 def _rule_of(groups: list[dict[str, Any]]) -> list[tuple[bool, ...]]:
@@ -134,6 +135,20 @@ def _lay_out_as_parameters(optimizer: torch.optim.Optimizer) -> None:
         for name, value in values.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
                 values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+@torch.no_grad()
+def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Gives SGD's parameters without momentum one of zeros, which a first step turns into what it would have made.
+
+    torch makes it in the first step, and leaves memory uninitialised if that step is skipped on the device; and it
+    cannot take parameters with and without it in one step, of which some may have had no gradient before.
+    """
+    rule = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+    if isinstance(rule, torch.optim.SGD):
+        for parameter in (p for group in rule.param_groups for p in group["params"]):
+            if rule.state[parameter].get("momentum_buffer") is None:
+                rule.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def build_optimizer(
@@ -187,7 +202,9 @@ def build_optimizer(
     betas = (momentum, 0.999)
     every = groups(*kinds)
     if name == "SGD":
-        return OptimizerSet([rule(torch.optim.SGD, every, momentum=momentum, nesterov=True, fused=True)])
+        sgd = rule(torch.optim.SGD, every, momentum=momentum, nesterov=momentum > 0, fused=True)
+        _begin_momentum(sgd)
+        return OptimizerSet([sgd])
     if name == "Adam":
         return OptimizerSet([rule(torch.optim.Adam, every, betas=betas, fused=True)])
     if name == "AdamW":

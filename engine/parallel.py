@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -77,8 +78,29 @@ def parallelise(
             "DataParallel over %d GPUs in one process; torchrun --nproc_per_node %d is faster",
             len(ctx.devices), len(ctx.devices),
         )  # fmt: skip
-        return nn.DataParallel(model, device_ids=[d.index for d in ctx.devices])
+        return DataParallel(model, device_ids=[d.index for d in ctx.devices])
     return model
+
+
+class DataParallel(nn.DataParallel):
+    """`torch.nn.DataParallel` whose replicas run in the autocast type of the thread that calls it.
+
+    torch hands on to the replicas' threads whether autocast is on, but its type belongs to a thread: they would run in
+    float16, and without a scaler for its gradients.
+    """
+
+    def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
+        kind = inputs[0][0].device.type
+        is_on, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+        def entering(replica: nn.Module) -> Callable[..., Any]:
+            def run(*args: Any, **options: Any) -> Any:
+                with torch.autocast(kind, dtype, enabled=is_on):
+                    return replica(*args, **options)
+
+            return run
+
+        return super().parallel_apply([entering(replica) for replica in replicas], inputs, kwargs)
 
 
 def bucket_mebibytes(model: nn.Module) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from engine.compilation import UNCOMPILED, Compilation
 from engine.ema import ModelEma
-from engine.memory_order import flatten, unflatten
+from engine.memory_order import flatten_as, view_as
 from engine.optim import OptimizerSet
 from engine.parallel import all_reduce_sum, copy_flat, without_gradient_sync
 from engine.tree_sum import SubtreeSum, sum_over_processes
@@ -171,14 +171,14 @@ class TrainStep:
             sums = with_asks(torch.stack([s for _, s in outcomes]).sum(0), asks)
             totals += [total for total, _ in outcomes]
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-            leaf = flatten([*gradients, sums.to(gradients[0]), self._flat_statistics().to(gradients[0])])
-            tree.add(leaf)
+            rest = [sums.to(gradients[0]), self._flat_statistics().to(gradients[0])]
+            tree.add(torch.cat([*flatten_as(gradients, parameters), *rest]))
             self.optimizer.zero_grad()
         flat = sum_over_processes(self.ctx, tree.total())
         sizes = [p.numel() for p in parameters]
         *pieces, sums, statistics = flat.split([*sizes, len(sums), flat.numel() - sum(sizes) - len(sums)])
         for parameter, piece in zip(parameters, pieces):
-            parameter.grad = unflatten(piece, parameter)
+            parameter.grad = view_as(piece, parameter)
         copy_flat((statistics / self.virtual_ranks).to(start), self._statistics)
         return sums, torch.stack(totals).sum()
 

@@ -109,6 +109,7 @@ def _over_devices(ctx: DistributedContext, run: Run, model: nn.Module, pace: Pac
         sync_bn=config.sync_bn or config.sync_bn_group > 0,
         sync_bn_group=sync_bn_group(ctx, config.sync_bn_group),
         unused=unused,
-        static=pace.accumulate == 1,
+        # Where torch.compile cuts graphs at DDP's buckets, DDP cannot take them for static (pytorch#109261).
+        static=pace.accumulate == 1 and not config.compile,
         compress=config.compress_grads,
     )

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from utils.boxes import ArrayT
+
 # Images are assigned in groups so small that no (group, K, N) intermediate exceeds this many elements. Groups are
 # independent, so the size changes nothing but speed and memory: on a CPU the intermediates should stay in the cache, on
 # an accelerator it bounds memory (64 MiB each) on dense images.
@@ -33,7 +35,7 @@ def images_a_group(slots: int, cells: int, device: torch.device) -> int:
     return max(1, limit // (slots * max(1, cells)))
 
 
-def widened(boxes: Tensor, finest_stride: float) -> tuple[Tensor, Tensor]:
+def widened(boxes: ArrayT, finest_stride: float) -> tuple[ArrayT, ArrayT]:
     """Corners (*S, 2) and (*S, 2) of boxes (*S, 4) whose sides are at least the finest stride long.
 
     A shorter side is widened about its middle. On a grid of pitch s an interval of length s holds a centre wherever it
@@ -41,7 +43,7 @@ def widened(boxes: Tensor, finest_stride: float) -> tuple[Tensor, Tensor]:
     sides at least a stride) keep exactly theirs. The hair added outlives rounding.
     """
     middle = (boxes[..., :2] + boxes[..., 2:]) / 2
-    half = ((boxes[..., 2:] - boxes[..., :2]) / 2).clamp(min=finest_stride / 2 + 1e-3)
+    half = ((boxes[..., 2:] - boxes[..., :2]) / 2).clip(finest_stride / 2 + 1e-3)
     return middle - half, middle + half
 
 

@@ -13,6 +13,8 @@ from torch.nn.functional import softplus
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.structures import pad_targets
 
+THRESHOLD = 40.0  # softplus(x) becomes x beyond it; even float64 cannot tell the two apart there
+
 
 class Criterion(nn.Module):
     """Base of the losses: ``names`` label ``LossOutput.parts``."""
@@ -32,12 +34,8 @@ def canvas_targets(level: Tensor, stride: int, targets: Tensor, max_targets: int
         targets: (M, 6) and ``max_targets`` as in `Batch`.
     """
     padded, mask = pad_targets(targets, level.shape[0], max_targets)
-    return padded[..., 0].long(), canvas_boxes(level, stride, padded[..., 1:]), mask
-
-
-def canvas_boxes(level: Tensor, stride: int, boxes_cxcywh_norm: Tensor) -> Tensor:
-    """Boxes (*S, 4) as xyxy canvas pixels. ``level`` and ``stride`` as in `canvas_targets`."""
-    return scale_boxes(cxcywh_to_xyxy(boxes_cxcywh_norm), level.shape[3] * stride, level.shape[2] * stride)
+    boxes = scale_boxes(cxcywh_to_xyxy(padded[..., 1:]), level.shape[3] * stride, level.shape[2] * stride)
+    return padded[..., 0].long(), boxes, mask
 
 
 def smooth_labels(scores: Tensor, labels: Tensor, num_classes: int, eps: float) -> Tensor:
@@ -46,10 +44,28 @@ def smooth_labels(scores: Tensor, labels: Tensor, num_classes: int, eps: float) 
     return scores[..., None] * (one_hot * (1 - eps) + eps / num_classes)
 
 
+class _GatherCells(torch.autograd.Function):
+    """See `gather_cells`. Autograd's way backwards through index_select copies the zeros that it adds to."""
+
+    @staticmethod
+    def forward(ctx, values: Tensor, cells: Tensor) -> Tensor:
+        rows = _row_numbers(cells, values.shape[1])
+        ctx.save_for_backward(rows)
+        ctx.shape = values.shape
+        return values.flatten(0, 1).index_select(0, rows).view(*cells.shape, values.shape[-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        (rows,) = ctx.saved_tensors
+        result = gradient.new_zeros(ctx.shape)
+        result.flatten(0, 1).index_add_(0, rows, gradient.flatten(0, 1))
+        return result, None
+
+
 def gather_cells(values: Tensor, cells: Tensor) -> Tensor:
     """Rows of (B, N, D) at ``cells`` int64 (B, P): (B, P, D)."""
-    rows = _row_numbers(cells, values.shape[1])
-    return values.flatten(0, 1).index_select(0, rows).view(*cells.shape, values.shape[-1])
+    return _GatherCells.apply(values, cells)
 
 
 def _row_numbers(cells: Tensor, num_cells: int) -> Tensor:
@@ -63,17 +79,26 @@ class _SparseCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits: Tensor, cells: Tensor, targets: Tensor) -> Tensor:
         ctx.save_for_backward(logits, cells, targets)
-        # softplus(x) becomes x beyond a threshold; at 40 even float64 cannot tell the two apart.
-        return softplus(logits, threshold=40.0).sum() - (gather_cells(logits, cells) * targets).sum()
+        return softplus(logits, threshold=THRESHOLD).sum() - (gather_cells(logits, cells) * targets).sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
         logits, cells, targets = ctx.saved_tensors
-        result = logits.sigmoid()
         rows = _row_numbers(cells, logits.shape[1])
-        result.view(-1, logits.shape[-1]).index_add_(0, rows, targets.flatten(0, 1), alpha=-1)
-        return result.mul_(gradient), None, None
+        if logits.device.type == "cpu":
+            result = logits.sigmoid()
+            result.view(-1, logits.shape[-1]).index_add_(0, rows, targets.flatten(0, 1), alpha=-1)
+            return result.mul_(gradient), None, None
+        return _scaled_difference(logits, rows, targets, gradient), None, None
+
+
+def _scaled_difference(logits: Tensor, rows: Tensor, targets: Tensor, gradient: Tensor) -> Tensor:
+    """``gradient`` () times sigmoid less target. The derivative of softplus is the sigmoid, and its kernel
+    multiplies by the gradient on the way: one pass over memory less than by sigmoid and multiplication."""
+    result = torch.ops.aten.softplus_backward(gradient.expand_as(logits), logits, 1, THRESHOLD)
+    result.view(-1, logits.shape[-1]).index_add_(0, rows, (targets * gradient).flatten(0, 1), alpha=-1)
+    return result
 
 
 def sparse_cross_entropy(logits: Tensor, cells: Tensor, targets: Tensor) -> Tensor:

@@ -27,7 +27,6 @@ from models.decoding import distances_to_xyxy, expected_distances, split_rows
 from models.grid import cell_centres
 from models.loss_terms import (
     Criterion,
-    canvas_boxes,
     canvas_targets,
     gather_cells,
     smooth_labels,
@@ -91,9 +90,9 @@ class AnchorFreeLoss(Criterion):
         """Args: raw maps (B, 4R + C, h, w) a level; the rest as in `Batch`. Without ``host_targets`` the targets are
         read from their device, which the host waits for."""
         shapes = tuple((x.shape[2], x.shape[3]) for x in raw)
-        on_host = targets.cpu() if host_targets is None else torch.from_numpy(host_targets)
-        boxes_on_host = canvas_boxes(raw[0], self.strides[0], on_host[:, 2:])
-        pairs = count_pairs(on_host[:, 0].long(), boxes_on_host, raw[0].shape[0], shapes, self.strides)
+        on_host = targets.cpu().numpy() if host_targets is None else host_targets
+        canvas_hw = (shapes[0][0] * self.strides[0], shapes[0][1] * self.strides[0])
+        pairs = count_pairs(on_host, raw[0].shape[0], shapes, self.strides, canvas_hw)
         centres, strides = cell_centres(shapes, self.strides, raw[0].device)
         box_logits, class_logits = split_rows(raw, 4 * self.reg_max)
         with torch.no_grad():

@@ -12,14 +12,16 @@ Frames: boxes are xyxy canvas pixels unless the name says cells (multiples of a 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from models.assigners import LEAST_OVERLAP, one_each, settle_conflicts, widened
 from models.grid import Shapes, grid_levels
-from utils.boxes import iou
+from utils.boxes import ArrayT, cxcywh_to_xyxy, iou, scale_boxes
 
 # Images are assigned in groups of at most so many pairs, unless one image alone has more. The size changes nothing but
 # speed and memory: on a CPU the intermediates should stay in the cache, on an accelerator it bounds them (64 MiB each).
@@ -60,17 +62,28 @@ def candidate_windows(boxes: Tensor, shapes: Shapes, strides: tuple[int, ...]) -
     """
     low, high = widened(boxes, min(strides))
     levels = grid_levels(shapes, strides, boxes.device)
-    first = (low[:, None] / levels.strides - 0.5).ceil().clamp(min=0)
-    last = torch.minimum((high[:, None] / levels.strides - 0.5).floor(), levels.last)
-    return first.long(), (last - first + 1).clamp(min=0).long()
+    first, size = _windows(low[:, None], high[:, None], levels.strides, levels.last, torch)
+    return first.long(), size.long()
 
 
-def count_pairs(images: Tensor, boxes: Tensor, count: int, shapes: Shapes, strides: tuple[int, ...]) -> list[int]:
-    """Pairs of each of ``count`` images, from their targets: images int64 (M,), boxes (M, 4). Waits for the device that
-    these are on, so they should be on the host."""
-    _, size = candidate_windows(boxes, shapes, strides)
-    pairs = size.prod(-1).sum(-1)
-    return pairs.new_zeros(count).scatter_add_(0, images, pairs).tolist()
+def _windows(low: ArrayT, high: ArrayT, strides: ArrayT, last: ArrayT, library: ModuleType) -> tuple[ArrayT, ArrayT]:
+    """First cells and numbers of cells whose centres lie between ``low`` and ``high``, of those up to ``last``, with
+    torch or with numpy: whole numbers as floats."""
+    first = library.clip(library.ceil(low / strides - 0.5), 0, None)
+    end = library.minimum(library.floor(high / strides - 0.5), last) + 1
+    return first, library.clip(end - first, 0, None)
+
+
+def count_pairs(
+    targets: np.ndarray, count: int, shapes: Shapes, strides: tuple[int, ...], canvas_hw: tuple[int, int]
+) -> list[int]:
+    """How many pairs `list_pairs` finds in each of ``count`` images; ``targets`` (M, 6) are those of `Batch`, on the
+    host, where the number is wanted."""
+    boxes = scale_boxes(cxcywh_to_xyxy(targets[:, 2:]), canvas_hw[1], canvas_hw[0])
+    low, high = widened(boxes, min(strides))
+    last = np.array([[width - 1, height - 1] for height, width in shapes], boxes.dtype)
+    _, size = _windows(low[:, None], high[:, None], np.array(strides, boxes.dtype)[:, None], last, np)
+    return np.bincount(targets[:, 0].astype(np.int64), size.prod(-1).sum(-1), minlength=count).astype(int).tolist()
 
 
 def list_pairs(boxes: Tensor, mask: Tensor, shapes: Shapes, strides: tuple[int, ...], room: int) -> CandidatePairs:
@@ -167,6 +180,9 @@ class TaskAlignedAssigner:
         Returns:
             The assignment, with T = min(topk, N), or 1.
         """
+        if len(boxes) == 0:
+            none = predicted.new_zeros((*mask.shape, 1 if self.one_to_one else min(self.topk, predicted.shape[1])))
+            return Assignment(none.long(), none)
         parts = [
             self._top_candidates(
                 *(t[start:end] for t in (class_logits, predicted, labels, boxes, mask)), shapes, strides, room
@@ -205,20 +221,17 @@ class TaskAlignedAssigner:
         overlap = overlap.clamp_(min=LEAST_OVERLAP)
         metric = alignment(logits, overlap, self.alpha, self.beta)
         top, exists = best_pairs(pairs, metric, min(self.topk, num_cells))
-        # Unused slots name cells of all places: gradients of 0 that many would add to one cell wait for each other.
-        spare = torch.arange(top.numel(), device=top.device).view_as(top) % num_cells
-        columns = (
-            torch.where(exists, pairs.cell[top], spare),
-            torch.where(exists, metric[top], 0.0),
-            torch.where(exists, overlap[top], 0.0),
-        )
-        return tuple(column.view(batch, slots, -1) for column in columns)
+        exists = exists.view(batch, slots, -1)
+        cells, metric, overlap = (values[top].view_as(exists) for values in (pairs.cell, metric, overlap))
+        # Unused slots name different cells: what all of them add to one cell, if only 0, has to wait for each other.
+        spare = torch.arange(exists[0].numel(), device=top.device).view_as(exists[0]) % num_cells
+        return torch.where(exists, cells, spare), metric * exists, overlap * exists
 
 
 def _groups(pairs: Sequence[int], device: torch.device) -> Iterator[tuple[int, int, int]]:
-    """First image, last image + 1 and room for pairs of each group of images; one group if there are no images."""
+    """First image, last image + 1 and room for pairs of each group of images."""
     limit, bucket = (_GROUP_PAIRS_CPU, _BUCKET_CPU) if device.type == "cpu" else (_GROUP_PAIRS, _BUCKET)
-    start, total = 0, 0
+    start = total = 0
     for image, own in enumerate(pairs):
         if total and total + own > limit:
             yield start, image, -(-total // bucket) * bucket

@@ -4,18 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from models import assigners
-from models.assigners import TaskAlignedAssigner, candidate_cells, match_anchors, settle_conflicts
+from models import task_aligned
+from models.assigners import candidate_cells, match_anchors, settle_conflicts
 from models.grid import cell_centres
-from utils.boxes import cxcywh_to_xyxy, iou
+from models.task_aligned import Assignment, TaskAlignedAssigner, alignment, best_pairs, count_pairs, list_pairs
+from utils.boxes import cxcywh_to_xyxy, iou, scale_boxes, xyxy_to_cxcywh
 
 STRIDES = (8, 16, 32)
 CANVAS = 128
+SHAPES = tuple((CANVAS // s, CANVAS // s) for s in STRIDES)
 ALPHA, BETA = 0.5, 6.0
 
 
 def pyramid() -> torch.Tensor:
-    centres, strides = cell_centres(tuple((CANVAS // s, CANVAS // s) for s in STRIDES), STRIDES, torch.device("cpu"))
+    centres, strides = cell_centres(SHAPES, STRIDES, torch.device("cpu"))
     return centres * strides
 
 
@@ -36,6 +38,20 @@ def scene(batch: int, slots: int, classes: int, seed: int):
     predicted = torch.cat((centres - reach[..., :2], centres + reach[..., 2:]), -1)
     logits = torch.from_numpy(rng.normal(-2, 2, (batch, len(centres), classes))).float()
     return logits, predicted, centres, labels, boxes, mask
+
+
+def pairs_of(boxes: torch.Tensor, mask: torch.Tensor) -> list[int]:
+    """Candidate pairs of each image, as the loss counts them: from the targets on the host."""
+    image = mask.nonzero()[:, :1].float()
+    boxes = xyxy_to_cxcywh(boxes[mask].double() / CANVAS).float()
+    targets = torch.cat((image, torch.zeros_like(image), boxes), 1).numpy()
+    return count_pairs(targets, len(mask), SHAPES, STRIDES, (CANVAS, CANVAS))
+
+
+def assign(assigner: TaskAlignedAssigner, logits, predicted, centres, labels, boxes, mask) -> Assignment:
+    assert len(centres) == predicted.shape[1]
+    room = [own + 8 for own in pairs_of(boxes, mask)]  # boxes that were not made from the targets may round otherwise
+    return assigner(logits, predicted, labels, boxes, mask, SHAPES, STRIDES, room)
 
 
 def inside_by_hand(point, box, stride: float) -> bool:
@@ -81,7 +97,7 @@ def as_dictionary(assignment) -> dict:
 def test_task_aligned_assignment_equals_loops(topk, seed):
     inputs = scene(3, 7, 4, seed)
     assigner = TaskAlignedAssigner(topk=topk, alpha=ALPHA, beta=BETA)
-    assignment = assigner(*inputs, finest_stride=8)
+    assignment = assign(assigner, *inputs)
     expected = assign_by_loops(*inputs, 8, topk)
     found = as_dictionary(assignment)
     assert found.keys() == expected.keys()
@@ -90,23 +106,66 @@ def test_task_aligned_assignment_equals_loops(topk, seed):
     assert not assignment.scores[~inputs[-1]].any()
 
 
-def test_general_exponents():
-    inputs = scene(1, 4, 2, 5)
-    logits, predicted, centres, labels, boxes, mask = inputs
-    candidates = candidate_cells(centres, boxes, 8.0) & mask[..., None]
-    for alpha, beta in ((1.0, 6.0), (0.5, 2.5), (0.0, 1.0)):
-        metric, overlap = assigners.alignment(logits, predicted, labels, boxes, candidates, alpha, beta)
-        score = logits.double().sigmoid()[0, :, labels[0]].T
-        expected = score**alpha * overlap[0].double() ** beta * candidates[0]
-        torch.testing.assert_close(metric[0].double(), expected, rtol=1e-5, atol=1e-9)
+@pytest.mark.parametrize(("alpha", "beta"), [(0.5, 6.0), (1.0, 6.0), (0.5, 2.5), (0.0, 1.0)])
+def test_general_exponents(alpha, beta):
+    generator = torch.Generator().manual_seed(0)
+    logits, overlap = torch.randn(500, generator=generator), torch.rand(500, generator=generator)
+    expected = logits.double().sigmoid() ** alpha * overlap.double() ** beta
+    torch.testing.assert_close(alignment(logits, overlap, alpha, beta).double(), expected, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("extra", [0, 37])
+def test_the_pairs_are_the_cells_in_each_target_in_order(seed, extra):
+    _, _, centres, _, boxes, mask = scene(3, 9, 2, seed)
+    boxes[0, 0] = torch.tensor([0.0, 0.0, CANVAS, CANVAS])
+    boxes[0, 1] = torch.tensor([CANVAS, CANVAS, CANVAS, CANVAS])  # nothing is left of it, at the far corner
+    expected = (candidate_cells(centres, boxes, 8.0) & mask[..., None]).flatten(0, 1)
+    pairs = list_pairs(boxes.flatten(0, 1), mask.flatten(), SHAPES, STRIDES, int(expected.sum()) + extra)
+    assert torch.equal(pairs.ends, expected.sum(1).cumsum(0))
+    slot, cell = expected.nonzero(as_tuple=True)
+    assert torch.equal(pairs.slot[: len(slot)], slot)
+    assert torch.equal(pairs.cell[: len(cell)], cell)
+    assert ((pairs.cell >= 0) & (pairs.cell < len(centres))).all()
+    assert len(pairs.slot) == len(slot) + extra
+
+
+def test_the_host_counts_the_pairs_that_the_device_lists():
+    """From the same targets, on odd canvases and with boxes whose edges lie on cells' centres."""
+    rng = np.random.default_rng(0)
+    shapes, canvas_hw = ((20, 36), (10, 18), (5, 9)), (160, 288)
+    targets = np.zeros((4000, 6), np.float32)
+    targets[:, 0] = np.sort(rng.integers(0, 5, 4000))
+    targets[:, 2:4] = rng.uniform(0, 1, (4000, 2))
+    targets[:, 4:] = np.exp(rng.uniform(np.log(0.001), 0, (4000, 2)))
+    edges = rng.integers(0, 40, (2000, 4)) * 4.0
+    low, high = np.minimum(edges[:, :2], edges[:, 2:]), np.maximum(edges[:, :2], edges[:, 2:])
+    targets[:2000, 2:] = np.concatenate(((low + high) / 2, high - low), 1) / [288, 160, 288, 160]
+    boxes = scale_boxes(cxcywh_to_xyxy(torch.from_numpy(targets[:, 2:])), 288, 160)
+    per_image = count_pairs(targets, 6, shapes, STRIDES, canvas_hw)
+    pairs = list_pairs(boxes, torch.ones(4000, dtype=torch.bool), shapes, STRIDES, sum(per_image))
+    own = torch.diff(pairs.ends, prepend=torch.zeros(1, dtype=torch.long))
+    assert np.bincount(targets[:, 0].astype(int), own.numpy(), minlength=6).tolist() == per_image
+    assert per_image[5] == 0 < per_image[0]
+
+
+def test_the_best_pairs_of_each_target_equals_going_to_the_first():
+    ends = torch.tensor([4, 4, 9, 10])
+    metric = torch.tensor([0.5, 0.0, 0.7, 0.5, 1e-20, 3e-20, 2.0, 2.0, 0.0, 0.25, 9.0, 9.0])
+    slot = torch.tensor([0, 0, 0, 0, 2, 2, 2, 2, 2, 3, 3, 3])  # the last two are no pairs
+    best, exists = best_pairs(task_aligned.CandidatePairs(slot, slot, ends), metric, 3)
+    assert exists.sum(1).tolist() == [3, 0, 3, 1]
+    assert best[0].tolist() == [2, 0, 3]
+    assert best[2].tolist() == [6, 7, 5]
+    assert best[3, 0] == 9
 
 
 def test_groups_of_images_change_nothing(monkeypatch):
     inputs = scene(5, 6, 3, 4)
     assigner = TaskAlignedAssigner(topk=10, alpha=ALPHA, beta=BETA)
-    whole = assigner(*inputs, finest_stride=8)
-    monkeypatch.setattr(assigners, "_GROUP_ELEMENTS_CPU", 1)
-    single = assigner(*inputs, finest_stride=8)
+    whole = assign(assigner, *inputs)
+    monkeypatch.setattr(task_aligned, "_GROUP_PAIRS_CPU", 1)
+    single = assign(assigner, *inputs)
     assert all(torch.equal(a, b) for a, b in zip(whole, single))
 
 
@@ -130,7 +189,7 @@ def test_a_tiny_target_is_learnt_from_an_untrained_head():
     assigner = TaskAlignedAssigner(topk=10, alpha=ALPHA, beta=BETA)
     labels, mask = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
     logits = torch.full((1, len(centres), 1), -8.0)
-    assignment = assigner(logits, predicted, centres, labels, boxes, mask, 8)
+    assignment = assign(assigner, logits, predicted, centres, labels, boxes, mask)
     assert iou(predicted, boxes, "ciou").max() < 0.001
     assert assignment.scores.max() == pytest.approx(0.01)
 
@@ -147,14 +206,14 @@ def test_equal_claims_go_to_the_earlier_target():
 def test_no_images_and_no_targets(batch, slots):
     centres = pyramid()
     assigner = TaskAlignedAssigner(topk=10, alpha=ALPHA, beta=BETA)
-    assignment = assigner(
+    assignment = assign(
+        assigner,
         torch.zeros(batch, len(centres), 3),
         torch.zeros(batch, len(centres), 4),
         centres,
         torch.zeros(batch, slots, dtype=torch.long),
         torch.zeros(batch, slots, 4),
         torch.zeros(batch, slots, dtype=torch.bool),
-        8,
     )
     assert assignment.cells.shape == assignment.scores.shape == (batch, slots, 10)
     assert not assignment.scores.any()

@@ -23,7 +23,7 @@ from utils.distributed import DistributedContext
 from utils.errors import UserError
 
 CPU = DistributedContext.single()
-GPU = DistributedContext.single("cuda:0")
+GPU = replace(CPU, device=torch.device("cuda:0"), devices=(torch.device("cuda:0"),))
 
 
 @pytest.fixture(autouse=True)

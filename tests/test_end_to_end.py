@@ -17,12 +17,12 @@ import val
 from engine.ema import ModelEma
 from engine.optim import build_optimizer
 from engine.step import TrainStep
-from models.assigners import TaskAlignedAssigner
 from models.branches import SECOND
 from models.detector import build_detector
 from models.losses import build_criterion
 from models.postprocess import VALIDATION_IOU, best_detections, select_detections, suppression_iou
 from models.pretrained import load_detector
+from models.task_aligned import TaskAlignedAssigner
 from models.transfer import transfer_weights
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.checkpoint_file import read_checkpoint, write_checkpoint
@@ -171,7 +171,13 @@ def assignment_scene(slots: int = 8):
     logits = torch.randn(3, side**2, 1, generator=generator)
     reach = torch.rand(3, side**2, 4, generator=generator) * 20 + 4
     predicted = torch.cat((centres - reach[..., :2], centres + reach[..., 2:]), -1)
-    return logits, predicted, centres, torch.zeros(3, slots, dtype=torch.long), boxes, mask, 8.0
+    return logits, predicted, centres, torch.zeros(3, slots, dtype=torch.long), boxes, mask
+
+
+def assign(logits, predicted, centres, labels, boxes, mask, *, topk: int = 10, one_to_one: bool = False):
+    assigner = TaskAlignedAssigner(topk=topk, alpha=0.5, beta=6.0, one_to_one=one_to_one)
+    side = CANVAS // 8
+    return assigner(logits, predicted, labels, boxes, mask, ((side, side),), (8,), [side**2 * mask.shape[1]] * 3)
 
 
 def one_each_by_loops(logits, predicted, centres, boxes) -> dict[int, int]:
@@ -196,8 +202,8 @@ def one_each_by_loops(logits, predicted, centres, boxes) -> dict[int, int]:
 
 def test_each_target_gets_the_best_cell_that_no_other_has() -> None:
     scene = assignment_scene()
-    logits, predicted, centres, _, boxes, mask, _ = scene
-    one = TaskAlignedAssigner(topk=10, alpha=0.5, beta=6.0, one_to_one=True)(*scene)
+    logits, predicted, centres, _, boxes, mask = scene
+    one = assign(*scene, one_to_one=True)
     assert one.cells.shape == (*mask.shape, 1)
     given = 0
     for b in range(3):
@@ -208,18 +214,16 @@ def test_each_target_gets_the_best_cell_that_no_other_has() -> None:
         for k, n in found.items():
             overlap = iou(predicted[b, n], boxes[b, k], "ciou").clamp(min=0.01)
             torch.testing.assert_close(one.scores[b, k, 0], overlap)
-    first = TaskAlignedAssigner(topk=1, alpha=0.5, beta=6.0)(*scene).scores
+    first = assign(*scene, topk=1).scores
     assert given > (first > 0).sum(), "a top-1 match leaves more of them without a cell"
 
 
 def test_alone_a_targets_one_cell_is_the_best_of_its_many() -> None:
-    *scene, mask, stride = assignment_scene()
+    *scene, mask = assignment_scene()
     for k in range(mask.shape[1]):
         only = torch.zeros_like(mask)
         only[:, k] = mask[:, k]
-        many, one = (
-            TaskAlignedAssigner(topk=10, alpha=0.5, beta=6.0, one_to_one=o)(*scene, only, stride) for o in (False, True)
-        )
+        many, one = (assign(*scene, only, one_to_one=o) for o in (False, True))
         best = many.scores[:, k].argmax(-1, keepdim=True)
         assert torch.equal(one.cells[:, k][only[:, k]], many.cells[:, k].gather(-1, best)[only[:, k]])
 

@@ -67,6 +67,7 @@ class DistributedContext:
     def single(device: torch.device | str = "cpu") -> DistributedContext:
         """A run of one process on one device."""
         device = torch.device(device)
+        _make_current(device)
         return DistributedContext(0, -1, 1, 1, 0, device, "", (device,))
 
     @staticmethod
@@ -88,6 +89,7 @@ class DistributedContext:
             local_rank = int(os.environ["LOCAL_RANK"])
         if not present and local_rank in (None, -1):
             devices = parse_devices(device)
+            _make_current(devices[0])
             return DistributedContext(0, -1, 1, 1, 0, devices[0], "", devices)
         missing = [name for name in _VARIABLES if name not in present]
         if missing or local_rank is None:
@@ -101,8 +103,7 @@ class DistributedContext:
         node_rank = int(os.environ.get("GROUP_RANK", rank // local_world_size))
         own = _device_of_local_rank(device, local_rank, local_world_size)
         backend = "cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo"
-        if own.type == "cuda":
-            torch.cuda.set_device(own)
+        _make_current(own)
         store = _join(backend, rank, world_size, timeout_s)
         return DistributedContext(
             rank, local_rank, world_size, local_world_size, node_rank, own, backend, (own,), store,
@@ -130,6 +131,12 @@ class DistributedContext:
             self.close()
             raise
         self.close()
+
+
+def _make_current(device: torch.device) -> None:
+    """Makes a GPU the one that CUDA's events, streams and pinned copies belong to when nobody names another."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def _join(backend: str, rank: int, world_size: int, timeout_s: float) -> dist.Store:
