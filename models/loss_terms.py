@@ -90,10 +90,10 @@ class _SparseCrossEntropy(torch.autograd.Function):
             result = logits.sigmoid()
             result.view(-1, logits.shape[-1]).index_add_(0, rows, targets.flatten(0, 1), alpha=-1)
             return result.mul_(gradient), None, None
-        return _scaled_difference(logits, rows, targets, gradient), None, None
+        return scaled_difference(logits, rows, targets, gradient), None, None
 
 
-def _scaled_difference(logits: Tensor, rows: Tensor, targets: Tensor, gradient: Tensor) -> Tensor:
+def scaled_difference(logits: Tensor, rows: Tensor, targets: Tensor, gradient: Tensor) -> Tensor:
     """``gradient`` () times sigmoid less target. The derivative of softplus is the sigmoid, and its kernel
     multiplies by the gradient on the way: one pass over memory less than by sigmoid and multiplication."""
     result = torch.ops.aten.softplus_backward(gradient.expand_as(logits), logits, 1, THRESHOLD)

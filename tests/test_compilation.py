@@ -14,8 +14,9 @@ from tiny import TINY_MODEL, make_batch
 from torch import fx
 
 from benchmarks.gpu_compiled import compare_steps
-from engine import compilation
+from engine import compilation, step_setup
 from engine.compilation import UNCOMPILED, Compilation, check_compilation, plan_compilation
+from engine.pace import Pace
 from models.detector import build_detector
 from tests.test_step import make_step, weights_of
 from utils.config import TrainConfig
@@ -145,6 +146,18 @@ def steps_taken(step, model) -> torch.Tensor:
         step([make_batch(4, seed=10 * update + n) for n in range(count)], [4] * count, update)
     assert all(values.finite for values in step.reader.pop(leave=0))
     return weights_of(model)
+
+
+@pytest.mark.parametrize(
+    ("flags", "accumulate", "static"), [({}, 1, True), ({}, 2, False), ({"compile": True}, 1, False)]
+)
+def test_ddp_takes_no_graph_for_static_that_is_cut_at_its_buckets(monkeypatch, flags, accumulate, static):
+    """See pytorch#109261."""
+    options = {}
+    monkeypatch.setattr(step_setup, "parallelise", lambda model, ctx, **given: options.update(given) or model)
+    run = Namespace(config=TrainConfig(**flags))
+    step_setup._over_devices(CPU, run, build_detector(TINY_MODEL, 2), Pace(accumulate, 4, 4))
+    assert options["static"] is static
 
 
 @pytest.mark.parametrize("virtual_ranks", [0, 2])

@@ -66,6 +66,19 @@ def test_several_gpus(monkeypatch):
         parse_devices("2")
 
 
+@pytest.mark.parametrize(("flag", "current"), [("1", 1), ("1,2", 1), ("cuda:2", 2), ("", 0)])
+def test_the_first_gpu_of_a_process_becomes_the_current_one(monkeypatch, flag, current):
+    """Events, streams and pinned copies are made on the current one."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    ctx = DistributedContext.from_environment(flag)
+    assert chosen == [torch.device("cuda", current)] == [ctx.device]
+    assert DistributedContext.single(ctx.device).device == ctx.device  # detect.py
+    assert chosen == [ctx.device] * 2
+
+
 def test_is_parallel_and_unwrap():
     model = nn.Linear(2, 2)
     wrapped = nn.DataParallel(model)

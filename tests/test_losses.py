@@ -7,12 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from models.anchor_loss import level_weights
 from models.decoding import anchor_to_cxcywh, distances_to_xyxy, expected_distances, flatten_levels, split_rows
 from models.grid import cell_centres
-from models.loss_terms import smooth_labels, sparse_cross_entropy
+from models.loss_terms import scaled_difference, smooth_labels, sparse_cross_entropy
 from models.losses import build_criterion, distribution_focal_loss
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config import Hyperparameters
@@ -70,6 +72,9 @@ def test_sparse_cross_entropy_equals_torch_on_dense_targets():
     reference = torch.nn.functional.binary_cross_entropy_with_logits(logits, dense, reduction="sum")
     value = sparse_cross_entropy(logits, cells, targets)
     torch.testing.assert_close(value, reference, rtol=1e-14, atol=0)
+    rows = (torch.arange(2)[:, None] * 7 + cells).flatten()
+    on_devices = scaled_difference(logits.detach(), rows, targets, torch.tensor(3.0, dtype=torch.float64))
+    torch.testing.assert_close(on_devices, torch.autograd.grad(3 * reference, logits, retain_graph=True)[0])
     ours, theirs = (torch.autograd.grad(3 * loss, logits)[0] for loss in (value, reference))
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-15)
 
@@ -296,6 +301,50 @@ def test_a_step_never_waits_for_the_device(kind):
     criterion = build_criterion(tiny_model(kind), HYP, label_smoothing=0.1)
     with NoSync():
         gradients(criterion(raw, targets, 16), raw)
+
+
+class Traffic(TorchDispatchMode):
+    """Notes the largest tensor that is made, and operations that take tensors of two devices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest, self.mixed = 0, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        tensors = [t for t in tree_leaves((args, kwargs, result)) if isinstance(t, torch.Tensor)]
+        if len({t.device.type for t in tensors}) > 1:
+            self.mixed.append(str(func))
+        self.largest = max([self.largest, *(t.numel() for t in tree_leaves(result) if isinstance(t, torch.Tensor))])
+        return result
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_copied_from_the_host_in_the_loss(kind):
+    """On a GPU such a copy, of a number too, is one that the host waits for. The GPU's tensors here are fake."""
+    on_host, model = some_targets().numpy(), tiny_model(kind)
+    criterion = build_criterion(model, HYP)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        criterion = criterion.to("cuda")
+        raw = [torch.empty(level.shape, device="cuda") for level in raw_maps(kind, 4)]
+        targets = torch.empty(on_host.shape, device="cuda")
+        with Traffic() as first:
+            criterion(raw, targets, 16, on_host)
+        with Traffic() as later:
+            criterion(raw, targets, 16, on_host)
+    assert len(first.mixed) <= 4  # tables of the grid, once for each size of canvas
+    assert later.mixed == []
+
+
+def test_assignment_makes_nothing_of_targets_times_cells():
+    model, images, boxes = tiny_model("anchor_free"), 2, 96
+    raw = [torch.randn(images, channels("anchor_free"), 320 // s, 320 // s) for s in STRIDES]
+    targets = torch.rand(images * boxes, 6) * 0.05 + 0.1
+    targets[:, 0], targets[:, 1] = torch.arange(images * boxes) // boxes, 0
+    with Traffic() as traffic:
+        build_criterion(model, HYP)(raw, targets, boxes, targets.numpy())
+    cells = sum(level.shape[2] * level.shape[3] for level in raw)
+    assert traffic.largest <= images * cells * raw[0].shape[1] < images * cells * boxes
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -35,6 +35,76 @@ def take_steps(model: nn.Module, optimizer, steps: int, skip_at: int = -1) -> No
         optimizer.zero_grad()
 
 
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "Muon"])
+def test_state_after_a_skipped_first_step_is_that_of_no_step(optimizer):
+    model, other = network(), network()
+    first, second = (build_optimizer(m, optimizer, lr=0.05, momentum=0.9, weight_decay=0.01) for m in (model, other))
+    take_steps(model, first, 3, skip_at=0)
+    generator = torch.Generator().manual_seed(1)
+    torch.randn(4, 3, 8, 8, generator=generator)
+    second.skip = torch.tensor(0.0)
+    for _ in range(2):
+        other(torch.randn(4, 3, 8, 8, generator=generator)).square().mean().backward()
+        second.step()
+        second.zero_grad()
+    for a, b in zip(model.parameters(), other.parameters()):
+        assert torch.equal(a, b)
+
+
+def test_a_skipped_first_step_leaves_momentum_of_zeros():
+    model = network()
+    sgd = build_optimizer(model, "SGD", lr=0.05, momentum=0.9, weight_decay=0.01)
+    take_steps(model, sgd, 1, skip_at=0)
+    buffers = [state["momentum_buffer"] for state in sgd.optimizers[0].state.values()]
+    assert len(buffers) == len(list(model.parameters()))
+    assert not any(buffer.any() for buffer in buffers)
+
+
+def test_the_first_steps_momentum_is_what_torch_makes_it():
+    ours, theirs = network(), network()
+    sgd = build_optimizer(ours, "SGD", lr=0.05, momentum=0.9, weight_decay=0.01)
+    groups = [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in sgd.param_groups]
+    match = dict(zip(ours.parameters(), theirs.parameters()))
+    for group in groups:
+        group["params"] = [match[p] for p in group["params"]]
+    plain = torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True, fused=True)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        for a, b in match.items():
+            a.grad = torch.randn(a.shape, generator=generator)
+            b.grad = a.grad.clone()
+        sgd.step()
+        plain.step()
+    assert all(torch.equal(a, b) for a, b in match.items())
+
+
+def test_a_gradient_that_comes_late_begins_with_momentum_of_zeros(tmp_path):
+    """--skip-zero-grads leaves some out; a checkpoint of before has no momentum for those."""
+    model = network()
+    sgd = build_optimizer(model, "SGD", lr=0.05, momentum=0.9, weight_decay=0.0)
+    first, *rest = model.parameters()
+    for parameter in rest:
+        parameter.grad = torch.ones_like(parameter)
+    sgd.step()
+    first.grad = torch.ones_like(first)
+    before = first.detach().clone()
+    sgd.step()  # torch's own raises TypeError here
+    torch.testing.assert_close(first, before - 0.05 * 1.9)
+    state = copy.deepcopy(sgd.state_dict())
+    del state["optimizers"][0]["state"][0]
+    state["optimizers"][0]["state"][1]["momentum_buffer"] = None
+    sgd.load_state_dict(state)
+    sgd.step()
+    assert all("momentum_buffer" in sgd.optimizers[0].state[p] for p in model.parameters())
+
+
+def test_momentum_may_be_zero():
+    model = network()
+    sgd = build_optimizer(model, "SGD", lr=0.05, momentum=0.0, weight_decay=0.01)
+    take_steps(model, sgd, 2)
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
 def test_groups_hold_each_parameter_once():
     model = network()
     groups = split_parameters(model)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+import threading
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from test_step import global_batch, make_step, weights_of
 from torch import nn
 
 from engine.optim import build_optimizer
-from engine.parallel import bucket_mebibytes, parallelise, unused_parameters
+from engine.parallel import DataParallel, bucket_mebibytes, parallelise, unused_parameters
 from engine.step import drop_zero_gradients
 from utils.distributed import DistributedContext
 
@@ -26,6 +28,37 @@ class _Forked(nn.Module):
     def forward(self, x):
         self.dropped(x)
         return [self.norm(self.used(x))]
+
+
+class _AutocastSeen(nn.Module):
+    def forward(self, x):
+        return [x * 0 + (10 * torch.is_autocast_enabled("cpu") + (torch.get_autocast_dtype("cpu") is torch.float16))]
+
+
+def test_replicas_of_data_parallel_run_in_the_callers_autocast_type(monkeypatch):
+    """torch starts a thread a replica, in which autocast is on but has its default type."""
+
+    def in_threads(modules, inputs, kwargs, devices):
+        is_on, found = torch.is_autocast_enabled("cpu"), {}
+
+        def work(number: int) -> None:
+            with torch.autocast("cpu", enabled=is_on):  # as torch.nn.parallel.parallel_apply does
+                found[number] = modules[number](*inputs[number], **kwargs[number])
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(modules))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [found[number] for number in range(len(modules))]
+
+    monkeypatch.setattr(sys.modules["torch.nn.parallel.data_parallel"], "parallel_apply", in_threads)
+    model, inputs = _AutocastSeen(), [(torch.ones(1),), (torch.ones(1),)]
+    for wrapper, seen in ((nn.DataParallel, 10), (DataParallel, 11)):
+        with torch.autocast("cpu", torch.float16):
+            outputs = wrapper(model).parallel_apply([model, model], inputs, [{}, {}])
+        assert [float(output[0]) for output in outputs] == [seen, seen]
+    assert [float(o[0]) for o in DataParallel(model).parallel_apply([model], inputs[:1], [{}])] == [0]
 
 
 def test_unused_parameters_are_found():

@@ -11,12 +11,40 @@ import pytest
 import torch
 from ranks import run_ranks
 from same_content import same_content
+from test_step import global_batch, make_step, weights_of
 from tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_model
 
 from engine.tree_sum import SubtreeSum, sum_over_processes
 from utils.checkpoint_file import read_checkpoint
+from utils.distributed import DistributedContext
 
 ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Muon"])
+def test_gradients_lie_as_their_parameters_do(optimizer, channels_last):
+    """Fused optimisers walk through both side by side: on a CPU without looking, on a GPU they refuse. So two virtual
+    ranks with the statistics of the whole batch are one."""
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    ends = []
+    for virtual_ranks in (0, 2):
+        step, model = make_step(
+            DistributedContext.single(), "anchor_free", optimizer=optimizer, norm_eval=True, virtual_ranks=virtual_ranks
+        )
+        model.to(memory_format=layout)
+        seen = []
+        take = step.optimizer.step
+        step.optimizer.step = lambda take=take, model=model, seen=seen: (
+            seen.extend(p.grad.stride() == p.stride() for p in model.parameters() if p.grad is not None),
+            take(),
+        )
+        for update in (1, 2):
+            step([global_batch()], [6], update)
+        assert len(seen) > 20
+        assert all(seen)
+        ends.append(weights_of(model))
+    torch.testing.assert_close(*ends, rtol=1e-5, atol=5e-3 if optimizer == "Muon" else 1e-5)  # bfloat16 inside
 
 
 def leaves(count: int, length: int) -> list[torch.Tensor]:
