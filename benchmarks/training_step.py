@@ -52,7 +52,7 @@ def build_step(
     ema = ModelEma(detector, decay=hyp.ema_decay, tau=hyp.ema_tau)
     criterion = build_criterion(detector, hyp).to(ctx.device)
     compilation = plan_compilation(TrainConfig(compile=compiled_for > 0), ctx, pictures=compiled_for, shares=1)
-    compilation.apply(detector)
+    compilation.apply(detector, criterion)
     return TrainStep(
         model=wrap(detector),
         criterion=criterion,

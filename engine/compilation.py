@@ -1,8 +1,9 @@
 """``--compile``: how the model is compiled, and which batches run compiled.
 
-Only the model's forward and backward pass are compiled, in place: state-dict keys stay as they are, and copies (the
-averaged weights, which validation uses) are not compiled. Under DDP torch cuts the compiled graph at the borders of
-DDP's buckets, so that gradients are sent while the rest of the backward pass runs.
+Only the model's forward and backward pass are compiled, and on a GPU the loss's. The model is compiled in place:
+state-dict keys stay as they are, and copies (the averaged weights, which validation uses) are not compiled. Under DDP
+torch cuts the compiled graph at the borders of DDP's buckets, so that gradients are sent while the rest of the backward
+pass runs.
 
 One version is compiled, for whole batches. An epoch's last, smaller batch runs uncompiled: it would cost a second
 compilation, and a set of CUDA graphs more. What decides is the size of the global batch, so that all processes do
@@ -38,10 +39,13 @@ class Compilation:
     pictures: int | None  # of a whole global batch; None: nothing is compiled
     dynamic: bool = False  # one version for all sizes of pictures, instead of one for each
     cuda_graphs: bool = False
+    loss: bool = False  # also the loss
     line: str = ""  # what was chosen and why, for the log
 
-    def apply(self, model: nn.Module) -> None:
-        """Compiles ``model`` (unwrapped), at its first call."""
+    def apply(self, model: nn.Module, criterion: nn.Module) -> None:
+        """Compiles ``model`` (unwrapped), and ``criterion`` if it is to be, at their first calls."""
+        if self.loss:
+            criterion.compile_terms()
         if self.pictures is not None:
             model.compile(dynamic=self.dynamic, mode="reduce-overhead" if self.cuda_graphs else "default")
 
@@ -95,14 +99,16 @@ def plan_compilation(config: TrainConfig, ctx: DistributedContext, *, pictures: 
         return UNCOMPILED
     if pictures < shares:
         raise UserError(f"--compile: {pictures} pictures a batch leave some of {shares} shares without any")
+    # On a CPU the loss is a small part. Compiled scatters add in any order.
+    loss = ctx.device.type == "cuda" and not config.deterministic
     varied = [flag for flag, is_on in (("--multi-scale", config.multi_scale), ("--rect", config.rect)) if is_on]
     if varied:
         # None, torch's default, would compile the first size by itself, and again for all once a second one comes.
         line = f"one version for all sizes ({', '.join(varied)}), no CUDA graphs: each is of one size"
-        return Compilation(pictures, dynamic=True, line=f"compiled: {line}")
+        return Compilation(pictures, dynamic=True, loss=loss, line=f"compiled: {line}")
     if ctx.device.type != "cuda":
         return Compilation(pictures, line="compiled: fixed sizes")
     if ctx.is_distributed and (config.sync_bn or config.sync_bn_group):
         line = "fixed sizes, no CUDA graphs: --sync-bn exchanges statistics between processes in the forward pass"
-        return Compilation(pictures, line=f"compiled: {line}")
-    return Compilation(pictures, cuda_graphs=True, line="compiled: fixed sizes, CUDA graphs")
+        return Compilation(pictures, loss=loss, line=f"compiled: {line}")
+    return Compilation(pictures, cuda_graphs=True, loss=loss, line="compiled: fixed sizes, CUDA graphs")

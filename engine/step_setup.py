@@ -62,7 +62,7 @@ def build_step(
     shares = shares_of(ctx, config)
     wrapped = model if shares else _over_devices(ctx, run, model, pace)
     compilation = plan_compilation(config, ctx, pictures=pictures, shares=shares or ctx.world_size)
-    compilation.apply(model)
+    compilation.apply(model, criterion)
     if compilation.line:
         get_logger().info("%s", compilation.line)
     return TrainStep(

@@ -52,16 +52,24 @@ class GridLevels(NamedTuple):
     cells: int  # of all levels
 
 
-@lru_cache(maxsize=64)
-def grid_levels(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> GridLevels:
-    """Made once for each shape and device, and shared between callers: never write into it."""
+def _make_levels(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> GridLevels:
     sizes = [height * width for height, width in shapes]
     last = [[width - 1, height - 1] for height, width in shapes]
+    return GridLevels(
+        strides=torch.tensor(strides, dtype=torch.float32, device=device)[:, None],
+        last=torch.tensor(last, dtype=torch.float32, device=device),
+        columns=torch.tensor([width for _, width in shapes], device=device),
+        offset=torch.tensor([sum(sizes[:level]) for level in range(len(sizes))], device=device),
+        cells=sum(sizes),
+    )
+
+
+@lru_cache(maxsize=64)
+def _cached_levels(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> GridLevels:
     with torch.inference_mode(False), torch.no_grad():
-        return GridLevels(
-            strides=torch.tensor(strides, dtype=torch.float32, device=device)[:, None],
-            last=torch.tensor(last, dtype=torch.float32, device=device),
-            columns=torch.tensor([width for _, width in shapes], device=device),
-            offset=torch.tensor([sum(sizes[:level]) for level in range(len(sizes))], device=device),
-            cells=sum(sizes),
-        )
+        return _make_levels(shapes, strides, device)
+
+
+def grid_levels(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> GridLevels:
+    """As `cell_centres`: shared between callers, never to be written into."""
+    return (_make_levels if torch.compiler.is_compiling() else _cached_levels)(shapes, strides, device)

@@ -21,6 +21,10 @@ class Criterion(nn.Module):
 
     names: tuple[str, ...]
 
+    def compile_terms(self) -> None:
+        """Compiles what training does on the device, for all sizes at once. Losses that have no such part of their own
+        stay as they are, and so does validation."""
+
     def set_refining(self, refining: bool) -> None:
         """Tells of the run's last epochs, whose pictures are whole again: a loss may want more of boxes in them."""
 

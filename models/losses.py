@@ -16,7 +16,7 @@ P picked cells.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from models.loss_terms import (
 )
 from models.objectness_loss import ObjectnessLoss
 from models.pair_loss import PairLoss
-from models.task_aligned import TaskAlignedAssigner, count_pairs
+from models.task_aligned import PairGroup, TaskAlignedAssigner, group_pairs
 from utils.boxes import iou
 from utils.config import Hyperparameters
 from utils.structures import LossOutput
@@ -83,6 +83,10 @@ class AnchorFreeLoss(Criterion):
         self.assigner = TaskAlignedAssigner(
             topk=hyp.tal_topk, alpha=hyp.tal_alpha, beta=hyp.tal_beta, one_to_one=one_to_one
         )
+        self._compiled_terms: Callable[..., LossOutput] | None = None
+
+    def compile_terms(self) -> None:
+        self._compiled_terms = torch.compile(self._terms, dynamic=True)
 
     def forward(
         self, raw: Sequence[Tensor], targets: Tensor, max_targets: int, host_targets: np.ndarray | None = None
@@ -92,7 +96,15 @@ class AnchorFreeLoss(Criterion):
         shapes = tuple((x.shape[2], x.shape[3]) for x in raw)
         on_host = targets.cpu().numpy() if host_targets is None else host_targets
         canvas_hw = (shapes[0][0] * self.strides[0], shapes[0][1] * self.strides[0])
-        pairs = count_pairs(on_host, raw[0].shape[0], shapes, self.strides, canvas_hw)
+        groups = group_pairs(on_host, raw[0].shape[0], shapes, self.strides, canvas_hw, raw[0].device)
+        is_compiled = self._compiled_terms is not None and torch.is_grad_enabled()
+        return (self._compiled_terms if is_compiled else self._terms)(raw, targets, max_targets, groups)
+
+    def _terms(
+        self, raw: Sequence[Tensor], targets: Tensor, max_targets: int, groups: Sequence[PairGroup]
+    ) -> LossOutput:
+        """`forward`, from where the device takes over."""
+        shapes = tuple((x.shape[2], x.shape[3]) for x in raw)
         centres, strides = cell_centres(shapes, self.strides, raw[0].device)
         box_logits, class_logits = split_rows(raw, 4 * self.reg_max)
         with torch.no_grad():
@@ -100,7 +112,7 @@ class AnchorFreeLoss(Criterion):
             predicted = distances_to_xyxy(distances, centres, strides)
             labels, boxes, mask = canvas_targets(raw[0], self.strides[0], targets, max_targets)
             cells, scores = self.assigner(
-                class_logits, predicted, labels, boxes, mask, shapes=shapes, strides=self.strides, pairs=pairs
+                class_logits, predicted, labels, boxes, mask, shapes=shapes, strides=self.strides, groups=groups
             )
             slot_labels = labels[..., None].expand_as(cells)
             class_targets = smooth_labels(scores, slot_labels, self.num_classes, self.label_smoothing).flatten(1, 2)

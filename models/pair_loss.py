@@ -27,6 +27,10 @@ class PairLoss(Criterion):
         self.many, self.one, self.gain = many, one, gain
         self.names = (*many.names, *(f"{name}_one" for name in one.names))
 
+    def compile_terms(self) -> None:
+        self.many.compile_terms()
+        self.one.compile_terms()
+
     def set_refining(self, refining: bool) -> None:
         self.many.set_refining(refining)
         self.one.set_refining(refining)

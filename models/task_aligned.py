@@ -11,7 +11,7 @@ Frames: boxes are xyxy canvas pixels unless the name says cells (multiples of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import NamedTuple
 
@@ -72,6 +72,34 @@ def _windows(low: ArrayT, high: ArrayT, strides: ArrayT, last: ArrayT, library: 
     first = library.clip(library.ceil(low / strides - 0.5), 0, None)
     end = library.minimum(library.floor(high / strides - 0.5), last) + 1
     return first, library.clip(end - first, 0, None)
+
+
+class PairGroup(NamedTuple):
+    """Images that are assigned together."""
+
+    start: int  # first image
+    end: int  # last image + 1
+    room: int  # for their pairs: P of `list_pairs`
+
+
+def group_pairs(
+    targets: np.ndarray,
+    count: int,
+    shapes: Shapes,
+    strides: tuple[int, ...],
+    canvas_hw: tuple[int, int],
+    device: torch.device,
+) -> list[PairGroup]:
+    """Groups of ``count`` images, with as much room as `list_pairs` will want on ``device``. ``targets`` (M, 6) are
+    those of `Batch`, on the host."""
+    limit, bucket = (_GROUP_PAIRS_CPU, _BUCKET_CPU) if device.type == "cpu" else (_GROUP_PAIRS, _BUCKET)
+    groups, start, total = [], 0, 0
+    for image, pairs in enumerate(count_pairs(targets, count, shapes, strides, canvas_hw)):
+        if total and total + pairs > limit:
+            groups.append(PairGroup(start, image, -(-total // bucket) * bucket))
+            start, total = image, 0
+        total += pairs
+    return [*groups, PairGroup(start, count, max(-(-total // bucket), 1) * bucket)]
 
 
 def count_pairs(
@@ -164,7 +192,7 @@ class TaskAlignedAssigner:
         mask: Tensor,
         shapes: Shapes,
         strides: tuple[int, ...],
-        pairs: Sequence[int],
+        groups: Sequence[PairGroup],
     ) -> Assignment:
         """Assigns every image's cells.
 
@@ -175,7 +203,7 @@ class TaskAlignedAssigner:
             boxes: (B, K, 4).
             mask: bool (B, K), where there is a target.
             shapes: rows and columns of each level; strides: pixels.
-            pairs: of each image, see `count_pairs`.
+            groups: of all images, see `group_pairs`.
 
         Returns:
             The assignment, with T = min(topk, N), or 1.
@@ -187,7 +215,7 @@ class TaskAlignedAssigner:
             self._top_candidates(
                 *(t[start:end] for t in (class_logits, predicted, labels, boxes, mask)), shapes, strides, room
             )
-            for start, end, room in _groups(pairs, predicted.device)
+            for start, end, room in groups
         ]
         cells, metric, overlap = (torch.cat(column) for column in zip(*parts))
         if self.one_to_one:
@@ -226,15 +254,3 @@ class TaskAlignedAssigner:
         # Unused slots name different cells: what all of them add to one cell, if only 0, has to wait for each other.
         spare = torch.arange(exists[0].numel(), device=top.device).view_as(exists[0]) % num_cells
         return torch.where(exists, cells, spare), metric * exists, overlap * exists
-
-
-def _groups(pairs: Sequence[int], device: torch.device) -> Iterator[tuple[int, int, int]]:
-    """First image, last image + 1 and room for pairs of each group of images."""
-    limit, bucket = (_GROUP_PAIRS_CPU, _BUCKET_CPU) if device.type == "cpu" else (_GROUP_PAIRS, _BUCKET)
-    start = total = 0
-    for image, own in enumerate(pairs):
-        if total and total + own > limit:
-            yield start, image, -(-total // bucket) * bucket
-            start, total = image, 0
-        total += own
-    yield start, len(pairs), max(-(-total // bucket), 1) * bucket

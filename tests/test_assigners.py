@@ -7,7 +7,16 @@ import torch
 from models import task_aligned
 from models.assigners import candidate_cells, match_anchors, settle_conflicts
 from models.grid import cell_centres
-from models.task_aligned import Assignment, TaskAlignedAssigner, alignment, best_pairs, count_pairs, list_pairs
+from models.task_aligned import (
+    Assignment,
+    PairGroup,
+    TaskAlignedAssigner,
+    alignment,
+    best_pairs,
+    count_pairs,
+    group_pairs,
+    list_pairs,
+)
 from utils.boxes import cxcywh_to_xyxy, iou, scale_boxes, xyxy_to_cxcywh
 
 STRIDES = (8, 16, 32)
@@ -40,18 +49,19 @@ def scene(batch: int, slots: int, classes: int, seed: int):
     return logits, predicted, centres, labels, boxes, mask
 
 
-def pairs_of(boxes: torch.Tensor, mask: torch.Tensor) -> list[int]:
-    """Candidate pairs of each image, as the loss counts them: from the targets on the host."""
+def groups_of(boxes: torch.Tensor, mask: torch.Tensor) -> list[PairGroup]:
+    """Groups of images, as the loss makes them: from the targets on the host."""
     image = mask.nonzero()[:, :1].float()
     boxes = xyxy_to_cxcywh(boxes[mask].double() / CANVAS).float()
     targets = torch.cat((image, torch.zeros_like(image), boxes), 1).numpy()
-    return count_pairs(targets, len(mask), SHAPES, STRIDES, (CANVAS, CANVAS))
+    groups = group_pairs(targets, len(mask), SHAPES, STRIDES, (CANVAS, CANVAS), boxes.device)
+    # Boxes that were not made from these targets may round otherwise.
+    return [group._replace(room=group.room + 64) for group in groups]
 
 
 def assign(assigner: TaskAlignedAssigner, logits, predicted, centres, labels, boxes, mask) -> Assignment:
     assert len(centres) == predicted.shape[1]
-    room = [own + 8 for own in pairs_of(boxes, mask)]  # boxes that were not made from the targets may round otherwise
-    return assigner(logits, predicted, labels, boxes, mask, SHAPES, STRIDES, room)
+    return assigner(logits, predicted, labels, boxes, mask, SHAPES, STRIDES, groups_of(boxes, mask))
 
 
 def inside_by_hand(point, box, stride: float) -> bool:
@@ -164,7 +174,9 @@ def test_groups_of_images_change_nothing(monkeypatch):
     inputs = scene(5, 6, 3, 4)
     assigner = TaskAlignedAssigner(topk=10, alpha=ALPHA, beta=BETA)
     whole = assign(assigner, *inputs)
+    assert len(groups_of(inputs[4], inputs[5])) == 1
     monkeypatch.setattr(task_aligned, "_GROUP_PAIRS_CPU", 1)
+    assert len(groups_of(inputs[4], inputs[5])) > 2
     single = assign(assigner, *inputs)
     assert all(torch.equal(a, b) for a, b in zip(whole, single))
 

@@ -18,8 +18,9 @@ from engine import compilation, step_setup
 from engine.compilation import UNCOMPILED, Compilation, check_compilation, plan_compilation
 from engine.pace import Pace
 from models.detector import build_detector
+from models.losses import build_criterion
 from tests.test_step import make_step, weights_of
-from utils.config import TrainConfig
+from utils.config import Hyperparameters, TrainConfig
 from utils.distributed import DistributedContext
 from utils.errors import UserError
 
@@ -68,8 +69,43 @@ def compiled_step(backend, plan: Compilation, **options):
 def test_what_is_chosen(ctx, flags, dynamic, cuda_graphs):
     plan = plan_compilation(TrainConfig(compile=True, **flags), ctx, pictures=16, shares=4)
     assert (plan.pictures, plan.dynamic, plan.cuda_graphs) == (16, dynamic, cuda_graphs)
+    assert plan.loss is (ctx.device.type == "cuda")
     assert plan.line.startswith("compiled: ")
     assert ("CUDA graphs" in plan.line.replace("no CUDA graphs", "")) == cuda_graphs
+
+
+def test_a_deterministic_run_adds_gradients_of_the_loss_in_a_fixed_order():
+    config = TrainConfig(compile=True, deterministic=True)
+    assert not plan_compilation(config, GPU, pictures=16, shares=1).loss
+
+
+def test_one_graph_of_a_loss_for_all_numbers_of_images_and_boxes(monkeypatch):
+    """In training; validation leaves it uncompiled."""
+    graphs, real = [], torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, backend=counting(graphs), **options))
+    model = build_detector(TINY_MODEL | {"end2end": True}, 2, seed=0)
+    plain, compiled = (build_criterion(model, Hyperparameters()) for _ in range(2))
+    compiled.compile_terms()
+    made = []
+    # The first sizes all differ: torch takes equal ones for the same.
+    for images, boxes, size in ((5, 3, 64), (5, 17, 64), (3, 5, 64), (4, 5, 96), (2, 30, 96)):
+        batch = make_batch(images, size=size, targets_per_image=boxes)
+        raw = [level.detach().requires_grad_() for level in build_detector_maps(model, batch)]
+        ends = []
+        for criterion in (plain, compiled):
+            out = criterion(raw, batch.targets, 32, batch.targets.numpy())
+            ends.append([out.total.detach(), out.normaliser, *torch.autograd.grad(out.total, raw)])
+        for a, b in zip(*ends):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        made.append(len(graphs))
+        with torch.no_grad():
+            compiled(raw, batch.targets, 32, batch.targets.numpy())
+    assert made == [2] * 5  # one each of a pair
+
+
+def build_detector_maps(model, batch) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return model.forward(batch.images.float() / 255)
 
 
 def test_nothing_is_compiled_unasked():
@@ -176,9 +212,9 @@ def test_gradients_in_memory_that_is_written_again(virtual_ranks):
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 def test_the_compiled_step_takes_the_same_path(cuda_graphs):
     """With torch's own compiler, as `Compilation.apply` has it; on a CPU it leaves CUDA graphs out."""
-    plan = Compilation(pictures=4, cuda_graphs=cuda_graphs)
+    plan = Compilation(pictures=4, cuda_graphs=cuda_graphs, loss=True)
     step, model = make_step(CPU, "anchor_free", compilation=plan)
-    plan.apply(model)
+    plan.apply(model, step.criterion)
     plain, plain_model = make_step(CPU, "anchor_free")
     for update, pictures in enumerate((4, 4, 3, 4, 4), start=1):
         for take in (step, plain):
@@ -191,7 +227,7 @@ def test_the_compiled_step_takes_the_same_path(cuda_graphs):
 def _share_of_steps(ctx: DistributedContext, sync_bn: bool, is_compiled: bool) -> torch.Tensor:
     plan = Compilation(pictures=4) if is_compiled else UNCOMPILED
     step, model = make_step(ctx, "anchor_free", sync_bn=sync_bn, compilation=plan)
-    plan.apply(model)
+    plan.apply(model, step.criterion)
     for update, pictures in enumerate((4, 4, 3, 4), start=1):
         cut = pictures // 2
         first, last = ((0, cut), (cut, pictures))[ctx.rank]

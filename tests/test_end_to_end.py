@@ -22,7 +22,7 @@ from models.detector import build_detector
 from models.losses import build_criterion
 from models.postprocess import VALIDATION_IOU, best_detections, select_detections, suppression_iou
 from models.pretrained import load_detector
-from models.task_aligned import TaskAlignedAssigner
+from models.task_aligned import PairGroup, TaskAlignedAssigner
 from models.transfer import transfer_weights
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.checkpoint_file import read_checkpoint, write_checkpoint
@@ -177,7 +177,8 @@ def assignment_scene(slots: int = 8):
 def assign(logits, predicted, centres, labels, boxes, mask, *, topk: int = 10, one_to_one: bool = False):
     assigner = TaskAlignedAssigner(topk=topk, alpha=0.5, beta=6.0, one_to_one=one_to_one)
     side = CANVAS // 8
-    return assigner(logits, predicted, labels, boxes, mask, ((side, side),), (8,), [side**2 * mask.shape[1]] * 3)
+    groups = [PairGroup(0, 3, mask.numel() * side**2)]
+    return assigner(logits, predicted, labels, boxes, mask, ((side, side),), (8,), groups)
 
 
 def one_each_by_loops(logits, predicted, centres, boxes) -> dict[int, int]:
