@@ -7,6 +7,7 @@ from data.infinite_loader import InfiniteDataLoader
 from data.loader import check_batch_size, check_rendering, create_dataloader
 from data.pixel_transforms import PixelTransforms
 from utils.config import Hyperparameters, TrainConfig
+from utils.cores import loader_workers
 from utils.distributed import DistributedContext
 
 
@@ -35,7 +36,7 @@ def build_loaders(
         "fuse": not config.deterministic,
         "cache_dir": config.cache_dir,
         "local_data": bool(config.stage),
-        "workers": config.workers,
+        "workers": loader_workers(config.workers, ctx.local_world_size),
         "max_bad": config.max_bad,
         "pin_memory": ctx.device.type == "cuda",
     }

@@ -97,7 +97,7 @@ class TrainConfig:
     rect: bool = setting(False, help="rectangular batches by aspect, shuffled")
     resume: str | None = setting(None, help="continue a run: a checkpoint, or no value for the newest run")
     device: str = setting("", help="cpu, 0, 0,1, mps; empty: the best there is")
-    workers: int = setting(2, low=0, help="loader processes for each rank")
+    workers: int = setting(-1, low=-1, help="loader processes for each rank; -1: its share of the cores, 8 at most")
     cache: str = setting(
         "none",
         choices=("none", "ram", "disk", "device"),
@@ -169,7 +169,7 @@ class ValConfig:
     max_det: int = setting(300, low=1, help="detections an image")
     single_cls: bool = setting(False, help="treat all classes as one")
     device: str = setting("", help="cpu, 0, 0,1, mps; empty: the best there is")
-    workers: int = setting(2, low=0, help="loader processes for each rank")
+    workers: int = setting(-1, low=-1, help="loader processes for each rank; -1: its share of the cores, 8 at most")
     amp: str = setting("off", choices=("auto", "off", "bf16", "fp16"), help="autocast type")
     cache_dir: str = setting("", help="where the index cache goes; empty: ~/.cache/lockstep")
     stage: str = setting("", help="copy the data to this folder of each node's own disk first; may hold {node_rank}")
