@@ -39,7 +39,7 @@ def _choose_kernels(ctx: DistributedContext, config: TrainConfig) -> None:
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
     elif ctx.device.type == "cuda":
-        torch.backends.cudnn.benchmark = not config.multi_scale
+        torch.backends.cudnn.benchmark = not (config.multi_scale or config.rect)
 
 
 def _note_settings(run: Run) -> None:
