@@ -6,14 +6,15 @@ from data.dataset_yaml import DatasetSpec
 from data.infinite_loader import InfiniteDataLoader
 from data.loader import check_batch_size, check_rendering, create_dataloader
 from data.pixel_transforms import PixelTransforms
-from utils.config import Hyperparameters, TrainConfig
+from utils.config import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.cores import loader_workers
 from utils.distributed import DistributedContext
 
 
 def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> None:
     """Raises UserError for what no data set could be loaded with, before one is read."""
-    check_batch_size(ctx, config.batch_size, quad=config.quad)
+    if config.batch_size != FIND_BATCH_SIZE:  # then it will be found as the processes can share it out
+        check_batch_size(ctx, config.batch_size, quad=config.quad)
     check_rendering(config.augment, config.cache, hyp)
     if hyp.albumentations:
         PixelTransforms(hyp.albumentations, config.seed)  # which checks them

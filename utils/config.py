@@ -24,10 +24,15 @@ from utils.errors import UserError
 
 T = TypeVar("T")
 
+FIND_BATCH_SIZE = -1  # as --batch-size
 
-def setting(default: Any = MISSING, *, help: str, choices=None, low=None, high=None, aliases=(), factory=MISSING):
-    """A dataclass field with what its flag or YAML key needs. Bounds are inclusive."""
-    metadata = {"help": help, "choices": choices, "low": low, "high": high, "aliases": aliases}
+
+def setting(
+    default: Any = MISSING, *, help: str, choices=None, low=None, high=None, also=None, aliases=(), factory=MISSING
+):
+    """A dataclass field with what its flag or YAML key needs. Bounds are inclusive; ``also`` is one value beyond them
+    that has a meaning of its own."""
+    metadata = {"help": help, "choices": choices, "low": low, "high": high, "also": also, "aliases": aliases}
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
 
@@ -92,7 +97,13 @@ class TrainConfig:
     hyp: str = setting("auto", help="scratch, finetune, debug or a YAML file; auto: as --weights asks for")
     override: list[str] = setting(factory=list, aliases=("--set",), help="hyper-parameters as key=value, over --hyp")
     epochs: int = setting(100, low=1, help="epochs in all")
-    batch_size: int = setting(16, low=1, aliases=("--batch",), help="images a step over all processes")
+    batch_size: int = setting(
+        16,
+        low=1,
+        also=FIND_BATCH_SIZE,
+        aliases=("--batch",),
+        help="images a step over all processes; -1: as many as fit on the GPUs",
+    )
     imgsz: int = setting(640, low=64, aliases=("--img", "--img-size"), help="square training size, pixels")
     rect: bool = setting(False, help="rectangular batches by aspect, shuffled")
     resume: str | None = setting(None, help="continue a run: a checkpoint, or no value for the newest run")
@@ -282,8 +293,11 @@ def _check(value: Any, field: dataclasses.Field, owner: type, where: str) -> Any
     meta = field.metadata
     if meta["choices"] and value not in meta["choices"]:
         raise UserError(f"{where}: wants one of {', '.join(meta['choices'])}, got {value!r}")
+    if value == meta["also"]:
+        return value
     if meta["low"] is not None and not value >= meta["low"]:
-        raise UserError(f"{where}: wants at least {meta['low']}, got {value!r}")
+        instead = "" if meta["also"] is None else f" or {meta['also']}"
+        raise UserError(f"{where}: wants at least {meta['low']}{instead}, got {value!r}")
     if meta["high"] is not None and not value <= meta["high"]:
         raise UserError(f"{where}: wants at most {meta['high']}, got {value!r}")
     return value
