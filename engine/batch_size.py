@@ -31,7 +31,7 @@ from utils.errors import UserError
 from utils.logger import get_logger
 from utils.structures import Batch, bucketed
 
-MOST_PICTURES = 1024  # of a share: more make no step more efficient, and the host holds many batches
+MOST_PICTURES = 512  # of a share: more make no step more efficient, and the host holds 20 batches with 8 workers
 BOXES = 128  # a picture; padded targets are as many as the fullest picture has, and mosaics of COCO have as many
 HEADROOM = 0.1  # of the free memory: for fragments, communication between processes, and pictures fuller than that
 PATIENCE = 10  # batches tried by straight lines, before the search halves what is left
