@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from utils.cli import run_main
-from utils.config import TrainConfig, given_flags, parse_config
+from utils.config import FIND_BATCH_SIZE, TrainConfig, given_flags, parse_config
 
 if TYPE_CHECKING:  # torch and all that needs it are imported once the flags are known to be good
+    from torch import nn
+
     from data.dataset_yaml import DatasetSpec
     from data.infinite_loader import InfiniteDataLoader
     from engine.run import Run
@@ -47,6 +49,7 @@ def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Wat
     prepare_process(ctx, run)
     spec = open_data(ctx, run)
     model, pretrained = build_model(ctx, run, spec)
+    run = settle_batch_size(ctx, run, model)
     train_loader, val_loader = build_loaders(ctx, run.config, run.hyp, spec, stride=model.stride)
     settle_weights(run, model, train_loader)
     trainer = make_trainer(ctx, run, signals, watchdog, spec, model, pretrained, train_loader, val_loader)
@@ -61,8 +64,10 @@ def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Wat
 def check_settings(ctx: DistributedContext, run: Run) -> None:
     """Refuses what settings and processes alone rule out: at once, not after hours of copying or scanning images."""
     from data.run_loaders import check_loader_settings
+    from engine.batch_size import check_batch_search
     from engine.step_setup import check_step_settings
 
+    check_batch_search(ctx, run.config)
     check_step_settings(ctx, run.config)
     check_loader_settings(ctx, run.config, run.hyp)
 
@@ -87,6 +92,26 @@ def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> tuple[D
     check_classes(run.path, run.content["names"], names, spec.source)
     model, _ = build_starting_model(ctx, run.config, names, resumed=run.content["model_spec"])
     return model, resumed_pretrained(run.content, model)
+
+
+def settle_batch_size(ctx: DistributedContext, run: Run, model: Detector) -> Run:
+    """The run with the batch that ``--batch-size -1`` finds, in its stored settings too; any other run as it is."""
+    from engine.batch_size import with_batch_that_fits
+    from engine.process_setup import store_settings
+
+    if run.config.batch_size != FIND_BATCH_SIZE:
+        return run
+    run = with_batch_that_fits(ctx, run, model, build_loss(ctx, run, model))
+    check_settings(ctx, run)
+    if ctx.is_main:
+        store_settings(run)
+    return run
+
+
+def build_loss(ctx: DistributedContext, run: Run, model: Detector) -> nn.Module:
+    from models.losses import build_criterion
+
+    return build_criterion(model, run.hyp, label_smoothing=run.config.label_smoothing).to(ctx.device)
 
 
 def settle_weights(run: Run, model: Detector, train_loader: InfiniteDataLoader) -> None:
@@ -116,7 +141,6 @@ def make_trainer(
     val_loader: InfiniteDataLoader,
 ) -> Trainer:
     from engine.trainer_setup import build_trainer
-    from models.losses import build_criterion
     from models.postprocess import detections_to_score
 
     return build_trainer(
@@ -125,7 +149,7 @@ def make_trainer(
         signals=signals,
         watchdog=watchdog,
         model=model,
-        criterion=build_criterion(model, run.hyp, label_smoothing=run.config.label_smoothing).to(ctx.device),
+        criterion=build_loss(ctx, run, model),
         pretrained=pretrained,
         postprocess=detections_to_score,
         data_source=spec.source,

@@ -50,6 +50,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     from engine.evaluator import Evaluator
     from engine.precision import resolve_amp
     from models.pretrained import load_detector
+    from utils.cores import loader_workers
     from utils.distributed import broadcast_object, torch_distributed_zero_first
     from utils.downloads import fetch_weights
     from utils.logger import get_logger, progress
@@ -75,7 +76,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         rect=config.rect,
         single_cls=config.single_cls,
         cache_dir=config.cache_dir,
-        workers=config.workers,
+        workers=loader_workers(config.workers, ctx.local_world_size),
         max_bad=config.max_bad,
         pin_memory=ctx.device.type == "cuda",
     )

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from utils.cores import available_cores
+
 ROOT = Path(__file__).parents[1]
 LOG = ROOT / "benchmarks" / "README.md"
 WIDTH = 120
@@ -106,10 +108,9 @@ def machine() -> str:
     if info.exists():
         names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
         cpu = names[0] if names else cpu
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ", no GPU"
-    return f"{cores} cores of {cpu}, {memory:.0f} GiB{gpu}, torch {torch.__version__}"
+    return f"{available_cores()} cores of {cpu}, {memory:.0f} GiB{gpu}, torch {torch.__version__}"
 
 
 def commit() -> str:

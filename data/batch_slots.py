@@ -4,7 +4,7 @@ A fresh segment a batch, which is how torch hands tensors over, costs the kernel
 each of its pages is found, cleared and mapped anew. Here the parent gives every request a slot of one mapping, and has
 it back when the last tensor that shows the batch is gone. Whoever lets a device copy from such a tensor keeps it until
 the copy has ended (`engine.in_flight`). Where there is no such memory (not on Linux), or all slots are in use, a batch
-travels as torch sends it.
+has memory of its own (`data.collate.new_pixels`).
 """
 
 from __future__ import annotations

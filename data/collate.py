@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from utils.inline_tensors import new_shared
 from utils.structures import Batch, Sample, bucketed
 
 
@@ -19,8 +20,7 @@ def new_pixels(images: int, canvas_hw: tuple[int, int]) -> Tensor:
     shape = (images, *canvas_hw, 3)
     if get_worker_info() is None or math.prod(shape) == 0:
         return torch.empty(shape, dtype=torch.uint8)
-    storage = torch.UntypedStorage._new_shared(math.prod(shape))  # as torch's own collate function does
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, shape)
+    return torch.empty(0, dtype=torch.uint8).set_(new_shared(math.prod(shape)), 0, shape)
 
 
 def collate(samples: Sequence[Sample], canvas_hw: tuple[int, int], pixels: Tensor | None = None) -> Batch:

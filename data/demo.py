@@ -18,6 +18,7 @@ import numpy as np
 from data.demo_scene import render_scene
 from data.demo_shapes import CLASS_NAMES
 from utils.cache_folder import cache_folder
+from utils.cores import available_cores
 from utils.errors import UserError
 from utils.logger import configure_logging, progress
 from utils.rng import Stream, keyed_generator
@@ -90,7 +91,7 @@ def _write_set(folder: Path, wanted: dict[str, int]) -> None:
         for split in SPLITS:
             (folder / kind / split).mkdir(parents=True)
     jobs = list(_jobs(wanted))
-    with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, 8)) as pool:  # OpenCV and numpy release the GIL
+    with ThreadPoolExecutor(max_workers=min(available_cores(), 8)) as pool:  # OpenCV and numpy release the GIL
         done = pool.map(lambda job: _write_image(folder, wanted, *job), jobs)
         for _ in progress(done, desc="rendering the demo set", total=len(jobs)):
             pass

@@ -152,9 +152,10 @@ def _fill(path: Path, index: DatasetIndex, source_hw: np.ndarray, threads: int, 
     size, free = int(offsets[-1]), _free_bytes(path.parent)
     get_logger().info("--cache ram: %d images, %.2f GiB in %s", len(index), size / 2**30, path)
     if size > 0.95 * free:
+        is_small = size > shutil.disk_usage(path.parent).total
         raise UserError(
             f"--cache ram: needs {size / 2**30:.2f} GiB in {path.parent}, {free / 2**30:.2f} GiB are free; "
-            "use --cache disk or none"
+            f"use --cache disk or none{', or make it larger (docker run --shm-size)' if is_small else ''}"
         )
     handle, temporary = tempfile.mkstemp(prefix=path.name + ".", dir=path.parent)
     try:

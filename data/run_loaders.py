@@ -6,13 +6,19 @@ from data.dataset_yaml import DatasetSpec
 from data.infinite_loader import InfiniteDataLoader
 from data.loader import check_batch_size, check_rendering, create_dataloader
 from data.pixel_transforms import PixelTransforms
-from utils.config import Hyperparameters, TrainConfig
+from utils.config import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
+from utils.cores import loader_workers
 from utils.distributed import DistributedContext
+
+# Images of a validation batch. One process has it whole, and an image takes a seventh of the memory that it takes in
+# training (yolov8n at 640 px): the global batch that fills eight GPUs is too large for one.
+MOST_VALIDATED = 64
 
 
 def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> None:
     """Raises UserError for what no data set could be loaded with, before one is read."""
-    check_batch_size(ctx, config.batch_size, quad=config.quad)
+    if config.batch_size != FIND_BATCH_SIZE:  # then it will be found as the processes can share it out
+        check_batch_size(ctx, config.batch_size, quad=config.quad)
     check_rendering(config.augment, config.cache, hyp)
     if hyp.albumentations:
         PixelTransforms(hyp.albumentations, config.seed)  # which checks them
@@ -35,7 +41,7 @@ def build_loaders(
         "fuse": not config.deterministic,
         "cache_dir": config.cache_dir,
         "local_data": bool(config.stage),
-        "workers": config.workers,
+        "workers": loader_workers(config.workers, ctx.local_world_size),
         "max_bad": config.max_bad,
         "pin_memory": ctx.device.type == "cuda",
     }
@@ -51,5 +57,6 @@ def build_loaders(
         **shared,
     )
     # Whole batches are dealt out to the ranks: their size must not depend on how many there are.
-    val_loader, _ = create_dataloader(spec, "val", batch_size=config.batch_size, augment=False, rect=True, **shared)
+    at_once = min(config.batch_size, MOST_VALIDATED)
+    val_loader, _ = create_dataloader(spec, "val", batch_size=at_once, augment=False, rect=True, **shared)
     return train_loader, val_loader

@@ -32,6 +32,7 @@ from data.report import (
     Finding,
     ScanReport,
 )
+from utils.cores import available_cores
 from utils.errors import UserError
 from utils.logger import progress
 
@@ -106,7 +107,7 @@ def _read_all(root: Path, source: LabelSource, workers: int, title: str, show_pr
     if workers == 0:
         drain(map(read, starts))
         return chunks
-    with ThreadPoolExecutor(min(32, max(workers, os.cpu_count() or 1))) as pool:
+    with ThreadPoolExecutor(min(32, max(workers, available_cores()))) as pool:
         try:
             drain(pool.map(read, starts))
         except BaseException:  # Ctrl-C: don't finish what is queued

@@ -8,7 +8,7 @@ added.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -92,7 +92,7 @@ class Evaluator:
         ``val/total`` and ``val/<part>``: sums over all images divided by the sum of the normalisers.
         """
         self.detections, self.preview = None, None
-        with evaluating(self._for_inference(unwrap(model))) as bare:
+        with evaluating(self._for_inference(unwrap(model))) as bare, without_kernel_search():
             gathered = gather_arrays(self._ctx, self._run_share(bare, loader, should_stop))
         if gathered is None or not all(share["complete"].all() for share in gathered):
             return None
@@ -206,6 +206,18 @@ def evaluating(model: nn.Module):
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def without_kernel_search() -> Iterator[None]:
+    """Keeps cuDNN from timing its kernels for each new size, which takes longer than a batch of that size: rectangular
+    batches have many. Sizes that training has met keep the kernels that were found for them."""
+    searched = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = searched
 
 
 def is_channels_last(model: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 import yaml
@@ -26,7 +27,9 @@ def prepare_process(ctx: DistributedContext, run: Run) -> None:
     for line in run.lines:
         log.info("%s", line)
     if ctx.is_main:
-        _note_settings(run)
+        store_settings(run)
+        for name, values in _settings(run).items():
+            log.info("%s: %s", name, ", ".join(f"{k}={v}" for k, v in values.items()))
     log.info(
         "%d process(es), device %s, torch %s, run folder %s", ctx.world_size, ctx.device, torch.__version__, run.folder
     )
@@ -39,11 +42,13 @@ def _choose_kernels(ctx: DistributedContext, config: TrainConfig) -> None:
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
     elif ctx.device.type == "cuda":
-        torch.backends.cudnn.benchmark = not config.multi_scale
+        torch.backends.cudnn.benchmark = not (config.multi_scale or config.rect)
 
 
-def _note_settings(run: Run) -> None:
-    settings = {"config": to_dict(run.config), "hyp": to_dict(run.hyp)}
-    write_whole(run.folder / "settings.yaml", yaml.safe_dump(settings, sort_keys=False))
-    for name, values in settings.items():
-        get_logger().info("%s: %s", name, ", ".join(f"{k}={v}" for k, v in values.items()))
+def store_settings(run: Run) -> None:
+    """Writes the effective settings into the run's folder."""
+    write_whole(run.folder / "settings.yaml", yaml.safe_dump(_settings(run), sort_keys=False))
+
+
+def _settings(run: Run) -> dict[str, dict[str, Any]]:
+    return {"config": to_dict(run.config), "hyp": to_dict(run.hyp)}

@@ -11,7 +11,7 @@ from torch import nn
 
 from engine.checkpoint import Progress
 from utils.checkpoint_file import read_checkpoint
-from utils.config import Hyperparameters, TrainConfig, from_mapping, with_overrides
+from utils.config import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, from_mapping, with_overrides
 from utils.errors import UserError
 from utils.recipes import read_recipe
 
@@ -77,7 +77,7 @@ def resumed_config(
     lines = []
     for name in sorted(set(given) - {*_OF_THE_PROCESS, "override"}):
         old, new = getattr(base, name), getattr(current, name)
-        if old == new:
+        if old == new or (name == "batch_size" and new == FIND_BATCH_SIZE):  # found when the run began
             continue
         if name in _FIXED:
             raise UserError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from utils.config import TrainConfig
+from utils.config import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed import DistributedContext
 from utils.errors import UserError
 
@@ -19,7 +19,7 @@ def shares_of(ctx: DistributedContext, config: TrainConfig) -> int:
     if wanted & (wanted - 1) or wanted % world:
         fix = f"--virtual-ranks {wanted}: must be a power of two that the {world} process(es) divide"
         raise UserError(fix if config.virtual_ranks else f"--deterministic on {world} processes: use 2, 4, 8, ...")
-    if wanted > config.batch_size:
+    if wanted > config.batch_size != FIND_BATCH_SIZE:
         raise UserError(f"--virtual-ranks {wanted}: more than the {config.batch_size} images of a batch")
     if config.sync_bn or config.sync_bn_group:
         raise UserError("--sync-bn takes statistics over the whole batch, virtual ranks over a share: choose one")

@@ -114,6 +114,31 @@ def test_small_tensors_travel_in_the_message_and_can_be_written_to():
     assert np.prod(large.images.shape) > 65536
 
 
+def test_a_large_tensor_travels_as_it_lies_in_memory_that_is_no_file():
+    before = len(os.listdir("/proc/self/fd"))
+    targets = torch.rand(10_000, 6)[1:]
+    images = torch.randint(0, 256, (2, 3, 200, 200), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+    message = Batch(images, targets, 16, *[torch.ones(1)] * 3)
+    sent_bytes = ForkingPickler.dumps(message)
+    assert not message.images.is_shared()
+    assert len(sent_bytes) < 5000
+    again = pickle.loads(sent_bytes)
+    for name, tensor in (("images", images), ("targets", targets)):
+        arrived = getattr(again, name)
+        assert torch.equal(arrived, tensor)
+        assert arrived.stride() == tensor.stride()
+    files = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
+    assert sum("memfd:lockstep-tensor" in name for name in files) >= 2
+    assert not any(name.startswith("/dev/shm") for name in files)
+    del again, arrived
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before + 2  # the server that hands files over may have started
+
+
+def _is_open(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
 class Lock:
     """Stands in for `PageLock`: notes what it is asked for."""
 

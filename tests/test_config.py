@@ -46,6 +46,8 @@ def test_given_flags_are_those_on_the_command_line():
     [
         (["--epochs", "0"], "--epochs: wants at least 1"),
         (["--imgsz", "16"], "--imgsz: wants at least 64"),
+        (["--batch-size", "0"], "--batch-size: wants at least 1 or -1, got 0"),
+        (["--batch", "-2"], "--batch-size: wants at least 1 or -1, got -2"),
         (["--label-smoothing", "0.9"], "at most 0.5"),
     ],
 )

@@ -267,6 +267,19 @@ def test_door_on_a_real_data_set(tmp_path):
     assert all(len(b.targets) == len(b.images) for b in batches)
 
 
+@pytest.mark.parametrize(("batch", "sizes"), [(16, [16] * 4 + [6]), (512, [64, 6])])
+def test_a_validation_batch_is_no_larger_than_one_process_can_take(tmp_path, batch, sizes):
+    from data.dataset_yaml import load_dataset_spec
+    from data.run_loaders import build_loaders
+    from tests import tiny
+    from utils.config import TrainConfig
+
+    spec = load_dataset_spec(tiny.write_dataset(tmp_path / "set", train=4, val=70))
+    config = TrainConfig(batch_size=batch, imgsz=64, workers=0, cache_dir=str(tmp_path / "cache"))
+    _, loader = build_loaders(SINGLE, config, HYP, spec, stride=32)
+    assert [len(batch.images) for batch in loader] == sizes
+
+
 _INTERRUPTED = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored

@@ -24,10 +24,15 @@ from utils.errors import UserError
 
 T = TypeVar("T")
 
+FIND_BATCH_SIZE = -1  # as --batch-size
 
-def setting(default: Any = MISSING, *, help: str, choices=None, low=None, high=None, aliases=(), factory=MISSING):
-    """A dataclass field with what its flag or YAML key needs. Bounds are inclusive."""
-    metadata = {"help": help, "choices": choices, "low": low, "high": high, "aliases": aliases}
+
+def setting(
+    default: Any = MISSING, *, help: str, choices=None, low=None, high=None, also=None, aliases=(), factory=MISSING
+):
+    """A dataclass field with what its flag or YAML key needs. Bounds are inclusive; ``also`` is one value beyond them
+    that has a meaning of its own."""
+    metadata = {"help": help, "choices": choices, "low": low, "high": high, "also": also, "aliases": aliases}
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
 
@@ -92,12 +97,18 @@ class TrainConfig:
     hyp: str = setting("auto", help="scratch, finetune, debug or a YAML file; auto: as --weights asks for")
     override: list[str] = setting(factory=list, aliases=("--set",), help="hyper-parameters as key=value, over --hyp")
     epochs: int = setting(100, low=1, help="epochs in all")
-    batch_size: int = setting(16, low=1, aliases=("--batch",), help="images a step over all processes")
+    batch_size: int = setting(
+        16,
+        low=1,
+        also=FIND_BATCH_SIZE,
+        aliases=("--batch",),
+        help="images a step over all processes; -1: as many as fit on the GPUs",
+    )
     imgsz: int = setting(640, low=64, aliases=("--img", "--img-size"), help="square training size, pixels")
     rect: bool = setting(False, help="rectangular batches by aspect, shuffled")
     resume: str | None = setting(None, help="continue a run: a checkpoint, or no value for the newest run")
     device: str = setting("", help="cpu, 0, 0,1, mps; empty: the best there is")
-    workers: int = setting(2, low=0, help="loader processes for each rank")
+    workers: int = setting(-1, low=-1, help="loader processes for each rank; -1: its share of the cores, 8 at most")
     cache: str = setting(
         "none",
         choices=("none", "ram", "disk", "device"),
@@ -169,7 +180,7 @@ class ValConfig:
     max_det: int = setting(300, low=1, help="detections an image")
     single_cls: bool = setting(False, help="treat all classes as one")
     device: str = setting("", help="cpu, 0, 0,1, mps; empty: the best there is")
-    workers: int = setting(2, low=0, help="loader processes for each rank")
+    workers: int = setting(-1, low=-1, help="loader processes for each rank; -1: its share of the cores, 8 at most")
     amp: str = setting("off", choices=("auto", "off", "bf16", "fp16"), help="autocast type")
     cache_dir: str = setting("", help="where the index cache goes; empty: ~/.cache/lockstep")
     stage: str = setting("", help="copy the data to this folder of each node's own disk first; may hold {node_rank}")
@@ -282,8 +293,11 @@ def _check(value: Any, field: dataclasses.Field, owner: type, where: str) -> Any
     meta = field.metadata
     if meta["choices"] and value not in meta["choices"]:
         raise UserError(f"{where}: wants one of {', '.join(meta['choices'])}, got {value!r}")
+    if value == meta["also"]:
+        return value
     if meta["low"] is not None and not value >= meta["low"]:
-        raise UserError(f"{where}: wants at least {meta['low']}, got {value!r}")
+        instead = "" if meta["also"] is None else f" or {meta['also']}"
+        raise UserError(f"{where}: wants at least {meta['low']}{instead}, got {value!r}")
     if meta["high"] is not None and not value <= meta["high"]:
         raise UserError(f"{where}: wants at most {meta['high']}, got {value!r}")
     return value

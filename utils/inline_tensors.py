@@ -1,7 +1,8 @@
-"""Small tensors that travel between processes inside the message."""
+"""Tensors that travel between processes: small ones inside the message, large ones in memory that both map."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from typing import Any
 
@@ -10,6 +11,22 @@ import torch
 from torch import Tensor
 
 INLINE_BYTES = 65536
+
+
+def new_shared(nbytes: int) -> torch.UntypedStorage:
+    """Unset memory that another process maps too once a tensor in it is sent there.
+
+    Torch would take a file in /dev/shm, which containers often limit to 64 MiB (``docker --shm-size``): training ends
+    where that is full. This memory has no such limit; elsewhere than on Linux it is torch's.
+    """
+    if not hasattr(os, "memfd_create"):
+        return torch.UntypedStorage._new_shared(nbytes)
+    handle = os.memfd_create("lockstep-tensor")
+    try:
+        os.truncate(handle, nbytes)
+        return torch.UntypedStorage._new_shared_fd_cpu(handle, nbytes)  # has a handle of its own, which is what is sent
+    finally:
+        os.close(handle)
 
 
 class InlineTensors:
@@ -35,10 +52,19 @@ class _Packed:
 
 
 def _packed(value: Any) -> Any:
-    is_small = isinstance(value, Tensor) and value.device.type == "cpu" and value.nbytes <= INLINE_BYTES
-    if not is_small or value.dtype == torch.bfloat16:
+    if not isinstance(value, Tensor) or value.device.type != "cpu":
         return value
-    return _Packed(value.detach().numpy())
+    if value.nbytes <= INLINE_BYTES and value.dtype != torch.bfloat16:
+        return _Packed(value.detach().numpy())
+    return value if value.is_shared() or value.nbytes == 0 else _shared(value.detach())
+
+
+def _shared(tensor: Tensor) -> Tensor:
+    """``tensor``, laid out as it is, in shared memory."""
+    held = tensor.untyped_storage()
+    storage = new_shared(held.nbytes())
+    storage.copy_(held)
+    return tensor.new_empty(0).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _rebuilt(kind: type, values: tuple) -> Any:
