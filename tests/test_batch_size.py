@@ -186,9 +186,9 @@ def test_the_step_is_of_the_largest_kind(settings, images, side, boxes):
     model, criterion = model_and_loss()
     seen = []
 
-    def noted(raw, targets, max_targets):
+    def noted(raw, targets, max_targets, host_targets):
         seen.append((len(raw[0]), 8 * raw[0].shape[-1], len(targets), max_targets))
-        return criterion(raw, targets, max_targets)
+        return criterion(raw, targets, max_targets, host_targets)
 
     noted.names = criterion.names
     prepare_step(CPU, run_of(**settings), model, noted, 3)()
