@@ -129,16 +129,37 @@ def all_reduce_sum(ctx: DistributedContext, tensor: Tensor) -> Tensor:
 @torch.no_grad()
 def average_buffers(model: nn.Module, ctx: DistributedContext) -> None:
     """Makes float buffers (BatchNorm statistics) the mean over ranks, so that all ranks hold the same model."""
-    buffers = [b for b in model.buffers() if b.is_floating_point()]
+    buffers = float_buffers(model)
     if not ctx.is_distributed or not buffers:
         return
-    flat = torch.cat([b.reshape(-1) for b in buffers])
+    flat = flat_copy(buffers)
     dist.all_reduce(flat)
     copy_flat(flat / ctx.world_size, buffers)
 
 
+def float_buffers(model: nn.Module) -> list[Tensor]:
+    """Of ``model`` (unwrapped), BatchNorm statistics for the most part."""
+    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+
+
+@torch.no_grad()
+def flat_copy(tensors: list[Tensor]) -> Tensor:
+    """The values of ``tensors`` one after another (1-D). Vectors and numbers, which batch norms have, are not reshaped
+    one by one: that would be an operation each."""
+    if not tensors:
+        return torch.zeros(0)
+    if all(t.dim() == 0 for t in tensors):
+        return torch.stack(tensors)
+    return torch.cat([t if t.dim() == 1 else t.reshape(-1) for t in tensors])
+
+
 @torch.no_grad()
 def copy_flat(flat: Tensor, tensors: list[Tensor]) -> None:
-    """Splits ``flat`` (1-D) back into ``tensors``, whose concatenation it is."""
-    pieces = flat.split([t.numel() for t in tensors])
-    torch._foreach_copy_(tensors, [piece.view(t.shape) for piece, t in zip(pieces, tensors)])
+    """Splits ``flat`` (1-D) back into ``tensors``, whose `flat_copy` it is."""
+    if not tensors:
+        return
+    if all(t.dim() == 0 for t in tensors):
+        pieces = flat.unbind()
+    else:
+        pieces = flat.split([t.numel() for t in tensors])
+    torch._foreach_copy_(tensors, [p if p.dim() == t.dim() else p.view(t.shape) for p, t in zip(pieces, tensors)])

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engine.parallel import copy_flat
+from engine.parallel import copy_flat, flat_copy, float_buffers
 from utils.distributed import DistributedContext, gather_arrays, is_parallel, unwrap
 
 
@@ -23,7 +23,9 @@ def gather_rank_buffers(ctx: DistributedContext, models: dict[str, nn.Module]) -
     and when all ranks hold the same. Every rank must call it."""
     if not ctx.is_distributed or not any(is_parallel(model) for model in models.values()):
         return None
-    gathered = gather_arrays(ctx, {name: _flat(model).cpu().numpy() for name, model in models.items()})
+    gathered = gather_arrays(
+        ctx, {name: flat_copy(float_buffers(unwrap(model))).cpu().numpy() for name, model in models.items()}
+    )
     if gathered is None:
         return None
     stacked = {name: torch.from_numpy(np.stack([rank[name] for rank in gathered])) for name in models}
@@ -46,18 +48,8 @@ def restore_rank_buffers(
     """Gives this rank its own buffers back when as many ranks stored theirs; otherwise the loaded means stay."""
     for name, values in (stored or {}).items():
         if len(values) == ctx.world_size:
-            buffers = _float_buffers(models[name])
+            buffers = float_buffers(unwrap(models[name]))
             copy_flat(values[ctx.rank].to(buffers[0].device), buffers)
-
-
-def _float_buffers(model: nn.Module) -> list[Tensor]:
-    return [buffer for buffer in unwrap(model).buffers() if buffer.is_floating_point()]
-
-
-@torch.no_grad()
-def _flat(model: nn.Module) -> Tensor:
-    buffers = _float_buffers(model)
-    return torch.cat([buffer.reshape(-1) for buffer in buffers]) if buffers else torch.zeros(0)
 
 
 def _mean(values: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from engine.compilation import UNCOMPILED, Compilation
 from engine.ema import ModelEma
-from engine.memory_order import flatten_as, view_as
+from engine.memory_order import flatten_as, views_as
 from engine.optim import OptimizerSet
-from engine.parallel import all_reduce_sum, copy_flat, without_gradient_sync
+from engine.parallel import all_reduce_sum, copy_flat, flat_copy, float_buffers, without_gradient_sync
 from engine.tree_sum import SubtreeSum, sum_over_processes
 from utils.distributed import DistributedContext, unwrap
 from utils.shares import share_bounds
@@ -112,7 +112,7 @@ class TrainStep:
         self.scaler = torch.amp.GradScaler(ctx.device.type, enabled=amp_dtype is torch.float16)
         self.reader = DelayedReader(ctx.device)
         self._bare = unwrap(model)
-        self._statistics = [b for b in self._bare.buffers() if b.is_floating_point()]
+        self._statistics = float_buffers(self._bare)
         self._counters = [b for b in self._bare.buffers() if not b.is_floating_point()]  # of batches that norms saw
         self._averaged_over = ctx.world_size if isinstance(model, nn.parallel.DistributedDataParallel) else 1
 
@@ -125,7 +125,7 @@ class TrainStep:
             updates: optimiser steps taken, this one included.
             asks: of this rank; those of all come back with the step's values.
         """
-        before = self._flat_statistics()
+        before = flat_copy(self._statistics)
         gradients_of = self._gradients_by_tree if self.virtual_ranks else self._gradients_by_ddp
         sums, share_total = gradients_of(batches, pictures, asks)
         sums, asked = sums[: -len(asks)], sums[-len(asks) :]
@@ -136,7 +136,8 @@ class TrainStep:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
-        copy_flat(torch.where(bad > 0, before, self._flat_statistics()), self._statistics)
+        if self._statistics:
+            copy_flat(torch.where(bad > 0, before, flat_copy(self._statistics)), self._statistics)
         self.ema.update(self._bare, updates)
         first = torch.stack([1 - bad, share_total.isfinite().to(norm), norm])
         values = torch.cat([first, asked.to(norm), losses.to(norm)])
@@ -155,13 +156,12 @@ class TrainStep:
     ) -> tuple[Tensor, Tensor]:
         """As `_gradients_by_ddp`, by virtual ranks: each takes its share of every micro-batch, one after another."""
         own = self.virtual_ranks // self.ctx.world_size
-        start, counted = self._flat_statistics(), [c.clone() for c in self._counters]
+        start, counted = flat_copy(self._statistics), flat_copy(self._counters)
         tree, totals = SubtreeSum(), []
         parameters = self.optimizer.parameters
         for virtual in range(self.ctx.rank * own, (self.ctx.rank + 1) * own):
             copy_flat(start, self._statistics)
-            if counted:
-                torch._foreach_copy_(self._counters, counted)
+            copy_flat(counted, self._counters)
             shares = []
             for batch, count in zip(batches, pictures):
                 first, last = share_bounds(count, virtual, self.virtual_ranks)
@@ -171,14 +171,14 @@ class TrainStep:
             sums = with_asks(torch.stack([s for _, s in outcomes]).sum(0), asks)
             totals += [total for total, _ in outcomes]
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-            rest = [sums.to(gradients[0]), self._flat_statistics().to(gradients[0])]
+            rest = [sums.to(gradients[0]), flat_copy(self._statistics).to(gradients[0])]
             tree.add(torch.cat([*flatten_as(gradients, parameters), *rest]))
             self.optimizer.zero_grad()
         flat = sum_over_processes(self.ctx, tree.total())
-        sizes = [p.numel() for p in parameters]
-        *pieces, sums, statistics = flat.split([*sizes, len(sums), flat.numel() - sum(sizes) - len(sums)])
-        for parameter, piece in zip(parameters, pieces):
-            parameter.grad = view_as(piece, parameter)
+        for parameter, gradient in zip(parameters, views_as(flat, parameters)):
+            parameter.grad = gradient
+        held = sum(p.numel() for p in parameters)
+        sums, statistics = flat[held : held + len(sums)], flat[held + len(sums) :]
         copy_flat((statistics / self.virtual_ranks).to(start), self._statistics)
         return sums, torch.stack(totals).sum()
 
@@ -223,10 +223,6 @@ class TrainStep:
             factor = factor * (self.clip_norm / (norm + 1e-6)).clamp(max=1)
         torch._foreach_mul_(gradients, factor)
         return norm.float(), 1 - norm.isfinite().float()
-
-    @torch.no_grad()
-    def _flat_statistics(self) -> Tensor:
-        return torch.cat([b.reshape(-1) for b in self._statistics]) if self._statistics else torch.zeros(0)
 
 
 def with_asks(sums: Tensor, asks: Asks) -> Tensor:

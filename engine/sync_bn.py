@@ -1,4 +1,8 @@
-"""Batch normalisation over the whole global batch, on NCCL and on gloo (torch's own takes GPU tensors only)."""
+"""Batch normalisation over the whole global batch, on NCCL and on gloo.
+
+Not torch.nn.SyncBatchNorm: it takes GPU tensors only, and it makes the host wait three times a norm to learn which
+shares are empty. On a GPU its kernels are used without it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+# Values in an empty share, for a kernel that divides by them: lost when added to any other count, 0 as an integer.
+_EMPTY = 1e-30
 
 
 class _GlobalNorm(torch.autograd.Function):
@@ -22,10 +29,7 @@ class _GlobalNorm(torch.autograd.Function):
         count = x.numel() // x.shape[1]
         mean = wide.sum((0, 2, 3)) / max(count, 1)
         deviation = (wide - mean[:, None, None]).square().sum((0, 2, 3))
-        local = torch.cat([mean, deviation, mean.new_tensor([count])])
-        ranks = [torch.empty_like(local) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(ranks, local, group=group)
-        table = torch.stack(ranks)
+        table = _gather(torch.cat([mean, deviation, mean.new_full((1,), count)]), group)
         channels = x.shape[1]
         means, deviations, counts = table[:, :channels], table[:, channels:-1], table[:, -1:]
         total = counts.sum()
@@ -53,6 +57,74 @@ class _GlobalNorm(torch.autograd.Function):
         return grad_x.to(grad.dtype), grad_weight.to(weight.dtype), grad_bias.to(weight.dtype), None, None
 
 
+class _GlobalNormByKernels(torch.autograd.Function):
+    """As `_GlobalNorm`, by the kernels of torch.nn.SyncBatchNorm: on GPUs only, and the activations are kept as they
+    came, not as float32. The running statistics are moved too."""
+
+    @staticmethod
+    def forward(
+        ctx,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        running_mean: Tensor,
+        running_var: Tensor,
+        momentum: float,
+        eps: float,
+        group,
+    ) -> Tensor:
+        x = _dense(x)
+        channels = x.shape[1]
+        if x.numel():
+            mean, inverse = torch.batch_norm_stats(x, eps)
+            count = float(x.numel() // channels)
+        else:
+            mean = x.new_zeros(channels, dtype=torch.promote_types(x.dtype, torch.float32))
+            inverse, count = torch.ones_like(mean), _EMPTY
+        table = _gather(torch.cat([mean, inverse, mean.new_full((1,), count)]), group)
+        means, inverses, counts = table[:, :channels], table[:, channels:-1], table[:, -1].contiguous()
+        mean, inverse = torch.batch_norm_gather_stats_with_counts(
+            x, means, inverses, running_mean, running_var, momentum, eps, counts
+        )
+        ctx.save_for_backward(x, weight, mean, inverse, counts.to(torch.int32))
+        ctx.group = group
+        return torch.batch_norm_elemt(x, weight, bias, mean, inverse, eps) if x.numel() else torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        x, weight, mean, inverse, counts = ctx.saved_tensors
+        grad = _dense(grad)
+        if x.numel():
+            sums, products, grad_weight, grad_bias = torch.batch_norm_backward_reduce(
+                grad, x, mean, inverse, weight, True, True, True
+            )
+        else:
+            sums, products, grad_weight, grad_bias = (torch.zeros_like(t) for t in (mean, mean, weight, weight))
+        both = torch.cat([sums, products])
+        dist.all_reduce(both, group=ctx.group)
+        grad_x = grad
+        if x.numel():
+            grad_x = torch.batch_norm_backward_elemt(grad, x, mean, inverse, weight, *both.chunk(2), counts)
+        return grad_x, grad_weight, grad_bias, None, None, None, None, None
+
+
+def _has_kernels(device: torch.device) -> bool:
+    """Whether torch has kernels for batch norm in several processes on ``device``."""
+    return device.type == "cuda"
+
+
+def _gather(local: Tensor, group) -> Tensor:
+    """``local`` (n,) of all processes of a group: (processes, n)."""
+    table = local.new_empty((dist.get_world_size(group), len(local)))
+    dist.all_gather(list(table.unbind()), local, group=group)
+    return table
+
+
+def _dense(x: Tensor) -> Tensor:
+    """In a layout that the kernels know: channels_last as it is, anything else contiguous."""
+    return x if x.is_contiguous(memory_format=torch.channels_last) else x.contiguous()
+
+
 class GlobalBatchNorm2d(nn.BatchNorm2d):
     """BatchNorm2d whose training statistics are over all processes of ``group`` (None: the whole run)."""
 
@@ -61,12 +133,16 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        with torch.no_grad():
+            self.num_batches_tracked.add_(1)
+        if _has_kernels(x.device):
+            moved = (self.running_mean, self.running_var, self.momentum)
+            return _GlobalNormByKernels.apply(x, self.weight, self.bias, *moved, self.eps, self.group)
         out, mean, variance, total = _GlobalNorm.apply(x, self.weight, self.bias, self.eps, self.group)
         with torch.no_grad():
             unbiased = variance * (total / (total - 1).clamp(min=1))
             self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
             self.running_var.lerp_(unbiased.to(self.running_var), self.momentum)
-            self.num_batches_tracked.add_(1)
         return out
 
 

@@ -35,7 +35,8 @@ class _Candidates(NamedTuple):
 
     def where(self, chosen: Tensor) -> _Candidates:
         """``chosen``: a mask, or places in a new order."""
-        return _Candidates(*(t[chosen] for t in self))
+        places = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
+        return _Candidates(*(t[places] for t in self))
 
 
 def _allowed_scores(scores: Tensor, conf_thres: float, multi_label: bool, classes: Sequence[int] | None) -> Tensor:
@@ -54,21 +55,30 @@ def _allowed_scores(scores: Tensor, conf_thres: float, multi_label: bool, classe
     return allowed
 
 
-def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> _Candidates:
-    """The allowed pairs, of each image at most the `MAX_CANDIDATES` best."""
+def _starts(image: Tensor, batch: int) -> Tensor:
+    """Where the images (M,), in ascending order, begin: int64 (batch + 1,), the last one M. Unlike bincount it does not
+    make the host wait."""
+    return torch.searchsorted(image, torch.arange(batch + 1, device=image.device))
+
+
+def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> tuple[_Candidates, int]:
+    """The allowed pairs, of each image at most the `MAX_CANDIDATES` best; and how many the image with most has."""
+    batch = boxes.shape[0]
     image, box, label = allowed.nonzero(as_tuple=True)
-    per_image = torch.bincount(image, minlength=boxes.shape[0])
-    if (per_image > MAX_CANDIDATES).any():  # sorting millions takes seconds, finding the last of the best does not
+    starts = _starts(image, batch)
+    fullest = max(starts.diff().tolist(), default=0)
+    is_crowded = fullest > MAX_CANDIDATES
+    if is_crowded:  # sorting millions takes seconds, finding the last of the best does not
         last = torch.where(allowed, scores, -1.0).flatten(1).topk(MAX_CANDIDATES).values[:, -1]
         image, box, label = (allowed & (scores >= last[:, None, None])).nonzero(as_tuple=True)
-        per_image = torch.bincount(image, minlength=boxes.shape[0])
+        starts = _starts(image, batch)
     score = scores[image, box, label]
     order = score.argsort(descending=True, stable=True)
     order = order[image[order].argsort(stable=True)]  # by image, in it by score, then by (box, class)
     image, box = image[order], box[order]
-    rank = torch.arange(len(image), device=image.device) - (per_image.cumsum(0) - per_image)[image]
+    rank = torch.arange(len(image), device=image.device) - starts[image]
     found = _Candidates(image, rank, boxes[image, box], score[order], label[order])
-    return found.where(rank < MAX_CANDIDATES)
+    return (found.where(rank < MAX_CANDIDATES), MAX_CANDIDATES) if is_crowded else (found, fullest)
 
 
 def suppression_iou(head: BranchedHead, given: float | None = None, default: float | None = None) -> float | None:
@@ -187,16 +197,21 @@ def non_max_suppression(
     """
     boxes_xyxy, scores = boxes_xyxy.float(), scores.float()
     batch, _, num_classes = scores.shape
-    candidates = _collect_candidates(boxes_xyxy, scores, _allowed_scores(scores, conf_thres, multi_label, classes))
-    per_image = torch.bincount(candidates.image, minlength=batch)
+    allowed = _allowed_scores(scores, conf_thres, multi_label, classes)
+    candidates, fullest = _collect_candidates(boxes_xyxy, scores, allowed)
 
     def survivors(examined: _Candidates) -> _Candidates:
-        group = examined.image if agnostic else examined.image * num_classes + examined.classes
-        return examined.where(standing(examined.boxes, group, iou_thres, max_det))
+        group, groups = examined.image, batch
+        if not agnostic:
+            group, groups = group * num_classes + examined.classes, groups * num_classes
+        return examined.where(standing(examined.boxes, group, groups, iou_thres, max_det))
 
+    if fullest <= _FIRST_CANDIDATES:
+        return _fill_slots(survivors(candidates), batch, max_det)
     # What stands among the best candidates does so among all.
     kept = survivors(candidates.where(candidates.rank < _FIRST_CANDIDATES))
-    again = (torch.bincount(kept.image, minlength=batch) < max_det) & (per_image > _FIRST_CANDIDATES)
+    has_more = _starts(candidates.image, batch).diff() > _FIRST_CANDIDATES
+    again = has_more & (_starts(kept.image, batch).diff() < max_det)
     if again.any():
         more = survivors(candidates.where(again[candidates.image]))
         kept = _Candidates(*map(torch.cat, zip(kept.where(~again[kept.image]), more)))
@@ -206,11 +221,13 @@ def non_max_suppression(
 
 def _fill_slots(kept: _Candidates, batch: int, max_det: int) -> Detections:
     """The first ``max_det`` of each image."""
-    per_image = torch.bincount(kept.image, minlength=batch)
-    slot = torch.arange(len(kept.image), device=kept.image.device) - (per_image.cumsum(0) - per_image)[kept.image]
-    kept, slot = kept.where(slot < max_det), slot[slot < max_det]
-    columns = (kept.boxes, kept.scores, kept.classes)
-    padded = [values.new_zeros((batch, max_det, *values.shape[1:])) for values in columns]
-    for slots, values in zip(padded, columns):
-        slots[kept.image, slot] = values
-    return Detections(*padded, per_image.clamp(max=max_det))
+    starts = _starts(kept.image, batch)
+    slot = torch.arange(len(kept.image), device=kept.image.device) - starts[kept.image]
+    # One place more than there are slots: whatever finds none goes there.
+    place = torch.where(slot < max_det, kept.image * max_det + slot, batch * max_det)
+    padded = []
+    for values in (kept.boxes, kept.scores, kept.classes):
+        slots = values.new_zeros((batch * max_det + 1, *values.shape[1:]))
+        slots[place] = values
+        padded.append(slots[:-1].view(batch, max_det, *values.shape[1:]))
+    return Detections(*padded, starts.diff().clamp(max=max_det))

@@ -6,79 +6,106 @@ repeated until nothing changes, which takes as many rounds as the longest chain 
 (Cluster-NMS, Zheng et al. 2021). Only boxes of one group are ever compared, so groups are told apart without shifting
 coordinates, which would cost precision: a group's result is the same alone and in any company.
 
+Work is cut to fit the device: a CPU wants what stays in its cache, a GPU few kernels and few values that the host waits
+for. The result is the same bits whatever the cut: on every device the same float32 products are compared, one operation
+after another, and what is summed are whole numbers.
+
 Legend: M candidates, G groups in a table, Q columns of it, T columns in a block, P places for boxes that stand.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-_SIZES = (1, 8, 32, 128, 1 << 62)  # of groups that share a table; whoever is alone in its group stands
-_BLOCK = 256  # columns examined together; changes speed and memory only
-_CELLS = 1 << 20  # comparisons made together, likewise
+
+class _Cut(NamedTuple):
+    """Changes speed and memory only."""
+
+    sizes: tuple[int, ...]  # groups up to one of these share no table with larger ones; who is alone in a group stands
+    block: int  # columns examined together
+    cells: int  # comparisons made together, or twice as many where more than a block is kept; three float32 of each
+    rounds: int  # of suppression between looks at whether anything still changes, for which the host waits
 
 
-def standing(boxes_xyxy: Tensor, group: Tensor, iou_thres: float, most: int) -> Tensor:
+_ON_CPU = _Cut(sizes=(1, 8, 32, 128), block=256, cells=1 << 20, rounds=1)
+_ON_GPU = _Cut(sizes=(1,), block=512, cells=1 << 25, rounds=4)
+
+
+def _cut_for(device: torch.device) -> _Cut:
+    return _ON_GPU if device.type == "cuda" else _ON_CPU
+
+
+def standing(boxes_xyxy: Tensor, group: Tensor, groups: int, iou_thres: float, most: int) -> Tensor:
     """Which candidates stand: bool (M,).
 
     Args:
         boxes_xyxy: float32 (M, 4), of each group the best first.
-        group: int64 (M,).
+        group: int64 (M,), from 0 to ``groups`` - 1.
         iou_thres: a box falls to one that it overlaps by more.
         most: of a group, what comes after so many that stand may be reported to have fallen.
     """
+    cut = _cut_for(group.device)
     order = group.argsort(stable=True)
     coordinates = boxes_xyxy[order].T.contiguous()
-    stands = torch.ones(len(group), dtype=torch.bool, device=group.device)
-    for place, filled in _tables(group[order]):
-        kept = _stand_in_table(coordinates[:, place], filled, iou_thres, most)
-        stands[place[filled]] = kept[filled]
-    return torch.empty_like(stands).scatter_(0, order, stands)
+    count = len(group)
+    stands = torch.ones(count + 1, dtype=torch.bool, device=group.device)  # the last one is that of no candidate
+    for place, filled in _tables(group[order], groups, most, cut):
+        kept = _stand_in_table(coordinates[:, place.clamp(max=count - 1)], filled, iou_thres, most, cut)
+        stands.scatter_(0, torch.where(filled, place, count).flatten(), kept.flatten())
+    return torch.empty_like(stands[:-1]).scatter_(0, order, stands[:-1])
 
 
-def _tables(group: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Sorted groups (M,) as tables with a row for each: places int64 (G, Q) and whether there is one, bool (G, Q)."""
-    sizes = group.unique_consecutive(return_counts=True)[1]
-    starts = sizes.cumsum(0) - sizes
-    on_host = sizes.cpu()
-    for low, high in pairwise(_SIZES):
-        rows = ((on_host > low) & (on_host <= high)).nonzero()[:, 0]
-        if not len(rows):
-            continue
-        longest = int(on_host[rows].max())
+def _tables(group: Tensor, groups: int, most: int, cut: _Cut) -> Iterator[tuple[Tensor, Tensor]]:
+    """Sorted groups (M,) as tables with a row for each, the largest first: places int64 (G, Q) and whether there is
+    one, bool (G, Q)."""
+    edges = torch.searchsorted(group, torch.arange(groups + 1, device=group.device))
+    sizes, rows = edges.diff().sort(descending=True)
+    starts = edges[rows]
+    on_host = sizes.tolist()
+    first, end = 0, _larger(on_host, cut.sizes[0])
+    while first < end:
+        longest = on_host[first]
+        alike = _larger(on_host, max(size for size in cut.sizes if size < longest))
+        block = min(longest, cut.block)
+        compared = block if longest <= block else max(block, min(most, longest) // 2)  # with each column of a block
+        last = min(first + max(cut.cells // (block * compared), 1), alike)
         columns = torch.arange(longest, device=group.device)
-        for part in rows.split(max(_CELLS // min(longest, _BLOCK) ** 2, 1)):
-            part = part.to(group.device)
-            place = starts[part, None] + columns
-            yield place.clamp_(max=len(group) - 1), columns < sizes[part, None]
+        yield starts[first:last, None] + columns, columns < sizes[first:last, None]
+        first = last
 
 
-def _stand_in_table(coordinates: Tensor, filled: Tensor, iou_thres: float, most: int) -> Tensor:
+def _larger(descending: list[int], size: int) -> int:
+    """How many are larger than ``size``."""
+    return bisect_left(descending, -size, key=lambda value: -value)
+
+
+def _stand_in_table(coordinates: Tensor, filled: Tensor, iou_thres: float, most: int, cut: _Cut) -> Tensor:
     """Which places of a table stand, bool (G, Q), its ``coordinates`` being (4, G, Q)."""
-    if filled.shape[1] <= _BLOCK:
-        return _stand_in_block(filled, overlaps(coordinates, coordinates, iou_thres))
+    if filled.shape[1] <= cut.block:
+        return _stand_in_block(filled, overlaps(coordinates, coordinates, iou_thres), cut.rounds)
     groups = filled.shape[0]
     result = torch.zeros_like(filled)
     # One place more than asked for: whatever is past the last one lands there and is not looked at.
     kept = coordinates.new_zeros((4, groups, most + 1))
     counts = torch.zeros(groups, dtype=torch.long, device=filled.device)
     fullest = 0
-    for start in range(0, filled.shape[1], _BLOCK):
-        block = coordinates[:, :, start : start + _BLOCK]
-        stands = filled[:, start : start + _BLOCK]
+    for start in range(0, filled.shape[1], cut.block):
+        block = coordinates[:, :, start : start + cut.block]
+        stands = filled[:, start : start + cut.block]
         if fullest:
             stands = stands & (overlaps(kept[:, :, :fullest], block, iou_thres).sum(1) == 0)
-        stands = _stand_in_block(stands, overlaps(block, block, iou_thres))
-        result[:, start : start + _BLOCK] = stands
+        stands = _stand_in_block(stands, overlaps(block, block, iou_thres), cut.rounds)
+        result[:, start : start + cut.block] = stands
         slot = counts[:, None] + stands.cumsum(1) - 1
         slot = torch.where(stands, slot.clamp(max=most), most)
         kept.scatter_(2, slot.expand(4, -1, -1), block)
         counts = (counts + stands.sum(1)).clamp(max=most)
-        fullest, emptiest = int(counts.max()), int(counts.min())
+        emptiest, fullest = torch.stack(counts.aminmax()).tolist()
         if emptiest == most:
             break
     return result
@@ -99,13 +126,15 @@ def overlaps(a: Tensor, b: Tensor, iou_thres: float) -> Tensor:
     return overlap.gt_(union.mul_(iou_thres))
 
 
-def _stand_in_block(stands: Tensor, suppresses: Tensor) -> Tensor:
-    """Greedy suppression in a block: ``stands`` bool (G, T) before it, ``suppresses`` float (G, T, T) row on column."""
+def _stand_in_block(stands: Tensor, suppresses: Tensor, rounds: int) -> Tensor:
+    """Greedy suppression in a block: ``stands`` bool (G, T) before it, ``suppresses`` float (G, T, T) row on column.
+    After every so many ``rounds`` it looks whether the last one changed anything."""
     suppresses = suppresses.triu_(1)
     kept = stands
     while True:
-        blows = torch.bmm(kept[:, None].to(suppresses.dtype), suppresses)[:, 0]  # whole numbers, so exact
-        settled = stands & (blows == 0)
-        if torch.equal(settled, kept):
+        for _ in range(rounds):
+            before = kept
+            blows = torch.bmm(kept[:, None].to(suppresses.dtype), suppresses)[:, 0]  # whole numbers, so exact
+            kept = stands & (blows == 0)
+        if torch.equal(kept, before):
             return kept
-        kept = settled

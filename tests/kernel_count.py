@@ -1,0 +1,57 @@
+"""What a piece of code would cost on a GPU, told on a CPU: kernels launched, and times that the host waits for them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "bincount", "repeat_interleave", "lift_fresh"}
+_TENSORS_A_KERNEL = 64  # of a foreach operation on pairs, of cat and of stack
+
+
+class KernelCount(TorchDispatchMode):
+    """While active, counts operations by name. Views and allocations launch nothing; of lists of tensors a kernel
+    takes 64. Waits are reads of values, shapes that depend on them, and tensors made of Python's numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: Counter[str] = Counter()
+        self.operations: Counter[str] = Counter()  # views and allocations too: what the host has to do
+        self.waits: Counter[str] = Counter()
+
+    def __enter__(self) -> KernelCount:
+        self._tolist = torch.Tensor.tolist
+        torch.Tensor.tolist = self._counted_tolist()  # on a CPU it needs no operation
+        return super().__enter__()
+
+    def __exit__(self, *error) -> None:
+        torch.Tensor.tolist = self._tolist
+        super().__exit__(*error)
+
+    def _counted_tolist(self):
+        tolist = self._tolist
+
+        def counted(tensor: torch.Tensor):
+            self.waits["tolist"] += 1
+            return tolist(tensor)
+
+        return counted
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        namespace, name = func.name().split("::")
+        name = name.split(".")[0]
+        if namespace == "aten":
+            self.operations[name] += 1
+            is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+            if not is_view and "empty" not in name:
+                takes_list = name.startswith("_foreach") or name in ("cat", "stack")
+                self.kernels[name] += math.ceil(len(args[0]) / _TENSORS_A_KERNEL) if takes_list else 1
+            by_mask = name in ("index", "index_put", "index_put_") and any(
+                t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]
+            )
+            if name in _WAITING or "unique" in name or by_mask:
+                self.waits[name] += 1
+        return func(*args, **(kwargs or {}))
