@@ -219,18 +219,18 @@ def prepare_step(
     pictures: int,
     group: dist.ProcessGroup | None = None,
 ) -> TakeStep:
-    """Takes a step such as the run's, on copies of its parts, with this process's part of a batch whose shares have
-    ``pictures``. No process waits for another.
+    """A step such as the run's, with this process's part of a batch whose shares have ``pictures``, on copies of the
+    run's parts. It waits for no other process.
 
-    It stands for one of several processes too: DDP keeps all gradients in memory, here it is the model that does.
+    Under DDP the run holds all gradients all the time. That room is here the model's, of which the run has one less.
 
     Args:
         group: of this process alone, for ``--sync-bn``; None without.
     """
     config = run.config
     virtual = shares_of(ctx, config)
-    own, world = max(virtual // ctx.world_size, 1), virtual or ctx.world_size
-    images = pictures * world * _samples(config)
+    own, shares = max(virtual // ctx.world_size, 1), virtual or ctx.world_size
+    images = pictures * shares * _samples(config)
     accumulate = pace_of(replace(config, batch_size=images), 1).accumulate
     alone = {"compile": False, "zero": False, "compress_grads": False, "sync_bn": False, "sync_bn_group": 0}
     model = copy.deepcopy(model)

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from ranks import run_ranks
+from torch import distributed as dist
 from torch import nn
 
 from utils.distributed import (
@@ -15,11 +17,12 @@ from utils.distributed import (
     broadcast_object,
     gather_arrays,
     is_parallel,
+    one_voice,
     parse_devices,
     torch_distributed_zero_first,
     unwrap,
 )
-from utils.errors import UserError
+from utils.errors import PeerFailure, UserError
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -77,6 +80,20 @@ def test_the_first_gpu_of_a_process_becomes_the_current_one(monkeypatch, flag, c
     assert chosen == [torch.device("cuda", current)] == [ctx.device]
     assert DistributedContext.single(ctx.device).device == ctx.device  # detect.py
     assert chosen == [ctx.device] * 2
+
+
+def test_nccl_without_shared_memory_is_said_once_and_names_the_remedy():
+    """All processes run into it at the same time, in each case before any of them has said anything."""
+    text = """NCCL error in: NCCLUtils.cpp:94, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL 2.27
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+Last error:
+Error while creating shared memory segment /dev/shm/nccl-1YsMbG (size 7340384), error: No space left on device (28)"""
+    ctx = replace(DistributedContext.single(), local_rank=0, world_size=2, store=dist.HashStore())
+    with pytest.raises(UserError, match="--shm-size=8g or --ipc=host") as first, one_voice(ctx):
+        raise dist.DistBackendError(text)
+    assert type(first.value) is UserError
+    with pytest.raises(PeerFailure), one_voice(ctx):
+        raise dist.DistBackendError(text)
 
 
 def test_is_parallel_and_unwrap():

@@ -264,6 +264,10 @@ def one_voice(ctx: DistributedContext) -> Iterator[None]:
             raise
         if "imed out" in text and _is_first_to_speak(ctx.store):
             raise UserError(f"another process did not answer in time: {text.splitlines()[0]}") from None
+        if "/dev/shm" in text and _is_first_to_speak(ctx.store):
+            raise UserError(
+                "NCCL wants more of /dev/shm than there is; start the container with --shm-size=8g or --ipc=host"
+            ) from None
         raise PeerFailure("another process of this run has ended") from None
 
 
