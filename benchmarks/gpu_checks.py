@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--optimizer", nargs="+", default=["SGD"], dest="optimizers")
     parser.add_argument("--batch-size", type=int, nargs="+", default=[16], dest="batches")
     parser.add_argument("--boxes", type=int, nargs="+", default=[16, 64, 96], help="an image")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--imgsz", type=int, default=640)
     parser.add_argument("--data", default="")
     parser.add_argument("--epochs", type=int, default=3)

@@ -101,6 +101,11 @@ def training(sizes: Sizes, folder: Path, name: str, *flags: str) -> list[str]:
     ]  # fmt: skip
 
 
+def loss_share(sizes: Sizes, *flags: str) -> list[str]:
+    return check("loss-share", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", str(sizes.loss_batch), "--model",
+                 "yolov8n", "yolo26n", "--boxes", *numbers(sizes.boxes), *flags)  # fmt: skip
+
+
 def torchrun(*flags: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1", *flags]
 
@@ -141,6 +146,9 @@ def checks(sizes: Sizes, folder: Path) -> list[Part]:
              [sys.executable, "-m", "benchmarks.nms", "--device", sizes.device, "--batch-size", str(sizes.train_batch),
               "--rounds",
               str(sizes.rounds)]),
+        part("share of the device's peak", 20,
+             [sys.executable, "-m", "benchmarks.roofline", "--model", "yolov8n", "--imgsz", str(sizes.imgsz),
+              "--batch-size", str(sizes.train_batch), "--device", sizes.device]),
         part("the largest batch that fits", 40,
              check("largest-batch", sizes, "--imgsz", str(sizes.imgsz), "--data", str(folder / "many/data.yaml"), *own),
              "many"),
@@ -162,9 +170,7 @@ def speeds(sizes: Sizes, folder: Path, peer: str) -> list[Part]:
         return part(f"end to end, {model}", expected_s, check("train", sizes, *flags), "large")
 
     return [
-        part("loss and assignment, share of the step", 45,
-             check("loss-share", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", str(sizes.loss_batch), "--model",
-                   "yolov8n", "yolo26n", "--boxes", *numbers(sizes.boxes))),
+        part("loss and assignment, share of the step", 45, loss_share(sizes)),
         part("steps alone", 90 if peer else 60,
              [sys.executable, "-m", "benchmarks.step", "--model", *steps, "--imgsz", str(sizes.imgsz), "--amp", "auto",
               "--optimizer", *sizes.optimizers, "--device", sizes.device, "--steps", str(sizes.steps), "--rounds",
@@ -197,6 +203,7 @@ def compilations(sizes: Sizes, folder: Path) -> list[Part]:
                   str(sizes.imgsz), "--batch-size", *numbers(sizes.profiled), "--amp", "auto", "--optimizer",
                   *sizes.optimizers, "--device", sizes.device, "--steps", str(sizes.steps), "--rounds",
                   str(sizes.rounds)]),
+        compiled("loss and assignment compiled, share of the step", 45, loss_share(sizes, "--compile")),
         compiled("trains compiled", 45, train("compiled", "--compile"), "small"),
         compiled("trains compiled, DDP, accumulating", 55,
                  torchrun(*training(sizes, folder, "compiled-ddp", "--compile", "--accumulate", "2")), "small"),
@@ -205,7 +212,4 @@ def compilations(sizes: Sizes, folder: Path) -> list[Part]:
         part("renderer on the device", 30,
              [sys.executable, "-m", "benchmarks.device_render", "--imgsz", str(sizes.imgsz), "--batch-size", batch,
               "--device", sizes.device, "--rounds", str(sizes.rounds), *(["--no-fuse"] if on_cpu else [])]),
-        part("share of the device's peak", 20,
-             [sys.executable, "-m", "benchmarks.roofline", "--model", "yolov8n", "--imgsz", str(sizes.imgsz),
-              "--batch-size", batch, "--device", sizes.device]),
     ]  # fmt: skip

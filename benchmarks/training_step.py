@@ -141,15 +141,16 @@ def loss_pass(take_step: TrainStep, batch: Batch) -> Callable[[], None]:
     to their gradients. It takes a step to learn what the step hands to the criterion."""
     criterion, calls = take_step.criterion, []
 
-    def noting(*arguments):
-        calls.append(arguments)
-        return criterion(*arguments)
+    def noting(raw: Sequence[Tensor], *others):
+        calls.append(([level.detach().clone() for level in raw], others))  # CUDA graphs write to the maps' memory again
+        return criterion(raw, *others)
 
     take_step.criterion = noting
     take_step([batch], [len(batch.images)], 1)
     take_step.criterion = criterion
-    raw, *others = calls.pop()
-    raw = [level.detach().requires_grad_() for level in raw]
+    raw, others = calls.pop()
+    for level in raw:
+        level.requires_grad_()
 
     def forward_backward() -> None:
         criterion(raw, *others).total.backward()
