@@ -1,5 +1,5 @@
-"""Whole trainings on a GPU as a user starts them: how fast they are, how busy the GPU is, and that one that was stopped
-goes on to the same bits."""
+"""Whole trainings on a GPU as a user starts them: how fast they are, how busy the GPU is, and how much of the step's
+speed is left, beside the peer's with the same optimiser."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import csv
 import os
 import re
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -16,12 +15,22 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.step import ERROR_WIDTH, Sides
 from benchmarks.turns import ROOT
 
 EPOCH_LINE = re.compile(r"epoch (\d+)/\d+ +(\d+)/(\d+) .* ([\d.]+) img/s +wait (\d+)%")
 SAMPLE_MS = 100
+OPTIMIZER = "SGD"  # on both sides
+GOALS = {"step": 0.9, "peer": 2.0}  # of the images a second: times those of the step alone, times the peer's
+# What draws the pictures; the first is what train.py does by itself, and the last takes its place if that fails.
+LAYOUTS = {
+    "pictures from workers, cache ram": ["--cache", "ram"],
+    "pictures on the device, cache device": ["--augment", "device", "--cache", "device"],
+    "pictures from workers, no cache": [],
+}
 
 
 class GpuMeter:
@@ -51,47 +60,78 @@ class GpuMeter:
         return statistics.fmean(shares) if shares else None
 
 
-def command_of(options: argparse.Namespace, folder: Path, *more: str) -> list[str]:
-    return [
-        sys.executable, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
-        "--batch-size", str(options.batch_size), "--epochs", str(options.epochs), "--device", options.device,
-        "--val-every", "0", "--noplots", "--workers", str(workers()), "--cache-dir", str(folder / "index"),
-        "--project", str(folder), "--set", "close_mosaic=0", *more,
-    ]  # fmt: skip
+@dataclass(frozen=True)
+class Speed:
+    """Of a training's epochs after the first, with what lies between epochs."""
+
+    rate: float  # images a second
+    wait: float  # share of the time in which the loop waits for data
+    busy: float | None  # share of the time in which the GPU is busy; None: not known
+
+    def __str__(self) -> str:
+        busy = "unknown" if self.busy is None else f"{self.busy:.0%}"
+        return f"{self.rate:.0f} images/s, loop waits for data {self.wait:.0%} of the time, GPU busy {busy}"
 
 
 def workers() -> int:
     return max(1, min((os.cpu_count() or 2) - 2, 14))
 
 
-def layouts() -> dict[str, list[str]]:
-    """Ways to feed the device, by what this version offers."""
-    flags = subprocess.run(
-        [sys.executable, "train.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout
-    found = {"pictures from workers, cache ram": ["--cache", "ram"]}
-    if "--augment" in flags:
-        found["pictures on the device, cache device"] = ["--augment", "device", "--cache", "device"]
-    return found
-
-
 def time_training(options: argparse.Namespace) -> Iterator[str]:
-    """Lines about trainings on ``options.data``; SystemExit if one fails."""
-    for name, flags in layouts().items():
-        with tempfile.TemporaryDirectory() as folder:
-            speed, wait, busy = last_epochs(command_of(options, Path(folder), *flags), options)
-        used = "unknown" if busy is None else f"{busy:.0%}"
-        yield f"{name}: {speed:.0f} images/s, loop waits for data {wait:.0%} of the time, GPU busy {used}"
+    """Lines of figures about trainings on ``options.data``. SystemExit if one fails or is slower than wanted."""
+    what = f"{options.model} batch {options.batch_size} {OPTIMIZER}"
+    alone = step_rate(options)
+    yield f"{what}: step alone {alone:.0f} images/s"
+    rates: list[float] = []
+    wrong: list[str] = []
+    preferred, *others, instead = LAYOUTS
+    for name in [preferred, *others[: options.layouts - 1], instead]:
+        if name == instead and rates:
+            continue
+        try:
+            speed = our_speed(options, LAYOUTS[name])
+        except SystemExit as error:  # the others' figures are still worth having
+            wrong.append(f"{name}: {' '.join(str(error).split())[-ERROR_WIDTH:]}")
+            continue
+        rates.append(speed.rate)
+        yield f"{what}, {name}: {speed}; {speed.rate / alone:.2f} of the step alone"
+    if not rates:
+        sys.exit("; ".join(wrong))
+    short = [f"{rates[0] / alone:.2f} of the step alone, {GOALS['step']} wanted"] * (rates[0] < GOALS["step"] * alone)
     if options.peer:
-        yield f"Ultralytics, cache ram: {peer_speed(options):.0f} images/s"
+        peer = peer_speed(options)
+        yield f"{what}, Ultralytics, cache ram: {peer:.0f} images/s; ours is {rates[0] / peer:.2f} times as fast"
+        if rates[0] < GOALS["peer"] * peer:
+            short.append(f"{rates[0] / peer:.2f} times as fast as Ultralytics, {GOALS['peer']:g} wanted")
+    wrong += short if options.device != "cpu" else []
+    if wrong:
+        sys.exit("; ".join(wrong))
 
 
-def last_epochs(command: Sequence[str], options: argparse.Namespace) -> tuple[float, float, float | None]:
-    """Images a second, share of waiting for data, share of GPU time, the latter with what lies between the epochs: of a
-    training's epochs after the first, medians."""
+def step_rate(options: argparse.Namespace) -> float:
+    """Images a second of the step alone, in a process of its own."""
+    steps = 20 if options.device != "cpu" else 1
+    with Sides(["auto"], imgsz=options.imgsz, device=options.device, steps=steps) as sides:
+        turn = sides.measure("auto", model=options.model, batch_size=options.batch_size, optimizer=OPTIMIZER)
+    if "error" in turn:
+        sys.exit(turn["error"])
+    return options.batch_size / turn["seconds"]
+
+
+def our_speed(options: argparse.Namespace, flags: Sequence[str]) -> Speed:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable, "train.py", "--data", options.data, "--model", options.model, "--imgsz",
+            str(options.imgsz), "--batch-size", str(options.batch_size), "--epochs", str(options.epochs), "--device",
+            options.device, "--optimizer", OPTIMIZER, "--workers", str(workers()), "--val-every", "0", "--noplots",
+            "--cache-dir", str(Path(folder, "index")), "--project", folder, *flags, "--set", "close_mosaic=0",
+        ]  # fmt: skip
+        return last_epochs(command, options)
+
+
+def last_epochs(command: Sequence[str], options: argparse.Namespace) -> Speed:
     meter = GpuMeter(options.device)
     ends: list[float] = []
-    speeds: list[float] = []
     waits: list[float] = []
     lines: list[str] = []
     process = subprocess.Popen(
@@ -102,29 +142,29 @@ def last_epochs(command: Sequence[str], options: argparse.Namespace) -> tuple[fl
         match = EPOCH_LINE.search(line)
         if match and match[2] == match[3]:
             ends.append(time.monotonic())
-            speeds.append(float(match[4]))
             waits.append(int(match[5]) / 100)
     code = process.wait()
     meter.close()
     if code or len(ends) < 2:
         sys.exit(f"{' '.join(command)} ended with {code}:\n{''.join(lines[-8:])}")
-    return statistics.median(speeds[1:]), statistics.median(waits[1:]), meter.busy(ends[0], ends[-1])
+    rate = training_images(options.data) * (len(ends) - 1) / (ends[-1] - ends[0])
+    return Speed(rate, statistics.median(waits[1:]), meter.busy(ends[0], ends[-1]))
 
 
 def peer_speed(options: argparse.Namespace) -> float:
-    """Images a second of the peer's epochs after the first, without validation."""
+    """Images a second of the peer's epochs between the first and the last, which it ends with a validation."""
     with tempfile.TemporaryDirectory() as folder:
         side = str(ROOT / "benchmarks" / "ultralytics_side.py")
         command = [options.peer, side, "train", "--data", options.data, "--model", f"{options.model}.yaml"]
         command += ["--imgsz", str(options.imgsz), "--batch-size", str(options.batch_size), "--workers", str(workers())]
-        command += ["--device", options.device, "--epochs", str(options.epochs), "--cache", "ram", "--no-val"]
-        command += ["--project", folder]
+        command += ["--device", options.device, "--epochs", str(options.epochs + 1), "--cache", "ram", "--no-val"]
+        command += ["--project", folder, "--set", f'optimizer="{OPTIMIZER}"', "close_mosaic=0"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:
             sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
         with open(next(Path(folder).rglob("results.csv")), newline="") as file:
             times = [float({k.strip(): v for k, v in row.items()}["time"]) for row in csv.DictReader(file)]
-    return training_images(options.data) * (len(times) - 1) / (times[-1] - times[0])
+    return training_images(options.data) * (len(times) - 2) / (times[-2] - times[0])
 
 
 def training_images(data: str) -> int:
@@ -132,37 +172,3 @@ def training_images(data: str) -> int:
     from data.listing import list_split
 
     return len(list_split(load_dataset_spec(data), "train").images)
-
-
-def stop_and_resume(data: str, device: str, imgsz: int, epochs: int) -> str:
-    """Trains with 4 virtual ranks and deterministic kernels, once in one go and once stopped by SIGTERM and resumed.
-
-    Returns a line; SystemExit if the two don't end with the same bits.
-    """
-    from benchmarks.same_bits import differences
-    from utils.checkpoint_file import read_checkpoint
-
-    with tempfile.TemporaryDirectory() as folder:
-        base = argparse.Namespace(data=data, model="yolov8n", imgsz=imgsz, batch_size=8, epochs=epochs, device=device)
-        flags = ["--virtual-ranks", "4", "--deterministic", "--save-steps", "2"]
-        whole = command_of(base, Path(folder), *flags, "--name", "whole")
-        stopped = command_of(base, Path(folder), *flags, "--name", "stopped")
-        expect(subprocess.run(whole, cwd=ROOT, check=False).returncode, 0, whole)
-        last = Path(folder, "stopped", "last.pt")
-        process = subprocess.Popen(stopped, cwd=ROOT)
-        while not last.exists() and process.poll() is None:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
-        expect(process.wait(), 75, stopped)
-        at = read_checkpoint(last)["progress"]
-        again = [sys.executable, "train.py", "--resume", str(last)]
-        expect(subprocess.run(again, cwd=ROOT, check=False).returncode, 0, again)
-        places = differences(read_checkpoint(Path(folder, "whole", "last.pt")), read_checkpoint(last))
-        if places:
-            sys.exit(f"{len(places)} tensors differ after the resume, first {places[:3]}")
-    return f"stopped in epoch {at['epoch'] + 1} after batch {at['batch']}, resumed: the same bits as in one go"
-
-
-def expect(code: int, wanted: int, command: Sequence[str]) -> None:
-    if code != wanted:
-        sys.exit(f"{' '.join(command)} ended with {code}, not {wanted}")

@@ -1,5 +1,5 @@
-"""Non-maximum suppression of a validation batch, ours against Ultralytics': the same boxes and scores, as a trained
-model would give them (many boxes around each object, most cells background).
+"""Non-maximum suppression of a validation batch, ours against torchvision's kernel and Ultralytics': the same boxes and
+scores, as a trained model would give them (many boxes around each object, most cells background).
 
     python -m benchmarks.nms --batch-size 16 --peer PYTHON
 """
@@ -31,17 +31,23 @@ def main() -> None:
         content = make_input(options.batch_size, options.boxes, options.classes, options.objects)
         torch.save(content, path)
         shared = ["nms", "--input", str(path), "--device", options.device]
-        commands = {"ours": [sys.executable, "-m", "benchmarks.our_side", *shared]}
+        ours = [sys.executable, "-m", "benchmarks.our_side", *shared]
+        commands = {"ours": ours, "torchvision": [*ours, "--rule", "torchvision"]}
         if options.peer:
             commands["peer"] = [options.peer, str(ROOT / "benchmarks" / "ultralytics_side.py"), *shared]
         results = alternate(commands, options.rounds)
     candidates = (content["scores"] > 0.001).sum() / options.batch_size
     kept = {name: values[0]["kept"] / options.batch_size for name, values in results.items()}
-    print(f"{candidates:.0f} candidates an image; kept: {', '.join(f'{k} {v:.1f}' for k, v in kept.items())}")
+    print(f"figure: {candidates:.0f} candidates an image; kept: {', '.join(f'{k} {v:.1f}' for k, v in kept.items())}")
+    shared_boxes = results["torchvision"][0]["agreement"]
+    print(f"figure: ours and torchvision's agree on {shared_boxes:.2%} of the boxes that either keeps")
     seconds = {name: [r["seconds"] * 1000 / options.batch_size for r in values] for name, values in results.items()}
     title = f"NMS, {options.boxes} cells, {options.classes} classes, {candidates:.0f} candidates, {options.device}"
-    what = f"batch {options.batch_size}"
-    show(title, [Comparison(what, "ms an image", seconds["ours"], seconds.get("peer", []))], log=options.log)
+    what = f"NMS, batch {options.batch_size}"
+    rows = [Comparison(f"{what}, against torchvision", "ms an image", seconds["ours"], seconds["torchvision"])]
+    if "peer" in seconds:
+        rows.append(Comparison(f"{what}, against Ultralytics", "ms an image", seconds["ours"], seconds["peer"]))
+    show(title, rows, log=options.log)
 
 
 def make_input(batch: int, boxes: int, classes: int, objects: int) -> dict[str, torch.Tensor]:

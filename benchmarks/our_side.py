@@ -9,20 +9,24 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from benchmarks.turns import say, take_turns
 from utils.cli import run_main
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 BOXES_AN_IMAGE = 12
+CONFIDENCE, IOU, MOST = 0.001, 0.7, 300  # of NMS
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     step = commands.add_parser("step")
-    step.add_argument("--model", required=True)
     step.add_argument("--amp", default="auto")
-    step.add_argument("--optimizer", default="SGD")
     step.add_argument("--compile", action="store_true")
     step.add_argument("--steps", type=int, default=4)
     loader = commands.add_parser("loader")
@@ -34,12 +38,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     loader.add_argument("--set", nargs="*", default=[], dest="override")
     nms = commands.add_parser("nms")
     nms.add_argument("--input", required=True)
+    nms.add_argument("--rule", choices=("ours", "torchvision"), default="ours")
     scan = commands.add_parser("scan")
     scan.add_argument("--data", required=True)
     scan.add_argument("--cache-dir", required=True)
+    loader.add_argument("--batch-size", type=int, default=16)
     for command in (step, loader, nms):
         command.add_argument("--imgsz", type=int, default=640)
-        command.add_argument("--batch-size", type=int, default=16)
         command.add_argument("--device", default="cpu")
         command.add_argument("--threads", type=int, default=0)
     options = parser.parse_args(argv)
@@ -47,32 +52,42 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def step_turns(options: argparse.Namespace) -> None:
+    """Each turn names what it times, which is built when it is first named. After it the GPU's memory is given back but
+    for weights: other sides need it."""
     import torch
 
-    from benchmarks.training_step import build_step, make_batches
+    from benchmarks.training_step import build_step, make_batches, stepper
 
     if options.threads:
         torch.set_num_threads(options.threads)
-    take_step = build_step(
-        options.model,
-        device=options.device,
-        amp=options.amp,
-        optimizer=options.optimizer,
-        compiled_for=options.batch_size if options.compile else 0,
-    )
-    batches = make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device, BOXES_AN_IMAGE)
-    taken = 0
+    built: dict[tuple, tuple] = {}
 
-    def one_step() -> None:
-        nonlocal taken
-        taken += 1
-        take_step([batches[taken % 2]], [options.batch_size], taken)
-        take_step.reader.pop()
+    def build(model: str, batch_size: int, optimizer: str) -> tuple:
+        compiled_for = batch_size if options.compile else 0
+        settings = {"device": options.device, "amp": options.amp, "optimizer": optimizer, "compiled_for": compiled_for}
+        take_step = build_step(model, **settings)
+        device = take_step.ctx.device
+        one_step = stepper(take_step, make_batches(2, batch_size, options.imgsz, device, BOXES_AN_IMAGE))
+        for _ in range(3):
+            one_step()
+        return one_step, device, str(take_step.amp_dtype or torch.float32).removeprefix("torch.")
 
-    for _ in range(3):
-        one_step()
-    dtype = str(take_step.amp_dtype or torch.float32).removeprefix("torch.")
-    take_turns(lambda: {"seconds": seconds_of(one_step, options.steps, take_step.ctx.device.type), "dtype": dtype})
+    def measure(model: str, batch_size: int, optimizer: str) -> dict:
+        key = (model, batch_size, optimizer)
+        try:
+            if key not in built:
+                built[key] = build(*key)
+            one_step, device, dtype = built[key]
+            if device.type == "cuda":
+                one_step()  # takes memory again
+            return {"seconds": seconds_of(one_step, options.steps, device.type), "dtype": dtype}
+        except torch.OutOfMemoryError as error:
+            built.pop(key, None)
+            return {"error": str(error).splitlines()[0]}
+        finally:
+            torch.cuda.empty_cache()
+
+    take_turns(measure)
 
 
 def seconds_of(action: Callable[[], None], times: int, device: str) -> float:
@@ -120,24 +135,50 @@ def loader_turns(options: argparse.Namespace) -> None:
 
 
 def nms_turns(options: argparse.Namespace) -> None:
+    """By ``--rule``: ours on the whole batch, or torchvision's image by image, on the same candidates."""
     import torch
-
-    from models.postprocess import non_max_suppression
 
     if options.threads:
         torch.set_num_threads(options.threads)
     device = torch.device("cpu" if options.device == "cpu" else f"cuda:{options.device}")
     content = torch.load(options.input, weights_only=True)
     boxes, scores = content["boxes_xyxy"].to(device), content["scores"].to(device)
-    kept = 0
+    rules = {"ours": our_nms, "torchvision": torchvision_nms}
+    suppress = partial(rules[options.rule], boxes, scores)
+    found = suppress()
+    values = {"kept": sum(map(len, found)), "agreement": agreement(our_nms(boxes, scores), found)}
+    take_turns(lambda: {"seconds": seconds_of(suppress, 3, device.type)} | values)
 
-    def suppress() -> None:
-        nonlocal kept
-        found = non_max_suppression(boxes, scores, conf_thres=0.001, iou_thres=0.7, max_det=300)
-        kept = int(found.counts.sum())
 
-    suppress()
-    take_turns(lambda: {"seconds": seconds_of(suppress, 3, device.type), "kept": kept})
+def our_nms(boxes: Tensor, scores: Tensor) -> list[Tensor]:
+    """Of each image rows (x1, y1, x2, y2, class)."""
+    import torch
+
+    from models.postprocess import non_max_suppression
+
+    found = non_max_suppression(boxes, scores, conf_thres=CONFIDENCE, iou_thres=IOU, max_det=MOST)
+    rows = torch.cat([found.boxes_xyxy, found.classes[..., None].to(found.boxes_xyxy)], -1)
+    return [image[:count] for image, count in zip(rows, found.counts.tolist())]
+
+
+def torchvision_nms(boxes: Tensor, scores: Tensor) -> list[Tensor]:
+    """As `our_nms`."""
+    import torch
+    from torchvision.ops import batched_nms
+
+    found = []
+    for own_boxes, own_scores in zip(boxes, scores):
+        box, label = (own_scores > CONFIDENCE).nonzero(as_tuple=True)
+        kept = batched_nms(own_boxes[box], own_scores[box, label], label, IOU)[:MOST]
+        found.append(torch.cat([own_boxes[box[kept]], label[kept, None].to(own_boxes)], 1))
+    return found
+
+
+def agreement(a: list[Tensor], b: list[Tensor]) -> float:
+    """The share of boxes and classes of both that both have."""
+    ours, theirs = ([set(map(tuple, image.tolist())) for image in found] for found in (a, b))
+    common = sum(len(x & y) for x, y in zip(ours, theirs))
+    return common / max(sum(len(x | y) for x, y in zip(ours, theirs)), 1)
 
 
 def scan_once(options: argparse.Namespace) -> None:

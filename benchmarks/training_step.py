@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import nn
+    import torch
+    from torch import Tensor
 
     from engine.step import TrainStep
+    from utils.distributed import DistributedContext
     from utils.structures import Batch
+
+COCO_SIDES = (0.01, 0.5)  # of the canvas: 6 to 320 px at 640, half of them below 45
+
+
+def context_of(device: str) -> DistributedContext:
+    """One process on "cpu" or on a CUDA number."""
+    from utils.distributed import DistributedContext
+
+    return DistributedContext.single("cpu" if device == "cpu" else f"cuda:{device}")
 
 
 def build_step(
@@ -20,66 +34,83 @@ def build_step(
     optimizer: str = "SGD",
     compiled_for: int = 0,
     classes: int = 80,
-    wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
+    virtual_ranks: int = 0,
+    replicas: int = 1,
+    ctx: DistributedContext | None = None,
 ) -> TrainStep:
-    """The step of train.py with its default settings, on one device: "cpu" or a CUDA number.
+    """The step of train.py with its default settings, but for a low learning rate.
 
-    ``compiled_for``: pictures of a whole batch, 0 for a step that is not compiled. ``wrap`` may put the model into
-    DataParallel or the like.
+    Args:
+        device: "cpu" or a CUDA number.
+        compiled_for: pictures of a whole batch, 0 for a step that is not compiled.
+        virtual_ranks: as ``--virtual-ranks``.
+        replicas: of the model, all on the one device, by DataParallel if there are several.
+        ctx: this process among others, in place of ``device``.
     """
     import torch
 
-    from engine.compilation import plan_compilation
-    from engine.ema import ModelEma
-    from engine.optim import build_optimizer
-    from engine.precision import resolve_amp
-    from engine.step import TrainStep
+    from engine.pace import pace_of
+    from engine.run import Run
+    from engine.step_setup import build_step as build
     from models.detector import build_detector
     from models.losses import build_criterion
     from utils.config import TrainConfig, hyperparameters_from
-    from utils.distributed import DistributedContext
 
-    ctx = DistributedContext.single("cpu" if device == "cpu" else f"cuda:{device}")
+    ctx = ctx or context_of(device)
+    ctx = replace(ctx, devices=(ctx.device,) * replicas)
     if ctx.device.type == "cuda":
-        torch.backends.cudnn.benchmark = True
-    hyp = hyperparameters_from("")
+        torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
+    config = TrainConfig(amp=amp, compile=compiled_for > 0, virtual_ranks=virtual_ranks)
+    hyp = replace(hyperparameters_from(""), lr0=1e-4)
     detector = build_detector(model, classes).to(ctx.device, memory_format=torch.channels_last)
-    rule = build_optimizer(
-        detector, optimizer, lr=1e-4, momentum=hyp.momentum, weight_decay=hyp.weight_decay, sharded=False
-    )
-    for group in rule.param_groups:
-        group.setdefault("initial_lr", group["lr"])
-    ema = ModelEma(detector, decay=hyp.ema_decay, tau=hyp.ema_tau)
-    criterion = build_criterion(detector, hyp).to(ctx.device)
-    compilation = plan_compilation(TrainConfig(compile=compiled_for > 0), ctx, pictures=compiled_for, shares=1)
-    compilation.apply(detector, criterion)
-    return TrainStep(
-        model=wrap(detector),
-        criterion=criterion,
-        optimizer=rule,
-        ema=ema,
-        ctx=ctx,
-        amp_dtype=resolve_amp(amp, ctx.device),
-        clip_norm=hyp.clip_norm,
-        channels_last=True,
-        compilation=compilation,
+    return build(
+        ctx,
+        Run(Path(), config, hyp, Path(), None, []),
+        detector,
+        build_criterion(detector, hyp).to(ctx.device),
+        rule=optimizer,
+        pretrained=(),
+        pace=pace_of(config, 100),
+        pictures=compiled_for or config.batch_size,
     )
 
 
-def make_batches(count: int, images: int, size: int, device, boxes: int = 12) -> list[Batch]:
-    """Random pictures with ``boxes`` boxes each, as the loader hands them over (page-locked where there is a GPU)."""
+def stepper(take_step: TrainStep, batches: Sequence[Batch]) -> Callable[[], None]:
+    """Makes a function that takes a step at each call, with the next of ``batches``, and reads the values of the step
+    before it, as the trainer does."""
+    numbers = count()
+
+    def one_step() -> None:
+        number = next(numbers)
+        batch = batches[number % len(batches)]
+        take_step([batch], [len(batch.images)], number + 1)
+        take_step.reader.pop()
+
+    return one_step
+
+
+def make_batches(
+    number: int, images: int, size: int, device: torch.device, boxes: int = 12, *, like_coco: bool = False
+) -> list[Batch]:
+    """Random pictures with ``boxes`` boxes each, as the loader hands them over (page-locked where there is a GPU).
+
+    Sides of boxes are a fifth to a half of the canvas; ``like_coco``: see `coco_boxes`.
+    """
     import torch
 
     from utils.structures import Batch, bucketed
 
     batches = []
-    for number in range(count):
-        generator = torch.Generator().manual_seed(number)
+    for seed in range(number):
+        generator = torch.Generator().manual_seed(seed)
         pixels = torch.randint(0, 256, (images, size, size, 3), generator=generator, dtype=torch.uint8)
         targets = torch.zeros(images * boxes, 6)
         targets[:, 0] = torch.arange(images).repeat_interleave(boxes)
         targets[:, 1] = torch.randint(0, 3, (images * boxes,), generator=generator)
-        targets[:, 2:] = torch.rand(images * boxes, 4, generator=generator) * 0.3 + 0.2
+        if like_coco:
+            targets[:, 2:] = coco_boxes(images * boxes, generator)
+        else:
+            targets[:, 2:] = torch.rand(images * boxes, 4, generator=generator) * 0.3 + 0.2
         batch = Batch(
             images=pixels.permute(0, 3, 1, 2),
             targets=targets,
@@ -91,3 +122,39 @@ def make_batches(count: int, images: int, size: int, device, boxes: int = 12) ->
         )
         batches.append(batch.pin_memory() if device.type == "cuda" else batch)
     return batches
+
+
+def coco_boxes(number: int, generator: torch.Generator) -> Tensor:
+    """Boxes (number, 4) as cx, cy, w, h normalised to the canvas, inside it, of sizes as COCO's have after mosaic: the
+    geometric mean of the sides log-uniform within `COCO_SIDES`, aspects mostly between 1 : 2 and 2 : 1."""
+    import torch
+
+    low, high = (torch.tensor(side).log() for side in COCO_SIDES)
+    side = (low + (high - low) * torch.rand(number, 1, generator=generator)).exp()
+    aspect = (torch.randn(number, 1, generator=generator) * 0.35).exp().clamp(0.5, 2)
+    sides = torch.cat([side * aspect.sqrt(), side / aspect.sqrt()], 1)
+    return torch.cat([sides / 2 + (1 - sides) * torch.rand(number, 2, generator=generator), sides], 1)
+
+
+def loss_pass(take_step: TrainStep, batch: Batch) -> Callable[[], None]:
+    """Makes a function that runs the criterion forwards and backwards, from the maps that the model has for ``batch``
+    to their gradients. It takes a step to learn what the step hands to the criterion."""
+    criterion, calls = take_step.criterion, []
+
+    def noting(raw: Sequence[Tensor], *others):
+        calls.append(([level.detach().clone() for level in raw], others))  # CUDA graphs write to the maps' memory again
+        return criterion(raw, *others)
+
+    take_step.criterion = noting
+    take_step([batch], [len(batch.images)], 1)
+    take_step.criterion = criterion
+    raw, others = calls.pop()
+    for level in raw:
+        level.requires_grad_()
+
+    def forward_backward() -> None:
+        criterion(raw, *others).total.backward()
+        for level in raw:
+            level.grad = None
+
+    return forward_backward

@@ -20,11 +20,12 @@ END_S = 10.0
 _TAIL = 3000
 
 
-def take_turns(measure: Callable[[], dict]) -> None:
-    """What a measuring process does once it is set up: measures for each line of standard input, until that ends."""
+def take_turns(measure: Callable[..., dict]) -> None:
+    """What a measuring process does once it is set up: for each line of standard input, until that ends, it calls
+    ``measure`` with the arguments that the line has."""
     say({})
-    for _ in sys.stdin:
-        say(measure())
+    for line in sys.stdin:
+        say(measure(**json.loads(line)))
 
 
 def say(values: dict) -> None:
@@ -75,9 +76,9 @@ class Side:
         self._errors.seek(0)
         sys.exit(f"{' '.join(self.command)} ended without a result:\n{self._errors.read()[-_TAIL:]}")
 
-    def measure(self) -> dict:
-        """One turn."""
-        self._process.stdin.write("\n")
+    def measure(self, **arguments: object) -> dict:
+        """One turn, with ``arguments`` for what the process measures by."""
+        self._process.stdin.write(json.dumps(arguments) + "\n")
         self._process.stdin.flush()
         return self.result()
 

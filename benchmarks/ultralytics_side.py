@@ -22,7 +22,6 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     commands = parser.add_subparsers(dest="command", required=True)
     step = commands.add_parser("step")
-    step.add_argument("--model", required=True)
     step.add_argument("--steps", type=int, default=4)
     loader = commands.add_parser("loader")
     loader.add_argument("--data", required=True)
@@ -58,10 +57,8 @@ def main() -> None:
 
 
 def step_turns(options: argparse.Namespace) -> None:
+    """As in `benchmarks.our_side`."""
     import torch
-    from ultralytics.nn.tasks import DetectionModel
-    from ultralytics.utils import DEFAULT_CFG
-    from ultralytics.utils.torch_utils import ModelEMA
 
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -69,7 +66,35 @@ def step_turns(options: argparse.Namespace) -> None:
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.backends.cudnn.benchmark = True
-    images, size, boxes = options.batch_size, options.imgsz, BOXES_AN_IMAGE
+    built = {}
+
+    def measure(model: str, batch_size: int) -> dict:
+        key = (model, batch_size)
+        try:
+            if key not in built:
+                built[key] = build_step(model, batch_size, options.imgsz, device)
+                for _ in range(3):
+                    built[key]()
+            if on_gpu:
+                built[key]()
+            return {"seconds": seconds_of(built[key], options.steps, on_gpu)}
+        except torch.OutOfMemoryError as error:
+            built.pop(key, None)
+            return {"error": str(error).splitlines()[0]}
+        finally:
+            torch.cuda.empty_cache()
+
+    take_turns(measure)
+
+
+def build_step(name: str, images: int, size: int, device):
+    """A function that takes a step with the optimiser SGD."""
+    import torch
+    from ultralytics.nn.tasks import DetectionModel
+    from ultralytics.utils import DEFAULT_CFG
+    from ultralytics.utils.torch_utils import ModelEMA
+
+    on_gpu, boxes = device.type == "cuda", BOXES_AN_IMAGE
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (images, 3, size, size), generator=generator, dtype=torch.uint8)
     pixels = pixels.pin_memory() if on_gpu else pixels
@@ -78,7 +103,7 @@ def step_turns(options: argparse.Namespace) -> None:
         "cls": torch.randint(0, 3, (images * boxes, 1), generator=generator).float(),
         "bboxes": torch.rand(images * boxes, 4, generator=generator) * 0.3 + 0.2,
     }
-    model = DetectionModel(options.model, nc=80, verbose=False).to(device)
+    model = DetectionModel(name, nc=80, verbose=False).to(device)
     model.args = DEFAULT_CFG
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.937, nesterov=True)
@@ -97,9 +122,7 @@ def step_turns(options: argparse.Namespace) -> None:
         optimizer.zero_grad()
         ema.update(model)
 
-    for _ in range(3):
-        one_step()
-    take_turns(lambda: {"seconds": seconds_of(one_step, options.steps, on_gpu)})
+    return one_step
 
 
 def seconds_of(action, times: int, on_gpu: bool) -> float:

@@ -1,0 +1,215 @@
+"""The parts of the three calls of `benchmarks/gpu.sh`: what each runs, and how long it is expected to take."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CALLS = ("checks", "speed", "compiled")
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One command, independent of all others: what it needs besides data it makes itself."""
+
+    call: str
+    name: str
+    expected_s: int  # on an H100 with 16 cores
+    command: Sequence[str]
+    data: str = ""  # "small", "many", "large": see `data_part`
+    gpu_only: str = ""  # why it is left out on a CPU; empty: it is not
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the parts run with: on a GPU, or `DRY` on a CPU to see that they run."""
+
+    device: str = "0"
+    imgsz: int = 640  # of what is timed
+    small: int = 320  # of what is only checked
+    batch: int = 8  # of what is only checked
+    images: int = 256  # of the demo set
+    times: int = 32  # each of them in the large sets
+    heads: tuple[str, ...] = ("yolov8n", "yolov5n", "yolo26n", "yoloxnano")
+    optimizers: tuple[str, ...] = ("SGD", "Muon")
+    loss_batch: int = 64
+    boxes: tuple[int, ...] = (16, 64, 96)
+    step_batches: tuple[int, ...] = (16, 64, 256)
+    profiled: tuple[int, ...] = (16, 64)
+    trained: tuple[str, ...] = ("yolov8n", "yolov8s")
+    train_batch: int = 64
+    steps: int = 20
+    rounds: int = 3
+    epochs: int = 3
+    resume_epochs: int = 2
+
+
+DRY = Sizes(
+    device="cpu",
+    imgsz=64,
+    small=64,
+    batch=1,
+    images=8,
+    times=2,
+    heads=("yolov8n", "yolov5n"),
+    loss_batch=2,
+    boxes=(16, 64),
+    step_batches=(2,),
+    profiled=(2,),
+    trained=("yolov8n",),
+    train_batch=4,
+    steps=1,
+    rounds=1,
+    epochs=2,
+    resume_epochs=4,
+)
+
+
+def numbers(values: Sequence[int]) -> list[str]:
+    return [str(value) for value in values]
+
+
+def check(part: str, sizes: Sizes, *flags: str) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.gpu_checks", part, "--device", sizes.device, *flags]
+
+
+def data_part(call: str, name: str, sizes: Sizes, folder: Path) -> Part:
+    """Writes a data set: "small" is the demo set, "many" has each of its images many times, "large" in the size of what
+    is timed too."""
+    size = sizes.imgsz if name == "large" else sizes.small
+    flags = ["--folder", str(folder), "--set", name, "--imgsz", str(size), "--images", str(sizes.images), "--times",
+             str(sizes.times)]  # fmt: skip
+    return Part(call, f"data set, {name}", 25 if name == "large" else 8, check("data", sizes, *flags))
+
+
+def parts_of(sizes: Sizes, folder: Path, peer: str) -> list[Part]:
+    """All, in the order in which a call runs them: what matters most comes first."""
+    every = [*checks(sizes, folder), *speeds(sizes, folder, peer), *compilations(sizes, folder)]
+    return [Part(call, "environment", 15, check("environment", sizes)) for call in CALLS] + every
+
+
+def training(sizes: Sizes, folder: Path, name: str, *flags: str) -> list[str]:
+    """train.py for one epoch of the small set, without the interpreter."""
+    return [
+        "train.py", "--data", str(folder / "small" / "data.yaml"), "--model", "yolov8n", "--imgsz", str(sizes.small),
+        "--batch-size", str(sizes.batch), "--epochs", "1", "--device", sizes.device, "--workers", "2", "--noplots",
+        "--project", str(folder / "runs"), "--exist-ok", "--name", name, *flags,
+    ]  # fmt: skip
+
+
+def loss_share(sizes: Sizes, *flags: str) -> list[str]:
+    return check("loss-share", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", str(sizes.loss_batch), "--model",
+                 "yolov8n", "yolo26n", "--boxes", *numbers(sizes.boxes), *flags)  # fmt: skip
+
+
+def torchrun(*flags: str) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1", *flags]
+
+
+def checks(sizes: Sizes, folder: Path) -> list[Part]:
+    size = ["--imgsz", str(sizes.small), "--batch-size", str(max(sizes.batch, 2))]
+    data = ["--imgsz", str(sizes.small), "--batch-size", str(sizes.batch), "--data", str(folder / "small/data.yaml")]
+    both = ["--optimizer", *sizes.optimizers]
+    half = "bf16" if sizes.device == "cpu" else "fp16"
+    own = ["--folder", str(folder)]
+
+    def part(name: str, expected_s: int, command: Sequence[str], needs: str = "", **more) -> Part:
+        return Part("checks", name, expected_s, command, needs, **more)
+
+    def train(name: str, *flags: str) -> list[str]:
+        return [sys.executable, *training(sizes, folder, name, *flags)]
+
+    return [
+        part("no host sync in the step", 50, check("sync-free", sizes, *size, "--model", *sizes.heads, *both)),
+        part("no host sync in the training loop", 45, check("sync-free-loop", sizes, *data), "small"),
+        part("float16 that overflows at once", 20, check("overflow", sizes, *size, *both)),
+        part("the same bits on two processes of one GPU", 35,
+             check("ranks", sizes, *size, *both, "--batch-size", "8"), environment=LOOPBACK),
+        part("stopped, killed and resumed: the same bits", 65,
+             check("resume", sizes, *data, "--batch-size", str(max(sizes.batch, 4)), "--epochs",
+                   str(sizes.resume_epochs)), "small"),
+        part("batches straight from the workers' memory", 20, check("feed", sizes, *data), "small"),
+        part("trains with one GPU", 20, train("plain", "--epochs", str(sizes.epochs)), "small"),
+        part("validates", 25, check("validate", sizes, *data, *own), "small"),
+        part("detects", 15, check("detect", sizes, *data, *own), "small"),
+        part(f"trains in {half} with SGD", 20, train("half", "--amp", half, "--optimizer", "SGD"), "small"),
+        part("torchrun, one rank, SyncBN", 25, torchrun(*training(sizes, folder, "syncbn", "--sync-bn")), "small"),
+        part("torchrun by the loopback interface alone", 25,
+             torchrun("--local-addr", "127.0.0.1", *training(sizes, folder, "loopback")), "small",
+             environment=LOOPBACK),
+        part("DataParallel on one device", 15, check("data-parallel", sizes, *size)),
+        part("NMS", 20,
+             [sys.executable, "-m", "benchmarks.nms", "--device", sizes.device, "--batch-size", str(sizes.train_batch),
+              "--rounds",
+              str(sizes.rounds)]),
+        part("share of the device's peak", 20,
+             [sys.executable, "-m", "benchmarks.roofline", "--model", "yolov8n", "--imgsz", str(sizes.imgsz),
+              "--batch-size", str(sizes.train_batch), "--device", sizes.device]),
+        part("the largest batch that fits", 40,
+             check("largest-batch", sizes, "--imgsz", str(sizes.imgsz), "--data", str(folder / "many/data.yaml"), *own),
+             "many"),
+    ]  # fmt: skip
+
+
+def speeds(sizes: Sizes, folder: Path, peer: str) -> list[Part]:
+    beside = ["--peer", peer] if peer else []
+    first, *others = sizes.trained
+    steps = [f"{first}:{','.join(numbers(sizes.step_batches))}", *(f"{name}:{sizes.train_batch}" for name in others)]
+
+    def part(name: str, expected_s: int, command: Sequence[str], needs: str = "") -> Part:
+        return Part("speed", name, expected_s, command, needs)
+
+    def end_to_end(model: str, expected_s: int, layouts: int) -> Part:
+        flags = ["--data", str(folder / "large" / "data.yaml"), "--model", model, "--imgsz", str(sizes.imgsz),
+                 "--batch-size", str(sizes.train_batch), "--epochs", str(sizes.epochs), "--layouts", str(layouts),
+                 *beside]  # fmt: skip
+        return part(f"end to end, {model}", expected_s, check("train", sizes, *flags), "large")
+
+    return [
+        part("loss and assignment, share of the step", 45, loss_share(sizes)),
+        part("steps alone", 90 if peer else 60,
+             [sys.executable, "-m", "benchmarks.step", "--model", *steps, "--imgsz", str(sizes.imgsz), "--amp", "auto",
+              "--optimizer", *sizes.optimizers, "--device", sizes.device, "--steps", str(sizes.steps), "--rounds",
+              str(sizes.rounds), *beside]),
+        end_to_end(first, 140 if peer else 85, layouts=2),
+        *(end_to_end(name, 140 if peer else 60, layouts=1) for name in others),
+        part("the costliest kernels of a step", 40,
+             check("kernels", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", *numbers(sizes.profiled),
+                   "--optimizer", *sizes.optimizers)),
+    ]  # fmt: skip
+
+
+def compilations(sizes: Sizes, folder: Path) -> list[Part]:
+    batch, on_cpu = str(sizes.train_batch), sizes.device == "cpu"
+
+    def part(name: str, expected_s: int, command: Sequence[str], needs: str = "", **more) -> Part:
+        return Part("compiled", name, expected_s, command, needs, **more)
+
+    def compiled(name: str, expected_s: int, command: Sequence[str], needs: str = "") -> Part:
+        return part(name, expected_s, command, needs, gpu_only="on a CPU it takes minutes")
+
+    def train(name: str, *flags: str) -> list[str]:
+        return [sys.executable, *training(sizes, folder, name, *flags)]
+
+    return [
+        compiled("compiled steps are the uncompiled ones", 90,
+                 check("compiled", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", "16")),
+        compiled("steps compiled", 110,
+                 [sys.executable, "-m", "benchmarks.step", "--compile", "--model", "yolov8n", "--imgsz",
+                  str(sizes.imgsz), "--batch-size", *numbers(sizes.profiled), "--amp", "auto", "--optimizer",
+                  *sizes.optimizers, "--device", sizes.device, "--steps", str(sizes.steps), "--rounds",
+                  str(sizes.rounds)]),
+        compiled("loss and assignment compiled, share of the step", 45, loss_share(sizes, "--compile")),
+        compiled("trains compiled", 45, train("compiled", "--compile"), "small"),
+        compiled("trains compiled, DDP, accumulating", 55,
+                 torchrun(*training(sizes, folder, "compiled-ddp", "--compile", "--accumulate", "2")), "small"),
+        compiled("trains compiled, DDP", 45, torchrun(*training(sizes, folder, "compiled-one", "--compile")), "small"),
+        compiled("trains compiled, sizes vary", 60, train("compiled-sizes", "--compile", "--multi-scale"), "small"),
+        part("renderer on the device", 30,
+             [sys.executable, "-m", "benchmarks.device_render", "--imgsz", str(sizes.imgsz), "--batch-size", batch,
+              "--device", sizes.device, "--rounds", str(sizes.rounds), *(["--no-fuse"] if on_cpu else [])]),
+    ]  # fmt: skip

@@ -1,0 +1,94 @@
+"""Steps of four virtual ranks: twice in one process, and in two processes that share a GPU; all are to end with the
+same bits.
+
+NCCL refuses two processes on one GPU, and so does train.py. Here the processes form a gloo group as processes of a CPU
+do, and then take the GPU; gloo sends host memory only, so what they exchange goes by way of the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.training_step import build_step, context_of, make_batches
+from utils.distributed import DistributedContext, spawn
+from utils.shares import share_bounds
+
+VIRTUAL_RANKS, PROCESSES, STEPS = 4, 2, 4
+
+
+def compare_processes(options: argparse.Namespace) -> Iterator[str]:
+    """Lines of figures for each optimiser. SystemExit where bits differ."""
+    differing = []
+    for optimizer in options.optimizers:
+        with tempfile.TemporaryDirectory() as folder:
+            shared = (options.model, optimizer, options.batch_size, options.imgsz, options.device, folder)
+            for name in ("one", "again"):
+                take_steps(context_of(options.device), name, *shared)
+            spawn(take_share, PROCESSES, shared)
+            one, *others = (read(Path(folder, f"{name}.pt")) for name in ("one", "again", "two"))
+        for name, other in zip(("once more", f"on {PROCESSES} processes"), others):
+            names = [key for key, value in one.items() if not torch.equal(value, other[key])]
+            what = f"{options.model} {optimizer}, {STEPS} steps of {VIRTUAL_RANKS} virtual ranks, {name}"
+            yield f"{what}: {f'{len(names)} of {len(one)} tensors differ' if names else 'the same bits'}"
+            differing += [f"{what}: {len(names)} tensors differ, first {names[0]}"] if names else []
+    if differing:
+        sys.exit("; ".join(differing))
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    return torch.load(path, weights_only=True)
+
+
+def take_share(*arguments) -> None:
+    """In a process that `spawn` has started."""
+    ctx = DistributedContext.from_environment("cpu")
+    *_, device, _ = arguments
+    on_device = context_of(device).device
+    take_steps(replace(ctx, device=on_device, devices=(on_device,)), "two", *arguments)
+    ctx.close()
+
+
+def take_steps(
+    ctx: DistributedContext, name: str, model: str, optimizer: str, images: int, imgsz: int, device: str, folder: str
+) -> None:
+    """Writes the weights, averaged weights and momenta after `STEPS` steps to ``folder``."""
+    torch.set_num_threads(1)  # how many share a sum on a CPU decides its rounding
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    if ctx.device.type == "cuda":
+        torch.cuda.set_device(ctx.device)
+        exchange_by_way_of_the_host()
+    take_step = build_step(model, ctx=ctx, optimizer=optimizer, virtual_ranks=VIRTUAL_RANKS)
+    whole = make_batches(2, images, imgsz, torch.device("cpu"))
+    for number in range(STEPS):
+        share = whole[number % 2].share(*share_bounds(images, ctx.rank, ctx.world_size))
+        take_step([share.pin_memory() if ctx.device.type == "cuda" else share], [images], number + 1)
+    if ctx.is_main:
+        torch.save(state_of(take_step), Path(folder, f"{name}.pt"))
+
+
+def state_of(take_step) -> dict[str, Tensor]:
+    """Every tensor that a step changes, on the host."""
+    state = {f"model.{key}": value for key, value in take_step.model.state_dict().items()}
+    state |= {f"ema.{key}": value for key, value in take_step.ema.module.state_dict().items()}
+    for place, rule in enumerate(take_step.optimizer.state_dict()["optimizers"]):
+        for number, values in rule["state"].items():
+            tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
+            state |= {f"optimizer.{place}.{number}.{key}": value for key, value in tensors.items()}
+    return {key: value.cpu() for key, value in state.items()}
+
+
+def exchange_by_way_of_the_host() -> None:
+    """Adding two float32 numbers gives the same bits there."""
+    from engine import step, tree_sum
+
+    step.sum_over_processes = lambda ctx, flat: tree_sum.sum_over_processes(ctx, flat.cpu()).to(flat.device)

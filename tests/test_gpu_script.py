@@ -1,0 +1,299 @@
+"""What benchmarks/gpu.sh measures with: that its checks can fail, and that one table names every part."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import TINY_MODEL
+
+from benchmarks import gpu_syncs
+from benchmarks.gpu_parts import CALLS, DRY, Part, Sizes, parts_of
+from benchmarks.gpu_profile import trace
+from benchmarks.gpu_runner import Runner, judged, run_for, with_data
+from benchmarks.gpu_scripts import scores
+from benchmarks.gpu_steps import overflowing
+from benchmarks.step import sizes_of
+from benchmarks.training_step import COCO_SIDES, build_step, coco_boxes, loss_pass, make_batches, stepper
+from utils.boxes import cxcywh_to_xyxy
+
+ROOT = Path(__file__).parents[1]
+CPU = torch.device("cpu")
+ABSENT = ("albumentations", "lmdb", "tqdm")  # on the machine that the script is for
+
+
+def python(code: str) -> Part:
+    return Part("checks", "a part", 10, [sys.executable, "-c", code])
+
+
+def outcome(code: str, limit_s: float = 30.0):
+    part = python(code)
+    return judged(part, *run_for(part, limit_s), 1.0, limit_s)
+
+
+def test_figures_and_tables_of_a_part_are_kept():
+    found = outcome(
+        "print('noise'); print('figure: 3 ms')\n"
+        "print('| what | ours | peer |'); print('| --- | --- | --- |'); print('| step [s] | 0.1 |  |')\n"
+        "print('epoch 1/2  4/8  box 1  5 img/s'); print('epoch 2/2  8/8  box 1  7 img/s')"
+    )
+    assert found.verdict == "PASS"
+    assert found.lines == ["3 ms", "step [s]: ours 0.1", "epoch 2/2  8/8  box 1  7 img/s"]
+
+
+def test_a_failure_is_told_with_what_was_said_last():
+    found = outcome("import sys; print('figure: 3 ms'); print('why'); sys.exit('it differs')")
+    assert (found.verdict, found.lines) == ("FAIL", ["3 ms", "! exit code 1", "! why", "! it differs"])
+    rows = list(found.rows())
+    assert rows[0].startswith("| a part | FAIL |")
+    assert all(row.count("|") == 5 for row in rows)
+
+
+def test_a_part_may_leave_itself_out():
+    found = outcome("import sys; print('skip: no such flag'); sys.exit(77)")
+    assert (found.verdict, found.lines) == ("SKIP", ["no such flag"])
+
+
+def test_a_part_that_hangs_is_stopped_with_all_that_it_started(tmp_path: Path):
+    """Politely: launchers end their processes then. What is left of the group is killed."""
+    code = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid)); time.sleep(60)"
+    )
+    found = outcome(code, limit_s=2.0)
+    assert found.verdict == "FAIL"
+    assert found.lines[0] == "! stopped after 2 s"
+    status = Path(f"/proc/{(tmp_path / 'child').read_text()}/stat")
+    assert not status.exists() or status.read_text().split()[2] == "Z"
+
+
+def test_every_call_fits_its_time():
+    """With the peer, with the data sets, and with time left for a part that takes longer than expected."""
+    for call in CALLS:
+        parts = with_data([p for p in parts_of(Sizes(), Path(), "python") if p.call == call], Sizes())
+        assert sum(part.expected_s for part in parts) <= 510, call
+
+
+def test_parts_have_names_of_their_own():
+    parts = parts_of(Sizes(), Path(), "")
+    assert len({(part.call, part.name) for part in parts}) == len(parts)
+    assert {part.call for part in parts} == set(CALLS)
+
+
+def test_time_that_is_used_up_leaves_parts_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("BUDGET_S", "6")
+    runner = Runner(tmp_path, DRY, tmp_path / "out")
+    runner.run_call("checks", [python("import time; time.sleep(2)"), python("")])
+    assert [o.verdict for o in runner.outcomes] == ["PASS", "SKIP"]
+    assert "the time is used up" in (tmp_path / "out" / "gpu.txt").read_text()
+
+
+def test_a_part_without_its_data_set_fails_alone(tmp_path: Path):
+    (tmp_path / "small").write_text("in the way")
+    needy = Part("checks", "needy", 5, [sys.executable, "-c", ""], data="small")
+    runner = Runner(tmp_path, DRY, tmp_path / "out")
+    runner.run_call("checks", [needy, python("print('figure: 1')")])
+    assert [(o.name, o.verdict) for o in runner.outcomes] == [
+        ("data set, small", "FAIL"), ("needy", "FAIL"), ("a part", "PASS")
+    ]  # fmt: skip
+
+
+def gpu_script(tmp_path: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess:
+    absent = tmp_path / "absent"
+    absent.mkdir()
+    for name in ABSENT:
+        (absent / f"{name}.py").write_text(f"raise ModuleNotFoundError('absent', name={name!r})")
+    variables = {"PYTHON": sys.executable, "OUT": str(tmp_path / "out"), "PEER": "", "PYTHONPATH": str(absent)}
+    variables |= {"OMP_NUM_THREADS": "1", "SLOWDOWN": "4"}
+    return subprocess.run(
+        ["bash", "benchmarks/gpu.sh", *flags],
+        cwd=ROOT, env=os.environ | variables | environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "call", [pytest.param("checks", marks=pytest.mark.slow), pytest.param("speed", marks=pytest.mark.slow), "compiled"]
+)
+def test_a_dry_call_passes_and_its_table_names_every_part(tmp_path: Path, call: str):
+    """Without the packages that the machine lacks."""
+    done = gpu_script(tmp_path, "--dry", ONLY=call)
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = (tmp_path / "out" / "gpu.txt").read_text()
+    assert table.strip() in done.stdout
+    named = [row.split("|")[1].strip() for row in table.splitlines() if row.startswith("| ")]
+    wanted = with_data([p for p in parts_of(DRY, tmp_path, "") if p.call == call and not p.gpu_only], DRY)
+    assert {part.name for part in wanted} <= set(named)
+    assert {part.name for part in parts_of(DRY, tmp_path, "") if part.call == call} <= set(named)
+    log = (tmp_path / "out" / "gpu.log").read_text()
+    assert all(f"===== {part.name}: " in log for part in wanted)
+
+
+def test_a_misspelt_call_is_refused(tmp_path: Path):
+    done = gpu_script(tmp_path, "--list", ONLY="check")
+    assert done.returncode == 1
+    assert "wants one of checks, speed, compiled" in done.stderr
+
+
+def test_boxes_have_the_sizes_of_cocos_after_mosaic():
+    boxes = coco_boxes(4000, torch.Generator().manual_seed(0))
+    corners = cxcywh_to_xyxy(boxes)
+    assert corners.min() >= 0
+    assert corners.max() <= 1
+    sides = boxes[:, 2:].prod(1).sqrt()
+    assert COCO_SIDES[0] <= sides.min() < 0.02
+    assert 0.4 < sides.max() <= COCO_SIDES[1]
+    assert float(sides.median()) * 640 == pytest.approx(45, abs=5)
+
+
+def test_the_loss_alone_is_the_loss_of_the_step(monkeypatch: pytest.MonkeyPatch):
+    """It has the criterion's value for the maps of that batch, and leaves no gradient in the model."""
+    take_step = build_step(TINY_MODEL, classes=3, amp="off")
+    (batch,) = make_batches(1, 2, 64, CPU, 3, like_coco=True)
+    criterion, totals = take_step.criterion, []
+
+    def noting(*arguments):
+        out = criterion(*arguments)
+        totals.append(float(out.total.detach()))
+        return out
+
+    take_step.criterion = noting
+    loss = loss_pass(take_step, batch)
+    loss()
+    loss()
+    assert take_step.criterion is noting
+    assert totals[0] == totals[1] == totals[2]
+    assert all(parameter.grad is None for parameter in take_step.model.parameters())
+
+
+def test_a_trace_counts_operations_and_ranks_them():
+    weights = torch.rand(64, 64)
+    found = trace(lambda: [torch.mm(weights, weights) for _ in range(3)], on_gpu=False)
+    calls = {name: calls for name, _, calls in found.kernels}
+    assert calls["aten::mm"] == 3
+    assert [ms for _, ms, _ in found.kernels] == sorted((ms for _, ms, _ in found.kernels), reverse=True)
+    assert found.operations >= 3
+
+
+def test_a_read_in_the_step_is_found_and_its_line_named(monkeypatch: pytest.MonkeyPatch):
+    options = Namespace(models=["yolov8n"], optimizers=["SGD"], device="cpu", batch_size=1, imgsz=64)
+    assert list(gpu_syncs.waits_of_steps(options)) == ["yolov8n SGD: 0 reads of values a step"]
+    from models import losses
+
+    build = losses.build_criterion
+
+    class Reading:
+        def __init__(self, criterion) -> None:
+            self.criterion = criterion
+
+        def to(self, device):
+            return self
+
+        def __call__(self, *arguments):
+            out = self.criterion(*arguments)
+            out.total.item()  # READ
+            return out
+
+    monkeypatch.setattr(losses, "build_criterion", lambda *a, **k: Reading(build(*a, **k)))
+    lines = []
+    with pytest.raises(SystemExit, match="the host waits: yolov8n SGD"):
+        lines.extend(gpu_syncs.waits_of_steps(options))
+    # (extend keeps what came before the exception)
+    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "# READ" in text)
+    assert lines[0] == "yolov8n SGD: 1 reads of values a step"
+    assert lines[1].startswith(f"yolov8n SGD: 1 a step: _local_scalar_dense at tests/test_gpu_script.py:{line} from ")
+
+
+def test_an_index_by_a_mask_counts_as_a_wait():
+    watcher = gpu_syncs.WaitingOperations(on_gpu=False)
+    values = torch.arange(4.0)
+    with watcher:
+        values[values > 1]
+        values[torch.tensor([0, 1])]
+    assert watcher.places.total() == 1
+
+
+class Mode:
+    """In place of torch's mode of a GPU that is not here."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = "default"
+        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", self.set)
+
+    def set(self, mode: str) -> None:
+        self.now = mode
+
+
+def test_warnings_of_waits_are_counted_by_line_and_others_pass(monkeypatch: pytest.MonkeyPatch):
+    mode, others = Mode(monkeypatch), []
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: others.append(str(message))
+        with gpu_syncs.WarnedWaits() as watcher:
+            assert mode.now == "warn"
+            for _ in range(3):
+                warnings.warn(f"{gpu_syncs.WAITING} (at file.cpp)", stacklevel=1)  # WARN
+            warnings.warn("something else", stacklevel=1)
+    assert others == ["something else"]
+    assert mode.now == "default"
+    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.endswith("# WARN"))
+    ((where, number),) = watcher.places.items()
+    assert (where.split(" from ")[0], number) == (f"tests/test_gpu_script.py:{line}", 3)
+
+
+def test_an_operation_that_waits_is_named_and_runs_nevertheless(monkeypatch: pytest.MonkeyPatch):
+    mode, watcher = Mode(monkeypatch), gpu_syncs.WaitingOperations(on_gpu=True)
+
+    class Operation:
+        def name(self) -> str:
+            return "aten::item"
+
+        def __call__(self, value: int) -> int:
+            if mode.now == "error":
+                raise RuntimeError(gpu_syncs.WAITING)
+            return value + 1
+
+    assert watcher.__torch_dispatch__(Operation(), (), (1,)) == 2
+    assert mode.now == "default"
+    ((where, number),) = watcher.places.items()
+    assert where.startswith("item at tests/test_gpu_script.py:")
+    assert number == 1
+
+
+def test_an_overflow_skips_the_step():
+    take_step = build_step(TINY_MODEL, classes=3, amp="off")
+    (batch,) = make_batches(1, 2, 64, CPU)
+    with overflowing(take_step):
+        take_step([batch], [2], 1)
+    take_step([batch], [2], 2)
+    assert [values.finite for values in take_step.reader.pop(leave=0)] == [False, True]
+
+
+def test_steps_take_one_batch_after_another():
+    taken = []
+
+    class TakeStep:
+        reader = Namespace(pop=lambda: None)
+
+        def __call__(self, batches, pictures, updates):
+            taken.append((int(batches[0].indices[0]), pictures, updates))
+
+    batches = [Namespace(indices=torch.tensor([n]), images=torch.zeros(2)) for n in range(2)]
+    step = stepper(TakeStep(), batches)
+    for _ in range(3):
+        step()
+    assert taken == [(0, [2], 1), (1, [2], 2), (0, [2], 3)]
+
+
+def test_models_are_named_with_sizes_or_without():
+    assert list(sizes_of(["a:16,64", "b"], [8])) == [("a", 16), ("a", 64), ("b", 8)]
+
+
+def test_scores_are_read_from_the_table():
+    text = "noise\n  class  images  P  R  AP50  AP\n    all  4  0.1  0.2  0.3  0.4\n  ring  3  1  1  1  1\n"
+    assert scores(text)["AP"] == 0.4
