@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from utils.cli import run_main
 from utils.config import TrainConfig, given_flags, parse_config
 
 if TYPE_CHECKING:  # torch and all that needs it are imported once the flags are known to be good
+    from torch import Tensor
+
     from data.dataset_yaml import DatasetSpec
     from data.infinite_loader import InfiniteDataLoader
     from engine.run import Run
@@ -23,6 +25,7 @@ if TYPE_CHECKING:  # torch and all that needs it are imported once the flags are
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     config = parse_config(TrainConfig, argv, "Trains a detector.")
+    from engine.agreement import check_same_start
     from engine.run import open_run
     from engine.watchdog import Watchdog
     from utils.distributed import DistributedContext, is_launched, one_voice, spawn
@@ -35,19 +38,24 @@ def main(argv: Sequence[str] | None = None) -> None:
         ctx = DistributedContext.from_environment(config.device, config.local_rank)
         with ctx.closing(), one_voice(ctx):
             watchdog.meet(ctx)
+            check_same_start(ctx, config)
             train(ctx, open_run(ctx, config, given_flags(TrainConfig, argv)), signals, watchdog)
 
 
 def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Watchdog) -> None:
     from data.run_loaders import build_loaders
+    from engine.agreement import check_same_data, check_same_model, check_same_run
     from engine.pictures import illustrate
     from engine.process_setup import prepare_process
 
+    check_same_run(ctx, run)
     check_settings(ctx, run)
     prepare_process(ctx, run)
     spec = open_data(ctx, run)
     model, pretrained = build_model(ctx, run, spec)
+    check_same_model(ctx, model, weights_from_files(run, model, pretrained))
     train_loader, val_loader = build_loaders(ctx, run.config, run.hyp, spec, stride=model.stride)
+    check_same_data(ctx, {"train": train_loader.index, "val": val_loader.index})
     settle_weights(run, model, train_loader)
     trainer = make_trainer(ctx, run, signals, watchdog, spec, model, pretrained, train_loader, val_loader)
     pictures = illustrate(ctx, run, trainer)
@@ -87,6 +95,12 @@ def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> tuple[D
     check_classes(run.path, run.content["names"], names, spec.source)
     model, _ = build_starting_model(ctx, run.config, names, resumed=run.content["model_spec"])
     return model, resumed_pretrained(run.content, model)
+
+
+def weights_from_files(run: Run, model: Detector, pretrained: tuple[str, ...]) -> Iterator[Tensor]:
+    """What the model starts with and did not draw at random; of a resumed run all, which are not loaded yet."""
+    stored = run.content["model"] if run.content is not None else model.state_dict()
+    yield from (stored[name] for name in (stored if run.content is not None else pretrained))
 
 
 def settle_weights(run: Run, model: Detector, train_loader: InfiniteDataLoader) -> None:

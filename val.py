@@ -47,6 +47,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     import torch
 
     from data.loader import create_dataloader
+    from engine.agreement import check_same_data, check_same_model, check_same_start
     from engine.evaluator import Evaluator
     from engine.precision import resolve_amp
     from models.pretrained import load_detector
@@ -58,10 +59,12 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     if len(ctx.devices) > 1:
         get_logger().warning("one process scores on one device, %s; torchrun uses all", ctx.device)
 
+    check_same_start(ctx, config)
     model, info = load_detector(fetch_weights(config.weights, ctx=ctx, offline=config.offline))
     spec = _dataset(config, info, ctx)
     if not config.single_cls:
         check_names(model.names, spec, config.weights)
+    check_same_model(ctx, model, model.state_dict().values())
     imgsz = config.imgsz or info["imgsz"]
     loader, dataset = create_dataloader(
         spec,
@@ -79,6 +82,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         max_bad=config.max_bad,
         pin_memory=ctx.device.type == "cuda",
     )
+    check_same_data(ctx, {config.task: dataset.index})
     names = dataset.index.names
     gt = dataset.index.ground_truth()
     evaluator = Evaluator(

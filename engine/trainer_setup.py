@@ -21,7 +21,7 @@ from engine.trackers import Tracker, build_tracker
 from engine.trainer import Trainer
 from engine.watchdog import Watchdog
 from utils.config import to_dict
-from utils.distributed import DistributedContext
+from utils.distributed import DistributedContext, broadcast_object
 from utils.logger import get_logger
 from utils.stop_signals import StopSignals
 
@@ -60,8 +60,10 @@ def build_trainer(
         "%s, %d steps (%d an epoch, %d batch(es) each), autocast %s",
         rule, pace.total, pace.steps, pace.accumulate, take_step.amp_dtype or "off",
     )  # fmt: skip
-    progress = _restore_progress(ctx, run, model, take_step, pace, train_loader)
-    data = {"source": data_source, "fingerprint": train_loader.index.fingerprint}
+    # File stamps may differ where machines have copies of their own; what follows from them must not.
+    fingerprint = broadcast_object(ctx, train_loader.index.fingerprint)
+    progress = _restore_progress(ctx, run, model, take_step, pace, train_loader, fingerprint)
+    data = {"source": data_source, "fingerprint": fingerprint}
     return Trainer(
         ctx=ctx,
         take_step=take_step,
@@ -98,7 +100,13 @@ def build_trainer(
 
 
 def _restore_progress(
-    ctx: DistributedContext, run: Run, model: nn.Module, take_step: TrainStep, pace: Pace, train_loader: Any
+    ctx: DistributedContext,
+    run: Run,
+    model: nn.Module,
+    take_step: TrainStep,
+    pace: Pace,
+    train_loader: Any,
+    fingerprint: str,
 ) -> Progress:
     """Where the run stands, with the checkpoint's state put into its parts; the start of it without a checkpoint."""
     if run.content is None:
@@ -107,7 +115,7 @@ def _restore_progress(
     progress, lines = resumed_position(
         restore(run.content, ctx=ctx, **parts, path=run.path),
         run.content,
-        fingerprint=train_loader.index.fingerprint,
+        fingerprint=fingerprint,
         batch_size=run.config.batch_size,
         epoch_batches=len(train_loader),
         accumulate=pace.accumulate,
