@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         with ctx.closing(), one_voice(ctx):
             watchdog.meet(ctx)
             check_same_start(ctx, config)
-            train(ctx, open_run(ctx, config, given_flags(TrainConfig, argv)), signals, watchdog)
+            with open_run(ctx, config, given_flags(TrainConfig, argv)) as run:
+                train(ctx, run, signals, watchdog)
 
 
 def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Watchdog) -> None:

@@ -107,6 +107,30 @@ def test_a_signal_during_validation(world, whole, tmp_path):
     same_run(whole, tmp_path / "exp")
 
 
+def test_two_trainings_do_not_write_one_run(world, tmp_path):
+    """The second gets a line that names the first, whichever way it came to the folder; a killed one holds nobody off,
+    nor do its loader processes that are still there."""
+    with Processes(tmp_path / "log.txt", odd="slow:0.2") as run:
+        run.ranks(1, *flags(world, tmp_path, "--save-steps", "2", "--epochs", "50"))
+        run.until((tmp_path / "exp" / "last.pt").exists)
+        first = run.started[0]
+        for given in (["--resume", str(tmp_path / "exp")], flags(world, tmp_path, "--exist-ok")):
+            with Processes(tmp_path / "second.txt") as second:
+                second.ranks(1, *given)
+                assert second.codes() == [2], second.output()
+                (line,) = [line for line in second.output().splitlines() if line.startswith("error: ")]
+            assert f"exp: another training is writing this run (process {first.pid} on " in line
+            (tmp_path / "second.txt").unlink()
+        first.kill()
+        first.wait()
+        with Processes(tmp_path / "third.txt") as third:
+            third.ranks(1, "--resume", str(tmp_path / "exp"))
+            third.until(lambda: "SGD," in third.output())
+            third.started[0].send_signal(signal.SIGTERM)
+            assert third.codes() == [75], third.output()
+    assert not (tmp_path / "exp" / ".lock").exists()
+
+
 def test_going_on_elsewhere_prints_what_changed(tmp_path):
     """Saved by the clock, killed, the data moved: on one process instead of two, and for an epoch more."""
     write_dataset(tmp_path / "set", train=40)
