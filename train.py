@@ -46,14 +46,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Watchdog) -> None:
     from data.run_loaders import build_loaders
     from engine.agreement import check_same_data, check_same_model, check_same_run
+    from engine.idle_settings import idle_on_head, idle_settings
     from engine.pictures import illustrate
     from engine.process_setup import prepare_process
+    from utils.logger import get_logger
 
     check_same_run(ctx, run)
     check_settings(ctx, run)
     prepare_process(ctx, run)
     spec = open_data(ctx, run)
     model, pretrained = build_model(ctx, run, spec)
+    for line in [*idle_settings(ctx, run.config, run.hyp), *idle_on_head(model.head.kind, run.config)]:
+        get_logger().warning("%s", line)
     check_same_model(ctx, model, weights_from_files(run, model, pretrained))
     train_loader, val_loader = build_loaders(ctx, run.config, run.hyp, spec, stride=model.stride)
     check_same_data(ctx, {"train": train_loader.index, "val": val_loader.index})
