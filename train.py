@@ -84,7 +84,14 @@ def open_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
     from data.opening import open_dataset
 
     config = run.config
-    return open_dataset(config.data, ("train", "val"), stage=config.stage, cache_dir=config.cache_dir, ctx=ctx)
+    return open_dataset(
+        config.data,
+        ("train", "val"),
+        stage=config.stage,
+        cache_dir=config.cache_dir,
+        ctx=ctx,
+        known_root=run.data_root,
+    )
 
 
 def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> tuple[Detector, tuple[str, ...]]:
@@ -148,6 +155,7 @@ def make_trainer(
         pretrained=pretrained,
         postprocess=detections_to_score,
         data_source=spec.source,
+        data_root="" if run.config.stage else str(spec.root),
         train_loader=train_loader,
         val_loader=val_loader,
     )

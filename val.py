@@ -114,11 +114,20 @@ def for_inference(model: Detector, config: ValConfig) -> Detector | ManyViews:
 
 def _dataset(config: ValConfig, info: dict, ctx: DistributedContext) -> DatasetSpec:
     from data.opening import open_dataset
+    from utils.data_location import find_location
 
-    data = config.data or info.get("data", {}).get("source")
+    source, root = find_location(info.get("data", {}), config.weights)
+    data = config.data or source
     if not data:
         raise UserError(f"{config.weights}: does not say what data it was trained on; name a data set YAML with --data")
-    return open_dataset(data, (config.task,), stage=config.stage, cache_dir=config.cache_dir, ctx=ctx)
+    return open_dataset(
+        data,
+        (config.task,),
+        stage=config.stage,
+        cache_dir=config.cache_dir,
+        ctx=ctx,
+        known_root="" if config.data else root,
+    )
 
 
 def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def resumed_config(
     lines = []
     for name in sorted(set(given) - {*_OF_THE_PROCESS, "override"}):
         old, new = getattr(base, name), getattr(current, name)
-        if old == new:
+        if old == new or (name == "data" and os.path.abspath(old) == os.path.abspath(new)):
             continue
         if name in _FIXED:
             raise UserError(

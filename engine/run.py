@@ -18,6 +18,7 @@ from engine.resume import (
     run_of_launch,
 )
 from utils.config import Hyperparameters, TrainConfig
+from utils.data_location import find_location
 from utils.distributed import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.file_lock import FileLock
@@ -38,6 +39,7 @@ class Run:
     path: Path  # of the checkpoint
     content: dict[str, Any] | None  # of the checkpoint; None: the run begins
     lines: list[str]  # what the log is to begin with
+    data_root: str = ""  # folder of the data set, where a checkpoint tells
 
 
 @contextmanager
@@ -103,10 +105,12 @@ def _reopen(ctx: DistributedContext, config: TrainConfig, given: Collection[str]
     content = read_run(path)
     pretrained = bool(content["config"].get("weights"))
     hyp, changes = resumed_hyperparameters(content["hyp"], config, given, path, pretrained=pretrained)
-    config, lines = resumed_config(content["config"], config, given, path)
+    source, root = find_location(content["data"], path)
+    stored = content["config"] | ({} if content["config"].get("data") == "demo" else {"data": source})
+    config, lines = resumed_config(stored, config, given, path)
     lines += changes
     done, batch = content["progress"]["epoch"], content["progress"].get("batch", 0)
     within = f" and {batch} batches" if batch else ""
     lines += circumstances_changed(content.get("run", {}), world_size=ctx.world_size, device=ctx.device.type)
     lines.insert(0, f"resuming {path} after epoch {done} of {config.epochs}{within}")
-    return Run(path.parent, config, hyp, path, content, lines)
+    return Run(path.parent, config, hyp, path, content, lines, data_root=root if config.data == source else "")

@@ -21,6 +21,7 @@ from engine.trackers import Tracker, build_tracker
 from engine.trainer import Trainer
 from engine.watchdog import Watchdog
 from utils.config import to_dict
+from utils.data_location import describe_location
 from utils.distributed import DistributedContext, broadcast_object
 from utils.logger import get_logger
 from utils.stop_signals import StopSignals
@@ -37,6 +38,7 @@ def build_trainer(
     pretrained: Collection[str],
     postprocess: Postprocess,
     data_source: str,
+    data_root: str,
     train_loader: Any,
     val_loader: Any,
 ) -> Trainer:
@@ -48,7 +50,7 @@ def build_trainer(
         criterion: its loss, made for those.
         pretrained: names of the parameters that came from weights when the run began.
         postprocess: raw maps to the detections that validation scores.
-        data_source: the data set's YAML, for the checkpoint.
+        data_source, data_root: the data set's YAML and folder, for the checkpoint; "": a folder of this node alone.
         train_loader, val_loader: see `Trainer`; their ``index`` knows the labels.
     """
     config = run.config
@@ -63,7 +65,7 @@ def build_trainer(
     # File stamps may differ where machines have copies of their own; what follows from them must not.
     fingerprint = broadcast_object(ctx, train_loader.index.fingerprint)
     progress = _restore_progress(ctx, run, model, take_step, pace, train_loader, fingerprint)
-    data = {"source": data_source, "fingerprint": fingerprint}
+    data = describe_location(data_source, data_root, run.folder) | {"fingerprint": fingerprint}
     return Trainer(
         ctx=ctx,
         take_step=take_step,
@@ -137,13 +139,16 @@ def _describe(
     run: Run, model: nn.Module, rule: str, pretrained: Collection[str], data: dict[str, str]
 ) -> dict[str, Any]:
     """What every checkpoint of the run says of it."""
+    config = to_dict(run.config) | {"optimizer": rule}  # a longer run must not choose another when it resumes
+    if config["data"] != "demo":
+        config["data"] = data["source"]  # which holds in any working folder
     return {
         "model_spec": model.spec,
         "names": list(model.names),
         "pretrained": list(pretrained),
         "imgsz": run.config.imgsz,
         "hyp": to_dict(run.hyp),
-        "config": to_dict(run.config) | {"optimizer": rule},  # a longer run must not choose another when it resumes
+        "config": config,
         "data": data,
     }
 
