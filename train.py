@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from utils.cli import run_main
 from utils.config import TrainConfig, given_flags, parse_config
+from utils.launch_environment import is_launched
+from utils.spawning import spawn
 
 if TYPE_CHECKING:  # torch and all that needs it are imported once the flags are known to be good
     from torch import Tensor
@@ -25,17 +27,17 @@ if TYPE_CHECKING:  # torch and all that needs it are imported once the flags are
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     config = parse_config(TrainConfig, argv, "Trains a detector.")
-    from engine.agreement import check_same_start
-    from engine.run import open_run
-    from engine.watchdog import Watchdog
-    from utils.distributed import DistributedContext, is_launched, one_voice, spawn
-    from utils.stop_signals import StopSignals
-
     if config.spawn > 1 and not is_launched():
         spawn(run_main, config.spawn, (main, argv))
         return
+    from engine.agreement import check_same_start
+    from engine.run import open_run
+    from engine.watchdog import Watchdog
+    from utils.distributed import DistributedContext, one_voice
+    from utils.stop_signals import StopSignals
+
     with StopSignals() as signals, Watchdog(signals) as watchdog:
-        ctx = DistributedContext.from_environment(config.device, config.local_rank)
+        ctx = DistributedContext.from_environment(config.device, config.local_rank, config.local_world_size)
         with ctx.closing(), one_voice(ctx):
             watchdog.meet(ctx)
             check_same_start(ctx, config)

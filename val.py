@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from utils.cli import run_main
 from utils.config import Hyperparameters, ValConfig, parse_config, to_dict
 from utils.errors import UserError
+from utils.launch_environment import is_launched
+from utils.spawning import spawn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,13 +32,13 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     config = parse_config(ValConfig, argv, __doc__.split("\n")[0])
-    from utils.distributed import DistributedContext, is_launched, one_voice, spawn
-    from utils.logger import configure_logging
-
     if config.spawn > 1 and not is_launched():
         spawn(run_main, config.spawn, (main, argv))
         return
-    ctx = DistributedContext.from_environment(config.device, config.local_rank)
+    from utils.distributed import DistributedContext, one_voice
+    from utils.logger import configure_logging
+
+    ctx = DistributedContext.from_environment(config.device, config.local_rank, config.local_world_size)
     configure_logging(ctx.is_main)
     with ctx.closing(), one_voice(ctx):
         validate(config, ctx)

@@ -16,7 +16,9 @@ from utils.config import TrainConfig, ValConfig, to_dict
 from utils.distributed import DistributedContext
 
 # Settings of a process or its machine: they change neither the numbers nor who waits for whom.
-MAY_DIFFER = frozenset(("device", "workers", "stage", "cache_dir", "offline", "spawn", "local_rank"))
+MAY_DIFFER = frozenset(
+    ("device", "workers", "stage", "cache_dir", "offline", "spawn", "local_rank", "local_world_size")
+)
 # Compared as what is read from them.
 _SOURCES_OF_HYPERPARAMETERS = frozenset(("hyp", "override"))
 

@@ -19,7 +19,7 @@ from utils.recipes import read_recipe
 LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun process, and the run that it carries
 
 # These describe the process that resumes, not the run.
-_OF_THE_PROCESS = ("resume", "local_rank", "spawn")
+_OF_THE_PROCESS = ("resume", "local_rank", "local_world_size", "spawn")
 # Other values would be another run: its weights could not be put into the model, or its order would be undefined.
 _FIXED = ("model", "weights", "single_cls", "name")
 _WEIGHTS = ("model", "ema", "optimizer", "scaler")

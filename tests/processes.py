@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from utils.distributed import _free_port
+from utils.spawning import free_port
 
 ROOT = Path(__file__).parents[1]
 LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -37,7 +37,7 @@ class Processes:
 
     def ranks(self, world: int, *flags: str) -> None:
         """``world`` ranks of tests/odd_train.py, started by nobody but this test."""
-        port = str(_free_port())
+        port = str(free_port())
         for rank in range(world):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
             launched = place | {"MASTER_PORT": port} if world > 1 else {}
@@ -45,7 +45,7 @@ class Processes:
 
     def pair(self, flags: list[list[str]], *, script: str = "train.py", folders: list[Path] | None = None) -> None:
         """Two ranks of ``script`` with flags of their own, each in a working folder of its own if there are any."""
-        port = str(_free_port())
+        port = str(free_port())
         for rank, given in enumerate(flags):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
             place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

@@ -16,7 +16,7 @@ from tiny import write_dataset, write_model
 
 from engine.results_csv import ResultsCsv
 from utils.checkpoint_file import read_checkpoint
-from utils.distributed import _free_port
+from utils.spawning import free_port
 
 COMMON = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "2", "--amp", "off", "--noplots",
           "--epochs", "2", "--optimizer", "SGD", "--set", "close_mosaic=1", "--save-minutes", "0"]  # fmt: skip
@@ -226,7 +226,7 @@ def test_what_torchrun_leaves_stops_by_itself(world, whole, tmp_path):
 @pytest.mark.slow
 def test_a_lost_node_is_done_without(world, tmp_path):
     """Two torchruns as two nodes, one of which disappears: the other goes on alone, to the same weights."""
-    port = str(_free_port())
+    port = str(free_port())
     options = ["--nnodes", "1:2", "--nproc_per_node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d",
                "--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", "last_call_timeout=5"]  # fmt: skip
     more = flags(world, tmp_path, "--virtual-ranks", "2", "--deterministic", "--save-steps", "2", "--epochs", "3")

@@ -146,6 +146,7 @@ class TrainConfig:
     offline: bool = setting(False, help="never download weights")
     spawn: int = setting(0, low=0, help="start this many processes on this machine without torchrun")
     local_rank: int | None = setting(None, help="set by the old launcher")
+    local_world_size: int | None = setting(None, low=1, help="processes a machine, as old launchers' examples pass it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +185,7 @@ class ValConfig:
     offline: bool = setting(False, help="never download weights")
     spawn: int = setting(0, low=0, help="start this many processes on this machine without torchrun")
     local_rank: int | None = setting(None, help="set by the old launcher")
+    local_world_size: int | None = setting(None, low=1, help="processes a machine, as old launchers' examples pass it")
 
 
 @dataclass(frozen=True, kw_only=True)
