@@ -19,8 +19,8 @@ from utils.launch_environment import Launch, _first_node, is_launched, read_laun
 from utils.spawning import free_port
 
 STEP = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_NTASKS": "4",
-        "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu[003-004]", "SLURM_JOB_ID": "77",
-        "SLURM_STEP_ID": "0"}  # fmt: skip
+        "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu[003-004]",
+        "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}  # fmt: skip
 OMPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
         "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "prterun-a-1@1", "PMIX_RANK": "1"}  # fmt: skip
 BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
