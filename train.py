@@ -58,7 +58,8 @@ def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Wat
     prepare_process(ctx, run)
     spec = open_data(ctx, run)
     model, pretrained = build_model(ctx, run, spec)
-    for line in [*idle_settings(ctx, run.config, run.hyp), *idle_on_head(model.head.kind, run.config)]:
+    idle = [*idle_settings(ctx, run.config, run.hyp), *idle_on_head(model.head.kind, run.config)]
+    for line in idle if ctx.is_main else ():
         get_logger().warning("%s", line)
     check_same_model(ctx, model, weights_from_files(run, model, pretrained))
     train_loader, val_loader = build_loaders(ctx, run.config, run.hyp, spec, stride=model.stride)
