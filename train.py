@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from utils.cli import run_main
 from utils.config import FIND_BATCH_SIZE, TrainConfig, given_flags, parse_config
+from utils.launch_environment import is_launched
+from utils.spawning import spawn
 
 if TYPE_CHECKING:  # torch and all that needs it are imported once the flags are known to be good
-    from torch import nn
+    from torch import Tensor, nn
 
     from data.dataset_yaml import DatasetSpec
     from data.infinite_loader import InfiniteDataLoader
@@ -25,32 +27,44 @@ if TYPE_CHECKING:  # torch and all that needs it are imported once the flags are
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     config = parse_config(TrainConfig, argv, "Trains a detector.")
-    from engine.run import open_run
-    from engine.watchdog import Watchdog
-    from utils.distributed import DistributedContext, is_launched, one_voice, spawn
-    from utils.stop_signals import StopSignals
-
     if config.spawn > 1 and not is_launched():
         spawn(run_main, config.spawn, (main, argv))
         return
+    from engine.agreement import check_same_start
+    from engine.run import open_run
+    from engine.watchdog import Watchdog
+    from utils.distributed import DistributedContext, one_voice
+    from utils.stop_signals import StopSignals
+
     with StopSignals() as signals, Watchdog(signals) as watchdog:
-        ctx = DistributedContext.from_environment(config.device, config.local_rank)
+        ctx = DistributedContext.from_environment(config.device, config.local_rank, config.local_world_size)
         with ctx.closing(), one_voice(ctx):
             watchdog.meet(ctx)
-            train(ctx, open_run(ctx, config, given_flags(TrainConfig, argv)), signals, watchdog)
+            check_same_start(ctx, config)
+            with open_run(ctx, config, given_flags(TrainConfig, argv)) as run:
+                train(ctx, run, signals, watchdog)
 
 
 def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Watchdog) -> None:
     from data.run_loaders import build_loaders
+    from engine.agreement import check_same_data, check_same_model, check_same_run
+    from engine.idle_settings import idle_on_head, idle_settings
     from engine.pictures import illustrate
     from engine.process_setup import prepare_process
+    from utils.logger import get_logger
 
+    check_same_run(ctx, run)
     check_settings(ctx, run)
     prepare_process(ctx, run)
     spec = open_data(ctx, run)
     model, pretrained = build_model(ctx, run, spec)
+    check_same_model(ctx, model, weights_from_files(run, model, pretrained))
     run = settle_batch_size(ctx, run, model)
+    idle = [*idle_settings(ctx, run.config, run.hyp), *idle_on_head(model.head.kind, run.config)]
+    for line in idle if ctx.is_main else ():
+        get_logger().warning("%s", line)
     train_loader, val_loader = build_loaders(ctx, run.config, run.hyp, spec, stride=model.stride)
+    check_same_data(ctx, {"train": train_loader.index, "val": val_loader.index})
     settle_weights(run, model, train_loader)
     trainer = make_trainer(ctx, run, signals, watchdog, spec, model, pretrained, train_loader, val_loader)
     pictures = illustrate(ctx, run, trainer)
@@ -76,7 +90,14 @@ def open_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
     from data.opening import open_dataset
 
     config = run.config
-    return open_dataset(config.data, ("train", "val"), stage=config.stage, cache_dir=config.cache_dir, ctx=ctx)
+    return open_dataset(
+        config.data,
+        ("train", "val"),
+        stage=config.stage,
+        cache_dir=config.cache_dir,
+        ctx=ctx,
+        known_root=run.data_root,
+    )
 
 
 def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> tuple[Detector, tuple[str, ...]]:
@@ -112,6 +133,12 @@ def build_loss(ctx: DistributedContext, run: Run, model: Detector) -> nn.Module:
     from models.losses import build_criterion
 
     return build_criterion(model, run.hyp, label_smoothing=run.config.label_smoothing).to(ctx.device)
+
+
+def weights_from_files(run: Run, model: Detector, pretrained: tuple[str, ...]) -> Iterator[Tensor]:
+    """What the model starts with and did not draw at random; of a resumed run all, which are not loaded yet."""
+    stored = run.content["model"] if run.content is not None else model.state_dict()
+    yield from (stored[name] for name in (stored if run.content is not None else pretrained))
 
 
 def settle_weights(run: Run, model: Detector, train_loader: InfiniteDataLoader) -> None:
@@ -153,6 +180,7 @@ def make_trainer(
         pretrained=pretrained,
         postprocess=detections_to_score,
         data_source=spec.source,
+        data_root="" if run.config.stage else str(spec.root),
         train_loader=train_loader,
         val_loader=val_loader,
     )

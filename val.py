@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from utils.cli import run_main
 from utils.config import Hyperparameters, ValConfig, parse_config, to_dict
 from utils.errors import UserError
+from utils.launch_environment import is_launched
+from utils.spawning import spawn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,13 +32,13 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     config = parse_config(ValConfig, argv, __doc__.split("\n")[0])
-    from utils.distributed import DistributedContext, is_launched, one_voice, spawn
-    from utils.logger import configure_logging
-
     if config.spawn > 1 and not is_launched():
         spawn(run_main, config.spawn, (main, argv))
         return
-    ctx = DistributedContext.from_environment(config.device, config.local_rank)
+    from utils.distributed import DistributedContext, one_voice
+    from utils.logger import configure_logging
+
+    ctx = DistributedContext.from_environment(config.device, config.local_rank, config.local_world_size)
     configure_logging(ctx.is_main)
     with ctx.closing(), one_voice(ctx):
         validate(config, ctx)
@@ -47,6 +49,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     import torch
 
     from data.loader import create_dataloader
+    from engine.agreement import check_same_data, check_same_model, check_same_start
     from engine.evaluator import Evaluator
     from engine.precision import resolve_amp
     from models.pretrained import load_detector
@@ -59,10 +62,12 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     if len(ctx.devices) > 1:
         get_logger().warning("one process scores on one device, %s; torchrun uses all", ctx.device)
 
+    check_same_start(ctx, config)
     model, info = load_detector(fetch_weights(config.weights, ctx=ctx, offline=config.offline))
     spec = _dataset(config, info, ctx)
     if not config.single_cls:
         check_names(model.names, spec, config.weights)
+    check_same_model(ctx, model, model.state_dict().values())
     imgsz = config.imgsz or info["imgsz"]
     loader, dataset = create_dataloader(
         spec,
@@ -80,6 +85,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         max_bad=config.max_bad,
         pin_memory=ctx.device.type == "cuda",
     )
+    check_same_data(ctx, {config.task: dataset.index})
     names = dataset.index.names
     gt = dataset.index.ground_truth()
     evaluator = Evaluator(
@@ -111,11 +117,20 @@ def for_inference(model: Detector, config: ValConfig) -> Detector | ManyViews:
 
 def _dataset(config: ValConfig, info: dict, ctx: DistributedContext) -> DatasetSpec:
     from data.opening import open_dataset
+    from utils.data_location import find_location
 
-    data = config.data or info.get("data", {}).get("source")
+    source, root = find_location(info.get("data", {}), config.weights)
+    data = config.data or source
     if not data:
         raise UserError(f"{config.weights}: does not say what data it was trained on; name a data set YAML with --data")
-    return open_dataset(data, (config.task,), stage=config.stage, cache_dir=config.cache_dir, ctx=ctx)
+    return open_dataset(
+        data,
+        (config.task,),
+        stage=config.stage,
+        cache_dir=config.cache_dir,
+        ctx=ctx,
+        known_root="" if config.data else root,
+    )
 
 
 def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:

@@ -22,7 +22,8 @@ from pathlib import Path
 import torch
 
 from utils.checkpoint_file import read_checkpoint
-from utils.distributed import DistributedContext, spawn
+from utils.distributed import DistributedContext
+from utils.spawning import spawn
 
 ROOT = Path(__file__).parents[1]
 COMPARED = ("model", "ema", "optimizer")

@@ -81,7 +81,7 @@ def measured(options: argparse.Namespace) -> tuple[float, float, float, str]:
     """T, b, G, and a line that sets the formula for two ranks beside two gloo ranks of one thread each."""
     import torch
 
-    from utils.distributed import spawn
+    from utils.spawning import spawn
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "result.pt")

@@ -24,8 +24,9 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from utils.distributed import DistributedContext, spawn
+from utils.distributed import DistributedContext
 from utils.errors import UserError
+from utils.spawning import spawn
 
 ROOT = Path(__file__).parents[1]
 SIZES, WORLDS = (0, 1, 7, 8, 9, 87), (1, 2, 3, 8)

@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from utils.distributed import DistributedContext, spawn
+from utils.distributed import DistributedContext
+from utils.spawning import spawn
 
 
 def build(ctx: DistributedContext, model: str, virtual_ranks: int, amp: torch.dtype | None):

@@ -55,8 +55,12 @@ class DatasetSpec:
         return UserError(f"{path}: not found (named by {self.source}){hint or '; correct its paths'}")
 
 
-def load_dataset_spec(path: str | Path) -> DatasetSpec:
-    """Reads and checks a data set YAML. Raises UserError naming the file and the key."""
+def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
+    """Reads and checks a data set YAML. Raises UserError naming the file and the key.
+
+    Args:
+        known_root: the folder that its ``path`` meant before, for one that was relative to another working folder.
+    """
     path = Path(path)
     values = load_yaml(path)
     if not isinstance(values, dict):
@@ -64,7 +68,7 @@ def load_dataset_spec(path: str | Path) -> DatasetSpec:
     _check_keys(values, path)
     if "val" not in values and "validation" in values:
         values["val"] = values["validation"]
-    root = _resolve_root(values.get("path"), path)
+    root = _resolve_root(values.get("path"), path, known_root)
     annotations = _read_annotations(values.get("annotations"), root, path)
     splits = {
         split: SplitSource(_read_entries(values[split], root, f"{path}: {split}"), annotations.get(split))
@@ -99,12 +103,14 @@ def _text_path(value: Any, where: str) -> Path:
     return Path(value.strip()).expanduser()
 
 
-def _resolve_root(value: Any, yaml_path: Path) -> Path:
+def _resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
     home = yaml_path.absolute().parent
     if value in (None, ""):
         return _normal(home)
     given = _text_path(value, f"{yaml_path}: path")
     candidates = [given] if given.is_absolute() else [home / given, Path.cwd() / given]
+    if known_root and not given.is_absolute():
+        candidates.append(Path(known_root))
     return _normal(next((c for c in candidates if c.is_dir()), candidates[0]))
 
 

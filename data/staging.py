@@ -29,7 +29,13 @@ from utils.meeting import Meeting
 
 
 def stage_dataset(
-    source: str, folder: str, splits: Sequence[str], ctx: DistributedContext, *, chunk_bytes: int | None = None
+    source: str,
+    folder: str,
+    splits: Sequence[str],
+    ctx: DistributedContext,
+    *,
+    chunk_bytes: int | None = None,
+    known_root: str = "",
 ) -> DatasetSpec:
     """The data set ``source`` as it is in its copy below ``folder``, which is made or completed first.
 
@@ -41,6 +47,7 @@ def stage_dataset(
         splits: which to copy.
         ctx: this process among the others.
         chunk_bytes: of what the leaders send each other at a time; None: 1 to 16 MiB.
+        known_root: see `load_dataset_spec`.
 
     Returns:
         the data set with the copy's root and splits. Its ``source`` is the original YAML.
@@ -60,7 +67,7 @@ def stage_dataset(
             names = [f"node {n}" for n in range(leaders.group_size)]
             title = f"stage/{leaders.handle.group_name}" if leaders.handle else ""
             with Meeting(ctx.store, title, own=leaders.local_group_rank, names=names) as meeting:
-                yaml = str(_Leader(meeting, leaders, ctx.is_main).stage(source, place, splits, chunk_bytes))
+                yaml = str(_Leader(meeting, leaders, ctx.is_main, known_root).stage(source, place, splits, chunk_bytes))
             if ctx.store is not None:
                 ctx.store.set(f"stage/{ctx.node_rank}/{splits}", yaml.encode("utf-8", "surrogateescape"))
         return dataclasses.replace(load_dataset_spec(yaml), source=source)
@@ -73,11 +80,12 @@ class _Leader:
     meeting: Meeting
     group: ProcessGroupPlace
     shows: bool  # progress
+    known_root: str
 
     def stage(self, source: str, place: Path, splits: Sequence[str], chunk_bytes: int | None) -> Path:
         """The YAML of this node's complete copy."""
         plan, token = self._from_first(
-            lambda: (plan_stage(load_dataset_spec(source), splits), secrets.token_hex(8)),
+            lambda: (plan_stage(load_dataset_spec(source, self.known_root), splits), secrets.token_hex(8)),
         )
         if is_under(relative_name(place / plan.key, plan.spec.root), plan.folders):
             raise UserError(f"--stage: {place} is inside the data set; name a folder outside it")

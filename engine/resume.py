@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from utils.recipes import read_recipe
 LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun process, and the run that it carries
 
 # These describe the process that resumes, not the run.
-_OF_THE_PROCESS = ("resume", "local_rank", "spawn")
+_OF_THE_PROCESS = ("resume", "local_rank", "local_world_size", "spawn")
 # Other values would be another run: its weights could not be put into the model, or its order would be undefined.
 _FIXED = ("model", "weights", "single_cls", "name")
 _WEIGHTS = ("model", "ema", "optimizer", "scaler")
@@ -77,7 +78,8 @@ def resumed_config(
     lines = []
     for name in sorted(set(given) - {*_OF_THE_PROCESS, "override"}):
         old, new = getattr(base, name), getattr(current, name)
-        if old == new or (name == "batch_size" and new == FIND_BATCH_SIZE):  # found when the run began
+        is_same_data = name == "data" and os.path.abspath(old) == os.path.abspath(new)
+        if old == new or is_same_data or (name == "batch_size" and new == FIND_BATCH_SIZE):  # found when the run began
             continue
         if name in _FIXED:
             raise UserError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,15 @@ from engine.resume import (
     run_of_launch,
 )
 from utils.config import Hyperparameters, TrainConfig
+from utils.data_location import find_location
 from utils.distributed import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
+from utils.file_lock import FileLock
 from utils.recipes import read_recipe
 from utils.run_dir import increment_path
+
+LOCK_NAME = ".lock"  # in the run's folder, while a process trains it
+_PATIENCE_S = 3.0  # a process that was just killed may still be ending
 
 
 @dataclass(frozen=True)
@@ -33,39 +39,65 @@ class Run:
     path: Path  # of the checkpoint
     content: dict[str, Any] | None  # of the checkpoint; None: the run begins
     lines: list[str]  # what the log is to begin with
+    data_root: str = ""  # folder of the data set, where a checkpoint tells
 
 
-def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str]) -> Run:
+@contextmanager
+def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str]) -> Iterator[Run]:
     """A new run in a folder of its own, the one that ``--resume`` means, or, when torchrun starts its processes again,
-    the one they were at, from its newest checkpoint. Rank 0 decides.
+    the one they were at, from its newest checkpoint. Rank 0 decides, and keeps other trainings out of the folder until
+    the block ends.
 
     Args:
         given: names of the settings that the command line has.
 
-    Raises UserError when there is nothing to go on with, or the folder cannot be made.
+    Raises UserError when there is nothing to go on with, the folder cannot be made, or another process trains there.
     """
     hyp = read_recipe(config.hyp, config.override, pretrained=bool(config.weights))
     launchers = all_objects(ctx, ctx.launcher)
     former = broadcast_object(ctx, run_of_launch(config.project, launchers) if ctx.is_main else None)
-    if former is not None and not (former / "last.pt").is_file():
-        run = Run(former, config, hyp, former / "last.pt", None, ["restarted before the first checkpoint"])
-    elif former is not None:
-        run = _reopen(ctx, config, given, former / "last.pt")
+    path = None
+    if former is not None:
+        folder, path = former, former / "last.pt"
     elif config.resume is None:
         with torch_distributed_zero_first(ctx):
-            folder = increment_path(config.project, config.name, config.exist_ok) if ctx.is_main else None
-        folder = Path(broadcast_object(ctx, folder))
-        run = Run(folder, config, hyp, folder / "last.pt", None, [])
+            made = increment_path(config.project, config.name, config.exist_ok) if ctx.is_main else None
+        folder = Path(broadcast_object(ctx, made))
     else:
         path = Path(config.resume) if config.resume else Path(broadcast_object(ctx, newest_checkpoint(config.project)))
-        run = _reopen(ctx, config, given, path / "last.pt" if path.is_dir() else path)
-        assert run.content is not None
-        done = run.content["progress"]["epoch"]
-        if done >= run.config.epochs:
-            raise UserError(f"{run.path}: all {done} epochs are done; to train on, ask for more: --resume --epochs N")
-    if ctx.is_main:
-        note_launch(config.project, launchers, run.folder)
-    return run
+        path = path / "last.pt" if path.is_dir() else path
+        folder = path.parent
+    with _locked(ctx, folder):
+        if path is None:
+            run = Run(folder, config, hyp, folder / "last.pt", None, [])
+        elif former is not None and not path.is_file():
+            run = Run(folder, config, hyp, path, None, ["restarted before the first checkpoint"])
+        else:
+            run = _reopen(ctx, config, given, path)
+            assert run.content is not None
+            done = run.content["progress"]["epoch"]
+            if former is None and done >= run.config.epochs:
+                raise UserError(f"{path}: all {done} epochs are done; to train on, ask for more: --resume --epochs N")
+        if ctx.is_main:
+            note_launch(config.project, launchers, folder)
+        yield run
+
+
+@contextmanager
+def _locked(ctx: DistributedContext, folder: Path) -> Iterator[None]:
+    """Holds off other trainings that would write the run in ``folder``, which need not exist."""
+    lock = FileLock(folder / LOCK_NAME)
+    try:
+        with torch_distributed_zero_first(ctx):
+            holder = lock.acquire(_PATIENCE_S) if ctx.is_main and folder.is_dir() else ""
+            if holder:
+                raise UserError(
+                    f"{folder}: another training is writing this run ({holder}); wait for it or stop it, or start a "
+                    "run of its own with another --name"
+                )
+        yield
+    finally:
+        lock.release()
 
 
 def _reopen(ctx: DistributedContext, config: TrainConfig, given: Collection[str], path: Path) -> Run:
@@ -73,10 +105,12 @@ def _reopen(ctx: DistributedContext, config: TrainConfig, given: Collection[str]
     content = read_run(path)
     pretrained = bool(content["config"].get("weights"))
     hyp, changes = resumed_hyperparameters(content["hyp"], config, given, path, pretrained=pretrained)
-    config, lines = resumed_config(content["config"], config, given, path)
+    source, root = find_location(content["data"], path)
+    stored = content["config"] | ({} if content["config"].get("data") == "demo" else {"data": source})
+    config, lines = resumed_config(stored, config, given, path)
     lines += changes
     done, batch = content["progress"]["epoch"], content["progress"].get("batch", 0)
     within = f" and {batch} batches" if batch else ""
     lines += circumstances_changed(content.get("run", {}), world_size=ctx.world_size, device=ctx.device.type)
     lines.insert(0, f"resuming {path} after epoch {done} of {config.epochs}{within}")
-    return Run(path.parent, config, hyp, path, content, lines)
+    return Run(path.parent, config, hyp, path, content, lines, data_root=root if config.data == source else "")

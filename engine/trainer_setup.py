@@ -21,7 +21,8 @@ from engine.trackers import Tracker, build_tracker
 from engine.trainer import Trainer
 from engine.watchdog import Watchdog
 from utils.config import to_dict
-from utils.distributed import DistributedContext
+from utils.data_location import describe_location
+from utils.distributed import DistributedContext, broadcast_object
 from utils.logger import get_logger
 from utils.stop_signals import StopSignals
 
@@ -37,6 +38,7 @@ def build_trainer(
     pretrained: Collection[str],
     postprocess: Postprocess,
     data_source: str,
+    data_root: str,
     train_loader: Any,
     val_loader: Any,
 ) -> Trainer:
@@ -48,7 +50,7 @@ def build_trainer(
         criterion: its loss, made for those.
         pretrained: names of the parameters that came from weights when the run began.
         postprocess: raw maps to the detections that validation scores.
-        data_source: the data set's YAML, for the checkpoint.
+        data_source, data_root: the data set's YAML and folder, for the checkpoint; "": a folder of this node alone.
         train_loader, val_loader: see `Trainer`; their ``index`` knows the labels.
     """
     config = run.config
@@ -60,8 +62,10 @@ def build_trainer(
         "%s, %d steps (%d an epoch, %d batch(es) each), autocast %s",
         rule, pace.total, pace.steps, pace.accumulate, take_step.amp_dtype or "off",
     )  # fmt: skip
-    progress = _restore_progress(ctx, run, model, take_step, pace, train_loader)
-    data = {"source": data_source, "fingerprint": train_loader.index.fingerprint}
+    # File stamps may differ where machines have copies of their own; what follows from them must not.
+    fingerprint = broadcast_object(ctx, train_loader.index.fingerprint)
+    progress = _restore_progress(ctx, run, model, take_step, pace, train_loader, fingerprint)
+    data = describe_location(data_source, data_root, run.folder) | {"fingerprint": fingerprint}
     return Trainer(
         ctx=ctx,
         take_step=take_step,
@@ -98,7 +102,13 @@ def build_trainer(
 
 
 def _restore_progress(
-    ctx: DistributedContext, run: Run, model: nn.Module, take_step: TrainStep, pace: Pace, train_loader: Any
+    ctx: DistributedContext,
+    run: Run,
+    model: nn.Module,
+    take_step: TrainStep,
+    pace: Pace,
+    train_loader: Any,
+    fingerprint: str,
 ) -> Progress:
     """Where the run stands, with the checkpoint's state put into its parts; the start of it without a checkpoint."""
     if run.content is None:
@@ -107,7 +117,7 @@ def _restore_progress(
     progress, lines = resumed_position(
         restore(run.content, ctx=ctx, **parts, path=run.path),
         run.content,
-        fingerprint=train_loader.index.fingerprint,
+        fingerprint=fingerprint,
         batch_size=run.config.batch_size,
         epoch_batches=len(train_loader),
         accumulate=pace.accumulate,
@@ -129,13 +139,16 @@ def _describe(
     run: Run, model: nn.Module, rule: str, pretrained: Collection[str], data: dict[str, str]
 ) -> dict[str, Any]:
     """What every checkpoint of the run says of it."""
+    config = to_dict(run.config) | {"optimizer": rule}  # a longer run must not choose another when it resumes
+    if config["data"] != "demo":
+        config["data"] = data["source"]  # which holds in any working folder
     return {
         "model_spec": model.spec,
         "names": list(model.names),
         "pretrained": list(pretrained),
         "imgsz": run.config.imgsz,
         "hyp": to_dict(run.hyp),
-        "config": to_dict(run.config) | {"optimizer": rule},  # a longer run must not choose another when it resumes
+        "config": config,
         "data": data,
     }
 

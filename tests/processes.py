@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from utils.distributed import _free_port
+from utils.spawning import free_port
 
 ROOT = Path(__file__).parents[1]
 LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -27,21 +27,32 @@ class Processes:
         self._environment = {k: v for k, v in os.environ.items() if k not in LAUNCHED}
         self._environment |= {"OMP_NUM_THREADS": "1", "TEST_MARK": self.mark, "ODD": odd}
 
-    def start(self, command: list[str], **environment: str) -> subprocess.Popen:
+    def start(self, command: list[str], folder: Path = ROOT, **environment: str) -> subprocess.Popen:
         with open(self.log, "ab") as file:
             process = subprocess.Popen(
-                command, cwd=ROOT, env=self._environment | environment, stdout=file, stderr=subprocess.STDOUT
+                command, cwd=folder, env=self._environment | environment, stdout=file, stderr=subprocess.STDOUT
             )
         self.started.append(process)
         return process
 
     def ranks(self, world: int, *flags: str) -> None:
         """``world`` ranks of tests/odd_train.py, started by nobody but this test."""
-        port = str(_free_port())
+        port = str(free_port())
         for rank in range(world):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
             launched = place | {"MASTER_PORT": port} if world > 1 else {}
             self.start([sys.executable, "tests/odd_train.py", *flags], **launched)
+
+    def pair(self, flags: list[list[str]], *, script: str = "train.py", folders: list[Path] | None = None) -> None:
+        """Two ranks of ``script`` with flags of their own, each in a working folder of its own if there are any."""
+        port = str(free_port())
+        for rank, given in enumerate(flags):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+            place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            if folders:  # two machines
+                place |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(rank)}
+            folder = folders[rank] if folders else ROOT
+            self.start([sys.executable, str(ROOT / script), *given], folder, **place)
 
     def torchrun(self, options: list[str], *flags: str) -> subprocess.Popen:
         return self.start([sys.executable, "-m", "torch.distributed.run", *options, "tests/odd_train.py", *flags])

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-from utils.distributed import DistributedContext, _free_port
+from utils.distributed import DistributedContext
+from utils.spawning import free_port
 
 
 def _enter(
@@ -53,7 +54,7 @@ def run_ranks(
     ``timeout_s`` is the process group's. The rank ``lost`` ends in the middle; None stands for what it returns.
     """
     with tempfile.TemporaryDirectory() as folder:
-        extra = (world, _free_port(), folder, local_world or world, timeout_s, function, args)
+        extra = (world, free_port(), folder, local_world or world, timeout_s, function, args)
         processes = mp.start_processes(_enter, extra, world, start_method="spawn", join=False)
         while lost is None and not processes.join():
             pass

@@ -116,11 +116,15 @@ def test_a_folder_that_cannot_be_made_is_a_user_error():
 SPAWNING = """
 import sys
 from utils.cli import run_main
-from utils.distributed import spawn
+from utils.spawning import spawn
+
+def work(argv):
+    import torch
+    print("done")
 
 def main(argv):
     print("begun", flush=True)
-    spawn(run_main, 2, (print, ["done"]))
+    spawn(run_main, 2, (work, []))
 
 if __name__ == "__main__":
     run_main(main)
@@ -139,3 +143,16 @@ def test_ctrl_c_while_spawned_processes_start(tmp_path):
         assert launch.codes() == [130]
         launch.wait_gone(10)
         assert launch.output() == "begun\n"
+
+
+@pytest.mark.parametrize("script", ["train.py", "val.py"])
+def test_spawn_imports_torch_in_its_processes_alone(tmp_path, script):
+    """In the parent too, it came first and so doubled the time until a training began."""
+    asked = ["--weights", str(tmp_path / "none.pt")] if script == "val.py" else ["--data", str(tmp_path / "none.yaml")]
+    command = [sys.executable, script, *asked, "--spawn", "2", "--device", "cpu", "--project", str(tmp_path)]
+    environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert len([line for line in lines if line.split("|")[-1].strip() == "torch"]) == 2
+    assert len([line for line in lines if line.startswith("error: ")]) == 1

@@ -182,9 +182,9 @@ def _outlive_entry(rank, port, folder):
 def test_followers_notice_a_leader_that_is_killed(tmp_path):
     import torch.multiprocessing as mp
 
-    from utils.distributed import _free_port
+    from utils.spawning import free_port
 
-    context = mp.start_processes(_outlive_entry, (_free_port(), str(tmp_path)), 3, join=False, start_method="spawn")
+    context = mp.start_processes(_outlive_entry, (free_port(), str(tmp_path)), 3, join=False, start_method="spawn")
     deadline = time.monotonic() + 90
     while not (tmp_path / "done").exists() and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -12,10 +12,11 @@ import torch.multiprocessing as mp
 import yaml
 
 from utils import downloads, http_transfer
-from utils.distributed import DistributedContext, spawn
+from utils.distributed import DistributedContext
 from utils.downloads import fetch_weights
 from utils.errors import UserError
 from utils.http_transfer import TransferLimits
+from utils.spawning import spawn
 from utils.weights_catalogue import CATALOGUE, WeightsEntry, find_entry
 
 BODY = bytes(range(256)) * 1200

@@ -11,7 +11,8 @@ from engine import evaluator as evaluator_module
 from engine.evaluator import Evaluator, is_channels_last
 from engine.stage_clock import StageClock
 from utils.boxes import scale_boxes, xywh_to_xyxy
-from utils.distributed import DistributedContext, spawn
+from utils.distributed import DistributedContext
+from utils.spawning import spawn
 from utils.structures import Batch, Detections, GroundTruth, LossOutput
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from tiny import write_dataset, write_model
 
 from engine.results_csv import ResultsCsv
 from utils.checkpoint_file import read_checkpoint
-from utils.distributed import _free_port
+from utils.spawning import free_port
 
 COMMON = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "2", "--amp", "off", "--noplots",
           "--epochs", "2", "--optimizer", "SGD", "--set", "close_mosaic=1", "--save-minutes", "0"]  # fmt: skip
@@ -105,6 +105,30 @@ def test_a_signal_during_validation(world, whole, tmp_path):
     assert position(tmp_path / "exp") == (0, 10)
     resume(tmp_path)
     same_run(whole, tmp_path / "exp")
+
+
+def test_two_trainings_do_not_write_one_run(world, tmp_path):
+    """The second gets a line that names the first, whichever way it came to the folder; a killed one holds nobody off,
+    nor do its loader processes that are still there."""
+    with Processes(tmp_path / "log.txt", odd="slow:0.2") as run:
+        run.ranks(1, *flags(world, tmp_path, "--save-steps", "2", "--epochs", "50"))
+        run.until((tmp_path / "exp" / "last.pt").exists)
+        first = run.started[0]
+        for given in (["--resume", str(tmp_path / "exp")], flags(world, tmp_path, "--exist-ok")):
+            with Processes(tmp_path / "second.txt") as second:
+                second.ranks(1, *given)
+                assert second.codes() == [2], second.output()
+                (line,) = [line for line in second.output().splitlines() if line.startswith("error: ")]
+            assert f"exp: another training is writing this run (process {first.pid} on " in line
+            (tmp_path / "second.txt").unlink()
+        first.kill()
+        first.wait()
+        with Processes(tmp_path / "third.txt") as third:
+            third.ranks(1, "--resume", str(tmp_path / "exp"))
+            third.until(lambda: "SGD," in third.output())
+            third.started[0].send_signal(signal.SIGTERM)
+            assert third.codes() == [75], third.output()
+    assert not (tmp_path / "exp" / ".lock").exists()
 
 
 def test_going_on_elsewhere_prints_what_changed(tmp_path):
@@ -202,7 +226,7 @@ def test_what_torchrun_leaves_stops_by_itself(world, whole, tmp_path):
 @pytest.mark.slow
 def test_a_lost_node_is_done_without(world, tmp_path):
     """Two torchruns as two nodes, one of which disappears: the other goes on alone, to the same weights."""
-    port = str(_free_port())
+    port = str(free_port())
     options = ["--nnodes", "1:2", "--nproc_per_node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d",
                "--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", "last_call_timeout=5"]  # fmt: skip
     more = flags(world, tmp_path, "--virtual-ranks", "2", "--deterministic", "--save-steps", "2", "--epochs", "3")

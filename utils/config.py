@@ -157,6 +157,7 @@ class TrainConfig:
     offline: bool = setting(False, help="never download weights")
     spawn: int = setting(0, low=0, help="start this many processes on this machine without torchrun")
     local_rank: int | None = setting(None, help="set by the old launcher")
+    local_world_size: int | None = setting(None, low=1, help="processes a machine, as old launchers' examples pass it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +196,7 @@ class ValConfig:
     offline: bool = setting(False, help="never download weights")
     spawn: int = setting(0, low=0, help="start this many processes on this machine without torchrun")
     local_rank: int | None = setting(None, help="set by the old launcher")
+    local_world_size: int | None = setting(None, low=1, help="processes a machine, as old launchers' examples pass it")
 
 
 @dataclass(frozen=True, kw_only=True)

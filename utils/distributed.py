@@ -1,7 +1,7 @@
 """Who this process is among the others, and the few ways in which processes wait for and talk to each other.
 
-A `DistributedContext` is made once, from the environment that torchrun (or the old launcher) sets, and is passed on as
-an argument. No other module reads RANK, LOCAL_RANK or WORLD_SIZE.
+A `DistributedContext` is made once, from what the launcher's environment tells (`utils.launch_environment`), and is
+passed on as an argument.
 """
 
 from __future__ import annotations
@@ -9,29 +9,24 @@ from __future__ import annotations
 import datetime
 import gc
 import itertools
-import logging
 import os
-import signal
-import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.rendezvous import rendezvous
 
 from utils.errors import PeerFailure, Stopped, UserError
-from utils.liveness import process_identity
+from utils.launch_environment import Launch, read_launch
 from utils.meeting import Meeting
-from utils.stop_signals import INTERRUPTED, REQUEUE, stop_signals
+from utils.rendezvous import cannot_meet, launcher_name, meet, share_of_all
 
-_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-STOP_S, FAILED_S = 60.0, 4.0  # how long `spawn` waits for the other processes after one has stopped as asked, or failed
 _BROKEN = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
 
 
@@ -72,43 +67,47 @@ class DistributedContext:
 
     @staticmethod
     def from_environment(
-        device: str = "", local_rank: int | None = None, *, timeout_s: float = 1800.0
+        device: str = "",
+        local_rank: int | None = None,
+        local_world_size: int | None = None,
+        *,
+        timeout_s: float = 1800.0,
     ) -> DistributedContext:
         """The context of this process; joins the process group when launched as one of several.
 
         Args:
             device: as `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
-            local_rank: `--local-rank` of ``python -m torch.distributed.launch``, where LOCAL_RANK is not set.
+            local_rank, local_world_size: the flags of those names, where the variables are not set.
             timeout_s: how long a collective may take before the group gives up.
 
         Raises:
             UserError: a half-set environment, a device that is not there, a busy port.
         """
-        present = [name for name in _VARIABLES if os.environ.get(name)]
-        if os.environ.get("LOCAL_RANK"):
-            local_rank = int(os.environ["LOCAL_RANK"])
-        if not present and local_rank in (None, -1):
+        launch = read_launch(local_rank, local_world_size)
+        if launch is None:
             devices = parse_devices(device)
             _make_current(devices[0])
             return DistributedContext(0, -1, 1, 1, 0, devices[0], "", devices)
-        missing = [name for name in _VARIABLES if name not in present]
-        if missing or local_rank is None:
-            missing += [] if local_rank is not None else ["LOCAL_RANK"]
-            raise UserError(
-                f"the distributed environment is half set: {', '.join(missing)} missing; start with torchrun, "
-                f"or unset {', '.join(present) or 'LOCAL_RANK'}"
-            )
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-        node_rank = int(os.environ.get("GROUP_RANK", rank // local_world_size))
-        own = _device_of_local_rank(device, local_rank, local_world_size)
-        backend = "cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo"
-        _make_current(own)
-        store = _join(backend, rank, world_size, timeout_s)
+        store = meet(launch, timeout_s)
+        try:
+            place = _place_on_node(store, launch, device)
+        except dist.DistError as error:  # another process has ended, and the store with it
+            raise cannot_meet(launch, error) from None
+        backend = "cpu:gloo,cuda:nccl" if place.device.type == "cuda" else "gloo"
+        _make_current(place.device)
+        _form_group(backend, store, launch, timeout_s)
         return DistributedContext(
-            rank, local_rank, world_size, local_world_size, node_rank, own, backend, (own,), store,
-            launcher=_launcher(),
-        )  # fmt: skip
+            launch.rank,
+            place.local_rank,
+            launch.world_size,
+            place.local_world_size,
+            place.node_rank,
+            place.device,
+            backend,
+            (place.device,),
+            store,
+            launcher=launcher_name(),
+        )
 
     def close(self) -> None:
         """Leaves the process group.
@@ -139,43 +138,19 @@ def _make_current(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def _join(backend: str, rank: int, world_size: int, timeout_s: float) -> dist.Store:
+def _form_group(backend: str, store: dist.Store, launch: Launch, timeout_s: float) -> None:
     timeout = datetime.timedelta(seconds=timeout_s)
     try:
-        store, rank, world_size = next(iter(rendezvous("env://", rank, world_size, timeout=timeout)))
         store.set_timeout(timeout)
-        store = dist.PrefixStore(f"lockstep/{_generation(store)}", store)
         dist.init_process_group(
-            backend, store=dist.PrefixStore("group", store), rank=rank, world_size=world_size, timeout=timeout
+            backend,
+            store=dist.PrefixStore("group", store),
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=timeout,
         )
     except (RuntimeError, ValueError) as error:  # torch's own kinds, and gloo when another process goes meanwhile
-        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        reason = str(error).split("\n")[0]
-        hint = "is the port taken? choose another with --master-port" if "EADDRINUSE" in reason else "is it reachable?"
-        raise UserError(f"cannot form the process group at {where}: {reason}; {hint}") from None
-    return store
-
-
-def _generation(store: dist.Store) -> int:
-    """How often this process's torchrun has restarted its processes on this store.
-
-    A static rendezvous keeps its store, with all that former processes left in it; others come with a new one each time
-    (and with torchrun processes that count different numbers of restarts).
-    """
-    launcher, restarts = _launcher(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if not launcher:
-        return 0
-    return int(restarts) - int(store.compare_set(f"lockstep/first/{launcher}", "", restarts))
-
-
-def _launcher() -> str:
-    run = os.environ.get("TORCHELASTIC_RUN_ID")
-    return f"{run} {process_identity(os.getppid())}" if run else ""
-
-
-def is_launched() -> bool:
-    """True in a process that torchrun, the old launcher or `spawn` has started."""
-    return any(os.environ.get(name) for name in ("RANK", "LOCAL_RANK"))
+        raise cannot_meet(launch, error) from None
 
 
 def parse_devices(device: str) -> tuple[torch.device, ...]:
@@ -209,18 +184,66 @@ def parse_devices(device: str) -> tuple[torch.device, ...]:
     return tuple(torch.device("cuda", int(part)) for part in numbers)
 
 
-def _device_of_local_rank(device: str, local_rank: int, local_world_size: int) -> torch.device:
+class _Place(NamedTuple):
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    device: torch.device
+
+
+def _place_on_node(store: dist.Store, launch: Launch, device: str) -> _Place:
+    """Where on its node a process is. What the launcher does not tell follows from the machines' names, on all
+    processes alike. Every process of the run must call it.
+
+    Raises UserError for fewer devices than processes on the node, on all of its processes.
+    """
+    devices = _devices_for_ranks(device)
+    told = (launch.node_rank, launch.local_rank, launch.local_world_size)
+    notes: list[Any] = share_of_all(store, "place", launch, [machine_name(), *told, _identities(devices)])
+    machines = [note[0] for note in notes]
+    if any(None in note[1:4] for note in notes):
+        order = list(dict.fromkeys(machines))  # by the lowest rank on each
+        node_rank = order.index(machines[launch.rank])
+        local_rank = machines[: launch.rank].count(machines[launch.rank])
+        local_world_size = machines.count(machines[launch.rank])
+        node = [note for note in notes if note[0] == machines[launch.rank]]
+    else:
+        node_rank, local_rank, local_world_size = notes[launch.rank][1:4]
+        node = [note for note in notes if note[1] == node_rank]
+    if not devices:
+        return _Place(local_rank, local_world_size, node_rank, torch.device("cpu"))
+    # A launcher may show each process GPUs of its own, in which case their number is less than that of processes.
+    shown = {identity for note in node for identity in note[4]}
+    if local_world_size > len(shown):
+        raise UserError(f"{local_world_size} processes on this node but {len(shown)} GPUs: lower --nproc_per_node")
+    return _Place(local_rank, local_world_size, node_rank, devices[local_rank % len(devices)])
+
+
+def machine_name() -> str:
+    """The same in all processes of a machine, and in no other's: hosts may share a name, and containers a kernel."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{os.uname().nodename} {boot}"
+
+
+def _devices_for_ranks(device: str) -> tuple[torch.device, ...]:
+    """The GPUs that this process sees and may take one of; none where processes run on the CPU."""
     text = device.strip().lower()
     if text == "cpu" or (text == "" and not torch.cuda.is_available()):
-        return torch.device("cpu")
+        return ()
     if text == "mps":
         raise UserError("--device mps: one process only; start without torchrun")
     devices = parse_devices(device)
     if text in ("", "cuda"):
         devices = tuple(torch.device("cuda", i) for i in range(torch.cuda.device_count()))
-    if local_world_size > len(devices):
-        raise UserError(f"{local_world_size} processes on this node but {len(devices)} GPUs: lower --nproc_per_node")
-    return devices[local_rank]
+    return devices
+
+
+def _identities(devices: Sequence[torch.device]) -> list[str]:
+    """Names of GPUs that are the same whichever of them a process sees."""
+    return [str(torch.cuda.get_device_properties(device).uuid) for device in devices]
 
 
 @contextmanager
@@ -328,81 +351,3 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = model._orig_mod
         else:
             return model
-
-
-def spawn(function, processes: int, args: Sequence[Any] = ()) -> None:
-    """Runs ``function(*args)`` in ``processes`` processes of this machine, each with torchrun's environment set.
-
-    Signals that ask a run to stop are passed on. Raises PeerFailure when one of them ends badly (its own message is
-    already printed), Stopped when it stopped as asked; the others are stopped.
-    """
-    from multiprocessing import resource_tracker
-
-    import torch.multiprocessing as mp
-
-    port = _free_port()
-    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # its remarks on whom it stops
-    # Ctrl-C waits until the processes have started and we have them. The tracker's start would end the waiting.
-    resource_tracker.ensure_running()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        group = mp.start_processes(
-            _spawned, (processes, port, function, tuple(args)), processes, join=False, start_method="spawn"
-        )
-    except BaseException:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        raise
-    asked: list[int] = []
-
-    def pass_on(number: int, _: object) -> None:
-        asked.append(number)
-        for process in group.processes:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, number)
-
-    for number in stop_signals():
-        signal.signal(number, pass_on)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    try:
-        while not group.join(timeout=1, grace_period=STOP_S if asked else FAILED_S):
-            pass
-    except mp.ProcessExitedException as error:
-        if error.exit_code in (REQUEUE, INTERRUPTED):
-            raise Stopped(error.exit_code) from None
-        if asked:
-            raise Stopped(128 + asked[0]) from None
-        name = f"process {error.error_index} of {processes}"
-        if error.signal_name is not None:  # it could not say anything itself
-            raise UserError(f"{name} was killed by {error.signal_name}; is there enough memory?") from None
-        raise PeerFailure(f"{name} failed") from None
-    except mp.ProcessRaisedException as error:
-        print(str(error).strip(), file=sys.stderr, flush=True)
-        raise PeerFailure(f"process {error.error_index} of {processes} failed") from None
-    finally:
-        for number in stop_signals():
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-
-
-def _spawned(index: int, processes: int, port: int, function, args: tuple) -> None:
-    os.environ |= {
-        "RANK": str(index),
-        "LOCAL_RANK": str(index),
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-    function(*args)
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
