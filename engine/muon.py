@@ -232,7 +232,7 @@ class Muon(Optimizer):
             gradient = torch.where(bad, momentum, gradient)
         momentum.lerp_(gradient, 1 - group["momentum"])
         torch._foreach_copy_(buffers, views_as(momentum, parameters))
-        update = torch.lerp(gradient, momentum, group["momentum"]) if group["nesterov"] else momentum
+        update = gradient.lerp_(momentum, group["momentum"]) if group["nesterov"] else momentum
         moves = views_as(plan.orthogonal(update).to(update.dtype).mul_(keep * group["lr"]), parameters)
         torch._foreach_mul_(moves, [_size_factor(*shape) for shape in shapes])
         held = [(p, move) for p, move in zip(parameters, moves) if p.grad is not None]
