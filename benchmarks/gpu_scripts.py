@@ -79,13 +79,18 @@ def detect(options: argparse.Namespace) -> Iterator[str]:
     yield text.strip().splitlines()[-2]
 
 
+def help_of(flag: str, text: str) -> str:
+    """What a script's help says of ``flag``; empty without it."""
+    found = re.search(rf"^ +{flag} .*?(?=^ +-|\Z)", text, re.DOTALL | re.MULTILINE)
+    return found[0] if found else ""
+
+
 def largest_batch(options: argparse.Namespace) -> Iterator[str]:
     """A training with ``--batch-size -1``."""
     text = subprocess.run(
         [sys.executable, "train.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout
-    about = re.search(r"--batch-size.*?(?=\n +--)", text, re.DOTALL)
-    if about is None or "-1" not in about[0]:
+    if "-1" not in help_of("--batch-size", text):
         leave_out("train.py --help names no --batch-size -1")
     if options.device == "cpu":
         leave_out("--batch-size -1 wants a GPU")

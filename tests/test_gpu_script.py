@@ -17,7 +17,7 @@ from benchmarks import gpu_syncs
 from benchmarks.gpu_parts import CALLS, DRY, Part, Sizes, parts_of
 from benchmarks.gpu_profile import trace
 from benchmarks.gpu_runner import Runner, judged, run_for, with_data
-from benchmarks.gpu_scripts import scores
+from benchmarks.gpu_scripts import help_of, scores
 from benchmarks.gpu_steps import overflowing
 from benchmarks.step import sizes_of
 from benchmarks.training_step import COCO_SIDES, build_step, coco_boxes, loss_pass, make_batches, stepper
@@ -297,3 +297,10 @@ def test_models_are_named_with_sizes_or_without():
 def test_scores_are_read_from_the_table():
     text = "noise\n  class  images  P  R  AP50  AP\n    all  4  0.1  0.2  0.3  0.4\n  ring  3  1  1  1  1\n"
     assert scores(text)["AP"] == 0.4
+
+
+def test_the_help_of_a_flag_is_found_behind_the_usage():
+    text = "usage: x [--batch-size N]\n   [--imgsz N]\n\n  --batch-size N, --batch N\n      images; -1: what fits\n  --imgsz N\n"
+    assert help_of("--batch-size", text).endswith("images; -1: what fits\n")
+    assert "-1" not in help_of("--imgsz", text)
+    assert help_of("--workers", text) == ""
