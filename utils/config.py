@@ -21,13 +21,17 @@ from typing import Any, TypeVar
 import yaml
 
 from utils.errors import UserError
+from utils.yolo_flags import advice, translated
 
 T = TypeVar("T")
 
 
-def setting(default: Any = MISSING, *, help: str, choices=None, low=None, high=None, aliases=(), factory=MISSING):
-    """A dataclass field with what its flag or YAML key needs. Bounds are inclusive."""
-    metadata = {"help": help, "choices": choices, "low": low, "high": high, "aliases": aliases}
+def setting(
+    default: Any = MISSING, *, help: str, choices=None, low=None, high=None, aliases=(), factory=MISSING, bare=None
+):
+    """A dataclass field with what its flag or YAML key needs. Bounds are inclusive. ``bare``: the value of a flag that
+    is given without one; None: a value is wanted."""
+    metadata = {"help": help, "choices": choices, "low": low, "high": high, "aliases": aliases, "bare": bare}
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
 
@@ -95,13 +99,14 @@ class TrainConfig:
     batch_size: int = setting(16, low=1, aliases=("--batch",), help="images a step over all processes")
     imgsz: int = setting(640, low=64, aliases=("--img", "--img-size"), help="square training size, pixels")
     rect: bool = setting(False, help="rectangular batches by aspect, shuffled")
-    resume: str | None = setting(None, help="continue a run: a checkpoint, or no value for the newest run")
+    resume: str | None = setting(None, bare="", help="continue a run: a checkpoint, or no value for the newest run")
     device: str = setting("", help="cpu, 0, 0,1, mps; empty: the best there is")
     workers: int = setting(2, low=0, help="loader processes for each rank")
     cache: str = setting(
         "none",
         choices=("none", "ram", "disk", "device"),
-        help="keep decoded images, one copy a node; device: in each GPU's memory (with --augment device)",
+        bare="ram",
+        help="keep decoded images, one copy a node; bare: ram; device: in each GPU's memory (with --augment device)",
     )
     augment: str = setting("host", choices=("host", "device"), help="where mosaic, affine, colour and flips are done")
     cache_dir: str = setting("", help="where index and disk caches go; empty: ~/.cache/lockstep")
@@ -324,11 +329,20 @@ def with_overrides(hyp: Hyperparameters, overrides: typing.Sequence[str]) -> Hyp
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with one-line errors and exit code 2, suggestions for misspelt flags, and ``_`` as good as ``-`` in
-    them."""
+    """argparse with one-line errors and exit code 2, suggestions for misspelt flags, ``_`` as good as ``-`` in them.
+    ``script``: whose flags these are, as `utils.yolo_flags` names it."""
+
+    def __init__(self, *, script: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._script = script
 
     def parse_known_args(self, args=None, namespace=None):
-        return super().parse_known_args([_dashed(a) for a in (sys.argv[1:] if args is None else args)], namespace)
+        given = [_dashed(a) for a in (sys.argv[1:] if args is None else args)]
+        given = translated(self._script, given)
+        hyperparameters = {f.name for f in dataclasses.fields(Hyperparameters)}
+        if line := advice(self._script, given, self._option_string_actions, hyperparameters):
+            self.error(line)
+        return super().parse_known_args(given, namespace)
 
     def error(self, message: str) -> typing.NoReturn:
         if message.startswith("unrecognized arguments: "):
@@ -347,7 +361,10 @@ def _dashed(argument: str) -> str:
 def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
     """A parser with one flag a field: ``--batch-size`` and ``--batch_size`` both work; booleans take --x and --no-x."""
     parser = _Parser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
+        script=cls.__name__.removesuffix("Config").lower(),
+        description=description,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
     )
     for field in dataclasses.fields(cls):
         kind, _ = _type_of(field, cls)
@@ -365,10 +382,10 @@ def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
             options |= {"nargs": "+", "type": element}
             if field.name == "override":
                 options |= {"action": "extend", "metavar": "KEY=VALUE"}
-        elif field.name == "resume":
-            options |= {"nargs": "?", "const": "", "type": str}
         else:
             options |= {"type": origin, "choices": meta["choices"]}
+            if meta["bare"] is not None:
+                options |= {"nargs": "?", "const": meta["bare"]}
         parser.add_argument(*names, **options)
     return parser
 
