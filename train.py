@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Watchdog) -> None:
     from data.run_loaders import build_loaders
     from engine.pictures import illustrate
-    from engine.process_setup import prepare_process
+    from engine.process_setup import open_folder, prepare_process
+    from engine.run import discarding_unbegun
 
     check_settings(ctx, run)
     prepare_process(ctx, run)
@@ -49,9 +50,11 @@ def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Wat
     model, pretrained = build_model(ctx, run, spec)
     train_loader, val_loader = build_loaders(ctx, run.config, run.hyp, spec, stride=model.stride)
     settle_weights(run, model, train_loader)
-    trainer = make_trainer(ctx, run, signals, watchdog, spec, model, pretrained, train_loader, val_loader)
-    pictures = illustrate(ctx, run, trainer)
-    trainer.fit(on_epoch=pictures.after_epoch if pictures else None)
+    run = open_folder(ctx, run)
+    with discarding_unbegun(run):
+        trainer = make_trainer(ctx, run, signals, watchdog, spec, model, pretrained, train_loader, val_loader)
+        pictures = illustrate(ctx, run, trainer)
+        trainer.fit(on_epoch=pictures.after_epoch if pictures else None)
     if pictures:
         pictures.finish()
     trainer.tracker.close()

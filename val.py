@@ -53,7 +53,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     from utils.distributed import broadcast_object, torch_distributed_zero_first
     from utils.downloads import fetch_weights
     from utils.logger import get_logger, progress
-    from utils.run_dir import increment_path
+    from utils.run_dir import check_run_dir, increment_path
 
     if len(ctx.devices) > 1:
         get_logger().warning("one process scores on one device, %s; torchrun uses all", ctx.device)
@@ -90,12 +90,13 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
     )
-    # Claimed before the work, so that a folder that cannot be written costs no time.
-    with torch_distributed_zero_first(ctx):
-        folder = increment_path(config.project, config.name, config.exist_ok) if ctx.is_main else None
+    with torch_distributed_zero_first(ctx):  # before the work; the folder itself is made when there is something for it
+        if ctx.is_main:
+            check_run_dir(config.project, config.name, config.exist_ok)
     model = for_inference(model, config).to(ctx.device, memory_format=torch.channels_last)
     result = evaluator.run(model, loader)
-    if folder is not None:
+    if ctx.is_main:
+        folder = increment_path(config.project, config.name, config.exist_ok)
         report(config, result, evaluator, gt, names, folder, imgsz)
 
 

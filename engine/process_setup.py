@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 import yaml
 
-from engine.run import Run
+from engine.run import Run, claim_folder, discarding_unbegun
 from engine.virtual_ranks import shares_of
 from utils.config import TrainConfig, to_dict
 from utils.distributed import DistributedContext
-from utils.logger import configure_logging, get_logger
+from utils.logger import configure_logging, continue_in_file, get_logger
 from utils.whole_file import write_whole
 
 
 def prepare_process(ctx: DistributedContext, run: Run) -> None:
-    """Logging, determinism, and the effective settings, printed once and stored with the run."""
-    configure_logging(ctx.is_main, run.folder / "train.log" if ctx.is_main else None)
+    """Logging, determinism, and the effective settings, printed once; `open_folder` stores them with the run."""
+    configure_logging(ctx.is_main, file_follows=True)
     if run.config.threads or (shares_of(ctx, run.config) and ctx.device.type == "cpu"):
         # How many threads share a sum decides its rounding, so every number of processes must use as many.
         torch.set_num_threads(run.config.threads or 1)
@@ -25,11 +26,21 @@ def prepare_process(ctx: DistributedContext, run: Run) -> None:
     log = get_logger()
     for line in run.lines:
         log.info("%s", line)
+    for name, values in _settings(run).items():
+        log.info("%s: %s", name, ", ".join(f"{k}={v}" for k, v in values.items()))
+    log.info("%d process(es), device %s, torch %s", ctx.world_size, ctx.device, torch.__version__)
+
+
+def open_folder(ctx: DistributedContext, run: Run) -> Run:
+    """The run in its folder, which is made if the run is new, with the effective settings and the log in it, from the
+    log's beginning. Every rank must call it."""
+    run = claim_folder(ctx, run)
     if ctx.is_main:
-        _note_settings(run)
-    log.info(
-        "%d process(es), device %s, torch %s, run folder %s", ctx.world_size, ctx.device, torch.__version__, run.folder
-    )
+        with discarding_unbegun(run):
+            continue_in_file(run.folder / "train.log")
+            write_whole(run.folder / "settings.yaml", yaml.safe_dump(_settings(run), sort_keys=False))
+    get_logger().info("run folder %s", run.folder)
+    return run
 
 
 def _choose_kernels(ctx: DistributedContext, config: TrainConfig) -> None:
@@ -42,8 +53,5 @@ def _choose_kernels(ctx: DistributedContext, config: TrainConfig) -> None:
         torch.backends.cudnn.benchmark = not config.multi_scale
 
 
-def _note_settings(run: Run) -> None:
-    settings = {"config": to_dict(run.config), "hyp": to_dict(run.hyp)}
-    write_whole(run.folder / "settings.yaml", yaml.safe_dump(settings, sort_keys=False))
-    for name, values in settings.items():
-        get_logger().info("%s: %s", name, ", ".join(f"{k}={v}" for k, v in values.items()))
+def _settings(run: Run) -> dict[str, dict[str, Any]]:
+    return {"config": to_dict(run.config), "hyp": to_dict(run.hyp)}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+import contextlib
+import shutil
+import traceback
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engine.resume import (
     circumstances_changed,
+    forget_launch,
     newest_checkpoint,
     note_launch,
     read_run,
@@ -20,29 +24,31 @@ from utils.config import Hyperparameters, TrainConfig
 from utils.distributed import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.recipes import read_recipe
-from utils.run_dir import increment_path
+from utils.run_dir import check_run_dir, increment_path
 
 
 @dataclass(frozen=True)
 class Run:
     """A run on its way; the same on every rank."""
 
-    folder: Path
+    folder: Path  # of a new run what the settings say, until `claim_folder`
     config: TrainConfig
     hyp: Hyperparameters
     path: Path  # of the checkpoint
     content: dict[str, Any] | None  # of the checkpoint; None: the run begins
     lines: list[str]  # what the log is to begin with
+    begun: bool = True  # it has a folder
+    made: tuple[Path, ...] = ()  # folders that this process made for it, the innermost first
 
 
 def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str]) -> Run:
-    """A new run in a folder of its own, the one that ``--resume`` means, or, when torchrun starts its processes again,
-    the one they were at, from its newest checkpoint. Rank 0 decides.
+    """A new run, whose folder `claim_folder` makes, the one that ``--resume`` means, or, when torchrun starts its
+    processes again, the one they were at, from its newest checkpoint. Rank 0 decides.
 
     Args:
         given: names of the settings that the command line has.
 
-    Raises UserError when there is nothing to go on with, or the folder cannot be made.
+    Raises UserError when there is nothing to go on with, or a folder could not be made.
     """
     hyp = read_recipe(config.hyp, config.override, pretrained=bool(config.weights))
     launchers = all_objects(ctx, ctx.launcher)
@@ -53,9 +59,10 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
         run = _reopen(ctx, config, given, former / "last.pt")
     elif config.resume is None:
         with torch_distributed_zero_first(ctx):
-            folder = increment_path(config.project, config.name, config.exist_ok) if ctx.is_main else None
-        folder = Path(broadcast_object(ctx, folder))
-        run = Run(folder, config, hyp, folder / "last.pt", None, [])
+            if ctx.is_main:
+                check_run_dir(config.project, config.name, config.exist_ok)
+        folder = Path(config.project) / config.name
+        return Run(folder, config, hyp, folder / "last.pt", None, [], begun=False)
     else:
         path = Path(config.resume) if config.resume else Path(broadcast_object(ctx, newest_checkpoint(config.project)))
         run = _reopen(ctx, config, given, path / "last.pt" if path.is_dir() else path)
@@ -66,6 +73,47 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
     if ctx.is_main:
         note_launch(config.project, launchers, run.folder)
     return run
+
+
+def claim_folder(ctx: DistributedContext, run: Run) -> Run:
+    """The run with a folder of its own, the same on every rank; every rank must call it. To be called once the data
+    set, the model and the weights are known to be good, so that what is refused leaves nothing behind.
+
+    Raises UserError when the folder cannot be made.
+    """
+    if run.begun:
+        return run
+    config, launchers = run.config, all_objects(ctx, ctx.launcher)
+    claimed: tuple[Path, ...] = ()
+    with torch_distributed_zero_first(ctx):
+        if ctx.is_main:
+            absent = [p for p in (run.folder, *run.folder.parents) if not p.exists()]
+            folder = increment_path(config.project, config.name, config.exist_ok)
+            existed = config.exist_ok and run.folder not in absent
+            claimed = () if existed else (folder, *(p for p in absent if p != run.folder))
+            note_launch(config.project, launchers, folder)
+        else:
+            folder = run.folder
+    folder = Path(broadcast_object(ctx, folder))
+    return replace(run, folder=folder, path=folder / "last.pt", begun=True, made=claimed)
+
+
+@contextlib.contextmanager
+def discarding_unbegun(run: Run) -> Iterator[None]:
+    """If the block fails before the first checkpoint, removes the folders that `claim_folder` made: there is nothing to
+    go on with. Only what was written down about a hang keeps the run's folder."""
+    try:
+        yield
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)  # what it holds (open files, of which there may be too few) goes
+        kept = [*run.folder.glob("*.pt"), *run.folder.glob("stall_rank*.txt")] if run.made else []
+        if run.made and not kept:
+            shutil.rmtree(run.folder, ignore_errors=True)
+            forget_launch(run.config.project, run.folder)
+            for folder in run.made[1:]:
+                with contextlib.suppress(OSError):  # other runs are in it
+                    folder.rmdir()
+        raise
 
 
 def _reopen(ctx: DistributedContext, config: TrainConfig, given: Collection[str], path: Path) -> Run:

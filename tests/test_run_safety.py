@@ -164,6 +164,16 @@ def test_torchrun_ends_by_itself_with_the_uninterrupted_weights(world, whole, tm
     same_run(whole, tmp_path / "exp")
 
 
+def test_a_refusal_before_the_first_checkpoint_leaves_nothing(world, tmp_path):
+    """On rank 1, inside the first epoch: rank 0, which made the folder, removes it, torchrun's note and all."""
+    with Processes(tmp_path / "log.txt", odd="refuse:1:3") as run:
+        run.torchrun(["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path / "deep" / "runs"))
+        assert run.codes() == [1], run.output()
+        assert run.output().count("error: built to refuse") == 1
+        assert "run folder" in run.output()
+    assert [path.name for path in tmp_path.iterdir()] == ["log.txt"]
+
+
 @pytest.mark.slow
 def test_torchrun_stopped_by_a_signal(world, whole, tmp_path):
     """A static rendezvous this time, whose store outlives a restart: first a kill, then SIGTERM to torchrun itself."""
