@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from utils.cli import run_main
@@ -26,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from engine.run import open_run
     from engine.watchdog import Watchdog
     from utils.distributed import DistributedContext, is_launched, one_voice, spawn
+    from utils.machine_limits import explained, smaller
     from utils.stop_signals import StopSignals
 
     if config.spawn > 1 and not is_launched():
@@ -33,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     with StopSignals() as signals, Watchdog(signals) as watchdog:
         ctx = DistributedContext.from_environment(config.device, config.local_rank)
-        with ctx.closing(), one_voice(ctx):
+        advice = partial(smaller, config.batch_size, config.imgsz, least_batch=ctx.world_size, device=ctx.device.type)
+        with ctx.closing(), one_voice(ctx), explained(advice):
             watchdog.meet(ctx)
             train(ctx, open_run(ctx, config, given_flags(TrainConfig, argv)), signals, watchdog)
 
@@ -65,7 +68,10 @@ def check_settings(ctx: DistributedContext, run: Run) -> None:
     """Refuses what settings and processes alone rule out: at once, not after hours of copying or scanning images."""
     from data.run_loaders import check_loader_settings
     from engine.step_setup import check_step_settings
+    from utils.machine_limits import require_package
 
+    if ctx.is_main and not run.config.noplots:
+        require_package("matplotlib", "plots", "use --noplots")
     check_step_settings(ctx, run.config)
     check_loader_settings(ctx, run.config, run.hyp)
 

@@ -32,13 +32,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(ValConfig, argv, __doc__.split("\n")[0])
     from utils.distributed import DistributedContext, is_launched, one_voice, spawn
     from utils.logger import configure_logging
+    from utils.machine_limits import explained, smaller
 
     if config.spawn > 1 and not is_launched():
         spawn(run_main, config.spawn, (main, argv))
         return
     ctx = DistributedContext.from_environment(config.device, config.local_rank)
     configure_logging(ctx.is_main)
-    with ctx.closing(), one_voice(ctx):
+    advice = partial(smaller, config.batch_size, config.imgsz or 640, least_batch=1, device="")
+    with ctx.closing(), one_voice(ctx), explained(advice):
         validate(config, ctx)
 
 
@@ -53,8 +55,11 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     from utils.distributed import broadcast_object, torch_distributed_zero_first
     from utils.downloads import fetch_weights
     from utils.logger import get_logger, progress
+    from utils.machine_limits import require_package
     from utils.run_dir import check_run_dir, increment_path
 
+    if ctx.is_main and not config.noplots:
+        require_package("matplotlib", "plots", "use --noplots")
     if len(ctx.devices) > 1:
         get_logger().warning("one process scores on one device, %s; torchrun uses all", ctx.device)
 

@@ -8,12 +8,15 @@ from data.loader import check_batch_size, check_rendering, create_dataloader
 from data.pixel_transforms import PixelTransforms
 from utils.config import Hyperparameters, TrainConfig
 from utils.distributed import DistributedContext
+from utils.machine_limits import require_package
 
 
 def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> None:
     """Raises UserError for what no data set could be loaded with, before one is read."""
     check_batch_size(ctx, config.batch_size, quad=config.quad)
     check_rendering(config.augment, config.cache, hyp)
+    if config.cache == "disk":
+        require_package("lmdb", "--cache disk", "use --cache ram")
     if hyp.albumentations:
         PixelTransforms(hyp.albumentations, config.seed)  # which checks them
 

@@ -173,6 +173,16 @@ def test_yaml_mistakes_name_file_and_line(tmp_path, text, complaint):
         load_yaml(path)
 
 
+@pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "{a: " * 3000 + "1" + "}" * 3000, "- " * 2000 + "1"])
+def test_a_deeply_nested_yaml_is_one_line(tmp_path, text):
+    """Also one that would end the process inside libyaml."""
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"x\.yaml: nested too deeply"):
+        load_yaml(tmp_path / "x.yaml")
+    with pytest.raises(UserError, match="--set lr0: the value is nested too deeply"):
+        hyperparameters_from("", ["lr0=" + "[" * 100_000])
+
+
 @pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, Hyperparameters])
 def test_every_setting_has_help_and_a_valid_default(cls):
     for field in dataclasses.fields(cls):

@@ -24,6 +24,7 @@ from utils.errors import UserError
 from utils.yolo_flags import advice, translated
 
 T = TypeVar("T")
+MOST_NESTED = 100  # levels of a YAML
 
 
 def setting(
@@ -248,6 +249,8 @@ def load_yaml(path: str | Path) -> Any:
         raise UserError(f"{path}: is a folder, a YAML file is wanted") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except RecursionError:
+        raise UserError(f"{path}: nested too deeply") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"{mark.line + 1}: " if mark else " "
@@ -255,11 +258,23 @@ def load_yaml(path: str | Path) -> Any:
 
 
 def _parse_yaml(text: str) -> Any:
-    """As ``yaml.safe_load``, ten times faster where PyYAML came with libyaml."""
+    """As ``yaml.safe_load``, ten times faster where PyYAML came with libyaml. Raises RecursionError for text nested
+    deeper than any setting; libyaml's loader would end the process."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        if sum(map(text.count, "[{-?")) + max(len(row) - len(row.lstrip()) for row in text.split("\n")) > MOST_NESTED:
+            _check_nesting(text, loader)
+        return yaml.load(text, Loader=loader)
     except yaml.YAMLError:  # libyaml sees mistakes in other lines
         return yaml.safe_load(text)
+
+
+def _check_nesting(text: str, loader: type) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_NESTED:
+            raise RecursionError
 
 
 def _type_of(field: dataclasses.Field, owner: type) -> tuple[type, bool]:
@@ -321,9 +336,11 @@ def with_overrides(hyp: Hyperparameters, overrides: typing.Sequence[str]) -> Hyp
         if not separator:
             raise UserError(f"--set {item}: wants key=value")
         try:
-            changed[key.strip()] = yaml.safe_load(text)
+            changed[key.strip()] = _parse_yaml(text)
         except yaml.YAMLError:
             raise UserError(f"--set {item}: the value is malformed YAML") from None
+        except RecursionError:
+            raise UserError(f"--set {key}: the value is nested too deeply") from None
     checked = from_mapping(Hyperparameters, changed, "--set")
     return dataclasses.replace(hyp, **{k: getattr(checked, k) for k in changed})
 

@@ -86,7 +86,7 @@ class DistributedContext:
         """
         present = [name for name in _VARIABLES if os.environ.get(name)]
         if os.environ.get("LOCAL_RANK"):
-            local_rank = int(os.environ["LOCAL_RANK"])
+            local_rank = _number("LOCAL_RANK")
         if not present and local_rank in (None, -1):
             devices = parse_devices(device)
             _make_current(devices[0])
@@ -98,9 +98,12 @@ class DistributedContext:
                 f"the distributed environment is half set: {', '.join(missing)} missing; start with torchrun, "
                 f"or unset {', '.join(present) or 'LOCAL_RANK'}"
             )
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-        node_rank = int(os.environ.get("GROUP_RANK", rank // local_world_size))
+        rank, world_size = _number("RANK"), _number("WORLD_SIZE", least=1)
+        local_world_size = _number("LOCAL_WORLD_SIZE", world_size, least=1)
+        node_rank = _number("GROUP_RANK", rank // local_world_size)
+        _number("MASTER_PORT")
+        if rank >= world_size:
+            raise UserError(f"RANK={rank} of WORLD_SIZE={world_size}: ranks count from 0 to {world_size - 1}")
         own = _device_of_local_rank(device, local_rank, local_world_size)
         backend = "cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo"
         _make_current(own)
@@ -166,6 +169,18 @@ def _generation(store: dist.Store) -> int:
     if not launcher:
         return 0
     return int(restarts) - int(store.compare_set(f"lockstep/first/{launcher}", "", restarts))
+
+
+def _number(name: str, default: int | None = None, *, least: int = 0) -> int:
+    """A variable of the environment, or ``default`` where it is not set. Raises UserError naming it."""
+    text = os.environ.get(name, "" if default is None else str(default)).strip()
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise UserError(f"{name}={text}: wants a whole number from {least}; start with torchrun, which sets it")
+    return number
 
 
 def _launcher() -> str:
