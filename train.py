@@ -35,10 +35,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     with StopSignals() as signals, Watchdog(signals) as watchdog:
         ctx = DistributedContext.from_environment(config.device, config.local_rank)
-        advice = partial(smaller, config.batch_size, config.imgsz, least_batch=ctx.world_size, device=ctx.device.type)
-        with ctx.closing(), one_voice(ctx), explained(advice):
+        with ctx.closing(), one_voice(ctx):
             watchdog.meet(ctx)
-            train(ctx, open_run(ctx, config, given_flags(TrainConfig, argv)), signals, watchdog)
+            run = open_run(ctx, config, given_flags(TrainConfig, argv))
+            size = run.config.batch_size, run.config.imgsz
+            with explained(partial(smaller, *size, least_batch=ctx.world_size, device=ctx.device.type)):
+                train(ctx, run, signals, watchdog)
 
 
 def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Watchdog) -> None:

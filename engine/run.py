@@ -105,9 +105,9 @@ def discarding_unbegun(run: Run) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        traceback.clear_frames(error.__traceback__)  # what it holds (open files, of which there may be too few) goes
-        kept = [*run.folder.glob("*.pt"), *run.folder.glob("stall_rank*.txt")] if run.made else []
-        if run.made and not kept:
+        if run.made:
+            traceback.clear_frames(error.__traceback__)  # and so closes files, of which there may be too many
+        if run.made and not [*run.folder.glob("*.pt"), *run.folder.glob("stall_rank*.txt")]:
             shutil.rmtree(run.folder, ignore_errors=True)
             forget_launch(run.config.project, run.folder)
             for folder in run.made[1:]:

@@ -197,6 +197,29 @@ def test_torchrun_stopped_by_a_signal(world, whole, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "to_torchrun", "code"),
+    [
+        pytest.param(signal.SIGTERM, False, 1, id="term-rank"),
+        pytest.param(signal.SIGUSR1, False, 1, id="usr1-rank"),
+        pytest.param(signal.SIGINT, True, 1, id="int-torchrun"),
+        pytest.param(signal.SIGUSR1, True, -signal.SIGUSR1, id="usr1-torchrun"),
+    ],
+)
+def test_torchruns_own_exit_code(world, tmp_path, number, to_torchrun, code):
+    """As the README says: torchrun's is not the processes' 75 or 130, and USR1 ends torchrun itself. All is saved."""
+    with Processes(tmp_path / "log.txt", odd="slow:0.1") as run:
+        agent = run.torchrun(
+            ["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path, "--epochs", "50", "--save-steps", "1")
+        )
+        run.until((tmp_path / "exp" / "last.pt").exists)
+        os.kill(agent.pid if to_torchrun else run.children(agent)[0], number)
+        assert agent.wait(60) == code, run.output()
+        run.wait_gone(20)
+        assert "stopped by a signal" in run.output()
+
+
+@pytest.mark.slow
 def test_what_torchrun_leaves_stops_by_itself(world, whole, tmp_path):
     """SIGKILL to torchrun: nobody is left to stop its processes, so they save and end."""
     with Processes(tmp_path / "log.txt", odd="slow:0.1") as run:
