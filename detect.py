@@ -6,6 +6,7 @@ python detect.py --weights best.pt --source clip.mp4 --save-txt --save-conf
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -56,13 +57,14 @@ def detect(config: DetectConfig) -> Path:
     if config.conf_thres is None:
         config = replace(config, conf_thres=best_confidence(config.weights, info))
     predictor = Predictor(model, config, config.imgsz or info["imgsz"], devices[0])
-    frames = open_source(config.source, vid_stride=config.vid_stride, max_frames=config.max_frames)
+    frames = iter(open_source(config.source, vid_stride=config.vid_stride, max_frames=config.max_frames))
     if config.view_img:
         _open_window()
+    first = list(itertools.islice(frames, 1))  # a source that cannot be read is refused before a folder is made
     output = Output(increment_path(config.project, config.name, config.exist_ok), model.names, config)
     tally = Tally(model.names)
     try:
-        for frame in frames:
+        for frame in itertools.chain(first, frames):
             started = time.perf_counter()
             found = predictor(frame.image)
             tally.add(frame, found, time.perf_counter() - started)

@@ -16,6 +16,7 @@ from data.labels_coco import category_names
 from utils.config import load_yaml, suggestion
 from utils.errors import UserError
 
+YAML_FOLDER = Path(__file__).parents[1] / "configs" / "data"  # of public data sets
 SPLITS = ("train", "val", "test")
 _USED_KEYS = ("path", *SPLITS, "names", "nc", "annotations", "download", "channels")
 # In public YAMLs, of no meaning for training boxes: who made the set and where it came from.
@@ -52,6 +53,8 @@ class DatasetSpec:
     def missing(self, path: Path) -> UserError:
         """The error for a part of the data set that isn't there."""
         hint = "; its 'download' is never run here: fetch and unpack it yourself" if self.download else ""
+        if Path(self.source).parent == YAML_FOLDER:
+            hint = "; fetch the data set and unpack it as that file's first lines say"
         return UserError(f"{path}: not found (named by {self.source}){hint or '; correct its paths'}")
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from data.cache import hold, make_room
 from data.index import DatasetIndex
 from data.source_images import read_source, reduced_sizes
 from utils.cache_folder import cache_folder
@@ -47,10 +48,11 @@ class DiskCache:
     """Source images by number, from a complete file. Picklable: another process maps the file when it first reads."""
 
     def __init__(self, path: Path, source_hw: np.ndarray) -> None:
-        """``path`` holds images of the sizes ``source_hw`` (N, 2)."""
+        """``path`` holds images of the sizes ``source_hw`` (N, 2); `data.cache` leaves it alone while this lives."""
         self.path = path
         self.source_hw = source_hw
         self._environment: lmdb.Environment | None = None
+        hold(self, path)
 
     def __len__(self) -> int:
         return len(self.source_hw)
@@ -201,6 +203,7 @@ class _Filling:
         # Every image takes whole pages; one in a hundred more for the tree above them.
         size = int((-(-(self._sizes + 16) // _PAGE) * _PAGE).sum() * 1.01) + (4 << 20)
         there = self._path.stat().st_size if self._path.exists() else 0
+        make_room(self._path.parent, size - there, keep=self._path)
         free = _free_bytes(self._path.parent)
         if size - there > 0.98 * free:
             raise UserError(

@@ -21,6 +21,7 @@ import numpy as np
 from data.image_headers import Header, read_header
 from data.plain_jpeg import plain_jpeg
 from utils.errors import UserError
+from utils.machine_limits import explanation
 
 # Lower case; what every OpenCV build of pip decodes.
 _SUFFIXES = ".jpg .jpeg .jpe .mpo .png .bmp .dib .webp .tif .tiff .jp2 .pbm .pgm .ppm .pnm"
@@ -117,6 +118,8 @@ def _read_bytes(path: str | os.PathLike) -> bytes:
     except FileNotFoundError:
         raise UserError(f"{path}: no such image") from None
     except OSError as error:
+        if explanation(error):  # no fault of the image's
+            raise
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
@@ -129,6 +132,8 @@ def _imdecode(data: bytes, flags: int, path: str | os.PathLike) -> np.ndarray:
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error as error:
+        if getattr(error, "code", None) == cv2.Error.StsNoMem:  # no fault of the image's
+            raise MemoryError(error.err) from None
         raise UserError(f"{path}: cannot be decoded ({getattr(error, 'err', error)})") from None
     if image is None:
         raise UserError(f"{path}: cannot be decoded (damaged, or not an image)")

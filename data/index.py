@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data.cache import hold, make_room
 from data.dataset_yaml import DatasetSpec
 from data.flat_strings import FlatStrings
 from data.index_cache import CacheError, open_arrays, write_arrays
@@ -164,7 +165,8 @@ def load_index(
     if index is None:
         scanned = scan_split(spec, split, listing, workers=workers, single_cls=single_cls, show_progress=progress)
         index = _index_of(scanned, names, spec.root, fingerprint)
-        write_cache(path, index)
+        write_cache(path, index, origin=(os.path.abspath(spec.source), split, single_cls))
+    hold(index, path)
     report_path = path.with_suffix(".txt")
     details = f"; report: {report_path}" if index.report.problems and report_path.exists() else ""
     _log.info("%s: %s%s%s", split, index.report.summary(), " (cached)" if cached else "", details)
@@ -223,8 +225,12 @@ def _index_of(scanned: ScannedSplit, names: tuple[str, ...], root: Path, fingerp
 _ARRAYS = ("image_hw", "offsets", "boxes_xywh_px", "classes", "crowd", "area_px")
 
 
-def write_cache(path: Path, index: DatasetIndex) -> None:
-    """A cache that can't be written costs time, not the run: one line says so."""
+def write_cache(path: Path, index: DatasetIndex, origin: tuple[str, str, bool] = ("", "", False)) -> None:
+    """A cache that can't be written costs time, not the run: one line says so. Others may go to make room for it.
+
+    Args:
+        origin: what tells the data set from others, whichever version of it this is: YAML, split and ``single_cls``.
+    """
     report = index.report
     strings = {"paths": index.paths, "report": report.lines, "image_ids": index.image_ids}
     arrays = {name: getattr(index, name) for name in _ARRAYS}
@@ -237,9 +243,11 @@ def write_cache(path: Path, index: DatasetIndex) -> None:
         "category_ids": index.category_ids,
         "totals": report.totals,
         "bad_lines": report.bad_lines,
+        "origin": origin,
     }
     try:
         write_arrays(path, meta, arrays)
+        make_room(path.parent, 0, keep=path)
         if len(report.lines):
             report.write(path.with_suffix(".txt"))
     except OSError as error:

@@ -27,6 +27,7 @@ from data.page_lock import PageLock
 from data.rendered_batch import RenderedBatches
 from data.samplers import BatchRequest, EndlessRequests, ShardedBatches
 from utils.errors import UserError
+from utils.machine_limits import explanation
 from utils.structures import Batch
 
 PREFETCHED_BATCHES = 2  # a worker
@@ -42,7 +43,8 @@ class _Failure:
 
 
 class _Requests:
-    """As torch sees the data set: a request is an index. Mistakes of the user's come back as `_Failure`."""
+    """As torch sees the data set: a request is an index. Mistakes of the user's, and what the machine refuses a worker,
+    come back as `_Failure`."""
 
     def __init__(self, make_batch: Callable[[BatchRequest], Any]) -> None:
         self.make_batch = make_batch
@@ -52,6 +54,11 @@ class _Requests:
             return self.make_batch(request)
         except UserError as error:
             return _Failure(str(error))
+        except Exception as error:
+            line = explanation(error)
+            if line is None:
+                raise
+            return _Failure(line)
 
 
 class _SlottedRequests:

@@ -90,6 +90,8 @@ def _load(path: Path) -> dict:
         data = json.loads(_read_text(path))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: malformed JSON ({error.msg}, column {error.colno})") from None
+    except RecursionError:
+        raise UserError(f"{path}: malformed JSON (nested too deeply)") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: not a COCO JSON: wants images, annotations and categories")
     return data

@@ -21,10 +21,10 @@ import numpy as np
 
 from data.index import DatasetIndex
 from data.source_images import read_source, reduced_sizes
+from utils.cache_folder import SHARED_MEMORY
 from utils.errors import UserError
 from utils.logger import get_logger, progress
 
-SHARED_MEMORY = Path("/dev/shm")
 _SUFFIX = ".pixels"
 _LAYOUT = 2  # part of the file's name: raise it when the layout or `read_source` changes
 

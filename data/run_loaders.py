@@ -9,6 +9,7 @@ from data.pixel_transforms import PixelTransforms
 from utils.config import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.cores import loader_workers
 from utils.distributed import DistributedContext
+from utils.machine_limits import require_package
 
 # Images of a validation batch. One process has it whole, and an image takes a seventh of the memory that it takes in
 # training (yolov8n at 640 px): the global batch that fills eight GPUs is too large for one.
@@ -20,6 +21,8 @@ def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyp
     if config.batch_size != FIND_BATCH_SIZE:  # then it will be found as the processes can share it out
         check_batch_size(ctx, config.batch_size, quad=config.quad)
     check_rendering(config.augment, config.cache, hyp)
+    if config.cache == "disk":
+        require_package("lmdb", "--cache disk", "use --cache ram")
     if hyp.albumentations:
         PixelTransforms(hyp.albumentations, config.seed)  # which checks them
 

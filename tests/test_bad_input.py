@@ -67,7 +67,62 @@ def test_flags_of_training(world, tmp_path, capsys, given, line):
 def test_what_settings_alone_refuse_is_said_before_data_is_looked_for(tmp_path, capsys, given, line):
     """To copy and scan one may take hours, which a slip in the flags must not cost."""
     assert line in error_of(capsys, train.main, "--data", tmp_path / "none.yaml", *SMALL, "--project", tmp_path, *given)
-    assert not list((tmp_path / "exp").iterdir())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--data", "none.yaml"],
+        ["--weights", "none.pt"],
+        ["--model", "none.yaml"],
+        ["--freeze", "99"],
+        ["--max-bad", "0"],  # with the file that is no image, below
+        ["--max-bad-steps", "1", "--set", "lr0=1e30", "warmup_epochs=0"],  # begins, and fails before a checkpoint
+    ],
+)
+def test_a_refused_training_leaves_no_folder(world, tmp_path, capsys, given):
+    """Nor the folder of runs, if that was not there; one that was there stays, as does what is in it."""
+    data = write_dataset(tmp_path / "set", train=8, val=3)
+    if "--max-bad" in given:
+        (tmp_path / "set" / "images" / "train" / "bad.png").write_text("no image")
+    for project in (tmp_path / "deep" / "runs", tmp_path / "set"):
+        error_of(capsys, train.main, *flags(world), "--data", data, "--project", project, *given)
+    assert [p.name for p in tmp_path.iterdir() if p.name != "cache"] == ["set"]
+    assert sorted(p.name for p in (tmp_path / "set").iterdir()) == ["data.yaml", "images", "labels"]
+
+
+def test_refused_scorings_and_detections_leave_no_folder(world, tmp_path, capsys):
+    """Also where the work had begun: a validation image and a video that cannot be read."""
+    weights = world / "runs" / "exp" / "best.pt"
+    data = write_dataset(tmp_path / "set", train=1, val=3)
+    given = ["--weights", weights, "--data", data, "--device", "cpu", "--workers", "0", "--project", tmp_path / "runs"]
+    run_main(val.main, [str(g) for g in [*given, "--project", tmp_path / "first"]])  # so that the scan is cached
+    picture = tmp_path / "set" / "images" / "val" / "001.png"
+    stamp, size = picture.stat().st_mtime_ns, picture.stat().st_size
+    picture.write_bytes(b"x" * size)
+    os.utime(picture, ns=(stamp, stamp))
+    assert "001.png" in error_of(capsys, val.main, *given)
+    (tmp_path / "clip.mp4").write_text("no video")
+    error_of(
+        capsys, detect.main, "--weights", weights, "--source", tmp_path / "clip.mp4", "--project", tmp_path / "runs"
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_in_the_way_is_said_before_data_is_looked_for(world, tmp_path, capsys):
+    """As before, though the folder is made late."""
+    (tmp_path / "runs").write_text("")
+    for main, given in ((train.main, []), (val.main, ["--weights", world / "runs" / "exp" / "best.pt"])):
+        line = error_of(capsys, main, *given, "--data", world / "set" / "data.yaml", "--project", tmp_path / "runs")
+        assert "a file of that name is in the way" in line
+
+
+def test_the_log_of_a_run_begins_with_its_beginning(world):
+    """Though its file is made when the data has been read."""
+    lines = (world / "runs" / "exp" / "train.log").read_text().splitlines()
+    assert lines[0].startswith("config: ")
+    assert any(line.startswith("train: 8 images") for line in lines)
 
 
 def test_a_canvas_of_one_cell_is_refused(world, tmp_path, capsys):
