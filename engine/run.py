@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import shutil
 import traceback
 from collections.abc import Collection, Iterator
@@ -106,7 +107,9 @@ def discarding_unbegun(run: Run) -> Iterator[None]:
         yield
     except BaseException as error:
         if run.made:
-            traceback.clear_frames(error.__traceback__)  # and so closes files, of which there may be too many
+            # Gives back open files and memory: to remove a folder takes some of both, and they may be what was too few.
+            traceback.clear_frames(error.__traceback__)
+            gc.collect()
         if run.made and not [*run.folder.glob("*.pt"), *run.folder.glob("stall_rank*.txt")]:
             shutil.rmtree(run.folder, ignore_errors=True)
             forget_launch(run.config.project, run.folder)
