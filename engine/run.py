@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import traceback
 from collections.abc import Collection, Iterator
@@ -122,7 +123,9 @@ def _discarding_unbegun(project: str, folder: Path, made: list[Path]) -> Iterato
         yield
     except BaseException as error:
         if made:
-            traceback.clear_frames(error.__traceback__)  # and so closes files, of which there may be too many
+            # Gives back open files and memory: to remove a folder takes some of both, and they may be what was too few.
+            traceback.clear_frames(error.__traceback__)
+            gc.collect()
         if made and not any([*folder.glob(kept)] for kept in ("*.pt", "stall_rank*.txt", LOCK_NAME)):
             shutil.rmtree(folder, ignore_errors=True)
             forget_launch(project, folder)
