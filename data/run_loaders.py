@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 from data.dataset_yaml import DatasetSpec
+from data.index import DatasetIndex
 from data.infinite_loader import InfiniteDataLoader
 from data.loader import check_batch_size, check_rendering, create_dataloader
 from data.pixel_transforms import PixelTransforms
 from utils.config import Hyperparameters, TrainConfig
 from utils.distributed import DistributedContext
+from utils.logger import get_logger
 
 
 def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> None:
@@ -52,4 +56,18 @@ def build_loaders(
     )
     # Whole batches are dealt out to the ranks: their size must not depend on how many there are.
     val_loader, _ = create_dataloader(spec, "val", batch_size=config.batch_size, augment=False, rect=True, **shared)
+    if ctx.is_main:
+        _warn_of_shared_images(spec, train_loader.index, val_loader.index)
     return train_loader, val_loader
+
+
+def _warn_of_shared_images(spec: DatasetSpec, train: DatasetIndex, val: DatasetIndex) -> None:
+    """Says when images are both trained and validated on: the scores then tell nothing about other images."""
+    folders = [frozenset(map(os.path.realpath, spec.split(split).images)) for split in ("train", "val")]
+    of_val = set(val.paths)
+    shared = len(of_val) if folders[0] == folders[1] else sum(path in of_val for path in train.paths)
+    if shared:
+        get_logger().warning(
+            "%s: %s of the %s validation images are training images too; scores say little about other images",
+            spec.source, f"{shared:,}" if shared < len(of_val) else "all", f"{len(of_val):,}",
+        )  # fmt: skip

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import dataclasses
 import difflib
+import functools
 import math
 import sys
 import types
@@ -250,11 +251,36 @@ def load_yaml(path: str | Path) -> Any:
 
 
 def _parse_yaml(text: str) -> Any:
-    """As ``yaml.safe_load``, ten times faster where PyYAML came with libyaml."""
+    """As ``yaml.safe_load``, ten times faster where PyYAML came with libyaml; a repeated key is a mistake."""
     try:
-        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return yaml.load(text, Loader=_once_each(getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
     except yaml.YAMLError:  # libyaml sees mistakes in other lines
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=_once_each(yaml.SafeLoader))
+
+
+@functools.cache
+def _once_each(base: type) -> type:
+    """The safe loader ``base``, refusing mappings that have a key twice: YAML would keep the last without a word."""
+
+    class Strict(base):
+        def __init__(self, stream: Any) -> None:
+            super().__init__(stream)
+            self._checked: set[int] = set()
+
+        def flatten_mapping(self, node: yaml.MappingNode) -> None:
+            """Comes before what ``<<`` merges in, which a mapping's own keys may replace, is put among them."""
+            if id(node) not in self._checked:
+                self._checked.add(id(node))
+                lines: dict[tuple[str, str], int] = {}  # of each scalar key's tag and text
+                for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                    first = lines.get((key.tag, key.value))
+                    if first is not None:
+                        problem = f"key '{key.value}' is there twice (first in line {first}); remove one"
+                        raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                    lines[key.tag, key.value] = key.start_mark.line + 1
+            super().flatten_mapping(node)
+
+    return Strict
 
 
 def _type_of(field: dataclasses.Field, owner: type) -> tuple[type, bool]:
