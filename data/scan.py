@@ -26,6 +26,7 @@ from data.report import (
     BAD_ROW,
     IMAGE_LOST,
     NO_LABEL,
+    NOT_FINITE,
     OUTSIDE,
     SIZE,
     UNKNOWN_CLASS,
@@ -36,7 +37,7 @@ from utils.errors import UserError
 from utils.logger import progress
 
 _CHUNK = 32  # images a task: enough to hide the cost of a task, few enough to keep the bar moving
-_SPOILING = frozenset({BAD_ROW, OUTSIDE})  # rows that mean an object, but can't be used
+_SPOILING = frozenset({BAD_ROW, OUTSIDE, UNKNOWN_CLASS})  # rows that mean an object, but can't be used
 
 
 class ScannedSplit(NamedTuple):
@@ -80,9 +81,9 @@ def scan_split(
     boxes, row_findings = clean_rows(np.concatenate([c.table for c in chunks]), image_hw, source.normalised)
     found = [p for c in chunks for p in c.found]
     found += [_Placed(f.image, f.line, Finding(source.where(f.image, f.line), f.kind, f.text)) for f in row_findings]
-    found += _nothing_left(found, boxes, source)
+    found += _unusable_labels(found, boxes, source)
     found.sort(key=lambda p: p[:2])
-    _check_labels_fit(found, len(boxes.image), len(source.images), spec, split)
+    _check_labels_fit(found, len(boxes.image), spec, split)
     return _assemble(source, image_hw, boxes, found, [*listing.findings, *source.findings])
 
 
@@ -153,20 +154,20 @@ def _read_one(i: int, root: Path, source: LabelSource) -> tuple[tuple[int, int],
     return size, raw, problems
 
 
-def _nothing_left(found: list[_Placed], boxes: Boxes, source: LabelSource) -> list[_Placed]:
-    """Images whose objects are all unusable: taken as background they would teach that the objects are none."""
+def _unusable_labels(found: list[_Placed], boxes: Boxes, source: LabelSource) -> list[_Placed]:
+    """Images whose labels hold a number that is none, or whose objects are all unusable: taken as background they would
+    teach that the objects are none."""
+    diverged = {p.image: p.line for p in reversed(found) if p.finding.kind == NOT_FINITE}
     spoilt = {p.image for p in found if p.finding.kind in _SPOILING} - set(np.unique(boxes.image).tolist())
-    return [_Placed(i, -1, Finding(source.where(i), BAD_LABEL, "no row can be used; image left out")) for i in spoilt]
+    lost = [
+        _Placed(i, -1, Finding(source.where(i, line), BAD_LABEL, "a number is not finite; image left out"))
+        for i, line in diverged.items()
+    ]
+    text = "no row can be used; image left out"
+    return lost + [_Placed(i, -1, Finding(source.where(i), BAD_LABEL, text)) for i in spoilt - set(diverged)]
 
 
-def _check_labels_fit(found: list[_Placed], boxes: int, images: int, spec: DatasetSpec, split: str) -> None:
-    unlabelled = sum(p.finding.kind == NO_LABEL for p in found)
-    if unlabelled == images:
-        first = next(p.finding.where for p in found if p.finding.kind == NO_LABEL)
-        raise UserError(
-            f"{spec.source}: '{split}' has {images} images and not one label file; the first was looked for at "
-            f"{os.path.normpath(os.path.join(spec.root, first))}"
-        )
+def _check_labels_fit(found: list[_Placed], boxes: int, spec: DatasetSpec, split: str) -> None:
     unknown = [p.finding for p in found if p.finding.kind == UNKNOWN_CLASS]
     if len(unknown) > boxes:
         first = unknown[0]
