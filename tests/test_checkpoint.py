@@ -140,7 +140,7 @@ def _disk_with(room: int):
 
 def test_a_disk_full_from_the_start_recommends_no_resume(tmp_path, monkeypatch):
     monkeypatch.setattr(whole_file, "open", _disk_with(100), raising=False)
-    with pytest.raises(UserError, match="the disk is full.*no earlier checkpoint.*start again") as caught:
+    with pytest.raises(UserError, match=r"the disk is full.*no earlier checkpoint.*start again") as caught:
         save(tmp_path, parts())
     assert "--resume" not in str(caught.value)
 
