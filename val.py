@@ -77,6 +77,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         cache_dir=config.cache_dir,
         workers=config.workers,
         max_bad=config.max_bad,
+        verify=config.verify,
         pin_memory=ctx.device.type == "cuda",
     )
     names = dataset.index.names

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Lines of libjpeg that tell of lost or wrong pixels (jerror.h); of others, about headers, the picture is none the worse.
+# Lines of libjpeg that tell of lost or wrong pixels (jerror.h); of others the picture is none the worse.
 _DAMAGE = re.compile(rb"Corrupt JPEG data: (?!bad ICC)[^\n]*|Premature end of JPEG file|Inconsistent progression[^\n]*")
 _FROM_DECODERS = re.compile(
     rb"(?:Corrupt JPEG data: |Premature end of JPEG file|Inconsistent progression sequence |Invalid SOS parameters "

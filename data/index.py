@@ -145,6 +145,7 @@ def load_index(
     workers: int = 2,
     max_bad: float = 0.1,
     single_cls: bool = False,
+    verify: str = "sample",
     progress: bool = True,
 ) -> DatasetIndex:
     """The index of a split, from its cache file or by a scan that leaves one. The data set itself is only read.
@@ -154,6 +155,7 @@ def load_index(
         workers: threads of a scan: 0 for none, else at least one a CPU.
         max_bad: largest share of images that may be left out because they or their labels can't be used.
         single_cls: all classes as one.
+        verify: "sample" or "full", see `data.scan.scan_split`.
         progress: show how far a scan is.
 
     Raises UserError: data missing, no images, not one label file, names that don't match the labels, more than
@@ -161,14 +163,23 @@ def load_index(
     """
     listing = list_split(spec, split)
     _check_some_labels(listing, spec, split)
-    fingerprint = _fingerprint(spec, split, listing, single_cls)
+    fingerprint = _fingerprint(spec, split, listing, single_cls, verify)
     folder = cache_folder(cache_dir)
     path = folder / f"{split}-{fingerprint}.index"
     names = class_names(spec, single_cls)
     index = open_cached(path, names, spec.root, fingerprint)
     cached = index is not None
     if index is None:
-        scanned = scan_split(spec, split, listing, workers=workers, single_cls=single_cls, show_progress=progress)
+        scanned = scan_split(
+            spec,
+            split,
+            listing,
+            workers=workers,
+            single_cls=single_cls,
+            show_progress=progress,
+            verify=verify,
+            partial=folder / f"{split}-{fingerprint}",
+        )
         index = _index_of(scanned, names, spec.root, fingerprint)
         write_cache(path, index)
     report_path = path.with_suffix(".txt")
@@ -237,12 +248,13 @@ def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
     return (SINGLE_CLASS_NAME,) if single_cls and len(spec.names) > 1 else spec.names
 
 
-def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, single_cls: bool) -> str:
+def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, single_cls: bool, verify: str) -> str:
     """32 hex digits that change with any file's name, size or time, the classes, or the code's version; not with the
     place of the data set."""
     annotations = spec.split(split).annotations
     kind = "yolo" if annotations is None else "voc" if annotations.is_dir() else "coco"
     settings = [CACHE_VERSION, PARSER_VERSION, kind, split, single_cls, spec.names]
+    settings += [verify] if verify != "sample" else []  # it may leave out images that a sample does not show
     digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16)
     for files in (listing.images, listing.labels):
         rows = (f"{f.name}\0{f.stamp.size} {f.stamp.mtime_ns}" if f.stamp else f"{f.name}\0" for f in files)

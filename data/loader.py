@@ -47,6 +47,7 @@ def create_dataloader(
     local_data: bool = False,
     workers: int = 2,
     max_bad: float = 0.1,
+    verify: str = "sample",
     pin_memory: bool = False,
 ) -> tuple[InfiniteDataLoader, LoadImagesAndLabels]:
     """The loader of a split for this process; a training loader if ``augment``, else one for validation.
@@ -76,7 +77,9 @@ def create_dataloader(
         cache_dir: of index and disk cache; empty: ~/.cache/lockstep.
         local_data: the images are on each node's own disk: each fills its disk cache alone, not over the network.
         workers: loader processes.
-        max_bad: share of bad images above which the scan stops the run.
+        max_bad: share of bad images above which the run stops: of those that the scan leaves out and, when it goes on,
+            those whose decoder complains.
+        verify: "full" decodes every image in the scan, "sample" those that look wrong and a few more.
         pin_memory: for copies to a GPU.
 
     Raises:
@@ -96,6 +99,7 @@ def create_dataloader(
             workers=max(workers, 1),
             max_bad=max_bad,
             single_cls=single_cls,
+            verify=verify,
             progress=ctx.is_node_leader,
         )
         image_cache = open_image_cache(

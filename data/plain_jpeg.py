@@ -4,7 +4,7 @@ A decoder refuses a JPEG for what its header says: a process or a sampling that 
 tables. So a file whose header is checked here and which ends as it should is one that decoders take; of any other the
 decoder is asked.
 
-What is wrong with the coded picture itself a decoder repairs or leaves grey, so that is looked at too: 64 bytes of every
+What is wrong with the coded picture itself a decoder repairs or leaves grey, so that is looked at too: 64 bytes of each
 512, which reach into any run of 575 bytes. Coded data look random. `coded_data_defect` finds parts that are all zero or
 repeat a few bytes (files with holes, cut transfers), text, and markers that have no place there, as other compressed or
 encrypted data hold one in every few hundred bytes. It does not find single wrong bits, nor parts of another JPEG: those

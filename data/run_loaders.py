@@ -41,6 +41,7 @@ def build_loaders(
         "local_data": bool(config.stage),
         "workers": config.workers,
         "max_bad": config.max_bad,
+        "verify": config.verify,
         "pin_memory": ctx.device.type == "cuda",
     }
     train_loader, _ = create_dataloader(

@@ -118,7 +118,7 @@ def _file_frames(
     for path in files:
         try:
             if _kind_of(path) == "image":
-                frames: Iterator[Frame] = iter([Frame(str(path), 0, read_image(path), 0.0, False, 1)])
+                frames: Iterator[Frame] = iter([Frame(str(path), 0, read_image(path, _warn_of_damage), 0.0, False, 1)])
             else:
                 frames = _video_frames(str(path), _open_video(path), vid_stride, max_frames)
         except UserError as error:
@@ -132,6 +132,10 @@ def _file_frames(
             yield frame
     if not usable:
         raise UserError(f"{source}: none of its {len(files)} files can be read")
+
+
+def _warn_of_damage(path: str, complaint: str) -> None:
+    get_logger().warning("%s: is damaged (%s); what its decoder made of it is used", path, complaint)
 
 
 def _open_capture(source: str | int) -> cv2.VideoCapture:

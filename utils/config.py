@@ -112,6 +112,9 @@ class TrainConfig:
     quad: bool = setting(False, help="collate four images into one of twice the size, in some samples")
     single_cls: bool = setting(False, help="treat all classes as one")
     max_bad: float = setting(0.1, low=0, high=1, help="share of bad images above which the run stops")
+    verify: str = setting(
+        "sample", choices=("sample", "full"), help="decode in the scan: images that look wrong and a sample, or all"
+    )
     optimizer: str = setting("auto", choices=("auto", "SGD", "Adam", "AdamW", "Muon"), help="optimiser")
     cos_lr: bool = setting(False, help="cosine instead of linear schedule")
     accumulate: int = setting(1, low=1, help="batches a step of the optimiser")
@@ -175,6 +178,9 @@ class ValConfig:
     cache_dir: str = setting("", help="where the index cache goes; empty: ~/.cache/lockstep")
     stage: str = setting("", help="copy the data to this folder of each node's own disk first; may hold {node_rank}")
     max_bad: float = setting(0.1, low=0, high=1, help="share of bad images above which the run stops")
+    verify: str = setting(
+        "sample", choices=("sample", "full"), help="decode in the scan: images that look wrong and a sample, or all"
+    )
     save_json: bool = setting(True, help="write predictions.json in COCO's format")
     noplots: bool = setting(False, help="write no plots")
     per_size: bool = setting(False, help="print and write AP and AR of small, medium and large objects of each class")
