@@ -8,14 +8,12 @@ meantime (by other threads) is passed on. That costs a few system calls a pictur
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import tempfile
 import threading
 from collections.abc import Callable
-from multiprocessing.reduction import DupFd
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -136,34 +134,3 @@ def _anonymous_file() -> int:
             handle = os.dup(file.fileno())
     fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) | os.O_APPEND)
     return handle
-
-
-class ComplaintLog:
-    """Complaints of decoders by file, from any process that has a copy: it travels to loader workers by pickle or fork.
-    Each line is one write to a file without a name."""
-
-    def __init__(self) -> None:
-        self._handle = _anonymous_file()
-        self._read = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"handle": DupFd(self._handle)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._handle = state["handle"].detach()
-        self._read = 0
-
-    def __del__(self) -> None:
-        os.close(self._handle)
-
-    def add(self, path: str, complaint: str) -> None:
-        os.write(self._handle, json.dumps([path, complaint]).encode() + b"\n")
-
-    def new(self) -> list[tuple[str, str]]:
-        """Path and complaint of what has been added since the last call."""
-        size = os.fstat(self._handle).st_size
-        if size == self._read:
-            return []
-        text = os.pread(self._handle, size - self._read, self._read)
-        self._read = size
-        return [tuple(json.loads(line)) for line in text.splitlines()]

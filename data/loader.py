@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from data.damaged_images import DamagedImages
 from data.dataset import LoadImagesAndLabels
 from data.dataset_yaml import DatasetSpec
 from data.device_cache import open_device_cache
@@ -102,6 +104,7 @@ def create_dataloader(
             verify=verify,
             progress=ctx.is_node_leader,
         )
+        damaged = DamagedImages(index, split, cache_dir=cache_dir, max_bad=max_bad)
         image_cache = open_image_cache(
             index,
             _host_cache(cache, on_device),
@@ -111,6 +114,7 @@ def create_dataloader(
             show_progress=ctx.is_main,
             ctx=ctx,
             leaders=leaders,
+            complain=damaged.add,
         )
         dataset = LoadImagesAndLabels(
             index,
@@ -122,7 +126,9 @@ def create_dataloader(
             epochs=epochs,
             rect=rect,
             image_cache=image_cache,
+            complain=damaged.add,
         )
+        damaged.check(aloud=ctx.is_main)
     requests: EndlessRequests | ShardedBatches
     if augment:
         _check_count(spec, split, len(index), quad)
@@ -136,6 +142,7 @@ def create_dataloader(
         workers=workers,
         pin_memory=pin_memory,
         weighted=augment and image_weights,
+        after_batch=partial(damaged.check, aloud=ctx.is_main),
         **(_render_on_device(ctx, dataset, cache, workers, fuse) if on_device else {}),
     )
     return loader, dataset
@@ -234,6 +241,13 @@ def _render_on_device(
     layout, pixels = None, None
     if cache == "device":
         layout = PyramidLayout.of(dataset.source_hw)
-        pixels = open_device_cache(dataset.index, layout, ctx=ctx, threads=max(workers, 2), show_progress=ctx.is_main)
+        pixels = open_device_cache(
+            dataset.index,
+            layout,
+            ctx=ctx,
+            threads=max(workers, 2),
+            show_progress=ctx.is_main,
+            complain=dataset.complain,
+        )
     renderer = DeviceRenderer(ctx.device, pixels, fuse=fuse and ctx.device.type == "cuda")
     return {"make_batch": PlannedBatches(dataset, layout), "renderer": renderer}
