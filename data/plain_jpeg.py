@@ -5,7 +5,7 @@ tables. So a file whose header is checked here and which ends as it should is on
 decoder is asked.
 
 What is wrong with the coded picture itself a decoder repairs or leaves grey, so that is looked at too: 64 bytes of each
-512, which reach into any run of 575 bytes. Coded data look random. `coded_data_defect` finds parts that are all zero or
+2048, whole in any run of 2111 bytes. Coded data look random. `coded_data_defect` finds parts that are all zero or
 repeat a few bytes (files with holes, cut transfers), text, and markers that have no place there, as other compressed or
 encrypted data hold one in every few hundred bytes. It does not find single wrong bits, nor parts of another JPEG: those
 only a decoder sees, and of half the single bits not even that one.
@@ -28,7 +28,7 @@ _MOST_PIXELS = 1 << 28  # decoders have limits of their own
 _SAMPLINGS = ((0x11,), *((first, 0x11, 0x11) for first in (0x11, 0x12, 0x21, 0x22, 0x41)))
 
 
-_EVERY, _LOOK = 512, 64  # bytes: of so many the first so many are looked at
+_EVERY, _LOOK = 2048, 64  # bytes: of so many the first so many are looked at
 _HIGH_BITS = np.uint64(0x8080808080808080)
 
 

@@ -37,7 +37,7 @@ from data.report import (
 from utils.errors import UserError
 from utils.logger import get_logger, progress
 
-SAMPLED = 256  # images: if one in a hundred is damaged, they hold one such with a probability of 92 %
+SAMPLED = 128  # images: if two in a hundred are damaged, they hold one such with a probability of 92 %
 _CHUNK = 32  # images a task: enough to hide the cost of a task, few enough to keep the bar moving
 _SPOILING = frozenset({BAD_ROW, OUTSIDE, UNKNOWN_CLASS})  # rows that mean an object, but can't be used
 

@@ -66,7 +66,7 @@ def write_set(root: Path, images: int = 24, *, damaged: int = 0, kind: str = "ze
 @pytest.mark.parametrize("kind", ["zeros", "ones", "pattern", "text", "random"])
 def test_bytes_tell_of_a_damaged_middle(kind):
     for seed in range(8):
-        data = photo(seed)
+        data = photo(seed, 1024)
         assert coded_data_defect(data, plain_jpeg(data, data[-2:])) == ""
         data = with_middle(data, kind)
         assert coded_data_defect(data, plain_jpeg(data, data[-2:]))
