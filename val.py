@@ -88,6 +88,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         cache_dir=config.cache_dir,
         workers=loader_workers(config.workers, ctx.local_world_size),
         max_bad=config.max_bad,
+        verify=config.verify,
         pin_memory=ctx.device.type == "cuda",
     )
     check_same_data(ctx, {config.task: dataset.index})

@@ -39,7 +39,8 @@ MOST_OF_FREE = 0.98  # of what is free on the disk may be filled
 DAY_S = 86400.0
 _INDEX = re.compile(r"(?P<split>\w+)-(?P<version>[0-9a-f]{32})\.index")
 _PIXELS = re.compile(r"lockstep-\d+-(?P<version>[^-]*)-(?P<imgsz>\d+)-v\d+\.(?P<kind>lmdb|pixels)")
-_UNFINISHED = re.compile(r".+\.(index|pixels)\.\w+(\.tmp)?")
+# The second: what an interrupted scan has read.
+_UNFINISHED = re.compile(r".+\.(index|pixels)\.\w+(\.tmp)?|\w+-[0-9a-f]{32}-\w+\.partial")
 
 
 @dataclass(frozen=True)
@@ -150,8 +151,9 @@ def remove(cache: CacheFile) -> bool:
         with contextlib.ExitStack() as stack:
             if not _lock(cache.path, stack):
                 return False
-            for path in (cache.path, cache.path.with_suffix(".lock"), cache.path.with_suffix(".txt")):
-                path.unlink(missing_ok=True)
+            cache.path.unlink(missing_ok=True)
+            for suffix in (".lock", ".txt", ".damaged"):
+                cache.path.with_suffix(suffix).unlink(missing_ok=True)
     except OSError:
         return False
     return True

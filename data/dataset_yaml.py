@@ -163,9 +163,12 @@ def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tup
             raise UserError(f"{path}: has no 'names'; list the classes in the order of their ids")
     if count is not None and count != len(names):
         raise UserError(f"{path}: nc is {count}, but there are {len(names)} names; make them agree")
-    if any(s.annotations for s in splits.values()) and len(set(names)) < len(names):
-        twice = next(n for n in names if names.count(n) > 1)
-        raise UserError(f"{path}: names: '{twice}' occurs twice, and annotations are matched by name")
+    twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
+    if twice is not None:
+        first, second = [i for i, n in enumerate(names) if n == twice][:2]
+        raise UserError(
+            f"{path}: names: classes {first} and {second} are both called '{twice}'; give each class a name of its own"
+        )
     return names
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from data.cache import hold, make_room
+from data.images import Complain
 from data.index import DatasetIndex
 from data.source_images import read_source, reduced_sizes
 from utils.cache_folder import cache_folder
@@ -93,6 +94,7 @@ def open_disk_cache(
     show_progress: bool = True,
     ctx: DistributedContext | None = None,
     leaders: ProcessGroupPlace | None = None,
+    complain: Complain | None = None,
 ) -> DiskCache:
     """The node's cache, filled first as far as it is not. See `data.image_cache.open_image_cache`."""
     folder = cache_folder(cache_dir)
@@ -104,7 +106,7 @@ def open_disk_cache(
     source_hw = reduced_sizes(index.image_hw, imgsz)
     path = folder / f"lockstep-{os.getuid()}-{index.fingerprint[:32]}-{imgsz}-v{_LAYOUT}{_SUFFIX}"
     if ctx is None or ctx.is_node_leader:
-        filling = _Filling(path, index, source_hw, threads, show_progress)
+        filling = _Filling(path, index, source_hw, threads, show_progress, complain)
         if leaders is None or leaders.group_size == 1:
             filling.alone()
         else:
@@ -123,7 +125,13 @@ class _Filling:
     """Puts the images that are not in the file yet into it."""
 
     def __init__(
-        self, path: Path, index: DatasetIndex, source_hw: np.ndarray, threads: int, show_progress: bool
+        self,
+        path: Path,
+        index: DatasetIndex,
+        source_hw: np.ndarray,
+        threads: int,
+        show_progress: bool,
+        complain: Complain | None,
     ) -> None:
         self._path = path
         self._index = index
@@ -131,6 +139,7 @@ class _Filling:
         self._sizes = source_hw.astype(np.int64).prod(axis=1) * 3
         self._threads = threads
         self._show_progress = show_progress
+        self._complain = complain
 
     def alone(self) -> None:
         """By this process; waits while another run is at it."""
@@ -173,7 +182,7 @@ class _Filling:
         return True
 
     def _decode(self, i: int) -> memoryview:
-        image = read_source(self._index.path(i), self._index.image_hw[i], self._source_hw[i])
+        image = read_source(self._index.path(i), self._index.image_hw[i], self._source_hw[i], self._complain)
         return memoryview(np.ascontiguousarray(image).reshape(-1))
 
     def _store(self, images: Iterable[tuple[int, memoryview | bytes]], count: int) -> None:

@@ -133,6 +133,7 @@ class InfiniteDataLoader(DataLoader):
         weighted: bool = False,
         make_batch: Callable[[BatchRequest], Any] | None = None,
         renderer: Callable[[Any], Batch] | None = None,
+        after_batch: Callable[[], None] | None = None,
     ) -> None:
         """
         Args:
@@ -143,8 +144,10 @@ class InfiniteDataLoader(DataLoader):
             weighted: draw images by class weights; see `set_class_weights`.
             make_batch: run by the workers, picklable; None: `RenderedBatches`.
             renderer: makes a `Batch` on the device of what ``make_batch`` returns; None: that is one, on the host.
+            after_batch: called when a batch has come from a worker; what it raises ends the iteration and the workers.
         """
         self.renderer = renderer
+        self._after_batch = after_batch
         self._requests = requests
         self._is_training = isinstance(requests, EndlessRequests)
         self._weighted = weighted
@@ -200,6 +203,12 @@ class InfiniteDataLoader(DataLoader):
             if isinstance(batch, _Failure):
                 self.close()
                 raise UserError(batch.message)
+            if self._after_batch is not None:
+                try:
+                    self._after_batch()
+                except UserError:
+                    self.close()
+                    raise
             yield batch
 
     def start_at(self, epoch: int, batch: int = 0) -> None:

@@ -33,6 +33,38 @@ def flags(world: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("--hyp", "lr0: 0.01\nlr0: 0.1\n"),
+        ("--model", "nc: 2\nnc: 3\n"),
+        ("--data", "train: a\ntrain: b\nval: c\nnames: [x]\n"),
+    ],
+)
+def test_a_repeated_key_is_told_with_its_line(world, tmp_path, capsys, flag, text):
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    error = error_of(capsys, train.main, *flags(world), flag, path, "--project", tmp_path / "runs")
+    assert f"{path}:2: key" in error
+
+
+@pytest.mark.parametrize("how", ["folder", "link", "list"])
+def test_validating_on_training_images_is_said(tmp_path, capsys, how):
+    data = write_dataset(tmp_path / "set", train=4, val=2)
+    (tmp_path / "set" / "also").symlink_to(tmp_path / "set" / "images" / "train")
+    (tmp_path / "set" / "some.txt").write_text("images/train/000.png\nimages/val/000.png\nimages/train/001.png\n")
+    given = yaml.safe_load(data.read_text())
+    given["val"] = {"folder": "images/train", "link": "also", "list": "some.txt"}[how]
+    if how == "link":
+        for label in (tmp_path / "set" / "labels" / "train").iterdir():
+            (tmp_path / "set" / "images" / "train" / label.name).write_bytes(label.read_bytes())
+    data.write_text(yaml.safe_dump(given))
+    more = ["--data", str(data), "--epochs", "1", "--project", str(tmp_path / "runs")]
+    run_main(train.main, ["--model", str(write_model(tmp_path / "tiny.yaml")), *more, *SMALL])
+    count = "2 of the 3" if how == "list" else "all of the 4"
+    assert f"{count} validation images are training images too" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("given", "line"),
     [
         (["--set", "box=.inf"], "--set: box: wants a finite number"),

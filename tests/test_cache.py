@@ -107,6 +107,18 @@ def test_prune_to_a_size_takes_older_versions_first(caches):
     assert not any("older version" in line for line in left)
 
 
+def test_what_belongs_to_an_index_goes_with_it_and_interrupted_scans_after_a_day(caches):
+    folder, _ = caches
+    for path in list(folder.glob("*.index")):
+        path.with_suffix(".damaged").write_text('["000.png", "torn"]\n')
+        path.with_name(f"{path.stem}-sample.partial").write_bytes(bytes(10))
+    run_main(cache.main, ["prune", "--all", "--cache-dir", str(folder)])
+    assert {p.suffix for p in folder.iterdir() if p.suffix != ".lock"} == {".partial"}
+    age(folder, 2)
+    run_main(cache.main, ["prune", "--all", "--cache-dir", str(folder)])
+    assert not [p for p in folder.iterdir() if p.suffix != ".lock"]
+
+
 def test_what_a_process_uses_stays(caches, capsys):
     """Its index and images, by their locks, which go with the process however it ends."""
     folder, sets = caches

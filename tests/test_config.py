@@ -165,7 +165,14 @@ def test_yaml_then_overrides(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"), [("a: [1", "x.yaml:1"), ("a: 1\nb: : 2\n", "x.yaml:2"), (None, "no such file")]
+    ("text", "complaint"),
+    [
+        ("a: [1", "x.yaml:1"),
+        ("a: 1\nb: : 2\n", "x.yaml:2"),
+        (None, "no such file"),
+        ("a: 1\nb: 2\na: 3\n", r"x.yaml:3: key 'a' is there twice \(first in line 1\)"),
+        ("names:\n  0: a\n  0: b\n", r"x.yaml:3: key '0' is there twice \(first in line 2\)"),
+    ],
 )
 def test_yaml_mistakes_name_file_and_line(tmp_path, text, complaint):
     path = tmp_path / "x.yaml"
@@ -183,6 +190,12 @@ def test_a_deeply_nested_yaml_is_one_line(tmp_path, text):
         load_yaml(tmp_path / "x.yaml")
     with pytest.raises(UserError, match="--set lr0: the value is nested too deeply"):
         hyperparameters_from("", ["lr0=" + "[" * 100_000])
+
+
+def test_a_key_over_a_merged_one_is_no_repetition(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("a: &a {x: 1}\ntop: {b: &b {<<: *a, x: 2}}\nc: {<<: *b, y: 3}\n")
+    assert load_yaml(path) == {"a": {"x": 1}, "top": {"b": {"x": 2}}, "c": {"x": 2, "y": 3}}
 
 
 @pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, Hyperparameters])

@@ -99,12 +99,13 @@ def test_too_few_files_are_no_fault_of_the_images(world, monkeypatch):
     """A scan that meets the limit must not drop the images it could not open."""
     from data import images
 
-    def refused(self):
+    def refused(*_: object) -> int:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(images.Path, "read_bytes", refused)
-    with pytest.raises(OSError, match="Too many"):
-        images.read_image(world / "set" / "images" / "train" / "000.png")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        with pytest.raises(OSError, match="Too many"):
+            images.read_image(world / "set" / "images" / "train" / "000.png")
 
 
 def test_a_killed_loader_worker(world, tmp_path):

@@ -322,6 +322,7 @@ def test_a_disk_that_fills_up_mid_epoch_is_one_line(world, tmp_path):
         errors = [line for line in run.output().splitlines() if line.startswith("error: ")]
         assert len(errors) == 1, run.output()
         assert "last.pt: could not be written" in errors[0]
+        assert "--resume" not in errors[0]
         assert "Traceback" not in run.output()
     assert not (tmp_path / "exp" / "last.pt").exists()
     assert not list((tmp_path / "exp").glob(".*.tmp"))

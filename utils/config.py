@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import dataclasses
 import difflib
+import functools
 import math
 import sys
 import types
@@ -134,6 +135,9 @@ class TrainConfig:
     quad: bool = setting(False, help="collate four images into one of twice the size, in some samples")
     single_cls: bool = setting(False, help="treat all classes as one")
     max_bad: float = setting(0.1, low=0, high=1, help="share of bad images above which the run stops")
+    verify: str = setting(
+        "sample", choices=("sample", "full"), help="decode in the scan: images that look wrong and a sample, or all"
+    )
     optimizer: str = setting("auto", choices=("auto", "SGD", "Adam", "AdamW", "Muon"), help="optimiser")
     cos_lr: bool = setting(False, help="cosine instead of linear schedule")
     accumulate: int = setting(1, low=1, help="batches a step of the optimiser")
@@ -198,6 +202,9 @@ class ValConfig:
     cache_dir: str = setting("", help="where the index cache goes; empty: ~/.cache/lockstep")
     stage: str = setting("", help="copy the data to this folder of each node's own disk first; may hold {node_rank}")
     max_bad: float = setting(0.1, low=0, high=1, help="share of bad images above which the run stops")
+    verify: str = setting(
+        "sample", choices=("sample", "full"), help="decode in the scan: images that look wrong and a sample, or all"
+    )
     save_json: bool = setting(True, help="write predictions.json in COCO's format")
     noplots: bool = setting(False, help="write no plots")
     per_size: bool = setting(False, help="print and write AP and AR of small, medium and large objects of each class")
@@ -277,15 +284,40 @@ def load_yaml(path: str | Path) -> Any:
 
 
 def _parse_yaml(text: str) -> Any:
-    """As ``yaml.safe_load``, ten times faster where PyYAML came with libyaml. Raises RecursionError for text nested
-    deeper than any setting; libyaml's loader would end the process."""
+    """As ``yaml.safe_load``, ten times faster where PyYAML came with libyaml; a repeated key is a mistake. Raises
+    RecursionError for text nested deeper than any setting; libyaml's loader would end the process."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         if sum(map(text.count, "[{-?")) + max(len(row) - len(row.lstrip()) for row in text.split("\n")) > MOST_NESTED:
             _check_nesting(text, loader)
-        return yaml.load(text, Loader=loader)
+        return yaml.load(text, Loader=_once_each(loader))
     except yaml.YAMLError:  # libyaml sees mistakes in other lines
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=_once_each(yaml.SafeLoader))
+
+
+@functools.cache
+def _once_each(base: type) -> type:
+    """The safe loader ``base``, refusing mappings that have a key twice: YAML would keep the last without a word."""
+
+    class Strict(base):
+        def __init__(self, stream: Any) -> None:
+            super().__init__(stream)
+            self._checked: set[int] = set()
+
+        def flatten_mapping(self, node: yaml.MappingNode) -> None:
+            """Comes before what ``<<`` merges in, which a mapping's own keys may replace, is put among them."""
+            if id(node) not in self._checked:
+                self._checked.add(id(node))
+                lines: dict[tuple[str, str], int] = {}  # of each scalar key's tag and text
+                for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                    first = lines.get((key.tag, key.value))
+                    if first is not None:
+                        problem = f"key '{key.value}' is there twice (first in line {first}); remove one"
+                        raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                    lines[key.tag, key.value] = key.start_mark.line + 1
+            super().flatten_mapping(node)
+
+    return Strict
 
 
 def _check_nesting(text: str, loader: type) -> None:
