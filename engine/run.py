@@ -108,14 +108,14 @@ def claim_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
             if not config.exist_ok or run.folder in absent:
                 made = [folder, *(p for p in absent if p != run.folder)]
     folder = Path(broadcast_object(ctx, folder))
-    with _discarding_unbegun(config.project, folder, made), _locked(ctx, folder):
+    with _discarding_unbegun(ctx, config.project, folder, made), _locked(ctx, folder):
         if ctx.is_main:
             note_launch(config.project, launchers, folder)
         yield replace(run, folder=folder, path=folder / "last.pt", begun=True)
 
 
 @contextmanager
-def _discarding_unbegun(project: str, folder: Path, made: list[Path]) -> Iterator[None]:
+def _discarding_unbegun(ctx: DistributedContext, project: str, folder: Path, made: list[Path]) -> Iterator[None]:
     """If the block fails before the first checkpoint, removes the folders in ``made``, the innermost first: there is
     nothing to go on with. What was written down about a hang keeps the run's folder, and so does another training that
     has come into it."""
@@ -125,7 +125,8 @@ def _discarding_unbegun(project: str, folder: Path, made: list[Path]) -> Iterato
         if made:
             # Gives back open files and memory: to remove a folder takes some of both, and they may be what was too few.
             traceback.clear_frames(error.__traceback__)
-            gc.collect()
+            if not ctx.is_distributed:  # to collect what belongs to a broken group takes longer than the launcher waits
+                gc.collect()
         if made and not any([*folder.glob(kept)] for kept in ("*.pt", "stall_rank*.txt", LOCK_NAME)):
             shutil.rmtree(folder, ignore_errors=True)
             forget_launch(project, folder)
