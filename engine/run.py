@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import sys
 import traceback
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -123,10 +124,7 @@ def _discarding_unbegun(ctx: DistributedContext, project: str, folder: Path, mad
         yield
     except BaseException as error:
         if made:
-            # Gives back open files and memory: to remove a folder takes some of both, and they may be what was too few.
-            traceback.clear_frames(error.__traceback__)
-            if not ctx.is_distributed:  # to collect what belongs to a broken group takes longer than the launcher waits
-                gc.collect()
+            _give_back(ctx, error)
         if made and not any([*folder.glob(kept)] for kept in ("*.pt", "stall_rank*.txt", LOCK_NAME)):
             shutil.rmtree(folder, ignore_errors=True)
             forget_launch(project, folder)
@@ -134,6 +132,19 @@ def _discarding_unbegun(ctx: DistributedContext, project: str, folder: Path, mad
                 with suppress(OSError):  # other runs are in it
                     outer.rmdir()
         raise
+
+
+def _give_back(ctx: DistributedContext, error: BaseException) -> None:
+    """Closes files and frees memory that what failed still holds: to remove a folder takes some of both, and they may
+    be what was too few. In silence: objects that were half made when it failed (torch's loader iterator) complain."""
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda _: None
+    try:
+        traceback.clear_frames(error.__traceback__)
+        if not ctx.is_distributed:  # to collect what belongs to a broken group takes longer than the launcher waits
+            gc.collect()
+    finally:
+        sys.unraisablehook = hook
 
 
 @contextmanager
