@@ -2,10 +2,15 @@
 
 python detect.py --weights runs/train/exp/best.pt --source photos/
 python detect.py --weights best.pt --source clip.mp4 --save-txt --save-conf
+
+A file of several that cannot be read, or whose results cannot be written, is reported and passed over; at the end the
+exit status is then 2, with one line that counts them.
 """
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import sys
 import time
@@ -56,23 +61,51 @@ def detect(config: DetectConfig) -> Path:
     if config.conf_thres is None:
         config = replace(config, conf_thres=best_confidence(config.weights, info))
     predictor = Predictor(model, config, config.imgsz or info["imgsz"], devices[0])
-    frames = open_source(config.source, vid_stride=config.vid_stride, max_frames=config.max_frames)
+    failed: dict[str, str] = {}
+    frames = open_source(config.source, vid_stride=config.vid_stride, max_frames=config.max_frames, failed=failed)
     if config.view_img:
         _open_window()
+    first = list(itertools.islice(frames, 1))  # a source that cannot be read is refused before a folder is made
     output = Output(increment_path(config.project, config.name, config.exist_ok), model.names, config)
     tally = Tally(model.names)
+    seen: set[str] = set()
     try:
-        for frame in frames:
-            started = time.perf_counter()
-            found = predictor(frame.image)
-            tally.add(frame, found, time.perf_counter() - started)
-            if not output.take(frame, found):
-                break
+        for frame in itertools.chain(first, frames):
+            seen.add(frame.path)
+            if frame.path in failed:  # a later frame of a video
+                continue
+            try:
+                started = time.perf_counter()
+                found = predictor(frame.image)
+                tally.add(frame, found, time.perf_counter() - started)
+                if not output.take(frame, found):
+                    break
+            except Exception as error:
+                failed[frame.path] = _reason(error, frame.path)
+                get_logger().warning("%s; passed over", failed[frame.path])
     finally:
         output.close()
     tally.summarise()
     get_logger().info("results are in %s", output.run_dir)
+    if failed:
+        why = next(iter(failed.values()))
+        raise UserError(f"{len(failed)} of {len(seen | failed.keys())} files could not be used (first: {why})")
     return output.run_dir
+
+
+def _reason(error: Exception, path: str) -> str:
+    """What is wrong with one file. Raises ``error`` where it isn't of that file alone: a full disk, or a bug."""
+    import cv2
+
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ):
+        return f"{path}: its results cannot be written ({(error.strerror or str(error)).lower()})"
+    if isinstance(error, MemoryError):
+        return f"{path}: takes more memory than there is"
+    if isinstance(error, cv2.error):
+        return f"{path}: cannot be drawn or written ({getattr(error, 'err', '') or error})"
+    raise error
 
 
 def best_confidence(weights: str, info: dict) -> float:

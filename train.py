@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from utils.cli import run_main
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from engine.run import open_run
     from engine.watchdog import Watchdog
     from utils.distributed import DistributedContext, one_voice
+    from utils.machine_limits import explained, smaller
     from utils.stop_signals import StopSignals
 
     with StopSignals() as signals, Watchdog(signals) as watchdog:
@@ -42,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             watchdog.meet(ctx)
             check_same_start(ctx, config)
             with open_run(ctx, config, given_flags(TrainConfig, argv)) as run:
-                train(ctx, run, signals, watchdog)
+                size = run.config.batch_size, run.config.imgsz
+                with explained(partial(smaller, *size, least_batch=ctx.world_size, device=ctx.device.type)):
+                    train(ctx, run, signals, watchdog)
 
 
 def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Watchdog) -> None:
@@ -50,7 +54,7 @@ def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Wat
     from engine.agreement import check_same_data, check_same_model, check_same_run
     from engine.idle_settings import idle_on_head, idle_settings
     from engine.pictures import illustrate
-    from engine.process_setup import prepare_process
+    from engine.process_setup import open_folder, prepare_process
     from utils.logger import get_logger
 
     check_same_run(ctx, run)
@@ -66,13 +70,14 @@ def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Wat
     train_loader, val_loader = build_loaders(ctx, run.config, run.hyp, spec, stride=model.stride)
     check_same_data(ctx, {"train": train_loader.index, "val": val_loader.index})
     settle_weights(run, model, train_loader)
-    trainer = make_trainer(ctx, run, signals, watchdog, spec, model, pretrained, train_loader, val_loader)
-    pictures = illustrate(ctx, run, trainer)
-    trainer.fit(on_epoch=pictures.after_epoch if pictures else None)
-    if pictures:
-        pictures.finish()
-    trainer.tracker.close()
-    report_end(trainer)
+    with open_folder(ctx, run) as run:
+        trainer = make_trainer(ctx, run, signals, watchdog, spec, model, pretrained, train_loader, val_loader)
+        pictures = illustrate(ctx, run, trainer)
+        trainer.fit(on_epoch=pictures.after_epoch if pictures else None)
+        if pictures:
+            pictures.finish()
+        trainer.tracker.close()
+        report_end(trainer)
 
 
 def check_settings(ctx: DistributedContext, run: Run) -> None:
@@ -80,7 +85,10 @@ def check_settings(ctx: DistributedContext, run: Run) -> None:
     from data.run_loaders import check_loader_settings
     from engine.batch_size import check_batch_search
     from engine.step_setup import check_step_settings
+    from utils.machine_limits import require_package
 
+    if ctx.is_main and not run.config.noplots:
+        require_package("matplotlib", "plots", "use --noplots")
     check_batch_search(ctx, run.config)
     check_step_settings(ctx, run.config)
     check_loader_settings(ctx, run.config, run.hyp)
@@ -116,16 +124,13 @@ def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> tuple[D
 
 
 def settle_batch_size(ctx: DistributedContext, run: Run, model: Detector) -> Run:
-    """The run with the batch that ``--batch-size -1`` finds, in its stored settings too; any other run as it is."""
+    """The run with the batch that ``--batch-size -1`` finds; any other run as it is."""
     from engine.batch_size import with_batch_that_fits
-    from engine.process_setup import store_settings
 
     if run.config.batch_size != FIND_BATCH_SIZE:
         return run
     run = with_batch_that_fits(ctx, run, model, build_loss(ctx, run, model))
     check_settings(ctx, run)
-    if ctx.is_main:
-        store_settings(run)
     return run
 
 

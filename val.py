@@ -37,10 +37,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     from utils.distributed import DistributedContext, one_voice
     from utils.logger import configure_logging
+    from utils.machine_limits import explained, smaller
 
     ctx = DistributedContext.from_environment(config.device, config.local_rank, config.local_world_size)
     configure_logging(ctx.is_main)
-    with ctx.closing(), one_voice(ctx):
+    advice = partial(smaller, config.batch_size, config.imgsz or 640, least_batch=1, device="")
+    with ctx.closing(), one_voice(ctx), explained(advice):
         validate(config, ctx)
 
 
@@ -57,8 +59,11 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     from utils.distributed import broadcast_object, torch_distributed_zero_first
     from utils.downloads import fetch_weights
     from utils.logger import get_logger, progress
-    from utils.run_dir import increment_path
+    from utils.machine_limits import require_package
+    from utils.run_dir import check_run_dir, increment_path
 
+    if ctx.is_main and not config.noplots:
+        require_package("matplotlib", "plots", "use --noplots")
     if len(ctx.devices) > 1:
         get_logger().warning("one process scores on one device, %s; torchrun uses all", ctx.device)
 
@@ -83,6 +88,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         cache_dir=config.cache_dir,
         workers=loader_workers(config.workers, ctx.local_world_size),
         max_bad=config.max_bad,
+        verify=config.verify,
         pin_memory=ctx.device.type == "cuda",
     )
     check_same_data(ctx, {config.task: dataset.index})
@@ -97,12 +103,13 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
     )
-    # Claimed before the work, so that a folder that cannot be written costs no time.
-    with torch_distributed_zero_first(ctx):
-        folder = increment_path(config.project, config.name, config.exist_ok) if ctx.is_main else None
+    with torch_distributed_zero_first(ctx):  # before the work; the folder itself is made when there is something for it
+        if ctx.is_main:
+            check_run_dir(config.project, config.name, config.exist_ok)
     model = for_inference(model, config).to(ctx.device, memory_format=torch.channels_last)
     result = evaluator.run(model, loader)
-    if folder is not None:
+    if ctx.is_main:
+        folder = increment_path(config.project, config.name, config.exist_ok)
         report(config, result, evaluator, gt, names, folder, imgsz)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from data.augment import SamplePlan, draw_plans
 from data.image_cache import ImageCache
+from data.images import Complain
 from data.index import DatasetIndex
 from data.pixel_transforms import PixelTransforms
 from data.plan_labels import plan_labels
@@ -36,6 +37,7 @@ class LoadImagesAndLabels:
         epochs: int = 1,
         rect: bool = False,
         image_cache: ImageCache | None = None,
+        complain: Complain | None = None,
     ) -> None:
         """
         Args:
@@ -48,6 +50,7 @@ class LoadImagesAndLabels:
             epochs: of the whole run, for ``hyp.close_mosaic``.
             rect: canvases fit the images' aspect; this rules mosaic and mixup out.
             image_cache: of the same index and imgsz.
+            complain: called with the paths of damaged images, and what their decoder said; picklable.
 
         Raises:
             UserError: a mistake in ``hyp.albumentations``.
@@ -61,6 +64,7 @@ class LoadImagesAndLabels:
         self.epochs = epochs
         self.rect = rect
         self.image_cache = image_cache
+        self.complain = complain
         self.source_hw = reduced_sizes(index.image_hw, imgsz)
         self._recent: dict[int, np.ndarray] = {}  # source images of the block that is being rendered
         self._transforms = PixelTransforms(hyp.albumentations, seed) if augment and hyp.albumentations else None
@@ -74,7 +78,7 @@ class LoadImagesAndLabels:
             return self.image_cache[i]
         image = self._recent.get(i)
         if image is None:
-            image = read_source(self.index.path(i), self.index.image_hw[i], self.source_hw[i])
+            image = read_source(self.index.path(i), self.index.image_hw[i], self.source_hw[i], self.complain)
             if self.augment and self.hyp.mosaic_block:
                 self._remember(i, image)
         return image

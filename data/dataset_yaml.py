@@ -16,6 +16,7 @@ from data.labels_coco import category_names
 from utils.config import load_yaml, suggestion
 from utils.errors import UserError
 
+YAML_FOLDER = Path(__file__).parents[1] / "configs" / "data"  # of public data sets
 SPLITS = ("train", "val", "test")
 _USED_KEYS = ("path", *SPLITS, "names", "nc", "annotations", "download", "channels")
 # In public YAMLs, of no meaning for training boxes: who made the set and where it came from.
@@ -52,6 +53,8 @@ class DatasetSpec:
     def missing(self, path: Path) -> UserError:
         """The error for a part of the data set that isn't there."""
         hint = "; its 'download' is never run here: fetch and unpack it yourself" if self.download else ""
+        if Path(self.source).parent == YAML_FOLDER:
+            hint = "; fetch the data set and unpack it as that file's first lines say"
         return UserError(f"{path}: not found (named by {self.source}){hint or '; correct its paths'}")
 
 
@@ -160,9 +163,12 @@ def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tup
             raise UserError(f"{path}: has no 'names'; list the classes in the order of their ids")
     if count is not None and count != len(names):
         raise UserError(f"{path}: nc is {count}, but there are {len(names)} names; make them agree")
-    if any(s.annotations for s in splits.values()) and len(set(names)) < len(names):
-        twice = next(n for n in names if names.count(n) > 1)
-        raise UserError(f"{path}: names: '{twice}' occurs twice, and annotations are matched by name")
+    twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
+    if twice is not None:
+        first, second = [i for i, n in enumerate(names) if n == twice][:2]
+        raise UserError(
+            f"{path}: names: classes {first} and {second} are both called '{twice}'; give each class a name of its own"
+        )
     return names
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from data.images import Complain
 from data.index import DatasetIndex
 from data.pyramid import PyramidLayout
 from data.source_images import read_source
@@ -23,7 +24,13 @@ SENT_AT_ONCE = 2**28  # bytes
 
 
 def open_device_cache(
-    index: DatasetIndex, layout: PyramidLayout, *, ctx: DistributedContext, threads: int = 4, show_progress: bool = True
+    index: DatasetIndex,
+    layout: PyramidLayout,
+    *,
+    ctx: DistributedContext,
+    threads: int = 4,
+    show_progress: bool = True,
+    complain: Complain | None = None,
 ) -> Tensor:
     """Source images of ``index`` as uint8 (P, 3) on ``ctx.device``, laid out as ``layout`` says.
 
@@ -32,6 +39,7 @@ def open_device_cache(
 
     Args:
         threads: decoders of this process.
+        complain: called for damaged images, see `data.images`.
 
     Raises:
         UserError: not enough memory, or an image that cannot be decoded.
@@ -48,7 +56,7 @@ def open_device_cache(
     shares = [share_bounds(len(index), number, len(ranks)) for number in range(len(ranks))]
     failure: UserError | None = None
     try:
-        _decode(index, layout, cache, shares[ranks.index(ctx.rank)], threads, show_progress)
+        _decode(index, layout, cache, shares[ranks.index(ctx.rank)], threads, show_progress, complain)
     except UserError as error:
         failure = error
     failed = max_over_ranks(ctx, int(failure is not None))
@@ -72,11 +80,12 @@ def _decode(
     share: tuple[int, int],
     threads: int,
     show_progress: bool,
+    complain: Complain | None,
 ) -> None:
     """Fills the images ``share`` [first, last)."""
 
     def decode(i: int) -> None:
-        image = read_source(index.path(i), index.image_hw[i], layout.source_hw[i])
+        image = read_source(index.path(i), index.image_hw[i], layout.source_hw[i], complain)
         cache[int(layout.starts[i]) : int(layout.starts[i + 1])] = torch.from_numpy(layout.flat(image))
 
     pool = ThreadPoolExecutor(max(threads, 1))

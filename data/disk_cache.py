@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from data.cache import hold, make_room
+from data.images import Complain
 from data.index import DatasetIndex
 from data.source_images import read_source, reduced_sizes
 from utils.cache_folder import cache_folder
@@ -47,10 +49,11 @@ class DiskCache:
     """Source images by number, from a complete file. Picklable: another process maps the file when it first reads."""
 
     def __init__(self, path: Path, source_hw: np.ndarray) -> None:
-        """``path`` holds images of the sizes ``source_hw`` (N, 2)."""
+        """``path`` holds images of the sizes ``source_hw`` (N, 2); `data.cache` leaves it alone while this lives."""
         self.path = path
         self.source_hw = source_hw
         self._environment: lmdb.Environment | None = None
+        hold(self, path)
 
     def __len__(self) -> int:
         return len(self.source_hw)
@@ -91,6 +94,7 @@ def open_disk_cache(
     show_progress: bool = True,
     ctx: DistributedContext | None = None,
     leaders: ProcessGroupPlace | None = None,
+    complain: Complain | None = None,
 ) -> DiskCache:
     """The node's cache, filled first as far as it is not. See `data.image_cache.open_image_cache`."""
     folder = cache_folder(cache_dir)
@@ -102,7 +106,7 @@ def open_disk_cache(
     source_hw = reduced_sizes(index.image_hw, imgsz)
     path = folder / f"lockstep-{os.getuid()}-{index.fingerprint[:32]}-{imgsz}-v{_LAYOUT}{_SUFFIX}"
     if ctx is None or ctx.is_node_leader:
-        filling = _Filling(path, index, source_hw, threads, show_progress)
+        filling = _Filling(path, index, source_hw, threads, show_progress, complain)
         if leaders is None or leaders.group_size == 1:
             filling.alone()
         else:
@@ -121,7 +125,13 @@ class _Filling:
     """Puts the images that are not in the file yet into it."""
 
     def __init__(
-        self, path: Path, index: DatasetIndex, source_hw: np.ndarray, threads: int, show_progress: bool
+        self,
+        path: Path,
+        index: DatasetIndex,
+        source_hw: np.ndarray,
+        threads: int,
+        show_progress: bool,
+        complain: Complain | None,
     ) -> None:
         self._path = path
         self._index = index
@@ -129,6 +139,7 @@ class _Filling:
         self._sizes = source_hw.astype(np.int64).prod(axis=1) * 3
         self._threads = threads
         self._show_progress = show_progress
+        self._complain = complain
 
     def alone(self) -> None:
         """By this process; waits while another run is at it."""
@@ -171,7 +182,7 @@ class _Filling:
         return True
 
     def _decode(self, i: int) -> memoryview:
-        image = read_source(self._index.path(i), self._index.image_hw[i], self._source_hw[i])
+        image = read_source(self._index.path(i), self._index.image_hw[i], self._source_hw[i], self._complain)
         return memoryview(np.ascontiguousarray(image).reshape(-1))
 
     def _store(self, images: Iterable[tuple[int, memoryview | bytes]], count: int) -> None:
@@ -201,6 +212,7 @@ class _Filling:
         # Every image takes whole pages; one in a hundred more for the tree above them.
         size = int((-(-(self._sizes + 16) // _PAGE) * _PAGE).sum() * 1.01) + (4 << 20)
         there = self._path.stat().st_size if self._path.exists() else 0
+        make_room(self._path.parent, size - there, keep=self._path)
         free = _free_bytes(self._path.parent)
         if size - there > 0.98 * free:
             raise UserError(

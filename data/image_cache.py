@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from data.disk_cache import open_disk_cache
+from data.images import Complain
 from data.index import DatasetIndex
 from data.ram_cache import SHARED_MEMORY, open_ram_cache
 from utils.distributed import DistributedContext
@@ -41,6 +42,7 @@ def open_image_cache(
     shared_memory: Path = SHARED_MEMORY,
     ctx: DistributedContext | None = None,
     leaders: ProcessGroupPlace | None = None,
+    complain: Complain | None = None,
 ) -> ImageCache | None:
     """The node's cache, filled first if it is not there. Call under `torch_distributed_zero_first`.
 
@@ -54,13 +56,14 @@ def open_image_cache(
         ctx: this process among the others, wanted with ``leaders``.
         leaders: the first processes of several nodes, which decode a part of the images each for all their disks; None:
             each node decodes its own.
+        complain: called for damaged images, see `data.images`.
 
     Raises:
         UserError: not enough memory or disk, or an image that cannot be decoded.
     """
     if kind == "none" or len(index) == 0:
         return None
-    shared = {"imgsz": imgsz, "threads": threads, "show_progress": show_progress}
+    shared = {"imgsz": imgsz, "threads": threads, "show_progress": show_progress, "complain": complain}
     if kind == "ram":
         return open_ram_cache(index, shared_memory=shared_memory, **shared)
     return open_disk_cache(index, cache_dir=cache_dir, ctx=ctx, leaders=leaders, **shared)

@@ -13,21 +13,23 @@ read by Python, so that any path the system can open works.
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import stat
+from collections.abc import Callable
 
 import cv2
 import numpy as np
 
+from data.decoder_warnings import watched
 from data.image_headers import Header, read_header
-from data.plain_jpeg import plain_jpeg
+from data.plain_jpeg import coded_data_defect, plain_jpeg
 from utils.errors import UserError
+from utils.machine_limits import explanation
 
 # Lower case; what every OpenCV build of pip decodes.
 _SUFFIXES = ".jpg .jpeg .jpe .mpo .png .bmp .dib .webp .tif .tiff .jp2 .pbm .pgm .ppm .pnm"
 IMAGE_SUFFIXES = frozenset(_SUFFIXES.split(" "))
 
 _IGNORE_ORIENTATION = cv2.IMREAD_IGNORE_ORIENTATION
-_HEAD = 1 << 14  # bytes, enough for most headers; those with a preview in them are longer
 _CHECK = cv2.IMREAD_REDUCED_GRAYSCALE_8 | _IGNORE_ORIENTATION
 # Older versions of OpenCV only decode to BGR, which then takes another pass over the pixels.
 _IS_RGB = hasattr(cv2, "IMREAD_COLOR_RGB")
@@ -40,8 +42,13 @@ _REDUCED = {
 _TO_RGB = {1: cv2.COLOR_GRAY2RGB, 3: cv2.COLOR_BGR2RGB, 4: cv2.COLOR_BGRA2RGB}
 
 
-def read_image(path: str | os.PathLike) -> np.ndarray:
+Complain = Callable[[str, str], None]  # takes a path and what a decoder has to say of a picture that it mended
+
+
+def read_image(path: str | os.PathLike, complain: Complain | None = None) -> np.ndarray:
     """The picture at ``path`` as uint8 (H, W, 3) RGB, upright, C-contiguous.
+
+    A JPEG with damaged data comes as far as its decoder could mend it, and ``complain`` is called.
 
     Raises UserError, naming the path, when the file is missing, unreadable, damaged or of a kind that can't be decoded.
     """
@@ -49,10 +56,12 @@ def read_image(path: str | os.PathLike) -> np.ndarray:
     header = read_header(data)
     if header.defect:
         raise UserError(f"{path}: damaged image ({header.defect})")
-    return _decode(data, header, path)
+    return _decode(data, header, path, complain=complain)
 
 
-def read_reduced(path: str | os.PathLike, least_hw: tuple[int, int]) -> tuple[np.ndarray, tuple[int, int]]:
+def read_reduced(
+    path: str | os.PathLike, least_hw: tuple[int, int], complain: Complain | None = None
+) -> tuple[np.ndarray, tuple[int, int]]:
     """The picture as `read_image` gives it, perhaps decoded smaller, and its height and width in the file, upright.
 
     A JPEG is decoded at 1/2, 1/4 or 1/8 of its size (by its decoder, from fewer frequencies of each block) where that
@@ -64,7 +73,7 @@ def read_reduced(path: str | os.PathLike, least_hw: tuple[int, int]) -> tuple[np
     if header.defect:
         raise UserError(f"{path}: damaged image ({header.defect})")
     if header.kind != "jpeg":
-        image = _decode(data, header, path)
+        image = _decode(data, header, path, complain=complain)
         return image, image.shape[:2]
     full = _upright(header.size, header.orientation)
     fits = [
@@ -72,51 +81,67 @@ def read_reduced(path: str | os.PathLike, least_hw: tuple[int, int]) -> tuple[np
         for s in _REDUCED
         if all(-(-side // s) >= least and 2 * (-side % s) <= s for side, least in zip(full, least_hw))
     ]
-    return _decode(data, header, path, _REDUCED[max(fits)] if fits else _COLOUR), full
+    return _decode(data, header, path, _REDUCED[max(fits)] if fits else _COLOUR, complain=complain), full
 
 
-def check_image(path: str | os.PathLike) -> tuple[int, int]:
-    """Height and width, upright, of a file that `read_image` is sure to read. Raises UserError as `read_image` does.
+class HiddenDamageError(UserError):
+    """An image whose bytes look right, and of which its decoder complains."""
 
-    Of an ordinary JPEG the header and the last bytes are enough (`data.plain_jpeg`). Any other is searched for its end
-    marker (decoders fill the missing part with grey and say nothing) and decoded at an eighth of its size, which saves
-    most of the arithmetic. Other kinds are decoded whole.
+
+def check_image(path: str | os.PathLike, *, decode: bool = False) -> tuple[int, int]:
+    """Height and width, upright, of a file that `read_image` is sure to read, as good as its bytes tell.
+
+    An ordinary JPEG is not decoded if its header, its end and samples of its coded data look right
+    (`data.plain_jpeg`), unless ``decode`` asks for it. Any other is searched for its end marker (decoders fill the
+    missing part with grey and say nothing) and decoded at an eighth of its size, which saves most of the arithmetic;
+    there must be no complaint. Other kinds are decoded whole.
+
+    Raises UserError as `read_image` does, `HiddenDamageError` for what only ``decode`` has shown.
     """
-    head, tail = _read_ends(path)
-    plain = plain_jpeg(head, tail)
-    if plain is None:
-        data = _read_bytes(path)
-        plain = plain_jpeg(data, data[-2:]) if len(data) > len(head) else None  # its header is longer than usual
-    if plain is not None:
-        return _upright(plain.size, plain.orientation)
+    data = _read_bytes(path)
+    plain = plain_jpeg(data, data[-2:])
+    looks_right = plain is not None and not coded_data_defect(data, plain)
+    if looks_right and not decode:
+        return _upright(plain.header.size, plain.header.orientation)
     header = read_header(data)
     if header.defect:
         raise UserError(f"{path}: damaged image ({header.defect})")
     if header.kind != "jpeg":
         return _decode(data, header, path).shape[:2]
-    _imdecode(data, _CHECK, path)
-    return _upright(header.size, header.orientation)
-
-
-def _read_ends(path: str | os.PathLike) -> tuple[bytes, bytes]:
-    """The first bytes, enough for a usual header, and the last two; nothing where the file cannot be read."""
+    complaints: list[str] = []
     try:
-        with open(path, "rb", buffering=0) as file:
-            head = file.read(_HEAD)
-            if len(head) < _HEAD:
-                return head, head[-2:]
-            file.seek(-2, os.SEEK_END)
-            return head, file.read(2)
-    except OSError:
-        return b"", b""
+        _imdecode(data, _CHECK, path, lambda _, text: complaints.append(text))
+    except UserError as error:
+        raise HiddenDamageError(str(error)) if looks_right else error from None
+    if complaints:
+        kind = HiddenDamageError if looks_right else UserError
+        raise kind(f"{path}: damaged image ({complaints[0]})")
+    return _upright(header.size, header.orientation)
 
 
 def _read_bytes(path: str | os.PathLike) -> bytes:
     try:
-        return Path(path).read_bytes()
+        # Without O_NONBLOCK, opening a pipe would wait until somebody writes to it.
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+        try:
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode):
+                kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or device"
+                raise UserError(f"{path}: is {kind}, not an image file")
+            data = os.read(handle, status.st_size + 1)
+            if len(data) == status.st_size:
+                return data
+            parts = [data]
+            while parts[-1]:  # it grows, or is larger than one read gives
+                parts.append(os.read(handle, 1 << 24))
+            return b"".join(parts)
+        finally:
+            os.close(handle)
     except FileNotFoundError:
         raise UserError(f"{path}: no such image") from None
     except OSError as error:
+        if explanation(error):  # no fault of the image's
+            raise
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
@@ -125,22 +150,28 @@ def _upright(size: tuple[int, int], orientation: int) -> tuple[int, int]:
     return (width, height) if orientation >= 5 else (height, width)
 
 
-def _imdecode(data: bytes, flags: int, path: str | os.PathLike) -> np.ndarray:
+def _imdecode(data: bytes, flags: int, path: str | os.PathLike, complain: Complain | None = None) -> np.ndarray:
     try:
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+        image, complaint = watched(lambda: cv2.imdecode(np.frombuffer(data, np.uint8), flags))
     except cv2.error as error:
+        if getattr(error, "code", None) == cv2.Error.StsNoMem:  # no fault of the image's
+            raise MemoryError(error.err) from None
         raise UserError(f"{path}: cannot be decoded ({getattr(error, 'err', error)})") from None
     if image is None:
         raise UserError(f"{path}: cannot be decoded (damaged, or not an image)")
+    if complaint and complain is not None:
+        complain(os.fspath(path), complaint)
     return image
 
 
-def _decode(data: bytes, header: Header, path: str | os.PathLike, jpeg_flag: int = _COLOUR) -> np.ndarray:
+def _decode(
+    data: bytes, header: Header, path: str | os.PathLike, jpeg_flag: int = _COLOUR, complain: Complain | None = None
+) -> np.ndarray:
     if header.kind == "jpeg":  # the decoder itself turns grey and CMYK into colour
-        image = _imdecode(data, jpeg_flag | _IGNORE_ORIENTATION, path)
+        image = _imdecode(data, jpeg_flag | _IGNORE_ORIENTATION, path, complain)
         image = image if _IS_RGB else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
     else:
-        image = _to_rgb8(_imdecode(data, cv2.IMREAD_UNCHANGED, path), path)
+        image = _to_rgb8(_imdecode(data, cv2.IMREAD_UNCHANGED, path, complain), path)
     return _orient(image, header.orientation)
 
 

@@ -55,6 +55,21 @@ def write_arrays(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]
         raise
 
 
+def read_meta(path: Path) -> dict[str, Any]:
+    """The meta data alone; the arrays are not looked at. Raises as `open_arrays` does."""
+    with open(path, "rb") as file:
+        fixed = file.read(_FIXED.size)
+        if len(fixed) < _FIXED.size:
+            raise CacheError("too short")
+        magic, length, header_crc, _ = _FIXED.unpack(fixed)
+        raw = file.read(length) if magic == _MAGIC else b""
+    if magic != _MAGIC:
+        raise CacheError("not written by this version")
+    if zlib.crc32(raw) != header_crc:
+        raise CacheError("the header is damaged")
+    return json.loads(raw)["meta"]
+
+
 def open_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The meta data and read-only arrays over the mapped file.
 

@@ -27,6 +27,7 @@ from data.page_lock import PageLock
 from data.rendered_batch import RenderedBatches
 from data.samplers import BatchRequest, EndlessRequests, ShardedBatches
 from utils.errors import UserError
+from utils.machine_limits import explanation
 from utils.structures import Batch
 
 PREFETCHED_BATCHES = 2  # a worker
@@ -42,7 +43,8 @@ class _Failure:
 
 
 class _Requests:
-    """As torch sees the data set: a request is an index. Mistakes of the user's come back as `_Failure`."""
+    """As torch sees the data set: a request is an index. Mistakes of the user's, and what the machine refuses a worker,
+    come back as `_Failure`."""
 
     def __init__(self, make_batch: Callable[[BatchRequest], Any]) -> None:
         self.make_batch = make_batch
@@ -52,6 +54,11 @@ class _Requests:
             return self.make_batch(request)
         except UserError as error:
             return _Failure(str(error))
+        except Exception as error:
+            line = explanation(error)
+            if line is None:
+                raise
+            return _Failure(line)
 
 
 class _SlottedRequests:
@@ -126,6 +133,7 @@ class InfiniteDataLoader(DataLoader):
         weighted: bool = False,
         make_batch: Callable[[BatchRequest], Any] | None = None,
         renderer: Callable[[Any], Batch] | None = None,
+        after_batch: Callable[[], None] | None = None,
     ) -> None:
         """
         Args:
@@ -136,8 +144,10 @@ class InfiniteDataLoader(DataLoader):
             weighted: draw images by class weights; see `set_class_weights`.
             make_batch: run by the workers, picklable; None: `RenderedBatches`.
             renderer: makes a `Batch` on the device of what ``make_batch`` returns; None: that is one, on the host.
+            after_batch: called when a batch has come from a worker; what it raises ends the iteration and the workers.
         """
         self.renderer = renderer
+        self._after_batch = after_batch
         self._requests = requests
         self._is_training = isinstance(requests, EndlessRequests)
         self._weighted = weighted
@@ -193,6 +203,12 @@ class InfiniteDataLoader(DataLoader):
             if isinstance(batch, _Failure):
                 self.close()
                 raise UserError(batch.message)
+            if self._after_batch is not None:
+                try:
+                    self._after_batch()
+                except UserError:
+                    self.close()
+                    raise
             yield batch
 
     def start_at(self, epoch: int, batch: int = 0) -> None:

@@ -15,6 +15,7 @@ from data.labels_yolo import parse_yolo
 from data.listing import ImageFile, LabelFile, Listing
 from data.report import ABSENT, BAD_ROW, UNLISTED, Finding
 from utils.errors import UserError
+from utils.machine_limits import explanation
 
 
 class LabelSource(Protocol):
@@ -57,6 +58,8 @@ class _LabelFiles:
             with open(os.path.join(self._root, self._labels[i].name), "rb") as file:
                 return self._parse(file.read())
         except OSError as error:
+            if explanation(error):  # no fault of the file's
+                raise
             raise LabelFileError(f"cannot be read ({error.strerror})") from None
 
     def where(self, i: int, line: int | None = None) -> str:

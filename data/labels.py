@@ -14,7 +14,7 @@ from data.report import CLIPPED, DUPLICATE, NO_AREA, OUTSIDE
 from utils.boxes import clip_xyxy, xyxy_to_xywh
 
 # Raise this when the same label files would give other boxes: all caches are rebuilt.
-PARSER_VERSION = 1
+PARSER_VERSION = 2
 
 MIN_SIDE_PX = 1e-3  # a side below this is no side: what rounding leaves of a box without area
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.labels import RawLabels, RowProblem
-from data.report import BAD_ROW, NO_AREA, UNKNOWN_CLASS
+from data.report import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from utils.config import suggestion
 from utils.errors import UserError
 
@@ -90,6 +90,8 @@ def _load(path: Path) -> dict:
         data = json.loads(_read_text(path))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: malformed JSON ({error.msg}, column {error.colno})") from None
+    except RecursionError:
+        raise UserError(f"{path}: malformed JSON (nested too deeply)") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: not a COCO JSON: wants images, annotations and categories")
     return data
@@ -120,6 +122,11 @@ def _image_of(annotation: Any, found: dict[int | str, CocoImage]) -> CocoImage |
 
 
 def _parse_annotation(annotation: dict, position: int, class_of: dict, names: tuple[str, ...]) -> tuple | RowProblem:
+    box = annotation.get("bbox")
+    if not (isinstance(box, list) and len(box) == 4 and all(isinstance(v, int | float) for v in box)):
+        return RowProblem(position, BAD_ROW, f"bbox wants four numbers, got {box!r}"[:100])
+    if not all(map(isfinite, box)):
+        return RowProblem(position, NOT_FINITE, f"bbox {box}")
     category = annotation.get("category_id")
     if not isinstance(category, int) or category not in class_of:
         return RowProblem(position, UNKNOWN_CLASS, f"category {category!r} is not among the categories; left out")
@@ -128,11 +135,6 @@ def _parse_annotation(annotation: dict, position: int, class_of: dict, names: tu
         return RowProblem(
             position, UNKNOWN_CLASS, f"'{class_id}' is not in the names{suggestion(class_id, names)}; left out"
         )
-    box = annotation.get("bbox")
-    if not (isinstance(box, list) and len(box) == 4 and all(isinstance(v, int | float) for v in box)):
-        return RowProblem(position, BAD_ROW, f"bbox wants four numbers, got {box!r}"[:100])
-    if not all(map(isfinite, box)):
-        return RowProblem(position, NO_AREA, f"bbox is not finite: {box}; left out")
     x, y, w, h = box
     area = annotation.get("area")
     if not isinstance(area, int | float) or not isfinite(area) or area < 0:

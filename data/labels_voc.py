@@ -11,7 +11,7 @@ from math import isfinite
 from xml.parsers import expat
 
 from data.labels import LabelFileError, RawLabels, RowProblem
-from data.report import BAD_ROW, NO_AREA, UNKNOWN_CLASS
+from data.report import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from utils.config import suggestion
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -89,10 +89,10 @@ def _parse_object(fields: dict[str, str], line: int, class_ids: Mapping[str, int
         x1, y1, x2, y2 = (float(fields[tag]) for tag in _CORNERS)
     except ValueError:
         return RowProblem(line, BAD_ROW, f"corners are not numbers: {' '.join(fields[tag] for tag in _CORNERS)[:60]!r}")
+    if not all(map(isfinite, (x1, y1, x2, y2))):
+        return RowProblem(line, NOT_FINITE, f"corners {' '.join(fields[tag] for tag in _CORNERS)[:60]!r}")
     name = fields["name"]
     if class_ids is not None and name not in class_ids:
         return RowProblem(line, UNKNOWN_CLASS, f"'{name}' is not in the names{suggestion(name, class_ids)}; left out")
-    if not all(map(isfinite, (x1, y1, x2, y2))):
-        return RowProblem(line, NO_AREA, "corners are not finite; left out")
     class_id = 0 if class_ids is None else class_ids[name]
     return (class_id, x1, y1, x2, y2, (x2 - x1) * (y2 - y1), 0, line)

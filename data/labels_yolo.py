@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 from data.labels import LabelFileError, RawLabels, RowProblem
-from data.report import BAD_ROW, NO_AREA, UNKNOWN_CLASS
+from data.report import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 
 
 def parse_yolo(data: bytes, num_classes: int | None) -> RawLabels:
@@ -43,16 +43,16 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> tuple |
         return RowProblem(
             line, BAD_ROW, f"{count} fields, wants 5 (class cx cy w h) or class and 3 points or more{hint}"
         )
+    if not all(map(isfinite, values)):
+        return RowProblem(line, NOT_FINITE, f"{' '.join(fields)[:60]!r}")
     class_id = values[0]
-    if not (isfinite(class_id) and class_id == int(class_id)):
+    if class_id != int(class_id):
         return RowProblem(line, BAD_ROW, f"class {fields[0]} is no whole number")
     if class_id < 0 or (num_classes is not None and class_id >= num_classes):
         top = f"0 to {num_classes - 1}" if num_classes is not None else "0 and up"
         return RowProblem(line, UNKNOWN_CLASS, f"class {int(class_id)}, the names have {top}; left out")
     if num_classes is None:
         class_id = 0
-    if not all(map(isfinite, values)):
-        return RowProblem(line, NO_AREA, f"not finite: {' '.join(fields)[:60]!r}; left out")
     if count == 5:
         _, cx, cy, w, h = values
         return (class_id, cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2, w * h, 0, line)

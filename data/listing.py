@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from data.dataset_yaml import DatasetSpec, SplitSource
 from data.images import IMAGE_SUFFIXES
-from data.report import MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding, relative_name
+from data.report import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding, relative_name
 from utils.errors import UserError
 
 # Pictures that users may expect to be read; they are told, other files (txt, json, ...) are none of our business.
 _UNREAD = ".avif .cr2 .dng .exr .gif .heic .heif .jxl .nef .pfm .svg"
+NO_FILE = "a pipe or device, not a file; left out"
 _UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
 
 
@@ -113,6 +114,14 @@ def _scan(folder: str) -> list[os.DirEntry]:
         raise UserError(f"{folder}: cannot be listed ({error.strerror})") from None
 
 
+def _is_regular(entry: os.DirEntry) -> bool:
+    """Whether it can be read to its end; a pipe would keep its reader waiting."""
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
+
+
 def _stamp(entry: os.DirEntry | Path) -> FileStamp | None:
     try:
         status = entry.stat()
@@ -132,8 +141,9 @@ def _in_folder(folder: Path, root: Path, findings: list[Finding]) -> Iterator[tu
             if suffix not in IMAGE_SUFFIXES:
                 continue
             stamp = _stamp(entry)
-            if stamp is None:
-                findings.append(Finding(name, MISSING_IMAGE, "a link to nothing"))
+            if stamp is None or not _is_regular(entry):
+                kind, text = (MISSING_IMAGE, "a link to nothing") if stamp is None else (BAD_IMAGE, NO_FILE)
+                findings.append(Finding(name, kind, text))
                 continue
             key = entry.name if key_base == "." else f"{key_base}/{entry.name}"
             yield name, ImageFile(name, key, stamp)
@@ -161,6 +171,9 @@ def _in_list(file: Path, root: Path, findings: list[Finding]) -> Iterator[tuple[
         for base in bases:
             path = os.path.normpath(os.path.join(base, row))
             stamp = folders.stamp(path)
+            if stamp is not None and not folders.is_regular(path):
+                findings.append(Finding(where, BAD_IMAGE, f"{row}: {NO_FILE}"))
+                break
             if stamp is not None:
                 yield where, ImageFile(relative_name(path, root), os.path.basename(path), stamp)
                 break
@@ -181,6 +194,11 @@ class _StampedFolders:
             self._folders[folder] = {e.name: e for e in entries}
         entry = self._folders[folder].get(name)
         return _stamp(entry) if entry else None
+
+    def is_regular(self, path: str) -> bool:
+        """Of a path that has a stamp."""
+        folder, name = os.path.split(path)
+        return _is_regular(self._folders[folder][name])
 
 
 def _labels_of(images: list[ImageFile], source: SplitSource, spec: DatasetSpec) -> list[LabelFile]:

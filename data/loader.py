@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from data.damaged_images import DamagedImages
 from data.dataset import LoadImagesAndLabels
 from data.dataset_yaml import DatasetSpec
 from data.device_cache import open_device_cache
@@ -47,6 +49,7 @@ def create_dataloader(
     local_data: bool = False,
     workers: int = 2,
     max_bad: float = 0.1,
+    verify: str = "sample",
     pin_memory: bool = False,
 ) -> tuple[InfiniteDataLoader, LoadImagesAndLabels]:
     """The loader of a split for this process; a training loader if ``augment``, else one for validation.
@@ -76,7 +79,9 @@ def create_dataloader(
         cache_dir: of index and disk cache; empty: ~/.cache/lockstep.
         local_data: the images are on each node's own disk: each fills its disk cache alone, not over the network.
         workers: loader processes.
-        max_bad: share of bad images above which the scan stops the run.
+        max_bad: share of bad images above which the run stops: of those that the scan leaves out and, when it goes on,
+            those whose decoder complains.
+        verify: "full" decodes every image in the scan, "sample" those that look wrong and a few more.
         pin_memory: for copies to a GPU.
 
     Raises:
@@ -96,8 +101,10 @@ def create_dataloader(
             workers=max(workers, 1),
             max_bad=max_bad,
             single_cls=single_cls,
+            verify=verify,
             progress=ctx.is_node_leader,
         )
+        damaged = DamagedImages(index, split, cache_dir=cache_dir, max_bad=max_bad)
         image_cache = open_image_cache(
             index,
             _host_cache(cache, on_device),
@@ -107,6 +114,7 @@ def create_dataloader(
             show_progress=ctx.is_main,
             ctx=ctx,
             leaders=leaders,
+            complain=damaged.add,
         )
         dataset = LoadImagesAndLabels(
             index,
@@ -118,7 +126,9 @@ def create_dataloader(
             epochs=epochs,
             rect=rect,
             image_cache=image_cache,
+            complain=damaged.add,
         )
+        damaged.check(aloud=ctx.is_main)
     requests: EndlessRequests | ShardedBatches
     if augment:
         _check_count(spec, split, len(index), quad)
@@ -132,6 +142,7 @@ def create_dataloader(
         workers=workers,
         pin_memory=pin_memory,
         weighted=augment and image_weights,
+        after_batch=partial(damaged.check, aloud=ctx.is_main),
         **(_render_on_device(ctx, dataset, cache, workers, fuse) if on_device else {}),
     )
     return loader, dataset
@@ -230,6 +241,13 @@ def _render_on_device(
     layout, pixels = None, None
     if cache == "device":
         layout = PyramidLayout.of(dataset.source_hw)
-        pixels = open_device_cache(dataset.index, layout, ctx=ctx, threads=max(workers, 2), show_progress=ctx.is_main)
+        pixels = open_device_cache(
+            dataset.index,
+            layout,
+            ctx=ctx,
+            threads=max(workers, 2),
+            show_progress=ctx.is_main,
+            complain=dataset.complain,
+        )
     renderer = DeviceRenderer(ctx.device, pixels, fuse=fuse and ctx.device.type == "cuda")
     return {"make_batch": PlannedBatches(dataset, layout), "renderer": renderer}

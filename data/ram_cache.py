@@ -19,12 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
+from data.images import Complain
 from data.index import DatasetIndex
 from data.source_images import read_source, reduced_sizes
+from utils.cache_folder import SHARED_MEMORY
 from utils.errors import UserError
 from utils.logger import get_logger, progress
 
-SHARED_MEMORY = Path("/dev/shm")
 _SUFFIX = ".pixels"
 _LAYOUT = 2  # part of the file's name: raise it when the layout or `read_source` changes
 
@@ -96,6 +97,7 @@ def open_ram_cache(
     threads: int = 4,
     show_progress: bool = True,
     shared_memory: Path = SHARED_MEMORY,
+    complain: Complain | None = None,
 ) -> RamCache:
     """The node's cache in memory, filled first if it is not there. Call under `torch_distributed_zero_first`.
 
@@ -104,6 +106,7 @@ def open_ram_cache(
         imgsz: longer side of the source images, pixels.
         threads: decoders.
         shared_memory: a file system in memory.
+        complain: called for damaged images, see `data.images`.
 
     Raises:
         UserError: not enough memory, or an image that cannot be decoded.
@@ -117,7 +120,7 @@ def open_ram_cache(
         with contextlib.suppress(FileNotFoundError):
             return RamCache(path, source_hw)
         _sweep(shared_memory)
-        _fill(path, index, source_hw, threads, show_progress)
+        _fill(path, index, source_hw, threads, show_progress, complain)
     return RamCache(path, source_hw)
 
 
@@ -146,7 +149,14 @@ def _free_bytes(folder: Path) -> int:
     return free
 
 
-def _fill(path: Path, index: DatasetIndex, source_hw: np.ndarray, threads: int, show_progress: bool) -> None:
+def _fill(
+    path: Path,
+    index: DatasetIndex,
+    source_hw: np.ndarray,
+    threads: int,
+    show_progress: bool,
+    complain: Complain | None,
+) -> None:
     """Decodes all images into a temporary file beside ``path`` and renames it."""
     offsets = _offsets(source_hw)
     size, free = int(offsets[-1]), _free_bytes(path.parent)
@@ -164,7 +174,7 @@ def _fill(path: Path, index: DatasetIndex, source_hw: np.ndarray, threads: int, 
         pixels = np.memmap(temporary, np.uint8, mode="r+", shape=(size,))
 
         def decode(i: int) -> None:
-            image = read_source(index.path(i), index.image_hw[i], source_hw[i])
+            image = read_source(index.path(i), index.image_hw[i], source_hw[i], complain)
             pixels[offsets[i] : offsets[i + 1]] = image.reshape(-1)
 
         pool = ThreadPoolExecutor(max(threads, 1))

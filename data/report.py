@@ -19,6 +19,7 @@ BAD_LABEL = "unusable label file"
 BAD_ROW = "bad row"
 UNKNOWN_CLASS = "unknown class"
 NO_AREA = "box without area"
+NOT_FINITE = "number not finite"  # and the image with it: what else the file says cannot be trusted
 OUTSIDE = "box outside the image"
 DUPLICATE = "duplicate box"
 # Mended, or only told:
@@ -78,7 +79,8 @@ class ScanReport:
     def summary(self) -> str:
         """One line: images, backgrounds, boxes, problems by kind."""
         t = self.totals
-        text = f"{t['images']:,} images, {t['backgrounds']:,} backgrounds, {t['boxes']:,} boxes"
+        unlabelled = f" ({t[NO_LABEL]:,} without a label file)" if t.get(NO_LABEL) else ""
+        text = f"{t['images']:,} images, {t['backgrounds']:,} backgrounds{unlabelled}, {t['boxes']:,} boxes"
         text += f" and {t['crowd']:,} crowd regions" if t.get("crowd") else ""
         kinds = {k: n for k, n in t.items() if k not in {"images", "backgrounds", "boxes", "crowd"} | _NOT_A_PROBLEM}
         detail = ", ".join(f"{n:,} {k}" for k, n in sorted(kinds.items(), key=lambda item: -item[1]))

@@ -16,16 +16,18 @@ from typing import NamedTuple
 import numpy as np
 
 from data.dataset_yaml import DatasetSpec
-from data.images import check_image
+from data.images import HiddenDamageError, check_image
 from data.label_sources import LabelSource, label_source
 from data.labels import Boxes, LabelFileError, RawLabels, clean_rows, row_table
 from data.listing import Listing
+from data.partial_scan import PartialScan, Placed, ScannedChunk
 from data.report import (
     BAD_IMAGE,
     BAD_LABEL,
     BAD_ROW,
     IMAGE_LOST,
     NO_LABEL,
+    NOT_FINITE,
     OUTSIDE,
     SIZE,
     UNKNOWN_CLASS,
@@ -34,10 +36,11 @@ from data.report import (
 )
 from utils.cores import available_cores
 from utils.errors import UserError
-from utils.logger import progress
+from utils.logger import get_logger, progress
 
+SAMPLED = 128  # images: if two in a hundred are damaged, they hold one such with a probability of 92 %
 _CHUNK = 32  # images a task: enough to hide the cost of a task, few enough to keep the bar moving
-_SPOILING = frozenset({BAD_ROW, OUTSIDE})  # rows that mean an object, but can't be used
+_SPOILING = frozenset({BAD_ROW, OUTSIDE, UNKNOWN_CLASS})  # rows that mean an object, but can't be used
 
 
 class ScannedSplit(NamedTuple):
@@ -52,122 +55,155 @@ class ScannedSplit(NamedTuple):
     report: ScanReport
 
 
-class _Placed(NamedTuple):
-    """A finding with what the report is sorted by."""
-
-    image: int
-    line: int  # -1: the image or the label file itself
-    finding: Finding
-
-
-class _Chunk(NamedTuple):
-    """What one task read."""
-
-    image_hw: list[tuple[int, int]]  # (0, 0) where the image can't be read
-    table: np.ndarray  # float64 (R, 9), see data.labels
-    found: list[_Placed]
-
-
 def scan_split(
-    spec: DatasetSpec, split: str, listing: Listing, *, workers: int, single_cls: bool, show_progress: bool
+    spec: DatasetSpec,
+    split: str,
+    listing: Listing,
+    *,
+    workers: int,
+    single_cls: bool,
+    show_progress: bool,
+    verify: str = "sample",
+    partial: Path | None = None,
 ) -> ScannedSplit:
     """Reads a listed split. The result doesn't depend on ``workers`` (0: in this thread; else at least one a CPU).
 
-    Raises UserError when the labels don't fit the names, or when there are none at all.
+    Args:
+        verify: "full" decodes every image; "sample" those whose bytes look wrong, those of unusual kinds, and
+            `SAMPLED` others. If one of these is damaged, all are decoded.
+        partial: stem of the files that keep what an interrupted scan has read, for the next one; None: nothing is kept.
+
+    Raises UserError when the labels don't fit the names.
     """
     source = label_source(spec, split, listing, single_cls)
-    chunks = _read_all(spec.root, source, workers, f"scanning {split}", show_progress)
-    image_hw = np.array([hw for c in chunks for hw in c.image_hw], np.int32).reshape(-1, 2)
+    count = len(source.images)
+    decoded = np.ones(count, bool) if verify == "full" else _sample(count)
+
+    def read(name: str, title: str) -> list[ScannedChunk]:
+        kept = PartialScan(None if partial is None else partial.with_name(f"{partial.name}-{name}.partial"))
+        return _read_all(spec.root, source, decoded, workers, title, show_progress, kept)
+
+    chunks = read(verify, f"scanning {split}")
+    hidden = sum(chunk.hidden for chunk in chunks)
+    if hidden and not decoded.all():
+        get_logger().warning(
+            "%s: %d of %d sampled images are damaged where only decoding shows it; all are decoded now",
+            split, hidden, decoded.sum(),
+        )  # fmt: skip
+        decoded[:] = True
+        chunks = read("all", f"decoding {split}")
+    image_hw = np.concatenate([c.image_hw for c in chunks])
     boxes, row_findings = clean_rows(np.concatenate([c.table for c in chunks]), image_hw, source.normalised)
     found = [p for c in chunks for p in c.found]
-    found += [_Placed(f.image, f.line, Finding(source.where(f.image, f.line), f.kind, f.text)) for f in row_findings]
-    found += _nothing_left(found, boxes, source)
-    found.sort(key=lambda p: p[:2])
-    _check_labels_fit(found, len(boxes.image), len(source.images), spec, split)
+    found += [Placed(f.image, f.line, Finding(source.where(f.image, f.line), f.kind, f.text)) for f in row_findings]
+    found += _unusable_labels(found, boxes, source)
+    found.sort(key=lambda p: (p.image, p.line))
+    _check_labels_fit(found, len(boxes.image), spec, split)
     return _assemble(source, image_hw, boxes, found, [*listing.findings, *source.findings])
 
 
-def _read_all(root: Path, source: LabelSource, workers: int, title: str, show_progress: bool) -> list[_Chunk]:
+def _sample(count: int) -> np.ndarray:
+    """Which of ``count`` images are decoded whatever they look like, bool (count,): always the same ones."""
+    chosen = np.zeros(count, bool)
+    chosen[np.random.Generator(np.random.Philox(key=count)).permutation(count)[:SAMPLED]] = True
+    return chosen
+
+
+def _read_all(
+    root: Path,
+    source: LabelSource,
+    decoded: np.ndarray,
+    workers: int,
+    title: str,
+    show_progress: bool,
+    kept: PartialScan,
+) -> list[ScannedChunk]:
     count = len(source.images)
     starts = range(0, count, _CHUNK)
-    chunks: list[_Chunk] = []
+    chunks = kept.load(starts, _CHUNK, count)
+    if chunks:
+        get_logger().info("%s: %d of %d images were read before an interruption", title, sum(map(len, chunks)), count)
+    missing = sorted(set(starts) - {chunk.first for chunk in chunks})
 
-    def read(first: int) -> _Chunk:
-        return _read_chunk(range(first, min(first + _CHUNK, count)), root, source)
+    def read(first: int) -> ScannedChunk:
+        return _read_chunk(range(first, min(first + _CHUNK, count)), root, source, decoded)
 
-    def images_done(results: Iterator[_Chunk]) -> Iterator[int]:
+    def images_done(results: Iterator[ScannedChunk]) -> Iterator[int]:
         for chunk in results:
             chunks.append(chunk)
-            yield from range(len(chunk.image_hw))
+            kept.add(chunk)
+            yield from range(len(chunk))
 
-    def drain(results: Iterator[_Chunk]) -> None:
-        for _ in progress(images_done(results), desc=title, total=count, enabled=show_progress):
+    def drain(results: Iterator[ScannedChunk]) -> None:
+        total = count - sum(map(len, chunks))
+        for _ in progress(images_done(results), desc=title, total=total, enabled=show_progress):
             pass
 
-    if workers == 0:
-        drain(map(read, starts))
-        return chunks
-    with ThreadPoolExecutor(min(32, max(workers, available_cores()))) as pool:
-        try:
-            drain(pool.map(read, starts))
-        except BaseException:  # Ctrl-C: don't finish what is queued
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return chunks
+    with kept:
+        if workers == 0:
+            drain(map(read, missing))
+        else:
+            with ThreadPoolExecutor(min(32, max(workers, available_cores()))) as pool:
+                try:
+                    drain(pool.map(read, missing))
+                except BaseException:  # Ctrl-C: don't finish what is queued
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
+    return sorted(chunks, key=lambda chunk: chunk.first)
 
 
-def _read_chunk(images: range, root: Path, source: LabelSource) -> _Chunk:
-    sizes, with_rows, labels, found = [], [], [], []
+def _read_chunk(images: range, root: Path, source: LabelSource, decoded: np.ndarray) -> ScannedChunk:
+    sizes, with_rows, labels, found, hidden = [], [], [], [], 0
     for i in images:
-        size, raw, problems = _read_one(i, root, source)
+        size, raw, problems, is_hidden = _read_one(i, root, source, bool(decoded[i]))
+        hidden += is_hidden
         sizes.append(size)
         found += problems
         if raw is not None:
             with_rows.append(i)
             labels.append(raw)
-    return _Chunk(sizes, row_table(with_rows, labels), found)
+    return ScannedChunk(images.start, np.array(sizes, np.int32), row_table(with_rows, labels), found, hidden)
 
 
-def _read_one(i: int, root: Path, source: LabelSource) -> tuple[tuple[int, int], RawLabels | None, list[_Placed]]:
-    """Upright size, rows (None where there are none to use), findings."""
+def _read_one(
+    i: int, root: Path, source: LabelSource, decode: bool
+) -> tuple[tuple[int, int], RawLabels | None, list[Placed], bool]:
+    """Upright size, rows (None where there are none to use), findings, and whether only decoding showed damage."""
     name = source.images[i].name
     path = os.path.join(root, name)
     try:
-        size = check_image(path)
+        size = check_image(path, decode=decode)
     except UserError as error:
-        return (
-            (0, 0),
-            None,
-            [_Placed(i, -1, Finding(name, BAD_IMAGE, f"{str(error).removeprefix(path + ': ')}; left out"))],
-        )
+        finding = Finding(name, BAD_IMAGE, f"{str(error).removeprefix(path + ': ')}; left out")
+        return (0, 0), None, [Placed(i, -1, finding)], isinstance(error, HiddenDamageError)
     try:
         raw = source.read(i)
     except LabelFileError as error:
-        return size, None, [_Placed(i, -1, Finding(source.where(i), BAD_LABEL, f"{error}; image left out"))]
+        return size, None, [Placed(i, -1, Finding(source.where(i), BAD_LABEL, f"{error}; image left out"))], False
     if raw is None:
-        return size, None, [_Placed(i, -1, Finding(source.where(i), NO_LABEL, f"{name} is taken as background"))]
-    problems = [_Placed(i, p.line, Finding(source.where(i, p.line), p.kind, p.text)) for p in raw.problems]
+        return size, None, [Placed(i, -1, Finding(source.where(i), NO_LABEL, f"{name} is taken as background"))], False
+    problems = [Placed(i, p.line, Finding(source.where(i, p.line), p.kind, p.text)) for p in raw.problems]
     if raw.size_hw not in (None, size):
         (height, width), (h, w) = size, raw.size_hw
         text = f"labels are for {w}x{h}, the image is {width}x{height} upright; boxes are taken as they stand"
-        problems.append(_Placed(i, -1, Finding(source.where(i), SIZE, text)))
-    return size, raw, problems
+        problems.append(Placed(i, -1, Finding(source.where(i), SIZE, text)))
+    return size, raw, problems, False
 
 
-def _nothing_left(found: list[_Placed], boxes: Boxes, source: LabelSource) -> list[_Placed]:
-    """Images whose objects are all unusable: taken as background they would teach that the objects are none."""
+def _unusable_labels(found: list[Placed], boxes: Boxes, source: LabelSource) -> list[Placed]:
+    """Images whose labels hold a number that is none, or whose objects are all unusable: taken as background they would
+    teach that the objects are none."""
+    diverged = {p.image: p.line for p in reversed(found) if p.finding.kind == NOT_FINITE}
     spoilt = {p.image for p in found if p.finding.kind in _SPOILING} - set(np.unique(boxes.image).tolist())
-    return [_Placed(i, -1, Finding(source.where(i), BAD_LABEL, "no row can be used; image left out")) for i in spoilt]
+    lost = [
+        Placed(i, -1, Finding(source.where(i, line), BAD_LABEL, "a number is not finite; image left out"))
+        for i, line in diverged.items()
+    ]
+    text = "no row can be used; image left out"
+    return lost + [Placed(i, -1, Finding(source.where(i), BAD_LABEL, text)) for i in spoilt - set(diverged)]
 
 
-def _check_labels_fit(found: list[_Placed], boxes: int, images: int, spec: DatasetSpec, split: str) -> None:
-    unlabelled = sum(p.finding.kind == NO_LABEL for p in found)
-    if unlabelled == images:
-        first = next(p.finding.where for p in found if p.finding.kind == NO_LABEL)
-        raise UserError(
-            f"{spec.source}: '{split}' has {images} images and not one label file; the first was looked for at "
-            f"{os.path.normpath(os.path.join(spec.root, first))}"
-        )
+def _check_labels_fit(found: list[Placed], boxes: int, spec: DatasetSpec, split: str) -> None:
     unknown = [p.finding for p in found if p.finding.kind == UNKNOWN_CLASS]
     if len(unknown) > boxes:
         first = unknown[0]
@@ -181,7 +217,7 @@ def _assemble(
     source: LabelSource,
     image_hw: np.ndarray,
     boxes: Boxes,
-    found: list[_Placed],
+    found: list[Placed],
     general: list[Finding],
 ) -> ScannedSplit:
     """Leaves out the lost images and renumbers the rest."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
-from data.images import read_reduced
+from data.images import Complain, read_reduced
 from utils.errors import UserError
 
 
@@ -23,14 +23,14 @@ def reduced_sizes(image_hw: np.ndarray, imgsz: int) -> np.ndarray:
     return np.where(longest > imgsz, reduced, sizes).astype(np.int32)
 
 
-def read_source(path: str, image_hw: np.ndarray, source_hw: np.ndarray) -> np.ndarray:
-    """Decodes and reduces one image: uint8 (h, w, 3) RGB of size ``source_hw``.
+def read_source(path: str, image_hw: np.ndarray, source_hw: np.ndarray, complain: Complain | None = None) -> np.ndarray:
+    """Decodes and reduces one image: uint8 (h, w, 3) RGB of size ``source_hw``. ``complain``: see `data.images`.
 
     Raises:
         UserError: the file cannot be decoded, or is no longer of the size ``image_hw`` that was indexed.
     """
     height, width = (int(v) for v in source_hw)
-    image, stored_hw = read_reduced(path, (height, width))
+    image, stored_hw = read_reduced(path, (height, width), complain)
     if stored_hw != tuple(image_hw):
         raise UserError(
             f"{path}: is {stored_hw[1]}x{stored_hw[0]} pixels but was {image_hw[1]}x{image_hw[0]} when the data "

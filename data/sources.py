@@ -37,7 +37,9 @@ class Frame:
     total: int | None  # frames of the video, 1 for an image file, None if not known
 
 
-def open_source(source: str, *, vid_stride: int = 1, max_frames: int = 0) -> Iterator[Frame]:
+def open_source(
+    source: str, *, vid_stride: int = 1, max_frames: int = 0, failed: dict[str, str] | None = None
+) -> Iterator[Frame]:
     """The frames of ``source``, in order.
 
     Args:
@@ -45,6 +47,7 @@ def open_source(source: str, *, vid_stride: int = 1, max_frames: int = 0) -> Ite
             resolve from the list's folder), a webcam's number, or a stream's URL.
         vid_stride: of videos and streams take every n-th frame.
         max_frames: of each video or stream take at most this many; 0: all.
+        failed: takes the files that were passed over, and why.
 
     An unreadable file among several is reported and passed over; a single one raises.
 
@@ -56,7 +59,7 @@ def open_source(source: str, *, vid_stride: int = 1, max_frames: int = 0) -> Ite
         raise UserError("--source: is empty; name an image, folder, glob, video, list, webcam or URL")
     if source.isdigit() or urllib.parse.urlsplit(source).scheme.lower() in STREAM_SCHEMES:
         return _stream_frames(source, _open_stream(source), vid_stride, max_frames)
-    return _file_frames(_list_files(source), source, vid_stride, max_frames)
+    return _file_frames(_list_files(source), source, vid_stride, max_frames, {} if failed is None else failed)
 
 
 def _kind_of(path: Path) -> str:
@@ -108,24 +111,31 @@ def _read_list(path: Path) -> list[Path]:
     return files
 
 
-def _file_frames(files: Sequence[Path], source: str, vid_stride: int, max_frames: int) -> Iterator[Frame]:
+def _file_frames(
+    files: Sequence[Path], source: str, vid_stride: int, max_frames: int, failed: dict[str, str]
+) -> Iterator[Frame]:
     usable = 0
     for path in files:
         try:
             if _kind_of(path) == "image":
-                frames: Iterator[Frame] = iter([Frame(str(path), 0, read_image(path), 0.0, False, 1)])
+                frames: Iterator[Frame] = iter([Frame(str(path), 0, read_image(path, _warn_of_damage), 0.0, False, 1)])
             else:
                 frames = _video_frames(str(path), _open_video(path), vid_stride, max_frames)
         except UserError as error:
             if len(files) == 1:
                 raise
             get_logger().warning("%s; passed over", error)
+            failed[str(path)] = str(error)
             continue
         for frame in frames:
             usable += 1
             yield frame
     if not usable:
         raise UserError(f"{source}: none of its {len(files)} files can be read")
+
+
+def _warn_of_damage(path: str, complaint: str) -> None:
+    get_logger().warning("%s: is damaged (%s); what its decoder made of it is used", path, complaint)
 
 
 def _open_capture(source: str | int) -> cv2.VideoCapture:

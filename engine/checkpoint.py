@@ -190,10 +190,11 @@ class Checkpointer:
             write_checkpoint(content, path)
         except OSError as error:
             reason = "the disk is full" if error.errno == errno.ENOSPC else str(error).splitlines()[0]
-            raise UserError(
-                f"{path}: could not be written ({reason}); the checkpoints already there are intact: "
-                "free some space and go on with --resume"
-            ) from None
+            if self.last.exists():
+                advice = "the checkpoints already there are intact: free some space and go on with --resume"
+            else:
+                advice = "there is no earlier checkpoint to resume from: free some space and start again"
+            raise UserError(f"{path}: could not be written ({reason}); {advice}") from None
 
 
 def restore(

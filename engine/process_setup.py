@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import yaml
 
-from engine.run import Run
+from engine.run import Run, claim_folder
 from engine.virtual_ranks import shares_of
 from utils.config import TrainConfig, to_dict
 from utils.distributed import DistributedContext
-from utils.logger import configure_logging, get_logger
+from utils.logger import configure_logging, continue_in_file, get_logger
 from utils.whole_file import write_whole
 
 
 def prepare_process(ctx: DistributedContext, run: Run) -> None:
-    """Logging, determinism, and the effective settings, printed once and stored with the run."""
-    configure_logging(ctx.is_main, run.folder / "train.log" if ctx.is_main else None)
+    """Logging, determinism, and the effective settings, printed once; `open_folder` stores them with the run."""
+    configure_logging(ctx.is_main, file_follows=True)
     if run.config.threads or (shares_of(ctx, run.config) and ctx.device.type == "cpu"):
         # How many threads share a sum decides its rounding, so every number of processes must use as many.
         torch.set_num_threads(run.config.threads or 1)
@@ -26,13 +28,21 @@ def prepare_process(ctx: DistributedContext, run: Run) -> None:
     log = get_logger()
     for line in run.lines:
         log.info("%s", line)
-    if ctx.is_main:
-        store_settings(run)
-        for name, values in _settings(run).items():
-            log.info("%s: %s", name, ", ".join(f"{k}={v}" for k, v in values.items()))
-    log.info(
-        "%d process(es), device %s, torch %s, run folder %s", ctx.world_size, ctx.device, torch.__version__, run.folder
-    )
+    for name, values in _settings(run).items():
+        log.info("%s: %s", name, ", ".join(f"{k}={v}" for k, v in values.items()))
+    log.info("%d process(es), device %s, torch %s", ctx.world_size, ctx.device, torch.__version__)
+
+
+@contextmanager
+def open_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
+    """The run in its folder (`claim_folder`, which see), with the effective settings and the log in it, from the log's
+    beginning. Every rank must enter it."""
+    with claim_folder(ctx, run) as run:
+        if ctx.is_main:
+            continue_in_file(run.folder / "train.log")
+            write_whole(run.folder / "settings.yaml", yaml.safe_dump(_settings(run), sort_keys=False))
+        get_logger().info("run folder %s", run.folder)
+        yield run
 
 
 def _choose_kernels(ctx: DistributedContext, config: TrainConfig) -> None:
@@ -43,11 +53,6 @@ def _choose_kernels(ctx: DistributedContext, config: TrainConfig) -> None:
         torch.backends.cudnn.benchmark = False
     elif ctx.device.type == "cuda":
         torch.backends.cudnn.benchmark = not (config.multi_scale or config.rect)
-
-
-def store_settings(run: Run) -> None:
-    """Writes the effective settings into the run's folder."""
-    write_whole(run.folder / "settings.yaml", yaml.safe_dump(_settings(run), sort_keys=False))
 
 
 def _settings(run: Run) -> dict[str, dict[str, Any]]:

@@ -160,6 +160,16 @@ def note_launch(project: str | Path, launchers: Sequence[str], folder: Path) -> 
             file.write("".join(f"{launcher}\t{folder.resolve()}\n" for launcher in sorted(new)))
 
 
+def forget_launch(project: str | Path, folder: Path) -> None:
+    """Removes the note of a run whose folder has gone, if it is the only one: other lines are of runs under way, and
+    one that names no folder does no harm."""
+    path = Path(project) / LAUNCHES
+    if path.is_file() and all(
+        line.endswith(f"\t{folder.resolve()}") for line in path.read_text(encoding="utf-8").splitlines()
+    ):
+        path.unlink(missing_ok=True)
+
+
 def run_of_launch(project: str | Path, launchers: Sequence[str]) -> Path | None:
     """The folder of the run that one of ``launchers`` has carried already, which makes this a restart; or None."""
     path = Path(project) / LAUNCHES

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import shutil
+import sys
+import traceback
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engine.resume import (
     circumstances_changed,
+    forget_launch,
     newest_checkpoint,
     note_launch,
     read_run,
@@ -23,7 +28,7 @@ from utils.distributed import DistributedContext, all_objects, broadcast_object,
 from utils.errors import UserError
 from utils.file_lock import FileLock
 from utils.recipes import read_recipe
-from utils.run_dir import increment_path
+from utils.run_dir import check_run_dir, increment_path
 
 LOCK_NAME = ".lock"  # in the run's folder, while a process trains it
 _PATIENCE_S = 3.0  # a process that was just killed may still be ending
@@ -33,44 +38,45 @@ _PATIENCE_S = 3.0  # a process that was just killed may still be ending
 class Run:
     """A run on its way; the same on every rank."""
 
-    folder: Path
+    folder: Path  # of a new run what the settings say, until `claim_folder`
     config: TrainConfig
     hyp: Hyperparameters
     path: Path  # of the checkpoint
     content: dict[str, Any] | None  # of the checkpoint; None: the run begins
     lines: list[str]  # what the log is to begin with
     data_root: str = ""  # folder of the data set, where a checkpoint tells
+    begun: bool = True  # it has a folder
 
 
 @contextmanager
 def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str]) -> Iterator[Run]:
-    """A new run in a folder of its own, the one that ``--resume`` means, or, when torchrun starts its processes again,
-    the one they were at, from its newest checkpoint. Rank 0 decides, and keeps other trainings out of the folder until
-    the block ends.
+    """A new run, whose folder `claim_folder` makes, the one that ``--resume`` means, or, when torchrun starts its
+    processes again, the one they were at, from its newest checkpoint. Rank 0 decides, and keeps other trainings out of
+    the folder of a run that goes on, until the block ends.
 
     Args:
         given: names of the settings that the command line has.
 
-    Raises UserError when there is nothing to go on with, the folder cannot be made, or another process trains there.
+    Raises UserError when there is nothing to go on with, a folder could not be made, or another process trains there.
     """
     hyp = read_recipe(config.hyp, config.override, pretrained=bool(config.weights))
     launchers = all_objects(ctx, ctx.launcher)
     former = broadcast_object(ctx, run_of_launch(config.project, launchers) if ctx.is_main else None)
-    path = None
     if former is not None:
         folder, path = former, former / "last.pt"
     elif config.resume is None:
         with torch_distributed_zero_first(ctx):
-            made = increment_path(config.project, config.name, config.exist_ok) if ctx.is_main else None
-        folder = Path(broadcast_object(ctx, made))
+            if ctx.is_main:
+                check_run_dir(config.project, config.name, config.exist_ok)
+        folder = Path(config.project) / config.name
+        yield Run(folder, config, hyp, folder / "last.pt", None, [], begun=False)
+        return
     else:
         path = Path(config.resume) if config.resume else Path(broadcast_object(ctx, newest_checkpoint(config.project)))
         path = path / "last.pt" if path.is_dir() else path
         folder = path.parent
     with _locked(ctx, folder):
-        if path is None:
-            run = Run(folder, config, hyp, folder / "last.pt", None, [])
-        elif former is not None and not path.is_file():
+        if former is not None and not path.is_file():
             run = Run(folder, config, hyp, path, None, ["restarted before the first checkpoint"])
         else:
             run = _reopen(ctx, config, given, path)
@@ -81,6 +87,64 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
         if ctx.is_main:
             note_launch(config.project, launchers, folder)
         yield run
+
+
+@contextmanager
+def claim_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
+    """The run with a folder of its own, the same on every rank, from which other trainings are kept out until the block
+    ends. Every rank must enter it, once the data set, the model and the weights are known to be good, so that what is
+    refused leaves nothing behind. A block that fails before the first checkpoint takes with it the folders made here.
+
+    Raises UserError when the folder cannot be made, or when another process trains there (with ``--exist-ok``).
+    """
+    if run.begun:  # `open_run` has locked its folder
+        yield run
+        return
+    config, launchers = run.config, all_objects(ctx, ctx.launcher)
+    folder, made = run.folder, []
+    with torch_distributed_zero_first(ctx):
+        if ctx.is_main:
+            absent = [p for p in (folder, *folder.parents) if not p.exists()]
+            folder = increment_path(config.project, config.name, config.exist_ok)
+            if not config.exist_ok or run.folder in absent:
+                made = [folder, *(p for p in absent if p != run.folder)]
+    folder = Path(broadcast_object(ctx, folder))
+    with _discarding_unbegun(ctx, config.project, folder, made), _locked(ctx, folder):
+        if ctx.is_main:
+            note_launch(config.project, launchers, folder)
+        yield replace(run, folder=folder, path=folder / "last.pt", begun=True)
+
+
+@contextmanager
+def _discarding_unbegun(ctx: DistributedContext, project: str, folder: Path, made: list[Path]) -> Iterator[None]:
+    """If the block fails before the first checkpoint, removes the folders in ``made``, the innermost first: there is
+    nothing to go on with. What was written down about a hang keeps the run's folder, and so does another training that
+    has come into it."""
+    try:
+        yield
+    except BaseException as error:
+        if made:
+            _give_back(ctx, error)
+        if made and not any([*folder.glob(kept)] for kept in ("*.pt", "stall_rank*.txt", LOCK_NAME)):
+            shutil.rmtree(folder, ignore_errors=True)
+            forget_launch(project, folder)
+            for outer in made[1:]:
+                with suppress(OSError):  # other runs are in it
+                    outer.rmdir()
+        raise
+
+
+def _give_back(ctx: DistributedContext, error: BaseException) -> None:
+    """Closes files and frees memory that what failed still holds: to remove a folder takes some of both, and they may
+    be what was too few. In silence: objects that were half made when it failed (torch's loader iterator) complain."""
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda _: None
+    try:
+        traceback.clear_frames(error.__traceback__)
+        if not ctx.is_distributed:  # to collect what belongs to a broken group takes longer than the launcher waits
+            gc.collect()
+    finally:
+        sys.unraisablehook = hook
 
 
 @contextmanager

@@ -33,6 +33,38 @@ def flags(world: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("--hyp", "lr0: 0.01\nlr0: 0.1\n"),
+        ("--model", "nc: 2\nnc: 3\n"),
+        ("--data", "train: a\ntrain: b\nval: c\nnames: [x]\n"),
+    ],
+)
+def test_a_repeated_key_is_told_with_its_line(world, tmp_path, capsys, flag, text):
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    error = error_of(capsys, train.main, *flags(world), flag, path, "--project", tmp_path / "runs")
+    assert f"{path}:2: key" in error
+
+
+@pytest.mark.parametrize("how", ["folder", "link", "list"])
+def test_validating_on_training_images_is_said(tmp_path, capsys, how):
+    data = write_dataset(tmp_path / "set", train=4, val=2)
+    (tmp_path / "set" / "also").symlink_to(tmp_path / "set" / "images" / "train")
+    (tmp_path / "set" / "some.txt").write_text("images/train/000.png\nimages/val/000.png\nimages/train/001.png\n")
+    given = yaml.safe_load(data.read_text())
+    given["val"] = {"folder": "images/train", "link": "also", "list": "some.txt"}[how]
+    if how == "link":
+        for label in (tmp_path / "set" / "labels" / "train").iterdir():
+            (tmp_path / "set" / "images" / "train" / label.name).write_bytes(label.read_bytes())
+    data.write_text(yaml.safe_dump(given))
+    more = ["--data", str(data), "--epochs", "1", "--project", str(tmp_path / "runs")]
+    run_main(train.main, ["--model", str(write_model(tmp_path / "tiny.yaml")), *more, *SMALL])
+    count = "2 of the 3" if how == "list" else "all of the 4"
+    assert f"{count} validation images are training images too" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("given", "line"),
     [
         (["--set", "box=.inf"], "--set: box: wants a finite number"),
@@ -67,7 +99,62 @@ def test_flags_of_training(world, tmp_path, capsys, given, line):
 def test_what_settings_alone_refuse_is_said_before_data_is_looked_for(tmp_path, capsys, given, line):
     """To copy and scan one may take hours, which a slip in the flags must not cost."""
     assert line in error_of(capsys, train.main, "--data", tmp_path / "none.yaml", *SMALL, "--project", tmp_path, *given)
-    assert not list((tmp_path / "exp").iterdir())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--data", "none.yaml"],
+        ["--weights", "none.pt"],
+        ["--model", "none.yaml"],
+        ["--freeze", "99"],
+        ["--max-bad", "0"],  # with the file that is no image, below
+        ["--max-bad-steps", "1", "--set", "lr0=1e30", "warmup_epochs=0"],  # begins, and fails before a checkpoint
+    ],
+)
+def test_a_refused_training_leaves_no_folder(world, tmp_path, capsys, given):
+    """Nor the folder of runs, if that was not there; one that was there stays, as does what is in it."""
+    data = write_dataset(tmp_path / "set", train=8, val=3)
+    if "--max-bad" in given:
+        (tmp_path / "set" / "images" / "train" / "bad.png").write_text("no image")
+    for project in (tmp_path / "deep" / "runs", tmp_path / "set"):
+        error_of(capsys, train.main, *flags(world), "--data", data, "--project", project, *given)
+    assert [p.name for p in tmp_path.iterdir() if p.name != "cache"] == ["set"]
+    assert sorted(p.name for p in (tmp_path / "set").iterdir()) == ["data.yaml", "images", "labels"]
+
+
+def test_refused_scorings_and_detections_leave_no_folder(world, tmp_path, capsys):
+    """Also where the work had begun: a validation image and a video that cannot be read."""
+    weights = world / "runs" / "exp" / "best.pt"
+    data = write_dataset(tmp_path / "set", train=1, val=3)
+    given = ["--weights", weights, "--data", data, "--device", "cpu", "--workers", "0", "--project", tmp_path / "runs"]
+    run_main(val.main, [str(g) for g in [*given, "--project", tmp_path / "first"]])  # so that the scan is cached
+    picture = tmp_path / "set" / "images" / "val" / "001.png"
+    stamp, size = picture.stat().st_mtime_ns, picture.stat().st_size
+    picture.write_bytes(b"x" * size)
+    os.utime(picture, ns=(stamp, stamp))
+    assert "001.png" in error_of(capsys, val.main, *given)
+    (tmp_path / "clip.mp4").write_text("no video")
+    error_of(
+        capsys, detect.main, "--weights", weights, "--source", tmp_path / "clip.mp4", "--project", tmp_path / "runs"
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_in_the_way_is_said_before_data_is_looked_for(world, tmp_path, capsys):
+    """As before, though the folder is made late."""
+    (tmp_path / "runs").write_text("")
+    for main, given in ((train.main, []), (val.main, ["--weights", world / "runs" / "exp" / "best.pt"])):
+        line = error_of(capsys, main, *given, "--data", world / "set" / "data.yaml", "--project", tmp_path / "runs")
+        assert "a file of that name is in the way" in line
+
+
+def test_the_log_of_a_run_begins_with_its_beginning(world):
+    """Though its file is made when the data has been read."""
+    lines = (world / "runs" / "exp" / "train.log").read_text().splitlines()
+    assert lines[0].startswith("config: ")
+    assert any(line.startswith("train: 8 images") for line in lines)
 
 
 def test_a_canvas_of_one_cell_is_refused(world, tmp_path, capsys):

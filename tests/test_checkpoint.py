@@ -138,6 +138,13 @@ def _disk_with(room: int):
     return lambda path, mode: _FullDisk(Path(path).open(mode), room)
 
 
+def test_a_disk_full_from_the_start_recommends_no_resume(tmp_path, monkeypatch):
+    monkeypatch.setattr(whole_file, "open", _disk_with(100), raising=False)
+    with pytest.raises(UserError, match=r"the disk is full.*no earlier checkpoint.*start again") as caught:
+        save(tmp_path, parts())
+    assert "--resume" not in str(caught.value)
+
+
 @pytest.mark.parametrize("room", [0, 100, 3000])
 def test_full_disk_keeps_the_old_checkpoint(tmp_path, monkeypatch, room):
     state = parts()

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from utils import yolo_flags
 from utils.config import (
     DetectConfig,
     Hyperparameters,
     TrainConfig,
     ValConfig,
+    build_parser,
     from_mapping,
     given_flags,
     hyperparameters_from,
@@ -75,6 +77,65 @@ def test_bad_flags_exit_2_with_one_line(argv, complaint, capsys):
 
 
 @pytest.mark.parametrize(
+    ("cls", "argv", "expected"),
+    [
+        (TrainConfig, ["--cache"], {"cache": "ram"}),
+        (TrainConfig, ["--cache", "--epochs", "3"], {"cache": "ram", "epochs": 3}),
+        (TrainConfig, ["--cache", "disk"], {"cache": "disk"}),
+        (TrainConfig, ["--noval"], {"val_every": 0}),
+        (TrainConfig, ["--adam", "--nbs=64"], {"optimizer": "Adam", "nominal_batch": 64}),
+        (TrainConfig, ["--img", "320", "--batch", "4", "--cfg", "yolov5s.yaml"], {"imgsz": 320, "batch_size": 4}),
+        (ValConfig, ["--weights", "x.pt", "--half", "--split", "test"], {"amp": "fp16", "task": "test"}),
+        (DetectConfig, ["--weights", "x.pt", "--source", "y", "--half"], {"amp": "fp16"}),
+    ],
+)
+def test_flags_of_other_yolos_get_their_meaning(cls, argv, expected):
+    config = to_dict(parse_config(cls, argv, ""))
+    assert {name: config[name] for name in expected} == expected
+    assert set(expected) <= given_flags(cls, argv)
+
+
+@pytest.mark.parametrize(
+    ("cls", "argv", "line"),
+    [
+        (TrainConfig, ["--lr0", "0.01"], "--lr0: is a hyper-parameter; write --set lr0=0.01"),
+        (TrainConfig, ["--close_mosaic=5"], "--close-mosaic: is a hyper-parameter; write --set close_mosaic=5"),
+        (TrainConfig, ["--nosave"], "--nosave: last.pt is always written"),
+        (TrainConfig, ["--evolve", "300"], "--evolve: hyper-parameters are not searched for here"),
+        (TrainConfig, ["--bucket", "gs://x"], "--bucket: nothing is sent anywhere"),
+        (TrainConfig, ["--entity", "me"], "--entity: nothing is sent anywhere"),
+        (TrainConfig, ["--img-size", "640", "512"], "--img-size 640 512: is one number"),
+        (
+            TrainConfig,
+            ["detect", "train", "model=yolov8n.pt", "batch=8", "lr0=0.1", "plots=False", "cos_lr=True", "cache=True"],
+            "write train.py --weights yolov8n.pt --batch 8 --set lr0=0.1 --noplots --cos-lr --cache\n",
+        ),
+        (TrainConfig, ["model=yolov8n.yaml", "val=False"], "write train.py --model yolov8n.yaml --val-every 0\n"),
+        (ValConfig, ["model=best.pt", "split=test", "val=x"], "write val.py --weights best.pt --task test --val x\n"),
+        (ValConfig, ["--weights", "x.pt", "--save-hybrid"], "--save-hybrid: label files are written by detect.py"),
+        (DetectConfig, ["--dnn"], "--dnn: weights here are .pt"),
+        (DetectConfig, ["--data", "coco128.yaml"], "--data: the checkpoint knows the names"),
+    ],
+)
+def test_flags_of_other_yolos_get_one_line(cls, argv, line, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_config(cls, argv, "")
+    assert caught.value.code == 2
+    text = capsys.readouterr().err
+    assert line in text
+    assert text.startswith("error: ")
+    assert text.count("\n") == 1
+
+
+def test_no_advice_hides_a_flag_of_ours_and_all_of_it_can_be_followed():
+    """A flag that a script has is never refused by the table, and what the table names is one of the script's."""
+    for script, cls in (("train", TrainConfig), ("val", ValConfig), ("detect", DetectConfig)):
+        flags = build_parser(cls, "")._option_string_actions
+        assert not set(flags) & {*yolo_flags._ADVICE[script], *yolo_flags._MEANINGS[script]}
+        assert {ours[0] for ours in yolo_flags._MEANINGS[script].values()} <= set(flags)
+
+
+@pytest.mark.parametrize(
     ("values", "complaint"),
     [
         ({"mosaik": 1}, "unknown key 'mosaik' .did you mean 'mosaic'"),
@@ -104,7 +165,14 @@ def test_yaml_then_overrides(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"), [("a: [1", "x.yaml:1"), ("a: 1\nb: : 2\n", "x.yaml:2"), (None, "no such file")]
+    ("text", "complaint"),
+    [
+        ("a: [1", "x.yaml:1"),
+        ("a: 1\nb: : 2\n", "x.yaml:2"),
+        (None, "no such file"),
+        ("a: 1\nb: 2\na: 3\n", r"x.yaml:3: key 'a' is there twice \(first in line 1\)"),
+        ("names:\n  0: a\n  0: b\n", r"x.yaml:3: key '0' is there twice \(first in line 2\)"),
+    ],
 )
 def test_yaml_mistakes_name_file_and_line(tmp_path, text, complaint):
     path = tmp_path / "x.yaml"
@@ -112,6 +180,22 @@ def test_yaml_mistakes_name_file_and_line(tmp_path, text, complaint):
         path.write_text(text)
     with pytest.raises(UserError, match=complaint):
         load_yaml(path)
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "{a: " * 3000 + "1" + "}" * 3000, "- " * 2000 + "1"])
+def test_a_deeply_nested_yaml_is_one_line(tmp_path, text):
+    """Also one that would end the process inside libyaml."""
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"x\.yaml: nested too deeply"):
+        load_yaml(tmp_path / "x.yaml")
+    with pytest.raises(UserError, match="--set lr0: the value is nested too deeply"):
+        hyperparameters_from("", ["lr0=" + "[" * 100_000])
+
+
+def test_a_key_over_a_merged_one_is_no_repetition(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("a: &a {x: 1}\ntop: {b: &b {<<: *a, x: 2}}\nc: {<<: *b, y: 3}\n")
+    assert load_yaml(path) == {"a": {"x": 1}, "top": {"b": {"x": 2}}, "c": {"x": 2, "y": 3}}
 
 
 @pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, Hyperparameters])

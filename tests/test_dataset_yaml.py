@@ -8,6 +8,9 @@ import pytest
 import yaml
 
 from data.dataset_yaml import load_dataset_spec
+from data.listing import list_split
+from data.opening import open_dataset
+from utils.distributed import DistributedContext
 from utils.errors import UserError
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "data"
@@ -114,7 +117,9 @@ def test_names_from_coco_categories_in_the_order_of_ids(tmp_path):
         ("train: t\nnames: [a]\nannotations: {tran: x}\n", "unknown split 'tran' .did you mean 'train'"),
         ("train: t\nnames: [a]\nannotations: {val: x}\n", "annotations for 'val'"),
         ("train: t\nnames: [a]\nannotations: 5\n", "annotations: wants"),
-        ("train: t\nnames: [a, a]\nannotations: x\n", "'a' occurs twice"),
+        ("train: t\nnames: [a, b, a]\n", "classes 0 and 2 are both called 'a'"),
+        ("train: t\nnames: {0: a, 1: a}\nannotations: x\n", "classes 0 and 1 are both called 'a'"),
+        ("train: t\ntrain: u\nnames: [a]\n", r"d\.yaml:2: key 'train' is there twice"),
         ("- a\n", "wants keys"),
         ("", "wants keys"),
         ("train: [\n", r"d\.yaml:2"),
@@ -140,3 +145,22 @@ def test_shipped_yamls_load_and_run_nothing(path):
     if path.stem.startswith("coco"):
         assert len(spec.names) == 80
         assert (spec.names[0], spec.names[79]) == ("person", "toothbrush")
+
+
+def test_public_data_sets_go_by_their_names(tmp_path, monkeypatch):
+    """As in YOLOv5: a bare name is one of configs/data where there is no such file; a file of that name comes first."""
+    monkeypatch.chdir(tmp_path)
+
+    def opened(data: str):
+        return open_dataset(data, ("train",), stage="", cache_dir="", ctx=DistributedContext.single())
+
+    for data in ("coco128", "coco128.yaml"):
+        assert opened(data).source == str(CONFIGS / "coco128.yaml")
+    with pytest.raises(UserError, match=r"not found .named by .*; fetch the data set and unpack it as that file's"):
+        list_split(opened("bccd"), "train")
+    with pytest.raises(UserError, match=r"--data data/bccd.yaml: no such file .did you mean 'bccd', of configs/data"):
+        opened("data/bccd.yaml")
+    with pytest.raises(UserError, match=r"--data bcd: no such file .did you mean 'bccd'.*known by name: demo, bccd"):
+        opened("bcd")
+    (tmp_path / "coco128.yaml").write_text("train: images\nnames: [a]\n")
+    assert opened("coco128.yaml").names == ("a",)

@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from scripts import error_of
 from tiny import TINY_MODEL
 
 import detect
@@ -295,6 +296,23 @@ def test_boxes_without_pixels_make_no_crop(tmp_path):
     files.close()
     assert names_in(tmp_path) == ["crops/a/a_1.jpg"]
     assert cv2.imread(str(tmp_path / "crops/a/a_1.jpg")).shape == (2, 3, 3)
+
+
+def test_an_odd_file_ends_nothing_but_shows_in_the_exit_status(weights, tmp_path, capsys):
+    """One cannot be read, one has more pixels in a row than its crops' format, of one the crops' names are too long."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3)).astype(np.uint8)
+    for name in ("a.png", "z.png", "m" * 251 + ".png"):
+        cv2.imwrite(str(folder / name), noise)
+    (folder / "b.jpg").write_bytes(b"no image")
+    cv2.imwrite(str(folder / "c.pgm"), np.zeros((1, 70000), np.uint8))
+    line = error_of(
+        capsys, detect.main, "--weights", weights, "--source", folder, "--device", "cpu", "--project", tmp_path,
+        "--conf-thres", "0", "--max-det", "3", "--save-crop",
+    )  # fmt: skip
+    assert line.startswith(f"error: 3 of 5 files could not be used (first: {folder}/b.jpg: cannot be decoded"), line
+    assert {"a.png", "z.png"} <= set(names_in(tmp_path / "exp"))
 
 
 def test_a_source_is_never_overwritten(weights, pictures, tmp_path):

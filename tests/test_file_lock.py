@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -60,6 +62,32 @@ def test_released_locks_are_free_again(tmp_path):
         lock.release()
     with pytest.raises(OSError, match="none"):
         FileLock(tmp_path / "none" / "lock").acquire()
+
+
+def test_a_lock_in_a_folder_made_anew_is_not_removed_with_the_former_one(tmp_path):
+    """A run that failed removes its folder, and another may make one of the same name before the lock is released."""
+    lock = FileLock(tmp_path / "run" / "lock")
+    lock.path.parent.mkdir()
+    assert lock.acquire() == ""
+    shutil.rmtree(lock.path.parent)
+    lock.path.parent.mkdir()
+    lock.path.write_text("another's")
+    lock.release()
+    assert lock.path.read_text() == "another's"
+
+
+def test_a_full_disk_leaves_no_lock(tmp_path, monkeypatch):
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    lock = FileLock(tmp_path / "lock")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="No space"):
+            lock.acquire()
+    assert not lock.path.exists()
+    assert lock.acquire() == ""
+    lock.release()
 
 
 def test_systems_without_locks(tmp_path, monkeypatch):

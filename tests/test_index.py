@@ -31,6 +31,9 @@ OBJECTS = {
 }
 
 
+JSON_NUMBERS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity", "1e999": "1e999"}
+
+
 @pytest.fixture
 def lines(caplog):
     """What the user is told, cleared by `lines.clear()`."""
@@ -41,8 +44,10 @@ def lines(caplog):
     logger.propagate = propagate
 
 
-def told(lines):
+def told(lines, *, unlabelled=False):
+    """What was said; that ü has no label file, which is so in nearly every test, only where it is asked for."""
     messages = [m for m in lines.messages if not m.startswith("scanning ")]
+    messages = [m for m in messages if unlabelled or "1 of 5 images have no label file" not in m]
     lines.clear()
     return messages
 
@@ -139,12 +144,17 @@ def test_index_of_a_small_set(root, tmp_path, lines):
     assert index.labels(0).dtype == np.float32
     assert index.labels(2).shape == (0, 5)
     assert index.path(1) == str(root / "images/train/b.png")
-    assert told(lines) == ["train: 5 images, 2 backgrounds, 4 boxes, 0 problems"]
+    missing = (
+        "train: 1 of 5 images have no label file and are taken as backgrounds; looked for at "
+        f"{root}/labels/train/ü.txt; where that is meant, empty label files say so"
+    )
+    summary = "train: 5 images, 2 backgrounds (1 without a label file), 4 boxes, 0 problems"
+    assert told(lines, unlabelled=True) == [summary, missing]
     assert list(index.report.lines) == [
         "labels/train/ü.txt: missing label file: images/train/ü.jpg is taken as background"
     ]
     again = load(root, tmp_path / "cache")
-    assert told(lines) == ["train: 5 images, 2 backgrounds, 4 boxes, 0 problems (cached)"]
+    assert told(lines, unlabelled=True) == [f"{summary} (cached)", missing]
     assert_same(index, again)
     assert again.fingerprint == index.fingerprint
     assert list(again.report.lines) == list(index.report.lines)
@@ -206,7 +216,7 @@ def test_threads_change_nothing(root, tmp_path, workers, monkeypatch):
 def test_each_defect_has_its_line(root, tmp_path, lines):
     images, labels = root / "images/train", root / "labels/train"
     rows = ["0 0.5 0.5 0.2 0.2", "0 0.5 0.5", "7 0.5 0.5 0.2 0.2", "0 0.5 0.5 0.2 0.2", "1 0.9 0.5 0.4 0.2"]
-    rows += ["1 0.5 0.5 0 0.2", "1 0.5 0.5 -0.1 0.2", "1 nan 0.5 0.1 0.2", "a b c d e", "1 3 3 0.1 0.1"]
+    rows += ["1 0.5 0.5 0 0.2", "1 0.5 0.5 -0.1 0.2", "1 0.5 0.5 0.2 0", "a b c d e", "1 3 3 0.1 0.1"]
     (labels / "a.txt").write_text("\n".join(rows))
     (labels / "b.txt").write_bytes(b"\xff\xfe\x30")
     (images / "d.png").write_bytes((images / "d.png").read_bytes()[:-30])
@@ -229,7 +239,7 @@ def test_each_defect_has_its_line(root, tmp_path, lines):
         "labels/train/a.txt:5: box clipped",
         "labels/train/a.txt:6: box without area",
         "labels/train/a.txt:7: box without area",
-        "labels/train/a.txt:8: box without area: not finite",
+        "labels/train/a.txt:8: box without area: corners",
         "labels/train/a.txt:9: bad row: not numbers",
         "labels/train/a.txt:10: box outside the image",
         "labels/train/b.txt: unusable label file: not text",
@@ -246,12 +256,63 @@ def test_each_defect_has_its_line(root, tmp_path, lines):
     assert (totals["images"], totals["backgrounds"], totals["boxes"]) == (3, 2, 2)
     assert (totals["bad row"], totals["unknown class"], totals["box without area"]) == (2, 2, 4)
     assert (index.report.bad_images, index.report.problems) == (3, 16)
-    (message,) = told(lines)
-    assert message.startswith("train: 3 images, 2 backgrounds, 2 boxes, 16 problems (4 box without area, ")
+    message, _ = told(lines)
+    start = "train: 3 images, 2 backgrounds (1 without a label file), 2 boxes, 16 problems (4 box without area, "
+    assert message.startswith(start)
     written = Path(message.split("report: ")[1])
     assert written.read_text(encoding="utf-8").splitlines()[1:] == report
     with pytest.raises(UserError, match=r"'train': 3 of 6 images can't be used .*d\.png.*report: "):
         load(root, tmp_path / "cache", max_bad=0.4)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e999"])
+@pytest.mark.parametrize("label", ["", "annotations: voc\n", "annotations: instances.json\n"])
+def test_labels_that_are_not_finite_are_bad_files(root, tmp_path, label, number):
+    """Also where other rows of the file are sound: without the object, its pixels would be taught as background."""
+    coco = json.loads((root / "instances.json").read_text())
+    place = coco["annotations"].index(next(a for a in coco["annotations"] if a["bbox"][0] == 8))
+    text = (root / "instances.json").read_text().replace('"bbox": [8, ', f'"bbox": [{JSON_NUMBERS[number]}, ')
+    (root / "instances.json").write_text(text)
+    (root / "voc/a.xml").write_text((root / "voc/a.xml").read_text().replace("<xmin>8<", f"<xmin>{number}<"))
+    (root / "labels/train/a.txt").write_text(f"1 0.5 0.5 0.1 0.1\n0 0.5 {number} 0.5 0.5\n")
+    write_yaml(root, label)
+    with pytest.raises(UserError, match="'train': 1 of 5 images can't be used") as caught:
+        load(root, tmp_path / "cache")
+    where = {"": "labels/train/a.txt:2", "annotations: voc\n": "voc/a.xml:2"}
+    where = where.get(label, f"instances.json: annotation {place}")
+    assert f"{where}: unusable label file: a number is not finite; image left out" in str(caught.value)
+    index = load(root, tmp_path / "cache", max_bad=0.2)
+    assert "images/train/a.jpg" not in list(index.paths)
+    assert index.report.totals["number not finite"] == 1
+
+
+def test_files_of_unknown_classes_alone_are_bad_files(root, tmp_path):
+    (root / "labels/train/b.txt").write_text("7 0.5 0.5 0.1 0.1\n")
+    with pytest.raises(
+        UserError, match=r"1 of 5 images can't be used .*labels/train/b\.txt: unusable label file: no row"
+    ):
+        load(root, tmp_path / "cache")
+    index = load(root, tmp_path / "cache", max_bad=0.2)
+    assert "images/train/b.png" not in list(index.paths)
+    assert any(line.startswith("labels/train/b.txt:1: unknown class: class 7") for line in index.report.lines)
+
+
+def test_labels_that_are_not_there_are_told_apart_from_empty_ones(root, tmp_path, lines):
+    (root / "labels/train/ü.txt").write_text("")
+    load(root, tmp_path / "cache")
+    assert told(lines) == ["train: 5 images, 2 backgrounds, 4 boxes, 0 problems"]
+    for name in ("a", "b", "sub/c"):
+        (root / f"labels/train/{name}.txt").unlink()
+    with pytest.raises(
+        UserError, match=r"'train' has 5 images and not one object .first label file: .*/d\.txt.*nothing to"
+    ):
+        load(root, tmp_path / "cache")
+    said = told(lines)
+    assert "5 backgrounds (3 without a label file)" in said[0]
+    assert "3 of 5 images have no label file" in said[1]
+    assert f"looked for at {root}/labels/train/a.txt, {root}/labels/train/b.txt, " in said[1]
+    load(root, tmp_path / "cache", split="val")
+    assert "nothing can be scored" in told(lines)[-1]
 
 
 def test_size_mismatch_and_rotated_picture(root, tmp_path):
@@ -272,10 +333,10 @@ def test_coco_and_folder_that_disagree(root, tmp_path):
     data["annotations"].append(data["annotations"][1] | {"id": 56, "iscrowd": 1})
     (root / "instances.json").write_text(json.dumps(data))
     write_yaml(root, "annotations: instances.json\n")
-    index = load(root, tmp_path / "cache")
-    assert len(index) == 4  # file_name's folder is not in the split's: matched by the bare name
+    index = load(root, tmp_path / "cache", max_bad=0.25)
+    assert len(index) == 3  # file_name's folder is not in the split's: matched by the bare name; one of no known class
     assert index.crowd.sum() == 1
-    assert sum(len(index.labels(i)) for i in range(4)) == len(index.classes) - 1
+    assert sum(len(index.labels(i)) for i in range(3)) == len(index.classes) - 1
     report = "\n".join(index.report.lines)
     for part in (
         "instances.json: image 7: annotated image not in the split: gone.jpg",

@@ -10,7 +10,7 @@ from data.labels import MIN_SIDE_PX, LabelFileError, RawLabels, clean_rows, row_
 from data.labels_coco import read_coco
 from data.labels_voc import parse_voc
 from data.labels_yolo import parse_yolo, polygon_area
-from data.report import BAD_ROW, CLIPPED, DUPLICATE, NO_AREA, OUTSIDE, UNKNOWN_CLASS
+from data.report import BAD_ROW, CLIPPED, DUPLICATE, NO_AREA, NOT_FINITE, OUTSIDE, UNKNOWN_CLASS
 from utils.errors import UserError
 
 
@@ -65,7 +65,7 @@ def test_yolo_rows_that_are_no_boxes():
     rows += ["2 0.5 0.5 0.1 0.1", "-1 0.5 0.5 0.1 0.1", "0 nan 0.5 0.1 0.1", "0 0.5 0.5 inf 0.1", "1e999 0 0 1 1"]
     raw = parse_yolo("\n".join(rows).encode(), 2)
     assert raw.rows == []
-    expected = [BAD_ROW] * 5 + [UNKNOWN_CLASS] * 2 + [NO_AREA] * 2 + [BAD_ROW]
+    expected = [BAD_ROW] * 5 + [UNKNOWN_CLASS] * 2 + [NOT_FINITE] * 3
     assert kinds(raw.problems) == list(enumerate(expected, 1))
     assert [r[0] for r in parse_yolo(b"7 0.5 0.5 0.1 0.1\n99 0.5 0.5 0.2 0.1", None).rows] == [0, 0]
     with pytest.raises(LabelFileError, match="not text"):
@@ -83,7 +83,7 @@ def test_voc_objects():
 def test_voc_objects_that_are_no_boxes():
     raw = parse_voc(voc(("A", 1, 1, 2, 2), ("a", "x", 1, 2, 2), ("a", "", 1, 2, 2), ("a", "nan", 1, 2, 2)), {"a": 0})
     assert raw.rows == []
-    assert kinds(raw.problems) == [(3, UNKNOWN_CLASS), (6, BAD_ROW), (9, BAD_ROW), (12, NO_AREA)]
+    assert kinds(raw.problems) == [(3, UNKNOWN_CLASS), (6, BAD_ROW), (9, BAD_ROW), (12, NOT_FINITE)]
     assert "xmin" in raw.problems[2].text
 
 
@@ -115,7 +115,7 @@ def test_coco_annotations_that_are_no_boxes(tmp_path):
     path = tmp_path / "a.json"
     path.write_text(json.dumps(coco([*(good | c for c in changes), good | {"image_id": 8}, "x"])))
     file = read_coco(path, ("a",))
-    expected = [UNKNOWN_CLASS, UNKNOWN_CLASS, BAD_ROW, BAD_ROW, NO_AREA]
+    expected = [UNKNOWN_CLASS, UNKNOWN_CLASS, BAD_ROW, BAD_ROW, NOT_FINITE]
     assert kinds(file.images[0].labels.problems) == list(enumerate(expected))
     assert [p for p, _ in file.strays] == [5, 6]
 

@@ -76,7 +76,7 @@ def test_first_of_a_node_list(nodes, first):
 @pytest.mark.parametrize(
     ("environ", "flags", "line"),
     [
-        ({"RANK": "0", "WORLD_SIZE": "two", **AT}, {}, "WORLD_SIZE is 'two' and must be a number"),
+        ({"RANK": "0", "WORLD_SIZE": "two", **AT}, {}, "WORLD_SIZE is 'two' and must be a whole number from 0"),
         ({**BY_HAND, "RANK": "2"}, {}, "rank 2 of 2 processes"),
         ({**BY_HAND, "MASTER_PORT": "99999"}, {}, "MASTER_PORT is 99999"),
         (

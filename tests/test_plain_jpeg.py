@@ -51,7 +51,7 @@ UNUSUAL = {
 
 @pytest.mark.parametrize("name", USUAL)
 def test_vouches_for_what_encoders_write(name: str) -> None:
-    assert plain_jpeg(USUAL[name], USUAL[name][-2:]) == read_header(USUAL[name])
+    assert plain_jpeg(USUAL[name], USUAL[name][-2:]).header == read_header(USUAL[name])
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
@@ -70,12 +70,12 @@ def test_what_it_vouches_for_can_be_decoded() -> None:
             for at in rng.integers(2, header, rng.integers(1, 4)):
                 changed[at] = rng.integers(0, 256)
             found = plain_jpeg(bytes(changed), bytes(changed[-2:]))
-            if found is None or found.size[0] * found.size[1] > 1 << 22:
+            if found is None or found.header.size[0] * found.header.size[1] > 1 << 22:
                 continue
             vouched += 1
             decoded = cv2.imdecode(np.frombuffer(changed, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
             assert decoded is not None
-            assert decoded.shape[:2] == found.size
+            assert decoded.shape[:2] == found.header.size
     assert vouched > 200
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from engine.process_setup import prepare_process
+from engine.process_setup import open_folder, prepare_process
 from engine.run import Run
 from utils.config import Hyperparameters, TrainConfig
 from utils.distributed import DistributedContext
@@ -45,6 +45,8 @@ def test_cudnn_searches_for_kernels_where_pictures_have_one_size(tmp_path, setti
 def test_the_settings_are_stored_with_the_run(tmp_path):
     run = run_with(tmp_path, rect=True)
     prepare_process(CPU, run)
+    with open_folder(CPU, run):
+        pass
     stored = yaml.safe_load((tmp_path / "settings.yaml").read_text())
     assert stored["config"]["rect"] is True
     assert stored["hyp"]["box"] == 7.5

@@ -188,6 +188,16 @@ def test_torchrun_ends_by_itself_with_the_uninterrupted_weights(world, whole, tm
     same_run(whole, tmp_path / "exp")
 
 
+def test_a_refusal_before_the_first_checkpoint_leaves_nothing(world, tmp_path):
+    """On rank 1, inside the first epoch: rank 0, which made the folder, removes it, torchrun's note and all."""
+    with Processes(tmp_path / "log.txt", odd="refuse:1:3") as run:
+        run.torchrun(["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path / "deep" / "runs"))
+        assert run.codes() == [1], run.output()
+        assert run.output().count("error: built to refuse") == 1
+        assert "run folder" in run.output()
+    assert [path.name for path in tmp_path.iterdir()] == ["log.txt"]
+
+
 @pytest.mark.slow
 def test_torchrun_stopped_by_a_signal(world, whole, tmp_path):
     """A static rendezvous this time, whose store outlives a restart: first a kill, then SIGTERM to torchrun itself."""
@@ -208,6 +218,29 @@ def test_torchrun_stopped_by_a_signal(world, whole, tmp_path):
         assert "stopped by a signal" in run.output()
     resume(tmp_path)
     same_run(whole, tmp_path / "exp")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "to_torchrun", "code"),
+    [
+        pytest.param(signal.SIGTERM, False, 1, id="term-rank"),
+        pytest.param(signal.SIGUSR1, False, 1, id="usr1-rank"),
+        pytest.param(signal.SIGINT, True, 1, id="int-torchrun"),
+        pytest.param(signal.SIGUSR1, True, -signal.SIGUSR1, id="usr1-torchrun"),
+    ],
+)
+def test_torchruns_own_exit_code(world, tmp_path, number, to_torchrun, code):
+    """As the README says: torchrun's is not the processes' 75 or 130, and USR1 ends torchrun itself. All is saved."""
+    with Processes(tmp_path / "log.txt", odd="slow:0.1") as run:
+        agent = run.torchrun(
+            ["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path, "--epochs", "50", "--save-steps", "1")
+        )
+        run.until((tmp_path / "exp" / "last.pt").exists)
+        os.kill(agent.pid if to_torchrun else run.children(agent)[0], number)
+        assert agent.wait(60) == code, run.output()
+        run.wait_gone(20)
+        assert "stopped by a signal" in run.output()
 
 
 @pytest.mark.slow
@@ -289,6 +322,7 @@ def test_a_disk_that_fills_up_mid_epoch_is_one_line(world, tmp_path):
         errors = [line for line in run.output().splitlines() if line.startswith("error: ")]
         assert len(errors) == 1, run.output()
         assert "last.pt: could not be written" in errors[0]
+        assert "--resume" not in errors[0]
         assert "Traceback" not in run.output()
     assert not (tmp_path / "exp" / "last.pt").exists()
     assert not list((tmp_path / "exp").glob(".*.tmp"))

@@ -13,13 +13,15 @@ import cv2
 import numpy as np
 import pytest
 import yaml
-from tiny import TINY_MODEL
+from scripts import SMALL
+from tiny import TINY_MODEL, write_dataset, write_model
 
+import train
 import val
 from data.dataset_yaml import load_dataset_spec
 from data.index import load_index
 from models.detector import build_detector
-from utils.checkpoint_file import write_checkpoint
+from utils.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.coco_json import write_predictions
 from utils.error_split import KINDS
 from utils.errors import UserError
@@ -244,3 +246,21 @@ def test_predictions_keep_ids_of_the_ground_truth(tmp_path):
         {"image_id": 42, "category_id": 90, "bbox": [1.00004, 2.0, 2.99996, 6.0], "score": 0.1234567},
         {"image_id": 'na"me', "category_id": 7, "bbox": [0.0, 0.0, 5.0, 5.5], "score": 1.0},
     ]
+
+
+@pytest.mark.slow
+def test_trainings_ap_is_that_of_the_same_autocast_type(tmp_path, capsys):
+    """As the README says: training in bfloat16 scores in it, val.py in float32 unless it is told."""
+    data, model = write_dataset(tmp_path / "set", train=40), write_model(tmp_path / "tiny.yaml")
+    given = ["--data", data, "--model", model, *SMALL, "--batch-size", "8", "--epochs", "60", "--val-every", "0"]
+    train.main([str(g) for g in [*given, "--amp", "bf16", "--set", "close_mosaic=20", "--project", tmp_path / "runs"]])
+    run = tmp_path / "runs" / "exp"
+    trained = read_checkpoint(run / "last.pt")["progress"]["best_fitness"]
+    scored = {}
+    for amp in ("bf16", "off"):
+        asked = ["--weights", run / "best.pt", "--device", "cpu", "--workers", "0", "--noplots"]
+        val.main([str(a) for a in [*asked, "--amp", amp, "--project", tmp_path / "val", "--name", amp]])
+        scored[amp] = json.loads((tmp_path / "val" / amp / "results.json").read_text())["ap"]
+    assert trained > 0.3
+    assert scored["bf16"] == trained
+    assert scored["off"] != trained

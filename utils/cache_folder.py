@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+SHARED_MEMORY = Path("/dev/shm")  # a file system in memory
+
 
 def cache_folder(cache_dir: str = "") -> Path:
     """``cache_dir`` if given, else $XDG_CACHE_HOME/lockstep, or ~/.cache/lockstep."""

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from utils.errors import PeerFailure, Stopped, UserError
 from utils.host_memory import keep_freed_memory
+from utils.machine_limits import explanation
 
 SPIN_COUNT = "20000"
 USER_ERROR, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
@@ -28,10 +29,12 @@ _REFUSED = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> None:
     """Runs ``main(argv)``; returns if there is nothing to report, else exits.
 
-    2 with one ``error:`` line (user error, a disk that is full or read-only), 2 without when another process failed and
-    has printed it, 130 after Ctrl-C, 75 after another signal that asked a training to stop (sysexits.h's "try again": a
-    batch system can requeue on it), 141 when the reader of the output has gone. Other exceptions are bugs; they pass.
+    2 with one ``error:`` line (user error; what the machine refuses: a full disk, memory, files, a package), 2 without
+    when another process failed and has printed it, 130 after Ctrl-C, 75 after another signal that asked a training to
+    stop (sysexits.h's "try again": a batch system can requeue on it), 141 when the reader of the output has gone. Other
+    exceptions are bugs; they pass.
     """
+    _reopen_closed_streams()
     _calm_openmp()
     keep_freed_memory()
     threading.excepthook = _thread_ended
@@ -55,12 +58,34 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(PIPE_CLOSED)
     except OSError as error:
+        if line := explanation(error):
+            _fail(line)
         if error.errno not in _REFUSED:
             raise
         where = f"{error.filename}: " if error.filename else ""
         if error.errno in _FULL:
             _fail(f"{where}the disk is full; free some space or choose another --project")
         _fail(f"{where}{(error.strerror or str(error)).lower()}; mend that or choose another --project or --cache-dir")
+    except Exception as error:
+        line = explanation(error)
+        if line is None:
+            raise
+        _fail(line)
+
+
+def _reopen_closed_streams() -> None:
+    """Standard streams that the caller has closed (``>&-``) lead nowhere from here on. Left closed, their numbers would
+    go to the next files that are opened, and what a library prints would end in those."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            handle = os.open(os.devnull, os.O_RDWR)
+            if handle != number:
+                os.dup2(handle, number)
+                os.close(handle)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
 def _thread_ended(ended: threading.ExceptHookArgs) -> None:
@@ -98,6 +123,7 @@ def _calm_openmp() -> None:
 
 def _fail(message: str) -> None:
     line = " ".join(message.split())
+    sys.unraisablehook = lambda _: None  # of objects that were half made when it failed (torch's loader iterator)
     print(f"error: {line}", file=sys.stderr, flush=True)
     _leave(USER_ERROR)
 

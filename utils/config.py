@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import dataclasses
 import difflib
+import functools
 import math
 import sys
 import types
@@ -21,18 +22,29 @@ from typing import Any, TypeVar
 import yaml
 
 from utils.errors import UserError
+from utils.yolo_flags import advice, translated
 
 T = TypeVar("T")
-
+MOST_NESTED = 100  # levels of a YAML
 FIND_BATCH_SIZE = -1  # as --batch-size
 
 
 def setting(
-    default: Any = MISSING, *, help: str, choices=None, low=None, high=None, also=None, aliases=(), factory=MISSING
+    default: Any = MISSING,
+    *,
+    help: str,
+    choices=None,
+    low=None,
+    high=None,
+    also=None,
+    aliases=(),
+    factory=MISSING,
+    bare=None,
 ):
     """A dataclass field with what its flag or YAML key needs. Bounds are inclusive; ``also`` is one value beyond them
-    that has a meaning of its own."""
-    metadata = {"help": help, "choices": choices, "low": low, "high": high, "also": also, "aliases": aliases}
+    that has a meaning of its own. ``bare``: the value of a flag that is given without one; None: a value is wanted."""
+    metadata = {"help": help, "choices": choices, "low": low, "high": high}
+    metadata |= {"also": also, "aliases": aliases, "bare": bare}
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
 
@@ -106,13 +118,14 @@ class TrainConfig:
     )
     imgsz: int = setting(640, low=64, aliases=("--img", "--img-size"), help="square training size, pixels")
     rect: bool = setting(False, help="rectangular batches by aspect, shuffled")
-    resume: str | None = setting(None, help="continue a run: a checkpoint, or no value for the newest run")
+    resume: str | None = setting(None, bare="", help="continue a run: a checkpoint, or no value for the newest run")
     device: str = setting("", help="cpu, 0, 0,1, mps; empty: the best there is")
     workers: int = setting(-1, low=-1, help="loader processes for each rank; -1: its share of the cores, 8 at most")
     cache: str = setting(
         "none",
         choices=("none", "ram", "disk", "device"),
-        help="keep decoded images, one copy a node; device: in each GPU's memory (with --augment device)",
+        bare="ram",
+        help="keep decoded images, one copy a node; bare: ram; device: in each GPU's memory (with --augment device)",
     )
     augment: str = setting("host", choices=("host", "device"), help="where mosaic, affine, colour and flips are done")
     cache_dir: str = setting("", help="where index and disk caches go; empty: ~/.cache/lockstep")
@@ -122,6 +135,9 @@ class TrainConfig:
     quad: bool = setting(False, help="collate four images into one of twice the size, in some samples")
     single_cls: bool = setting(False, help="treat all classes as one")
     max_bad: float = setting(0.1, low=0, high=1, help="share of bad images above which the run stops")
+    verify: str = setting(
+        "sample", choices=("sample", "full"), help="decode in the scan: images that look wrong and a sample, or all"
+    )
     optimizer: str = setting("auto", choices=("auto", "SGD", "Adam", "AdamW", "Muon"), help="optimiser")
     cos_lr: bool = setting(False, help="cosine instead of linear schedule")
     accumulate: int = setting(1, low=1, help="batches a step of the optimiser")
@@ -186,6 +202,9 @@ class ValConfig:
     cache_dir: str = setting("", help="where the index cache goes; empty: ~/.cache/lockstep")
     stage: str = setting("", help="copy the data to this folder of each node's own disk first; may hold {node_rank}")
     max_bad: float = setting(0.1, low=0, high=1, help="share of bad images above which the run stops")
+    verify: str = setting(
+        "sample", choices=("sample", "full"), help="decode in the scan: images that look wrong and a sample, or all"
+    )
     save_json: bool = setting(True, help="write predictions.json in COCO's format")
     noplots: bool = setting(False, help="write no plots")
     per_size: bool = setting(False, help="print and write AP and AR of small, medium and large objects of each class")
@@ -256,6 +275,8 @@ def load_yaml(path: str | Path) -> Any:
         raise UserError(f"{path}: is a folder, a YAML file is wanted") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except RecursionError:
+        raise UserError(f"{path}: nested too deeply") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"{mark.line + 1}: " if mark else " "
@@ -263,11 +284,48 @@ def load_yaml(path: str | Path) -> Any:
 
 
 def _parse_yaml(text: str) -> Any:
-    """As ``yaml.safe_load``, ten times faster where PyYAML came with libyaml."""
+    """As ``yaml.safe_load``, ten times faster where PyYAML came with libyaml; a repeated key is a mistake. Raises
+    RecursionError for text nested deeper than any setting; libyaml's loader would end the process."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        if sum(map(text.count, "[{-?")) + max(len(row) - len(row.lstrip()) for row in text.split("\n")) > MOST_NESTED:
+            _check_nesting(text, loader)
+        return yaml.load(text, Loader=_once_each(loader))
     except yaml.YAMLError:  # libyaml sees mistakes in other lines
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=_once_each(yaml.SafeLoader))
+
+
+@functools.cache
+def _once_each(base: type) -> type:
+    """The safe loader ``base``, refusing mappings that have a key twice: YAML would keep the last without a word."""
+
+    class Strict(base):
+        def __init__(self, stream: Any) -> None:
+            super().__init__(stream)
+            self._checked: set[int] = set()
+
+        def flatten_mapping(self, node: yaml.MappingNode) -> None:
+            """Comes before what ``<<`` merges in, which a mapping's own keys may replace, is put among them."""
+            if id(node) not in self._checked:
+                self._checked.add(id(node))
+                lines: dict[tuple[str, str], int] = {}  # of each scalar key's tag and text
+                for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                    first = lines.get((key.tag, key.value))
+                    if first is not None:
+                        problem = f"key '{key.value}' is there twice (first in line {first}); remove one"
+                        raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                    lines[key.tag, key.value] = key.start_mark.line + 1
+            super().flatten_mapping(node)
+
+    return Strict
+
+
+def _check_nesting(text: str, loader: type) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_NESTED:
+            raise RecursionError
 
 
 def _type_of(field: dataclasses.Field, owner: type) -> tuple[type, bool]:
@@ -332,19 +390,30 @@ def with_overrides(hyp: Hyperparameters, overrides: typing.Sequence[str]) -> Hyp
         if not separator:
             raise UserError(f"--set {item}: wants key=value")
         try:
-            changed[key.strip()] = yaml.safe_load(text)
+            changed[key.strip()] = _parse_yaml(text)
         except yaml.YAMLError:
             raise UserError(f"--set {item}: the value is malformed YAML") from None
+        except RecursionError:
+            raise UserError(f"--set {key}: the value is nested too deeply") from None
     checked = from_mapping(Hyperparameters, changed, "--set")
     return dataclasses.replace(hyp, **{k: getattr(checked, k) for k in changed})
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with one-line errors and exit code 2, suggestions for misspelt flags, and ``_`` as good as ``-`` in
-    them."""
+    """argparse with one-line errors and exit code 2, suggestions for misspelt flags, ``_`` as good as ``-`` in them.
+    ``script``: whose flags these are, as `utils.yolo_flags` names it."""
+
+    def __init__(self, *, script: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._script = script
 
     def parse_known_args(self, args=None, namespace=None):
-        return super().parse_known_args([_dashed(a) for a in (sys.argv[1:] if args is None else args)], namespace)
+        given = [_dashed(a) for a in (sys.argv[1:] if args is None else args)]
+        given = translated(self._script, given)
+        hyperparameters = {f.name for f in dataclasses.fields(Hyperparameters)}
+        if line := advice(self._script, given, self._option_string_actions, hyperparameters):
+            self.error(line)
+        return super().parse_known_args(given, namespace)
 
     def error(self, message: str) -> typing.NoReturn:
         if message.startswith("unrecognized arguments: "):
@@ -363,7 +432,10 @@ def _dashed(argument: str) -> str:
 def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
     """A parser with one flag a field: ``--batch-size`` and ``--batch_size`` both work; booleans take --x and --no-x."""
     parser = _Parser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
+        script=cls.__name__.removesuffix("Config").lower(),
+        description=description,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
     )
     for field in dataclasses.fields(cls):
         kind, _ = _type_of(field, cls)
@@ -381,10 +453,10 @@ def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
             options |= {"nargs": "+", "type": element}
             if field.name == "override":
                 options |= {"action": "extend", "metavar": "KEY=VALUE"}
-        elif field.name == "resume":
-            options |= {"nargs": "?", "const": "", "type": str}
         else:
             options |= {"type": origin, "choices": meta["choices"]}
+            if meta["bare"] is not None:
+                options |= {"nargs": "?", "const": meta["bare"]}
         parser.add_argument(*names, **options)
     return parser
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from utils.errors import UserError
 from utils.lettering import text_mask
 from utils.whole_file import write_whole
 
@@ -114,8 +115,11 @@ def tile_images(images: Sequence[np.ndarray], columns: int, *, gap: int = 2) -> 
 
 
 def write_image(path: str | Path, image: np.ndarray) -> None:
-    """Writes a picture, RGB, in the format of the name's suffix; any characters may be in the path."""
+    """Writes a picture, RGB, in the format of the name's suffix; any characters may be in the path.
+
+    Raises UserError for more pixels than the format holds: a JPEG has at most 65,500 a side.
+    """
     ok, encoded = cv2.imencode(Path(path).suffix, np.ascontiguousarray(image[..., ::-1]))
     if not ok:
-        raise ValueError(f"{path}: cannot encode {image.shape} {image.dtype}")
+        raise UserError(f"{path}: {image.shape[1]}x{image.shape[0]} pixels cannot be written in this format")
     write_whole(path, encoded.tobytes())

@@ -39,9 +39,7 @@ class FileLock:
         """Gives the lock back if it is held, and removes the file."""
         if self._descriptor < 0:
             return
-        with contextlib.suppress(OSError):
-            self.path.unlink()
-        os.close(self._descriptor)
+        self._give_back(self._descriptor)
         self._descriptor = -1
 
     def _try(self) -> str:
@@ -54,11 +52,21 @@ class FileLock:
             if _is_still_named(descriptor, self.path):
                 break
             os.close(descriptor)  # its holder removed it between our opening and our locking it
-        os.ftruncate(descriptor, 0)
         since = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
-        os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}, since {since}\n".encode(), 0)
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}, since {since}\n".encode(), 0)
+        except OSError:  # a full disk
+            self._give_back(descriptor)
+            raise
         self._descriptor = descriptor
         return ""
+
+    def _give_back(self, descriptor: int) -> None:
+        with contextlib.suppress(OSError):
+            if _is_still_named(descriptor, self.path):  # the folder may be gone, and another made in its place
+                self.path.unlink()
+        os.close(descriptor)
 
 
 def _lock(descriptor: int) -> bool:

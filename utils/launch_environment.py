@@ -195,8 +195,8 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name)
     if not text:
         return None
-    if not text.strip().isdigit():
-        raise UserError(f"{name} is {text!r} and must be a number")
+    if not text.strip().isdecimal():
+        raise UserError(f"{name} is {text!r} and must be a whole number from 0")
     return int(text)
 
 

@@ -6,6 +6,7 @@ Records go to standard output as plain lines, so a redirected run is a readable 
 from __future__ import annotations
 
 import logging
+import logging.handlers
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,7 @@ T = TypeVar("T")
 
 LINE_EVERY_S = 15.0
 LINE_EVERY_SHARE = 0.1
+KEPT_RECORDS = 100_000  # till `continue_in_file`
 
 
 def get_logger() -> logging.Logger:
@@ -52,12 +54,13 @@ class _PlainLine(logging.Formatter):
         return text if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {text}"
 
 
-def configure_logging(ctx_is_main: bool, file: Path | None = None) -> None:
+def configure_logging(ctx_is_main: bool, file: Path | None = None, *, file_follows: bool = False) -> None:
     """Sets the project's logger up for this process; calling it again replaces the earlier set-up.
 
     Args:
         ctx_is_main: rank 0 writes INFO and above; other ranks only warnings and errors, without the file.
         file: also appended to by rank 0 (UTF-8); its folder is created.
+        file_follows: rank 0 keeps what it writes for the file that `continue_in_file` names later.
     """
     logger = get_logger()
     for handler in list(logger.handlers):
@@ -65,13 +68,34 @@ def configure_logging(ctx_is_main: bool, file: Path | None = None) -> None:
         handler.close()
     handlers: list[logging.Handler] = [_Terminal()]
     if file is not None and ctx_is_main:
-        Path(file).parent.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(file, encoding="utf-8", errors="backslashreplace"))
+        handlers.append(_file_handler(file))
+    if file_follows and ctx_is_main:
+        never = logging.CRITICAL + 1
+        handlers.append(logging.handlers.MemoryHandler(KEPT_RECORDS, flushLevel=never, flushOnClose=False))
     for handler in handlers:
         handler.setFormatter(_PlainLine("%(message)s"))
         logger.addHandler(handler)
     logger.setLevel(logging.INFO if ctx_is_main else logging.WARNING)
     logger.propagate = False
+
+
+def continue_in_file(file: Path) -> None:
+    """Appends to ``file`` all that was logged since `configure_logging` with ``file_follows``, and what comes after;
+    does nothing on a process without such records. The file's folder is created."""
+    logger = get_logger()
+    for kept in [h for h in logger.handlers if isinstance(h, logging.handlers.MemoryHandler)]:
+        handler = _file_handler(file)
+        handler.setFormatter(kept.formatter)
+        logger.addHandler(handler)
+        kept.setTarget(handler)
+        kept.flush()
+        logger.removeHandler(kept)
+        kept.close()
+
+
+def _file_handler(file: Path) -> logging.Handler:
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
+    return logging.FileHandler(file, encoding="utf-8", errors="backslashreplace")
 
 
 def progress(iterable: Iterable[T], *, desc: str, total: int | None = None, enabled: bool = True) -> Iterator[T]:

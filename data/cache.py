@@ -1,0 +1,299 @@
+"""The caches of data sets: which there are, which are in use, and which go when they are too many.
+
+    python -m data.cache list
+    python -m data.cache prune --older-than 30      # days since a run last used it
+    python -m data.cache prune --to 50              # GB that may stay; old versions of a data set go first
+    python -m data.cache prune --all
+
+A cache that a process uses is locked (`hold`) and stays. The environment variable LOCKSTEP_CACHE_GB limits what caches
+may take together; by default it is 200 GB, or half of the disk where that is less. A run that makes a cache removes
+others first, as far as the limit and the disk ask for it: versions of a data set that has changed since, then those
+that were not used for longest. Its own may be larger than the limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data.index_cache import CacheError, read_meta
+from utils.cache_folder import SHARED_MEMORY, cache_folder
+from utils.errors import UserError
+from utils.logger import configure_logging, get_logger
+
+LIMIT_VARIABLE = "LOCKSTEP_CACHE_GB"
+DEFAULT_LIMIT = 200e9  # bytes
+DEFAULT_SHARE = 0.5  # of the disk
+MOST_OF_FREE = 0.98  # of what is free on the disk may be filled
+DAY_S = 86400.0
+_INDEX = re.compile(r"(?P<split>\w+)-(?P<version>[0-9a-f]{32})\.index")
+_PIXELS = re.compile(r"lockstep-\d+-(?P<version>[^-]*)-(?P<imgsz>\d+)-v\d+\.(?P<kind>lmdb|pixels)")
+# The second: what an interrupted scan has read.
+_UNFINISHED = re.compile(r".+\.(index|pixels)\.\w+(\.tmp)?|\w+-[0-9a-f]{32}-\w+\.partial")
+
+
+@dataclass(frozen=True)
+class CacheFile:
+    """A cache on the disk or in memory."""
+
+    path: Path
+    size: int  # bytes on the disk
+    used: float  # when a run last used it, seconds since 1970
+    version: str  # of the data set: the index's fingerprint; "" where it is not known
+    what: str  # in words
+    is_old: bool = False  # the data set has changed since
+
+    def line(self, now: float) -> str:
+        old = ", an older version" if self.is_old else ""
+        return (
+            f"{_amount(self.size):>9}  {_age(now - self.used):<14}{self.what}{old}{', in use' if in_use(self) else ''}"
+        )
+
+
+def hold(owner: Any, path: Path) -> None:
+    """Marks ``path`` as used now, and as in use while ``owner`` lives. A file system without locks has no marks."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        weakref.finalize(owner, os.close, handle).atexit = False
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        os.utime(path)
+
+
+def list_caches(folder: Path, shared_memory: Path | None = None) -> list[CacheFile]:
+    """This user's caches in ``folder`` and, where that is given, in memory, those used last first."""
+    found: list[CacheFile] = []
+    described: dict[str, str] = {}
+    newest: dict[str, tuple[float, str]] = {}  # by data set: its version that was used last
+    origins: dict[str, str] = {}
+    for path in _files(folder):
+        if not (match := _INDEX.fullmatch(path.name)):
+            continue
+        version = match["version"]
+        try:
+            meta = read_meta(path)
+        except (OSError, CacheError):
+            meta = {}
+        source, split, single = meta.get("origin") or ("a data set of an older program", match["split"], False)
+        images = meta.get("totals", {}).get("images", 0)
+        described[version] = f"{source}, {split}{', as one class' if single else ''} ({images:,} images)"
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            found.append(_cache_file(path, status, version, f"index of {described[version]}"))
+            if "origin" in meta:
+                origins[version] = repr(meta["origin"])
+                newest[origins[version]] = max(newest.get(origins[version], (0.0, "")), (status.st_mtime, version))
+    for path in (*_files(folder), *(_files(shared_memory) if shared_memory else ())):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            if match := _PIXELS.fullmatch(path.name):
+                where = "in memory" if match["kind"] == "pixels" else "on disk"
+                of = described.get(match["version"], "a data set whose index has gone")
+                what = f"images {where}, {match['imgsz']} px, of {of}"
+                found.append(_cache_file(path, status, match["version"], what))
+            elif _UNFINISHED.fullmatch(path.name) and path.name.startswith(("lockstep-", "train-", "val-", "test-")):
+                found.append(_cache_file(path, status, "", "an unfinished file"))
+    old = {version for version, origin in origins.items() if newest[origin][1] != version}
+    marked = [c if c.version not in old else CacheFile(**{**vars(c), "is_old": True}) for c in found]
+    return sorted(marked, key=lambda c: -c.used)
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return [
+            Path(entry.path) for entry in os.scandir(folder) if entry.is_file() and entry.stat().st_uid == os.getuid()
+        ]
+    except OSError:
+        return []
+
+
+def _cache_file(path: Path, status: os.stat_result, version: str, what: str) -> CacheFile:
+    return CacheFile(path, status.st_blocks * 512, status.st_mtime, version, what)
+
+
+def in_use(cache: CacheFile) -> bool:
+    """Whether a process reads or fills it."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        return not _lock(cache.path, stack)
+    return False
+
+
+def _lock(path: Path, stack: contextlib.ExitStack) -> bool:
+    """Locks a cache for its removal, until ``stack`` ends; False if a process has it."""
+    for file in (path.with_suffix(".lock"), path):  # the first is its filler's
+        try:
+            handle = os.open(file, os.O_RDWR)
+        except FileNotFoundError:
+            continue
+        stack.callback(os.close, handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def remove(cache: CacheFile) -> bool:
+    """Removes a cache with what belongs to it; False if it is in use, or not ours to remove."""
+    if not cache.version and time.time() - cache.used < DAY_S:  # unfinished, perhaps still being written
+        return False
+    try:
+        with contextlib.ExitStack() as stack:
+            if not _lock(cache.path, stack):
+                return False
+            cache.path.unlink(missing_ok=True)
+            for suffix in (".lock", ".txt", ".damaged"):
+                cache.path.with_suffix(suffix).unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def removal_order(caches: Iterable[CacheFile]) -> list[CacheFile]:
+    """Versions of data sets that have changed since, then those that were not used for longest."""
+    return sorted(caches, key=lambda c: (not c.is_old, c.used))
+
+
+def cache_limit(folder: Path) -> float:
+    """Bytes that caches may take together. Raises UserError for a limit that is none."""
+    text = os.environ.get(LIMIT_VARIABLE, "").strip()
+    if not text:
+        return min(DEFAULT_LIMIT, DEFAULT_SHARE * shutil.disk_usage(folder).total)
+    return _gigabytes(text, LIMIT_VARIABLE)
+
+
+def make_room(folder: Path, wanted: int, keep: Path) -> None:
+    """Removes caches on the disk, so that ``wanted`` more bytes stay within the limit and find room, as far as that can
+    be had: ``keep`` stays, as does what is in use."""
+    caches = list_caches(folder)
+    limit = cache_limit(folder)
+    removed = 0
+
+    def is_enough() -> bool:
+        total = sum(c.size for c in caches) - removed
+        return total + wanted <= limit and wanted <= MOST_OF_FREE * shutil.disk_usage(folder).free
+
+    count = 0
+    for cache in removal_order(caches):
+        if is_enough():
+            break
+        if cache.path != keep and remove(cache):
+            removed, count = removed + cache.size, count + 1
+    if count:
+        get_logger().info(
+            "%s: removed %d cache(s) of other data sets or versions, %s, to make room (limit %s; %s sets another)",
+            folder, count, _amount(removed), _amount(limit), LIMIT_VARIABLE,
+        )  # fmt: skip
+
+
+def _gigabytes(text: str, name: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise UserError(f"{name} {text}: wants gigabytes, a number from 0")
+    return value * 1e9
+
+
+def _amount(size: float) -> str:
+    for unit, digits in (("B", 0), ("kB", 0), ("MB", 1)):
+        if size < 999.5:
+            return f"{size:.{digits}f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def _age(seconds: float) -> str:
+    for unit, name in ((DAY_S, "day"), (3600.0, "hour"), (60.0, "minute")):
+        count = int(seconds / unit)
+        if count:
+            return f"{count} {name}{'s' if count > 1 else ''} ago"
+    return "just now"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = _parse(sys.argv[1:] if argv is None else list(argv))
+    configure_logging(True)
+    folder = cache_folder(options.cache_dir)
+    caches = list_caches(folder, SHARED_MEMORY)
+    if options.command == "list":
+        _print_list(folder, caches)
+    else:
+        _prune(caches, _chosen(options, caches))
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m data.cache", description="Lists or removes caches of data sets.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="what there is, how large, and when it was last used")
+    prune = commands.add_parser("prune", help="removes caches that no process uses")
+    which = prune.add_mutually_exclusive_group(required=True)
+    which.add_argument("--older-than", metavar="DAYS", help="those not used for so many days")
+    which.add_argument("--to", metavar="GB", help="until so many gigabytes are left, old versions of data sets first")
+    which.add_argument("--all", action="store_true", help="all; a run that wants one makes it again")
+    for command in commands.choices.values():
+        command.add_argument("--cache-dir", default="", help="the --cache-dir of the runs; empty: ~/.cache/lockstep")
+    return parser.parse_args(argv)
+
+
+def _chosen(options: argparse.Namespace, caches: list[CacheFile]) -> Callable[[CacheFile, int], bool]:
+    """Whether a cache is to go, given the bytes that are left."""
+    if options.all:
+        return lambda cache, left: True
+    if options.to is not None:
+        most = _gigabytes(options.to, "--to")
+        return lambda cache, left: left > most
+    try:
+        days = float(options.older_than)
+    except ValueError:
+        raise UserError(f"--older-than {options.older_than}: wants days, a number") from None
+    before = time.time() - days * DAY_S
+    return lambda cache, left: cache.used < before
+
+
+def _prune(caches: list[CacheFile], goes: Callable[[CacheFile, int], bool]) -> None:
+    left, count, total = sum(c.size for c in caches), 0, 0
+    now = time.time()
+    for cache in removal_order(caches):
+        if not goes(cache, left):
+            continue
+        if remove(cache):
+            print(f"removed  {cache.line(now)}")
+            left, count, total = left - cache.size, count + 1, total + cache.size
+        else:
+            print(f"kept, a process uses it: {cache.line(now)}")
+    print(f"{count} removed, {_amount(total)}; {_amount(left)} left")
+
+
+def _print_list(folder: Path, caches: list[CacheFile]) -> None:
+    now = time.time()
+    for cache in caches:
+        print(cache.line(now))
+    total = _amount(sum(c.size for c in caches))
+    limit = (
+        f", of at most {_amount(cache_limit(folder))} ({LIMIT_VARIABLE} sets another limit)" if folder.is_dir() else ""
+    )
+    print(f"{len(caches)} caches in {folder} and memory: {total}{limit}")
+    for name, what in (("demo", "the demo set"), ("weights", "downloaded weights")):
+        files = [p for p in (folder / name).rglob("*") if p.is_file()]
+        if files:
+            print(
+                f"{what} in {folder / name}, which prune leaves alone: {_amount(sum(p.stat().st_size for p in files))}"
+            )
+
+
+if __name__ == "__main__":
+    from utils.cli import run_main
+
+    run_main(main)

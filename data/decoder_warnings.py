@@ -1,0 +1,136 @@
+"""What image decoders print on standard error: caught, so that it can be told of which file it is.
+
+libjpeg decodes a damaged picture to the end, prints one line without a file name and reports success. While a picture
+is decoded, file descriptor 2 leads to memory; what decoders print there is kept, whatever else was written in the
+meantime (by other threads) is passed on. That costs a few system calls a picture, microseconds against milliseconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# Lines of libjpeg that tell of lost or wrong pixels (jerror.h); of others the picture is none the worse.
+_DAMAGE = re.compile(rb"Corrupt JPEG data: (?!bad ICC)[^\n]*|Premature end of JPEG file|Inconsistent progression[^\n]*")
+_FROM_DECODERS = re.compile(
+    rb"(?:Corrupt JPEG data: |Premature end of JPEG file|Inconsistent progression sequence |Invalid SOS parameters "
+    rb"|Unknown Adobe color |Warning: unknown JFIF |Application transferred |libpng (?:warning|error): "
+    rb"|\[ ?(?:WARN|ERROR):\d+@)[^\n]*\n?"
+)
+
+
+def watched(decode: Callable[[], T]) -> tuple[T, str]:
+    """What ``decode`` returns, and the decoder's complaint about the picture, "" if there was none.
+
+    Where several threads decode at once, a complaint could be any one's: a picture in doubt is decoded again, alone.
+    """
+    watch = _watch(os.getpid())
+    result, complaint, is_certain = watch.run(decode, alone=False)
+    if complaint and not is_certain:
+        result, complaint, _ = watch.run(decode, alone=True)
+    return result, complaint
+
+
+@functools.cache
+def _watch(process: int) -> _Watch:
+    """One a process: a fork gets its own."""
+    return _Watch()
+
+
+class _Watch:
+    """Descriptor 2 while at least one thread decodes."""
+
+    def __init__(self) -> None:
+        self._memory = _anonymous_file()
+        self._changed = threading.Condition()
+        self._inside = 0  # threads that decode
+        self._entries = 0  # how many have begun to
+        self._wants_alone = 0
+        self._is_alone = False
+        self._passed_on = 0  # bytes of the memory that have been looked through
+        self._terminal = -1  # what descriptor 2 was
+
+    def run(self, decode: Callable[[], T], *, alone: bool) -> tuple[T, str, bool]:
+        """The result, the first complaint while it was made, and whether nobody else decoded then."""
+        start, entry, is_certain = self._enter(alone)
+        complaint = ""
+        try:
+            result = decode()
+        finally:
+            with self._changed:
+                text = os.pread(self._memory, max(self._size() - start, 0), start)
+                is_certain = is_certain and self._entries == entry
+                self._leave()
+        found = _DAMAGE.search(text) if text else None
+        if found:
+            complaint = found[0].decode("latin-1")
+        return result, complaint, is_certain
+
+    def _enter(self, alone: bool) -> tuple[int, int, bool]:
+        with self._changed:
+            if alone:
+                self._wants_alone += 1
+                self._changed.wait_for(lambda: not self._inside)
+                self._wants_alone -= 1
+            else:
+                self._changed.wait_for(lambda: not (self._is_alone or self._wants_alone))
+            self._is_alone = alone
+            if not self._inside:
+                self._terminal = _copy_of(2)
+                os.dup2(self._memory, 2)
+            self._inside += 1
+            self._entries += 1
+            return self._size(), self._entries, self._inside == 1
+
+    def _leave(self) -> None:
+        self._pass_on()
+        self._inside -= 1
+        self._is_alone = False
+        if not self._inside:
+            if self._terminal >= 0:
+                os.dup2(self._terminal, 2)
+                os.close(self._terminal)
+            else:  # it was closed
+                os.close(2)
+            os.ftruncate(self._memory, 0)
+            self._passed_on = 0
+            self._changed.notify_all()
+
+    def _size(self) -> int:
+        return os.fstat(self._memory).st_size
+
+    def _pass_on(self) -> None:
+        size = self._size()
+        if size == self._passed_on:
+            return
+        text = _FROM_DECODERS.sub(b"", os.pread(self._memory, size - self._passed_on, self._passed_on))
+        self._passed_on = size
+        if text and self._terminal >= 0:
+            os.write(self._terminal, text)
+
+
+def _copy_of(descriptor: int) -> int:
+    try:
+        return os.dup(descriptor)
+    except OSError:
+        return -1
+
+
+def _anonymous_file() -> int:
+    """A descriptor that appends to a file without a name."""
+    import fcntl
+
+    if hasattr(os, "memfd_create"):
+        handle = os.memfd_create("lockstep-stderr")
+    else:
+        with tempfile.TemporaryFile() as file:
+            handle = os.dup(file.fileno())
+    fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) | os.O_APPEND)
+    return handle

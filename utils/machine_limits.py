@@ -1,0 +1,142 @@
+"""What the machine refuses, in a line: memory, files, processes that the system killed, packages that are not there.
+
+Such errors reach a program as many types from many libraries. None of them is a bug of the program, and each has a
+remedy that its traceback does not name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import re
+from collections.abc import Callable, Iterator
+
+from utils.errors import UserError
+
+_NO_MEMORY = (
+    "DefaultCPUAllocator: ",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "STATUS_ALLOC_FAILED",
+    "std::bad_alloc",
+    "Insufficient memory",
+    "Cannot allocate memory",
+)
+_NO_FILES = ("Too many open files", "received 0 items of ancdata")
+_WORKER = re.compile(
+    r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed by signal: (?P<signal>[^.]*)|exited unexpec)"
+)
+_ALLOCATION = re.compile(r"allocate (?P<bytes>\d+) bytes|allocate (?P<text>[\d.]+ [KMGT]iB)")
+_PACKAGES = {"cv2": "opencv-python", "yaml": "PyYAML", "PIL": "pillow"}  # those named otherwise than their modules
+_KNOWN = (*_PACKAGES, "torch", "torchvision", "numpy", "lmdb", "matplotlib", "tqdm", "albumentations", "tensorboard")
+_LIBRARY = re.compile(r"(?P<library>lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
+_ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --workers"
+
+
+def explanation(error: BaseException, advice: str = _ADVICE) -> str | None:
+    """One line for what the machine refused; None for any other error. ``advice``: what would need less memory."""
+    text = str(error)
+    if isinstance(error, ImportError):
+        return _of_import(error, advice)
+    if not isinstance(error, Exception) or isinstance(error, UserError):
+        return None
+    number = error.errno if isinstance(error, OSError) else None
+    if number in (errno.EMFILE, errno.ENFILE) or any(mark in text for mark in _NO_FILES):
+        return (
+            f"too many open files (the limit is {_file_limit()}); raise it with ulimit -n 65536, or use fewer --workers"
+        )
+    if worker := _WORKER.search(text):
+        return _of_worker(worker["signal"] or "")
+    is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or number == errno.ENOMEM
+    is_foreign = type(error).__module__.partition(".")[0] in ("builtins", "torch", "cv2", "numpy", "lmdb")
+    if is_named or (is_foreign and any(mark in text for mark in _NO_MEMORY)):
+        where = "of the GPU" if "CUDA" in text or "CUBLAS" in text or "CUDNN" in text else "of this machine"
+        return f"the memory {where} is not enough{_wanted(text)}; {advice}"
+    return None
+
+
+def _wanted(text: str) -> str:
+    found = _ALLOCATION.search(text)
+    if found is None:
+        return ""
+    size = found["text"] or f"{int(found['bytes']) / 2**30:.2f} GiB"
+    return f" ({size} more was asked for)"
+
+
+def _of_worker(signal: str) -> str:
+    name = f" by the signal '{signal.strip()}'" if signal.strip() else ""
+    if "Bus error" in signal:
+        return (
+            f"a loader process was ended{name}: /dev/shm is full; give it more room (docker run --shm-size=8g), or use "
+            "fewer --workers or --workers 0"
+        )
+    return (
+        f"a loader process was ended{name}: most likely the machine ran out of memory (dmesg says so); use fewer "
+        "--workers, a smaller --batch-size or --imgsz, or no --cache ram"
+    )
+
+
+def _of_import(error: ImportError, advice: str) -> str | None:
+    if "failed to map segment" in str(error):
+        return f"the memory of this machine is not enough to load {error.name or 'a library'}; {advice}"
+    if library := _LIBRARY.search(str(error)):
+        name = library["library"]
+        if name.startswith(("libGL", "libgthread", "libglib", "libSM", "libXext", "libxcb", "libX11")):
+            return (
+                f"OpenCV cannot be loaded, {name} is missing: apt install libgl1 libglib2.0-0, or "
+                "pip uninstall opencv-python and pip install opencv-python-headless"
+            )
+        return f"{name} is missing, which a package wants ({' '.join(str(error).split())})"
+    module = (error.name or "").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and module in _KNOWN:
+        return (
+            f"the package {_PACKAGES.get(module, module)} is not installed: pip install {_PACKAGES.get(module, module)}"
+        )
+    return None
+
+
+def _file_limit() -> str:
+    with contextlib.suppress(ImportError):
+        import resource
+
+        return str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    return "the system's"
+
+
+def require_package(module: str, what: str, instead: str) -> None:
+    """Imports ``module`` now, so that its absence is known before the work. Raises UserError saying for ``what`` it is
+    wanted, and what to do ``instead`` of installing it."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        package = _PACKAGES.get(module, module)
+        missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == module
+        reason = "is not installed" if missing else f"cannot be loaded ({' '.join(str(error).split())})"
+        raise UserError(f"{what}: the package {package} {reason}; pip install {package}, or {instead}") from None
+
+
+def smaller(batch_size: int, imgsz: int, *, least_batch: int, device: str) -> str:
+    """What needs less memory than a batch of this size: the advice of `explanation`."""
+    fits = []
+    if batch_size > max(least_batch, 0):
+        fits.append(f"--batch-size {max(batch_size // 2, least_batch)}")
+    if imgsz >= 128:
+        fits.append(f"--imgsz {max(int(imgsz * 0.7) // 32 * 32, 64)}")
+    fits.append("a smaller --model")
+    tried = f"{', '.join(fits[:-1])} or {fits[-1]}" if len(fits) > 1 else fits[0]
+    found = "; --batch-size -1 finds the largest that fits" if device == "cuda" and batch_size > 0 else ""
+    now = f"--batch-size {batch_size} with --imgsz {imgsz}" if batch_size > 0 else f"--imgsz {imgsz}"
+    return f"{now} is too much here: try {tried}{found}"
+
+
+@contextlib.contextmanager
+def explained(advice: Callable[[], str]) -> Iterator[None]:
+    """Raises UserError for what the machine refuses the block. ``advice()``: see `explanation`."""
+    try:
+        yield
+    except Exception as error:
+        line = explanation(error, advice())
+        if line is None:
+            raise
+        raise UserError(line) from None
