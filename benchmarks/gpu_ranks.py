@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.training_step import build_step, context_of, make_batches
-from utils.distributed import DistributedContext, spawn
+from utils.distributed import DistributedContext
 from utils.shares import share_bounds
+from utils.spawning import spawn
 
 VIRTUAL_RANKS, PROCESSES, STEPS = 4, 2, 4
 
