@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from engine.muon import Muon
 
@@ -67,14 +66,14 @@ class OptimizerSet:
     def consolidate(self) -> None:
         """Brings sharded state together on rank 0, whose `state_dict` is then whole. All ranks call it."""
         for optimizer in self.optimizers:
-            if isinstance(optimizer, ZeroRedundancyOptimizer):
+            if _local(optimizer) is not optimizer:
                 optimizer.consolidate_state_dict(to=0)
 
     def step(self) -> None:
         flags = [flag for flag in (self.found_inf, self.skip) if flag is not None]
         found = torch.stack([f.reshape(()).float() for f in flags]).amax() if flags else None
         for optimizer in self.optimizers:
-            rule = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+            rule = _local(optimizer)
             rule.found_inf = found
             rule.grad_scale = None  # gradients are unscaled before
             optimizer.step()
@@ -122,6 +121,11 @@ class OptimizerSet:
             _begin_momentum(optimizer)
 
 
+def _local(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer that holds this rank's state: the inner one of a ZeroRedundancyOptimizer, else itself."""
+    return getattr(optimizer, "optim", optimizer)
+
+
 def _rule_of(groups: list[dict[str, Any]]) -> list[tuple[bool, ...]]:
     """Equal for optimisers that understand each other's state (Adam and AdamW do)."""
     return [tuple(option in group for option in ("betas", "dampening")) for group in groups]
@@ -130,7 +134,7 @@ def _rule_of(groups: list[dict[str, Any]]) -> list[tuple[bool, ...]]:
 @torch.no_grad()
 def _lay_out_as_parameters(optimizer: torch.optim.Optimizer) -> None:
     """Gives loaded state the memory layout of its parameter: fused kernels walk through both without looking."""
-    rule = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+    rule = _local(optimizer)
     for parameter, values in rule.state.items():
         for name, value in values.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
@@ -144,7 +148,7 @@ def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
     torch makes it in the first step, and leaves memory uninitialised if that step is skipped on the device; and it
     cannot take parameters with and without it in one step, of which some may have had no gradient before.
     """
-    rule = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+    rule = _local(optimizer)
     if isinstance(rule, torch.optim.SGD):
         for parameter in (p for group in rule.param_groups for p in group["params"]):
             if rule.state[parameter].get("momentum_buffer") is None:
@@ -196,6 +200,8 @@ def build_optimizer(
 
     def rule(optimizer: type, groups: list[dict[str, Any]], **options) -> torch.optim.Optimizer:
         if sharded:
+            from torch.distributed.optim import ZeroRedundancyOptimizer  # half a second, which others need not wait
+
             return ZeroRedundancyOptimizer(groups, optimizer_class=optimizer, lr=lr, **options)
         return optimizer(groups, lr=lr, **options)
 
