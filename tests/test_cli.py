@@ -1,6 +1,7 @@
 """How scripts end, and where their results go."""
 
 import errno
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from processes import Processes
 from utils.cli import run_main
 from utils.errors import PeerFailure, UserError
 from utils.run_dir import increment_path
+from utils.spawning import spawn
 
 ROOT = Path(__file__).parents[1]
 
@@ -156,3 +158,14 @@ def test_spawn_imports_torch_in_its_processes_alone(tmp_path, script):
     lines = done.stderr.splitlines()
     assert len([line for line in lines if line.split("|")[-1].strip() == "torch"]) == 2
     assert len([line for line in lines if line.startswith("error: ")]) == 1
+
+
+def print_start_method() -> None:
+    print(multiprocessing.get_start_method(), flush=True)
+
+
+def test_spawned_processes_start_loader_workers_as_any_process_does(capfd):
+    """Not by spawning, which would import torch again in each of them: seconds before the first batch."""
+    usual = multiprocessing.get_context().get_start_method()
+    spawn(print_start_method, 2)
+    assert capfd.readouterr().out.split() == [usual, usual]

@@ -119,6 +119,8 @@ def _signal_name(number: int) -> str:
 def _spawned(index: int, processes: int, port: int, function: Callable[..., object], args: tuple) -> None:
     _end_with_parent()
     os.environ |= torchrun_variables(index, processes, port)
+    # Being spawned has made "spawn" the way to start loader workers too, which would import torch once more in each.
+    multiprocessing.set_start_method(None, force=True)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     except KeyboardInterrupt:
