@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kills import prove
+from kills import prove, prove_phases
 
 
 def test_ten_kills(tmp_path: Path):
@@ -17,3 +17,16 @@ def test_ten_kills(tmp_path: Path):
 def test_a_hundred_kills(tmp_path: Path):
     """The number of ranks is drawn anew at every resume."""
     prove(tmp_path, kills=100, worlds=[1, 2, 4], seed=2)
+
+
+def test_kills_in_every_phase(tmp_path: Path):
+    """Of two ranks, while they stage, scan, fill caches, write checkpoints and close."""
+    rounds = {"disk": ("stage", "scan", "disk", "write", "close"), "ram": ("ram",)}
+    assert prove_phases(tmp_path, kills=1, seed=1, rounds=rounds).keys() == {
+        name for r in rounds.values() for name in r
+    }
+
+
+@pytest.mark.slow
+def test_twenty_kills_in_every_phase(tmp_path: Path):
+    assert min(prove_phases(tmp_path, kills=20, seed=2).values()) >= 20
