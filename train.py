@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Watchdog) -> None:
     from data.run_loaders import build_loaders
-    from engine.agreement import check_same_data, check_same_model, check_same_run
+    from engine.agreement import check_same_model, check_same_run
     from engine.idle_settings import idle_on_head, idle_settings
     from engine.pictures import illustrate
     from engine.process_setup import open_folder, prepare_process
@@ -68,7 +68,6 @@ def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Wat
     for line in idle if ctx.is_main else ():
         get_logger().warning("%s", line)
     train_loader, val_loader = build_loaders(ctx, run.config, run.hyp, spec, stride=model.stride)
-    check_same_data(ctx, {"train": train_loader.index, "val": val_loader.index})
     settle_weights(run, model, train_loader)
     with open_folder(ctx, run) as run:
         trainer = make_trainer(ctx, run, signals, watchdog, spec, model, pretrained, train_loader, val_loader)

@@ -51,7 +51,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     import torch
 
     from data.loader import create_dataloader
-    from engine.agreement import check_same_data, check_same_model, check_same_start
+    from engine.agreement import check_same_model, check_same_start
     from engine.evaluator import Evaluator
     from engine.precision import resolve_amp
     from models.pretrained import load_detector
@@ -91,7 +91,6 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         verify=config.verify,
         pin_memory=ctx.device.type == "cuda",
     )
-    check_same_data(ctx, {config.task: dataset.index})
     names = dataset.index.names
     gt = dataset.index.ground_truth()
     evaluator = Evaluator(

@@ -2,6 +2,7 @@
 
     python -m benchmarks.memory --data coco128.yaml --workers 8 --epochs 3      # private memory after each epoch
     python -m benchmarks.memory --data coco128.yaml --ranks 2 --workers 4       # with and without --cache ram
+    python -m benchmarks.memory --data coco128.yaml --training --ranks 2 --epochs 50  # a whole training, by epoch
 
 Private memory is what a process shares with none; PSS counts a shared page in equal parts with each that maps it, so
 the sum over processes is what the machine holds (Linux's smaps_rollup).
@@ -12,12 +13,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.report import append_log
 from benchmarks.turns import ROOT
@@ -36,12 +39,45 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=0, help="0: the loader alone, over epochs")
     parser.add_argument("--steps", type=int, default=6, help="of a training before it is measured")
     parser.add_argument("--times", type=int, default=TIMES)
+    parser.add_argument("--training", action="store_true", help="all of a training's processes, over epochs")
     parser.add_argument("--log", action="store_true", help="append a dated row to benchmarks/README.md")
     options = parser.parse_args()
-    text = cache_of_a_machine(options) if options.ranks else memory_by_epoch(options)
+    if options.training:
+        text = memory_of_training(options)
+    else:
+        text = cache_of_a_machine(options) if options.ranks else memory_by_epoch(options)
     print(text)
     if options.log:
         append_log(text)
+
+
+class Reading(NamedTuple):
+    """Of a process and all that it started, together."""
+
+    private_mb: float
+    pss_mb: float
+    files: int  # open
+    threads: int
+    processes: int
+
+    @classmethod
+    def of(cls, process: int) -> Reading:
+        found = list(descendants(process))
+        return cls(
+            sum(map(private_mb, found)),
+            sum(map(pss_mb, found)),
+            sum(_entries(child, "fd") for child in found),
+            sum(_entries(child, "task") for child in found),
+            len(found),
+        )
+
+
+def _entries(process: int, folder: str) -> int:
+    """0 for a process that has gone."""
+    try:
+        return len(os.listdir(f"/proc/{process}/{folder}"))
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def private_mb(process: int | str = "self") -> float:
@@ -121,6 +157,55 @@ def cache_of_a_machine(options: argparse.Namespace) -> str:
         f"{with_cache:.0f} MB with --cache ram of {cache:.0f} MB: {share:.2f} of one cache more "
         f"({'within' if share <= 1.1 else 'ABOVE'} 1.1)."
     )
+
+
+def memory_of_training(options: argparse.Namespace) -> str:
+    """Of a training with ``--cache ram``, after epoch 5 (or the first, of fewer) and before the last."""
+    from benchmarks.dataset_copy import copied
+
+    with copied(options.data, times=options.times) as data, tempfile.TemporaryDirectory() as folder:
+        flags = ["--data", str(data), "--model", options.model, "--imgsz", str(options.imgsz), "--device", "cpu"]
+        flags += ["--batch-size", str(options.batch_size), "--workers", str(options.workers), "--cache", "ram"]
+        flags += ["--epochs", str(options.epochs), "--spawn", str(max(options.ranks, 1)), "--noplots"]
+        readings = readings_by_epoch(flags, Path(folder))
+    early, late = early_and_late(readings)
+    return (
+        f"{options.epochs} epochs of {max(options.ranks, 1)} rank(s) with {options.workers} workers each and --cache "
+        f"ram, all {early.processes} processes: private {early.private_mb:.1f} MB early and {late.private_mb:.1f} MB "
+        f"late, PSS {early.pss_mb:.1f} and {late.pss_mb:.1f} MB, open files {early.files} and {late.files}, threads "
+        f"{early.threads} and {late.threads}."
+    )
+
+
+def readings_by_epoch(flags: list[str], folder: Path) -> list[Reading]:
+    """What a training takes when its results have a new epoch, by epoch; some of the last may be missing."""
+    command = [sys.executable, "train.py", *flags, "--project", str(folder), "--name", "run"]
+    command += ["--cache-dir", str(folder / "index")]
+    results, readings = folder / "run" / "results.csv", []
+    with open(folder / "log.txt", "w+") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            while process.poll() is None:
+                if results.exists() and len(results.read_text().splitlines()) - 1 > len(readings):
+                    readings.append(Reading.of(process.pid))
+                time.sleep(0.01)
+        finally:
+            process.terminate()
+            code = process.wait()
+    if code:
+        sys.exit(f"the training ended with {code}:\n{(folder / 'log.txt').read_text()[-2000:]}")
+    return readings
+
+
+def early_and_late(readings: list[Reading]) -> tuple[Reading, Reading]:
+    """Medians over five epochs from the fifth on, and over the last five but one, in which processes may be ending: a
+    checkpoint that is just being written takes memory for a moment."""
+    start = 4 if len(readings) > 14 else 0
+    windows = readings[start : start + 5], readings[-6:-1]
+    early, late = (Reading(*(statistics.median(column) for column in zip(*window))) for window in windows)
+    return early, late
 
 
 def _pss_of_training(options: argparse.Namespace, data: Path, folder: Path, cache: str) -> tuple[float, float]:

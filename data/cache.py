@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -30,6 +29,7 @@ from typing import Any
 from data.index_cache import CacheError, read_meta
 from utils.cache_folder import SHARED_MEMORY, cache_folder
 from utils.errors import UserError
+from utils.file_lock import flock
 from utils.logger import configure_logging, get_logger
 
 LIMIT_VARIABLE = "LOCKSTEP_CACHE_GB"
@@ -66,7 +66,7 @@ def hold(owner: Any, path: Path) -> None:
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         weakref.finalize(owner, os.close, handle).atexit = False
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        flock(handle, shared=True)
         os.utime(path)
 
 
@@ -137,7 +137,7 @@ def _lock(path: Path, stack: contextlib.ExitStack) -> bool:
             continue
         stack.callback(os.close, handle)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            flock(handle)
         except BlockingIOError:
             return False
     return True

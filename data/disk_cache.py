@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import os
 import shutil
 import struct
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +27,7 @@ from utils.cache_folder import cache_folder
 from utils.distributed import DistributedContext
 from utils.errors import UserError
 from utils.exchange import Piece, share_out
+from utils.file_lock import FileLock
 from utils.groups import ProcessGroupPlace
 from utils.logger import get_logger, progress
 from utils.meeting import Meeting
@@ -140,12 +139,14 @@ class _Filling:
         self._threads = threads
         self._show_progress = show_progress
         self._complain = complain
+        self._lock = FileLock(path.with_suffix(".lock"))
 
     def alone(self) -> None:
         """By this process; waits while another run is at it."""
         if _stored(self._path, len(self._index)).all():
             return
-        with _locked(self._path, patient=True):
+        self._lock.wait(f"another run that fills {self._path}")
+        with self._lock:
             held = _stored(self._path, len(self._index))
             if held.all():
                 return
@@ -158,8 +159,8 @@ class _Filling:
         sets differ, or another run is filling a file on one of them."""
         import torch.distributed as dist
 
-        with contextlib.ExitStack() as stack:
-            locked = stack.enter_context(_locked(self._path, patient=False))
+        with self._lock:
+            locked = not self._lock.acquire()
             own = _stored(self._path, len(self._index))
             meeting.arrive()
             states: list = [None] * leaders.group_size
@@ -288,25 +289,6 @@ def _stored(path: Path, count: int) -> np.ndarray:
         return held
     held[[_KEY.unpack(key)[0] for key in keys]] = True
     return held
-
-
-@contextlib.contextmanager
-def _locked(path: Path, *, patient: bool) -> Iterator[bool]:
-    """Keeps other runs from filling ``path``. True; False if another run is at it, unless ``patient``, who waits."""
-    with open(path.with_suffix(".lock"), "w") as file:
-        locked, said = False, False
-        while not locked:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                locked = True
-            except OSError:
-                if not patient:
-                    break
-                if not said:
-                    get_logger().warning("--cache disk: waiting for another run that is filling %s", path)
-                said = True
-                time.sleep(0.2)
-        yield locked
 
 
 def _free_bytes(folder: Path) -> int:

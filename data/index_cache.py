@@ -6,6 +6,7 @@ header (UTF-8 JSON: ``meta``, and name, dtype, shape and offset of each array), 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -17,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from utils.file_lock import flock, remove_abandoned
+
 _MAGIC = b"LKSTIDX1"
 _FIXED = struct.Struct("<8sIII")
 _ALIGN = 64
@@ -27,7 +30,8 @@ class CacheError(Exception):
 
 
 def write_arrays(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Writes beside ``path`` and renames, so that the file is whole or absent at any moment. Raises OSError."""
+    """Writes beside ``path`` and renames, so that the file is whole or absent at any moment; what killed processes left
+    of it goes. Raises OSError."""
     blocks, directory, at = [], {}, 0
     for name, array in arrays.items():
         array = np.ascontiguousarray(array)
@@ -41,9 +45,12 @@ def write_arrays(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]
     for block in blocks:
         body_crc = zlib.crc32(block, body_crc)
     path.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(path.parent.glob(f"{path.name}.*.tmp"))
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")  # other nodes may write the same cache
     try:
         with open(temporary, "xb") as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                flock(file.fileno())
             file.write(_FIXED.pack(_MAGIC, len(header), zlib.crc32(header), body_crc))
             file.write(header)
             file.writelines(blocks)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from data.damaged_images import DamagedImages
 from data.dataset import LoadImagesAndLabels
@@ -12,11 +15,12 @@ from data.device_cache import open_device_cache
 from data.device_renderer import DeviceRenderer
 from data.epoch_order import EpochOrder, fixed_batches
 from data.image_cache import open_image_cache
-from data.index import load_index
+from data.index import DatasetIndex, load_index
 from data.infinite_loader import InfiniteDataLoader
 from data.planned_batch import PlannedBatches
 from data.pyramid import PyramidLayout
 from data.samplers import EndlessRequests, KeyedDistributedSampler, ShardedBatches
+from utils.agreement import check_agreement
 from utils.config import Hyperparameters
 from utils.distributed import DistributedContext, torch_distributed_zero_first
 from utils.errors import UserError
@@ -85,7 +89,8 @@ def create_dataloader(
         pin_memory: for copies to a GPU.
 
     Raises:
-        UserError: a data set without images, sizes or settings that don't fit each other, what scan and cache refuse.
+        UserError: a data set without images, or another one on each process, sizes or settings that don't fit each
+            other, what scan and cache refuse.
     """
     check_image_size(imgsz, stride)
     if augment:
@@ -104,6 +109,8 @@ def create_dataloader(
             verify=verify,
             progress=ctx.is_node_leader,
         )
+    check_same_data(ctx, split, index)  # before nodes hand each other images of it
+    with torch_distributed_zero_first(ctx):
         damaged = DamagedImages(index, split, cache_dir=cache_dir, max_bad=max_bad)
         image_cache = open_image_cache(
             index,
@@ -146,6 +153,30 @@ def create_dataloader(
         **(_render_on_device(ctx, dataset, cache, workers, fuse) if on_device else {}),
     )
     return loader, dataset
+
+
+def check_same_data(ctx: DistributedContext, split: str, index: DatasetIndex) -> None:
+    """Raises UserError on all processes when what they read as ``split`` is not the same; once a run and split.
+
+    File stamps are left out: machines may have copies of their own.
+    """
+    if ctx.world_size == 1:
+        return
+    facts: dict[str, object] = {
+        f"the number of {split} images": len(index),
+        "the class names": list(index.names),
+        f"the list of {split} images": _digest(index.paths.data, index.paths.offsets),
+        f"the sizes of the {split} images": _digest(index.image_hw),
+        f"the {split} labels": _digest(index.offsets, index.boxes_xywh_px, index.classes, index.crowd),
+    }
+    check_agreement(ctx, f"data/{split}", facts)
+
+
+def _digest(*arrays: np.ndarray) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()
 
 
 def check_batch_size(ctx: DistributedContext, batch_size: int, *, quad: bool) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
 import tempfile
@@ -24,6 +23,7 @@ from data.index import DatasetIndex
 from data.source_images import read_source, reduced_sizes
 from utils.cache_folder import SHARED_MEMORY
 from utils.errors import UserError
+from utils.file_lock import flock, is_still_named, remove_abandoned
 from utils.logger import get_logger, progress
 
 _SUFFIX = ".pixels"
@@ -47,7 +47,7 @@ class RamCache:
     def _open(self) -> None:
         handle = os.open(self.path, os.O_RDONLY)
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH)
+            flock(handle, shared=True, waits=True)
             opened, named = os.fstat(handle), os.stat(self.path)
             if (opened.st_ino, opened.st_size) != (named.st_ino, int(self._offsets[-1])):
                 raise FileNotFoundError(self.path)
@@ -84,8 +84,8 @@ def _release(handle: int, path: Path, owner: int) -> None:
     if os.getpid() != owner:  # a forked worker holds a copy of the parent's handle and decides nothing
         return
     with contextlib.suppress(OSError):
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(handle), os.stat(path)):
+        flock(handle)
+        if is_still_named(handle, path):
             os.unlink(path)
     os.close(handle)
 
@@ -119,21 +119,9 @@ def open_ram_cache(
     for _ in range(3):  # another run may end, and remove it, between our filling and our opening
         with contextlib.suppress(FileNotFoundError):
             return RamCache(path, source_hw)
-        _sweep(shared_memory)
+        remove_abandoned(shared_memory.glob(f"lockstep-{os.getuid()}-*{_SUFFIX}*"))  # of this user's runs
         _fill(path, index, source_hw, threads, show_progress, complain)
     return RamCache(path, source_hw)
-
-
-def _sweep(folder: Path) -> None:
-    """Removes this user's caches in memory, finished or not, that no living process holds."""
-    for path in folder.glob(f"lockstep-{os.getuid()}-*{_SUFFIX}*"):
-        with contextlib.suppress(OSError):
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(path)
-            finally:
-                os.close(handle)
 
 
 def _free_bytes(folder: Path) -> int:
@@ -167,9 +155,8 @@ def _fill(
             f"--cache ram: needs {size / 2**30:.2f} GiB in {path.parent}, {free / 2**30:.2f} GiB are free; "
             f"use --cache disk or none{', or make it larger (docker run --shm-size)' if is_small else ''}"
         )
-    handle, temporary = tempfile.mkstemp(prefix=path.name + ".", dir=path.parent)
+    handle, temporary = _locked_temporary(path)
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH)  # keeps another run's sweep away
         _reserve(handle, size, path.parent)
         pixels = np.memmap(temporary, np.uint8, mode="r+", shape=(size,))
 
@@ -192,6 +179,16 @@ def _fill(
             os.unlink(temporary)
         raise
     finally:
+        os.close(handle)
+
+
+def _locked_temporary(path: Path) -> tuple[int, str]:
+    """A new file beside ``path``, held as what is under way; another run may remove it before it is locked."""
+    while True:
+        handle, temporary = tempfile.mkstemp(prefix=path.name + ".", dir=path.parent)
+        flock(handle, shared=True, waits=True)
+        if is_still_named(handle, temporary):
+            return handle, temporary
         os.close(handle)
 
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -23,9 +21,11 @@ from data.listing import FileStamp
 from data.stage_plan import StagePlan, from_line, is_under, to_line
 from utils.errors import UserError
 from utils.exchange import Piece, digest_of
-from utils.logger import get_logger, progress
+from utils.file_lock import FileLock
+from utils.logger import progress
 from utils.read_ahead import map_ahead
 
+NODE_NOTE = ".node-"  # beginning of the names of notes by which nodes find out that they share the folder
 _READ_BYTES = 4 << 20
 _BLOCK = 4096  # what a file occupies is rounded up to this
 
@@ -51,18 +51,17 @@ class StageCopy:
     @contextlib.contextmanager
     def lock(self, *, patient: bool) -> Iterator[None]:
         """Keeps other runs on this node out of the copy; waits for one that is at it if ``patient``, else UserError."""
-        with open(self.folder / "lock", "w") as file:
-            for attempt in range(10**9):
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError:
-                    if not patient:
-                        raise UserError(f"--stage: another run is copying into {self.folder}; wait for it") from None
-                if attempt == 0:
-                    get_logger().warning("--stage: waiting for another run that is copying into %s", self.folder)
-                time.sleep(0.2)
+        lock = FileLock(self.folder / "lock")
+        if patient:
+            lock.wait(f"another run that copies into {self.folder}")
+        elif holder := lock.acquire():
+            raise UserError(f"--stage: another run is copying into {self.folder} ({holder}); wait for it")
+        try:
+            for note in self.folder.glob(f"{NODE_NOTE}*"):  # of processes that were killed
+                note.unlink(missing_ok=True)
             yield
+        finally:
+            lock.release()
 
     def path(self, name: str) -> str:
         """Where the file of that name is in the copy."""

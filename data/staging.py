@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from data.dataset_yaml import DatasetSpec, load_dataset_spec
 from data.report import relative_name
-from data.stage_copy import StageCopy
+from data.stage_copy import NODE_NOTE, StageCopy
 from data.stage_plan import StagePlan, is_under, plan_stage
 from utils.distributed import DistributedContext, torch_distributed_zero_first
 from utils.errors import UserError
@@ -121,7 +121,9 @@ class _Leader:
 
     def _check_places_differ(self, folder: Path, token: str) -> None:
         """Two nodes in one folder would copy the data set onto the shared disk that it is on already."""
-        notes = [folder / f".node-{n}-{token}" for n in range(self.group.group_size)]
+        if self.group.group_size == 1:
+            return
+        notes = [folder / f"{NODE_NOTE}{n}-{token}" for n in range(self.group.group_size)]
         own = self.group.local_group_rank
         try:
             notes[own].touch()

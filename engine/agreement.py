@@ -1,12 +1,10 @@
-"""What the processes of a run must have in common, compared before the data is read and after (`utils.agreement`)."""
+"""What the processes of a run must have in common besides their data (`data.loader`), compared (`utils.agreement`)."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -55,26 +53,6 @@ def check_same_model(ctx: DistributedContext, model: nn.Module, from_files: Iter
     check_agreement(ctx, "model", facts)
 
 
-def check_same_data(ctx: DistributedContext, indices: dict[str, Any]) -> None:
-    """Raises UserError on all processes when what they read is not the same data set.
-
-    File stamps are left out: machines may have copies of their own.
-
-    Args:
-        indices: of the splits, by name.
-    """
-    if ctx.world_size == 1:
-        return
-    facts: dict[str, object] = {}
-    for split, index in indices.items():
-        facts[f"the number of {split} images"] = len(index)
-        facts["the class names"] = list(index.names)
-        facts[f"the list of {split} images"] = _digest(index.paths.data, index.paths.offsets)
-        facts[f"the sizes of the {split} images"] = _digest(index.image_hw)
-        facts[f"the {split} labels"] = _digest(index.offsets, index.boxes_xywh_px, index.classes, index.crowd)
-    check_agreement(ctx, "data", facts)
-
-
 def _without(settings: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in names}
 
@@ -83,10 +61,3 @@ def _checksum(tensor: Tensor) -> int:
     """Of the bits as integers, so that the order in which a machine adds does not matter."""
     flat = tensor.detach().reshape(-1)
     return int(flat.view(torch.int32 if flat.element_size() == 4 else torch.uint8).sum(dtype=torch.int64))
-
-
-def _digest(*arrays: np.ndarray) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array))
-    return digest.hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 from collections.abc import Sequence
@@ -108,10 +107,6 @@ class Checkpointer:
         self.folder, self.ctx, self.description = folder, ctx, description
         self.period, self.enabled = period, enabled
         self._writer = BackgroundWriter(self._write)
-        if enabled:
-            for path in folder.glob(".*.pt.*.tmp"):  # of a process that was killed while it wrote
-                with contextlib.suppress(OSError):
-                    path.unlink()
 
     @property
     def last(self) -> Path:

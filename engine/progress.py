@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from utils.logger import get_logger
+from utils.logger import get_logger, terminal_bars
 from utils.process_age import process_age_s
 
 LINE_EVERY_S = 10.0
@@ -44,9 +44,7 @@ class EpochBar:
         self._values: dict[str, float] = {}
         self._started = self._line_at = time.monotonic()
         self._bar = None
-        if enabled and sys.stderr.isatty():
-            from tqdm import tqdm
-
+        if enabled and (tqdm := terminal_bars(sys.stderr)) is not None:
             layout = "{desc} {percentage:3.0f}%|{bar:12}| {n_fmt}/{total_fmt} {postfix}"
             self._bar = tqdm(total=total_steps, initial=done_steps, bar_format=layout, dynamic_ncols=True, leave=True)
             self._bar.set_description_str(self._title, refresh=False)

@@ -7,7 +7,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,31 +101,40 @@ def claim_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
         yield run
         return
     config, launchers = run.config, all_objects(ctx, ctx.launcher)
-    folder, made = run.folder, []
-    with torch_distributed_zero_first(ctx):
-        if ctx.is_main:
-            absent = [p for p in (folder, *folder.parents) if not p.exists()]
-            folder = increment_path(config.project, config.name, config.exist_ok)
-            if not config.exist_ok or run.folder in absent:
-                made = [folder, *(p for p in absent if p != run.folder)]
-    folder = Path(broadcast_object(ctx, folder))
-    with _discarding_unbegun(ctx, config.project, folder, made), _locked(ctx, folder):
+    with ExitStack() as stack:
+        folder, made = run.folder, []
+        with torch_distributed_zero_first(ctx):
+            if ctx.is_main:
+                folder, made, lock = _new_folder(config)
+                stack.callback(lock.release)
+        folder = Path(broadcast_object(ctx, folder))
+        stack.enter_context(_discarding_unbegun(ctx, config.project, folder, made))  # while nobody else has it
         if ctx.is_main:
             note_launch(config.project, launchers, folder)
         yield replace(run, folder=folder, path=folder / "last.pt", begun=True)
 
 
+def _new_folder(config: TrainConfig) -> tuple[Path, list[Path], FileLock]:
+    """A run's folder, those that had to be made for it, the innermost first, and its lock, taken."""
+    named = Path(config.project) / config.name
+    while True:
+        absent = [p for p in (named, *named.parents) if not p.exists()]
+        folder = increment_path(config.project, config.name, config.exist_ok)
+        made = [folder, *(p for p in absent if p != named)] if not config.exist_ok or named in absent else []
+        with suppress(FileNotFoundError):  # a run that failed before its first checkpoint has just removed it
+            return folder, made, _lock_run(folder)
+
+
 @contextmanager
 def _discarding_unbegun(ctx: DistributedContext, project: str, folder: Path, made: list[Path]) -> Iterator[None]:
     """If the block fails before the first checkpoint, removes the folders in ``made``, the innermost first: there is
-    nothing to go on with. What was written down about a hang keeps the run's folder, and so does another training that
-    has come into it."""
+    nothing to go on with. What was written down about a hang keeps the run's folder. The caller has the run's lock."""
     try:
         yield
     except BaseException as error:
         if made:
             _give_back(ctx, error)
-        if made and not any([*folder.glob(kept)] for kept in ("*.pt", "stall_rank*.txt", LOCK_NAME)):
+        if made and not any([*folder.glob(kept)] for kept in ("*.pt", "stall_rank*.txt")):
             shutil.rmtree(folder, ignore_errors=True)
             forget_launch(project, folder)
             for outer in made[1:]:
@@ -150,18 +159,27 @@ def _give_back(ctx: DistributedContext, error: BaseException) -> None:
 @contextmanager
 def _locked(ctx: DistributedContext, folder: Path) -> Iterator[None]:
     """Holds off other trainings that would write the run in ``folder``, which need not exist."""
-    lock = FileLock(folder / LOCK_NAME)
-    try:
+    with ExitStack() as stack:
         with torch_distributed_zero_first(ctx):
-            holder = lock.acquire(_PATIENCE_S) if ctx.is_main and folder.is_dir() else ""
-            if holder:
-                raise UserError(
-                    f"{folder}: another training is writing this run ({holder}); wait for it or stop it, or start a "
-                    "run of its own with another --name"
-                )
+            if ctx.is_main and folder.is_dir():
+                stack.callback(_lock_run(folder).release)
         yield
-    finally:
-        lock.release()
+
+
+def _lock_run(folder: Path) -> FileLock:
+    """The lock of the run in ``folder``, taken. Removes what a killed process was writing there.
+
+    Raises UserError where another training has it, FileNotFoundError where there is no such folder.
+    """
+    lock = FileLock(folder / LOCK_NAME)
+    if holder := lock.acquire(_PATIENCE_S):
+        raise UserError(
+            f"{folder}: another training is writing this run ({holder}); wait for it or stop it, or start a run of its "
+            "own with another --name"
+        )
+    for half_written in folder.glob(".*.tmp"):  # by `utils.whole_file`
+        half_written.unlink(missing_ok=True)
+    return lock
 
 
 def _reopen(ctx: DistributedContext, config: TrainConfig, given: Collection[str], path: Path) -> Run:

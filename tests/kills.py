@@ -1,6 +1,7 @@
 """Kills a training at random moments and resumes it, until it has been killed often enough; then compares.
 
     python tests/kills.py --kills 100 [--worlds 1 2 4] [--seed 0] [--folder DIR]
+    python tests/kills.py --phases 20 [--seed 0] [--folder DIR]      # kills of each of the phases below
 
 Each launch is real processes, of as many ranks as chance says. At a random moment (often while a checkpoint is being
 written: every second step writes one) one rank or all get SIGKILL, and what is left must end by itself. Checked:
@@ -10,16 +11,24 @@ written: every second step writes one) one rank or all get SIGKILL, and what is 
   of each step the same;
 - the final last.pt and best.pt (weights, EMA, optimiser state, BatchNorm statistics) and results.csv (but for times)
   are those of the uninterrupted run, bit for bit.
+
+With ``--phases``, two ranks are killed (rank 0, rank 1 or both) at a file system call of a phase, or a moment after it:
+while they stage the data, scan it, fill a cache, write checkpoints, or close after the last epoch. The same command, or
+``--resume`` once there is a checkpoint, then goes on with what is there. Checked besides the bits: the files in the end
+are those of the undisturbed run, so nothing that a kill has left stays.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
+import re
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -34,6 +43,17 @@ from utils.checkpoint_file import read_checkpoint
 IMAGES, BATCH = 18, 4
 STEPS_BETWEEN_KILLS = 4  # about; an epoch has five
 GONE_S = 30.0  # an idle machine needs two
+PHASE_EPOCHS = 2
+# By phase: a call that begins it (and what its file must hold), and the calls that belong to it: tests/odd_train.py.
+PHASES = {
+    "stage": (r"/stage/", "", r"/stage/|/set/"),
+    "scan": (r"/cache/train-", "", r"changes .*/cache/|reads .*/(images|labels)/"),
+    "ram": (r"/memory/lockstep-", "", r"/memory/|reads .*/images/"),
+    "disk": (r"changes .*/cache/lockstep-", "", r"/cache/lockstep-|reads .*/images/train/"),
+    "write": (r"/runs/", "", r"changes .*/runs/"),
+    "close": (r"rename .*/results.csv$", rf"^{PHASE_EPOCHS},", r"changes .*/(runs|memory)/"),
+}
+ROUNDS = {"disk": ("stage", "scan", "scan", "disk", "write", "close"), "ram": ("scan", "ram", "ram", "write", "close")}
 
 
 def flags(root: Path, name: str, epochs: int) -> list[str]:
@@ -146,9 +166,115 @@ def prove(root: Path, *, kills: int, worlds: list[int], seed: int) -> None:
     assert [{**row, "time": ""} for row in one.values()] == [{**row, "time": ""} for row in two.values()]
 
 
+class PhaseKills:
+    """Launches of one training on two ranks, with a cache of the kind ``cache``, and those of an undisturbed one."""
+
+    def __init__(self, root: Path, cache: str, chance: random.Random) -> None:
+        self.root, self.cache, self.chance = root, cache, chance
+        self.done: Counter[str] = Counter()
+        write_dataset(root / "set", train=IMAGES, val=4)
+        write_model(root / "tiny.yaml")
+        whole = root / "whole"
+        with self._launch(whole) as run:
+            assert run.codes() == [0, 0], run.output()
+        self.calls = Counter(line.split()[0] for line in (whole / "calls").read_text().splitlines())
+        self.files = files_left(whole)
+
+    def _launch(self, folder: Path, phase: str = "", number: int = 0, who: str = "", delay_s: float = 0) -> Processes:
+        """In ``folder``; rank 0 is killed ``delay_s`` after call ``number`` of ``phase``, unless ``who`` is another."""
+        for name in ("memory", "runs"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / "mark").unlink(missing_ok=True)
+        plan = {"phases": PHASES, "counts": str(folder / "calls"), "mark": str(folder / "mark")}
+        plan |= {"phase": phase, "number": number, "delay_s": delay_s, "kills": who != "rank 1"}
+        (folder / "plan.json").write_text(json.dumps(plan))
+        small = "set:data.scan:_CHUNK:4;set:data.partial_scan:SAVE_EVERY_S:0;set:data.disk_cache:_BATCH_BYTES:30000"
+        run = Processes(folder / "log.txt", odd=f"memory:{folder / 'memory'};calls:{folder / 'plan.json'};{small}")
+        if (folder / "runs" / "exp" / "last.pt").exists():
+            given = ["--resume", str(folder / "runs" / "exp")]
+        else:
+            given = [*flags(self.root, "exp", PHASE_EPOCHS), "--cache", self.cache, "--val-every", "1"]
+            given += ["--project", str(folder / "runs"), "--cache-dir", str(folder / "cache")]
+            given += ["--stage", str(folder / "stage")]
+        run.ranks(2, *given)
+        return run
+
+    def round(self, name: str, phases: Sequence[str]) -> None:
+        """A training that is killed in each of the phases, one launch after the other; then it is left to end."""
+        folder = self.root / name
+        for phase in phases:
+            if is_over(folder):
+                break
+            self._kill_in(folder, phase)
+        over = is_over(folder)
+        with self._launch(folder) as run:
+            codes, text = run.codes(), run.output()
+        assert codes == ([2, 2] if over else [0, 0]), text
+        assert not over or f"all {PHASE_EPOCHS} epochs are done" in text, text
+        for kind in ("last.pt", "best.pt"):
+            pair = [read_checkpoint(self.root / of / "runs" / "exp" / kind) for of in ("whole", name)]
+            same_content(*(content | {"data": content["data"]["fingerprint"]} for content in pair))
+        one, two = (ResultsCsv(self.root / of / "runs" / "exp" / "results.csv")._rows for of in ("whole", name))
+        assert [{**row, "time": ""} for row in one.values()] == [{**row, "time": ""} for row in two.values()]
+        left = files_left(folder)
+        if over:  # killed after the last checkpoint, with caches in memory, which the next run that has one removes
+            left = Counter({name: count for name, count in left.items() if not name.startswith("memory/")})
+        assert left == self.files, f"more: {left - self.files}, fewer: {self.files - left}"
+
+    def _kill_in(self, folder: Path, phase: str) -> None:
+        number = 1 + int(self.chance.random() * self.calls[phase])
+        who = self.chance.choice(("rank 0", "rank 1", "both"))
+        delay = self.chance.choice((0.0, self.chance.uniform(0, 0.02)))
+        with self._launch(folder, phase, number, who, delay) as run:
+            while not (folder / "mark").exists() and any(process.poll() is None for process in run.started):
+                time.sleep(0.001)
+            hit = (folder / "mark").exists()
+            if hit and who != "rank 0":
+                run.started[1].kill()
+            seconds = run.wait_gone(GONE_S if hit else 120)
+            codes = run.codes()
+            text = run.output()
+        self.done[phase] += hit
+        at = f"at call {number} of {self.calls[phase]} and {1000 * delay:.0f} ms" if hit else "not reached"
+        print(f"{folder.name}, {phase}: {who} {at}, gone in {seconds:.1f} s, {codes}", flush=True)
+        assert "Traceback" not in text, text
+
+
+def is_over(folder: Path) -> bool:
+    """Whether the newest checkpoint is that of the end, from which nothing is to be resumed."""
+    last = folder / "runs" / "exp" / "last.pt"
+    return last.exists() and read_checkpoint(last)["progress"]["epoch"] == PHASE_EPOCHS
+
+
+def files_left(folder: Path) -> Counter[str]:
+    """The files that a training leaves, but for logs of the events of each launch, and the lock that may stay beside a
+    disk cache whose filler was killed when all was in it: one of that name."""
+    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return Counter(
+        re.sub(r"(data-)[0-9a-f]{12}", r"\1KEY", name)
+        for name in found
+        if "/" in name and not re.search(r"tfevents|stall_rank|cache/.*lock$", name)
+    )
+
+
+def prove_phases(root: Path, *, kills: int, seed: int, rounds: dict[str, Sequence[str]] = ROUNDS) -> Counter[str]:
+    """Kills in each phase of ``rounds`` until there are ``kills`` of each. Returns how many by phase."""
+    done: Counter[str] = Counter()
+    for cache, phases in rounds.items():
+        (root / cache).mkdir(parents=True)
+        training = PhaseKills(root / cache, cache, random.Random(f"{seed} {cache}"))
+        number = 0
+        while wanted := [phase for phase in phases if training.done[phase] < kills]:
+            training.round(f"round{number}", wanted)
+            number += 1
+        done += training.done
+    return done
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Kills a training again and again; the result must not notice.")
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--phases", type=int, default=0, help="kills of each phase, in place of random moments")
     parser.add_argument("--worlds", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="kept; default: a temporary one")
@@ -157,6 +283,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
+        if options.phases:
+            done = prove_phases(folder, kills=options.phases, seed=options.seed)
+            counts = ", ".join(f"{phase} {count}" for phase, count in done.items())
+            print(f"killed in {time.monotonic() - begun:.0f} s while: {counts}; the same bits and files")
+            return
         prove(folder, kills=options.kills, worlds=options.worlds, seed=options.seed)
     print(f"{options.kills} kills in {time.monotonic() - begun:.0f} s: the same bits")
 

@@ -114,6 +114,25 @@ def test_two_machines_with_different_model_files(world, tmp_path):
         assert "error: the processes of this run were not started alike: the model is " in run.output()
 
 
+@pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_machines_that_fill_a_cache_together_compare_their_data_before(world, tmp_path, broken):
+    """One that the scan has refused, or that has other images, must not leave the others waiting for its share."""
+    pairs = []
+    for rank in range(2):
+        shutil.copytree(world / "set", tmp_path / f"machine{rank}" / "set")
+        cache = ["--cache", "disk", "--cache-dir", str(tmp_path / f"machine{rank}" / "cache")]
+        pairs.append([*flags(world, tmp_path), "--data", "set/data.yaml", *cache])
+    images = tmp_path / "machine1" / "set" / "images" / "train"
+    for image in list(images.iterdir())[: 4 if broken else 1]:
+        image.write_bytes(b"") if broken else image.unlink()
+    with Processes(tmp_path / "log.txt") as run:
+        run.pair(pairs, folders=[tmp_path / "machine0", tmp_path / "machine1"])
+        assert run.codes(timeout=SECONDS) == [2, 2], run.output()
+        (error,) = [line for line in run.output().splitlines() if line.startswith("error: ")]
+    assert ("4 of 8 images can't be used" if broken else "the number of train images is 8 on rank 0, 7 on") in error
+    assert not list(tmp_path.glob("machine?/cache/*.lmdb"))
+
+
 @pytest.mark.slow
 def test_validation_compares_too(world, tmp_path):
     given = flags(world, tmp_path)

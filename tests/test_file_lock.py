@@ -8,11 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from utils.file_lock import FileLock
+from utils.file_lock import FileLock, flock, remove_abandoned
+from utils.logger import configure_logging
 
 HOLDER = """
 import os, sys, time
@@ -96,5 +98,51 @@ def test_systems_without_locks(tmp_path, monkeypatch):
     def refuse(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(fcntl, "lockf", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     assert FileLock(tmp_path / "lock").acquire() == ""
+
+
+def test_a_lock_outlives_other_descriptors_of_its_file_and_holds_its_own_process_off(tmp_path):
+    """Record locks (lockf) would do neither."""
+    lock = FileLock(tmp_path / "lock")
+    assert lock.acquire() == ""
+    for _ in range(2):
+        assert f"process {os.getpid()} on" in lock.path.read_text()  # opened, and closed
+        assert FileLock(lock.path).acquire().startswith(f"process {os.getpid()} on")
+    lock.release()
+    assert FileLock(lock.path).acquire() == ""
+
+
+def test_a_child_does_not_give_its_parents_lock_back(tmp_path):
+    lock = FileLock(tmp_path / "lock")
+    lock.acquire()
+    child = os.fork()
+    if child == 0:
+        lock.release()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert FileLock(lock.path).acquire() != ""
+    lock.release()
+
+
+def test_waiting_says_for_whom(held, capsys):
+    configure_logging(True)
+    path, holder = held
+    threading.Timer(0.3, holder.kill).start()
+    lock = FileLock(path)
+    lock.wait("another run")
+    with lock:
+        assert path.exists()
+    assert not path.exists()
+    assert f"warning: waiting for another run (process {holder.pid} on " in capsys.readouterr().out
+
+
+def test_only_abandoned_files_are_removed(tmp_path):
+    written, abandoned = tmp_path / "a.tmp", tmp_path / "b.tmp"
+    abandoned.touch()
+    with open(written, "wb") as file:
+        flock(file.fileno())
+        remove_abandoned(tmp_path.glob("*.tmp"))
+        assert list(tmp_path.iterdir()) == [written]
+    remove_abandoned([written, tmp_path / "none"])
+    assert not list(tmp_path.iterdir())

@@ -14,10 +14,11 @@ import cv2
 import numpy as np
 import pytest
 
-from data import scan
+from data import index_cache, scan
 from data.dataset_yaml import load_dataset_spec
 from data.index import DatasetIndex, load_index
 from utils.errors import UserError
+from utils.file_lock import flock
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "datasets"
 NAMES = ("cat", "dog", "cow")
@@ -544,6 +545,17 @@ def test_index_travels_to_other_processes(root, tmp_path):
     assert_same(index, copy)
     assert copy.path(4) == index.path(4)
     assert list(copy.report.lines) == list(index.report.lines)
+
+
+def test_an_index_that_a_killed_process_was_writing_goes(tmp_path):
+    """With the next one of that name; one that is being written stays."""
+    path = tmp_path / "train-0.index"
+    left, written = (path.with_name(f"{path.name}.{what}.tmp") for what in ("0123abcd", "4567abcd"))
+    left.touch()
+    with open(written, "wb") as file:
+        flock(file.fileno())
+        index_cache.write_arrays(path, {}, {"a": np.arange(3)})
+    assert sorted(tmp_path.iterdir()) == [path, written]
 
 
 def test_default_cache_folder(root, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kills import prove
+from kills import prove, prove_phases
 
 
 def test_ten_kills(tmp_path: Path):
@@ -17,3 +17,15 @@ def test_ten_kills(tmp_path: Path):
 def test_a_hundred_kills(tmp_path: Path):
     """The number of ranks is drawn anew at every resume."""
     prove(tmp_path, kills=100, worlds=[1, 2, 4], seed=2)
+
+
+def test_kills_in_every_phase(tmp_path: Path):
+    """Of two ranks, while they stage, scan, fill the cache in memory, write checkpoints and close; one while a disk
+    cache is filled is in tests/test_image_cache.py too."""
+    phases = ("stage", "scan", "ram", "write", "close")
+    assert prove_phases(tmp_path, kills=1, seed=1, rounds={"ram": phases}).keys() == set(phases)
+
+
+@pytest.mark.slow
+def test_twenty_kills_in_every_phase(tmp_path: Path):
+    assert min(prove_phases(tmp_path, kills=20, seed=2).values()) >= 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -138,6 +139,30 @@ def test_packages_are_asked_for_where_they_are_wanted(world, tmp_path, capsys, m
         assert "pip install matplotlib" in error_of(capsys, val.main, "--weights", "none.pt", "--device", "cpu")
     run_main(train.main, [*given, "--noplots"])
     assert (tmp_path / "runs" / "exp" / "last.pt").exists()
+
+
+def test_a_terminal_without_tqdm_or_tensorboard(world, tmp_path):
+    """Plain lines in place of bars, no traceback, and one line about TensorBoard."""
+    program = (
+        "import sys; sys.modules['tqdm'] = sys.modules['torch.utils.tensorboard'] = None\n"
+        "import train; from utils.cli import run_main; run_main(train.main)"
+    )
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-c", program, *flags(world, tmp_path)]
+    started = subprocess.Popen(
+        command, cwd=ROOT, stdout=theirs, stderr=theirs, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError):  # EIO: it has ended
+        while part := os.read(ours, 65536):
+            said += part
+    os.close(ours)
+    assert started.wait(60) == 0, said.decode()
+    assert b"Traceback" not in said
+    assert b"error" not in said.lower()
+    assert said.count(b"TensorBoard is off") == 1
+    assert b"epoch 1/1  10/10" in said
 
 
 def test_closed_streams_lead_nowhere(world, tmp_path):

@@ -163,6 +163,7 @@ def test_an_interrupted_copy_goes_on_where_it_was(tmp_path, monkeypatch):
     kept = [json.loads(line)[0] for line in manifest]
     with open(folder / "manifest.jsonl", "a") as file:
         file.write('["images/train/00')  # cut short
+    (folder / ".node-0-0123abcd").touch()  # of a process that was killed while nodes compared their folders
     damaged = folder / "tree" / kept[1]
     stamp = damaged.stat()
     damaged.write_bytes(bytes(stamp.st_size))
@@ -174,6 +175,7 @@ def test_an_interrupted_copy_goes_on_where_it_was(tmp_path, monkeypatch):
     assert contents(spec.root) == contents(source.parent)
     assert (folder / "synced").exists()
     assert not list((folder / "incoming").iterdir())
+    assert not list(folder.glob(".*"))
 
 
 def test_changes_of_the_original_reach_the_copy(tmp_path):

@@ -5,17 +5,15 @@ A file arrives under a temporary name, is checked, and is renamed: what lies und
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
 import urllib.parse
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from utils.cache_folder import cache_folder
 from utils.distributed import DistributedContext, torch_distributed_zero_first
 from utils.errors import UserError
+from utils.file_lock import FileLock
 from utils.http_transfer import Interrupted, Refused, TransferLimits, transfer
 from utils.logger import get_logger
 from utils.weights_catalogue import CATALOGUE, WeightsEntry, catalogue_name, find_entry, is_url
@@ -78,11 +76,12 @@ def _fetch(entry: WeightsEntry, target: Path, limits: TransferLimits) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(target.name + ".part")
-        with open(part, "ab") as file, _locked(file):
-            if target.is_file():  # another run on this machine has just fetched it
-                part.unlink(missing_ok=True)
-            else:
-                transfer(entry, file, limits)
+        lock = FileLock(target.with_name(target.name + ".lock"))
+        lock.wait(f"another run that fetches {target}")
+        with lock:
+            if not target.is_file():  # another run on this machine may just have fetched it
+                with open(part, "ab") as file:
+                    transfer(entry, file, limits)
                 part.replace(target)
     except Refused as error:
         part.unlink(missing_ok=True)
@@ -92,16 +91,3 @@ def _fetch(entry: WeightsEntry, target: Path, limits: TransferLimits) -> None:
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
     logger.info("%s: %.1f MB in %.1f s", target, target.stat().st_size / 1e6, time.monotonic() - started)
-
-
-@contextlib.contextmanager
-def _locked(file: IO[bytes]) -> Iterator[None]:
-    """Holds other runs of this machine off the file, where the system has such locks; the lock ends with the file."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with contextlib.suppress(OSError):  # some network file systems have none
-        fcntl.flock(file, fcntl.LOCK_EX)
-    yield

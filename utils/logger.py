@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 T = TypeVar("T")
 
@@ -33,9 +33,7 @@ class _Terminal(logging.Handler):
             # What the terminal's encoding lacks (old locales, file names in another encoding) is escaped.
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
             text = self.format(record).encode(encoding, "backslashreplace").decode(encoding)
-            if sys.stdout.isatty():
-                from tqdm import tqdm
-
+            if (tqdm := terminal_bars(sys.stdout)) is not None:
                 tqdm.write(text, file=sys.stdout)
             else:
                 sys.stdout.write(text + "\n")
@@ -44,6 +42,18 @@ class _Terminal(logging.Handler):
             pass
         except Exception:
             self.handleError(record)
+
+
+def terminal_bars(stream: TextIO) -> type | None:
+    """The class ``tqdm`` for a terminal; None for any other ``stream``, or where the package is missing: plain lines
+    then do."""
+    if not stream.isatty():
+        return None
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return tqdm
 
 
 class _PlainLine(logging.Formatter):
@@ -110,9 +120,7 @@ def progress(iterable: Iterable[T], *, desc: str, total: int | None = None, enab
         return
     if total is None and hasattr(iterable, "__len__"):
         total = len(iterable)
-    if sys.stderr.isatty():
-        from tqdm import tqdm
-
+    if (tqdm := terminal_bars(sys.stderr)) is not None:
         yield from tqdm(iterable, desc=desc, total=total, dynamic_ncols=True, leave=False)
         return
     yield from _progress_lines(iterable, desc, total)
