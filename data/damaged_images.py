@@ -88,6 +88,8 @@ class DamagedImages:
         for line in text.splitlines():
             try:
                 name, complaint = json.loads(line)
-            except ValueError:  # two machines wrote at once
+            except (ValueError, TypeError, RecursionError):  # two machines wrote at once
+                continue
+            if not (isinstance(name, str) and isinstance(complaint, str)):
                 continue
             self._known.setdefault(name, complaint)
