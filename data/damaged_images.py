@@ -39,7 +39,7 @@ class DamagedImages:
         self._refresh()
         if name in self._known:
             return
-        line = json.dumps([name, complaint]).encode() + b"\n"
+        line = b"\n" + json.dumps([name, complaint]).encode() + b"\n"  # half a line before it is not to swallow it
         try:
             self._append(line)
         except OSError:  # the cache folder cannot be written: a file of the machine's, for this user

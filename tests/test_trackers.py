@@ -1,5 +1,6 @@
 import builtins
 import csv
+import os
 
 import numpy as np
 import pytest
@@ -231,3 +232,11 @@ def test_disabled_bar_is_silent(capsys):
 def test_durations_and_memory():
     assert [format_duration(s) for s in (0, 59.6, 3723)] == ["0:00", "1:00", "1:02:03"]
     assert 0.01 < memory_gb() < 100
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
+def test_what_is_no_results_file_is_a_line(tmp_path, kind):
+    path = tmp_path / "results.csv"
+    {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "device": lambda: path.symlink_to("/dev/zero")}[kind]()
+    with pytest.raises(UserError, match=r"results\.csv: cannot be read \(is a .*\); move it away"):
+        ResultsCsv(path)
