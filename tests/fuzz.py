@@ -1,6 +1,6 @@
 """Feeds the program damaged, odd and hostile files, and looks for what slips through.
 
-    python tests/fuzz.py --seconds 3600 [--seed 0] [--targets images yolo ...] [--folder fuzz-findings]
+    python tests/fuzz.py --seconds 3600 [--seed 0] [--targets images yolo ...] [--folder runs/fuzz]
     python tests/fuzz.py --replay yolo:0:1234       # one input again, with its traceback
 
 Whatever a file holds, the program must end in one line that names it (exit 2), go on and name it in its report, or go
@@ -221,7 +221,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--targets", nargs="+", choices=list(TARGETS), default=[], help="default: all")
-    parser.add_argument("--folder", type=Path, default=Path("fuzz-findings"), help="where findings are kept")
+    parser.add_argument("--folder", type=Path, default=Path("runs/fuzz"), help="where findings are kept")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--replay", metavar="TARGET:SEED:NUMBER", help="try one input again")
     options = parser.parse_args()
