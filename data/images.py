@@ -21,7 +21,7 @@ import numpy as np
 
 from data.decoder_warnings import watched
 from data.image_headers import Header, png_defect, read_header
-from data.plain_jpeg import coded_data_defect, plain_jpeg
+from data.plain_jpeg import coded_data_defect, early_end, plain_jpeg
 from utils.errors import UserError
 from utils.machine_limits import explanation
 
@@ -122,6 +122,8 @@ def check_image(path: str | os.PathLike, *, decode: bool = False) -> tuple[int, 
         _imdecode(data, _CHECK, path, complain)
     except UserError as error:
         raise HiddenDamageError(str(error)) if looks_right else error from None
+    if plain is not None and not complaints and (early := early_end(data, plain)):
+        complaints.append(early)
     if complaints:
         kind = HiddenDamageError if looks_right else UserError
         raise kind(f"{path}: damaged image ({complaints[0]})")

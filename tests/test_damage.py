@@ -20,7 +20,7 @@ import train
 from data import partial_scan, scan
 from data.damaged_images import DamagedImages
 from data.decoder_warnings import watched
-from data.images import check_image, read_image
+from data.images import HiddenDamageError, check_image, read_image
 from data.plain_jpeg import coded_data_defect, plain_jpeg
 from utils.errors import UserError
 
@@ -287,3 +287,15 @@ def test_half_a_line_of_damage_does_not_swallow_the_next(tmp_path):
     damaged.add(index.path(1), "Corrupt")
     with pytest.raises(UserError, match=r"1 of 4 images are damaged .*001\.jpg"):
         damaged.check()
+
+
+def test_a_marker_in_the_last_blocks_is_damage(tmp_path):
+    """Of which no decoder complains: what is lost is made up with zeros."""
+    data = photo(0)
+    path = tmp_path / "x.jpg"
+    path.write_bytes(data[:-4] + b"\xff\xa9" + data[-2:])
+    read_image(path, lambda *_: pytest.fail("the decoder complains"))
+    with pytest.raises(HiddenDamageError, match=r"x\.jpg: damaged image \(marker 0xffa9 among the coded data"):
+        check_image(path, decode=True)
+    path.write_bytes(data)
+    assert check_image(path, decode=True) == (320, 320)
