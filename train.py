@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from utils.cli import run_main
 from utils.config import FIND_BATCH_SIZE, TrainConfig, given_flags, parse_config
+from utils.errors import errors_of
 from utils.launch_environment import is_launched
 from utils.spawning import spawn
 
@@ -118,7 +119,8 @@ def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> tuple[D
     if run.content is None:
         return build_starting_model(ctx, run.config, names, resumed=None)
     check_classes(run.path, run.content["names"], names, spec.source)
-    model, _ = build_starting_model(ctx, run.config, names, resumed=run.content["model_spec"])
+    with errors_of(run.path):
+        model, _ = build_starting_model(ctx, run.config, names, resumed=run.content["model_spec"])
     return model, resumed_pretrained(run.content, model)
 
 

@@ -40,7 +40,7 @@ DAY_S = 86400.0
 _INDEX = re.compile(r"(?P<split>\w+)-(?P<version>[0-9a-f]{32})\.index")
 _PIXELS = re.compile(r"lockstep-\d+-(?P<version>[^-]*)-(?P<imgsz>\d+)-v\d+\.(?P<kind>lmdb|pixels)")
 # The second: what an interrupted scan has read.
-_UNFINISHED = re.compile(r".+\.(index|pixels)\.\w+(\.tmp)?|\w+-[0-9a-f]{32}-\w+\.partial")
+_UNFINISHED = re.compile(r".+\.(index|pixels|tree)\.\w+(\.tmp)?|\w+-[0-9a-f]{32}-\w+\.partial")
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def remove(cache: CacheFile) -> bool:
             if not _lock(cache.path, stack):
                 return False
             cache.path.unlink(missing_ok=True)
-            for suffix in (".lock", ".txt", ".damaged"):
+            for suffix in (".lock", ".txt", ".damaged", ".tree"):
                 cache.path.with_suffix(suffix).unlink(missing_ok=True)
     except OSError:
         return False

@@ -39,7 +39,7 @@ class DamagedImages:
         self._refresh()
         if name in self._known:
             return
-        line = json.dumps([name, complaint]).encode() + b"\n"
+        line = b"\n" + json.dumps([name, complaint]).encode() + b"\n"  # half a line before it is not to swallow it
         try:
             self._append(line)
         except OSError:  # the cache folder cannot be written: a file of the machine's, for this user
@@ -88,6 +88,8 @@ class DamagedImages:
         for line in text.splitlines():
             try:
                 name, complaint = json.loads(line)
-            except ValueError:  # two machines wrote at once
+            except (ValueError, TypeError, RecursionError):  # two machines wrote at once
+                continue
+            if not (isinstance(name, str) and isinstance(complaint, str)):
                 continue
             self._known.setdefault(name, complaint)

@@ -17,8 +17,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# Lines of libjpeg that tell of lost or wrong pixels (jerror.h); of others the picture is none the worse.
-_DAMAGE = re.compile(rb"Corrupt JPEG data: (?!bad ICC)[^\n]*|Premature end of JPEG file|Inconsistent progression[^\n]*")
+# Lines of libjpeg (jerror.h) and libpng, and errors that OpenCV logs (of libtiff among others), that tell of lost or
+# wrong pixels; of others the picture is none the worse.
+_DAMAGE = re.compile(
+    rb"Corrupt JPEG data: (?!bad ICC)[^\n]*|Premature end of JPEG file|Inconsistent progression[^\n]*"
+    rb"|libpng error: [^\n]*|\[ERROR:\d+@[^\]]*\] global \w+\.\w+:\d+ (?P<logged>[^\n]*)"
+)
 _FROM_DECODERS = re.compile(
     rb"(?:Corrupt JPEG data: |Premature end of JPEG file|Inconsistent progression sequence |Invalid SOS parameters "
     rb"|Unknown Adobe color |Warning: unknown JFIF |Application transferred |libpng (?:warning|error): "
@@ -70,7 +74,7 @@ class _Watch:
                 self._leave()
         found = _DAMAGE.search(text) if text else None
         if found:
-            complaint = found[0].decode("latin-1")
+            complaint = (found["logged"] or found[0]).decode("latin-1")
         return result, complaint, is_certain
 
     def _enter(self, alone: bool) -> tuple[int, int, bool]:

@@ -3,6 +3,10 @@
 The page cache holds what they read, once for the node. Images are stored as they are decoded, in committed batches, so
 a filling that is killed loses the last batch and the next one goes on from there. Only a complete file is read from; it
 is never written again. On several nodes each image may be decoded once in the run (`utils.exchange`).
+
+LMDB has no checksums, and follows damaged pages out of its file, which ends the process. So each image has one, looked
+at when a process first reads it, and beside a complete file is another with the checksum of its pages that hold no
+pixels (a thousandth of it), looked at before it is opened.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import functools
 import os
 import shutil
 import struct
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +27,7 @@ import numpy as np
 from data.cache import hold, make_room
 from data.images import Complain
 from data.index import DatasetIndex
+from data.index_cache import CacheError, open_arrays, write_arrays
 from data.source_images import read_source, reduced_sizes
 from utils.cache_folder import cache_folder
 from utils.distributed import DistributedContext
@@ -37,11 +43,15 @@ if TYPE_CHECKING:
     import lmdb
 
 _SUFFIX = ".lmdb"
-_LAYOUT = 3  # part of the file's name: raise it when the layout or `read_source` changes
-_COMPLETE = b"complete"
+_TREE_SUFFIX = ".tree"
+_LAYOUT = 4  # part of the file's name: raise it when the layout or `read_source` changes
 _KEY = struct.Struct(">Q")  # an image's number
 _BATCH_BYTES = 64 << 20
 _PAGE = 4096  # of an image, whose value takes whole pages with a header of 16 bytes
+_SUM = struct.Struct("<I")  # CRC-32, after the pixels
+# Of a page's header in LMDB's file: its flags, and how many pages a value that begins there has.
+_PAGE_HEADER = struct.Struct("<10xHI")
+_OF_A_VALUE = 4  # among the flags
 
 
 class DiskCache:
@@ -52,13 +62,17 @@ class DiskCache:
         self.path = path
         self.source_hw = source_hw
         self._environment: lmdb.Environment | None = None
+        self._is_checked = np.zeros(len(source_hw), bool)  # by this process
         hold(self, path)
 
     def __len__(self) -> int:
         return len(self.source_hw)
 
     def __getstate__(self) -> dict:
-        return {"path": self.path, "source_hw": self.source_hw, "_environment": None}
+        return {"path": self.path, "source_hw": self.source_hw}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state, _environment=None, _is_checked=np.zeros(len(state["source_hw"]), bool))
 
     def __getitem__(self, index: int) -> np.ndarray:
         """uint8 (h, w, 3) RGB, read-only; a copy, for the file's pages may go when the process closes it."""
@@ -66,10 +80,18 @@ class DiskCache:
             self._environment = _environment(self.path, os.stat(self.path).st_ino)
         shape = (*self.source_hw[index], 3)
         with self._environment.begin() as transaction:
-            pixels = transaction.get(_KEY.pack(index))
-        if pixels is None or len(pixels) != np.prod(shape, dtype=np.int64):
+            value = transaction.get(_KEY.pack(index))
+        size = int(np.prod(shape, dtype=np.int64))
+        if value is None or len(value) != size + _SUM.size or not self._has_right_sum(index, value):
             raise UserError(f"{self.path}: is damaged at image {index}; remove it and start again")
-        return np.frombuffer(pixels, np.uint8).reshape(shape)
+        return np.frombuffer(value, np.uint8, size).reshape(shape)
+
+    def _has_right_sum(self, index: int, value: bytes) -> bool:
+        """Whether the pixels are those that were stored. Asked once an image: the file is never written again."""
+        if not self._is_checked[index]:
+            pixels, stored = memoryview(value)[: -_SUM.size], value[-_SUM.size :]
+            self._is_checked[index] = _SUM.pack(zlib.crc32(pixels)) == stored
+        return bool(self._is_checked[index])
 
     def close(self) -> None:
         """Nothing to give up: the mapping is the process's."""
@@ -143,16 +165,16 @@ class _Filling:
 
     def alone(self) -> None:
         """By this process; waits while another run is at it."""
-        if _stored(self._path, len(self._index)).all():
+        if _is_complete(self._path):
             return
         self._lock.wait(f"another run that fills {self._path}")
         with self._lock:
             held = _stored(self._path, len(self._index))
-            if held.all():
-                return
             missing = np.flatnonzero(~held)
-            decoded = map_ahead(lambda i: (i, self._decode(i)), map(int, missing), threads=self._threads)
-            self._store(decoded, len(missing))
+            if len(missing):
+                decoded = map_ahead(lambda i: (i, self._decode(i)), map(int, missing), threads=self._threads)
+                self._store(decoded, len(missing))
+            self._seal()
 
     def together(self, meeting: Meeting, leaders: ProcessGroupPlace) -> bool:
         """By all leaders, a part each. False, on all of them and with nothing done, where they cannot: the nodes' data
@@ -169,6 +191,7 @@ class _Filling:
                 return False
             held = np.stack([np.unpackbits(bits, count=len(own)).astype(bool) for _, _, bits in states])
             if held.all():
+                self._seal()
                 return True
             pieces = share_out(
                 self._sizes,
@@ -179,6 +202,7 @@ class _Filling:
                 threads=self._threads,
             )
             self._store(_whole(pieces, own), int((~own).sum()))
+            self._seal()
             meeting.arrive()
         return True
 
@@ -187,7 +211,7 @@ class _Filling:
         return memoryview(np.ascontiguousarray(image).reshape(-1))
 
     def _store(self, images: Iterable[tuple[int, memoryview | bytes]], count: int) -> None:
-        """Writes ``count`` images, and when all are there that the file is complete."""
+        """Writes ``count`` images."""
         total = int(self._sizes.sum())
         get_logger().info(
             "--cache disk: %d of %d images, %.2f GiB in all, into %s",
@@ -198,13 +222,21 @@ class _Filling:
             batch: list[tuple[bytes, memoryview | bytes]] = []
             waiting = 0
             for i, pixels in progress(images, desc="caching images (disk)", total=count, enabled=self._show_progress):
-                batch.append((_KEY.pack(i), pixels))
+                batch.append((_KEY.pack(i), b"".join((pixels, _SUM.pack(zlib.crc32(pixels))))))
                 waiting += len(pixels)
                 if waiting >= _BATCH_BYTES:
                     put(batch)
                     batch, waiting = [], 0
             put(batch)
-            put([(_COMPLETE, str(len(self._index)).encode())])
+
+    def _seal(self) -> None:
+        """Marks the file, which holds all images, as complete."""
+        tree = self._path.with_suffix(_TREE_SUFFIX)
+        if not tree.exists():
+            with self._failures():
+                pages = _pages_without_pixels(self._path)
+                meta = {"bytes": self._path.stat().st_size, "sum": _sum_of(self._path, pages)}
+                write_arrays(tree, meta, {"pages": pages})
 
     def _open(self) -> lmdb.Environment:
         """The file for writing, with room for all; raises UserError when the disk has none."""
@@ -265,12 +297,64 @@ def _whole(pieces: Iterable[Piece], own: np.ndarray) -> Iterator[tuple[int, byte
             yield piece.item, b"".join(parts.pop(piece.item))
 
 
+def _pages_without_pixels(path: Path) -> np.ndarray:
+    """Numbers of the pages of a file that LMDB needs to find its values, int64 ascending."""
+    pages, at = [], 0
+    with open(path, "rb", buffering=0) as file:
+        last = os.fstat(file.fileno()).st_size // _PAGE
+        while at < last:
+            flags, count = _PAGE_HEADER.unpack(os.pread(file.fileno(), _PAGE_HEADER.size, at * _PAGE))
+            if flags & _OF_A_VALUE:
+                at += max(count, 1)
+            else:
+                pages.append(at)
+                at += 1
+    return np.array(pages, np.int64)
+
+
+def _sum_of(path: Path, pages: np.ndarray) -> int:
+    total = 0
+    with open(path, "rb", buffering=0) as file:
+        for page in pages.tolist():
+            total = zlib.crc32(os.pread(file.fileno(), _PAGE, page * _PAGE), total)
+    return total
+
+
+def _is_complete(path: Path) -> bool:
+    """Whether a file was filled to its end and what finds its images is whole. A damaged one goes, with a warning."""
+    tree = path.with_suffix(_TREE_SUFFIX)
+    try:
+        if not (path.is_file() and tree.is_file()):
+            return False
+        meta, arrays = open_arrays(tree)
+        if meta["bytes"] != path.stat().st_size or meta["sum"] != _sum_of(path, arrays["pages"]):
+            raise CacheError("damaged")
+    except (CacheError, OSError) as error:
+        get_logger().warning("--cache disk: %s cannot be used (%s); it is made anew", path, error)
+        _remove(path)
+        return False
+    return True
+
+
+def _remove(path: Path) -> None:
+    """Removes a file with what vouches for it. Raises UserError where that cannot be."""
+    for file in (path.with_suffix(_TREE_SUFFIX), path):
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(f"--cache disk: {file}: cannot be removed ({error.strerror}); move it away") from None
+
+
 def _stored(path: Path, count: int) -> np.ndarray:
     """Which of ``count`` images a file holds, bool (count,): none if there is no file, or a damaged one, which goes."""
     import lmdb
 
     held = np.zeros(count, bool)
-    if not path.exists():
+    if _is_complete(path):
+        return ~held
+    tree = path.with_suffix(_TREE_SUFFIX)
+    if tree.is_symlink() or tree.exists() or not path.is_file():  # of a file that has gone, or what is no file
+        _remove(path)
         return held
     try:
         with contextlib.closing(lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False)) as environment:
@@ -278,14 +362,12 @@ def _stored(path: Path, count: int) -> np.ndarray:
             if pages * environment.stat()["psize"] > path.stat().st_size:  # its pages would be read as SIGBUS
                 raise lmdb.CorruptedError("truncated")
             with environment.begin() as transaction:
-                if transaction.get(_COMPLETE) is not None:
-                    return ~held
                 keys = [key for key in transaction.cursor().iternext(keys=True, values=False) if len(key) == _KEY.size]
     except lmdb.Error as error:
         if "already open" in str(error):  # only complete files are kept open
             return ~held
         get_logger().warning("--cache disk: %s cannot be used (%s); it is made anew", path, error)
-        path.unlink(missing_ok=True)
+        _remove(path)
         return held
     held[[_KEY.unpack(key)[0] for key in keys]] = True
     return held

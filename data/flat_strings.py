@@ -17,7 +17,7 @@ class FlatStrings:
 
     @classmethod
     def of(cls, strings: Iterable[str]) -> FlatStrings:
-        encoded = [s.encode("utf-8", "surrogateescape") for s in strings]
+        encoded = list(map(_encoded, strings))
         offsets = np.zeros(len(encoded) + 1, np.int64)
         np.cumsum([len(e) for e in encoded], out=offsets[1:])
         return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets)
@@ -34,3 +34,10 @@ class FlatStrings:
 
     def __iter__(self) -> Iterator[str]:
         return (self[i] for i in range(len(self)))
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half a character, as an escape in JSON may have it: no file is called so
+        return text.encode("utf-8", "backslashreplace")

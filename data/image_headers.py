@@ -7,6 +7,7 @@ EXIF 2.32 / TIFF 6.0 (tag 0x0112). Orientations are 1 to 8; 5 to 8 swap width an
 from __future__ import annotations
 
 import struct
+import zlib
 from typing import NamedTuple
 
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
@@ -78,6 +79,21 @@ def _read_png(data: bytes) -> Header:
             return Header("png", size, orientation, "" if size else "no header chunk")
         at = body + length + 4
     return Header("png", size, orientation, "truncated: no end chunk")
+
+
+def png_defect(data: bytes) -> str:
+    """What a chunk's checksum says of a whole PNG; "" if all are right."""
+    at = 8
+    while at + 12 <= len(data):
+        (length,) = struct.unpack(">I", data[at : at + 4])
+        end = at + 8 + length
+        kind = data[at + 4 : at + 8]
+        if zlib.crc32(memoryview(data)[at + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+            return f"wrong checksum of chunk {kind.decode('latin-1')!r}"
+        if kind == b"IEND":
+            break
+        at = end + 4
+    return ""
 
 
 def _read_webp(data: bytes) -> Header:

@@ -20,8 +20,8 @@ import cv2
 import numpy as np
 
 from data.decoder_warnings import watched
-from data.image_headers import Header, read_header
-from data.plain_jpeg import coded_data_defect, plain_jpeg
+from data.image_headers import Header, png_defect, read_header
+from data.plain_jpeg import coded_data_defect, early_end, plain_jpeg
 from utils.errors import UserError
 from utils.machine_limits import explanation
 
@@ -40,7 +40,7 @@ _REDUCED = {
     8: cv2.IMREAD_REDUCED_GRAYSCALE_8 | _COLOUR,
 }
 _TO_RGB = {1: cv2.COLOR_GRAY2RGB, 3: cv2.COLOR_BGR2RGB, 4: cv2.COLOR_BGRA2RGB}
-
+_MOST_BYTES = 1 << 31  # of a file
 
 Complain = Callable[[str, str], None]  # takes a path and what a decoder has to say of a picture that it mended
 
@@ -94,7 +94,8 @@ def check_image(path: str | os.PathLike, *, decode: bool = False) -> tuple[int, 
     An ordinary JPEG is not decoded if its header, its end and samples of its coded data look right
     (`data.plain_jpeg`), unless ``decode`` asks for it. Any other is searched for its end marker (decoders fill the
     missing part with grey and say nothing) and decoded at an eighth of its size, which saves most of the arithmetic;
-    there must be no complaint. Other kinds are decoded whole.
+    there must be no complaint. Other kinds are decoded whole, without a complaint, and the checksums of a PNG must be
+    right, at which decoders do not look.
 
     Raises UserError as `read_image` does, `HiddenDamageError` for what only ``decode`` has shown.
     """
@@ -106,13 +107,23 @@ def check_image(path: str | os.PathLike, *, decode: bool = False) -> tuple[int, 
     header = read_header(data)
     if header.defect:
         raise UserError(f"{path}: damaged image ({header.defect})")
-    if header.kind != "jpeg":
-        return _decode(data, header, path).shape[:2]
     complaints: list[str] = []
+
+    def complain(_: str, text: str) -> None:
+        complaints.append(text)
+
+    if header.kind != "jpeg":
+        defect = png_defect(data) if header.kind == "png" else ""
+        size = _decode(data, header, path, complain=complain).shape[:2]
+        if defect or complaints:
+            raise UserError(f"{path}: damaged image ({defect or complaints[0]})")
+        return size
     try:
-        _imdecode(data, _CHECK, path, lambda _, text: complaints.append(text))
+        _imdecode(data, _CHECK, path, complain)
     except UserError as error:
         raise HiddenDamageError(str(error)) if looks_right else error from None
+    if plain is not None and not complaints and (early := early_end(data, plain)):
+        complaints.append(early)
     if complaints:
         kind = HiddenDamageError if looks_right else UserError
         raise kind(f"{path}: damaged image ({complaints[0]})")
@@ -128,6 +139,8 @@ def _read_bytes(path: str | os.PathLike) -> bytes:
             if not stat.S_ISREG(status.st_mode):
                 kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or device"
                 raise UserError(f"{path}: is {kind}, not an image file")
+            if status.st_size > _MOST_BYTES:
+                raise UserError(f"{path}: has {status.st_size / 2**30:,.2f} GiB, more than an image can need")
             data = os.read(handle, status.st_size + 1)
             if len(data) == status.st_size:
                 return data

@@ -16,6 +16,9 @@ from data.listing import ImageFile, LabelFile, Listing
 from data.report import ABSENT, BAD_ROW, UNLISTED, Finding
 from utils.errors import UserError
 from utils.machine_limits import explanation
+from utils.regular_file import read_regular
+
+MOST_BYTES = 1 << 26  # of a label file of one image
 
 
 class LabelSource(Protocol):
@@ -55,12 +58,12 @@ class _LabelFiles:
         if self._labels[i].stamp is None:
             return None
         try:
-            with open(os.path.join(self._root, self._labels[i].name), "rb") as file:
-                return self._parse(file.read())
+            data = read_regular(os.path.join(self._root, self._labels[i].name), most=MOST_BYTES)
         except OSError as error:
             if explanation(error):  # no fault of the file's
                 raise
             raise LabelFileError(f"cannot be read ({error.strerror})") from None
+        return self._parse(data)
 
     def where(self, i: int, line: int | None = None) -> str:
         return self._labels[i].name if line is None else f"{self._labels[i].name}:{line}"

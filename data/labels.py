@@ -35,6 +35,11 @@ class RawLabels(NamedTuple):
     size_hw: tuple[int, int] | None = None  # the image's size according to the file
 
 
+def is_plain_number_text(text: str) -> bool:
+    """Whether Python's float reads what any program would: it also takes 1_0, and the digits of all scripts."""
+    return text.isascii() and "_" not in text
+
+
 class LabelFileError(Exception):
     """A label file of which nothing can be used. The message begins with the line where there is one."""
 

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from math import isfinite
 from xml.parsers import expat
 
-from data.labels import LabelFileError, RawLabels, RowProblem
+from data.labels import LabelFileError, RawLabels, RowProblem, is_plain_number_text
 from data.report import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from utils.config import suggestion
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
+_ODD = ""  # beside an object's fields: what makes them ambiguous
 
 
 def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
@@ -42,18 +43,22 @@ class _Reader:
         self.objects: list[tuple[int, dict[str, str]]] = []  # line, then name and corners as text
         self._size: dict[str, str] = {}
         self._path: list[str] = []
+        self._boxes = 0  # of the object
         self._text: list[str] = []
         self._parser = expat.ParserCreate()
         self._parser.buffer_text = True
         self._parser.StartElementHandler = self._start
         self._parser.EndElementHandler = self._end
         self._parser.CharacterDataHandler = self._text.append
+        self._parser.EntityDeclHandler = self._declares_entity
 
     def parse(self, data: bytes) -> None:
         try:
             self._parser.Parse(data, True)
         except expat.ExpatError as error:
             raise LabelFileError(f"{error.lineno}: malformed XML ({expat.ErrorString(error.code)})") from None
+        except (ValueError, LookupError):  # of Python's, whose encodings the parser asks for
+            raise LabelFileError("1: malformed XML (in an encoding that cannot be read)") from None
 
     def size_hw(self) -> tuple[int, int] | None:
         """None where the file has none; some tools write zeros."""
@@ -66,26 +71,50 @@ class _Reader:
     def _start(self, tag: str, _attributes: dict) -> None:
         if not self._path and tag != "annotation":
             raise LabelFileError(f"{self._parser.CurrentLineNumber}: <{tag}> where VOC has <annotation>")
+        if self._is_field(self._path[1:-1], self._path[-1] if self._path else ""):
+            self._note_odd(f"<{tag}> inside <{self._path[-1]}>")
+        if self._path[1:] == ["object"] and tag == "bndbox":
+            self._boxes += 1
+            if self._boxes > 1:
+                self._note_odd("two <bndbox>")
         self._path.append(tag)
         self._text.clear()
         if self._path[1:] == ["object"]:
             self.objects.append((self._parser.CurrentLineNumber, {}))
+            self._boxes = 0
+
+    def _declares_entity(self, name: str, *_: object) -> None:
+        """Entities can stand for other files, or for a billion letters; no annotation needs one."""
+        raise LabelFileError(f"{self._parser.CurrentLineNumber}: declares the entity '{name}'")
+
+    @staticmethod
+    def _is_field(where: list[str], tag: str) -> bool:
+        return (where == ["object"] and tag == "name") or (where == ["object", "bndbox"] and tag in _CORNERS)
+
+    def _note_odd(self, what: str) -> None:
+        self.objects[-1][1].setdefault(_ODD, what)
 
     def _end(self, tag: str) -> None:
         where, text = self._path[1:-1], "".join(self._text).strip()
         if where == ["size"]:
             self._size[tag] = text
-        elif (where == ["object"] and tag == "name") or (where == ["object", "bndbox"] and tag in _CORNERS):
+        elif self._is_field(where, tag):
+            if tag in self.objects[-1][1]:
+                self._note_odd(f"two <{tag}>")
             self.objects[-1][1][tag] = text
         self._path.pop()
         self._text.clear()
 
 
 def _parse_object(fields: dict[str, str], line: int, class_ids: Mapping[str, int] | None) -> tuple | RowProblem:
+    if _ODD in fields:
+        return RowProblem(line, BAD_ROW, f"object with {fields[_ODD]}")
     missing = [tag for tag in ("name", *_CORNERS) if not fields.get(tag)]
     if missing:
         return RowProblem(line, BAD_ROW, f"object without {', '.join(missing)}")
     try:
+        if not all(is_plain_number_text(fields[tag]) for tag in _CORNERS):
+            raise ValueError
         x1, y1, x2, y2 = (float(fields[tag]) for tag in _CORNERS)
     except ValueError:
         return RowProblem(line, BAD_ROW, f"corners are not numbers: {' '.join(fields[tag] for tag in _CORNERS)[:60]!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 
-from data.labels import LabelFileError, RawLabels, RowProblem
+from data.labels import LabelFileError, RawLabels, RowProblem, is_plain_number_text
 from data.report import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 
 
@@ -23,11 +23,15 @@ def parse_yolo(data: bytes, num_classes: int | None) -> RawLabels:
     except UnicodeDecodeError as error:
         raise LabelFileError(f"not text ({error.reason} at byte {error.start})") from None
     labels = RawLabels([], [])
+    is_plain = is_plain_number_text(text)
     for line, row in enumerate(text.splitlines(), 1):
         fields = row.split()
         if not fields:
             continue
-        parsed = _parse_row(fields, line, num_classes)
+        if is_plain or is_plain_number_text("".join(fields)):
+            parsed = _parse_row(fields, line, num_classes)
+        else:
+            parsed = _not_numbers(fields, line)
         (labels.problems if isinstance(parsed, RowProblem) else labels.rows).append(parsed)
     return labels
 
@@ -36,7 +40,7 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> tuple |
     try:
         values = [float(f) for f in fields]
     except ValueError:
-        return RowProblem(line, BAD_ROW, f"not numbers: {' '.join(fields)[:60]!r}")
+        return _not_numbers(fields, line)
     count = len(values)
     if count != 5 and (count < 7 or count % 2 == 0):
         hint = "; a confidence column?" if count == 6 else ""
@@ -58,6 +62,10 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> tuple |
         return (class_id, cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2, w * h, 0, line)
     xs, ys = values[1::2], values[2::2]
     return (class_id, min(xs), min(ys), max(xs), max(ys), polygon_area(xs, ys), 0, line)
+
+
+def _not_numbers(fields: list[str], line: int) -> RowProblem:
+    return RowProblem(line, BAD_ROW, f"not numbers: {' '.join(fields)[:60]!r}")
 
 
 def polygon_area(xs: Sequence[float], ys: Sequence[float]) -> float:

@@ -16,9 +16,11 @@ from data.dataset_yaml import DatasetSpec, SplitSource
 from data.images import IMAGE_SUFFIXES
 from data.report import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding, relative_name
 from utils.errors import UserError
+from utils.regular_file import read_regular
 
 # Pictures that users may expect to be read; they are told, other files (txt, json, ...) are none of our business.
 _UNREAD = ".avif .cr2 .dng .exr .gif .heic .heif .jxl .nef .pfm .svg"
+_MOST_OF_A_LIST = 1 << 31  # bytes
 NO_FILE = "a pipe or device, not a file; left out"
 _UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
 
@@ -152,7 +154,7 @@ def _in_folder(folder: Path, root: Path, findings: list[Finding]) -> Iterator[tu
 def _in_list(file: Path, root: Path, findings: list[Finding]) -> Iterator[tuple[str, ImageFile]]:
     """Rows are paths: absolute, from the list's own folder (``./`` in front), or from the data set's folder."""
     try:
-        rows = file.read_text(encoding="utf-8-sig").splitlines()
+        rows = read_regular(file, most=_MOST_OF_A_LIST).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     except OSError as error:

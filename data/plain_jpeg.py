@@ -16,6 +16,7 @@ must leave room for all its codes).
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ _SAMPLINGS = ((0x11,), *((first, 0x11, 0x11) for first in (0x11, 0x12, 0x21, 0x2
 
 
 _EVERY, _LOOK = 2048, 64  # bytes: of so many the first so many are looked at
+_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # but for restarts
 _HIGH_BITS = np.uint64(0x8080808080808080)
 
 
@@ -59,6 +61,15 @@ def coded_data_defect(data: bytes, jpeg: PlainJpeg) -> str:
     if jpeg.has_restarts:
         stray = stray[(stray < 0xD0) | (stray > 0xD7)]
     return "markers" if len(stray) else ""
+
+
+def early_end(data: bytes, jpeg: PlainJpeg) -> str:
+    """The marker that ends the coded data of ``data`` where it is not that of the end; "" if it is. Decoders go on from
+    there with zeros, and if only the last few blocks are lost they do not complain."""
+    found = _MARKER.search(data, jpeg.coded_at)
+    if found is None or found[0] == b"\xff\xd9":
+        return ""
+    return f"marker 0x{found[0].hex()} among the coded data, at byte {found.start()}"
 
 
 def plain_jpeg(head: bytes, tail: bytes) -> PlainJpeg | None:

@@ -38,6 +38,26 @@ class Progress:
     confidence: float | None = None  # with the best F1 in the newest validation; None: not known
     class_weights: list[float] = field(default_factory=list)  # for --image-weights; empty: uniform
 
+    @classmethod
+    def of(cls, stored: dict[str, Any], path: str | Path) -> Progress:
+        """From a checkpoint. Raises UserError where it holds what no run has written."""
+        fresh = cls()
+        for name, value in stored.items():
+            kind = type(getattr(fresh, name, None)) if isinstance(name, str) else type(None)
+            if name == "confidence":
+                good = value is None or type(value) is float
+            elif kind is list:
+                good = type(value) is list and all(type(v) in (int, float) for v in value)
+            elif kind is float:
+                good = type(value) in (int, float)
+            elif kind is int:
+                good = type(value) is int and (-1 if name == "best_epoch" else 0) <= value < 2**62
+            else:
+                good = type(value) is kind and kind is not type(None)
+            if not good:
+                raise UserError(f"{path}: damaged checkpoint ('progress' has {str(name)[:60]}: {str(value)[:60]})")
+        return cls(**stored)
+
     def add_losses(self, losses: Sequence[float]) -> None:
         """Takes in a finite step's."""
         self.loss_sums = [a + b for a, b in zip(self.loss_sums or [0.0] * len(losses), losses)]
@@ -208,8 +228,9 @@ def restore(
         ema.load_state_dict(content["ema"])
         restore_rank_buffers(content.get("rank_buffers"), ctx, {"model": model, "ema": ema.module})
         optimizer.load_state_dict(content["optimizer"])
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise UserError(f"{path}: does not fit this run: {str(error).splitlines()[0]}") from None
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path}: does not fit this run: {reason}") from None
     if content["scaler"] and scaler.is_enabled():
         scaler.load_state_dict(content["scaler"])
-    return Progress(**content["progress"])
+    return Progress.of(content["progress"], path)

@@ -7,7 +7,10 @@ import io
 from pathlib import Path
 
 from utils.errors import UserError
+from utils.regular_file import open_regular
 from utils.whole_file import write_whole
+
+MOST_BYTES = 1 << 26
 
 
 class ResultsCsv:
@@ -45,13 +48,19 @@ class ResultsCsv:
 
     def _read(self) -> None:
         try:
-            with open(self.path, encoding="utf-8", newline="") as file:
-                reader = csv.DictReader(file)
-                rows = {int(row["epoch"]): {k: v for k, v in row.items() if k and v} for row in reader}
-        except (KeyError, TypeError, ValueError, csv.Error):
+            with io.TextIOWrapper(open_regular(self.path, MOST_BYTES), encoding="utf-8", newline="") as file:
+                columns, *cells = [row for row in csv.reader(file) if row] or [["epoch"]]
+            rows = {int(row[columns.index("epoch")]): dict(zip(columns, row, strict=True)) for row in cells}
+            for text in (text for row in rows.values() for text in row.values() if text):
+                float(text)
+            if len(rows) < len(cells) or len(set(columns)) < len(columns):
+                raise ValueError("an epoch or a column twice")
+        except (TypeError, ValueError, IndexError, csv.Error):
             raise UserError(f"{self.path}: not a results file of this program; move it away") from None
-        self._rows = rows
-        self._columns = list(reader.fieldnames or ["epoch"])
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be read ({error.strerror or error}); move it away") from None
+        self._rows = {epoch: {k: v for k, v in row.items() if v} for epoch, row in rows.items()}
+        self._columns = columns
 
     def _write(self) -> None:
         text = io.StringIO()

@@ -24,6 +24,12 @@ _OF_THE_PROCESS = ("resume", "local_rank", "local_world_size", "spawn")
 _FIXED = ("model", "weights", "single_cls", "name")
 _WEIGHTS = ("model", "ema", "optimizer", "scaler")
 _SETTINGS = ("model_spec", "names", "hyp", "data", "progress")
+# What is looked at of these parts by name; ``run`` is not in the oldest checkpoints.
+_READ_HERE = (
+    ("config", ("epochs", "batch_size"), int),
+    ("data", ("fingerprint",), str),
+    ("run", ("epoch_batches",), int),
+)
 
 
 def newest_checkpoint(project: str | Path) -> Path:
@@ -44,6 +50,11 @@ def read_run(path: Path) -> dict[str, Any]:
     missing = [key for key in _SETTINGS if key not in content]
     if missing:
         raise UserError(f"{path}: damaged checkpoint (no {', '.join(missing)})")
+    Progress.of(content["progress"], path)
+    for key, names, kind in _READ_HERE:
+        for name in names:
+            if type(content.get(key, {}).get(name, kind())) is not kind or (key != "run" and name not in content[key]):
+                raise UserError(f"{path}: damaged checkpoint ('{key}' has no {kind.__name__} called '{name}')")
     return content
 
 

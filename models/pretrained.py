@@ -20,7 +20,7 @@ from utils.checkpoint_file import VERSION, write_checkpoint
 from utils.cli import run_main
 from utils.distributed import DistributedContext
 from utils.downloads import fetch_weights
-from utils.errors import UserError
+from utils.errors import UserError, errors_of
 from utils.logger import configure_logging, get_logger
 from utils.safetensors_file import write_safetensors
 
@@ -44,7 +44,8 @@ def detector_of(stored: StoredWeights) -> Detector:
     """The detector whose weights were read, in eval mode. Raises UserError as `load_detector` does."""
     if stored.is_ours:
         names = stored.names or ()
-        detector = build_detector(stored.content["model_spec"], len(names), names=names)
+        with errors_of(stored.path):
+            detector = build_detector(stored.content["model_spec"], len(names), names=names)
     else:
         spec, num_classes = recognise(stored)
         names = names_for(num_classes, stored.names, stored.path)

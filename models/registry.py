@@ -24,6 +24,9 @@ from models.spec import LayerSpec, ModelSpec, checked_anchors
 from utils.config import suggestion
 from utils.errors import UserError
 
+MOST_REPEATS = 1000  # of a row; more would be built for hours
+MOST_CHANNELS = 1 << 16
+
 
 class Kind(Enum):
     """What the graph supplies to a constructor before the row's args, and what its output looks like."""
@@ -116,7 +119,13 @@ def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) ->
         return _construct(entry.module, (), layer.args, layer)
     if len(channels) != 1:
         raise layer.mistake("from", f"{layer.module} takes one layer, got {len(channels)}")
-    repeats = max(round(layer.repeats * spec.depth), 1) if layer.repeats > 1 else layer.repeats
+    repeats = layer.repeats
+    if repeats > 1:
+        repeats = max(round(min(repeats, MOST_REPEATS + 1) * spec.depth), 1)
+        if repeats > MOST_REPEATS:
+            raise layer.mistake(
+                "repeats", f"{str(layer.repeats)[:20]} times depth {spec.depth:g} is more than {MOST_REPEATS}"
+            )
     if entry.kind is Kind.KEEP:
         return _repeat(lambda _: _construct(entry.module, (), layer.args, layer), repeats)
     out = _out_channels(layer, spec)
@@ -183,7 +192,10 @@ def _out_channels(layer: LayerSpec, spec: ModelSpec) -> int:
     channels = layer.args[0]
     if not isinstance(channels, int) or isinstance(channels, bool) or channels < 1:
         raise layer.mistake("args", f"{layer.module} wants its output channels first, got {channels!r}")
-    return _scaled(channels, spec)
+    scaled = _scaled(min(channels, MOST_CHANNELS + 1), spec)
+    if scaled > MOST_CHANNELS:
+        raise layer.mistake("args", f"{layer.module} would have more than {MOST_CHANNELS} output channels")
+    return scaled
 
 
 def _scaled(channels: int, spec: ModelSpec) -> int:
@@ -206,7 +218,7 @@ def _construct(module: type[nn.Module], supplied: tuple, args: typing.Sequence, 
             raise layer.mistake("args", f"{layer.module}: {parameter.name} must be positive, got {arg!r}")
     try:
         return module(*supplied, *args)
-    except (ValueError, RuntimeError, ZeroDivisionError) as error:
+    except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
         raise layer.mistake("args", f"{layer.module} {str(error).splitlines()[0]}") from None
 
 

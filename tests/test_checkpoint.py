@@ -211,3 +211,27 @@ def test_killed_while_writing_leaves_a_whole_file(tmp_path):
         content = read_checkpoint(path)
         assert content["number"] >= written
         assert (content["x"] == content["number"]).all()
+
+
+def test_a_flipped_bit_is_refused(tmp_path):
+    """Torch does not look at the checksums in its files."""
+    save(tmp_path, parts())
+    path = tmp_path / "last.pt"
+    data, weight = bytearray(path.read_bytes()), read_checkpoint(path)["model"]["0.weight"].numpy().tobytes()
+    data[bytes(data).index(weight)] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"last\.pt: damaged checkpoint \((the checksum|Bad CRC)"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("value", [{"epoch": -1}, {"epoch": True}, {"steps": 1}, {"loss_sums": ["x"]}, {5: 5}])
+def test_a_progress_that_no_run_has_written(value):
+    with pytest.raises(UserError, match=r"last\.pt: damaged checkpoint \('progress' has"):
+        Progress.of(value, "last.pt")
+
+
+@pytest.mark.parametrize("weight", ["x", None, {}, torch.zeros(2, 2).to_sparse()])
+def test_weights_that_are_none(tmp_path, weight):
+    write_checkpoint({"model": {"w": weight}}, tmp_path / "x.pt")
+    with pytest.raises(UserError, match=r"x\.pt: damaged checkpoint \('model' holds 'w'"):
+        read_checkpoint(tmp_path / "x.pt")

@@ -243,3 +243,27 @@ def test_recipes_by_name_file_and_auto(tmp_path):
         read_recipe("fine-tune", pretrained=True)
     with pytest.raises(UserError, match=r"nowhere\.yaml: no such file"):
         read_recipe("nowhere.yaml", pretrained=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("lr0: &a [*a]\n", "refers to what it is part of"),
+        ("a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)), "expand"),
+        ("a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 9)),
+         "merges"),
+        ("lr0: !!int x\n", ":1: 'x' is no int"),
+        ("lr0: 2020-13-45\n", "is no timestamp"),
+        (f"lr0: {'5' * 5000}\n", "is no int"),
+        (f"lr0: 0x{'f' * 500}\n", "more than 64 bits"),
+        ('lr0: "\\0"\n', "text with a NUL"),
+        ("lr0: " + "x" * 100_000 + "\n", "wants float"),
+    ],
+)  # fmt: skip
+def test_hostile_yaml_is_a_short_line(tmp_path, text, what):
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=what) as caught:
+        read_recipe(str(path), pretrained=False)
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value)) < 1300

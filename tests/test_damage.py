@@ -20,7 +20,7 @@ import train
 from data import partial_scan, scan
 from data.damaged_images import DamagedImages
 from data.decoder_warnings import watched
-from data.images import check_image, read_image
+from data.images import HiddenDamageError, check_image, read_image
 from data.plain_jpeg import coded_data_defect, plain_jpeg
 from utils.errors import UserError
 
@@ -244,3 +244,58 @@ def test_an_interrupted_scan_goes_on_where_it_was(tmp_path, monkeypatch, torn):
     assert list(index.report.lines) == list(expected.report.lines)
     for name in ("image_hw", "offsets", "boxes_xywh_px", "classes"):
         np.testing.assert_array_equal(getattr(index, name), getattr(expected, name))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "hole"])
+def test_what_is_no_label_file_is_named_at_once(tmp_path, kind):
+    """A pipe would have its reader wait for ever; a hole of a terabyte would fill the memory."""
+    root = tmp_path / "set"
+    write_set(root, 4)
+    path = root / "labels" / "train" / "001.txt"
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 2**40)
+    index = load(root, tmp_path / "cache", max_bad=0.5)
+    assert len(index) == 3
+    what = {"folder": "is a folder", "hole": "has 1,024.00 GiB"}.get(kind, "is a pipe or device")
+    assert any("labels/train/001.txt" in line and what in line for line in index.report.lines)
+
+
+def test_a_hole_named_jpg_is_a_bad_file(tmp_path):
+    root = tmp_path / "set"
+    write_set(root, 4)
+    os.truncate(root / "images" / "train" / "001.jpg", 2**40)
+    index = load(root, tmp_path / "cache", max_bad=0.5)
+    assert any("001.jpg" in line and "more than an image can need" in line for line in index.report.lines)
+
+
+def test_half_a_line_of_damage_does_not_swallow_the_next(tmp_path):
+    """A killed process may have left it; and other lines may be anything."""
+    root = tmp_path / "set"
+    write_set(root, 4)
+    index = load(root, tmp_path / "c")
+    path = tmp_path / "c" / f"train-{index.fingerprint}.damaged"
+    path.write_bytes(b'5\n[["a"], 1]\n[1, 2]\n\xff\n["images/tra')
+    damaged = DamagedImages(index, "train", cache_dir=str(tmp_path / "c"), max_bad=0.2)
+    damaged.add(index.path(1), "Corrupt")
+    with pytest.raises(UserError, match=r"1 of 4 images are damaged .*001\.jpg"):
+        damaged.check()
+
+
+def test_a_stray_marker_at_the_end_is_damage(tmp_path):
+    """Of which OpenCV does not complain: blocks that are lost behind it are made up."""
+    data = photo(0)
+    path = tmp_path / "x.jpg"
+    path.write_bytes(data[:-2] + b"\xff\xa9" + data[-2:])
+    read_image(path, lambda *_: pytest.fail("the decoder complains"))
+    with pytest.raises(HiddenDamageError, match=r"x\.jpg: damaged image \(marker 0xffa9 among the coded data"):
+        check_image(path, decode=True)
+    path.write_bytes(data)
+    assert check_image(path, decode=True) == (320, 320)

@@ -290,3 +290,25 @@ def test_too_little_room_is_one_line(kind, remedy, index, tmp_path, monkeypatch)
 
 def test_none_is_no_cache(index):
     assert open_image_cache(index, "none", imgsz=64) is None
+
+
+def test_a_flipped_bit_in_a_disk_cache_is_not_trained_on(index, tmp_path):
+    """Among the pixels it is an error that names the image; among what finds them the file is made anew."""
+    cache = open_image_cache(index, imgsz=64, **options("disk", tmp_path))
+    assert same_as_the_files(cache, index)
+    (path,) = lmdbs(tmp_path)
+    whole = path.read_bytes()
+    at = whole.index(cache[3].tobytes()[:500]) + 100
+    del cache
+    disk_cache._environment.cache_clear()
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    damaged = open_image_cache(index, imgsz=64, **options("disk", tmp_path))
+    assert damaged[2].any()
+    with pytest.raises(UserError, match="is damaged at image 3; remove it and start again"):
+        damaged[3]
+    del damaged
+    disk_cache._environment.cache_clear()
+    pages = disk_cache._pages_without_pixels(path)
+    at = int(pages[-1]) * 4096 + 20
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    assert same_as_the_files(open_image_cache(index, imgsz=64, **options("disk", tmp_path)), index)

@@ -219,3 +219,29 @@ def test_headers_of_random_bytes_never_raise_anything_else(tmp_path):
         except UserError:
             continue
         assert read_image(path).shape[:2] == size
+
+
+def test_wrong_checksums_of_a_png(tmp_path):
+    """Decoders only warn, or say nothing."""
+    data = bytearray(cv2.imencode(".png", np.zeros((40, 50, 3), np.uint8))[1].tobytes())
+    data[-1] ^= 1
+    (tmp_path / "x.png").write_bytes(data)
+    with pytest.raises(UserError, match=r"x\.png: damaged image \(wrong checksum of chunk 'IEND'\)"):
+        check_image(tmp_path / "x.png")
+
+
+def test_a_tiff_of_which_its_decoder_complains(tmp_path):
+    """OpenCV gives what it could read of the picture, and logs an error."""
+    picture = np.random.default_rng(0).integers(0, 256, (80, 60, 3), dtype=np.uint8)
+    data = cv2.imencode(".tif", picture)[1].tobytes()
+    refused = 0
+    for at in range(200, len(data) // 2, 997):
+        (tmp_path / "x.tif").write_bytes(data[:at] + b"\xff" * 40 + data[at + 40 :])
+        try:
+            check_image(tmp_path / "x.tif")
+        except UserError:
+            refused += 1
+        else:
+            found = read_image(tmp_path / "x.tif", lambda *_: pytest.fail("passes the scan, and is damaged"))
+            assert found.shape == picture.shape
+    assert refused

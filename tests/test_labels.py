@@ -210,3 +210,81 @@ def test_random_rows_equal_the_scalar_reference_and_stay_inside(seed):
     assert np.isfinite(boxes.area_px).all()
     assert (boxes.boxes_xywh_px[:, :2] >= 0).all()
     assert (boxes.boxes_xywh_px[:, :2] + boxes.boxes_xywh_px[:, 2:] <= [90, 120]).all()
+
+
+@pytest.mark.parametrize("text", ["1_0", "٣", "０.５"])
+def test_numbers_that_python_alone_reads(text):
+    labels = parse_yolo(f"0 0.5 0.5 0.2 0.2\n0 0.5 0.5 0.2 {text}\n".encode(), 2)
+    assert (len(labels.rows), kinds(labels.problems)) == (1, [(2, BAD_ROW)])
+    labels = parse_voc(voc(("a", 1, 2, 30, text)), {"a": 0})
+    assert (labels.rows, [p.kind for p in labels.problems]) == ([], [BAD_ROW])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("<xmin>1</xmin>", "<xmin>1</xmin><xmin>9</xmin>", "two <xmin>"),
+        ("<name>a</name>", "<name>a</name><name>b</name>", "two <name>"),
+        ("<xmin>1</xmin>", "<xmin>1<b/>2</xmin>", "<b> inside <xmin>"),
+        ("<bndbox>", "<bndbox></bndbox><bndbox>", "two <bndbox>"),
+    ],
+)
+def test_ambiguous_voc_objects_are_bad_rows(old, new, what):
+    data = voc(("a", 1, 2, 30, 40)).decode().replace(old, new, 1).encode()
+    labels = parse_voc(data, {"a": 0, "b": 1})
+    assert labels.rows == []
+    assert what in labels.problems[0].text
+
+
+@pytest.mark.parametrize(
+    ("begin", "what"),
+    [
+        ('<!DOCTYPE annotation [<!ENTITY e "5">]>', "declares the entity 'e'"),
+        ('<!DOCTYPE annotation [<!ENTITY e SYSTEM "file:///etc/passwd">]>', "declares the entity 'e'"),
+        ('<?xml version="1.0" encoding="utf-7"?>', "encoding that cannot be read"),
+        ('<?xml version="1.0" encoding="nonsense"?>', "malformed XML"),
+    ],
+)
+def test_xml_with_entities_or_of_unknown_encodings(begin, what):
+    with pytest.raises(LabelFileError, match=what):
+        parse_voc(begin.encode() + voc(("a", 1, 2, 30, 40)), {"a": 0})
+
+
+ANNOTATION = '{"id": 1, "image_id": 9, "category_id": 1, "bbox": [1, 2, 30, 40]}'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ('"bbox":', '"bbox": [5, 6, 7, 8], "bbox":', "the key 'bbox' is there twice"),
+        ("[1, 2, 30, 40]", f"[1, 2, 30, {'5' * 5000}]", "malformed JSON"),
+        ('{"id": 5', '{"id": 1', "two categories have the same id"),
+        ('{"id": 1,', '{"id": true,', "an image without id"),
+        ('"name": "b"', '"name": null', "a category without id and name"),
+        ('{"images"', "\0" * 5000 + '{"images"', "not a COCO JSON"),
+    ],
+)
+def test_coco_files_that_say_two_things_or_none(tmp_path, old, new, what):
+    text = json.dumps(coco([json.loads(ANNOTATION)]))
+    path = tmp_path / "x.json"
+    assert old in text
+    path.write_text(text.replace(old, new, 1) if "true" not in new else text.replace('"id": 9', '"id": true'))
+    with pytest.raises(UserError, match=what):
+        read_coco(path, ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        ("[1, 2, 30, 40]", "[1, 2, true, 40]", BAD_ROW),
+        ("[1, 2, 30, 40]", f"[1, 2, 30, {'5' * 400}]", NOT_FINITE),
+        ('"category_id": 1', '"category_id": true', UNKNOWN_CLASS),
+        ('"bbox"', '"iscrowd": "no", "bbox"', BAD_ROW),
+    ],
+)
+def test_coco_values_that_are_no_numbers(tmp_path, old, new, kind):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(coco(["@"])).replace('"@"', ANNOTATION.replace(old, new)))
+    labels = read_coco(path, ("a", "b")).images[0].labels
+    assert labels.rows == []
+    assert [p.kind for p in labels.problems] == [kind]

@@ -502,3 +502,18 @@ def test_doubling_on_a_cpu_is_torchs_own(size):
         results.append((out.detach(), leaf.grad))
     assert torch.equal(results[0][0], results[1][0])
     torch.testing.assert_close(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ("[-1, 99999999999, Conv, [16, 3, 2]]", r"layer 1 \(repeats\): .* is more than 1000"),
+        ("[-1, 1, Conv, [99999999999, 3, 2]]", r"layer 1 \(args\): Conv would have more than 65536 output channels"),
+        ("[-1, 1, Conv, [16, 9999999999999999999, 2]]", "more than 64 bits|layer 1"),
+    ],
+)
+def test_sizes_that_nobody_could_build(tmp_path, row, what):
+    path = tmp_path / "x.yaml"
+    path.write_text(f"nc: 2\nbackbone: [[-1, 1, Conv, [8, 3, 2]], {row}]\nhead: [[[0, 1], 1, Detect, [nc]]]\n")
+    with pytest.raises(UserError, match=what):
+        build_detector(path, 2)

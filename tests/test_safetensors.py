@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from models.stored_weights import read_weights
 from utils.errors import UserError
 from utils.safetensors_file import DTYPES, is_safetensors, read_safetensors, write_safetensors
 
@@ -96,3 +98,11 @@ def test_lengths_that_do_not_add_up(tmp_path, content):
         read_safetensors(tmp_path / "bad.safetensors")
     with pytest.raises(UserError, match="no such checkpoint"):
         read_safetensors(tmp_path / "gone.safetensors")
+
+
+def test_a_pipe_is_no_file(tmp_path):
+    """Whoever opened it would wait for ever."""
+    os.mkfifo(tmp_path / "x.safetensors")
+    assert not is_safetensors(tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match="no such checkpoint"):
+        read_weights(tmp_path / "x.safetensors")

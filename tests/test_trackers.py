@@ -1,5 +1,6 @@
 import builtins
 import csv
+import os
 
 import numpy as np
 import pytest
@@ -231,3 +232,23 @@ def test_disabled_bar_is_silent(capsys):
 def test_durations_and_memory():
     assert [format_duration(s) for s in (0, 59.6, 3723)] == ["0:00", "1:00", "1:02:03"]
     assert 0.01 < memory_gb() < 100
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
+def test_what_is_no_results_file_is_a_line(tmp_path, kind):
+    path = tmp_path / "results.csv"
+    {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "device": lambda: path.symlink_to("/dev/zero")}[kind]()
+    with pytest.raises(UserError, match=r"results\.csv: cannot be read \(is a .*\); move it away"):
+        ResultsCsv(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["epoch,a\n0,1\n0,2\n", "epoch,a,a\n0,1,2\n", "epoch,a\n0,1,2\n", "epoch,a\n0\n", "epoch,a\n0,0x1\n", "a\n0\n"],
+)
+def test_a_results_file_that_says_two_things_or_none_is_a_line(tmp_path, text):
+    path = tmp_path / "results.csv"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"results\.csv: not a results file of this program"):
+        ResultsCsv(path)
+    assert path.read_text() == text

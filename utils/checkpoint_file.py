@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -50,21 +52,45 @@ class _Sink:
         self._file.flush()
 
 
+def _check_sums(path: Path) -> None:
+    """Raises UserError where an entry's checksum is wrong, at which torch does not look."""
+    with open_zip(path) as archive:
+        try:
+            wrong = archive.testzip()
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            OSError,
+            EOFError,
+            RuntimeError,
+            NotImplementedError,
+            ValueError,
+        ) as error:
+            raise UserError(f"{path}: damaged checkpoint ({str(error)[:100]})") from None
+        if wrong is not None:
+            raise UserError(f"{path}: damaged checkpoint (the checksum of its entry {wrong[:100]} is wrong)")
+
+
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """The content of one of our checkpoints, on the CPU. Raises UserError for anything else, running no code."""
     path = Path(path)
-    open_zip(path).close()
+    _check_sums(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise UserError(f"{path}: not a checkpoint of this program (it holds foreign objects)") from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path}: damaged checkpoint ({str(error).splitlines()[0]})") from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path}: damaged checkpoint ({reason})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path}: not a checkpoint of this program")
     for key, kind in _KINDS.items():
         if not isinstance(content.get(key, kind()), kind) and (key, content[key]) != ("ema", None):
             raise UserError(f"{path}: damaged checkpoint ('{key}' is no {kind.__name__})")
+    for key in ("model", "ema"):
+        for name, tensor in (content.get(key) or {}).items():
+            if not (isinstance(name, str) and isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided):
+                raise UserError(f"{path}: damaged checkpoint ('{key}' holds '{str(name)[:100]}', which is no weight)")
     if content.get("version", 0) > VERSION:
         raise UserError(f"{path}: written by a newer version (format {content['version']}); update this program")
     return content

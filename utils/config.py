@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import re
 import sys
 import types
 import typing
@@ -22,10 +23,15 @@ from typing import Any, TypeVar
 import yaml
 
 from utils.errors import UserError
+from utils.regular_file import read_regular
 from utils.yolo_flags import advice, translated
 
 T = TypeVar("T")
 MOST_NESTED = 100  # levels of a YAML
+MOST_VALUES = 200_000
+MOST_BYTES = 1 << 24
+_MOST_INTEGER = 2**63 - 1
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 FIND_BATCH_SIZE = -1  # as --batch-size
 
 
@@ -267,14 +273,15 @@ def suggestion(name: str, known: typing.Iterable[str]) -> str:
 def load_yaml(path: str | Path) -> Any:
     """Parses a YAML file. Raises UserError naming file and line when it is missing or malformed."""
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            return _parse_yaml(file.read())
+        return _parse_yaml(read_regular(path, most=MOST_BYTES).decode("utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise UserError(f"{path}: is a folder, a YAML file is wanted") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except RecursionError:
         raise UserError(f"{path}: nested too deeply") from None
     except yaml.YAMLError as error:
@@ -288,11 +295,46 @@ def _parse_yaml(text: str) -> Any:
     RecursionError for text nested deeper than any setting; libyaml's loader would end the process."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        if sum(map(text.count, "[{-?")) + max(len(row) - len(row.lstrip()) for row in text.split("\n")) > MOST_NESTED:
-            _check_nesting(text, loader)
-        return yaml.load(text, Loader=_once_each(loader))
+        return _checked_text(_loaded(text, loader))
     except yaml.YAMLError:  # libyaml sees mistakes in other lines
-        return yaml.load(text, Loader=_once_each(yaml.SafeLoader))
+        return _checked_text(_loaded(text, yaml.SafeLoader))
+
+
+def _loaded(text: str, loader: type) -> Any:
+    if sum(map(text.count, "[{-?")) + max(len(row) - len(row.lstrip()) for row in text.split("\n")) > MOST_NESTED:
+        _check_nesting(text, loader)
+    return yaml.load(text, Loader=_once_each(loader))
+
+
+def _checked_text(value: Any) -> Any:
+    """``value``, of a YAML, if it can be written out: aliases may make it contain itself, or repeat parts billions of
+    times; texts may hold what no file or terminal takes. Raises yaml.YAMLError."""
+    sizes: dict[int, int] = {}  # of each list and mapping; 0 while it is being counted
+
+    def size(part: Any) -> int:
+        if isinstance(part, str):
+            if "\0" in part or (not part.isprintable() and _HALF_CHARACTER.search(part)):
+                raise yaml.constructor.ConstructorError(problem="text with a NUL or half a character")
+            return 1
+        if isinstance(part, int) and not -_MOST_INTEGER <= part <= _MOST_INTEGER:
+            raise yaml.constructor.ConstructorError(problem="a number of more than 64 bits")
+        if not isinstance(part, dict | list | tuple | set):
+            return 1
+        known = sizes.get(id(part))
+        if known == 0:
+            raise yaml.constructor.ConstructorError(problem="an alias refers to what it is part of")
+        if known is None:
+            sizes[id(part)] = 0
+            parts = [*part.keys(), *part.values()] if isinstance(part, dict) else part
+            known = sizes[id(part)] = 1 + sum(map(size, parts))
+            if known > MOST_VALUES:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"its aliases expand to more than {MOST_VALUES:,} values"
+                )
+        return known
+
+    size(value)
+    return value
 
 
 @functools.cache
@@ -316,6 +358,16 @@ def _once_each(base: type) -> type:
                         raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                     lines[key.tag, key.value] = key.start_mark.line + 1
             super().flatten_mapping(node)
+            if len(node.value) > MOST_VALUES:
+                raise yaml.constructor.ConstructorError(None, None, "its merges are too many", node.start_mark)
+
+        def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+            try:
+                return super().construct_object(node, deep=deep)
+            except (ValueError, TypeError, AttributeError, OverflowError, KeyError, IndexError):
+                kind = node.tag.rpartition(":")[2]
+                problem = f"{str(node.value)[:60]!r} is no {kind} that can be read; put it in quotes if it is text"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
     return Strict
 
@@ -344,7 +396,7 @@ def _check(value: Any, field: dataclasses.Field, owner: type, where: str) -> Any
         return None
     origin = typing.get_origin(kind) or kind
     if origin is float and isinstance(value, int | str) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError):  # YAML 1.1 reads "1e-3" as text
+        with contextlib.suppress(ValueError, OverflowError):  # YAML 1.1 reads "1e-3" as text
             value = float(value)
     if not isinstance(value, origin) or (origin in (int, float) and isinstance(value, bool)):
         raise UserError(f"{where}: wants {getattr(origin, '__name__', origin)}, got {value!r}")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from utils.errors import UserError
+from utils.regular_file import open_regular
 from utils.whole_file import replacing
 
 MAX_HEADER_BYTES = 64 * 2**20
@@ -36,9 +37,9 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def is_safetensors(path: str | Path) -> bool:
-    """Whether a file begins as one: a header length, then JSON. False for a missing file."""
+    """Whether a file begins as one: a header length, then JSON. False for a missing file, and for a pipe."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             start = file.read(9)
     except OSError:
         return False

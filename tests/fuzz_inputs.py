@@ -1,0 +1,376 @@
+"""Changes to files, drawn from a `random.Random`: to bytes, to the values in JSON, YAML, XML and YOLO rows, and to what
+kind of file it is. Every change comes with a few words that say what it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import yaml
+
+Change = tuple[bytes, str]  # the new content, and what was done
+
+_MARK = "@@odd@@"
+_INTEGERS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**40, 2**63 - 1, 2**64 - 1)
+_DEEP = 3000
+_LONG = 200_000
+
+NUMBER_TEXTS = (
+    "nan", "inf", "-inf", "Infinity", "-1", "-0", "0", "1e400", "-1e400", "1e-400", "1e308", "1_0", "0x1", "0.5.5",
+    "½", "０.５", "٣", "1,5", "0.5\0", "0.5\x0c", "0.5\x1c0.5", "0.5\u2028", "0.5\xa0", "\ufeff0.5", "+0.5", ".5", "5.",
+    "1e0", "true", "None", "''", "", "x", "5" * 400, "5" * 5000, "0." + "3" * 400, "1e", "0.5 0.5",
+    "99999999999999999999", "2",
+)  # fmt: skip
+JSON_TEXTS = (
+    "NaN", "Infinity", "-Infinity", "1e400", "-1", "0", "-0.0", "1.5", "5" * 400, "5" * 5000, "1e-400", "true", "false",
+    "null", '""', '"x"', '"\\u0000"', '"\\ud800"', '"\\udcff"', '"../../../etc/passwd"', '"/dev/zero"', '"1"', "[]",
+    "{}", "[1, 2]", '{"id": 1}', "[true, true, true, true]", "[1, 2, 3, NaN]", "[1, 2, 3, " + "5" * 400 + "]", "[null]",
+    "1 1",
+    '"' + "x" * _LONG + '"', "[" * _DEEP + "]" * _DEEP, "[" * 90_000 + "]" * 90_000,
+    '{"a":' * _DEEP + "1" + "}" * _DEEP,
+    "99999999999999999999", '"a\\nb"', "'x'", "1,", "undefined", '"ü"', '"\\u0007"',
+)  # fmt: skip
+YAML_TEXTS = (
+    ".nan", ".inf", "1e400", "-1", "0", "1.5", "5" * 400, "5" * 5000, "true", "null", "~", "''", "x", "[]", "{}", "[x]",
+    "{x: 1}", "[[1]]", "&a [*a]", "&a {k: *a}", "*nowhere", "!!python/object/apply:os.system [true]", "!!binary eA==",
+    "!!set {a, b}", "!!omap [a: 1]", "!!timestamp 2020-01-01", "2020-01-01", "0x10", "0o7", "1_000", "1:30", "!!int x",
+    "!!float x", "!foo bar", '"\\0"', '"\\ud800"', '"\\uD83D"', "../../etc", "/dev/zero", "/", ".", "[" * 99 + "]" * 99,
+    "[" * _DEEP + "]" * _DEEP, "x" * _LONG, "|\n  text\n  more", "? [a]\n: b", "@x", "%x", "\t", "ü", "<<", "{<<: [1]}",
+    "{<<: {a: 1}, a: 2}", "1e-3", "!!str 5", "99999999999999999999", "[1, 2", "'", "!!null x", "no", "{[a]: b}",
+    "{{}: b}",
+)  # fmt: skip
+ODD_KINDS = ("fifo", "folder", "loop", "dangling", "empty", "sparse", "zero", "socket", "unreadable", "full folder")
+
+
+# Bytes
+
+
+def change_bytes(data: bytes, chance: random.Random, others: list[bytes] = []) -> Change:  # noqa: B006 (never changed)
+    """One change, or a few in a row."""
+    kinds = [_flip, _flip, _truncate, _insert, _zero, _delete, _repeat, _number, _number, _text]
+    words = []
+    for _ in range(chance.choice((1, 1, 1, 2, 4))):
+        if chance.random() < 0.02:
+            data, word = chance.choice((b"", chance.randbytes(chance.randrange(1, 5000)))), "replaced"
+        elif others and chance.random() < 0.12:
+            data, word = _splice(data, chance, chance.choice(others)), "spliced"
+        else:
+            kind = chance.choice(kinds)
+            data, word = kind(data, chance), kind.__name__.strip("_")
+        words.append(word)
+    return data, "+".join(words)
+
+
+def _place(data: bytes, chance: random.Random) -> int:
+    """Often near an end, where headers and directories are."""
+    size = len(data)
+    if not size:
+        return 0
+    near = min(size, 400)
+    return chance.choice((chance.randrange(size), chance.randrange(near), size - 1 - chance.randrange(near)))
+
+
+def _span(data: bytes, chance: random.Random) -> tuple[int, int]:
+    at = _place(data, chance)
+    return at, min(at + chance.choice((1, 2, 4, 16, 64, 512, max(len(data) // 3, 1))), len(data))
+
+
+def _flip(data: bytes, chance: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(chance.choice((1, 1, 2, 8)) if data else 0):
+        changed[_place(data, chance)] ^= chance.choice((1 << chance.randrange(8), chance.randrange(1, 256)))
+    return bytes(changed)
+
+
+def _truncate(data: bytes, chance: random.Random) -> bytes:
+    return data[: _place(data, chance)]
+
+
+def _insert(data: bytes, chance: random.Random) -> bytes:
+    at = _place(data, chance)
+    return data[:at] + chance.randbytes(chance.choice((1, 2, 3, 50, 3000))) + data[at:]
+
+
+def _zero(data: bytes, chance: random.Random) -> bytes:
+    first, last = _span(data, chance)
+    return data[:first] + chance.choice((b"\0", b"\xff", b"\x20")) * (last - first) + data[last:]
+
+
+def _delete(data: bytes, chance: random.Random) -> bytes:
+    first, last = _span(data, chance)
+    return data[:first] + data[last:]
+
+
+def _repeat(data: bytes, chance: random.Random) -> bytes:
+    first, last = _span(data, chance)
+    return data[:last] + data[first:last] * chance.choice((1, 2, 20)) + data[last:]
+
+
+def _number(data: bytes, chance: random.Random) -> bytes:
+    at, order = _place(data, chance), chance.choice("<>")
+    kind = chance.choice("BHIQ")
+    size = struct.calcsize(kind)
+    value = chance.choice(_INTEGERS) % 256**size
+    return data[:at] + struct.pack(order + kind, value) + data[at + size :]
+
+
+def _text(data: bytes, chance: random.Random) -> bytes:
+    """What editors and transfers do to text."""
+    kind = chance.randrange(8)
+    if kind == 0:
+        return b"\xef\xbb\xbf" + data
+    if kind == 1:
+        return data.replace(b"\n", b"\r\n")
+    if kind == 2:
+        return data.replace(b"\n", b"\r")
+    if kind == 3:
+        return data.decode("latin-1").encode("utf-16")
+    if kind == 4:
+        return data.rstrip() + b" " * _LONG + b"\n"
+    if kind == 5:
+        return data + data
+    if kind == 6:
+        return data.replace(b" ", b"\t")
+    at = _place(data, chance)
+    return data[:at] + chance.choice((b"\0", b"\x1a", b"\xff", "\u2028".encode(), b"\x0c", b"\x85")) + data[at:]
+
+
+def _splice(data: bytes, chance: random.Random, other: bytes) -> bytes:
+    if chance.random() < 0.5:
+        return data[: _place(data, chance)] + other[_place(other, chance) :]
+    first, last = _span(other, chance)
+    at = _place(data, chance)
+    return data[:at] + other[first:last] + data[at + last - first :]
+
+
+# Values in structured text
+
+
+def _paths(value: Any, path: tuple = ()) -> list[tuple]:
+    """Where every value in a tree of dicts and lists is, the tree itself first."""
+    found = [path]
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        found += _paths(child, (*path, key))
+    return found
+
+
+def _with(value: Any, path: tuple, change: Callable[[Any, Any], None]) -> Any:
+    """A copy of a tree after ``change(container, key)`` at ``path``."""
+    copy = json.loads(json.dumps(value)) if isinstance(value, dict | list) else value
+    holder = {"": copy}
+    container, key = holder, ""
+    for step in path:
+        container, key = container[key], step
+    change(container, key)
+    return holder.get("")
+
+
+def _changed_tree(
+    tree: Any, chance: random.Random, texts: tuple[str, ...], dump: Callable[[Any], str]
+) -> tuple[str, str]:
+    """A value, or a key, replaced by one of ``texts``; or one removed, or doubled."""
+    path = chance.choice(_paths(tree))
+    kind = chance.random()
+    if kind < 0.1 and path:
+
+        def remove(container: Any, key: Any) -> None:
+            del container[key]
+
+        return dump(_with(tree, path, remove)), f"without {path}"
+    if kind < 0.2 and path:
+
+        def double(container: Any, key: Any) -> None:
+            container.insert(key, container[key]) if isinstance(container, list) else container.update(
+                {_MARK: container[key]}
+            )
+
+        text = dump(_with(tree, path, double))
+        return text.replace(_MARK, str(path[-1])), f"doubled {path}"
+    if kind < 0.27 and path and isinstance(path[-1], str):
+
+        def rename(container: Any, key: Any) -> None:
+            container[_MARK] = container.pop(key)
+
+        name = chance.choice(("id", "x", "", "bbox", "names", "\\u0000"))
+        return dump(_with(tree, path, rename)).replace(_MARK, name), f"renamed {path} {name!r}"
+    text = chance.choice(texts)
+
+    def replace(container: Any, key: Any) -> None:
+        container[key] = _MARK
+
+    dumped = dump(_with(tree, path, replace))
+    for quoted in (f'"{_MARK}"', f"'{_MARK}'", _MARK):
+        if quoted in dumped:
+            return dumped.replace(quoted, text), f"{path} = {text[:40]!r}"
+    raise AssertionError(dumped)
+
+
+def change_json(data: bytes, chance: random.Random) -> Change:
+    text, what = _changed_tree(json.loads(data), chance, JSON_TEXTS, json.dumps)
+    return text.encode("utf-8", "surrogatepass"), what
+
+
+def change_yaml(data: bytes, chance: random.Random) -> Change:
+    if chance.random() < 0.06:
+        lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+        lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
+        key = chance.choice(("names", "train", "backbone", "lr0", "albumentations", "path", "nc", "annotations"))
+        if chance.random() < 0.5:
+            nested = "x"
+            for i in range(9):
+                nested = f"[&b{i} {nested}{f', *b{i}' * 9}]"
+            return f"{key}: {nested}\n".encode(), f"{key}: expands ten billion times"
+        return ("\n".join(lines) + f"\n{key}: *a9\n").encode(), f"{key}: expands ten billion times"
+    tree = yaml.safe_load(data)
+    text, what = _changed_tree(tree, chance, YAML_TEXTS, lambda t: yaml.safe_dump(t, sort_keys=False))
+    return text.encode("utf-8", "surrogatepass"), what
+
+
+def change_xml(data: bytes, chance: random.Random) -> Change:
+    root = ElementTree.fromstring(data)
+    parents = {child: parent for parent in root.iter() for child in parent}
+    element = chance.choice(list(root.iter()))
+    kind = chance.randrange(11)
+    if kind == 0 and element is not root:
+        parents[element].remove(element)
+        return ElementTree.tostring(root), f"without <{element.tag}>"
+    if kind == 1 and element is not root:
+        copy = ElementTree.fromstring(ElementTree.tostring(element))
+        if not len(copy) and chance.random() < 0.7:
+            copy.text = chance.choice(NUMBER_TEXTS[4:13])
+        parents[element].insert(chance.randrange(len(parents[element]) + 1), copy)
+        return ElementTree.tostring(root), f"two <{element.tag}>"
+    if kind == 2:
+        entity = chance.choice(('<!ENTITY e "5">', '<!ENTITY e SYSTEM "file:///etc/passwd">', '<!ENTITY e "&e;">',
+                                '<!ENTITY e "<xmin>5</xmin>">'))  # fmt: skip
+        element.text = _MARK
+        body = ElementTree.tostring(root).replace(_MARK.encode(), b"&e;")
+        return f"<!DOCTYPE annotation [{entity}]>".encode() + body, f"entity in <{element.tag}>: {entity}"
+    if kind == 3:
+        entities = '<!ENTITY e0 "11111111">' + "".join(f'<!ENTITY e{i} "{f"&e{i - 1};" * 10}">' for i in range(1, 10))
+        element.text = _MARK
+        body = ElementTree.tostring(root).replace(_MARK.encode(), b"&e9;")
+        return f"<!DOCTYPE annotation [{entities}]>".encode() + body, "entities that expand a billion times"
+    if kind == 4:
+        element.text = _MARK
+        deep = chance.choice((100, _DEEP, 50_000))
+        body = ElementTree.tostring(root).replace(_MARK.encode(), b"<a>" * deep + b"</a>" * deep)
+        return body, f"{deep} levels in <{element.tag}>"
+    if kind == 5:
+        coding = chance.choice(("utf-16", "latin-1", "ascii", "nonsense", "utf-7", "cp1252", "utf-8", "utf_32"))
+        return f'<?xml version="1.0" encoding="{coding}"?>'.encode() + data, f"says it is {coding}"
+    if kind == 6 and len(element):
+        element.tag = chance.choice(("object", "annotation", "bndbox", "size", "part"))
+        return ElementTree.tostring(root), f"a tag becomes <{element.tag}>"
+    if kind == 7 and not len(element):
+        half = (element.text or "")[:1]
+        element.text, child = half, ElementTree.SubElement(element, chance.choice(("b", "xmin", "name")))
+        child.tail = chance.choice(("7", "", None))
+        return ElementTree.tostring(root), f"<{child.tag}> inside <{element.tag}>"
+    leaf = chance.choice([e for e in root.iter() if not len(e)])
+    text = chance.choice((*NUMBER_TEXTS, "light", "dark ", " dark", "Dark", "x" * _LONG))
+    leaf.text = _MARK
+    escaped = text.replace("<", "&lt;")
+    return ElementTree.tostring(root, encoding="utf-8").replace(
+        _MARK.encode(), escaped.encode("utf-8", "surrogatepass")
+    ), f"<{leaf.tag}> is {text[:40]!r}"
+
+
+def change_rows(data: bytes, chance: random.Random) -> Change:
+    """YOLO rows."""
+    rows = [line.split() for line in data.decode().splitlines()]
+    at = chance.randrange(len(rows))
+    field = chance.randrange(len(rows[at]))
+    kind = chance.randrange(10)
+    separator, end, what = " ", "\n", ""
+    if kind == 0:
+        del rows[at][field]
+        what = "a field less"
+    elif kind == 1:
+        rows[at].insert(field, chance.choice(("0", "0.5", "1", "x")))
+        what = "a field more"
+    elif kind == 2:
+        points = [str(round(chance.uniform(-0.2, 1.2), 3)) for _ in range(chance.choice((4, 6, 8, 7, 200)))]
+        rows[at] = [rows[at][0], *points]
+        what = f"polygon of {len(points)} numbers"
+    elif kind == 3:
+        rows.insert(at, list(chance.choice(rows)))
+        what = "a row twice"
+    elif kind == 4:
+        rows = rows * chance.choice((3, 500))
+        what = "many rows"
+    elif kind == 5:
+        separator = chance.choice(("\t", ",", ";", "  ", "\xa0", "\x0b", "\x1f", "\u3000"))
+        what = f"separator {separator!r}"
+    elif kind == 6:
+        end = chance.choice(("\r\n", "\r", "\x0c", "\u2028", "\x85", "\0", " ", "\n\n"))
+        what = f"row ends {end!r}"
+    else:
+        text = chance.choice(NUMBER_TEXTS)
+        rows[at][field] = text
+        what = f"field {field} is {text[:40]!r}"
+    return "".join(separator.join(row) + end for row in rows).encode("utf-8", "surrogatepass"), what
+
+
+def change_safetensors(data: bytes, chance: random.Random) -> Change:
+    """Its JSON header, with the length put right, mostly."""
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    kind = chance.randrange(4)
+    if kind == 0:
+        name = chance.choice([key for key in header if key != "__metadata__"])
+        offsets = header[name]["data_offsets"]
+        offsets[chance.randrange(2)] += chance.choice((-4, 4, 1, -(2**40), 2**40))
+        text, what = json.dumps(header).encode(), f"offsets of {name}"
+    elif kind == 1 and "__metadata__" in header and "lockstep" in header["__metadata__"]:
+        changed, what = change_json(header["__metadata__"]["lockstep"].encode(), chance)
+        header["__metadata__"]["lockstep"] = changed.decode("utf-8", "replace")
+        text, what = json.dumps(header).encode(), f"metadata {what}"
+    else:
+        text, what = change_json(json.dumps(header).encode(), chance)
+    length = chance.choice((len(text),) * 8 + (len(text) + 8, 2**63, 2**32, 0))
+    return struct.pack("<Q", length) + text + data[8 + struct.unpack("<Q", data[:8])[0] :], what
+
+
+def make_odd_kind(path: Path, kind: str) -> None:
+    """Puts something at ``path`` that is no ordinary file, or one that is odd as a whole."""
+    if path.is_dir() and not path.is_symlink():
+        return
+    held = path.read_bytes() if path.is_file() else b""
+    path.unlink(missing_ok=True)
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind in ("folder", "full folder"):
+        path.mkdir()
+        if kind == "full folder":
+            (path / path.name).write_bytes(held)
+    elif kind == "loop":
+        path.symlink_to(path.name)
+    elif kind == "dangling":
+        path.symlink_to(f"{path.name}.gone")
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "sparse":
+        path.write_bytes(b"")
+        os.truncate(path, 2**40)
+    elif kind == "zero":
+        path.symlink_to("/dev/zero")
+    elif kind == "socket":
+        here = os.getcwd()
+        os.chdir(path.parent)  # a socket's path may not be long
+        try:
+            with socket.socket(socket.AF_UNIX) as server:
+                server.bind(path.name)
+        finally:
+            os.chdir(here)
+    elif kind == "unreadable":
+        path.write_bytes(held)
+        path.chmod(0)
