@@ -54,11 +54,13 @@ class _LabelFiles:
     def read(self, i: int) -> RawLabels | None:
         if self._labels[i].stamp is None:
             return None
+        path = os.path.join(self._root, self._labels[i].name)
         try:
-            with open(os.path.join(self._root, self._labels[i].name), "rb") as file:
+            with open(path, "rb") as file:
                 return self._parse(file.read())
         except OSError as error:
             if explanation(error):  # no fault of the file's
+                error.filename = path
                 raise
             raise LabelFileError(f"cannot be read ({error.strerror})") from None
 

@@ -66,7 +66,8 @@ class FileLock:
         with contextlib.suppress(OSError):
             if _is_still_named(descriptor, self.path):  # the folder may be gone, and another made in its place
                 self.path.unlink()
-        os.close(descriptor)
+        with contextlib.suppress(OSError):  # it is closed, and with that unlocked, whatever the disk says
+            os.close(descriptor)
 
 
 def _lock(descriptor: int) -> bool:
