@@ -79,6 +79,9 @@ POSSIBLE = {
     "copy": ("ENOSPC", "EIO", "EINTR", "short", "slow"),
     "close": ("ENOSPC", "EIO", "slow"),
 }
+CALL_WEIGHTS = {"read": 2, "write": 3}
+KIND_WEIGHTS = {"slow": 1, "short": 3}  # of others 2
+FOR_EVER = 10**6
 _MOST_CLASSES = 16
 
 
@@ -119,9 +122,6 @@ class Fault:
         many = "for ever" if self.length >= FOR_EVER else f"{self.length} times"
         where = ", the whole disk" if self.whole_disk else ""
         return f"{self.kind} at {self.call} {self.first} of {self.file_class}, {many}{where}"
-
-
-FOR_EVER = 10**6
 
 
 @dataclass
@@ -407,21 +407,22 @@ def _has_members(group: int) -> bool:
     return True
 
 
-def draw_setting(chance: random.Random, worlds: Sequence[int]) -> Setting:
-    start = chance.choice(("cold", "cold", "warm", "resume"))
-    return Setting(start, chance.choice(("none", "none", "disk", "ram")), chance.choice(worlds))
-
-
-def draw_fault(chance: random.Random, counts: dict[tuple[str, str], int]) -> Fault:
-    """Evenly among the classes of files, then their calls, then which of these, then what happens to it."""
-    file_class = chance.choice(sorted({c for c, _ in counts}))
-    call = chance.choice(sorted({call for c, call in counts if c == file_class}))
-    kind = chance.choice(POSSIBLE[call])
-    first = chance.randint(1, counts[file_class, call])
+def draw(bench: Bench, chance: random.Random, worlds: Sequence[int]) -> tuple[Setting, Fault]:
+    """Evenly among the classes of files, so that rare ones are struck as often; then one of the calls that a run makes
+    on them, which of these, and what happens to it."""
+    file_class = chance.choice(sorted(CLASSES))
+    cache = {"disk cache": "disk", "ram cache": "ram"}.get(file_class) or chance.choice(("none", "none", "disk", "ram"))
+    setting = Setting(chance.choice(("cold", "cold", "warm", "resume")), cache, chance.choice(worlds))
+    counts = {call: count for (c, call), count in bench.counts(setting).items() if c == file_class}
+    if not counts:  # a warm start may leave a class alone
+        return draw(bench, chance, worlds)
+    call = chance.choice([call for call in sorted(counts) for _ in range(CALL_WEIGHTS.get(call, 1))])
+    kind = chance.choice([kind for kind in POSSIBLE[call] for _ in range(KIND_WEIGHTS.get(kind, 2))])
+    first = chance.randint(1, counts[call])
     lengths = [1, 1, chance.randint(2, 20)] if kind in HARMLESS else [1, 1, chance.randint(2, 20), FOR_EVER]
     whole_disk = kind == "ENOSPC" and chance.random() < 0.7
     length = chance.choice([chance.randint(2, 20), FOR_EVER]) if whole_disk else chance.choice(lengths)
-    return Fault(file_class, call, kind, first, length, whole_disk, chance.uniform(0.02, 0.4))
+    return setting, Fault(file_class, call, kind, first, length, whole_disk, chance.uniform(0.02, 0.4))
 
 
 def prove(root: Path, *, runs: range, worlds: Sequence[int], seed: int) -> int:
@@ -431,8 +432,7 @@ def prove(root: Path, *, runs: range, worlds: Sequence[int], seed: int) -> int:
     by_class, by_kind, by_end = Counter(), Counter(), Counter()
     for number in runs:
         chance = random.Random(f"{seed} {number}")
-        setting = draw_setting(chance, worlds)
-        fault = draw_fault(chance, bench.counts(setting))
+        setting, fault = draw(bench, chance, worlds)
         outcome = bench.strike(str(number), setting, fault)
         ended = "went on" if not any(outcome.codes) else "ended and resumed"
         if not outcome.strikes:

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 import torch
 
 from utils.errors import UserError
+from utils.machine_limits import explanation
 from utils.torch_zip import open_zip
 from utils.whole_file import replacing
 
@@ -59,6 +60,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     except pickle.UnpicklingError:
         raise UserError(f"{path}: not a checkpoint of this program (it holds foreign objects)") from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        if isinstance(error, OSError) and explanation(error):  # no fault of the file's
+            error.filename = str(path)
+            raise
         raise UserError(f"{path}: damaged checkpoint ({str(error).splitlines()[0]})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path}: not a checkpoint of this program")
