@@ -65,9 +65,15 @@ def hold(owner: Any, path: Path) -> None:
     """Marks ``path`` as used now, and as in use while ``owner`` lives. A file system without locks has no marks."""
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
-        weakref.finalize(owner, os.close, handle).atexit = False
+        weakref.finalize(owner, close_quietly, handle).atexit = False
         flock(handle, shared=True)
         os.utime(path)
+
+
+def close_quietly(handle: int) -> None:
+    """Closes a file that was only read: whatever the disk says then, nothing is lost."""
+    with contextlib.suppress(OSError):
+        os.close(handle)
 
 
 def list_caches(folder: Path, shared_memory: Path | None = None) -> list[CacheFile]:

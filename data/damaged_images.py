@@ -70,7 +70,7 @@ class DamagedImages:
 
     def _append(self, line: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path, "ab", buffering=0) as file:
+        with open(self._path, "ab") as file:  # buffered: a line is one write, and a short one is completed
             file.write(line)
 
     def _refresh(self) -> None:

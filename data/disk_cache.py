@@ -273,9 +273,11 @@ class _Filling:
 
 
 def _put(environment: lmdb.Environment, batch: list[tuple[bytes, memoryview | bytes]]) -> None:
-    """Commits a batch; when it returns, it is on disk."""
+    """Commits a batch; when it returns, it is on disk. LMDB takes a write that falls short for an error, which is gone
+    when all is written again; what has really failed fails again."""
     import lmdb
 
+    has_failed = False
     while True:
         try:
             with environment.begin(write=True) as transaction:
@@ -284,6 +286,10 @@ def _put(environment: lmdb.Environment, batch: list[tuple[bytes, memoryview | by
             return
         except lmdb.MapFullError:
             environment.set_mapsize(environment.info()["map_size"] * 5 // 4)
+        except lmdb.Error:
+            if has_failed:
+                raise
+            has_failed = True
 
 
 def _whole(pieces: Iterable[Piece], own: np.ndarray) -> Iterator[tuple[int, bytes]]:

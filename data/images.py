@@ -154,6 +154,7 @@ def _read_bytes(path: str | os.PathLike) -> bytes:
         raise UserError(f"{path}: no such image") from None
     except OSError as error:
         if explanation(error):  # no fault of the image's
+            error.filename = os.fspath(path)
             raise
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 

@@ -57,10 +57,12 @@ class _LabelFiles:
     def read(self, i: int) -> RawLabels | None:
         if self._labels[i].stamp is None:
             return None
+        path = os.path.join(self._root, self._labels[i].name)
         try:
-            data = read_regular(os.path.join(self._root, self._labels[i].name), most=MOST_BYTES)
+            data = read_regular(path, most=MOST_BYTES)
         except OSError as error:
             if explanation(error):  # no fault of the file's
+                error.filename = path
                 raise
             raise LabelFileError(f"cannot be read ({error.strerror})") from None
         return self._parse(data)

@@ -7,6 +7,7 @@ Folders are read whole, one `os.scandir` each, rather than asking for every file
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from data.dataset_yaml import DatasetSpec, SplitSource
 from data.images import IMAGE_SUFFIXES
 from data.report import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding, relative_name
 from utils.errors import UserError
+from utils.machine_limits import explanation
 from utils.regular_file import read_regular
 
 # Pictures that users may expect to be read; they are told, other files (txt, json, ...) are none of our business.
@@ -101,11 +103,24 @@ def _walk(folder: Path) -> Iterator[tuple[str, list[os.DirEntry]]]:
         yield current, files
 
 
+def _is_directory(path: str) -> bool:
+    """Unlike ``os.path.isdir``, which takes a folder on a disk that fails for none."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError as error:
+        if explanation(error):
+            error.filename = path
+            raise
+        return False
+
+
 def _is_folder(entry: os.DirEntry) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
+    except OSError as error:
+        if explanation(error):
+            raise
+        return False  # a link to itself
 
 
 def _scan(folder: str) -> list[os.DirEntry]:
@@ -113,6 +128,9 @@ def _scan(folder: str) -> list[os.DirEntry]:
         with os.scandir(folder) as entries:
             return [e for e in entries if not e.name.startswith(".")]
     except OSError as error:
+        if explanation(error):
+            error.filename = folder
+            raise
         raise UserError(f"{folder}: cannot be listed ({error.strerror})") from None
 
 
@@ -120,15 +138,19 @@ def _is_regular(entry: os.DirEntry) -> bool:
     """Whether it can be read to its end; a pipe would keep its reader waiting."""
     try:
         return entry.is_file()
-    except OSError:
+    except OSError as error:
+        if explanation(error):
+            raise
         return False
 
 
 def _stamp(entry: os.DirEntry | Path) -> FileStamp | None:
     try:
         status = entry.stat()
-    except OSError:  # a dangling link, or gone since
-        return None
+    except OSError as error:
+        if explanation(error):  # the file may well be there: without it the data set would be another
+            raise
+        return None  # a dangling link, or gone since
     return FileStamp(status.st_size, status.st_mtime_ns)
 
 
@@ -192,7 +214,7 @@ class _StampedFolders:
     def stamp(self, path: str) -> FileStamp | None:
         folder, name = os.path.split(path)
         if folder not in self._folders:
-            entries = _scan(folder) if os.path.isdir(folder) else []
+            entries = _scan(folder) if _is_directory(folder) else []
             self._folders[folder] = {e.name: e for e in entries}
         entry = self._folders[folder].get(name)
         return _stamp(entry) if entry else None

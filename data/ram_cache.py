@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data.cache import close_quietly
 from data.images import Complain
 from data.index import DatasetIndex
 from data.source_images import read_source, reduced_sizes
@@ -87,7 +88,7 @@ def _release(handle: int, path: Path, owner: int) -> None:
         flock(handle)
         if is_still_named(handle, path):
             os.unlink(path)
-    os.close(handle)
+    close_quietly(handle)
 
 
 def open_ram_cache(

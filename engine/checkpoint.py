@@ -204,11 +204,13 @@ class Checkpointer:
         try:
             write_checkpoint(content, path)
         except OSError as error:
-            reason = "the disk is full" if error.errno == errno.ENOSPC else str(error).splitlines()[0]
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            reason = "the disk is full" if is_full else (error.strerror or str(error)).splitlines()[0].lower()
+            remedy = "free some space" if is_full else "see to the disk"
             if self.last.exists():
-                advice = "the checkpoints already there are intact: free some space and go on with --resume"
+                advice = f"the checkpoints already there are intact: {remedy} and go on with --resume"
             else:
-                advice = "there is no earlier checkpoint to resume from: free some space and start again"
+                advice = f"there is no earlier checkpoint to resume from: {remedy} and start again"
             raise UserError(f"{path}: could not be written ({reason}); {advice}") from None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -83,7 +83,8 @@ class TensorBoardTracker(CsvTracker):
     """Keeps results.csv and TensorBoard event files in the run's folder.
 
     A resumed run writes events of its own next to the earlier ones. Steps that were done twice came out the same, so
-    nothing needs to be purged.
+    nothing needs to be purged. Where the events cannot be written (a full disk), a warning says so and the run goes on
+    without them.
     """
 
     def __init__(self, run_dir: Path, writer: Any) -> None:
@@ -93,20 +94,35 @@ class TensorBoardTracker(CsvTracker):
     def epoch(self, epoch: int, row: dict[str, float]) -> None:
         super().epoch(epoch, row)
         self.scalars(epoch, row)
-        self._writer.flush()
+        with self._giving_up():
+            self._writer.flush()
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
-        for tag, value in values.items():
-            self._writer.add_scalar(tag, value, step)
+        with self._giving_up():
+            for tag, value in values.items():
+                self._writer.add_scalar(tag, value, step)
 
     def image(self, tag: str, image: np.ndarray, step: int) -> None:
-        self._writer.add_image(tag, image, step, dataformats="HWC")
+        with self._giving_up():
+            self._writer.add_image(tag, image, step, dataformats="HWC")
 
     def pr_curves(self, result: EvalResult, names: Sequence[str], epoch: int) -> None:
-        for index, name in enumerate(names):
-            if result.class_targets[index] > 0:
-                counts = _pr_counts(result, index)
-                self._writer.add_pr_curve_raw(f"pr/{name}", *counts, epoch, num_thresholds=PR_POINTS)
+        with self._giving_up():
+            for index, name in enumerate(names):
+                if result.class_targets[index] > 0:
+                    counts = _pr_counts(result, index)
+                    self._writer.add_pr_curve_raw(f"pr/{name}", *counts, epoch, num_thresholds=PR_POINTS)
+
+    @contextlib.contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """Ends the events, and not the run, when the disk refuses the block one."""
+        try:
+            yield
+        except OSError as error:
+            _say_off(error)
+            writer, self._writer = self._writer, _NoWriter()
+            with contextlib.suppress(OSError):
+                writer.close()
 
     def graph(self, model: nn.Module, example: Tensor) -> None:
         bare = unwrap(model)
@@ -125,7 +141,20 @@ class TensorBoardTracker(CsvTracker):
                 module.training = training
 
     def close(self) -> None:
-        self._writer.close()
+        with self._giving_up():
+            self._writer.close()
+
+
+class _NoWriter:
+    """In place of a SummaryWriter that has failed: takes any call and does nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+def _say_off(error: Exception) -> None:
+    reason = getattr(error, "strerror", None) or str(error).split("\n")[0]
+    get_logger().warning("TensorBoard is off (%s); results.csv is kept", reason)
 
 
 def _pr_counts(result: EvalResult, index: int) -> tuple[np.ndarray, ...]:
@@ -154,7 +183,9 @@ def build_tracker(run_dir: Path, *, enabled: bool, tensorboard: bool = True) -> 
         return CsvTracker(run_dir)
     try:
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        get_logger().warning("TensorBoard is off (%s); results.csv is kept", str(error).split("\n")[0])
+
+        writer = SummaryWriter(str(run_dir))
+    except (ImportError, OSError) as error:
+        _say_off(error)
         return CsvTracker(run_dir)
-    return TensorBoardTracker(run_dir, SummaryWriter(str(run_dir)))
+    return TensorBoardTracker(run_dir, writer)

@@ -158,6 +158,28 @@ def test_full_disk_keeps_the_old_checkpoint(tmp_path, monkeypatch, room):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best.pt", "epoch2.pt", "last.pt"]
 
 
+def test_a_disk_that_fails_is_not_called_full(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    save(tmp_path, parts())
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(UserError, match=r"\(input/output error\); .* are intact: see to the disk and go on"):
+        save(tmp_path, parts())
+    read_checkpoint(tmp_path / "last.pt")
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    save(tmp_path, parts())
+
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("zipfile._EndRecData", fail)
+    with pytest.raises(OSError, match=r"Input/output error.*last.pt"):
+        read_checkpoint(tmp_path / "last.pt")
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_write_errors_of_the_system_surface_as_oserror(tmp_path, monkeypatch):
     full = Path("/dev/full")

@@ -312,3 +312,42 @@ def test_a_flipped_bit_in_a_disk_cache_is_not_trained_on(index, tmp_path):
     at = int(pages[-1]) * 4096 + 20
     path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     assert same_as_the_files(open_image_cache(index, imgsz=64, **options("disk", tmp_path)), index)
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_batch_that_failed_is_written_once_more(tmp_path, failures):
+    """LMDB reports a short write as an error."""
+    import lmdb
+
+    class Failing:
+        left = failures
+
+        def begin(self, **options):
+            if self.left:
+                self.left -= 1
+                raise lmdb.Error("mdb_txn_commit: Input/output error")
+            return environment.begin(**options)
+
+    with lmdb.open(str(tmp_path / "a.lmdb"), subdir=False) as environment:
+        if failures == 2:
+            with pytest.raises(lmdb.Error, match="Input/output"):
+                disk_cache._put(Failing(), [(b"key", b"value")])
+            return
+        disk_cache._put(Failing(), [(b"key", b"value")])
+        with environment.begin() as transaction:
+            assert transaction.get(b"key") == b"value"
+
+
+def test_a_disk_that_fails_when_a_cache_is_closed_is_not_heard(tmp_path, capsys):
+    from data.cache import hold
+
+    class Owner: ...
+
+    owner = Owner()
+    (tmp_path / "file").touch()
+    before = set(os.listdir("/proc/self/fd"))
+    hold(owner, tmp_path / "file")
+    (handle,) = {n for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}")} - before
+    os.close(int(handle))  # a second close is refused
+    del owner
+    assert capsys.readouterr().err == ""

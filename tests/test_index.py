@@ -538,6 +538,29 @@ def test_a_full_disk_leaves_no_half_written_cache(root, tmp_path, lines, monkeyp
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+@pytest.mark.parametrize("failing", ["images/train/b.png", "labels/train/b.txt", "labels/train"])
+def test_a_disk_that_fails_makes_no_other_data_set(root, tmp_path, monkeypatch, failing):
+    """An image left out or taken as background would stay so: neither name nor time of its files tells of it."""
+
+    def fails_there(call):
+        def called(path, *rest, **options):
+            if str(path).endswith(failing):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return call(path, *rest, **options)
+
+        return called
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fails_there(os.open))
+        patch.setattr("data.label_sources.open", fails_there(open), raising=False)
+        patch.setattr(os, "stat", fails_there(os.stat))
+        with pytest.raises(OSError, match=f"Input/output error.*{failing}"):
+            load(root, tmp_path / "cache", max_bad=1.0)
+    index = load(root, tmp_path / "cache")
+    assert len(index) == 5
+    assert len(index.classes) == 4
+
+
 def test_index_travels_to_other_processes(root, tmp_path):
     load(root, tmp_path / "cache")
     index = load(root, tmp_path / "cache")  # from the file

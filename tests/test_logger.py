@@ -27,6 +27,24 @@ def test_main_process_writes_plain_lines_once(capsys, tmp_path):
     assert (tmp_path / "deep" / "log.txt").read_text() == expected
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_log_that_cannot_be_written_costs_one_warning(capfd, tmp_path):
+    configure_logging(True, Path("/dev/full"))
+    get_logger().info("epoch 1")
+    get_logger().info("epoch 2")
+    configure_logging(True, file_follows=True)  # closes the file
+    get_logger().info("before")
+    (tmp_path / "file").write_text("in the way")
+    logger_module.continue_in_file(tmp_path / "file" / "train.log")
+    get_logger().info("after")
+    out, err = capfd.readouterr()
+    assert out.splitlines()[:3] == [
+        "epoch 1", "warning: /dev/full: cannot be written (No space left on device)", "epoch 2",
+    ]  # fmt: skip
+    assert [line.partition(":")[0] for line in out.splitlines()[3:]] == ["before", "warning", "after"]
+    assert err == ""
+
+
 def test_other_processes_only_warn_and_write_no_file(capsys, tmp_path):
     configure_logging(False, tmp_path / "log.txt")
     get_logger().info("hidden")

@@ -9,7 +9,7 @@ from torch import nn
 
 from engine.progress import EpochBar, format_duration, memory_gb
 from engine.results_csv import ResultsCsv
-from engine.trackers import CsvTracker, NullTracker, _pr_counts, build_tracker
+from engine.trackers import CsvTracker, NullTracker, TensorBoardTracker, _pr_counts, build_tracker
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.structures import EvalResult
@@ -192,6 +192,34 @@ def test_missing_tensorboard_leaves_the_csv(tmp_path, monkeypatch, capsys):
     tracker.close()
     assert [p.name for p in tmp_path.iterdir()] == ["results.csv"]
     assert capsys.readouterr().out.count("TensorBoard is off") == 1
+
+
+class _FailingWriter:
+    """A SummaryWriter on a full disk."""
+
+    def __getattr__(self, name):
+        def refuse(*_, **__):
+            raise OSError(28, "No space left on device")
+
+        return refuse
+
+
+@pytest.mark.usefixtures("plain_log")
+@pytest.mark.parametrize("call", ["scalars", "image", "pr_curves", "epoch", "close"])
+def test_events_that_cannot_be_written_do_not_end_the_run(tmp_path, capsys, call):
+    tracker = TensorBoardTracker(tmp_path, _FailingWriter())
+    given = {
+        "scalars": (1, {"loss": 1.0}),
+        "image": ("a", np.zeros((2, 2, 3), np.uint8), 1),
+        "pr_curves": (make_result(), ["a", "b"], 1),
+        "epoch": (1, {"loss": 1.0}),
+        "close": (),
+    }
+    getattr(tracker, call)(*given[call])
+    for name, arguments in given.items():
+        getattr(tracker, name)(*arguments)
+    assert rows_of(tmp_path / "results.csv") == [{"epoch": "1", "loss": "1"}]
+    assert capsys.readouterr().out == "warning: TensorBoard is off (No space left on device); results.csv is kept\n"
 
 
 def test_pr_counts_agree_with_their_ratios():

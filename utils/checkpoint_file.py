@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 import torch
 
 from utils.errors import UserError
+from utils.machine_limits import explanation
 from utils.torch_zip import open_zip
 from utils.whole_file import replacing
 
@@ -57,15 +58,10 @@ def _check_sums(path: Path) -> None:
     with open_zip(path) as archive:
         try:
             wrong = archive.testzip()
-        except (
-            zipfile.BadZipFile,
-            zlib.error,
-            OSError,
-            EOFError,
-            RuntimeError,
-            NotImplementedError,
-            ValueError,
-        ) as error:
+        except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError) as error:
+            if isinstance(error, OSError) and explanation(error):  # no fault of the file's
+                error.filename = str(path)
+                raise
             raise UserError(f"{path}: damaged checkpoint ({str(error)[:100]})") from None
         if wrong is not None:
             raise UserError(f"{path}: damaged checkpoint (the checksum of its entry {wrong[:100]} is wrong)")
@@ -80,6 +76,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     except pickle.UnpicklingError:
         raise UserError(f"{path}: not a checkpoint of this program (it holds foreign objects)") from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        if isinstance(error, OSError) and explanation(error):  # no fault of the file's
+            error.filename = str(path)
+            raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path}: damaged checkpoint ({reason})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:

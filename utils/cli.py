@@ -90,7 +90,8 @@ def _reopen_closed_streams() -> None:
 
 def _thread_ended(ended: threading.ExceptHookArgs) -> None:
     """Leaves what the disk refused a thread (TensorBoard writes in one) to the main thread, which meets it too."""
-    if not (isinstance(ended.exc_value, OSError) and ended.exc_value.errno in _REFUSED):
+    error = ended.exc_value
+    if not (isinstance(error, OSError) and (error.errno in _REFUSED or explanation(error))):
         threading.__excepthook__(ended)
 
 

@@ -125,7 +125,8 @@ class FileLock:
             if is_still_named(descriptor, self.path):  # the folder may be gone, and another made in its place
                 self.path.unlink()
         _held.discard(descriptor)
-        os.close(descriptor)
+        with contextlib.suppress(OSError):  # it is closed, and with that unlocked, whatever the disk says
+            os.close(descriptor)
 
 
 def _close_in_children(descriptor: int) -> None:

@@ -5,6 +5,7 @@ Records go to standard output as plain lines, so a redirected run is a readable 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import logging.handlers
 import sys
@@ -42,6 +43,25 @@ class _Terminal(logging.Handler):
             pass
         except Exception:
             self.handleError(record)
+
+
+class _LogFile(logging.FileHandler):
+    """A file on a disk that may be full or fail: that costs one warning, and of the log what was not written by its
+    end; what could not be written is tried again with the next record."""
+
+    _has_warned = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._has_warned:
+            self._has_warned = True
+            get_logger().warning("%s: cannot be written (%s)", self.baseFilename, error.strerror or error)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 def terminal_bars(stream: TextIO) -> type | None:
@@ -91,21 +111,26 @@ def configure_logging(ctx_is_main: bool, file: Path | None = None, *, file_follo
 
 def continue_in_file(file: Path) -> None:
     """Appends to ``file`` all that was logged since `configure_logging` with ``file_follows``, and what comes after;
-    does nothing on a process without such records. The file's folder is created."""
+    does nothing on a process without such records. The file's folder is created; a file that cannot be opened costs a
+    warning."""
     logger = get_logger()
     for kept in [h for h in logger.handlers if isinstance(h, logging.handlers.MemoryHandler)]:
-        handler = _file_handler(file)
-        handler.setFormatter(kept.formatter)
-        logger.addHandler(handler)
-        kept.setTarget(handler)
-        kept.flush()
         logger.removeHandler(kept)
+        try:
+            handler = _file_handler(file)
+        except OSError as error:
+            logger.warning("%s: cannot be written (%s); there is no log in a file", file, error.strerror or error)
+        else:
+            handler.setFormatter(kept.formatter)
+            logger.addHandler(handler)
+            kept.setTarget(handler)
+            kept.flush()
         kept.close()
 
 
 def _file_handler(file: Path) -> logging.Handler:
     Path(file).parent.mkdir(parents=True, exist_ok=True)
-    return logging.FileHandler(file, encoding="utf-8", errors="backslashreplace")
+    return _LogFile(file, encoding="utf-8", errors="backslashreplace")
 
 
 def progress(iterable: Iterable[T], *, desc: str, total: int | None = None, enabled: bool = True) -> Iterator[T]:

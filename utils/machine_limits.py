@@ -1,4 +1,5 @@
-"""What the machine refuses, in a line: memory, files, processes that the system killed, packages that are not there.
+"""What the machine refuses, in a line: memory, files, disks that fail, processes that the system killed, packages that
+are not there.
 
 Such errors reach a program as many types from many libraries. None of them is a bug of the program, and each has a
 remedy that its traceback does not name.
@@ -23,6 +24,10 @@ _NO_MEMORY = (
     "Insufficient memory",
     "Cannot allocate memory",
 )
+# A disk or network file system that fails; ESTALE and the others are not known to every system.
+_STORAGE = tuple(
+    getattr(errno, name) for name in ("EIO", "ESTALE", "EREMOTEIO", "EUCLEAN", "EBADMSG") if hasattr(errno, name)
+)
 _NO_FILES = ("Too many open files", "received 0 items of ancdata")
 _WORKER = re.compile(
     r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed by signal: (?P<signal>[^.]*)|exited unexpec)"
@@ -46,6 +51,10 @@ def explanation(error: BaseException, advice: str = _ADVICE) -> str | None:
         return (
             f"too many open files (the limit is {_file_limit()}); raise it with ulimit -n 65536, or use fewer --workers"
         )
+    if isinstance(error, OSError) and number in _STORAGE:
+        where = f"{error.filename}: " if error.filename else ""
+        reason = (error.strerror or text).lower()
+        return f"{where}{reason}; the disk or network file system has failed, see to that first"
     if worker := _WORKER.search(text):
         return _of_worker(worker["signal"] or "")
     is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or number == errno.ENOMEM

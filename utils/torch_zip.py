@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 from utils.errors import UserError
+from utils.machine_limits import explanation
 
 
 def open_zip(path: str | Path) -> zipfile.ZipFile:
@@ -17,7 +18,11 @@ def open_zip(path: str | Path) -> zipfile.ZipFile:
         raise UserError(f"{path}: no such checkpoint")
     try:
         archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        reading = error if isinstance(error, OSError) else error.__context__  # zipfile takes it for another file
+        if isinstance(reading, OSError) and explanation(reading):  # no fault of the file's
+            reading.filename = str(path)
+            raise reading from None
         raise UserError(f"{path}: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)") from None
     entries = archive.infolist()
     why = ""
