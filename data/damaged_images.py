@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from data.index import DatasetIndex
 from utils.cache_folder import cache_folder
 from utils.errors import UserError
 from utils.logger import get_logger
+from utils.regular_file import open_regular
+
+_MOST_BYTES = 10_000  # an image: its path and what its decoder said
 
 
 class DamagedImages:
@@ -76,9 +80,13 @@ class DamagedImages:
     def _refresh(self) -> None:
         """Reads the whole lines that have been added."""
         try:
-            if os.stat(self._path).st_size <= self._read:
+            status = os.stat(self._path)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES * (self._images + 1):
+                self._path.unlink()  # none of our making; a pipe would keep its writer waiting
                 return
-            with open(self._path, "rb") as file:
+            if status.st_size <= self._read:
+                return
+            with open_regular(self._path) as file:
                 file.seek(self._read)
                 text = file.read()
         except OSError:

@@ -602,7 +602,12 @@ class Yaml(Target):
         path.write_bytes(data)
 
     def plainly(self, path: Path) -> Any:
-        return yaml.load(path.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
+        text = path.read_text(encoding="utf-8-sig")
+        return yaml.load(text, Loader=self.parser(text))
+
+    def parser(self, text: str) -> type:
+        """PyYAML's own, another than the program's libyaml, unless there are tabs, of which it allows too few."""
+        return yaml.CSafeLoader if "\t" in text else yaml.SafeLoader
 
     def check_no_key_twice(self, path: Path) -> None:
         def check(node: yaml.Node) -> None:
@@ -613,7 +618,8 @@ class Yaml(Target):
                 for part in child if isinstance(child, tuple) else (child,):
                     check(part)
 
-        root = yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
+        text = path.read_text(encoding="utf-8-sig")
+        root = yaml.compose(text, Loader=self.parser(text))
         if root is not None:
             check(root)
 

@@ -345,9 +345,8 @@ def test_a_disk_that_fails_when_a_cache_is_closed_is_not_heard(tmp_path, capsys)
 
     owner = Owner()
     (tmp_path / "file").touch()
-    before = set(os.listdir("/proc/self/fd"))
     hold(owner, tmp_path / "file")
-    (handle,) = {n for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}")} - before
-    os.close(int(handle))  # a second close is refused
+    (handle,) = (link for link in Path("/proc/self/fd").iterdir() if link.resolve() == tmp_path / "file")
+    os.close(int(handle.name))  # a second close is refused
     del owner
     assert capsys.readouterr().err == ""

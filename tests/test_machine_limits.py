@@ -215,6 +215,7 @@ def test_rank_variables_that_are_no_numbers(monkeypatch, changed, line):
         (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), "a loader process was ended: most"),
         (ImportError("libopenblas.so: failed to map segment from shared object", name="numpy"), "is not enough"),
         (RuntimeError("received 0 items of ancdata"), "too many open files"),
+        (OSError(5, "Input/output error", "x/a.txt"), "x/a.txt: input/output error; the disk or network file system"),
         (ModuleNotFoundError("No module named 'cv2'", name="cv2"), "opencv-python is not installed: pip install"),
     ],
 )  # fmt: skip
@@ -229,7 +230,7 @@ def test_lines(error, line):
         ValueError("not enough values to unpack"),
         ModuleNotFoundError("No module named 'engine.stepp'", name="engine.stepp"),
         ImportError("cannot import name 'x' from 'utils'"),
-        OSError(5, "Input/output error"),
+        OSError(2, "No such file or directory"),
         UserError("--cache ram: Cannot allocate memory"),
     ],
 )

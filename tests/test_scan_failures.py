@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,12 +16,13 @@ from tiny import write_dataset, write_model
 ROOT = Path(__file__).parents[1]
 
 
-def start(tmp_path: Path, data: Path) -> subprocess.Popen:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "train.py"]
+def start(tmp_path: Path, data: Path, odd: str = "") -> subprocess.Popen:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += ["tests/odd_train.py" if odd else "train.py"]
     command += ["--data", str(data), "--model", str(write_model(tmp_path / "tiny.yaml")), "--project", str(tmp_path)]
     command += ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--epochs", "1", "--noplots"]
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-    environment |= {"OMP_NUM_THREADS": "1", "STARTED_BY_TEST": str(tmp_path)}
+    environment |= {"OMP_NUM_THREADS": "1", "STARTED_BY_TEST": str(tmp_path), "ODD": odd}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
 
@@ -41,21 +43,14 @@ def processes_of(tmp_path: Path) -> dict[int, bytes]:
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 def test_a_leader_killed_in_the_scan_ends_the_run(tmp_path):
     data = write_dataset(tmp_path / "set")
-    stuck = data.parent / "labels" / "train" / "000.txt"
-    stuck.unlink()
-    os.mkfifo(stuck)  # the scan reads it for ever
-    run = start(tmp_path, data)
-    reader = -1
+    mark, plan = tmp_path / "mark", tmp_path / "plan.json"
+    calls = {"scan": (r"reads .*/labels/train/", "", r"reads .*/labels/train/")}
+    where = {"phase": "scan", "number": 3, "delay_s": 0, "kills": True}
+    plan.write_text(json.dumps({"phases": calls, "counts": str(tmp_path / "calls"), "mark": str(mark), **where}))
+    run = start(tmp_path, data, f"calls:{plan}")
     deadline = time.monotonic() + 120
-    while reader < 0 and time.monotonic() < deadline and run.poll() is None:
-        time.sleep(0.1)
-        try:
-            reader = os.open(stuck, os.O_WRONLY | os.O_NONBLOCK)  # opens once somebody reads
-        except OSError:
-            continue
-    first = [pid for pid, environment in processes_of(tmp_path).items() if b"\0RANK=0\0" in environment]
-    for pid in first:
-        os.kill(pid, signal.SIGKILL)
+    while not mark.exists() and time.monotonic() < deadline and run.poll() is None:
+        time.sleep(0.02)
     killed_at = time.monotonic()
     try:
         output, _ = run.communicate(timeout=30)
@@ -63,7 +58,7 @@ def test_a_leader_killed_in_the_scan_ends_the_run(tmp_path):
     finally:
         for pid in processes_of(tmp_path):
             os.kill(pid, signal.SIGKILL)
-    os.close(reader)
+    assert mark.exists(), output
     assert run.returncode != 0
     assert "died while the others waited for it" in output or "SIGKILL" in output
     assert "Traceback" not in output.split("torch/distributed")[0]
