@@ -103,7 +103,10 @@ def _environment(path: Path, inode: int) -> lmdb.Environment:
     nothing in it is tied to the process."""
     import lmdb
 
-    return lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False, readahead=False, max_spare_txns=4)
+    try:
+        return lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False, readahead=False, max_spare_txns=4)
+    except lmdb.Error as error:
+        raise UserError(f"--cache disk: cannot be read ({error})") from None
 
 
 def open_disk_cache(

@@ -16,6 +16,7 @@ printed, and its files are kept under ``--folder``. Exit status 1 if anything wa
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import os
 import random
@@ -126,9 +127,16 @@ class Schedule:
 
 
 def fuzz(
-    *, seconds: float, seed: int = 0, names: Sequence[str] = (), folder: Path, workers: int = 1, aloud: bool = True
+    *,
+    seconds: float,
+    most: float = math.inf,
+    seed: int = 0,
+    names: Sequence[str] = (),
+    folder: Path,
+    workers: int = 1,
+    aloud: bool = True,
 ) -> Tally:
-    """Tries inputs for so long. ``folder`` keeps what is found."""
+    """Tries ``most`` inputs, or as many as the time allows. ``folder`` keeps what is found."""
     with tempfile.TemporaryDirectory(prefix="fuzz") as temporary:
         seeds = Path(temporary) / "seeds"
         seeds.mkdir()
@@ -154,12 +162,16 @@ def fuzz(
                     print(f"\n{name}: {text}", flush=True)
             worker.job = None
 
+        def goes_on() -> bool:
+            tried = sum(tally.inputs.values()) + sum(worker.job is not None for worker in team)
+            return time.monotonic() - begun < seconds and tried < most
+
         begun = time.monotonic()
         team = [start() for _ in range(workers)]
         try:
-            while time.monotonic() - begun < seconds or any(w.job for w in team):
+            while goes_on() or any(w.job for w in team):
                 for worker in team:
-                    if worker.job is None and time.monotonic() - begun < seconds:
+                    if worker.job is None and goes_on():
                         worker.begin(schedule.next())
                 ready = wait([w.pipe for w in team], timeout=0.5)
                 for at, worker in enumerate(team):
