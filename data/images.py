@@ -13,17 +13,17 @@ read by Python, so that any path the system can open works.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable
 
 import cv2
 import numpy as np
 
-from data.decoder_warnings import watched
 from data.image_headers import Header, png_defect, read_header
 from data.plain_jpeg import coded_data_defect, early_end, plain_jpeg
+from utils.decoder_warnings import watched
 from utils.errors import UserError
 from utils.machine_limits import explanation
+from utils.regular_file import read_regular
 
 # Lower case; what every OpenCV build of pip decodes.
 _SUFFIXES = ".jpg .jpeg .jpe .mpo .png .bmp .dib .webp .tif .tiff .jp2 .pbm .pgm .ppm .pnm"
@@ -132,24 +132,7 @@ def check_image(path: str | os.PathLike, *, decode: bool = False) -> tuple[int, 
 
 def _read_bytes(path: str | os.PathLike) -> bytes:
     try:
-        # Without O_NONBLOCK, opening a pipe would wait until somebody writes to it.
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
-        try:
-            status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode):
-                kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or device"
-                raise UserError(f"{path}: is {kind}, not an image file")
-            if status.st_size > _MOST_BYTES:
-                raise UserError(f"{path}: has {status.st_size / 2**30:,.2f} GiB, more than an image can need")
-            data = os.read(handle, status.st_size + 1)
-            if len(data) == status.st_size:
-                return data
-            parts = [data]
-            while parts[-1]:  # it grows, or is larger than one read gives
-                parts.append(os.read(handle, 1 << 24))
-            return b"".join(parts)
-        finally:
-            os.close(handle)
+        return read_regular(path, most=_MOST_BYTES)
     except FileNotFoundError:
         raise UserError(f"{path}: no such image") from None
     except OSError as error:

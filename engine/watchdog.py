@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from utils.decoder_warnings import pass_on
 from utils.distributed import DistributedContext, all_objects
 from utils.liveness import has_died, this_process
 from utils.stop_signals import StopSignals
@@ -114,4 +115,5 @@ class Watchdog:
     def _end(self, reason: str, code: int) -> None:
         if reason:
             print(f"error: {reason}; ended", file=sys.stderr, flush=True)
+        pass_on()
         os._exit(code)

@@ -43,6 +43,13 @@ def age(folder: Path, days: float) -> None:
         os.utime(path, (time.time() - days * DAY_S,) * 2)
 
 
+@pytest.fixture(autouse=True)
+def _own_memory(tmp_path, monkeypatch) -> None:
+    """Other trainings of this user have caches in the machine's memory."""
+    monkeypatch.setattr(cache, "SHARED_MEMORY", tmp_path / "memory")
+    (tmp_path / "memory").mkdir()
+
+
 @pytest.fixture
 def caches(tmp_path) -> tuple[Path, dict[str, Path]]:
     """A folder with two versions of set a, used 3 and 1 days ago, and set b, used 5 days ago; no process uses them."""

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,9 +20,10 @@ from tiny import write_model
 import train
 from data import partial_scan, scan
 from data.damaged_images import DamagedImages
-from data.decoder_warnings import watched
 from data.images import HiddenDamageError, check_image, read_image
 from data.plain_jpeg import coded_data_defect, plain_jpeg
+from utils import decoder_warnings
+from utils.decoder_warnings import pass_on, watched
 from utils.errors import UserError
 
 
@@ -210,7 +212,7 @@ def test_a_pipe_named_jpg_is_a_bad_file(tmp_path, by):
     with pytest.raises(UserError, match=r"2 of 6 images can't be used .*a pipe or device, not a file"):
         load(root, tmp_path / "cache")
     assert len(load(root, tmp_path / "cache", max_bad=0.5)) == 4
-    with pytest.raises(UserError, match="is a pipe or device, not an image"):
+    with pytest.raises(UserError, match="is a pipe or device, not a file"):
         read_image(root / "images/train/pipe.jpg")
 
 
@@ -273,7 +275,7 @@ def test_a_hole_named_jpg_is_a_bad_file(tmp_path):
     write_set(root, 4)
     os.truncate(root / "images" / "train" / "001.jpg", 2**40)
     index = load(root, tmp_path / "cache", max_bad=0.5)
-    assert any("001.jpg" in line and "more than an image can need" in line for line in index.report.lines)
+    assert any("001.jpg" in line and "more than such a file can need" in line for line in index.report.lines)
 
 
 def test_half_a_line_of_damage_does_not_swallow_the_next(tmp_path):
@@ -299,3 +301,53 @@ def test_a_stray_marker_at_the_end_is_damage(tmp_path):
         check_image(path, decode=True)
     path.write_bytes(data)
     assert check_image(path, decode=True) == (320, 320)
+
+
+def test_what_is_printed_while_others_decode_is_not_lost_when_the_process_ends(capfd):
+    inside, goes_on = threading.Event(), threading.Event()
+    decoder = threading.Thread(target=watched, args=(lambda: inside.set() or goes_on.wait(20),))
+    decoder.start()
+    inside.wait(20)
+    os.write(2, b"Premature end of JPEG file\nerror: x\n")
+    assert capfd.readouterr().err == ""
+    pass_on()
+    assert capfd.readouterr().err == "error: x\n"
+    os.write(2, b"later\n")
+    assert capfd.readouterr().err == "later\n"
+    goes_on.set()
+    decoder.join()
+    assert watched(lambda: os.write(2, b"Corrupt JPEG data: x\ny\n")) == (23, "Corrupt JPEG data: x")
+    assert capfd.readouterr().err == "y\n"
+
+
+@pytest.mark.parametrize(("name", "error"), [("pread", MemoryError()), ("dup", OSError(24, "Too many open files"))])
+def test_standard_error_survives_what_the_machine_refuses(capfd, monkeypatch, name, error):
+    def refuse(*_: object) -> int:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"utils.decoder_warnings.os.{name}", refuse)
+        with pytest.raises(type(error)):
+            watched(lambda: os.write(2, b"x\n"))
+    capfd.readouterr()
+    os.write(2, b"error: y\n")
+    assert capfd.readouterr().err == "error: y\n"
+    assert watched(lambda: 1) == (1, "")
+
+
+def test_threads_that_decode_first_at_once_share_standard_error(capfd, monkeypatch):
+    """As they do at the beginning of a scan."""
+    make, start = decoder_warnings._Watch.__init__, threading.Barrier(8)
+
+    def slowly(self) -> None:
+        time.sleep(0.05)
+        make(self)
+
+    monkeypatch.setattr(decoder_warnings._Watch, "__init__", slowly)
+    monkeypatch.setattr(decoder_warnings, "_watches", {})
+    files = len(os.listdir("/proc/self/fd"))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: (start.wait(20), watched(lambda: time.sleep(0.01))), range(8)))
+    os.write(2, b"error: x\n")
+    assert capfd.readouterr().err == "error: x\n"
+    assert len(os.listdir("/proc/self/fd")) <= files + 1

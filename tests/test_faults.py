@@ -25,8 +25,8 @@ def run_faults(folder: Path, *options: str) -> None:
     assert f"{count} of {count} runs right" in ended.stdout
 
 
-def test_eight_faults(tmp_path: Path):
-    run_faults(tmp_path, "--runs", "8", "--seed", "1")
+def test_five_faults(tmp_path: Path):
+    run_faults(tmp_path, "--runs", "5", "--seed", "1")
 
 
 @pytest.mark.slow

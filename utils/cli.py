@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from utils.decoder_warnings import pass_on
 from utils.errors import PeerFailure, Stopped, UserError
 from utils.host_memory import keep_freed_memory
 from utils.machine_limits import explanation
@@ -71,6 +72,8 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
         if line is None:
             raise
         _fail(line)
+    finally:
+        pass_on()
 
 
 def _reopen_closed_streams() -> None:
@@ -137,4 +140,5 @@ def _leave(code: int) -> NoReturn:
     for child in multiprocessing.active_children():
         child.terminate()
     sys.stdout.flush()
+    pass_on()
     os._exit(code)

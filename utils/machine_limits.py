@@ -23,6 +23,7 @@ _NO_MEMORY = (
     "std::bad_alloc",
     "Insufficient memory",
     "Cannot allocate memory",
+    "can't start new thread",
 )
 # A disk or network file system that fails; ESTALE and the others are not known to every system.
 _STORAGE = tuple(
