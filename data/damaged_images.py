@@ -79,20 +79,21 @@ class DamagedImages:
 
     def _refresh(self) -> None:
         """Reads the whole lines that have been added."""
+        begin = self._read  # several threads may read the same lines: that does no harm
         try:
             status = os.stat(self._path)
             if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES * (self._images + 1):
                 self._path.unlink()  # none of our making; a pipe would keep its writer waiting
                 return
-            if status.st_size <= self._read:
+            if status.st_size <= begin:
                 return
             with open_regular(self._path) as file:
-                file.seek(self._read)
+                file.seek(begin)
                 text = file.read()
         except OSError:
             return
         text = text[: text.rfind(b"\n") + 1]
-        self._read += len(text)
+        self._read = begin + len(text)
         for line in text.splitlines():
             try:
                 name, complaint = json.loads(line)

@@ -25,6 +25,7 @@ from data.plain_jpeg import coded_data_defect, plain_jpeg
 from utils import decoder_warnings
 from utils.decoder_warnings import pass_on, watched
 from utils.errors import UserError
+from utils.regular_file import open_regular
 
 
 def photo(seed: int, side: int = 320, quality: int = 90) -> bytes:
@@ -351,3 +352,18 @@ def test_threads_that_decode_first_at_once_share_standard_error(capfd, monkeypat
     os.write(2, b"error: x\n")
     assert capfd.readouterr().err == "error: x\n"
     assert len(os.listdir("/proc/self/fd")) <= files + 1
+
+
+def test_complaints_of_many_threads_are_all_counted(tmp_path, monkeypatch):
+    def slowly(path):
+        time.sleep(0.002)
+        return open_regular(path)
+
+    monkeypatch.setattr("data.damaged_images.open_regular", slowly)
+    root = write_set(tmp_path / "set", damaged=0).parent
+    index = load(root, tmp_path / "cache")
+    images = DamagedImages(index, "train", cache_dir=str(tmp_path / "cache"), max_bad=0.5)
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda i: images.add(index.path(i % 20), "damaged"), range(200)))
+    with pytest.raises(UserError, match="'train': 20 of 24 images are damaged"):
+        images.check(aloud=False)
