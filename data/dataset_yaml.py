@@ -8,6 +8,7 @@ by split.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,10 @@ def _check_keys(values: dict, path: Path) -> None:
 def _text_path(value: Any, where: str) -> Path:
     if not isinstance(value, str):
         raise UserError(f"{where}: wants a path, got {value!r}")
-    return Path(value.strip()).expanduser()
+    path = Path(os.path.expanduser(value.strip()))
+    if len(os.fsencode(path)) > 4000 or any(len(os.fsencode(part)) > 255 for part in path.parts):
+        raise UserError(f"{where}: a path or a name in it is longer than file systems allow: {str(path)[:100]}...")
+    return path
 
 
 def _resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
@@ -129,8 +133,10 @@ def _read_entries(value: Any, root: Path, where: str) -> tuple[Path, ...]:
 
 def _resolve(given: Path, root: Path) -> Path:
     """An entry under the root. Exports of one labelling service write ``../train/images`` for ``train/images``."""
-    if not (root / given).exists() and given.parts[:1] == ("..",) and (root / Path(*given.parts[1:])).exists():
-        given = Path(*given.parts[1:])
+    if given.parts[:1] == ("..",):
+        inside = Path(*given.parts[1:])
+        if not os.path.exists(root / given) and os.path.exists(root / inside):
+            given = inside
     return _normal(root / given)
 
 

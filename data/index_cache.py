@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from utils.file_lock import flock, remove_abandoned
+from utils.regular_file import open_regular
 
 _MAGIC = b"LKSTIDX1"
 _FIXED = struct.Struct("<8sIII")
@@ -64,7 +65,7 @@ def write_arrays(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]
 
 def read_meta(path: Path) -> dict[str, Any]:
     """The meta data alone; the arrays are not looked at. Raises as `open_arrays` does."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         fixed = file.read(_FIXED.size)
         if len(fixed) < _FIXED.size:
             raise CacheError("too short")
@@ -82,7 +83,7 @@ def open_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
     Raises CacheError when the file is damaged or of another layout, OSError when it can't be opened.
     """
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size < _FIXED.size:
             raise CacheError("too short")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

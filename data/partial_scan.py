@@ -19,10 +19,12 @@ from typing import NamedTuple
 import numpy as np
 
 from data.report import Finding
+from utils.regular_file import read_regular
 
 SAVE_EVERY_S = 5.0
 # First image, images, rows, bytes of JSON, and CRC-32 of all that follows.
 _FIXED = struct.Struct("<QIIII")
+_MOST_BYTES = 1 << 32
 _COLUMNS = 9  # of data.labels.row_table
 
 
@@ -78,7 +80,7 @@ class PartialScan:
         if self._path is None:
             return []
         try:
-            data = self._path.read_bytes()
+            data = read_regular(self._path, most=_MOST_BYTES)
         except OSError:
             return []
         found: dict[int, ScannedChunk] = {}

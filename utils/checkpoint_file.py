@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -72,12 +73,15 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     _check_sums(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of odd kinds of tensors, which are refused below
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise UserError(f"{path}: not a checkpoint of this program (it holds foreign objects)") from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except Exception as error:  # the unpickler has no error of its own for what it cannot make sense of
         if isinstance(error, OSError) and explanation(error):  # no fault of the file's
             error.filename = str(path)
+        if explanation(error):
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path}: damaged checkpoint ({reason})") from None

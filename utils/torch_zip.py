@@ -28,6 +28,8 @@ def open_zip(path: str | Path) -> zipfile.ZipFile:
     why = ""
     if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
         why = "its entries are compressed, which PyTorch's are not"
+    elif min((e.header_offset for e in entries), default=0):  # torch would read that, and not what is checked here
+        why = "something stands before the archive"
     elif len({e.filename for e in entries}) < len(entries):
         why = "two of its entries have the same name"
     elif sum(e.file_size for e in entries) > Path(path).stat().st_size:
