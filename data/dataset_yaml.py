@@ -105,7 +105,7 @@ def _text_path(value: Any, where: str) -> Path:
     if not isinstance(value, str):
         raise UserError(f"{where}: wants a path, got {value!r}")
     path = Path(os.path.expanduser(value.strip()))
-    if len(os.fsencode(path)) > 4000 or any(len(os.fsencode(part)) > 255 for part in path.parts):
+    if len(str(path)) > 4000 or any(len(part.encode("utf-8", "surrogatepass")) > 255 for part in path.parts):
         raise UserError(f"{where}: a path or a name in it is longer than file systems allow: {str(path)[:100]}...")
     return path
 

@@ -235,6 +235,15 @@ def test_killed_while_writing_leaves_a_whole_file(tmp_path):
         assert (content["x"] == content["number"]).all()
 
 
+def test_what_stands_before_the_archive_is_not_read(tmp_path):
+    """torch would read a copy there, whose checksums nobody has looked at."""
+    path = tmp_path / "last.pt"
+    write_checkpoint({"epoch": 1}, path)
+    path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(UserError, match="something stands before the archive"):
+        read_checkpoint(path)
+
+
 def test_a_flipped_bit_is_refused(tmp_path):
     """Torch does not look at the checksums in its files."""
     save(tmp_path, parts())

@@ -164,3 +164,12 @@ def test_public_data_sets_go_by_their_names(tmp_path, monkeypatch):
         opened("bcd")
     (tmp_path / "coco128.yaml").write_text("train: images\nnames: [a]\n")
     assert opened("coco128.yaml").names == ("a",)
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "a/" * 2100, "../" + "x" * 256])
+def test_a_path_that_is_too_long_is_one_line(tmp_path, name):
+    path = tmp_path / "data.yaml"
+    path.write_text(f"train: {name}\nval: {name}\nnames: [a]\n")
+    with pytest.raises(UserError, match=r"data\.yaml: train: a path or a name in it is longer than") as caught:
+        load_dataset_spec(path)
+    assert len(str(caught.value)) < 400 + len(str(tmp_path))

@@ -500,6 +500,17 @@ def test_moving_the_folder_keeps_the_cache(root, tmp_path, lines, label, monkeyp
     assert Path(after.path(0)).exists()
 
 
+@pytest.mark.parametrize("kind", ["index", "partial"])
+def test_a_pipe_in_place_of_a_cache_keeps_nobody_waiting(root, tmp_path, kind):
+    index = load(root, tmp_path / "cache")
+    (path,) = (tmp_path / "cache").glob("*.index")
+    path.unlink()
+    os.mkfifo(path if kind == "index" else path.with_name(f"{path.stem}-sample.partial"))
+    again = load(root, tmp_path / "cache")
+    assert (len(again), again.fingerprint) == (len(index), index.fingerprint)
+    assert path.is_file()
+
+
 def test_damaged_caches_are_rebuilt_and_told(root, tmp_path, lines):
     expected = load(root, tmp_path / "cache")
     (path,) = (tmp_path / "cache").glob("*.index")
