@@ -79,12 +79,21 @@ class DiskCache:
         if self._environment is None:
             self._environment = _environment(self.path, os.stat(self.path).st_ino)
         shape = (*self.source_hw[index], 3)
-        with self._environment.begin() as transaction:
-            value = transaction.get(_KEY.pack(index))
+        value = self._stored_value(index)
         size = int(np.prod(shape, dtype=np.int64))
         if value is None or len(value) != size + _SUM.size or not self._has_right_sum(index, value):
             raise UserError(f"{self.path}: is damaged at image {index}; remove it and start again")
         return np.frombuffer(value, np.uint8, size).reshape(shape)
+
+    def _stored_value(self, index: int) -> bytes | None:
+        import lmdb
+
+        assert self._environment is not None
+        try:
+            with self._environment.begin() as transaction:
+                return transaction.get(_KEY.pack(index))
+        except lmdb.Error:  # it found pages of another kind than it looked for
+            return None
 
     def _has_right_sum(self, index: int, value: bytes) -> bool:
         """Whether the pixels are those that were stored. Asked once an image: the file is never written again."""

@@ -16,6 +16,7 @@ from utils.config import suggestion
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _ODD = ""  # beside an object's fields: what makes them ambiguous
+_DEEP = 5  # levels; nothing that matters is as deep
 
 
 def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
@@ -71,17 +72,21 @@ class _Reader:
     def _start(self, tag: str, _attributes: dict) -> None:
         if not self._path and tag != "annotation":
             raise LabelFileError(f"{self._parser.CurrentLineNumber}: <{tag}> where VOC has <annotation>")
-        if self._is_field(self._path[1:-1], self._path[-1] if self._path else ""):
+        if self._is_field(self._around(), self._path[-1] if self._path else ""):
             self._note_odd(f"<{tag}> inside <{self._path[-1]}>")
-        if self._path[1:] == ["object"] and tag == "bndbox":
+        if self._path[1:_DEEP] == ["object"] and tag == "bndbox":
             self._boxes += 1
             if self._boxes > 1:
                 self._note_odd("two <bndbox>")
         self._path.append(tag)
         self._text.clear()
-        if self._path[1:] == ["object"]:
+        if self._path[1:_DEEP] == ["object"]:
             self.objects.append((self._parser.CurrentLineNumber, {}))
             self._boxes = 0
+
+    def _around(self) -> list[str]:
+        """What the element is in, below <annotation>; of a deeper one the beginning."""
+        return self._path[1 : min(len(self._path) - 1, _DEEP)]
 
     def _declares_entity(self, name: str, *_: object) -> None:
         """Entities can stand for other files, or for a billion letters; no annotation needs one."""
@@ -95,7 +100,7 @@ class _Reader:
         self.objects[-1][1].setdefault(_ODD, what)
 
     def _end(self, tag: str) -> None:
-        where, text = self._path[1:-1], "".join(self._text).strip()
+        where, text = self._around(), "".join(self._text).strip()
         if where == ["size"]:
             self._size[tag] = text
         elif self._is_field(where, tag):

@@ -50,7 +50,8 @@ class ResultsCsv:
         try:
             with io.TextIOWrapper(open_regular(self.path, MOST_BYTES), encoding="utf-8", newline="") as file:
                 columns, *cells = [row for row in csv.reader(file) if row] or [["epoch"]]
-            rows = {int(row[columns.index("epoch")]): dict(zip(columns, row, strict=True)) for row in cells}
+            number = columns.index("epoch")
+            rows = {int(row[number]): dict(zip(columns, row, strict=True)) for row in cells}
             for text in (text for row in rows.values() for text in row.values() if text):
                 float(text)
             if len(rows) < len(cells) or len(set(columns)) < len(columns):

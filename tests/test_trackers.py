@@ -280,3 +280,9 @@ def test_a_results_file_that_says_two_things_or_none_is_a_line(tmp_path, text):
     with pytest.raises(UserError, match=r"results\.csv: not a results file of this program"):
         ResultsCsv(path)
     assert path.read_text() == text
+
+
+def test_a_header_without_epochs_is_one_line(tmp_path):
+    (tmp_path / "results.csv").write_text("metrics/AP,time\n")
+    with pytest.raises(UserError, match="not a results file of this program"):
+        ResultsCsv(tmp_path / "results.csv")
