@@ -81,7 +81,8 @@ def _entries(process: int, folder: str) -> int:
 
 
 def private_mb(process: int | str = "self") -> float:
-    return sum(_rollup(process, ("Private_Clean", "Private_Dirty")).values()) / 1024
+    """Written pages; others of files count as shared or not, as it happens, with who else has mapped them."""
+    return sum(_rollup(process, ("Private_Dirty",)).values()) / 1024
 
 
 def pss_mb(process: int) -> float:
@@ -200,9 +201,10 @@ def readings_by_epoch(flags: list[str], folder: Path) -> list[Reading]:
 
 
 def early_and_late(readings: list[Reading]) -> tuple[Reading, Reading]:
-    """Medians over five epochs from the fifth on, and over the last five but one, in which processes may be ending: a
-    checkpoint that is just being written takes memory for a moment."""
-    start = 4 if len(readings) > 14 else 0
+    """Medians over five epochs from the middle on, and over the last five but one, in which processes may be ending: a
+    checkpoint that is just being written takes memory for a moment. In the first epochs heaps fill, and pages shared
+    with the parent are written for the first time, ever more slowly."""
+    start = len(readings) // 2 if len(readings) > 14 else 0
     windows = readings[start : start + 5], readings[-6:-1]
     early, late = (Reading(*(statistics.median(column) for column in zip(*window))) for window in windows)
     return early, late

@@ -24,6 +24,6 @@ def test_fifty_epochs(tmp_path: Path, ranks: int, cache: str):
     assert len(readings) > EPOCHS - 5
     early, late = early_and_late(readings)
     print(f"{ranks} rank(s), --cache {cache}: {early} -> {late}")
-    assert late.private_mb < 1.02 * early.private_mb + 2, readings
+    assert late.private_mb < 1.05 * early.private_mb + 2, readings
     assert late.pss_mb < 1.02 * early.pss_mb + 2, readings
     assert (late.files, late.threads, late.processes) == (early.files, early.threads, early.processes), readings
