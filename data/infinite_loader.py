@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import signal
@@ -78,7 +77,6 @@ def _set_worker_up(parent: int, worker: int) -> None:
     """One thread a worker, and signals left to the parent, so that Ctrl-C brings no traces of workers and a batch
     system's SIGTERM to every process lets the parent finish its step and save. ``parent``: its process id; to ask here
     would be too late, the parent may have been killed since."""
-    gc.freeze()  # a collection would write to all objects of the parent's, and so copy the pages shared with it
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
     sys.excepthook = _say_unless_parent_has_gone
