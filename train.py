@@ -150,11 +150,13 @@ def weights_from_files(run: Run, model: Detector, pretrained: tuple[str, ...]) -
 def settle_weights(run: Run, model: Detector, train_loader: InfiniteDataLoader) -> None:
     """Weights of a resumed run, its anchors among them; in a new one the anchors as the training boxes want them, the
     same on all processes. The criterion copies anchors, so it is built afterwards."""
+    from engine.checkpoint import errors_of_fit
     from models.anchors import check_anchors, sides_at
     from utils.logger import get_logger
 
     if run.content is not None:
-        model.load_state_dict(run.content["model"])
+        with errors_of_fit(run.path):
+            model.load_state_dict(run.content["model"])
     elif model.head.kind == "anchor":
         config, sides = run.config, sides_at(train_loader.index.ground_truth(), run.config.imgsz)
         refit = not config.noautoanchor

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,16 @@ class Checkpointer:
             raise UserError(f"{path}: could not be written ({reason}); {advice}") from None
 
 
+@contextlib.contextmanager
+def errors_of_fit(path: str | Path) -> Iterator[None]:
+    """Raises UserError for what a checkpoint holds and a part of the run cannot take."""
+    try:
+        yield
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[-1].strip()
+        raise UserError(f"{path}: does not fit this run: {reason}") from None
+
+
 def restore(
     content: dict[str, Any],
     *,
@@ -225,14 +236,11 @@ def restore(
     path: str | Path,
 ) -> Progress:
     """Puts a full checkpoint's state (`engine.resume.read_run`) into the parts of a run and returns where it stood."""
-    try:
+    with errors_of_fit(path):
         unwrap(model).load_state_dict(content["model"])
         ema.load_state_dict(content["ema"])
         restore_rank_buffers(content.get("rank_buffers"), ctx, {"model": model, "ema": ema.module})
         optimizer.load_state_dict(content["optimizer"])
-    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path}: does not fit this run: {reason}") from None
     if content["scaler"] and scaler.is_enabled():
         scaler.load_state_dict(content["scaler"])
     return Progress.of(content["progress"], path)

@@ -53,7 +53,11 @@ def detector_of(stored: StoredWeights) -> Detector:
     problem = _misfit(detector, stored)
     if problem:
         raise UserError(f"{stored.path}: its weights do not fit its model ({problem})")
-    detector.load_state_dict(stored.tensors, strict=False)  # strict, but for the counters
+    try:
+        detector.load_state_dict(stored.tensors, strict=False)  # strict, but for the counters
+    except RuntimeError as error:  # a counter that is none
+        reason = str(error).splitlines()[-1].strip()
+        raise UserError(f"{stored.path}: its weights do not fit its model ({reason})") from None
     return detector.eval()
 
 

@@ -14,10 +14,12 @@ import torch
 from torch import nn
 
 import utils.whole_file as whole_file
-from engine.checkpoint import Checkpointer, Progress, restore
+from engine.checkpoint import Checkpointer, Progress, errors_of_fit, restore
 from engine.ema import ModelEma
 from engine.optim import build_optimizer
 from engine.resume import read_run
+from models.detector import build_detector
+from models.pretrained import load_detector
 from utils.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.distributed import DistributedContext
 from utils.errors import UserError
@@ -266,3 +268,16 @@ def test_weights_that_are_none(tmp_path, weight):
     write_checkpoint({"model": {"w": weight}}, tmp_path / "x.pt")
     with pytest.raises(UserError, match=r"x\.pt: damaged checkpoint \('model' holds 'w'"):
         read_checkpoint(tmp_path / "x.pt")
+
+
+def test_a_counter_of_another_shape_is_one_line(tmp_path):
+    """Counters are not among the weights whose shapes are compared first."""
+    model = build_detector("yolov8n", 2)
+    tensors = model.state_dict()
+    name = next(n for n in tensors if n.endswith("num_batches_tracked"))
+    content = {"model_spec": model.spec, "names": ["a", "b"], "imgsz": 64, "model": {**tensors, name: torch.zeros(8)}}
+    write_checkpoint(content, tmp_path / "last.pt")
+    with pytest.raises(UserError, match=rf"last\.pt: its weights do not fit its model \(.*{name}"):
+        load_detector(tmp_path / "last.pt")
+    with pytest.raises(UserError, match=rf"last\.pt: does not fit this run: .*{name}"), errors_of_fit("last.pt"):
+        model.load_state_dict(content["model"])
