@@ -85,7 +85,7 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, list[os.DirEntry]]]:
-    """(folder, its files) for a folder and those inside it, symbolic links followed, each real folder once."""
+    """(folder, its entries) for a folder and those inside it, symbolic links followed, each real folder once."""
     pending, seen = [str(folder)], set()
     while pending:
         current = pending.pop()
@@ -94,13 +94,8 @@ def _walk(folder: Path) -> Iterator[tuple[str, list[os.DirEntry]]]:
             continue
         seen.add(real)
         entries = _scan(current)
-        files = []
-        for entry in entries:
-            if _is_folder(entry):
-                pending.append(entry.path)
-            else:
-                files.append(entry)
-        yield current, files
+        pending += [entry.path for entry in entries if _is_folder(entry)]
+        yield current, entries
 
 
 def _is_directory(path: str) -> bool:
@@ -155,9 +150,13 @@ def _stamp(entry: os.DirEntry | Path) -> FileStamp | None:
 
 
 def _in_folder(folder: Path, root: Path, findings: list[Finding]) -> Iterator[tuple[str, ImageFile]]:
-    for current, files in _walk(folder):
+    for current, entries in _walk(folder):
         base, key_base = relative_name(current, root), relative_name(current, folder)
-        for entry in files:
+        if not entries and os.path.splitext(current)[1].lower() in IMAGE_SUFFIXES:
+            findings.append(Finding(base, BAD_IMAGE, "an empty folder, not a file; left out"))
+        for entry in entries:
+            if _is_folder(entry):
+                continue
             name = entry.name if base == "." else f"{base}/{entry.name}"
             suffix = os.path.splitext(entry.name)[1].lower()
             if suffix in _UNREAD_SUFFIXES:

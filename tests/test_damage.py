@@ -217,6 +217,18 @@ def test_a_pipe_named_jpg_is_a_bad_file(tmp_path, by):
         read_image(root / "images/train/pipe.jpg")
 
 
+def test_an_empty_folder_named_like_an_image_is_reported(tmp_path):
+    root = tmp_path / "set"
+    write_set(root, 4)
+    (root / "images/train/extra.jpg").mkdir()
+    (root / "images/train/more.gif").mkdir()
+    (root / "images/train/pages.png").mkdir()
+    (root / "images/train/003.jpg").rename(root / "images/train/pages.png/003.jpg")
+    with pytest.raises(UserError, match=r"1 of 5 images can't be used .*extra.jpg: .*an empty folder, not a file"):
+        load(root, tmp_path / "cache")
+    assert len(load(root, tmp_path / "cache", max_bad=0.5)) == 4
+
+
 @pytest.mark.parametrize("torn", [0, 7])
 def test_an_interrupted_scan_goes_on_where_it_was(tmp_path, monkeypatch, torn):
     root = tmp_path / "set"
