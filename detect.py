@@ -19,8 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from utils.cli import run_main
-from utils.config import DetectConfig, parse_config
+from utils.config.parser import parse_config
+from utils.config.settings import DetectConfig
+from utils.entrypoint import run_main
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,11 +47,11 @@ def detect(config: DetectConfig) -> Path:
     """Runs the detector over the source; returns the folder with the results."""
     _check_flags(config)
     from data.sources import open_source
-    from models.pretrained import load_detector
-    from utils.distributed import DistributedContext, parse_devices
-    from utils.downloads import fetch_weights
+    from models.weights.load import load_detector
+    from utils.distributed.context import DistributedContext, parse_devices
+    from utils.download import fetch_weights
+    from utils.files.folders import increment_path
     from utils.logger import configure_logging, get_logger
-    from utils.run_dir import increment_path
 
     configure_logging(True)
     devices = parse_devices(config.device)
@@ -150,9 +151,9 @@ class Predictor:
     def __init__(self, model: Detector, config: DetectConfig, imgsz: int, device: torch.device) -> None:
         import torch
 
-        from engine.precision import resolve_amp
-        from models.postprocess import DETECTION_IOU, suppression_iou
-        from utils.image_size import check_image_size
+        from engine.parallel.amp import resolve_amp
+        from models.postprocess.detections import DETECTION_IOU, suppression_iou
+        from utils.config.settings import check_image_size
 
         check_image_size(imgsz, model.stride)
         wrong = [c for c in config.classes if not 0 <= c < model.num_classes]
@@ -169,8 +170,8 @@ class Predictor:
         import numpy as np
         import torch
 
-        from data.render import fit_letterbox, letterbox
-        from models.postprocess import select_detections
+        from data.render.opencv import fit_letterbox, letterbox
+        from models.postprocess.detections import select_detections
         from utils.boxes import clip_xyxy, letterbox_to_original
         from utils.structures import DetectionTable
 
@@ -214,8 +215,7 @@ class Output:
     """Sends each frame and its detections wherever the flags ask."""
 
     def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig) -> None:
-        from utils.detection_files import DetectionFiles, UniqueStems
-        from utils.media_writer import MediaWriter
+        from utils.visualize.detection_writer import DetectionFiles, MediaWriter, UniqueStems
 
         self.run_dir, self._names, self._config = run_dir, names, config
         self._stem_of = UniqueStems()
@@ -252,7 +252,7 @@ class Output:
         self._files.close()
 
     def _draw(self, image: np.ndarray, found: DetectionTable) -> np.ndarray:
-        from utils.drawing import class_colours, draw_boxes
+        from utils.visualize.draw import class_colours, draw_boxes
 
         config = self._config
         labels = None

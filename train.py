@@ -7,23 +7,24 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from utils.cli import run_main
-from utils.config import FIND_BATCH_SIZE, TrainConfig, given_flags, parse_config
+from utils.config.parser import given_flags, parse_config
+from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
+from utils.distributed.launch import is_launched
+from utils.distributed.spawn import spawn
+from utils.entrypoint import run_main
 from utils.errors import errors_of
-from utils.launch_environment import is_launched
-from utils.spawning import spawn
 
 if TYPE_CHECKING:  # torch and all that needs it are imported once the flags are known to be good
     from torch import Tensor, nn
 
-    from data.dataset_yaml import DatasetSpec
-    from data.infinite_loader import InfiniteDataLoader
-    from engine.run import Run
+    from data.index.dataset_yaml import DatasetSpec
+    from data.loading.loader import InfiniteDataLoader
+    from engine.checkpoint.run import Run
     from engine.trainer import Trainer
     from engine.watchdog import Watchdog
     from models.detector import Detector
-    from utils.distributed import DistributedContext
-    from utils.stop_signals import StopSignals
+    from utils.distributed.context import DistributedContext
+    from utils.distributed.stop_signals import StopSignals
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -32,12 +33,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.spawn > 1 and not is_launched():
         spawn(run_main, config.spawn, (main, argv))
         return
-    from engine.agreement import check_same_start
-    from engine.run import open_run
+    from engine.checkpoint.run import open_run
+    from engine.checks import check_same_start
     from engine.watchdog import Watchdog
-    from utils.distributed import DistributedContext, one_voice
-    from utils.machine_limits import explained, smaller
-    from utils.stop_signals import StopSignals
+    from utils.distributed.context import DistributedContext, one_voice
+    from utils.distributed.stop_signals import StopSignals
+    from utils.machine.limits import explained, smaller
 
     with StopSignals() as signals, Watchdog(signals) as watchdog:
         ctx = DistributedContext.from_environment(config.device, config.local_rank, config.local_world_size)
@@ -51,11 +52,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Watchdog) -> None:
-    from data.run_loaders import build_loaders
-    from engine.agreement import check_same_model, check_same_run
-    from engine.idle_settings import idle_on_head, idle_settings
-    from engine.pictures import illustrate
-    from engine.process_setup import open_folder, prepare_process
+    from data.loading.run_loaders import build_loaders
+    from engine.checks import check_same_model, check_same_run, idle_on_head, idle_settings
+    from engine.process import open_folder, prepare_process
+    from engine.reporting.plots import illustrate
     from utils.logger import get_logger
 
     check_same_run(ctx, run)
@@ -82,10 +82,10 @@ def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Wat
 
 def check_settings(ctx: DistributedContext, run: Run) -> None:
     """Refuses what settings and processes alone rule out: at once, not after hours of copying or scanning images."""
-    from data.run_loaders import check_loader_settings
+    from data.loading.run_loaders import check_loader_settings
     from engine.batch_size import check_batch_search
     from engine.step_setup import check_step_settings
-    from utils.machine_limits import require_package
+    from utils.machine.limits import require_package
 
     if ctx.is_main and not run.config.noplots:
         require_package("matplotlib", "plots", "use --noplots")
@@ -95,7 +95,7 @@ def check_settings(ctx: DistributedContext, run: Run) -> None:
 
 
 def open_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
-    from data.opening import open_dataset
+    from data.open_dataset import open_dataset
 
     config = run.config
     return open_dataset(
@@ -111,9 +111,9 @@ def open_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
 def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> tuple[Detector, tuple[str, ...]]:
     """The detector on its device, with starting weights and frozen layers; resumed weights come later. And the names
     of the parameters that came from weights when the run began."""
-    from data.index import class_names
-    from engine.resume import check_classes, resumed_pretrained
-    from models.starting import build_starting_model
+    from data.index.index import class_names
+    from engine.checkpoint.resume import check_classes, resumed_pretrained
+    from models.build import build_starting_model
 
     names = class_names(spec, run.config.single_cls)
     if run.content is None:
@@ -136,7 +136,7 @@ def settle_batch_size(ctx: DistributedContext, run: Run, model: Detector) -> Run
 
 
 def build_loss(ctx: DistributedContext, run: Run, model: Detector) -> nn.Module:
-    from models.losses import build_criterion
+    from models.losses.build import build_criterion
 
     return build_criterion(model, run.hyp, label_smoothing=run.config.label_smoothing).to(ctx.device)
 
@@ -150,8 +150,8 @@ def weights_from_files(run: Run, model: Detector, pretrained: tuple[str, ...]) -
 def settle_weights(run: Run, model: Detector, train_loader: InfiniteDataLoader) -> None:
     """Weights of a resumed run, its anchors among them; in a new one the anchors as the training boxes want them, the
     same on all processes. The criterion copies anchors, so it is built afterwards."""
-    from engine.checkpoint import errors_of_fit
-    from models.anchors import check_anchors, sides_at
+    from engine.checkpoint.checkpointer import errors_of_fit
+    from models.autoanchor import check_anchors, sides_at
     from utils.logger import get_logger
 
     if run.content is not None:
@@ -175,8 +175,8 @@ def make_trainer(
     train_loader: InfiniteDataLoader,
     val_loader: InfiniteDataLoader,
 ) -> Trainer:
-    from engine.trainer_setup import build_trainer
-    from models.postprocess import detections_to_score
+    from engine.build import build_trainer
+    from models.postprocess.detections import detections_to_score
 
     return build_trainer(
         ctx,

@@ -12,20 +12,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from utils.cli import run_main
-from utils.config import Hyperparameters, ValConfig, parse_config, to_dict
+from utils.config.parser import parse_config, to_dict
+from utils.config.settings import Hyperparameters, ValConfig
+from utils.distributed.launch import is_launched
+from utils.distributed.spawn import spawn
+from utils.entrypoint import run_main
 from utils.errors import UserError
-from utils.launch_environment import is_launched
-from utils.spawning import spawn
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from data.dataset_yaml import DatasetSpec
-    from engine.evaluator import Evaluator, Postprocess
+    from data.index.dataset_yaml import DatasetSpec
+    from engine.evaluation.evaluator import Evaluator, Postprocess
     from models.detector import Detector
-    from models.test_time_augmentation import ManyViews
-    from utils.distributed import DistributedContext
+    from models.postprocess.tta import ManyViews
+    from utils.distributed.context import DistributedContext
     from utils.structures import Detections, EvalResult, GroundTruth
 
 
@@ -35,9 +36,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.spawn > 1 and not is_launched():
         spawn(run_main, config.spawn, (main, argv))
         return
-    from utils.distributed import DistributedContext, one_voice
+    from utils.distributed.context import DistributedContext, one_voice
     from utils.logger import configure_logging
-    from utils.machine_limits import explained, smaller
+    from utils.machine.limits import explained, smaller
 
     ctx = DistributedContext.from_environment(config.device, config.local_rank, config.local_world_size)
     configure_logging(ctx.is_main)
@@ -50,17 +51,17 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     """Scores ``config.weights``; all processes of the run call it, the first one prints and writes."""
     import torch
 
-    from data.loader import create_dataloader
-    from engine.agreement import check_same_model, check_same_start
-    from engine.evaluator import Evaluator
-    from engine.precision import resolve_amp
-    from models.pretrained import load_detector
-    from utils.cores import loader_workers
-    from utils.distributed import broadcast_object, torch_distributed_zero_first
-    from utils.downloads import fetch_weights
+    from data.loading.build import create_dataloader
+    from engine.checks import check_same_model, check_same_start
+    from engine.evaluation.evaluator import Evaluator
+    from engine.parallel.amp import resolve_amp
+    from models.weights.load import load_detector
+    from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
+    from utils.download import fetch_weights
+    from utils.files.folders import check_run_dir, increment_path
     from utils.logger import get_logger, progress
-    from utils.machine_limits import require_package
-    from utils.run_dir import check_run_dir, increment_path
+    from utils.machine.limits import require_package
+    from utils.machine.resources import loader_workers
 
     if ctx.is_main and not config.noplots:
         require_package("matplotlib", "plots", "use --noplots")
@@ -115,15 +116,15 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
 def for_inference(model: Detector, config: ValConfig) -> Detector | ManyViews:
     """The detector without what only training needs. With ``--tta`` it looks at each picture several times, and what
     it sees twice is left to NMS, also if it could do without."""
-    from models.test_time_augmentation import ManyViews
+    from models.postprocess.tta import ManyViews
 
     fused = model.fuse(one_to_one=not (config.nms or config.tta))
     return ManyViews(fused) if config.tta else fused
 
 
 def _dataset(config: ValConfig, info: dict, ctx: DistributedContext) -> DatasetSpec:
-    from data.opening import open_dataset
-    from utils.data_location import find_location
+    from data.open_dataset import open_dataset
+    from utils.files.folders import find_location
 
     source, root = find_location(info.get("data", {}), config.weights)
     data = config.data or source
@@ -156,7 +157,7 @@ def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
 
 def make_postprocess(config: ValConfig) -> Postprocess:
     """Raw maps to detections, by the thresholds of the command line."""
-    from models.postprocess import select_detections, suppression_iou
+    from models.postprocess.detections import select_detections, suppression_iou
 
     def postprocess(model: Detector | ManyViews, raw: list[Tensor]) -> Detections:
         boxes, scores = model.decode(raw)
@@ -183,9 +184,9 @@ def report(
     imgsz: int,
 ) -> None:
     """Prints the table and fills the run's folder."""
-    from utils.coco_json import write_predictions
-    from utils.eval_report import format_summary, format_table, result_rows, write_class_csv, write_results_json
+    from engine.evaluation.report import format_summary, format_table, result_rows, write_class_csv, write_results_json
     from utils.logger import get_logger
+    from utils.visualize.detection_writer import write_predictions
 
     log = get_logger()
     rows = result_rows(result, gt, names)
@@ -210,9 +211,15 @@ def report_analysis(
     folder: Path,
 ) -> dict:
     """Prints and draws what errors cost, what confidences are worth and, if asked, AP by size; returns it as data."""
-    from utils.analysis import analyse
-    from utils.analysis_plots import plot_errors, plot_reliability
-    from utils.analysis_report import analysis_content, format_calibration, format_errors, format_sizes, write_size_csv
+    from engine.evaluation.analysis import analyse
+    from engine.evaluation.plots import plot_errors, plot_reliability
+    from engine.evaluation.report import (
+        analysis_content,
+        format_calibration,
+        format_errors,
+        format_sizes,
+        write_size_csv,
+    )
     from utils.logger import get_logger
 
     log = get_logger()
@@ -229,8 +236,8 @@ def report_analysis(
 
 def draw(result: EvalResult, evaluator: Evaluator, names: Sequence[str], folder: Path) -> None:
     """Curves, the confusion matrix, and the first batch with its labels and detections."""
-    from utils.drawing import write_image
-    from utils.plots import draw_detections, plot_confusion, plot_metric_curves
+    from utils.visualize.draw import write_image
+    from utils.visualize.plots import draw_detections, plot_confusion, plot_metric_curves
 
     plot_metric_curves(result, names, folder)
     plot_confusion(result.confusion, names, folder / "confusion_matrix.png")

@@ -134,8 +134,8 @@ class PeerScorer:
     """Scores the weights that a peer's run has kept."""
 
     def __init__(self, options: argparse.Namespace, data: Path, folder: Path, curve: Curve) -> None:
-        from data.dataset_yaml import load_dataset_spec
-        from data.index import load_index
+        from data.index.dataset_yaml import load_dataset_spec
+        from data.index.index import load_index
 
         index = load_index(load_dataset_spec(data), "val", cache_dir=str(folder / "index"), progress=False)
         self.gt, self.classes = index.ground_truth(), len(index.names)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import yaml
 
-from data.dataset_yaml import load_dataset_spec
-from data.listing import list_split
+from data.index.dataset_yaml import load_dataset_spec
+from data.index.files import list_split
 
 
 @contextmanager

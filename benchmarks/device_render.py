@@ -14,14 +14,13 @@ import numpy as np
 import torch
 
 from benchmarks.report import Comparison, show
-from data.augment import draw_plans
-from data.plan_labels import plan_labels
-from data.pyramid import PyramidLayout
-from data.render import render_plan
-from data.render_table import CachedPixels, RenderTable, build_table
-from data.render_torch import paint_layers, render_table
-from utils.config import Hyperparameters
-from utils.distributed import parse_devices
+from data.augment.plan import draw_plans, plan_labels
+from data.render.device import paint_layers, render_table
+from data.render.mipmap import PyramidLayout
+from data.render.opencv import render_plan
+from data.render.table import CachedPixels, RenderTable, build_table
+from utils.config.settings import Hyperparameters
+from utils.distributed.context import parse_devices
 from utils.structures import SampleKey
 
 SOURCES = [(480, 640), (427, 640), (640, 480), (640, 640)]  # heights and widths at 640 px, COCO's most frequent ones

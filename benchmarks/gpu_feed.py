@@ -14,9 +14,9 @@ def compare_batches(options: argparse.Namespace) -> Iterator[str]:
     """Lines with figures; SystemExit if a batch does not arrive as it is drawn here, or is not pinned."""
     import torch
 
-    from data.page_lock import PageLock
-    from engine.feed import DeviceFeed
-    from utils.distributed import DistributedContext
+    from data.loading.shared_memory import PageLock
+    from engine.prefetcher import DeviceFeed
+    from utils.distributed.context import DistributedContext
     from utils.structures import Batch
 
     ctx = DistributedContext.single("cpu" if options.device == "cpu" else f"cuda:{options.device}")
@@ -59,9 +59,9 @@ def compare_batches(options: argparse.Namespace) -> Iterator[str]:
 
 
 def open_loader(options: argparse.Namespace, ctx):
-    from data.dataset_yaml import load_dataset_spec
-    from data.loader import create_dataloader
-    from utils.config import hyperparameters_from
+    from data.index.dataset_yaml import load_dataset_spec
+    from data.loading.build import create_dataloader
+    from utils.config.parser import hyperparameters_from
 
     loader, _ = create_dataloader(
         load_dataset_spec(options.data),
@@ -83,8 +83,7 @@ def copy_rates(options: argparse.Namespace, device) -> str:
     import torch
 
     from benchmarks.our_side import seconds_of
-    from data.batch_slots import BatchSlots
-    from data.page_lock import PageLock
+    from data.loading.shared_memory import BatchSlots, PageLock
 
     shape = (options.batch_size, options.imgsz, options.imgsz, 3)
     slot, plain = (BatchSlots(1, torch.Size(shape).numel(), lock).arrived(0, shape) for lock in (PageLock(), None))

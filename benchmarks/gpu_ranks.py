@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.training_step import build_step, context_of, make_batches
-from utils.distributed import DistributedContext
-from utils.shares import share_bounds
-from utils.spawning import spawn
+from utils.distributed.context import DistributedContext
+from utils.distributed.groups import share_bounds
+from utils.distributed.spawn import spawn
 
 VIRTUAL_RANKS, PROCESSES, STEPS = 4, 2, 4
 
@@ -90,6 +90,7 @@ def state_of(take_step) -> dict[str, Tensor]:
 
 def exchange_by_way_of_the_host() -> None:
     """Adding two float32 numbers gives the same bits there."""
-    from engine import step, tree_sum
+    from engine import train_step as step
+    from engine.parallel import virtual_ranks as tree_sum
 
     step.sum_over_processes = lambda ctx, flat: tree_sum.sum_over_processes(ctx, flat.cpu()).to(flat.device)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.same_bits import differences
 from benchmarks.turns import ROOT
-from utils.checkpoint_file import read_checkpoint
+from utils.files.checkpoint import read_checkpoint
 
 STOPPED = 75  # how train.py ends when a signal has asked it to stop
 WRITTEN_S, ENDED_S = 120.0, 60.0  # until a first checkpoint is there; after a signal

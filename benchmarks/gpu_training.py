@@ -168,7 +168,7 @@ def peer_speed(options: argparse.Namespace) -> float:
 
 
 def training_images(data: str) -> int:
-    from data.dataset_yaml import load_dataset_spec
-    from data.listing import list_split
+    from data.index.dataset_yaml import load_dataset_spec
+    from data.index.files import list_split
 
     return len(list_split(load_dataset_spec(data), "train").images)

@@ -62,7 +62,7 @@ def check_strength(ours: dict, peer: dict, cache: str, size: int) -> None:
     """SystemExit if the peer augments by other settings, or if its pictures, as printed, look otherwise."""
     from dataclasses import asdict
 
-    from utils.config import hyperparameters_from
+    from utils.config.parser import hyperparameters_from
 
     own = asdict(hyperparameters_from(""))
     differing = {name: (own[name], value) for name, value in peer["settings"].items() if own[name] != value}

@@ -113,10 +113,10 @@ def descendants(process: int) -> Iterator[int]:
 def memory_by_epoch(options: argparse.Namespace) -> str:
     """Private memory of the loader's processes, all together, after each epoch."""
     from benchmarks.dataset_copy import copied
-    from data.dataset_yaml import load_dataset_spec
-    from data.loader import create_dataloader
-    from utils.config import hyperparameters_from
-    from utils.distributed import DistributedContext
+    from data.index.dataset_yaml import load_dataset_spec
+    from data.loading.build import create_dataloader
+    from utils.config.parser import hyperparameters_from
+    from utils.distributed.context import DistributedContext
 
     with copied(options.data, times=options.times) as data:
         loader, dataset = create_dataloader(

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks.turns import say, take_turns
-from utils.cli import run_main
+from utils.entrypoint import run_main
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,10 +111,10 @@ def seconds_of(action: Callable[[], None], times: int, device: str) -> float:
 
 def loader_turns(options: argparse.Namespace) -> None:
     from benchmarks.pictures import PICTURED, describe, rate_of
-    from data.dataset_yaml import load_dataset_spec
-    from data.loader import create_dataloader
-    from utils.config import hyperparameters_from
-    from utils.distributed import DistributedContext
+    from data.index.dataset_yaml import load_dataset_spec
+    from data.loading.build import create_dataloader
+    from utils.config.parser import hyperparameters_from
+    from utils.distributed.context import DistributedContext
 
     loader, _ = create_dataloader(
         load_dataset_spec(options.data),
@@ -154,7 +154,7 @@ def our_nms(boxes: Tensor, scores: Tensor) -> list[Tensor]:
     """Of each image rows (x1, y1, x2, y2, class)."""
     import torch
 
-    from models.postprocess import non_max_suppression
+    from models.postprocess.detections import non_max_suppression
 
     found = non_max_suppression(boxes, scores, conf_thres=CONFIDENCE, iou_thres=IOU, max_det=MOST)
     rows = torch.cat([found.boxes_xyxy, found.classes[..., None].to(found.boxes_xyxy)], -1)
@@ -184,8 +184,8 @@ def agreement(a: list[Tensor], b: list[Tensor]) -> float:
 def scan_once(options: argparse.Namespace) -> None:
     import resource
 
-    from data.dataset_yaml import load_dataset_spec
-    from data.index import load_index
+    from data.index.dataset_yaml import load_dataset_spec
+    from data.index.index import load_index
 
     spec = load_dataset_spec(options.data)
     started = time.perf_counter()

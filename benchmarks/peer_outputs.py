@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from models.pretrained import load_detector
+from models.weights.load import load_detector
 from utils.boxes import xyxy_to_cxcywh
 
 MODELS = {

@@ -32,9 +32,9 @@ import numpy as np
 import torch
 import yaml
 
-from data.epoch_order import fixed_batches
-from data.render import fit_letterbox
-from models.pretrained import load_detector
+from data.render.opencv import fit_letterbox
+from data.sampler import fixed_batches
+from models.weights.load import load_detector
 from utils.boxes import clip_xyxy, iou, letterbox_to_original, xywh_to_xyxy, xyxy_to_cxcywh, xyxy_to_xywh
 
 ROOT = Path(__file__).parents[1]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from utils.cores import available_cores
+from utils.machine.resources import available_cores
 
 ROOT = Path(__file__).parents[1]
 LOG = ROOT / "benchmarks" / "README.md"

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import torch
 
-from utils.checkpoint_file import read_checkpoint
-from utils.distributed import DistributedContext
-from utils.spawning import spawn
+from utils.distributed.context import DistributedContext
+from utils.distributed.spawn import spawn
+from utils.files.checkpoint import read_checkpoint
 
 ROOT = Path(__file__).parents[1]
 COMPARED = ("model", "ema", "optimizer")
@@ -90,16 +90,16 @@ def compare_layouts(data: str, epochs: int) -> bool:
 
 
 def sync_bn_rank(folder: str, model: str, steps: int) -> None:
-    from engine.ema import ModelEma
-    from engine.optim import build_optimizer
-    from engine.parallel import parallelise
-    from engine.schedule import Schedule
-    from engine.step import TrainStep
+    from engine.optim.build import build_optimizer
+    from engine.optim.ema import ModelEma
+    from engine.optim.schedule import Schedule
+    from engine.parallel.ddp import parallelise
+    from engine.train_step import TrainStep
     from models.detector import build_detector
-    from models.losses import build_criterion
-    from tests.tiny import make_batch
-    from utils.config import Hyperparameters
-    from utils.shares import share_bounds
+    from models.losses.build import build_criterion
+    from tests.helpers.tiny import make_batch
+    from utils.config.settings import Hyperparameters
+    from utils.distributed.groups import share_bounds
 
     torch.set_num_threads(1)
     ctx = DistributedContext.from_environment("cpu")

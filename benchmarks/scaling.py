@@ -81,7 +81,7 @@ def measured(options: argparse.Namespace) -> tuple[float, float, float, str]:
     """T, b, G, and a line that sets the formula for two ranks beside two gloo ranks of one thread each."""
     import torch
 
-    from utils.spawning import spawn
+    from utils.distributed.spawn import spawn
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "result.pt")
@@ -104,11 +104,11 @@ def _rank(model: str, imgsz: int, batch_size: int, rounds: int, out: str) -> Non
     import torch.distributed as dist
 
     from benchmarks.training_step import make_batches
-    from engine.parallel import parallelise
+    from engine.parallel.ddp import parallelise
     from models.detector import build_detector
-    from models.losses import build_criterion
-    from utils.config import Hyperparameters
-    from utils.distributed import DistributedContext
+    from models.losses.build import build_criterion
+    from utils.config.settings import Hyperparameters
+    from utils.distributed.context import DistributedContext
 
     torch.set_num_threads(1)
     ctx = DistributedContext.from_environment("cpu")

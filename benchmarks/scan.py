@@ -103,7 +103,7 @@ def large_index(images: int) -> str:
 def _write_large(path: Path, images: int) -> None:
     from dataclasses import replace
 
-    from data.index import DatasetIndex, write_cache
+    from data.index.index import DatasetIndex, write_cache
 
     rng = np.random.default_rng(0)
     boxes = rng.uniform(1, 200, (7 * images, 4))
@@ -119,8 +119,8 @@ def _write_large(path: Path, images: int) -> None:
 
 
 def _open_large(path: Path, results, meeting) -> None:
-    from data.epoch_order import EpochOrder
-    from data.index import open_cached
+    from data.index.index import open_cached
+    from data.sampler import EpochOrder
 
     before = private_mb()
     started = time.perf_counter()

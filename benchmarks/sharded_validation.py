@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from utils.distributed import DistributedContext
+from utils.distributed.context import DistributedContext
+from utils.distributed.spawn import spawn
 from utils.errors import UserError
-from utils.spawning import spawn
 
 ROOT = Path(__file__).parents[1]
 SIZES, WORLDS = (0, 1, 7, 8, 9, 87), (1, 2, 3, 8)
@@ -36,8 +36,8 @@ CHANGING = ("spawn", "project", "name")  # settings that say where a validation 
 
 def write_subsets(data: str, sizes: list[int], folder: Path, cache_dir: str) -> dict[int, Path]:
     """A data set YAML of the first n images of the validation split, for each n."""
-    from data.dataset_yaml import load_dataset_spec
-    from data.index import load_index
+    from data.index.dataset_yaml import load_dataset_spec
+    from data.index.index import load_index
 
     spec = load_dataset_spec(data)
     index = load_index(spec, "val", cache_dir=cache_dir, progress=False)
@@ -58,9 +58,9 @@ def write_subsets(data: str, sizes: list[int], folder: Path, cache_dir: str) -> 
 
 def write_random_weights(data: str, model: str, imgsz: int, path: Path) -> Path:
     """A checkpoint of an untrained model for the set's classes."""
-    from data.dataset_yaml import load_dataset_spec
+    from data.index.dataset_yaml import load_dataset_spec
     from models.detector import build_detector
-    from utils.checkpoint_file import write_checkpoint
+    from utils.files.checkpoint import write_checkpoint
 
     names = load_dataset_spec(data).names
     detector = build_detector(model, len(names), names=names, seed=0)
@@ -125,11 +125,11 @@ def evaluate_sets(options: argparse.Namespace) -> None:
     """On every rank: the evaluator over the sets, as training calls it; the first rank writes what it finds."""
     import torch
 
-    from engine.evaluator import Evaluator
-    from models.losses import build_criterion
-    from models.postprocess import VALIDATION_IOU, non_max_suppression
-    from models.pretrained import load_detector
-    from utils.config import Hyperparameters
+    from engine.evaluation.evaluator import Evaluator
+    from models.losses.build import build_criterion
+    from models.postprocess.detections import VALIDATION_IOU, non_max_suppression
+    from models.weights.load import load_detector
+    from utils.config.settings import Hyperparameters
     from utils.logger import configure_logging
 
     torch.set_num_threads(1)
@@ -166,12 +166,12 @@ def evaluate_sets(options: argparse.Namespace) -> None:
 def loader_of(options: argparse.Namespace, ctx: DistributedContext, size: int, stride: int):
     """This rank's validation loader of a set. One without images is refused by the scan, so it is made by hand."""
     from data.dataset import LoadImagesAndLabels
-    from data.dataset_yaml import load_dataset_spec
-    from data.index import DatasetIndex
-    from data.infinite_loader import InfiniteDataLoader
-    from data.loader import create_dataloader
-    from data.samplers import ShardedBatches
-    from utils.config import Hyperparameters
+    from data.index.dataset_yaml import load_dataset_spec
+    from data.index.index import DatasetIndex
+    from data.loading.build import create_dataloader
+    from data.loading.loader import InfiniteDataLoader
+    from data.sampler import ShardedBatches
+    from utils.config.settings import Hyperparameters
 
     spec = load_dataset_spec(options.folder / f"{size}.yaml")
     shared = {"imgsz": options.imgsz, "stride": stride, "hyp": Hyperparameters(), "augment": False, "rect": True}

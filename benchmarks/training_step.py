@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from engine.step import TrainStep
-    from utils.distributed import DistributedContext
+    from engine.train_step import TrainStep
+    from utils.distributed.context import DistributedContext
     from utils.structures import Batch
 
 COCO_SIDES = (0.01, 0.5)  # of the canvas: 6 to 320 px at 640, half of them below 45
@@ -21,7 +21,7 @@ COCO_SIDES = (0.01, 0.5)  # of the canvas: 6 to 320 px at 640, half of them belo
 
 def context_of(device: str) -> DistributedContext:
     """One process on "cpu" or on a CUDA number."""
-    from utils.distributed import DistributedContext
+    from utils.distributed.context import DistributedContext
 
     return DistributedContext.single("cpu" if device == "cpu" else f"cuda:{device}")
 
@@ -49,12 +49,13 @@ def build_step(
     """
     import torch
 
-    from engine.pace import pace_of
-    from engine.run import Run
+    from engine.checkpoint.run import Run
+    from engine.optim.schedule import pace_of
     from engine.step_setup import build_step as build
     from models.detector import build_detector
-    from models.losses import build_criterion
-    from utils.config import TrainConfig, hyperparameters_from
+    from models.losses.build import build_criterion
+    from utils.config.parser import hyperparameters_from
+    from utils.config.settings import TrainConfig
 
     ctx = ctx or context_of(device)
     ctx = replace(ctx, devices=(ctx.device,) * replicas)

@@ -24,9 +24,9 @@ from pathlib import Path
 
 import torch
 
-from tests.open_counter import OpenCounter
-from tests.tiny import write_dataset, write_model
-from utils.checkpoint_file import read_checkpoint
+from tests.helpers.open_counter import OpenCounter
+from tests.helpers.tiny import write_dataset, write_model
+from utils.files.checkpoint import read_checkpoint
 
 ROOT = Path(__file__).parents[1]
 ADDRESSES = ("10.213.77.1", "10.213.77.2")

@@ -15,18 +15,18 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from utils.distributed import DistributedContext
-from utils.spawning import spawn
+from utils.distributed.context import DistributedContext
+from utils.distributed.spawn import spawn
 
 
 def build(ctx: DistributedContext, model: str, virtual_ranks: int, amp: torch.dtype | None):
-    from engine.ema import ModelEma
-    from engine.optim import build_optimizer
-    from engine.parallel import parallelise
-    from engine.step import TrainStep
+    from engine.optim.build import build_optimizer
+    from engine.optim.ema import ModelEma
+    from engine.parallel.ddp import parallelise
+    from engine.train_step import TrainStep
     from models.detector import build_detector
-    from models.losses import build_criterion
-    from utils.config import Hyperparameters
+    from models.losses.build import build_criterion
+    from utils.config.settings import Hyperparameters
 
     detector = build_detector(model, 80).to(ctx.device, memory_format=torch.channels_last)
     return TrainStep(
@@ -43,7 +43,7 @@ def build(ctx: DistributedContext, model: str, virtual_ranks: int, amp: torch.dt
 
 
 def measure(model: str, imgsz: int, batch_size: int, rounds: int, bf16: bool, out: str) -> None:
-    from tests.tiny import make_batch
+    from tests.helpers.tiny import make_batch
 
     torch.set_num_threads(1)
     ctx = DistributedContext.from_environment("cpu")

@@ -14,11 +14,11 @@ import stat
 import tempfile
 from pathlib import Path
 
-from data.index import DatasetIndex
-from utils.cache_folder import cache_folder
+from data.index.index import DatasetIndex
 from utils.errors import UserError
+from utils.files.folders import cache_folder
+from utils.files.safe_io import open_regular
 from utils.logger import get_logger
-from utils.regular_file import open_regular
 
 _MOST_BYTES = 10_000  # an image: its path and what its decoder said
 

@@ -6,22 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data.augment import SamplePlan, draw_plans
-from data.image_cache import ImageCache
-from data.images import Complain
-from data.index import DatasetIndex
-from data.pixel_transforms import PixelTransforms
-from data.plan_labels import plan_labels
-from data.render import fit_letterbox, letterbox, render_plan
-from data.source_images import read_source, reduced_sizes
-from utils.config import Hyperparameters
+from data.augment.plan import SamplePlan, draw_plans, plan_labels
+from data.cache.open import ImageCache
+from data.image_io.decode import Complain, read_source, reduced_sizes
+from data.index.index import DatasetIndex
+from data.render.opencv import fit_letterbox, letterbox, render_plan
+from data.user_transforms import PixelTransforms
+from utils.config.settings import Hyperparameters
 from utils.structures import Sample, SampleKey
 
 
 class LoadImagesAndLabels:
     """A split as samples. Without state that shows: the same key gives the same sample in any process, in any order.
 
-    Training samples (``augment``) are rendered as `data.augment` says; others are letterboxed, their longer side
+    Training samples (``augment``) are rendered as `data.augment.plan` says; others are letterboxed, their longer side
     scaled to ``imgsz``, up or down.
     """
 

@@ -18,15 +18,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from engine.compilation import plan_compilation
-from engine.optim import choose_optimizer
-from engine.pace import Pace, pace_of
-from engine.run import Run
+from engine.checkpoint.run import Run
+from engine.optim.build import choose_optimizer
+from engine.optim.schedule import Pace, pace_of
+from engine.parallel.compile import plan_compilation
+from engine.parallel.sync_bn import convert_sync_bn
+from engine.parallel.virtual_ranks import shares_of
 from engine.step_setup import build_step
-from engine.sync_bn import convert_sync_bn
-from engine.virtual_ranks import shares_of
-from utils.config import FIND_BATCH_SIZE, TrainConfig
-from utils.distributed import DistributedContext, max_over_ranks
+from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
+from utils.distributed.collectives import max_over_ranks
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.structures import Batch, bucketed

@@ -7,19 +7,20 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
-from engine.compilation import check_compilation, plan_compilation
-from engine.ema import ModelEma
-from engine.optim import DEFAULT_LR, OptimizerSet, build_optimizer
-from engine.pace import Pace
-from engine.parallel import parallelise, unused_parameters
-from engine.precision import resolve_amp
-from engine.run import Run
-from engine.step import TrainStep
-from engine.virtual_ranks import shares_of
-from utils.config import TrainConfig
-from utils.distributed import DistributedContext, broadcast_object
+from engine.checkpoint.run import Run
+from engine.optim.build import DEFAULT_LR, OptimizerSet, build_optimizer
+from engine.optim.ema import ModelEma
+from engine.optim.schedule import Pace
+from engine.parallel.amp import resolve_amp
+from engine.parallel.compile import check_compilation, plan_compilation
+from engine.parallel.ddp import parallelise, unused_parameters
+from engine.parallel.virtual_ranks import shares_of
+from engine.train_step import TrainStep
+from utils.config.settings import TrainConfig
+from utils.distributed.collectives import broadcast_object
+from utils.distributed.context import DistributedContext
+from utils.distributed.groups import check_group_size, sync_bn_group
 from utils.errors import UserError
-from utils.groups import check_group_size, sync_bn_group
 from utils.logger import get_logger
 
 

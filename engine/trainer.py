@@ -10,21 +10,21 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from engine.checkpoint import Checkpointer, Progress
-from engine.ema import ModelEma
-from engine.evaluator import Evaluator
-from engine.feed import DeviceFeed
-from engine.optim import OptimizerSet
-from engine.parallel import average_buffers
-from engine.progress import EpochBar, log_start_time
-from engine.save_cadence import SaveCadence
-from engine.schedule import Schedule
-from engine.step import NO_ASKS, Asks, StepValues, TrainStep
-from engine.trackers import Tracker
+from engine.checkpoint.checkpointer import Checkpointer, Progress, SaveCadence
+from engine.evaluation.evaluator import Evaluator
+from engine.optim.build import OptimizerSet
+from engine.optim.ema import ModelEma
+from engine.optim.schedule import Schedule
+from engine.parallel.ddp import average_buffers
+from engine.prefetcher import DeviceFeed
+from engine.reporting.progress_bar import EpochBar, log_start_time
+from engine.reporting.trackers import Tracker
+from engine.train_step import NO_ASKS, Asks, StepValues, TrainStep
 from engine.watchdog import Watchdog
-from utils.distributed import DistributedContext, broadcast_object, max_over_ranks
+from utils.distributed.collectives import broadcast_object, max_over_ranks
+from utils.distributed.context import DistributedContext
+from utils.distributed.stop_signals import INTERRUPTED, REQUEUE, StopSignals
 from utils.errors import Stopped, UserError
-from utils.stop_signals import INTERRUPTED, REQUEUE, StopSignals
 from utils.structures import Batch, EvalResult
 
 log = logging.getLogger("lockstep")

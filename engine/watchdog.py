@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from utils.decoder_warnings import pass_on
-from utils.distributed import DistributedContext, all_objects
-from utils.liveness import has_died, this_process
-from utils.stop_signals import StopSignals
+from utils.distributed.collectives import all_objects
+from utils.distributed.context import DistributedContext
+from utils.distributed.heartbeat import has_died, this_process
+from utils.distributed.stop_signals import StopSignals
 
 log = logging.getLogger("lockstep")
 

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from models import blocks
-from models.branches import BranchedHead
-from models.gelan import RepConv
-from models.heads import DFL, AnchorHead
+from models.heads.anchor import AnchorHead
+from models.heads.anchor_free import DFL
+from models.heads.base import BranchedHead
+from models.layers import conv
+from models.layers.gelan import RepConv
 from models.registry import Kind, build_head, build_layer, find_entry, make_activation
 from models.spec import IMAGE, LayerSpec, ModelSpec, load_spec
 from utils.errors import UserError
@@ -102,13 +103,13 @@ class Detector(nn.Module):
         if fused.head.is_pair and one_to_one is not None:
             fused.head.keep_branch(one_to_one=one_to_one)
         for module in fused.modules():
-            if isinstance(module, blocks.Conv) and not isinstance(module.bn, nn.Identity):
+            if isinstance(module, conv.Conv) and not isinstance(module.bn, nn.Identity):
                 module.conv = fuse_conv_bn_eval(module.conv, module.bn)
                 module.bn = nn.Identity()
         for module in fused.modules():
             if isinstance(module, RepConv):
                 module.merge()
-            if isinstance(module, blocks.Conv | RepConv) and hasattr(module.act, "inplace"):
+            if isinstance(module, conv.Conv | RepConv) and hasattr(module.act, "inplace"):
                 module.act.inplace = True
         return fused.requires_grad_(False)
 
@@ -171,7 +172,7 @@ def _check_head_position(spec: ModelSpec) -> None:
 
 def _set_activation(module: nn.Module, activation: nn.Module) -> None:
     for part in module.modules():
-        if isinstance(part, blocks.Conv | RepConv) and not isinstance(part.act, nn.Identity):
+        if isinstance(part, conv.Conv | RepConv) and not isinstance(part.act, nn.Identity):
             part.act = copy.deepcopy(activation)
 
 
@@ -187,7 +188,7 @@ def _probe(layer: LayerSpec, module: nn.Module, inputs: list[Tensor]) -> Tensor:
     """
     merges = find_entry(layer).takes_list
     if merges:
-        whole = isinstance(module, blocks.Add)
+        whole = isinstance(module, conv.Add)
         if len({tuple(x.shape[1:] if whole else x.shape[2:]) for x in inputs}) > 1:
             shapes = ", ".join(
                 f"layer {s}: {x.shape[1]} channels, 1/{PROBE_SIZE / x.shape[2]:g} size"

@@ -16,12 +16,13 @@ from enum import Enum, auto
 
 from torch import nn
 
-from models import blocks, gelan, separable
-from models.branches import BranchedHead
-from models.heads import AnchorFreeHead, AnchorHead
-from models.objectness_head import ObjectnessHead
+from models.heads.anchor import AnchorHead
+from models.heads.anchor_free import AnchorFreeHead
+from models.heads.base import BranchedHead
+from models.heads.yolox import ObjectnessHead
+from models.layers import conv, csp, gelan
 from models.spec import LayerSpec, ModelSpec, checked_anchors
-from utils.config import suggestion
+from utils.config.yaml_files import suggestion
 from utils.errors import UserError
 
 MOST_REPEATS = 1000  # of a row; more would be built for hours
@@ -50,28 +51,28 @@ class Entry:
 
 
 REGISTRY: dict[str, Entry] = {
-    "Conv": Entry(blocks.Conv, Kind.CONVOLUTION),
-    "DWConv": Entry(blocks.DWConv, Kind.CONVOLUTION),
-    "Bottleneck": Entry(blocks.Bottleneck, Kind.CONVOLUTION),
-    "SPP": Entry(blocks.SPP, Kind.CONVOLUTION),
-    "SPPF": Entry(blocks.SPPF, Kind.CONVOLUTION),
-    "C3": Entry(blocks.C3, Kind.STACK),
-    "C3k": Entry(blocks.C3k, Kind.STACK),
-    "C2f": Entry(blocks.C2f, Kind.STACK),
-    "C3k2": Entry(blocks.C3k2, Kind.STACK),
-    "C2PSA": Entry(blocks.C2PSA, Kind.STACK),
+    "Conv": Entry(conv.Conv, Kind.CONVOLUTION),
+    "DWConv": Entry(conv.DWConv, Kind.CONVOLUTION),
+    "Bottleneck": Entry(csp.Bottleneck, Kind.CONVOLUTION),
+    "SPP": Entry(csp.SPP, Kind.CONVOLUTION),
+    "SPPF": Entry(csp.SPPF, Kind.CONVOLUTION),
+    "C3": Entry(csp.C3, Kind.STACK),
+    "C3k": Entry(csp.C3k, Kind.STACK),
+    "C2f": Entry(csp.C2f, Kind.STACK),
+    "C3k2": Entry(csp.C3k2, Kind.STACK),
+    "C2PSA": Entry(csp.C2PSA, Kind.STACK),
     "RepNCSPELAN4": Entry(gelan.RepNCSPELAN4, Kind.CONVOLUTION),
     "ELAN1": Entry(gelan.ELAN1, Kind.CONVOLUTION),
     "SPPELAN": Entry(gelan.SPPELAN, Kind.CONVOLUTION),
     "AConv": Entry(gelan.AConv, Kind.CONVOLUTION),
     "ADown": Entry(gelan.ADown, Kind.CONVOLUTION),
-    "SeparableConv": Entry(separable.SeparableConv, Kind.CONVOLUTION),
-    "SeparableC3": Entry(separable.SeparableC3, Kind.STACK),
-    "Upsample": Entry(blocks.Upsample, Kind.KEEP),
-    "MaxPool2d": Entry(blocks.MaxPool, Kind.KEEP),
+    "SeparableConv": Entry(csp.SeparableConv, Kind.CONVOLUTION),
+    "SeparableC3": Entry(csp.SeparableC3, Kind.STACK),
+    "Upsample": Entry(conv.Upsample, Kind.KEEP),
+    "MaxPool2d": Entry(conv.MaxPool, Kind.KEEP),
     "Identity": Entry(nn.Identity, Kind.KEEP),
-    "Concat": Entry(blocks.Concat, Kind.MERGE),
-    "Add": Entry(blocks.Add, Kind.MERGE),
+    "Concat": Entry(conv.Concat, Kind.MERGE),
+    "Add": Entry(conv.Add, Kind.MERGE),
     "Detect": Entry(None, Kind.HEAD),
     "ObjectnessDetect": Entry(ObjectnessHead, Kind.HEAD),
 }
@@ -131,7 +132,7 @@ def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) ->
     out = _out_channels(layer, spec)
     args = [tuple(arg) if isinstance(arg, list) else arg for arg in layer.args[1:]]
     if entry.kind is Kind.STACK:
-        if entry.module is blocks.C3k2 and spec.deep:
+        if entry.module is csp.C3k2 and spec.deep:
             args[:1] = [True]
         return _construct(entry.module, (channels[0], out, repeats), args, layer)
     return _repeat(lambda i: _construct(entry.module, (out if i else channels[0], out), args, layer), repeats)
@@ -163,7 +164,7 @@ def _detect(
     if not 1 <= len(layer.args) <= 2 or not (layer.args[0] == "nc" or _fits(layer.args[0], int)):
         raise layer.mistake("args", f"Detect wants [nc] or [nc, anchors], got {list(layer.args)}")
     if len(layer.args) == 1:
-        depthwise = any(find_entry(other).module is blocks.C3k2 for other in spec.layers)
+        depthwise = any(find_entry(other).module is csp.C3k2 for other in spec.layers)
         return _with_branches(AnchorFreeHead(channels, strides, num_classes, spec.reg_max, depthwise), spec)
     anchors = spec.anchors
     if layer.args[1] != "anchors":

@@ -15,10 +15,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from utils.config import load_yaml, suggestion
+from utils.config.yaml_files import load_yaml, suggestion
 from utils.errors import UserError
+from utils.files.folders import CONFIGS
 
-MODEL_FOLDER = Path(__file__).parents[1] / "configs" / "models"
+MODEL_FOLDER = CONFIGS / "models"
 DEEP_SCALES = ("m", "l", "x")  # public convention: at these scales every C3k2 is deep
 IMAGE = -1  # as a source: the input image
 

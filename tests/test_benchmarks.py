@@ -16,11 +16,11 @@ from benchmarks.metrics import make_scene
 from benchmarks.pictures import describe, rate_of
 from benchmarks.report import Comparison
 from benchmarks.scaling import ring_seconds, step_seconds
-from data.dataset_yaml import load_dataset_spec
-from data.listing import list_split
-from tests.tiny import write_dataset
-from utils.coco_json import write_predictions
-from utils.metrics import score_detections
+from data.index.dataset_yaml import load_dataset_spec
+from data.index.files import list_split
+from engine.evaluation.average_precision import score_detections
+from tests.helpers.tiny import write_dataset
+from utils.visualize.detection_writer import write_predictions
 
 SIDE = """
 import sys

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import TINY_MODEL
 
 from benchmarks import gpu_syncs
 from benchmarks.gpu_checks import PARTS
@@ -24,6 +23,7 @@ from benchmarks.gpu_scripts import help_of, scores
 from benchmarks.gpu_steps import overflowing
 from benchmarks.step import sizes_of
 from benchmarks.training_step import COCO_SIDES, build_step, coco_boxes, loss_pass, make_batches, stepper
+from tests.helpers.tiny import TINY_MODEL
 from utils.boxes import cxcywh_to_xyxy
 
 ROOT = Path(__file__).parents[1]
@@ -203,7 +203,7 @@ def test_a_trace_counts_operations_and_ranks_them():
 def test_a_read_in_the_step_is_found_and_its_line_named(monkeypatch: pytest.MonkeyPatch):
     options = Namespace(models=["yolov8n"], optimizers=["SGD"], device="cpu", batch_size=1, imgsz=64)
     assert list(gpu_syncs.waits_of_steps(options)) == ["yolov8n SGD: 0 reads of values a step"]
-    from models import losses
+    from models.losses import build as losses
 
     build = losses.build_criterion
 

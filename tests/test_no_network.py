@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scripts import SMALL
-from tiny import write_dataset, write_model
+from tests.helpers.scripts import SMALL
+from tests.helpers.tiny import write_dataset, write_model
 
 ROOT = Path(__file__).parents[1]
 GUARD = """

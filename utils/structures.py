@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.inline_tensors import InlineTensors
+from utils.shared_tensors import InlineTensors
 
 TARGET_BUCKET = 16
 

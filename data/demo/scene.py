@@ -1,0 +1,302 @@
+"""Renders one picture of the demo set: clutter, objects that overlap, camera effects, and the boxes of what is visible.
+
+Everything is drawn at `SUPERSAMPLE` times the size and averaged down. An owner map records which object each pixel
+shows, so a box is the extent of the visible part to half a pixel. Colours are RGB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+Contours = list[np.ndarray]  # each float (n, 2); filled by the even-odd rule, so an inner contour is a hole
+
+
+def _arc(radius: float, start: float = 0.0, stop: float = 2 * np.pi) -> np.ndarray:
+    angle = np.linspace(start, stop, 64)
+    return radius * np.stack([np.cos(angle), np.sin(angle)], -1)
+
+
+def _ring(rng: np.random.Generator) -> Contours:
+    return [_arc(1.0), _arc(rng.uniform(0.45, 0.62))]
+
+
+def _ball(rng: np.random.Generator) -> Contours:
+    return [_arc(1.0)]
+
+
+def _star(rng: np.random.Generator) -> Contours:
+    angle = np.arange(10) * np.pi / 5
+    radius = np.where(np.arange(10) % 2 == 0, 1.0, rng.uniform(0.38, 0.48))
+    return [np.stack([radius * np.cos(angle), radius * np.sin(angle)], -1)]
+
+
+def _crescent(rng: np.random.Generator) -> Contours:
+    """The unit disc less a disc about (offset, 0) that cuts the rim at the angles +-tip."""
+    tip, offset = rng.uniform(0.75, 1.05), rng.uniform(0.35, 0.5)
+    dx, dy = np.cos(tip) - offset, np.sin(tip)
+    inner_tip = np.arctan2(dy, dx)
+    outer = _arc(1.0, tip, 2 * np.pi - tip)
+    hollow = _arc(float(np.hypot(dx, dy)), 2 * np.pi - inner_tip, inner_tip) + np.array([offset, 0.0])
+    return [np.concatenate([outer, hollow])]
+
+
+def _cross(rng: np.random.Generator) -> Contours:
+    a = rng.uniform(0.24, 0.36)
+    quarter = np.array([[1.0, a], [a, a], [a, 1.0]])
+    turns = [np.array([[np.cos(q), -np.sin(q)], [np.sin(q), np.cos(q)]]) for q in np.arange(4) * np.pi / 2]
+    return [np.concatenate([quarter @ turn.T for turn in turns])]
+
+
+def _triangle(rng: np.random.Generator) -> Contours:
+    angle = np.arange(3) * 2 * np.pi / 3
+    corners = np.stack([np.cos(angle), np.sin(angle)], -1)
+    return [corners, corners * rng.uniform(0.35, 0.5)]
+
+
+def _checker(rng: np.random.Generator) -> Contours:
+    return [0.9 * np.array([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])]
+
+
+OUTLINES: dict[str, Callable[[np.random.Generator], Contours]] = {
+    "ring": _ring,
+    "ball": _ball,
+    "star": _star,
+    "crescent": _crescent,
+    "cross": _cross,
+    "triangle": _triangle,
+    "checker": _checker,
+}
+CLASS_NAMES: tuple[str, ...] = tuple(OUTLINES)
+
+
+def second_colour_mask(name: str, u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
+    """Where a textured class shows its second colour: bool like ``u``; None for classes of one colour.
+
+    Args:
+        u, v: unit-frame coordinates of the pixels.
+    """
+    if name == "ball":
+        return (np.floor((u + 1) * rng.uniform(2.0, 2.8) + rng.uniform(0, 1)) % 2).astype(bool)
+    if name == "checker":
+        cells = int(rng.integers(3, 5)) / 1.8
+        return ((np.floor((u + 0.9) * cells) + np.floor((v + 0.9) * cells)) % 2).astype(bool)
+    return None
+
+
+SUPERSAMPLE = 2
+SMALLEST, TYPICAL, LARGEST = 10 / 320, 48 / 320, 200 / 320  # object extent as a share of the picture
+MIN_VISIBLE = 0.35  # objects that show less than this get no label
+MIN_SIDE = 4.0  # pixels of the final picture; narrower remains get no label
+MAX_COVER = 0.5  # a new object may hide at most this share of one already there
+FRACTION_BITS = 4  # OpenCV's fixed-point polygon coordinates
+
+BACKGROUND = -1
+
+
+@dataclass(frozen=True)
+class _Patch:
+    """An object's pixels in its bounding rectangle, clipped to the canvas."""
+
+    rows: slice
+    columns: slice
+    mask: np.ndarray  # bool (h, w)
+    colours: np.ndarray  # float32 (h, w, 3)
+    outline: list[np.ndarray]  # contours in canvas pixels
+    full_area: int  # pixels, parts off the canvas counted
+
+
+def render_scene(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draws one picture.
+
+    Returns:
+        image uint8 (size, size, 3) RGB, and labels float64 (n, 5): class, cx, cy, w, h normalised.
+    """
+    side = size * SUPERSAMPLE
+    canvas = cv2.resize(_background(rng, size), (side, side), interpolation=cv2.INTER_LINEAR)  # smooth: no loss
+    _distractors(canvas, rng)
+    owner = np.full((side, side), BACKGROUND, np.int16)
+    classes: list[int] = []
+    full_areas: list[int] = []
+    for _ in range(min(2 + int(rng.poisson(3.5)), 10)):
+        class_index = int(rng.integers(len(CLASS_NAMES)))
+        patch = _place(CLASS_NAMES[class_index], owner, np.array(full_areas), rng)
+        if patch is None:
+            continue
+        _paint(canvas, owner, patch, len(classes), rng)
+        classes.append(class_index)
+        full_areas.append(patch.full_area)
+    _occluders(canvas, owner, rng)
+    labels = _visible_boxes(owner, np.array(classes), np.array(full_areas))
+    image = cv2.resize(canvas, (size, size), interpolation=cv2.INTER_AREA)
+    return _camera(image, rng), labels
+
+
+def _colour(rng: np.random.Generator) -> np.ndarray:
+    return rng.uniform(15, 240, 3).astype(np.float32)
+
+
+def _colour_unlike(rng: np.random.Generator, other: np.ndarray, distance: float) -> np.ndarray:
+    """The first of a few random colours at least ``distance`` from ``other``, or else the farthest of them."""
+    candidates = [_colour(rng) for _ in range(8)]
+    far = [float(np.linalg.norm(c - other)) for c in candidates]
+    return next((c for c, d in zip(candidates, far) if d >= distance), candidates[int(np.argmax(far))])
+
+
+def _background(rng: np.random.Generator, size: int) -> np.ndarray:
+    """A gradient between two colours with octaves of smooth colour noise: float32 (size, size, 3)."""
+    angle = rng.uniform(0, 2 * np.pi)
+    ramp = np.linspace(-0.5, 0.5, size, dtype=np.float32)
+    across, down = np.float32(np.cos(angle)), np.float32(np.sin(angle))
+    blend = np.clip(0.5 + across * ramp[None, :] + down * ramp[:, None], 0, 1)[..., None]
+    canvas = _colour(rng) * (1 - blend) + _colour(rng) * blend
+    roughness = rng.uniform(10, 38)
+    for octave in range(2, 8):
+        cells = 2**octave
+        grey = rng.standard_normal((cells, cells, 1)) * rng.uniform(0.4, 1.0, 3)
+        noise = ((grey + 0.4 * rng.standard_normal((cells, cells, 3))) * roughness).astype(np.float32)
+        canvas += cv2.resize(noise, (size, size), interpolation=cv2.INTER_LINEAR)
+        roughness *= rng.uniform(0.5, 0.9)
+    return np.clip(canvas, 0, 255)
+
+
+def _distractors(canvas: np.ndarray, rng: np.random.Generator) -> None:
+    """Plain ellipses, quadrilaterals, lines and open arcs, half transparent: like the objects, but none of them."""
+    side = canvas.shape[0]
+    for _ in range(int(rng.integers(4, 14))):
+        layer = canvas.copy()
+        centre = rng.uniform(0, side, 2)
+        extent = side * np.exp(rng.uniform(np.log(0.02), np.log(0.3)))
+        colour = _colour(rng).tolist()
+        kind = int(rng.integers(4))
+        if kind == 0:
+            axes = (int(extent / 2), int(extent / 2 * rng.uniform(0.3, 0.8)))
+            cv2.ellipse(layer, _pixel(centre), axes, rng.uniform(0, 180), 0, 360, colour, -1)
+        elif kind == 1:
+            corners = centre + rng.uniform(-0.6, 0.6, (4, 2)) * extent
+            cv2.fillConvexPoly(layer, cv2.convexHull(corners.astype(np.int32)), colour)
+        elif kind == 2:
+            end = centre + rng.uniform(-2, 2, 2) * extent
+            cv2.line(layer, _pixel(centre), _pixel(end), colour, int(rng.integers(2, 10)))
+        else:
+            start = rng.uniform(0, 360)
+            axes = (int(extent / 2), int(extent / 2))
+            cv2.ellipse(
+                layer, _pixel(centre), axes, 0, start, start + rng.uniform(60, 150), colour, int(rng.integers(2, 8))
+            )
+        cv2.addWeighted(layer, opacity := rng.uniform(0.35, 0.85), canvas, 1 - opacity, 0, dst=canvas)
+
+
+def _pixel(point: np.ndarray) -> tuple[int, int]:
+    return round(float(point[0])), round(float(point[1]))
+
+
+def _place(name: str, owner: np.ndarray, full_areas: np.ndarray, rng: np.random.Generator) -> _Patch | None:
+    """An object of class ``name`` where it hides no other too much, or None when a few tries found no such place."""
+    side = owner.shape[0]
+    radius = side / 2 * np.exp(rng.triangular(np.log(SMALLEST), np.log(TYPICAL), np.log(LARGEST)))
+    angle = rng.uniform(0, 2 * np.pi)
+    rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    to_canvas = radius * rotation @ np.diag([1.0, rng.uniform(0.7, 1.0)])
+    contours = OUTLINES[name](rng)
+    for _ in range(6):
+        centre = rng.uniform(0.02, 0.98, 2) * side
+        outline = [points @ to_canvas.T + centre for points in contours]
+        rows, columns, mask, full_area = _rasterise(outline, side)
+        if mask.sum() < MIN_VISIBLE * full_area:
+            continue
+        beneath = owner[rows, columns][mask]
+        hidden = np.bincount(beneath[beneath >= 0], minlength=len(full_areas))
+        if np.all(hidden <= MAX_COVER * full_areas):
+            break
+    else:
+        return None
+    grid_y, grid_x = np.mgrid[rows, columns].astype(np.float32)
+    to_unit = np.linalg.inv(to_canvas)
+    dx, dy = grid_x + 0.5 - centre[0], grid_y + 0.5 - centre[1]
+    u = to_unit[0, 0] * dx + to_unit[0, 1] * dy
+    v = to_unit[1, 0] * dx + to_unit[1, 1] * dy
+    return _Patch(rows, columns, mask, _surface(name, u, v, rng), outline, full_area)
+
+
+def _rasterise(outline: list[np.ndarray], side: int) -> tuple[slice, slice, np.ndarray, int]:
+    """Rows, columns and mask of the part on the canvas, and the area of the whole."""
+    points = np.concatenate(outline)
+    low = np.floor(points.min(0)).astype(int)
+    width, height = np.ceil(points.max(0)).astype(int) - low + 1
+    mask = np.zeros((height, width), np.uint8)
+    fixed = [np.round((c - low - 0.5) * 2**FRACTION_BITS).astype(np.int32) for c in outline]
+    cv2.fillPoly(mask, fixed, 1, shift=FRACTION_BITS)
+    (x0, y0), (x1, y1) = np.clip(low, 0, side), np.clip(low + mask.shape[::-1], 0, side)
+    inside = mask[y0 - low[1] : y1 - low[1], x0 - low[0] : x1 - low[0]]
+    return slice(y0, y1), slice(x0, x1), inside.astype(bool), int(mask.sum())
+
+
+def _surface(name: str, u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Colours of an object's pixels: its texture, shaded along a random direction."""
+    first = _colour(rng)
+    colours = np.broadcast_to(first, (*u.shape, 3)).copy()
+    second = second_colour_mask(name, u, v, rng)
+    if second is not None:
+        colours[second] = _colour_unlike(rng, first, 130)
+    angle, strength = rng.uniform(0, 2 * np.pi), rng.uniform(0, 0.3)
+    return colours * (1 + strength * (np.cos(angle) * u + np.sin(angle) * v))[..., None]
+
+
+def _paint(canvas: np.ndarray, owner: np.ndarray, patch: _Patch, number: int, rng: np.random.Generator) -> None:
+    """Puts the patch on the canvas, moved away from the colour behind it, and its number on the owner map."""
+    region = canvas[patch.rows, patch.columns]
+    behind = region[patch.mask].mean(0)
+    own = patch.colours[patch.mask].mean(0)
+    colours = patch.colours
+    instead = _colour_unlike(rng, behind, 80)  # always drawn: what follows must not depend on pixel values
+    if np.linalg.norm(own - behind) < 60:
+        colours = colours + (instead - own)
+    grain = rng.standard_normal(patch.mask.shape).astype(np.float32)[..., None] * rng.uniform(0, 12)
+    colours = np.clip(colours + grain, 0, 255)
+    if rng.random() < 0.5:  # a darker or lighter rim, kept inside the mask so that the box stays the extent
+        rim = np.zeros(patch.mask.shape, np.uint8)
+        shift = np.array([patch.columns.start, patch.rows.start])
+        width = max(1, int(0.05 * np.sqrt(patch.full_area)))
+        cv2.polylines(rim, [np.round(c - shift).astype(np.int32) for c in patch.outline], True, 1, width)
+        colours = np.where(rim[..., None].astype(bool), np.clip(colours * rng.choice([0.45, 1.6]), 0, 255), colours)
+    region[patch.mask] = colours[patch.mask]
+    owner[patch.rows, patch.columns][patch.mask] = number
+
+
+def _occluders(canvas: np.ndarray, owner: np.ndarray, rng: np.random.Generator) -> None:
+    """Up to two bars in front of everything."""
+    side = canvas.shape[0]
+    for _ in range(int(rng.choice(3, p=[0.55, 0.3, 0.15]))):
+        ends = rng.uniform(0, side, (2, 2))
+        width = int(side * rng.uniform(0.005, 0.02)) + 1
+        cv2.line(canvas, _pixel(ends[0]), _pixel(ends[1]), _colour(rng).tolist(), width)
+        cv2.line(owner, _pixel(ends[0]), _pixel(ends[1]), BACKGROUND, width)
+
+
+def _visible_boxes(owner: np.ndarray, classes: np.ndarray, full_areas: np.ndarray) -> np.ndarray:
+    """Labels (n, 5) of the objects of which enough is seen."""
+    side = owner.shape[0]
+    labels = []
+    for number, (class_index, full_area) in enumerate(zip(classes, full_areas)):
+        visible = owner == number
+        if visible.sum() < MIN_VISIBLE * full_area:
+            continue
+        columns, rows = np.flatnonzero(visible.any(0)), np.flatnonzero(visible.any(1))
+        x0, y0, x1, y1 = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
+        if min(x1 - x0, y1 - y0) < MIN_SIDE * SUPERSAMPLE:
+            continue
+        labels.append([class_index, (x0 + x1) / 2 / side, (y0 + y1) / 2 / side, (x1 - x0) / side, (y1 - y0) / side])
+    return np.array(labels, np.float64).reshape(-1, 5)
+
+
+def _camera(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Blur, exposure and sensor noise."""
+    if rng.random() < 0.3:
+        image = cv2.GaussianBlur(image, (0, 0), rng.uniform(0.4, 1.1))
+    image = (image - 128) * rng.uniform(0.7, 1.15) + 128 + rng.uniform(-25, 25)
+    image = image + rng.standard_normal(image.shape, np.float32) * rng.uniform(0, 9)
+    return np.clip(np.round(image), 0, 255).astype(np.uint8)

@@ -1,0 +1,197 @@
+"""Data set YAMLs, as YOLOv5 and Ultralytics write them, to a `DatasetSpec`. Nothing is downloaded or run.
+
+Keys: ``path`` (the data set's folder; looked up from the YAML's own folder first, then from the current one; absent:
+the YAML's folder), ``train`` / ``val`` / ``test`` (a folder, a list of folders, or a .txt list of images), ``names``
+(list or map), ``nc`` (checked against the names), and our own ``annotations``: COCO JSON files or Pascal VOC folders,
+by split.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data.labels.coco import category_names
+from utils.config.yaml_files import load_yaml, suggestion
+from utils.errors import UserError
+from utils.files.folders import CONFIGS
+
+YAML_FOLDER = CONFIGS / "data"  # of public data sets
+SPLITS = ("train", "val", "test")
+_USED_KEYS = ("path", *SPLITS, "names", "nc", "annotations", "download", "channels")
+# In public YAMLs, of no meaning for training boxes: who made the set and where it came from.
+_DESCRIPTIVE_KEYS = ("roboflow", "license", "licence", "author", "url", "description", "version", "date", "validation")
+_OTHER_TASKS = {"kpt_shape": "keypoints", "flip_idx": "keypoints", "kpt_names": "keypoints"}
+
+
+@dataclass(frozen=True, slots=True)
+class SplitSource:
+    """Where a split's images and labels are. Paths are absolute; whether they exist is checked when they are read."""
+
+    images: tuple[Path, ...]  # folders and .txt lists
+    annotations: Path | None = None  # COCO JSON file or VOC folder; None: YOLO txt beside the images
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSpec:
+    """A data set YAML, resolved."""
+
+    names: tuple[str, ...]
+    root: Path  # absolute
+    splits: dict[str, SplitSource]
+    source: str  # the YAML, for messages
+    download: bool = False  # the YAML names a download (never run, mentioned when the data is missing)
+
+    def split(self, name: str) -> SplitSource:
+        """Raises UserError when the YAML doesn't have it."""
+        if name not in self.splits:
+            raise UserError(
+                f"{self.source}: has no '{name}' split, only {', '.join(self.splits)}; add '{name}: <folder>'"
+            )
+        return self.splits[name]
+
+    def missing(self, path: Path) -> UserError:
+        """The error for a part of the data set that isn't there."""
+        hint = "; its 'download' is never run here: fetch and unpack it yourself" if self.download else ""
+        if Path(self.source).parent == YAML_FOLDER:
+            hint = "; fetch the data set and unpack it as that file's first lines say"
+        return UserError(f"{path}: not found (named by {self.source}){hint or '; correct its paths'}")
+
+
+def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
+    """Reads and checks a data set YAML. Raises UserError naming the file and the key.
+
+    Args:
+        known_root: the folder that its ``path`` meant before, for one that was relative to another working folder.
+    """
+    path = Path(path)
+    values = load_yaml(path)
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: wants keys (path, train, val, names), got {type(values).__name__}")
+    _check_keys(values, path)
+    if "val" not in values and "validation" in values:
+        values["val"] = values["validation"]
+    root = _resolve_root(values.get("path"), path, known_root)
+    annotations = _read_annotations(values.get("annotations"), root, path)
+    splits = {
+        split: SplitSource(_read_entries(values[split], root, f"{path}: {split}"), annotations.get(split))
+        for split in SPLITS
+        if values.get(split) not in (None, "", [])
+    }
+    if not splits:
+        raise UserError(f"{path}: names no images; add 'train: <folder>' and 'val: <folder>'")
+    for split in annotations:
+        if split not in splits and isinstance(values["annotations"], dict):
+            raise UserError(f"{path}: annotations for '{split}', but no '{split}: <folder of its images>'")
+    names = _read_names(values, splits, path)
+    return DatasetSpec(names, root, splits, str(path), bool(values.get("download")))
+
+
+def _check_keys(values: dict, path: Path) -> None:
+    known = (*_USED_KEYS, *_DESCRIPTIVE_KEYS)
+    for key in values:
+        if key in _OTHER_TASKS:
+            raise UserError(
+                f"{path}: '{key}' makes this a data set of {_OTHER_TASKS[key]}; only boxes are trained here"
+            )
+        if key not in known:
+            raise UserError(f"{path}: unknown key '{key}'{suggestion(str(key), known)}")
+    if values.get("channels", 3) != 3:
+        raise UserError(f"{path}: channels: {values['channels']!r}; images are read as 3-channel RGB here")
+
+
+def _text_path(value: Any, where: str) -> Path:
+    if not isinstance(value, str):
+        raise UserError(f"{where}: wants a path, got {value!r}")
+    path = Path(os.path.expanduser(value.strip()))
+    if len(str(path)) > 4000 or any(len(part.encode("utf-8", "surrogatepass")) > 255 for part in path.parts):
+        raise UserError(f"{where}: a path or a name in it is longer than file systems allow: {str(path)[:100]}...")
+    return path
+
+
+def _resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
+    home = yaml_path.absolute().parent
+    if value in (None, ""):
+        return _normal(home)
+    given = _text_path(value, f"{yaml_path}: path")
+    candidates = [given] if given.is_absolute() else [home / given, Path.cwd() / given]
+    if known_root and not given.is_absolute():
+        candidates.append(Path(known_root))
+    return _normal(next((c for c in candidates if c.is_dir()), candidates[0]))
+
+
+def _normal(path: Path) -> Path:
+    """Absolute, without ``..``; symbolic links stay as the user wrote them where that's possible."""
+    return path.resolve() if ".." in path.parts else path.absolute()
+
+
+def _read_entries(value: Any, root: Path, where: str) -> tuple[Path, ...]:
+    values = value if isinstance(value, list) else [value]
+    return tuple(_resolve(_text_path(v, where), root) for v in values)
+
+
+def _resolve(given: Path, root: Path) -> Path:
+    """An entry under the root. Exports of one labelling service write ``../train/images`` for ``train/images``."""
+    if given.parts[:1] == ("..",):
+        inside = Path(*given.parts[1:])
+        if not os.path.exists(root / given) and os.path.exists(root / inside):
+            given = inside
+    return _normal(root / given)
+
+
+def _read_annotations(value: Any, root: Path, path: Path) -> dict[str, Path]:
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        value = dict.fromkeys(SPLITS, value)
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: annotations: wants a path, or 'split: path' lines, got {value!r}")
+    for split in value:
+        if split not in SPLITS:
+            raise UserError(f"{path}: annotations: unknown split '{split}'{suggestion(str(split), SPLITS)}")
+    return {s: _resolve(_text_path(v, f"{path}: annotations: {s}"), root) for s, v in value.items() if v is not None}
+
+
+def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tuple[str, ...]:
+    given, count = values.get("names"), values.get("nc")
+    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+        raise UserError(f"{path}: nc: wants a positive number, got {count!r}")
+    if given is not None:
+        names = _checked_names(given, path)
+    else:
+        files = [s.annotations for s in splits.values() if s.annotations and s.annotations.suffix.lower() == ".json"]
+        if files:
+            names = category_names(files[0])
+        elif count is not None:
+            names = tuple(f"class_{i}" for i in range(count))
+        else:
+            raise UserError(f"{path}: has no 'names'; list the classes in the order of their ids")
+    if count is not None and count != len(names):
+        raise UserError(f"{path}: nc is {count}, but there are {len(names)} names; make them agree")
+    twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
+    if twice is not None:
+        first, second = [i for i, n in enumerate(names) if n == twice][:2]
+        raise UserError(
+            f"{path}: names: classes {first} and {second} are both called '{twice}'; give each class a name of its own"
+        )
+    return names
+
+
+def _checked_names(given: Any, path: Path) -> tuple[str, ...]:
+    if isinstance(given, dict):
+        if not all(isinstance(k, int) and not isinstance(k, bool) for k in given):
+            raise UserError(f"{path}: names: wants 'number: name' lines or a list")
+        missing = sorted(set(range(len(given))) - set(given))
+        if missing:
+            raise UserError(
+                f"{path}: names: {len(given)} names must be numbered 0 to {len(given) - 1}; {missing[0]} is missing"
+            )
+        given = [given[i] for i in range(len(given))]
+    if not isinstance(given, list) or not given:
+        raise UserError(f"{path}: names: wants a list or 'number: name' lines, got {given!r}")
+    for name in given:
+        if isinstance(name, bool) or not isinstance(name, str | int | float) or not str(name).strip():
+            raise UserError(f"{path}: names: {name!r} is no name to YAML; put it in quotes")
+    return tuple(str(name).strip() for name in given)

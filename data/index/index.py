@@ -1,0 +1,342 @@
+"""The scanned data set as flat arrays: opened from a cache file, or built and cached when something has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data.index.dataset_yaml import DatasetSpec
+from data.index.files import Listing, list_split
+from data.index.scan import ScannedSplit, scan_split
+from data.labels.clean import PARSER_VERSION
+from data.labels.findings import FlatStrings, ScanReport
+from utils.boxes import xywh_to_xyxy, xyxy_to_cxcywh
+from utils.errors import UserError
+from utils.files.array_file import CacheError, open_arrays, write_arrays
+from utils.files.caches import hold, make_room
+from utils.files.folders import cache_folder
+from utils.structures import GroundTruth
+
+CACHE_VERSION = 2  # raise when the arrays or their meaning change
+# Above this share of images without a label file a warning names them. Of COCO's training images 0.9 % have none, since
+# they hold no object; of VOC's, and of the exports of labelling services, none. Advice for backgrounds goes up to 10 %,
+# and who adds more on purpose can declare them with empty files.
+UNLABELLED_SHARE = 0.1
+SINGLE_CLASS_NAME = "object"
+
+_log = logging.getLogger("lockstep")
+
+
+@dataclass(frozen=True)
+class DatasetIndex:
+    """A split: N images and M boxes in flat arrays (read-only views of a file where the index comes from a cache)."""
+
+    names: tuple[str, ...]  # class names
+    root: Path  # absolute; paths are relative to it
+    paths: FlatStrings  # (N,) with /
+    image_hw: np.ndarray  # int32 (N, 2) upright after EXIF
+    offsets: np.ndarray  # int64 (N + 1,): boxes of image i are offsets[i]:offsets[i + 1]
+    boxes_xywh_px: np.ndarray  # float64 (M, 4), inside the image
+    classes: np.ndarray  # int32 (M,)
+    crowd: np.ndarray  # bool (M,)
+    area_px: np.ndarray  # float64 (M,) of the object, where the labels tell it, else of the box
+    report: ScanReport
+    fingerprint: str = ""
+    image_ids: FlatStrings | None = None  # (N,) as JSON; None: the file stems, or paths if two stems are the same
+    category_ids: tuple[int, ...] = ()  # of each class in COCO JSON; empty: the class numbers
+
+    @classmethod
+    def of(
+        cls,
+        names: Sequence[str],
+        paths: Sequence[str | os.PathLike],
+        image_hw: np.ndarray,
+        offsets: np.ndarray,
+        boxes_xywh_px: np.ndarray,
+        classes: np.ndarray,
+        crowd: np.ndarray | None = None,
+        area_px: np.ndarray | None = None,
+        root: str | os.PathLike = "/",
+    ) -> DatasetIndex:
+        """An index of given arrays, without files or cache; no crowd and box areas by default."""
+        boxes_xywh_px = np.asarray(boxes_xywh_px, np.float64).reshape(-1, 4)
+        offsets = np.asarray(offsets, np.int64)
+        crowd = np.zeros(len(boxes_xywh_px), bool) if crowd is None else np.asarray(crowd, bool)
+        backgrounds = int((np.diff(offsets) == 0).sum())
+        totals = {
+            "images": len(paths),
+            "backgrounds": backgrounds,
+            "boxes": int((~crowd).sum()),
+            "crowd": int(crowd.sum()),
+        }
+        return cls(
+            names=tuple(names),
+            root=Path(root),
+            paths=FlatStrings.of(os.fspath(p) for p in paths),
+            image_hw=np.asarray(image_hw, np.int32).reshape(-1, 2),
+            offsets=offsets,
+            boxes_xywh_px=boxes_xywh_px,
+            classes=np.asarray(classes, np.int32),
+            crowd=crowd,
+            area_px=boxes_xywh_px[:, 2:].prod(1) if area_px is None else np.asarray(area_px, np.float64),
+            report=ScanReport.of([], totals),
+        )
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def path(self, i: int) -> str:
+        """Absolute path of image i."""
+        return os.path.normpath(os.path.join(self.root, self.paths[i]))
+
+    def labels(self, i: int) -> np.ndarray:
+        """float32 (n, 5): class, then cx, cy, w, h as shares of image i. Crowd regions are left out."""
+        return self.labels_of(np.array([i]))[0]
+
+    def labels_of(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The labels of several images (T,), perhaps the same ones again, one after the other: float32 (n, 5), and the
+        place in ``images`` of each one's image, int64 (n,)."""
+        starts = self.offsets[images]
+        counts = self.offsets[images + 1] - starts
+        place = np.repeat(np.arange(len(images)), counts)
+        rows = np.arange(len(place)) + (starts - (np.cumsum(counts) - counts))[place]
+        shown = ~self.crowd[rows]
+        if not shown.all():
+            rows, place = rows[shown], place[shown]
+        labels = np.empty((len(rows), 5), np.float32)
+        labels[:, 0] = self.classes[rows]
+        boxes = xyxy_to_cxcywh(xywh_to_xyxy(self.boxes_xywh_px[rows]))
+        side = self.image_hw[images][place, ::-1]
+        labels[:, 1:3], labels[:, 3:5] = boxes[:, :2] / side, boxes[:, 2:] / side
+        return labels, place
+
+    def ground_truth(self) -> GroundTruth:
+        """The labels as scoring wants them, crowd regions included."""
+        if self.image_ids is None:
+            ids = tuple(os.path.splitext(os.path.basename(p))[0] for p in self.paths)
+            if len(set(ids)) < len(ids):  # the same stem in two folders, or with two suffixes
+                ids = tuple(self.paths)
+        else:
+            ids = tuple(json.loads(i) for i in self.image_ids)
+        return GroundTruth(
+            offsets=self.offsets,
+            boxes_xywh_px=self.boxes_xywh_px,
+            classes=self.classes.astype(np.int64),
+            crowd=self.crowd,
+            area_px=self.area_px,
+            image_hw=self.image_hw,
+            image_ids=ids,
+            category_ids=self.category_ids or tuple(range(len(self.names))),
+        )
+
+
+def load_index(
+    spec: DatasetSpec,
+    split: str,
+    *,
+    cache_dir: str = "",
+    workers: int = 2,
+    max_bad: float = 0.1,
+    single_cls: bool = False,
+    verify: str = "sample",
+    progress: bool = True,
+) -> DatasetIndex:
+    """The index of a split, from its cache file or by a scan that leaves one. The data set itself is only read.
+
+    Args:
+        cache_dir: where cache files and reports go; empty: $XDG_CACHE_HOME/lockstep, or ~/.cache/lockstep.
+        workers: threads of a scan: 0 for none, else at least one a CPU.
+        max_bad: largest share of images that may be left out because they or their labels can't be used.
+        single_cls: all classes as one.
+        verify: "sample" or "full", see `data.index.scan.scan_split`.
+        progress: show how far a scan is.
+
+    Raises UserError: data missing, no images, not one label file, names that don't match the labels, more than
+    ``max_bad`` bad images, no object to train on.
+    """
+    listing = list_split(spec, split)
+    _check_some_labels(listing, spec, split)
+    fingerprint = _fingerprint(spec, split, listing, single_cls, verify)
+    folder = cache_folder(cache_dir)
+    path = folder / f"{split}-{fingerprint}.index"
+    names = class_names(spec, single_cls)
+    index = open_cached(path, names, spec.root, fingerprint)
+    cached = index is not None
+    if index is None:
+        scanned = scan_split(
+            spec,
+            split,
+            listing,
+            workers=workers,
+            single_cls=single_cls,
+            show_progress=progress,
+            verify=verify,
+            partial=folder / f"{split}-{fingerprint}",
+        )
+        index = _index_of(scanned, names, spec.root, fingerprint)
+        write_cache(path, index, origin=(os.path.abspath(spec.source), split, single_cls))
+    hold(index, path)
+    report_path = path.with_suffix(".txt")
+    details = f"; report: {report_path}" if index.report.problems and report_path.exists() else ""
+    _log.info("%s: %s%s%s", split, index.report.summary(), " (cached)" if cached else "", details)
+    _warn_of_missing_labels(listing, spec, split)
+    _check_share(index.report, split, max_bad, details)
+    _check_some_objects(index, listing, spec, split)
+    return index
+
+
+def _unlabelled(listing: Listing) -> list[str]:
+    """The label files that are looked for and not there."""
+    return [file.name for file in listing.labels if file.stamp is None]
+
+
+def _check_some_labels(listing: Listing, spec: DatasetSpec, split: str) -> None:
+    """Refuses a split without one label file, before its images are read."""
+    missing = _unlabelled(listing)
+    if len(missing) == len(listing.labels):
+        raise UserError(
+            f"{spec.source}: '{split}' has {len(listing.images)} images and not one label file; the first was looked "
+            f"for at {_absolute(spec, missing[0])}"
+        )
+
+
+def _warn_of_missing_labels(listing: Listing, spec: DatasetSpec, split: str) -> None:
+    missing = _unlabelled(listing)
+    if len(missing) > UNLABELLED_SHARE * len(listing.labels):
+        shown = ", ".join(_absolute(spec, name) for name in missing[:3]) + (", ..." if len(missing) > 3 else "")
+        _log.warning(
+            "%s: %d of %d images have no label file and are taken as backgrounds; looked for at %s; where that is "
+            "meant, empty label files say so",
+            split, len(missing), len(listing.labels), shown,
+        )  # fmt: skip
+
+
+def _check_some_objects(index: DatasetIndex, listing: Listing, spec: DatasetSpec, split: str) -> None:
+    """Refuses to train on backgrounds alone; of another split it is said that nothing can be scored."""
+    if len(index.classes):
+        return
+    looked = next((file.name for file in listing.labels if file.stamp is not None), listing.labels[0].name)
+    text = f"{spec.source}: '{split}' has {len(index)} images and not one object (first label file: "
+    text += f"{_absolute(spec, looked)})"
+    if split == "train":
+        raise UserError(f"{text}; there is nothing to learn from")
+    _log.warning("%s; nothing can be scored", text)
+
+
+def _absolute(spec: DatasetSpec, name: str) -> str:
+    return os.path.normpath(os.path.join(spec.root, name))
+
+
+def _check_share(report: ScanReport, split: str, max_bad: float, details: str) -> None:
+    if report.bad_share <= max_bad and report.totals["images"]:
+        return
+    total = report.totals["images"] + report.bad_images
+    raise UserError(
+        f"'{split}': {report.bad_images} of {total} images can't be used (max_bad allows a share of {max_bad:g}): "
+        f"{'; '.join(report.bad_lines)}{details}"
+    )
+
+
+def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
+    """The names that a model of this data set has. A single class keeps its own."""
+    return (SINGLE_CLASS_NAME,) if single_cls and len(spec.names) > 1 else spec.names
+
+
+def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, single_cls: bool, verify: str) -> str:
+    """32 hex digits that change with any file's name, size or time, the classes, or the code's version; not with the
+    place of the data set."""
+    annotations = spec.split(split).annotations
+    kind = "yolo" if annotations is None else "voc" if annotations.is_dir() else "coco"
+    settings = [CACHE_VERSION, PARSER_VERSION, kind, split, single_cls, spec.names]
+    settings += [verify] if verify != "sample" else []  # it may leave out images that a sample does not show
+    digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16)
+    for files in (listing.images, listing.labels):
+        rows = (f"{f.name}\0{f.stamp.size} {f.stamp.mtime_ns}" if f.stamp else f"{f.name}\0" for f in files)
+        digest.update("\0\0".join(rows).encode("utf-8", "surrogateescape") + b"\0\0\0")
+    digest.update(json.dumps([str(f) for f in listing.findings]).encode())
+    return digest.hexdigest()
+
+
+def _index_of(scanned: ScannedSplit, names: tuple[str, ...], root: Path, fingerprint: str) -> DatasetIndex:
+    boxes = scanned.boxes
+    return DatasetIndex(
+        names=names,
+        root=root,
+        paths=FlatStrings.of(scanned.names),
+        image_hw=scanned.image_hw,
+        offsets=scanned.offsets,
+        boxes_xywh_px=boxes.boxes_xywh_px,
+        classes=boxes.classes,
+        crowd=boxes.crowd,
+        area_px=boxes.area_px,
+        report=scanned.report,
+        fingerprint=fingerprint,
+        image_ids=None if scanned.image_ids is None else FlatStrings.of(json.dumps(i) for i in scanned.image_ids),
+        category_ids=scanned.category_ids,
+    )
+
+
+_ARRAYS = ("image_hw", "offsets", "boxes_xywh_px", "classes", "crowd", "area_px")
+
+
+def write_cache(path: Path, index: DatasetIndex, origin: tuple[str, str, bool] = ("", "", False)) -> None:
+    """A cache that can't be written costs time, not the run: one line says so. Others may go to make room for it.
+
+    Args:
+        origin: what tells the data set from others, whichever version of it this is: YAML, split and ``single_cls``.
+    """
+    report = index.report
+    strings = {"paths": index.paths, "report": report.lines, "image_ids": index.image_ids}
+    arrays = {name: getattr(index, name) for name in _ARRAYS}
+    for name, flat in strings.items():
+        if flat is not None:
+            arrays |= {f"{name}.data": flat.data, f"{name}.offsets": flat.offsets}
+    meta = {
+        "version": [CACHE_VERSION, PARSER_VERSION],
+        "fingerprint": index.fingerprint,
+        "category_ids": index.category_ids,
+        "totals": report.totals,
+        "bad_lines": report.bad_lines,
+        "origin": origin,
+    }
+    try:
+        write_arrays(path, meta, arrays)
+        make_room(path.parent, 0, keep=path)
+        if len(report.lines):
+            report.write(path.with_suffix(".txt"))
+    except OSError as error:
+        _log.warning("%s: the index can't be cached (%s); the next start scans again", path.parent, error.strerror)
+
+
+def open_cached(path: Path, names: tuple[str, ...], root: Path, fingerprint: str) -> DatasetIndex | None:
+    """The index in a cache file, mapped; None if there is no such file, or, with a warning, one that can't be used."""
+    try:
+        meta, arrays = open_arrays(path)
+        if meta["fingerprint"] != fingerprint or meta["version"] != [CACHE_VERSION, PARSER_VERSION]:
+            raise CacheError("of another version")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (CacheError, OSError) as error:
+        _log.warning("%s: the cached index can't be used (%s); scanning again", path, error)
+        return None
+
+    def strings(name: str) -> FlatStrings:
+        return FlatStrings(arrays[f"{name}.data"], arrays[f"{name}.offsets"])
+
+    return DatasetIndex(
+        names=names,
+        root=root,
+        paths=strings("paths"),
+        **{name: arrays[name] for name in _ARRAYS},
+        report=ScanReport(meta["totals"], strings("report"), tuple(meta["bad_lines"])),
+        fingerprint=fingerprint,
+        image_ids=strings("image_ids") if "image_ids.data" in arrays else None,
+        category_ids=tuple(meta["category_ids"]),
+    )

@@ -1,0 +1,130 @@
+"""What an interrupted scan has read, in a file beside the index caches, so that the next one goes on there.
+
+Chunks are appended every few seconds and when the scan is interrupted, each with its checksum: what a kill or a full
+disk has left of the last one is ignored. A scan of a few seconds writes nothing, and a finished one removes the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import time
+import zlib
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+import numpy as np
+
+from data.labels.findings import Finding
+from utils.files.safe_io import read_regular
+
+SAVE_EVERY_S = 5.0
+# First image, images, rows, bytes of JSON, and CRC-32 of all that follows.
+_FIXED = struct.Struct("<QIIII")
+_MOST_BYTES = 1 << 32
+_COLUMNS = 9  # of data.labels.clean.row_table
+
+
+class Placed(NamedTuple):
+    """A finding with what the report is sorted by."""
+
+    image: int
+    line: int  # -1: the image or the label file itself
+    finding: Finding
+
+
+class ScannedChunk(NamedTuple):
+    """What was read of n images in a row."""
+
+    first: int
+    image_hw: np.ndarray  # int32 (n, 2); (0, 0) where the image can't be read
+    table: np.ndarray  # float64 (R, 9), see data.labels.clean
+    found: list[Placed]
+    hidden: int  # images whose damage only decoding showed
+
+    def __len__(self) -> int:
+        return len(self.image_hw)
+
+
+class PartialScan:
+    """Chunks on their way to ``path``; nothing is kept if that is None, or cannot be written."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._waiting: list[ScannedChunk] = []
+        self._saved_at = time.monotonic()
+
+    def __enter__(self) -> PartialScan:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._save()
+        elif self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
+
+    def add(self, chunk: ScannedChunk) -> None:
+        self._waiting.append(chunk)
+        if time.monotonic() - self._saved_at > SAVE_EVERY_S:
+            self._save()
+
+    def load(self, starts: range, size: int, count: int) -> list[ScannedChunk]:
+        """The whole chunks of an earlier scan of ``count`` images that begin at ``starts``, with ``size`` images but
+        perhaps for the last."""
+        if self._path is None:
+            return []
+        try:
+            data = read_regular(self._path, most=_MOST_BYTES)
+        except OSError:
+            return []
+        found: dict[int, ScannedChunk] = {}
+        at = whole = 0
+        while at + _FIXED.size <= len(data):
+            first, images, rows, text_bytes, crc = _FIXED.unpack_from(data, at)
+            at += _FIXED.size
+            end = at + 8 * images + 8 * _COLUMNS * rows + text_bytes
+            if end > len(data) or zlib.crc32(data[at:end]) != crc:
+                break
+            if first in starts and images == min(size, count - first):
+                found[first] = _unpacked(first, images, rows, data[at:end])
+            at = whole = end
+        if whole < len(data):  # what comes after it could not be found
+            with contextlib.suppress(OSError):
+                os.truncate(self._path, whole)
+        return list(found.values())
+
+    def _save(self) -> None:
+        chunks, self._waiting = self._waiting, []
+        self._saved_at = time.monotonic()
+        if self._path is None or not chunks:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._path, "ab") as file:
+                file.write(b"".join(map(_packed, chunks)))
+        except OSError:  # it costs an interrupted scan its work, as it would without this file
+            self._path = None
+
+
+def _packed(chunk: ScannedChunk) -> bytes:
+    text = json.dumps([chunk.hidden, *([p.image, p.line, *p.finding] for p in chunk.found)]).encode()
+    body = chunk.image_hw.astype("<i4").tobytes() + chunk.table.astype("<f8").tobytes() + text
+    return _FIXED.pack(chunk.first, len(chunk), len(chunk.table), len(text), zlib.crc32(body)) + body
+
+
+def _unpacked(first: int, images: int, rows: int, body: bytes) -> ScannedChunk:
+    table_at, text_at = 8 * images, 8 * images + 8 * _COLUMNS * rows
+    hidden, *found = json.loads(body[text_at:])
+    return ScannedChunk(
+        first,
+        np.frombuffer(body, "<i4", 2 * images).reshape(images, 2),
+        np.frombuffer(body, "<f8", _COLUMNS * rows, table_at).reshape(rows, _COLUMNS),
+        [Placed(image, line, Finding(*finding)) for image, line, *finding in found],
+        hidden,
+    )

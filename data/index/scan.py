@@ -1,0 +1,247 @@
+"""Reads and checks every image and label of a split, in parallel, into flat arrays and a report.
+
+Threads and not processes: decoding (OpenCV) and reading release the interpreter lock and are nearly all of the work;
+threads start at once, share the listing, and are safe in a process that already talks to a GPU or to other ranks.
+Boxes are checked for the whole split at once afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from data.image_io.decode import HiddenDamageError, check_image
+from data.index.dataset_yaml import DatasetSpec
+from data.index.files import Listing
+from data.index.label_reader import LabelSource, label_source
+from data.index.partial_scan import PartialScan, Placed, ScannedChunk
+from data.labels.clean import Boxes, LabelFileError, RawLabels, clean_rows, row_table
+from data.labels.findings import (
+    BAD_IMAGE,
+    BAD_LABEL,
+    BAD_ROW,
+    IMAGE_LOST,
+    NO_LABEL,
+    NOT_FINITE,
+    OUTSIDE,
+    SIZE,
+    UNKNOWN_CLASS,
+    Finding,
+    ScanReport,
+)
+from utils.errors import UserError
+from utils.logger import get_logger, progress
+from utils.machine.resources import available_cores
+
+SAMPLED = 128  # images: if two in a hundred are damaged, they hold one such with a probability of 92 %
+_CHUNK = 32  # images a task: enough to hide the cost of a task, few enough to keep the bar moving
+_SPOILING = frozenset({BAD_ROW, OUTSIDE, UNKNOWN_CLASS})  # rows that mean an object, but can't be used
+
+
+class ScannedSplit(NamedTuple):
+    """Images that can be used, N, and their boxes, M; see `data.index.index.DatasetIndex` for the arrays."""
+
+    names: list[str]  # relative paths, with /
+    image_ids: list[int | str] | None  # the source's ids, None where it has none
+    category_ids: tuple[int, ...]
+    image_hw: np.ndarray
+    offsets: np.ndarray
+    boxes: Boxes
+    report: ScanReport
+
+
+def scan_split(
+    spec: DatasetSpec,
+    split: str,
+    listing: Listing,
+    *,
+    workers: int,
+    single_cls: bool,
+    show_progress: bool,
+    verify: str = "sample",
+    partial: Path | None = None,
+) -> ScannedSplit:
+    """Reads a listed split. The result doesn't depend on ``workers`` (0: in this thread; else at least one a CPU).
+
+    Args:
+        verify: "full" decodes every image; "sample" those whose bytes look wrong, those of unusual kinds, and
+            `SAMPLED` others. If one of these is damaged, all are decoded.
+        partial: stem of the files that keep what an interrupted scan has read, for the next one; None: nothing is kept.
+
+    Raises UserError when the labels don't fit the names.
+    """
+    source = label_source(spec, split, listing, single_cls)
+    count = len(source.images)
+    decoded = np.ones(count, bool) if verify == "full" else _sample(count)
+
+    def read(name: str, title: str) -> list[ScannedChunk]:
+        kept = PartialScan(None if partial is None else partial.with_name(f"{partial.name}-{name}.partial"))
+        return _read_all(spec.root, source, decoded, workers, title, show_progress, kept)
+
+    chunks = read(verify, f"scanning {split}")
+    hidden = sum(chunk.hidden for chunk in chunks)
+    if hidden and not decoded.all():
+        get_logger().warning(
+            "%s: %d of %d sampled images are damaged where only decoding shows it; all are decoded now",
+            split, hidden, decoded.sum(),
+        )  # fmt: skip
+        decoded[:] = True
+        chunks = read("all", f"decoding {split}")
+    image_hw = np.concatenate([c.image_hw for c in chunks])
+    boxes, row_findings = clean_rows(np.concatenate([c.table for c in chunks]), image_hw, source.normalised)
+    found = [p for c in chunks for p in c.found]
+    found += [Placed(f.image, f.line, Finding(source.where(f.image, f.line), f.kind, f.text)) for f in row_findings]
+    found += _unusable_labels(found, boxes, source)
+    found.sort(key=lambda p: (p.image, p.line))
+    _check_labels_fit(found, len(boxes.image), spec, split)
+    return _assemble(source, image_hw, boxes, found, [*listing.findings, *source.findings])
+
+
+def _sample(count: int) -> np.ndarray:
+    """Which of ``count`` images are decoded whatever they look like, bool (count,): always the same ones."""
+    chosen = np.zeros(count, bool)
+    chosen[np.random.Generator(np.random.Philox(key=count)).permutation(count)[:SAMPLED]] = True
+    return chosen
+
+
+def _read_all(
+    root: Path,
+    source: LabelSource,
+    decoded: np.ndarray,
+    workers: int,
+    title: str,
+    show_progress: bool,
+    kept: PartialScan,
+) -> list[ScannedChunk]:
+    count = len(source.images)
+    starts = range(0, count, _CHUNK)
+    chunks = kept.load(starts, _CHUNK, count)
+    if chunks:
+        get_logger().info("%s: %d of %d images were read before an interruption", title, sum(map(len, chunks)), count)
+    missing = sorted(set(starts) - {chunk.first for chunk in chunks})
+
+    def read(first: int) -> ScannedChunk:
+        return _read_chunk(range(first, min(first + _CHUNK, count)), root, source, decoded)
+
+    def images_done(results: Iterator[ScannedChunk]) -> Iterator[int]:
+        for chunk in results:
+            chunks.append(chunk)
+            kept.add(chunk)
+            yield from range(len(chunk))
+
+    def drain(results: Iterator[ScannedChunk]) -> None:
+        total = count - sum(map(len, chunks))
+        for _ in progress(images_done(results), desc=title, total=total, enabled=show_progress):
+            pass
+
+    with kept:
+        if workers == 0:
+            drain(map(read, missing))
+        else:
+            with ThreadPoolExecutor(min(32, max(workers, available_cores()))) as pool:
+                try:
+                    drain(pool.map(read, missing))
+                except BaseException:  # Ctrl-C: don't finish what is queued
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
+    return sorted(chunks, key=lambda chunk: chunk.first)
+
+
+def _read_chunk(images: range, root: Path, source: LabelSource, decoded: np.ndarray) -> ScannedChunk:
+    sizes, with_rows, labels, found, hidden = [], [], [], [], 0
+    for i in images:
+        size, raw, problems, is_hidden = _read_one(i, root, source, bool(decoded[i]))
+        hidden += is_hidden
+        sizes.append(size)
+        found += problems
+        if raw is not None:
+            with_rows.append(i)
+            labels.append(raw)
+    return ScannedChunk(images.start, np.array(sizes, np.int32), row_table(with_rows, labels), found, hidden)
+
+
+def _read_one(
+    i: int, root: Path, source: LabelSource, decode: bool
+) -> tuple[tuple[int, int], RawLabels | None, list[Placed], bool]:
+    """Upright size, rows (None where there are none to use), findings, and whether only decoding showed damage."""
+    name = source.images[i].name
+    path = os.path.join(root, name)
+    try:
+        size = check_image(path, decode=decode)
+    except UserError as error:
+        finding = Finding(name, BAD_IMAGE, f"{str(error).removeprefix(path + ': ')}; left out")
+        return (0, 0), None, [Placed(i, -1, finding)], isinstance(error, HiddenDamageError)
+    try:
+        raw = source.read(i)
+    except LabelFileError as error:
+        return size, None, [Placed(i, -1, Finding(source.where(i), BAD_LABEL, f"{error}; image left out"))], False
+    if raw is None:
+        return size, None, [Placed(i, -1, Finding(source.where(i), NO_LABEL, f"{name} is taken as background"))], False
+    problems = [Placed(i, p.line, Finding(source.where(i, p.line), p.kind, p.text)) for p in raw.problems]
+    if raw.size_hw not in (None, size):
+        (height, width), (h, w) = size, raw.size_hw
+        text = f"labels are for {w}x{h}, the image is {width}x{height} upright; boxes are taken as they stand"
+        problems.append(Placed(i, -1, Finding(source.where(i), SIZE, text)))
+    return size, raw, problems, False
+
+
+def _unusable_labels(found: list[Placed], boxes: Boxes, source: LabelSource) -> list[Placed]:
+    """Images whose labels hold a number that is none, or whose objects are all unusable: taken as background they would
+    teach that the objects are none."""
+    diverged = {p.image: p.line for p in reversed(found) if p.finding.kind == NOT_FINITE}
+    spoilt = {p.image for p in found if p.finding.kind in _SPOILING} - set(np.unique(boxes.image).tolist())
+    lost = [
+        Placed(i, -1, Finding(source.where(i, line), BAD_LABEL, "a number is not finite; image left out"))
+        for i, line in diverged.items()
+    ]
+    text = "no row can be used; image left out"
+    return lost + [Placed(i, -1, Finding(source.where(i), BAD_LABEL, text)) for i in spoilt - set(diverged)]
+
+
+def _check_labels_fit(found: list[Placed], boxes: int, spec: DatasetSpec, split: str) -> None:
+    unknown = [p.finding for p in found if p.finding.kind == UNKNOWN_CLASS]
+    if len(unknown) > boxes:
+        first = unknown[0]
+        raise UserError(
+            f"{spec.source}: the names don't match the labels: {len(unknown):,} of {len(unknown) + boxes:,} objects in "
+            f"'{split}' are of no class in 'names' (first: {first.where}: {first.text})"
+        )
+
+
+def _assemble(
+    source: LabelSource,
+    image_hw: np.ndarray,
+    boxes: Boxes,
+    found: list[Placed],
+    general: list[Finding],
+) -> ScannedSplit:
+    """Leaves out the lost images and renumbers the rest."""
+    keep = np.ones(len(image_hw), bool)
+    keep[[p.image for p in found if p.finding.kind in IMAGE_LOST]] = False
+    of_kept = keep[boxes.image]
+    boxes = Boxes(*(column[of_kept] for column in boxes))
+    new_number = np.cumsum(keep) - 1
+    boxes = boxes._replace(image=new_number[boxes.image])
+    kept = np.flatnonzero(keep).tolist()
+    per_image = np.bincount(boxes.image, minlength=len(kept))
+    crowd = int(boxes.crowd.sum())
+    totals = {
+        "images": len(kept),
+        "backgrounds": int((per_image == 0).sum()),
+        "boxes": len(boxes.image) - crowd,
+        "crowd": crowd,
+    }
+    return ScannedSplit(
+        names=[source.images[i].name for i in kept],
+        image_ids=None if source.image_ids is None else [source.image_ids[i] for i in kept],
+        category_ids=source.category_ids,
+        image_hw=image_hw[keep],
+        offsets=np.concatenate([[0], np.cumsum(per_image)]).astype(np.int64),
+        boxes=boxes,
+        report=ScanReport.of([*general, *(p.finding for p in found)], totals),
+    )

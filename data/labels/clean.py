@@ -1,0 +1,138 @@
+"""What all label formats share: the rows a parser hands over, and the one place where boxes are checked and mended.
+
+A parser (labels_yolo, labels_voc, labels_coco) turns one file into rows and reports rows that are no boxes; geometry is
+checked here, for a whole data set at once, so that a set gives the same boxes in any format.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from data.labels.findings import CLIPPED, DUPLICATE, NO_AREA, OUTSIDE
+from utils.boxes import clip_xyxy, xyxy_to_xywh
+
+# Raise this when the same label files would give other boxes: all caches are rebuilt.
+PARSER_VERSION = 2
+
+MIN_SIDE_PX = 1e-3  # a side below this is no side: what rounding leaves of a box without area
+
+
+class RowProblem(NamedTuple):
+    """A row that is no box."""
+
+    line: int
+    kind: str
+    text: str
+
+
+class RawLabels(NamedTuple):
+    """One image's labels as its file has them, before any check of geometry."""
+
+    rows: list[tuple]  # (class, x1, y1, x2, y2, area, crowd, line): numbers, in the order of the file
+    problems: list[RowProblem]
+    size_hw: tuple[int, int] | None = None  # the image's size according to the file
+
+
+def is_plain_number_text(text: str) -> bool:
+    """Whether Python's float reads what any program would: it also takes 1_0, and the digits of all scripts."""
+    return text.isascii() and "_" not in text
+
+
+class LabelFileError(Exception):
+    """A label file of which nothing can be used. The message begins with the line where there is one."""
+
+
+# Columns of a row table: which image, then the columns of RawLabels.rows.
+IMAGE, CLASS, X1, Y1, X2, Y2, AREA, CROWD, LINE = range(9)
+
+
+def row_table(images: list[int], labels: list[RawLabels]) -> np.ndarray:
+    """float64 (R, 9): all rows of some images, in order."""
+    rows = [(image, *row) for image, raw in zip(images, labels) for row in raw.rows]
+    return np.array(rows, np.float64).reshape(-1, 9)
+
+
+class RowFinding(NamedTuple):
+    """What `clean_rows` did to a row."""
+
+    image: int
+    line: int
+    kind: str
+    text: str
+
+
+class Boxes(NamedTuple):
+    """Checked boxes, by image and in the order of the files."""
+
+    image: np.ndarray  # int64 (M,)
+    classes: np.ndarray  # int32 (M,)
+    boxes_xywh_px: np.ndarray  # float64 (M, 4), inside the image
+    area_px: np.ndarray  # float64 (M,)
+    crowd: np.ndarray  # bool (M,)
+
+
+@np.errstate(over="ignore", invalid="ignore")  # rows of any numbers may come in; infinities are looked for
+def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalised: bool) -> tuple[Boxes, list[RowFinding]]:
+    """Clips boxes to their images and leaves out those without area, outside the image, or repeated exactly.
+
+    Args:
+        table: float64 (R, 9), see `row_table`; images ascending.
+        image_hw: int (N, 2) upright sizes.
+        normalised: whether corners and areas are shares of the image rather than pixels.
+    """
+    image = table[:, IMAGE].astype(np.int64)
+    height, width = image_hw[image].astype(np.float64).T
+    corners, area = table[:, X1 : Y2 + 1], table[:, AREA]
+    if normalised:
+        corners, area = corners * np.stack([width, height, width, height], 1), area * width * height
+    size = corners[:, 2:] - corners[:, :2]
+    has_area = ((size >= MIN_SIDE_PX) & np.isfinite(size)).all(1)
+    inside = clip_xyxy(corners, width, height)
+    inside_size = inside[:, 2:] - inside[:, :2]
+    outside = has_area & ~(inside_size >= MIN_SIDE_PX).all(1)
+    kept = has_area & ~outside
+    duplicate = kept & _repeated(np.column_stack([image, table[:, CLASS], table[:, CROWD], corners]), kept)
+    # Labels are rounded to 0.01 px (COCO) or a millionth (YOLO): that much over the edge is nobody's mistake.
+    tolerance = 0.01 + 1e-5 * np.maximum(height, width)
+    clipped = kept & ~duplicate & (np.abs(inside - corners).max(1, initial=0) > tolerance)
+    findings = _findings(
+        table, corners, image_hw, {NO_AREA: ~has_area, OUTSIDE: outside, DUPLICATE: duplicate, CLIPPED: clipped}
+    )
+
+    kept &= ~duplicate
+    table, area, inside_size = table[kept], area[kept], inside_size[kept]
+    # A clipped object keeps the share of its area that its box keeps.
+    area *= np.where(clipped[kept], (inside_size / size[kept]).prod(1), 1)
+    area = np.where(np.isfinite(area), area, inside_size.prod(1))
+    boxes = Boxes(image[kept], table[:, CLASS].astype(np.int32), xyxy_to_xywh(inside[kept]), area, table[:, CROWD] != 0)
+    return boxes, findings
+
+
+def _repeated(keys: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """bool (R,): rows equal to an earlier row, both ``among`` those asked about."""
+    repeated = np.zeros(len(keys), bool)
+    rows = np.flatnonzero(among)
+    order = rows[np.lexsort(keys[rows].T[::-1])]  # stable: equal rows stay in file order
+    repeated[order[1:]] = (keys[order[1:]] == keys[order[:-1]]).all(1)
+    return repeated
+
+
+def _findings(
+    table: np.ndarray, corners: np.ndarray, image_hw: np.ndarray, masks: dict[str, np.ndarray]
+) -> list[RowFinding]:
+    findings = []
+    for kind, mask in masks.items():
+        for row in np.flatnonzero(mask):
+            image = int(table[row, IMAGE])
+            box = ", ".join(f"{v:.6g}" for v in corners[row])
+            height, width = image_hw[image]
+            text = {
+                NO_AREA: f"corners {box} px; left out",
+                OUTSIDE: f"corners {box} px, image {width}x{height}; left out",
+                DUPLICATE: f"corners {box} px repeat an earlier row; left out",
+                CLIPPED: f"corners {box} px reach over the image, {width}x{height}; clipped to it",
+            }[kind]
+            findings.append(RowFinding(image, int(table[row, LINE]), kind, text))
+    return findings

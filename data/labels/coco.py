@@ -1,0 +1,180 @@
+"""COCO detection JSON: a whole split in one file, boxes as x, y, w, h in pixels, classes matched by name."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from data.labels.clean import RawLabels, RowProblem
+from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
+from utils.config.yaml_files import suggestion
+from utils.errors import UserError
+from utils.files.safe_io import open_regular
+
+_MOST = 1e300  # no number of pixels
+
+
+class CocoImage(NamedTuple):
+    """An entry of ``images`` with its annotations; lines are positions in ``annotations``."""
+
+    file_name: str  # with /
+    image_id: int | str
+    labels: RawLabels
+
+
+class CocoFile(NamedTuple):
+    """A COCO JSON, with classes matched by name."""
+
+    images: list[CocoImage]
+    category_ids: tuple[int, ...]  # the file's id of each class; an unused id where the file doesn't have the class
+    annotation_ids: list[Any]  # by position
+    strays: list[tuple[int, str]]  # positions of annotations of no image, and why
+
+
+def read_coco(path: Path, names: tuple[str, ...] | None) -> CocoFile:
+    """Reads a file. ``names`` None takes every category as class 0. Raises UserError when it is no COCO JSON."""
+    data = _load(path)
+    images, annotations, categories = (_entries(data, key, path) for key in ("images", "annotations", "categories"))
+    try:
+        category_name = {_typed(c["id"], int): str(_typed(c["name"], str, int, float)) for c in categories}
+        found = {
+            _typed(i["id"], int, str): CocoImage(
+                i["file_name"].replace("\\", "/"), i["id"], RawLabels([], [], _size(i))
+            )
+            for i in images
+        }
+    except (KeyError, TypeError, AttributeError):
+        raise UserError(f"{path}: an image without id and file_name, or a category without id and name") from None
+    if len(found) < len(images):
+        raise UserError(f"{path}: two images have the same id; ids must be unique")
+    if len(category_name) < len(categories):
+        raise UserError(f"{path}: two categories have the same id; ids must be unique")
+    class_of = {i: (0 if names is None else names.index(n) if n in names else n) for i, n in category_name.items()}
+    strays = []
+    for position, annotation in enumerate(annotations):
+        image = _image_of(annotation, found)
+        if image is None:
+            strays.append((position, "its image_id is not among the images"))
+            continue
+        parsed = _parse_annotation(annotation, position, class_of, names or ())
+        (image.labels.problems if isinstance(parsed, RowProblem) else image.labels.rows).append(parsed)
+    annotation_ids = [a.get("id", i) if isinstance(a, dict) else i for i, a in enumerate(annotations)]
+    return CocoFile(list(found.values()), _category_ids(category_name, names), annotation_ids, strays)
+
+
+def _typed(value: Any, *kinds: type) -> Any:
+    """``value`` if it is of one of ``kinds``, where true is no number; TypeError if not."""
+    if type(value) not in kinds:
+        raise TypeError
+    return value
+
+
+def category_names(path: Path) -> tuple[str, ...]:
+    """The names of a COCO JSON's categories, in the order of their ids. Raises UserError.
+
+    Only the list of categories is parsed where that can be found in the text: the files are large.
+    """
+    text = _read_text(path)
+    decoder = json.JSONDecoder()
+    for match in re.finditer(r'(?<!\\)"categories"\s*:\s*(?=\[)', text):
+        try:
+            categories, _ = decoder.raw_decode(text, match.end())
+            return tuple(str(c["name"]) for c in sorted(categories, key=lambda c: c["id"]))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue  # a key of that name elsewhere, such as in "info"
+    raise UserError(f"{path}: has no categories to take the names from; is it a COCO JSON?")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with open_regular(path) as file:
+            # What begins like no JSON is not read to its end: it may be a file of a terabyte, most of it a hole.
+            if not file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip().startswith((b"{", b"[")):
+                raise UserError(f"{path}: not a COCO JSON: wants images, annotations and categories")
+            file.seek(0)
+            return file.read().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such annotation file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except MemoryError:
+        raise UserError(f"{path}: is larger than the memory of this machine") from None
+
+
+def _load(path: Path) -> dict:
+    try:
+        data = json.loads(_read_text(path), object_pairs_hook=_once_each)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}: malformed JSON ({error.msg}, column {error.colno})") from None
+    except ValueError as error:  # a key twice, or a number of thousands of digits
+        raise UserError(f"{path}: malformed JSON ({str(error).split(';')[0]})") from None
+    except RecursionError:
+        raise UserError(f"{path}: malformed JSON (nested too deeply)") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: not a COCO JSON: wants images, annotations and categories")
+    return data
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, which must not have a key twice: the last would be taken without a word."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for i, key in enumerate(keys) if key in keys[:i])
+        raise ValueError(f"the key '{twice[:60]}' is there twice in one object")
+    return content
+
+
+def _entries(data: dict, key: str, path: Path) -> list:
+    if not isinstance(data.get(key), list):
+        raise UserError(f"{path}: has no list of '{key}'; is it a COCO JSON of detection?")
+    return data[key]
+
+
+def _category_ids(category_name: dict[int, str], names: tuple[str, ...] | None) -> tuple[int, ...]:
+    if names is None:
+        return (min(category_name, default=0),)
+    id_of = {name: i for i, name in category_name.items()}
+    unused = max(category_name, default=-1) + 1
+    return tuple(id_of.get(name, unused + k) for k, name in enumerate(names))
+
+
+def _size(image: dict) -> tuple[int, int] | None:
+    height, width = image.get("height"), image.get("width")
+    return (height, width) if isinstance(height, int) and isinstance(width, int) and height > 0 < width else None
+
+
+def _image_of(annotation: Any, found: dict[int | str, CocoImage]) -> CocoImage | None:
+    image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
+    return found.get(image_id) if type(image_id) in (int, str) else None
+
+
+def _parse_annotation(annotation: dict, position: int, class_of: dict, names: tuple[str, ...]) -> tuple | RowProblem:
+    box = annotation.get("bbox")
+    if not (isinstance(box, list) and len(box) == 4 and all(type(v) in (int, float) for v in box)):
+        return RowProblem(position, BAD_ROW, f"bbox wants four numbers, got {str(box)[:60]}")
+    if not all(-_MOST < v < _MOST for v in box):  # not isfinite: there are integers that no float holds
+        return RowProblem(position, NOT_FINITE, f"bbox {str(box)[:100]}")
+    category = annotation.get("category_id")
+    if type(category) is not int or category not in class_of:
+        return RowProblem(
+            position, UNKNOWN_CLASS, f"category {str(category)[:60]} is not among the categories; left out"
+        )
+    class_id = class_of[category]
+    if isinstance(class_id, str):
+        return RowProblem(
+            position, UNKNOWN_CLASS, f"'{class_id}' is not in the names{suggestion(class_id, names)}; left out"
+        )
+    crowd = annotation.get("iscrowd")
+    if crowd not in (0, 1, None):
+        return RowProblem(position, BAD_ROW, f"iscrowd wants 0 or 1, got {str(crowd)[:60]}")
+    x, y, w, h = box
+    area = annotation.get("area")
+    if not isinstance(area, int | float) or not 0 <= area < _MOST:
+        area = w * h
+    return (class_id, x, y, x + w, y + h, area, 1 if crowd else 0, position)

@@ -1,0 +1,137 @@
+"""What a scan found wrong, line by line, and the totals. Nothing is left out or changed without a line here.
+
+Names are kept as `FlatStrings`, in two arrays: nothing for the garbage collector to count.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class FlatStrings:
+    """An immutable sequence of strings. File names that are not UTF-8 survive (surrogateescape)."""
+
+    data: np.ndarray  # uint8 (P,) UTF-8, one string after another
+    offsets: np.ndarray  # int64 (N + 1,): string i is data[offsets[i]:offsets[i + 1]]
+
+    @classmethod
+    def of(cls, strings: Iterable[str]) -> FlatStrings:
+        encoded = list(map(_encoded, strings))
+        offsets = np.zeros(len(encoded) + 1, np.int64)
+        np.cumsum([len(e) for e in encoded], out=offsets[1:])
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, i: int) -> str:
+        n = len(self)
+        if not -n <= i < n:
+            raise IndexError(f"{i} of {n} strings")
+        i %= n
+        return self.data[self.offsets[i] : self.offsets[i + 1]].tobytes().decode("utf-8", "surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[i] for i in range(len(self)))
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half a character, as an escape in JSON may have it: no file is called so
+        return text.encode("utf-8", "backslashreplace")
+
+
+# Kinds of findings. The image is left out:
+BAD_IMAGE = "unreadable image"
+MISSING_IMAGE = "missing image"
+BAD_LABEL = "unusable label file"
+# The row is left out:
+BAD_ROW = "bad row"
+UNKNOWN_CLASS = "unknown class"
+NO_AREA = "box without area"
+NOT_FINITE = "number not finite"  # and the image with it: what else the file says cannot be trusted
+OUTSIDE = "box outside the image"
+DUPLICATE = "duplicate box"
+# Mended, or only told:
+CLIPPED = "box clipped"
+SIZE = "size mismatch"
+REPEATED_IMAGE = "image listed twice"
+UNLISTED = "image without annotations entry"
+ABSENT = "annotated image not in the split"
+UNSUPPORTED = "file of an unsupported kind"
+NO_LABEL = "missing label file"
+
+IMAGE_LOST = (BAD_IMAGE, MISSING_IMAGE, BAD_LABEL)
+_NOT_A_PROBLEM = frozenset({NO_LABEL})
+
+
+class Finding(NamedTuple):
+    """One line of the report."""
+
+    where: str  # file, or file:line, relative to the data set
+    kind: str  # one of the kinds above
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.kind}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class ScanReport:
+    """Totals (``images``, ``backgrounds``, ``boxes``, ``crowd``, and a count for each kind) and lines of text."""
+
+    totals: dict[str, int]
+    lines: FlatStrings  # "file:line: kind: what", paths relative to the data set's folder
+    bad_lines: tuple[str, ...] = ()  # the first few lines of images that were left out
+
+    @classmethod
+    def of(cls, findings: Iterable[Finding], totals: dict[str, int]) -> ScanReport:
+        findings = list(findings)
+        bad = [str(f) for f in findings if f.kind in IMAGE_LOST][:3]
+        return cls(totals | Counter(f.kind for f in findings), FlatStrings.of(map(str, findings)), tuple(bad))
+
+    @property
+    def problems(self) -> int:
+        """Findings that the user may want to mend; backgrounds are none."""
+        counts = {"images", "backgrounds", "boxes", "crowd"} | _NOT_A_PROBLEM
+        return sum(n for kind, n in self.totals.items() if kind not in counts)
+
+    @property
+    def bad_images(self) -> int:
+        """Images left out because they, or their label files, can't be used."""
+        return sum(self.totals.get(kind, 0) for kind in IMAGE_LOST)
+
+    @property
+    def bad_share(self) -> float:
+        """Of all images that were looked for."""
+        return self.bad_images / max(self.totals.get("images", 0) + self.bad_images, 1)
+
+    def summary(self) -> str:
+        """One line: images, backgrounds, boxes, problems by kind."""
+        t = self.totals
+        unlabelled = f" ({t[NO_LABEL]:,} without a label file)" if t.get(NO_LABEL) else ""
+        text = f"{t['images']:,} images, {t['backgrounds']:,} backgrounds{unlabelled}, {t['boxes']:,} boxes"
+        text += f" and {t['crowd']:,} crowd regions" if t.get("crowd") else ""
+        kinds = {k: n for k, n in t.items() if k not in {"images", "backgrounds", "boxes", "crowd"} | _NOT_A_PROBLEM}
+        detail = ", ".join(f"{n:,} {k}" for k, n in sorted(kinds.items(), key=lambda item: -item[1]))
+        return f"{text}, {self.problems:,} problems" + (f" ({detail})" if detail else "")
+
+    def write(self, path: str | os.PathLike) -> None:
+        """The totals and all lines as text."""
+        with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(self.summary() + "\n")
+            file.writelines(f"{line}\n" for line in self.lines)
+
+
+def relative_name(path: Path | str, root: Path) -> str:
+    """``path`` from the data set's folder, with ``/``; with leading ``..`` when it lies elsewhere."""
+    return os.path.relpath(path, root).replace(os.sep, "/")

@@ -1,0 +1,132 @@
+"""Pascal VOC XML: one file an image, objects with a name and the corners xmin, ymin, xmax, ymax in pixels.
+
+The corners are taken as they stand, without the shift by one of VOC's own 1-based pixel counting: width is xmax - xmin.
+So do the tools that people annotate with and the converters to YOLO txt. ``difficult`` objects are ordinary ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from xml.parsers import expat
+
+from data.labels.clean import LabelFileError, RawLabels, RowProblem, is_plain_number_text
+from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
+from utils.config.yaml_files import suggestion
+
+_CORNERS = ("xmin", "ymin", "xmax", "ymax")
+_ODD = ""  # beside an object's fields: what makes them ambiguous
+_DEEP = 5  # levels; nothing that matters is as deep
+
+
+def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
+    """Rows with corners and areas in pixels, and the image size that the file states; lines are those of ``<object>``.
+
+    Args:
+        data: the file's bytes.
+        class_ids: by name; None takes every name as class 0.
+
+    Raises LabelFileError when the file is no VOC annotation.
+    """
+    reader = _Reader()
+    reader.parse(data)
+    labels = RawLabels([], [], reader.size_hw())
+    for line, fields in reader.objects:
+        parsed = _parse_object(fields, line, class_ids)
+        (labels.problems if isinstance(parsed, RowProblem) else labels.rows).append(parsed)
+    return labels
+
+
+class _Reader:
+    """Collects the text of the elements that matter, with line numbers (which ElementTree doesn't keep)."""
+
+    def __init__(self) -> None:
+        self.objects: list[tuple[int, dict[str, str]]] = []  # line, then name and corners as text
+        self._size: dict[str, str] = {}
+        self._path: list[str] = []
+        self._boxes = 0  # of the object
+        self._text: list[str] = []
+        self._parser = expat.ParserCreate()
+        self._parser.buffer_text = True
+        self._parser.StartElementHandler = self._start
+        self._parser.EndElementHandler = self._end
+        self._parser.CharacterDataHandler = self._text.append
+        self._parser.EntityDeclHandler = self._declares_entity
+
+    def parse(self, data: bytes) -> None:
+        try:
+            self._parser.Parse(data, True)
+        except expat.ExpatError as error:
+            raise LabelFileError(f"{error.lineno}: malformed XML ({expat.ErrorString(error.code)})") from None
+        except (ValueError, LookupError):  # of Python's, whose encodings the parser asks for
+            raise LabelFileError("1: malformed XML (in an encoding that cannot be read)") from None
+
+    def size_hw(self) -> tuple[int, int] | None:
+        """None where the file has none; some tools write zeros."""
+        try:
+            size = int(self._size["height"]), int(self._size["width"])
+        except (KeyError, ValueError):
+            return None
+        return size if min(size) > 0 else None
+
+    def _start(self, tag: str, _attributes: dict) -> None:
+        if not self._path and tag != "annotation":
+            raise LabelFileError(f"{self._parser.CurrentLineNumber}: <{tag}> where VOC has <annotation>")
+        if self._is_field(self._around(), self._path[-1] if self._path else ""):
+            self._note_odd(f"<{tag}> inside <{self._path[-1]}>")
+        if self._path[1:_DEEP] == ["object"] and tag == "bndbox":
+            self._boxes += 1
+            if self._boxes > 1:
+                self._note_odd("two <bndbox>")
+        self._path.append(tag)
+        self._text.clear()
+        if self._path[1:_DEEP] == ["object"]:
+            self.objects.append((self._parser.CurrentLineNumber, {}))
+            self._boxes = 0
+
+    def _around(self) -> list[str]:
+        """What the element is in, below <annotation>; of a deeper one the beginning."""
+        return self._path[1 : min(len(self._path) - 1, _DEEP)]
+
+    def _declares_entity(self, name: str, *_: object) -> None:
+        """Entities can stand for other files, or for a billion letters; no annotation needs one."""
+        raise LabelFileError(f"{self._parser.CurrentLineNumber}: declares the entity '{name}'")
+
+    @staticmethod
+    def _is_field(where: list[str], tag: str) -> bool:
+        return (where == ["object"] and tag == "name") or (where == ["object", "bndbox"] and tag in _CORNERS)
+
+    def _note_odd(self, what: str) -> None:
+        self.objects[-1][1].setdefault(_ODD, what)
+
+    def _end(self, tag: str) -> None:
+        where, text = self._around(), "".join(self._text).strip()
+        if where == ["size"]:
+            self._size[tag] = text
+        elif self._is_field(where, tag):
+            if tag in self.objects[-1][1]:
+                self._note_odd(f"two <{tag}>")
+            self.objects[-1][1][tag] = text
+        self._path.pop()
+        self._text.clear()
+
+
+def _parse_object(fields: dict[str, str], line: int, class_ids: Mapping[str, int] | None) -> tuple | RowProblem:
+    if _ODD in fields:
+        return RowProblem(line, BAD_ROW, f"object with {fields[_ODD]}")
+    missing = [tag for tag in ("name", *_CORNERS) if not fields.get(tag)]
+    if missing:
+        return RowProblem(line, BAD_ROW, f"object without {', '.join(missing)}")
+    try:
+        if not all(is_plain_number_text(fields[tag]) for tag in _CORNERS):
+            raise ValueError
+        x1, y1, x2, y2 = (float(fields[tag]) for tag in _CORNERS)
+    except ValueError:
+        return RowProblem(line, BAD_ROW, f"corners are not numbers: {' '.join(fields[tag] for tag in _CORNERS)[:60]!r}")
+    if not all(map(isfinite, (x1, y1, x2, y2))):
+        return RowProblem(line, NOT_FINITE, f"corners {' '.join(fields[tag] for tag in _CORNERS)[:60]!r}")
+    name = fields["name"]
+    if class_ids is not None and name not in class_ids:
+        return RowProblem(line, UNKNOWN_CLASS, f"'{name}' is not in the names{suggestion(name, class_ids)}; left out")
+    class_id = 0 if class_ids is None else class_ids[name]
+    return (class_id, x1, y1, x2, y2, (x2 - x1) * (y2 - y1), 0, line)

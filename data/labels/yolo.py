@@ -1,0 +1,74 @@
+"""YOLO txt, a row an object: ``class cx cy w h`` or a polygon ``class x1 y1 x2 y2 x3 y3 ...``, shares of the image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+
+from data.labels.clean import LabelFileError, RawLabels, RowProblem, is_plain_number_text
+from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
+
+
+def parse_yolo(data: bytes, num_classes: int | None) -> RawLabels:
+    """Rows with corners and areas as shares of the image.
+
+    Args:
+        data: the file's bytes.
+        num_classes: ids at or above this are reported and left out; None takes any id, as class 0.
+
+    Raises LabelFileError when the file isn't text.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise LabelFileError(f"not text ({error.reason} at byte {error.start})") from None
+    labels = RawLabels([], [])
+    is_plain = is_plain_number_text(text)
+    for line, row in enumerate(text.splitlines(), 1):
+        fields = row.split()
+        if not fields:
+            continue
+        if is_plain or is_plain_number_text("".join(fields)):
+            parsed = _parse_row(fields, line, num_classes)
+        else:
+            parsed = _not_numbers(fields, line)
+        (labels.problems if isinstance(parsed, RowProblem) else labels.rows).append(parsed)
+    return labels
+
+
+def _parse_row(fields: list[str], line: int, num_classes: int | None) -> tuple | RowProblem:
+    try:
+        values = [float(f) for f in fields]
+    except ValueError:
+        return _not_numbers(fields, line)
+    count = len(values)
+    if count != 5 and (count < 7 or count % 2 == 0):
+        hint = "; a confidence column?" if count == 6 else ""
+        return RowProblem(
+            line, BAD_ROW, f"{count} fields, wants 5 (class cx cy w h) or class and 3 points or more{hint}"
+        )
+    if not all(map(isfinite, values)):
+        return RowProblem(line, NOT_FINITE, f"{' '.join(fields)[:60]!r}")
+    class_id = values[0]
+    if class_id != int(class_id):
+        return RowProblem(line, BAD_ROW, f"class {fields[0]} is no whole number")
+    if class_id < 0 or (num_classes is not None and class_id >= num_classes):
+        top = f"0 to {num_classes - 1}" if num_classes is not None else "0 and up"
+        return RowProblem(line, UNKNOWN_CLASS, f"class {int(class_id)}, the names have {top}; left out")
+    if num_classes is None:
+        class_id = 0
+    if count == 5:
+        _, cx, cy, w, h = values
+        return (class_id, cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2, w * h, 0, line)
+    xs, ys = values[1::2], values[2::2]
+    return (class_id, min(xs), min(ys), max(xs), max(ys), polygon_area(xs, ys), 0, line)
+
+
+def _not_numbers(fields: list[str], line: int) -> RowProblem:
+    return RowProblem(line, BAD_ROW, f"not numbers: {' '.join(fields)[:60]!r}")
+
+
+def polygon_area(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Area inside a simple polygon (the shoelace formula)."""
+    twice = sum(xs[i - 1] * ys[i] - xs[i] * ys[i - 1] for i in range(len(xs)))
+    return abs(twice) / 2

@@ -1,0 +1,180 @@
+"""Memory that workers draw batches into and that their parent reads them from, used again and again.
+
+A fresh segment a batch, which is how torch hands tensors over, costs the kernel more than drawing a picture costs us:
+each of its pages is found, cleared and mapped anew. Here the parent gives every request a slot of one mapping, and has
+it back when the last tensor that shows the batch is gone. Whoever lets a device copy from such a tensor keeps it until
+the copy has ended (`engine.prefetcher`). Where there is no such memory (not on Linux), or all slots are in use, a batch
+has memory of its own (`data.loading.collate.new_pixels`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import mmap
+import os
+import weakref
+from dataclasses import replace
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from utils.structures import Batch
+
+_log = logging.getLogger("lockstep")
+
+PORTABLE = 1  # cudaHostRegisterPortable: for every device of the process
+
+
+class PageLock:
+    """Locks ranges of memory that were allocated without CUDA; tensors there are then pinned.
+
+    Where the system refuses once (a limit on locked memory, a driver that cannot), nothing more is tried, and that is
+    said. What is not locked is no less usable: torch copies it to pinned memory of its own.
+    """
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._has_been_refused = False
+
+    def lock(self, address: int, nbytes: int) -> bool:
+        """Whether ``nbytes`` from ``address`` on are locked now. They must be to `unlock` before they are unmapped."""
+        if self._has_been_refused:
+            return False
+        reason = self._register(address, nbytes)
+        if reason is None:
+            return True
+        self._has_been_refused = True
+        _log.info("batches are copied once more on their way to the GPU: their memory cannot be locked (%s)", reason)
+        return False
+
+    def unlock(self, address: int) -> None:
+        if os.getpid() == self._owner:  # a forked worker has the finalizers of its parent, but no CUDA
+            torch.cuda.cudart().cudaHostUnregister(address)
+
+    def _register(self, address: int, nbytes: int) -> str | None:
+        """None, or why not."""
+        try:
+            code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, PORTABLE))
+        except (RuntimeError, AssertionError) as error:  # a torch without CUDA
+            return str(error).splitlines()[0]
+        if code == 0:
+            return None
+        _forget_last_error()
+        return str(torch.cuda.CudaError(code))
+
+
+def _forget_last_error() -> None:
+    """CUDA remembers a thread's last error, and torch would blame it on the next kernel that this thread starts: let
+    that be one of no consequence."""
+    try:
+        torch.zeros(1, device="cuda").add_(1)
+    except RuntimeError:
+        pass
+
+
+_numbers = itertools.count()
+_by_number: weakref.WeakValueDictionary[int, BatchSlots] = weakref.WeakValueDictionary()
+
+
+class BatchSlots:
+    """Slots of equal size in one shared mapping. A page takes memory once something has been written to it."""
+
+    def __init__(self, count: int, slot_bytes: int, page_lock: PageLock | None = None) -> None:
+        """OSError where the system refuses. ``page_lock``: locks slots, so that a GPU copies straight from them."""
+        handle = os.memfd_create("lockstep-batches")
+        os.truncate(handle, count * _whole_pages(slot_bytes))
+        self._map(handle, slot_bytes)
+        self.number = next(_numbers)
+        self._free = list(range(count))  # the last one given back goes out first: its pages exist
+        self._out: set[int] = set()  # with a worker
+        self._page_lock = page_lock
+        self._tried_to_lock: set[int] = set()
+        _by_number[self.number] = self
+
+    def _map(self, handle: int, slot_bytes: int) -> None:
+        self.slot_bytes = slot_bytes
+        self._handle = handle
+        self._pitch = _whole_pages(slot_bytes)  # pages are locked slot by slot, so no two slots share one
+        self._memory = np.frombuffer(mmap.mmap(handle, 0), np.uint8)
+        weakref.finalize(self, os.close, handle).atexit = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a worker that is not forked: it maps the same memory."""
+        return {"handle": DupFd(self._handle), "slot_bytes": self.slot_bytes, "number": self.number}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.number = state["number"]
+        self._map(state["handle"].detach(), state["slot_bytes"])
+
+    def take(self, wanted_bytes: int) -> int | None:
+        """A slot for a worker to draw into, if there is one as large as that."""
+        if wanted_bytes > self.slot_bytes or not self._free:
+            return None
+        slot = self._free.pop()
+        self._out.add(slot)
+        return slot
+
+    def take_back(self) -> None:
+        """Slots that workers have. To be called when these have ended."""
+        self._free.extend(self._out)
+        self._out.clear()
+
+    def pixels(self, slot: int, shape: tuple[int, ...]) -> np.ndarray:
+        """uint8 of ``shape`` in a slot."""
+        first = slot * self._pitch
+        return self._memory[first : first + math.prod(shape)].reshape(shape)
+
+    def arrived(self, slot: int, shape: tuple[int, ...]) -> Tensor:
+        """The same as a tensor; the slot is free again when its memory is not referred to any more."""
+        pixels = self.pixels(slot, shape)
+        self._out.discard(slot)
+        self._lock(slot)
+        weakref.finalize(pixels, self._free.append, slot).atexit = False  # torch's storage keeps the array alive
+        return torch.from_numpy(pixels)
+
+    def _lock(self, slot: int) -> None:
+        """Once, when the first batch has come in it: to lock pages takes memory, and some slots are never used."""
+        if self._page_lock is None or slot in self._tried_to_lock:
+            return
+        self._tried_to_lock.add(slot)
+        address = self._memory.ctypes.data + slot * self._pitch
+        if self._page_lock.lock(address, self._pitch):
+            # The array is the base of every slot's and goes after the last of them, before the mapping does.
+            weakref.finalize(self._memory, self._page_lock.unlock, address).atexit = False
+
+
+class SlottedBatch:
+    """A `Batch` about to leave a worker, with its images in a slot. What arrives is the batch."""
+
+    def __init__(self, batch: Batch, slots: BatchSlots, slot: int) -> None:
+        self.batch = batch
+        self.slots = slots
+        self.slot = slot
+
+    def __reduce__(self) -> tuple:
+        images = self.batch.images
+        shape = tuple(images.permute(0, 2, 3, 1).shape)
+        return _arrived, (self.slots.number, self.slot, shape, replace(self.batch, images=images[..., :0, :0].clone()))
+
+
+def _arrived(number: int, slot: int, shape: tuple[int, ...], batch: Batch) -> Batch:
+    return replace(batch, images=_by_number[number].arrived(slot, shape).permute(0, 3, 1, 2))
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def open_slots(count: int, slot_bytes: int, page_lock: PageLock | None = None) -> BatchSlots | None:
+    """Slots, or None where there can be none."""
+    if not hasattr(os, "memfd_create") or slot_bytes == 0:
+        return None
+    try:
+        return BatchSlots(count, slot_bytes, page_lock)
+    except OSError:  # no such memory, or not as much
+        return None

@@ -1,0 +1,175 @@
+"""Plans to pixels with OpenCV: each source image is resampled once, straight into the output canvas.
+
+OpenCV's warps count pixel centres as integers, plans count pixel edges; `_centred` is the half-pixel between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from data.augment.boxes import project_points
+from data.augment.plan import Picture, SamplePlan, Tile
+
+GREY = 114
+_POLYGON_BITS = 4  # sub-pixel bits of OpenCV's polygon filler
+_MIRRORED = {(False, False): None, (True, False): 1, (False, True): 0, (True, True): -1}  # x, y: code of cv2.flip
+
+
+def render_plan(plan: SamplePlan, load: Callable[[int], np.ndarray], place: np.ndarray | None = None) -> np.ndarray:
+    """One training picture: uint8 (H, W, 3). `data.augment.plan` has its labels.
+
+    Args:
+        plan: from `data.augment.plan.draw_plans`, drawn for the very source sizes that ``load`` returns.
+        load: image index to source image, uint8 (h, w, 3) RGB.
+        place: uint8 (H, W, 3) to draw into; then it is what is returned.
+    """
+    place = np.empty((*plan.canvas_hw, 3), np.uint8) if place is None else place
+    if len(plan.pictures) == 1:
+        return _render_picture(plan.pictures[0], load, place)
+    first, second = (_render_picture(picture, load, np.empty_like(place)) for picture in plan.pictures)
+    return cv2.addWeighted(first, plan.mix, second, 1 - plan.mix, 0, dst=place)
+
+
+def _render_picture(picture: Picture, load: Callable[[int], np.ndarray], place: np.ndarray) -> np.ndarray:
+    canvas = place if picture.colour is None else np.empty_like(place)
+    canvas[:] = GREY
+    for tile in picture.tiles:
+        draw_tile(tile, load(tile.index), canvas)
+    return canvas if picture.colour is None else cv2.transform(canvas, picture.colour, dst=place)
+
+
+def draw_tile(tile: Tile, source: np.ndarray, canvas: np.ndarray) -> None:
+    """Paints one tile onto ``canvas`` uint8 (H, W, 3), in place; pixels outside the tile are left as they are."""
+    x1, y1, x2, y2 = tile.region
+    crop = source[y1:y2, x1:x2]
+    (scale_x, skew_x, shift_x), (skew_y, scale_y, shift_y), (tilt_x, tilt_y, _) = tile.matrix.tolist()
+    if skew_x or skew_y or tilt_x or tilt_y:
+        _warp_into(crop, tile, canvas)
+        return
+    across = round(scale_x * x1 + shift_x), round(scale_x * x2 + shift_x)
+    down = round(scale_y * y1 + shift_y), round(scale_y * y2 + shift_y)
+    mirrored = _MIRRORED[across[1] < across[0], down[1] < down[0]]
+    _resize_into(crop if mirrored is None else cv2.flip(crop, mirrored), sorted(across), sorted(down), canvas)
+
+
+def _resize_into(crop: np.ndarray, across: Sequence[int], down: Sequence[int], canvas: np.ndarray) -> None:
+    """Fills the columns ``across`` and rows ``down`` (first, end), of which some may lie outside."""
+    (left, right), (top, bottom) = across, down
+    height, width = canvas.shape[:2]
+    if top >= 0 and left >= 0 and bottom <= height and right <= width:
+        resize(crop, right - left, bottom - top, canvas[top:bottom, left:right])
+        return
+    piece = resize(crop, right - left, bottom - top)
+    canvas[max(top, 0) : bottom, max(left, 0) : right] = piece[
+        max(-top, 0) : height - top, max(-left, 0) : width - left
+    ]
+
+
+def resize(image: np.ndarray, width: int, height: int, target: np.ndarray | None = None) -> np.ndarray:
+    """Bilinear, or by area where both sides shrink to half or less, which bilinear would alias.
+
+    ``target``, uint8 (height, width, 3) and perhaps a part of a larger picture, takes the result if it is given.
+    """
+    if image.shape[:2] == (height, width):
+        if target is None:
+            return image
+        target[:] = image
+        return target
+    by_area = image.shape[0] >= 2 * height and image.shape[1] >= 2 * width
+    method = cv2.INTER_AREA if by_area else cv2.INTER_LINEAR
+    return cv2.resize(image, (width, height), dst=target, interpolation=method)
+
+
+def _warp_into(crop: np.ndarray, tile: Tile, canvas: np.ndarray) -> None:
+    height, width = crop.shape[:2]
+    matrix = tile.matrix @ _shift(*tile.region[:2])
+    outline = project_points(matrix, np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float64))
+    left, top = np.floor(outline.min(0)).clip(0).astype(int).tolist()
+    right, bottom = np.ceil(outline.max(0)).clip(None, (canvas.shape[1], canvas.shape[0])).astype(int).tolist()
+    if right <= left or bottom <= top:
+        return
+    crop, matrix = _shrunk(crop, matrix)
+    matrix = _centred(_shift(-left, -top) @ matrix)
+    size = (right - left, bottom - top)
+    options = {"flags": cv2.INTER_LINEAR, "borderMode": cv2.BORDER_REPLICATE}
+    if matrix[2, 0] == matrix[2, 1] == 0:
+        piece = cv2.warpAffine(crop, matrix[:2] / matrix[2, 2], size, **options)
+    else:
+        piece = cv2.warpPerspective(crop, matrix, size, **options)
+    mask = np.zeros((size[1], size[0]), np.uint8)
+    polygon = np.rint((outline - (left, top) - 0.5) * 2**_POLYGON_BITS).astype(np.int32)
+    cv2.fillConvexPoly(mask, polygon, 255, shift=_POLYGON_BITS)
+    cv2.copyTo(piece, mask, canvas[top:bottom, left:right])
+
+
+def _shrunk(crop: np.ndarray, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The crop reduced by a whole factor where the warp would shrink it to half or less, and its matrix."""
+    height, width = crop.shape[:2]
+    centre = np.array([[width / 2, height / 2], [width / 2 + 1, height / 2], [width / 2, height / 2 + 1]])
+    origin, along_x, along_y = project_points(matrix, centre)
+    scale = math.sqrt(abs(float(np.linalg.det(np.stack([along_x - origin, along_y - origin])))))
+    factor = int(1 / max(scale, 1e-3))
+    if factor < 2:
+        return crop, matrix
+    small_w, small_h = max(width // factor, 1), max(height // factor, 1)
+    small = cv2.resize(crop, (small_w, small_h), interpolation=cv2.INTER_AREA)
+    return small, matrix @ np.diag([width / small_w, height / small_h, 1.0])
+
+
+def _shift(x: float, y: float) -> np.ndarray:
+    return np.array([[1.0, 0.0, x], [0.0, 1.0, y], [0.0, 0.0, 1.0]])
+
+
+def _centred(matrix: np.ndarray) -> np.ndarray:
+    return _shift(-0.5, -0.5) @ matrix @ _shift(0.5, 0.5)
+
+
+class Letterbox(NamedTuple):
+    """How an image is fitted into a canvas: canvas pixels = original pixels * gain + pad, for each axis.
+
+    The gains differ a little, since either side of the resized image is a whole number of pixels.
+    """
+
+    width: int  # of the resized image, pixels
+    height: int
+    pad_x: int
+    pad_y: int
+    gain_x: float
+    gain_y: float
+
+
+def fit_letterbox(image_hw: tuple[int, int], canvas_hw: tuple[int, int], longest: int | None = None) -> Letterbox:
+    """The largest centred fit of an image into a canvas, its longer side at most ``longest`` pixels.
+
+    Sizes round up and an odd pixel of padding goes right and below, as in the published evaluations of YOLO models.
+    """
+    height, width = (int(v) for v in image_hw)
+    limits = [(canvas_hw[0], height), (canvas_hw[1], width)]
+    if longest is not None:
+        limits.append((longest, max(height, width)))
+    numerator, denominator = min(limits, key=lambda limit: limit[0] / limit[1])
+    new_h = min(-(-height * numerator // denominator), canvas_hw[0])
+    new_w = min(-(-width * numerator // denominator), canvas_hw[1])
+    pad_x, pad_y = (round((total - used) / 2 - 0.1) for total, used in ((canvas_hw[1], new_w), (canvas_hw[0], new_h)))
+    return Letterbox(new_w, new_h, pad_x, pad_y, new_w / width, new_h / height)
+
+
+def letterbox(
+    image: np.ndarray, canvas_hw: tuple[int, int], fit: Letterbox, place: np.ndarray | None = None
+) -> np.ndarray:
+    """Resizes bilinearly and pads with grey: uint8 (H, W, 3), ``place`` if that is given."""
+    canvas = np.empty((*canvas_hw, 3), np.uint8) if place is None else place
+    right, bottom = fit.pad_x + fit.width, fit.pad_y + fit.height
+    canvas[: fit.pad_y], canvas[bottom:] = GREY, GREY
+    middle = canvas[fit.pad_y : bottom]
+    middle[:, : fit.pad_x], middle[:, right:] = GREY, GREY
+    if image.shape[:2] == (fit.height, fit.width):
+        middle[:, fit.pad_x : right] = image
+    else:
+        cv2.resize(image, (fit.width, fit.height), dst=middle[:, fit.pad_x : right], interpolation=cv2.INTER_LINEAR)
+    return canvas

@@ -1,0 +1,189 @@
+"""Plans of a batch as a table of numbers, which is all that the torch renderer needs besides source pixels.
+
+Legend: B pictures, L layers (the B first pictures, then the second ones of those that are mixed), K tile slots a layer
+(1, or 4 where there is a mosaic), T tiles in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.augment.plan import Picture, SamplePlan
+from data.render.mipmap import PyramidLayout, level_image, level_sizes, levels_for
+from utils.shared_tensors import InlineTensors, new_pixels
+
+MOSAIC_SLOTS = 4
+# A pixel between two tiles must not miss both for a rounding error; half a canvas pixel is never as little as this.
+EDGE_TOLERANCE = 1e-3
+VISIBLE_MARGIN = 2  # source pixels around what is seen, for neighbours and rounding
+
+
+class Column:
+    """Columns of `RenderTable.geometry`."""
+
+    MATRIX = slice(0, 9)  # canvas to source, by rows, in pixels of the level that is read
+    INSIDE = slice(9, 13)  # x1, y1, x2, y2 of the region
+    READ = slice(13, 17)  # the same for pixel centres: coordinates are clamped to it
+    COUNT = 17
+
+
+@dataclass(frozen=True, slots=True)
+class RenderTable(InlineTensors):
+    """What is painted where. An empty slot has a region that nothing lies in."""
+
+    canvas_hw: tuple[int, int]
+    pictures: int  # B
+    has_perspective: bool
+    geometry: Tensor  # float32 (L, K, 17), see `Column`
+    address: Tensor  # int64 (L, K, 2): where pixel (0, 0) would lie in the flat source pixels, and pixels a row
+    colour: Tensor  # float32 (L, 3, 3) on RGB columns
+    mixed: Tensor  # int64 (L - B,): picture that a second layer is mixed into
+    share: Tensor  # float32 (L - B,): of that picture's first layer
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> RenderTable:
+        """The table with ``function`` applied to its tensors."""
+        changed = {f.name: function(v) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        return replace(self, **changed)
+
+
+class Tiles(NamedTuple):
+    """Tiles whose pixels are wanted."""
+
+    index: np.ndarray  # int64 (T,) image
+    level: np.ndarray  # int64 (T,)
+    box: np.ndarray  # int64 (T, 4) x1, y1, x2, y2: what is read, in pixels of the level
+
+
+class SourcePixels(Protocol):
+    """Knows where source pixels lie, or puts them somewhere."""
+
+    def locate(self, tiles: Tiles) -> np.ndarray:
+        """int64 (T, 2), as `RenderTable.address`."""
+
+
+class CachedPixels:
+    """Source pixels that lie in a device cache."""
+
+    def __init__(self, layout: PyramidLayout) -> None:
+        self.layout = layout
+
+    def locate(self, tiles: Tiles) -> np.ndarray:
+        pitch = level_sizes(self.layout.source_hw[tiles.index], tiles.level)[:, 1]
+        return np.stack([self.layout.start_of(tiles.index, tiles.level), pitch], 1)
+
+
+class PackedPixels:
+    """Source pixels that travel with the table: what is seen of each tile's image, one after the other.
+
+    After `locate`, ``pixels`` is uint8 (P, 3), P at least 1.
+    """
+
+    def __init__(self, load: Callable[[int], np.ndarray]) -> None:
+        """``load``: image index to source image, uint8 (h, w, 3) RGB."""
+        self._load = load
+        self.pixels = torch.zeros((1, 3), dtype=torch.uint8)  # something to read where no tile lies
+
+    def locate(self, tiles: Tiles) -> np.ndarray:
+        sizes = tiles.box[:, 2:] - tiles.box[:, :2]
+        starts = np.concatenate([[0], np.cumsum(sizes.prod(1))]).astype(np.int64)
+        self.pixels = new_pixels(1, (int(starts[-1]), 1)).view(-1, 3)
+        flat = self.pixels.numpy()
+        for number, (index, level) in enumerate(zip(tiles.index.tolist(), tiles.level.tolist())):
+            x1, y1, x2, y2 = tiles.box[number].tolist()
+            place = flat[starts[number] : starts[number + 1]].reshape(y2 - y1, x2 - x1, 3)
+            place[:] = level_image(self._load(index), level)[y1:y2, x1:x2]
+        origin = starts[:-1] - tiles.box[:, 1] * sizes[:, 0] - tiles.box[:, 0]
+        return np.stack([origin, sizes[:, 0]], 1)
+
+
+def build_table(
+    plans: Sequence[SamplePlan], canvas_hw: tuple[int, int], source_hw: np.ndarray, sources: SourcePixels
+) -> RenderTable:
+    """The table of plans that share a canvas size.
+
+    Args:
+        plans: from `data.augment.plan.draw_plans`, drawn for ``source_hw``.
+        canvas_hw: of all of them.
+        source_hw: int (N, 2) of every source image.
+        sources: where their pixels are.
+    """
+    mixed = [number for number, plan in enumerate(plans) if len(plan.pictures) == 2]
+    layers = [plan.pictures[0] for plan in plans] + [plans[number].pictures[1] for number in mixed]
+    slots = MOSAIC_SLOTS if any(len(layer.tiles) > 1 for layer in layers) else 1
+    geometry = np.zeros((len(layers), slots, Column.COUNT), np.float32)
+    geometry[..., Column.MATRIX] = np.eye(3, dtype=np.float32).reshape(-1)
+    geometry[..., Column.INSIDE] = (1, 1, 0, 0)
+    address = np.zeros((len(layers), slots, 2), np.int64)
+    has_perspective = False
+    if any(layer.tiles for layer in layers):
+        layer_of, slot_of = np.array([(n, k) for n, layer in enumerate(layers) for k in range(len(layer.tiles))]).T
+        inverse, inside, read, tiles = _measure(layers, source_hw, canvas_hw)
+        rows = np.concatenate([inverse.reshape(-1, 9), inside, read], 1)
+        geometry[layer_of, slot_of] = rows
+        address[layer_of, slot_of] = sources.locate(tiles)
+        has_perspective = bool((inverse[:, 2, :2] != 0).any())
+    return RenderTable(
+        canvas_hw=canvas_hw,
+        pictures=len(plans),
+        has_perspective=has_perspective,
+        geometry=torch.from_numpy(geometry),
+        address=torch.from_numpy(address),
+        colour=torch.from_numpy(_colours(layers)),
+        mixed=torch.tensor(mixed, dtype=torch.int64),
+        share=torch.tensor([plans[number].mix for number in mixed], dtype=torch.float32),
+    )
+
+
+def _measure(
+    layers: Sequence[Picture], source_hw: np.ndarray, canvas_hw: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, Tiles]:
+    """Canvas-to-source matrices (T, 3, 3), the columns INSIDE and READ (T, 4), and what is read, all in pixels of each
+    tile's level."""
+    tiles = [tile for layer in layers for tile in layer.tiles]
+    index = np.array([tile.index for tile in tiles])
+    regions = np.array([tile.region for tile in tiles], np.float64)
+    matrices = np.stack([tile.matrix for tile in tiles])
+    levels = levels_for(matrices, regions)
+    full = source_hw[index][:, ::-1].astype(np.float64)
+    size = level_sizes(source_hw[index], levels)[:, ::-1].astype(np.float64)
+    gain = size / full
+    to_level = np.zeros_like(matrices)
+    to_level[:, [0, 1, 2], [0, 1, 2]] = np.concatenate([gain, np.ones((len(gain), 1))], 1)
+    inverse = to_level @ np.linalg.inv(matrices)
+    inverse[(matrices[:, 2, :2] == 0).all(1), 2] = (0, 0, 1)
+    corners = regions * np.tile(gain, 2)
+    first = np.minimum(corners[:, :2], size - 1)
+    last = np.clip(corners[:, 2:] - 1, first, size - 1)
+    box = np.concatenate([np.floor(first), np.ceil(last) + 1], 1)
+    visible = _visible(inverse, canvas_hw)
+    # A tile that only touches the canvas with its rounding keeps one pixel.
+    box[:, :2] = np.clip(np.floor(visible[:, :2]), box[:, :2], box[:, 2:] - 1)
+    box[:, 2:] = np.clip(np.ceil(visible[:, 2:]), box[:, :2] + 1, box[:, 2:])
+    tolerance = np.array([-1, -1, 1, 1]) * EDGE_TOLERANCE
+    wanted = Tiles(index, levels, box.astype(np.int64))
+    return inverse, corners + tolerance, np.concatenate([first, last], 1), wanted
+
+
+def _visible(inverse: np.ndarray, canvas_hw: tuple[int, int]) -> np.ndarray:
+    """(T, 4): what of each source the canvas shows at most, with a margin; everything where there is perspective."""
+    height, width = canvas_hw
+    canvas = np.array([[0, 0, 1], [width, 0, 1], [width, height, 1], [0, height, 1]], np.float64)
+    seen = np.einsum("tij,cj->tci", inverse, canvas)[..., :2]
+    bounds = np.concatenate([seen.min(1) - VISIBLE_MARGIN, seen.max(1) + VISIBLE_MARGIN], 1)
+    is_affine = (inverse[:, 2, :2] == 0).all(1)
+    return np.where(is_affine[:, None], bounds, np.array([-np.inf, -np.inf, np.inf, np.inf]))
+
+
+def _colours(layers: Sequence[Picture]) -> np.ndarray:
+    """float32 (L, 3, 3); the identity for a picture whose colours stay."""
+    colours = np.tile(np.eye(3, dtype=np.float32), (len(layers), 1, 1))
+    for number, layer in enumerate(layers):
+        if layer.colour is not None:
+            colours[number] = layer.colour
+    return colours

@@ -1,0 +1,321 @@
+"""Which images a step holds: the epoch's order, and batches of sample keys for one rank.
+
+The order and its canvases are functions of (seed, epoch), not of rank or worker. Training: global batch k of an epoch
+is positions [kB, (k + 1)B) of it, on any number of ranks; a rank renders a contiguous shard, which may be empty.
+Validation: a fixed list of batches, dealt out whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch.utils.data.distributed import DistributedSampler
+
+from utils.distributed.groups import share_bounds
+from utils.rng import Stream, keyed_generator
+from utils.structures import SampleKey
+
+
+class EpochOrder:
+    """A fresh order each epoch: a permutation, or draws by weight; gathered by aspect for rectangular batches."""
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        seed: int,
+        batch_size: int,
+        imgsz: int,
+        stride: int,
+        image_hw: np.ndarray | None = None,
+        pad: float = 0.0,
+        block: int = 0,
+    ) -> None:
+        """
+        Args:
+            count: N images.
+            seed: of the run.
+            batch_size: B, the global batch.
+            imgsz: side of square canvases, longer side of images on rectangular ones, pixels.
+            stride: canvas sides are its multiples.
+            image_hw: int (N, 2); given for rectangular batches only.
+            pad: strides added to each side of a rectangular canvas before rounding up.
+            block: neighbours in the order that are partners of each other; 0: all images are.
+        """
+        self.seed = seed
+        self.batch_size = batch_size
+        self.imgsz = imgsz
+        self.stride = stride
+        self.pad = pad
+        self.block = block
+        self.weights: np.ndarray | None = None  # float64 (N,), of images; set for weighted draws
+        self._count = count
+        self._aspects = None if image_hw is None else image_hw[:, 0] / image_hw[:, 1]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def indices(self, epoch: int) -> np.ndarray:
+        """Images int64 (N,) by position in the epoch. Every image once, unless drawn by weight (with replacement)."""
+        rng = keyed_generator(self.seed, Stream.PERMUTATION, epoch)
+        if self.weights is None:
+            order = rng.permutation(self._count)
+        else:
+            draw = keyed_generator(self.seed, Stream.IMAGE_WEIGHTS, epoch)
+            order = draw.choice(self._count, self._count, p=self.weights / self.weights.sum())
+        return order if self._aspects is None else self._gathered(order, rng)
+
+    def _gathered(self, order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """The same images such that each batch holds similar aspects.
+
+        Images whose own canvas would be the same form a bucket, and stay in random order within it. The row of buckets
+        is cut into batches, and the full batches are shuffled: their number is the same in every epoch.
+        """
+        shapes = rect_shapes(self._aspects, self._aspects, self.imgsz, self.stride, self.pad)
+        bucket = (shapes[:, 0] - shapes[:, 1])[order]
+        order = order[np.argsort(bucket, kind="stable")]
+        full = self._count // self.batch_size
+        head, tail = np.split(order, [full * self.batch_size])
+        return np.concatenate([rng.permutation(head.reshape(full, self.batch_size)).reshape(-1), tail])
+
+    def block_bounds(self, position: int) -> tuple[int, int]:
+        """First position and end of the block around ``position``. Blocks are aligned to the epoch's beginning; what is
+        left at its end belongs to the last one."""
+        last = max(self._count // self.block - 1, 0)
+        number = min(position // self.block, last)
+        return number * self.block, self._count if number == last else (number + 1) * self.block
+
+    def canvas(self, indices: np.ndarray) -> tuple[int, int]:
+        """Height and width for a batch of these images, pixels."""
+        if self._aspects is None:
+            return self.imgsz, self.imgsz
+        aspects = self._aspects[indices]
+        shape = rect_shapes(aspects.min(keepdims=True), aspects.max(keepdims=True), self.imgsz, self.stride, self.pad)
+        return int(shape[0, 0]), int(shape[0, 1])
+
+
+def rect_shapes(low: np.ndarray, high: np.ndarray, imgsz: int, stride: int, pad: float) -> np.ndarray:
+    """The smallest canvases for images of aspects (height / width) from ``low`` to ``high`` (n,), longer side imgsz.
+
+    Returns:
+        int64 (n, 2), height and width, rounded up to strides after adding ``pad`` strides.
+    """
+    share = np.stack([np.minimum(high, 1), np.minimum(1 / low, 1)], 1)
+    return (np.ceil(share * imgsz / stride + pad - 1e-9) * stride).astype(np.int64)
+
+
+def fixed_batches(
+    image_hw: np.ndarray, *, batch_size: int, imgsz: int, stride: int, rect: bool, pad: float
+) -> list[tuple[np.ndarray, tuple[int, int]]]:
+    """The batches of validation: every image once, in the order of the data set, or of aspect if ``rect``.
+
+    Args:
+        image_hw: int (N, 2).
+        batch_size: images a batch; the last may hold fewer.
+        imgsz, stride, pad: as in `EpochOrder`.
+
+    Returns:
+        Per batch its images int64 (B,) and the canvas' height and width.
+    """
+    side = math.ceil(imgsz / stride) * stride
+    count = len(image_hw)
+    aspects = image_hw[:, 0] / image_hw[:, 1]
+    order = np.argsort(aspects, kind="stable") if rect else np.arange(count)
+    batches = []
+    for start in range(0, count, batch_size):
+        members = order[start : start + batch_size]
+        canvas = (side, side)
+        if rect:
+            own = aspects[members]
+            shape = rect_shapes(own.min(keepdims=True), own.max(keepdims=True), imgsz, stride, pad)
+            canvas = (int(shape[0, 0]), int(shape[0, 1]))
+        batches.append((members, canvas))
+    return batches
+
+
+def inverse_frequency_weights(classes: np.ndarray, num_classes: int) -> np.ndarray:
+    """Class weights float64 (C,) that sum to C: inverse to the number of labels, which counts as 1 at least."""
+    counts = np.bincount(classes, minlength=num_classes)
+    inverse = 1 / np.maximum(counts, 1)
+    return inverse * num_classes / inverse.sum()
+
+
+def image_weights(
+    class_weights: np.ndarray, offsets: np.ndarray, classes: np.ndarray, counted: np.ndarray
+) -> np.ndarray:
+    """The weight with which each image is drawn: the sum of its labels' class weights.
+
+    Images without labels get the mean of the others, so that the share of background stays what it is.
+
+    Args:
+        class_weights: (C,), not negative.
+        offsets: int64 (N + 1,), labels of image i are offsets[i]:offsets[i + 1].
+        classes: int (M,).
+        counted: bool (M,), labels that count (not crowd).
+
+    Returns:
+        float64 (N,), positive sum.
+    """
+    of_label = np.where(counted, class_weights[classes], 0.0)
+    cumulative = np.concatenate([[0.0], np.cumsum(of_label)])
+    has_label = np.diff(np.concatenate([[0], np.cumsum(counted)])[offsets]) > 0
+    weights = np.diff(cumulative[offsets]).clip(min=0)
+    if weights[has_label].sum() <= 0:
+        return np.ones(len(offsets) - 1)
+    return np.where(has_label, weights, weights[has_label].mean())
+
+
+QUAD_PROBABILITY = 0.5  # that a quad is four pictures side by side, and not one at twice the size
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """What a worker is asked for: pictures of one canvas size, each of one key, or of four in a 2 x 2 grid."""
+
+    pictures: tuple[tuple[SampleKey, ...], ...]
+    canvas_hw: tuple[int, int]
+    slot: int | None = None  # of `data.loading.shared_memory`, to draw into
+
+
+class KeyedDistributedSampler(DistributedSampler):
+    """Sample keys of one rank. Iterating gives those of the epoch that `set_epoch` chose; `requests` gives batches."""
+
+    def __init__(
+        self,
+        order: EpochOrder,
+        *,
+        rank: int,
+        world_size: int,
+        quad: bool = False,
+        multi_scale: float = 0.0,
+    ) -> None:
+        """
+        Args:
+            order: the epochs' orders, with seed and global batch size.
+            rank, world_size: whose share.
+            quad: four samples make one picture of twice the size.
+            multi_scale: canvases vary within +- this share from batch to batch; 0: never.
+        """
+        super().__init__(order, num_replicas=world_size, rank=rank, shuffle=True, seed=order.seed)
+        self.order = order
+        self.quad = quad
+        self.multi_scale = multi_scale
+
+    @property
+    def num_batches(self) -> int:
+        """Batches an epoch, the last perhaps partial. With ``quad``, up to three samples that fill no quad are left
+        out at the end of an epoch."""
+        usable = len(self.order) // 4 * 4 if self.quad else len(self.order)
+        return -(-usable // self.order.batch_size)
+
+    def global_pictures(self, batch: int) -> int:
+        """Pictures in global batch ``batch`` of any epoch, over all ranks."""
+        size = min(len(self.order) - batch * self.order.batch_size, self.order.batch_size)
+        return size // 4 if self.quad else size
+
+    @property
+    def most_pixels(self) -> int:
+        """No batch of this rank has more."""
+        order = self.order
+        side = (math.ceil(order.imgsz * (1 + self.multi_scale) / order.stride + order.pad) + 1) * order.stride
+        return -(-order.batch_size // self.num_replicas) * side**2
+
+    def __len__(self) -> int:
+        """Sample keys of this rank in an epoch."""
+        per_picture = 4 if self.quad else 1
+        bounds = (share_bounds(self.global_pictures(b), self.rank, self.num_replicas) for b in range(self.num_batches))
+        return sum(end - start for start, end in bounds) * per_picture
+
+    def __iter__(self) -> Iterator[SampleKey]:
+        for request in self.requests(self.epoch):
+            for picture in request.pictures:
+                yield from picture
+
+    def requests(self, epoch: int, first_batch: int = 0) -> Iterator[BatchRequest]:
+        """This rank's shares of the epoch's batches, from ``first_batch`` on."""
+        indices = self.order.indices(epoch)
+        for batch in range(first_batch, self.num_batches):
+            yield self._request(indices, epoch, batch)
+
+    def _request(self, indices: np.ndarray, epoch: int, batch: int) -> BatchRequest:
+        first = batch * self.order.batch_size
+        canvas = self._canvas(indices[first : first + self.order.batch_size], epoch, batch)
+        start, end = share_bounds(self.global_pictures(batch), self.rank, self.num_replicas)
+        if self.quad:
+            double = (2 * canvas[0], 2 * canvas[1])
+            quads = (self._quad(indices, epoch, first + 4 * i, canvas) for i in range(start, end))
+            return BatchRequest(tuple(quads), double)
+        keys = self._keys(indices, epoch, range(first + start, first + end), canvas)
+        return BatchRequest(tuple((key,) for key in keys), canvas)
+
+    def _keys(self, indices: np.ndarray, epoch: int, positions: range, canvas: tuple[int, int]) -> Iterator[SampleKey]:
+        bounds, block = (0, 0), ()
+        for position in positions:
+            if self.order.block and not bounds[0] <= position < bounds[1]:
+                bounds = self.order.block_bounds(position)
+                block = tuple(indices[slice(*bounds)].tolist())  # one object, so that it is sent to the worker once
+            yield SampleKey(int(indices[position]), epoch, position, canvas, block)
+
+    def _quad(self, indices: np.ndarray, epoch: int, first: int, canvas: tuple[int, int]) -> tuple[SampleKey, ...]:
+        """Four samples side by side, or one of the four rendered at twice the size."""
+        rng = keyed_generator(self.seed, Stream.QUAD, epoch, first)
+        if rng.random() < QUAD_PROBABILITY:
+            return tuple(self._keys(indices, epoch, range(first, first + 4), canvas))
+        position = first + int(rng.integers(4))
+        double = (2 * canvas[0], 2 * canvas[1])
+        return tuple(self._keys(indices, epoch, range(position, position + 1), double))
+
+    def _canvas(self, members: np.ndarray, epoch: int, batch: int) -> tuple[int, int]:
+        height, width = self.order.canvas(members)
+        if self.multi_scale == 0:
+            return height, width
+        rng = keyed_generator(self.seed, Stream.MULTI_SCALE, epoch, batch)
+        factor = rng.uniform(1 - self.multi_scale, 1 + self.multi_scale)
+        stride = self.order.stride
+        # at least two cells a side: batch norm cannot take one picture of one cell
+        return tuple(max(round(side * factor / stride), 2) * stride for side in (height, width))
+
+
+class EndlessRequests:
+    """This rank's requests, epoch after epoch, from a settable start."""
+
+    def __init__(self, sampler: KeyedDistributedSampler) -> None:
+        self.sampler = sampler
+        self.start = (0, 0)
+        self.one_epoch = False  # stop at the end of the start's epoch
+
+    @property
+    def most_pixels(self) -> int:
+        """No request has more."""
+        return self.sampler.most_pixels
+
+    def __iter__(self) -> Iterator[BatchRequest]:
+        epoch, batch = self.start
+        while True:
+            yield from self.sampler.requests(epoch, batch)
+            if self.one_epoch:
+                return
+            epoch, batch = epoch + 1, 0
+
+
+class ShardedBatches(Sequence[BatchRequest]):
+    """Validation: of a fixed list of batches, those numbered rank, rank + world_size, ...; each image once over all
+    ranks, nothing padded, and each batch the same on any number of ranks."""
+
+    def __init__(self, batches: Sequence[tuple[np.ndarray, tuple[int, int]]], *, rank: int, world_size: int) -> None:
+        self._batches = batches[rank::world_size]
+
+    @property
+    def most_pixels(self) -> int:
+        """No request has more."""
+        return max((len(members) * math.prod(canvas) for members, canvas in self._batches), default=0)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, i: int) -> BatchRequest:
+        members, canvas = self._batches[i]
+        return BatchRequest(tuple((SampleKey(int(m), 0, int(m), canvas),) for m in members), canvas)

@@ -1,0 +1,132 @@
+"""What a copy of a data set holds, and where in it: listed once, by one process, from names and stamps alone.
+
+The copy mirrors the part of the file tree that the data set lies in, so that every file keeps its name relative to the
+data set's folder, and its modification time; the index of the copy then has the original's fingerprint. Two kinds of
+file are written anew, because they may name paths outside the copy: the YAML and .txt lists of images.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from data.index.dataset_yaml import DatasetSpec
+from data.index.files import FileStamp, Listing, list_split
+from data.labels.findings import relative_name
+from utils.logger import get_logger
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """The files of some splits. Names are from the data set's folder, with ``/``, perhaps with leading ``..``."""
+
+    spec: DatasetSpec
+    splits: tuple[str, ...]
+    names: list[str]  # sorted
+    sizes: np.ndarray  # int64 (F,), bytes
+    mtimes_ns: np.ndarray  # int64 (F,)
+    lists: dict[str, str]  # .txt lists of images: their text in the copy
+    folders: tuple[str, ...]  # of images: the copy has them even if empty, and nothing in them that the original hasn't
+    absent: frozenset[str]  # label files that images might have and do not
+
+    @property
+    def above(self) -> int:
+        """How many folders above the data set's own the copy begins."""
+        names = [*self.names, *self.lists, *self.folders, *self.absent]
+        return max((name.split("/").count("..") for name in names), default=0)
+
+    @property
+    def root_in_tree(self) -> Path:
+        """The data set's folder in the copied tree."""
+        parts = self.spec.root.parts
+        return Path(*parts[len(parts) - self.above :]) if self.above else Path()
+
+    @property
+    def key(self) -> str:
+        """A folder name of this data set's own."""
+        source = Path(self.spec.source).absolute()
+        digest = hashlib.blake2b(f"{source}\0{self.spec.root}".encode("utf-8", "surrogateescape"), digest_size=6)
+        return f"{source.stem}-{digest.hexdigest()}"
+
+    @property
+    def yaml_name(self) -> str:
+        return f"{'-'.join(self.splits)}.yaml"
+
+    def yaml_text(self, tree: str) -> str:
+        """The YAML of the copy, for a file beside the folder ``tree``."""
+        chosen = {split: self.spec.splits[split] for split in self.splits}
+        root = self.spec.root
+        content: dict[str, object] = {"path": (Path(tree) / self.root_in_tree).as_posix()}
+        content |= {split: [relative_name(p, root) for p in source.images] for split, source in chosen.items()}
+        annotations = {s: relative_name(source.annotations, root) for s, source in chosen.items() if source.annotations}
+        content |= {"annotations": annotations} if annotations else {}
+        return yaml.safe_dump(content | {"names": list(self.spec.names)}, sort_keys=False, allow_unicode=True)
+
+
+def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
+    """Lists the splits; no image or label is opened. Raises UserError as `list_split` does."""
+    stamps: dict[str, FileStamp] = {}
+    lists: dict[str, str] = {}
+    absent: set[str] = set()
+    folders: list[str] = []
+    for split in splits:
+        listing = list_split(spec, split)
+        _say_what_is_left_out(listing, split)
+        stamps |= {image.name: image.stamp for image in listing.images}
+        stamps |= {label.name: label.stamp for label in listing.labels if label.stamp is not None}
+        absent |= {label.name for label in listing.labels if label.stamp is None}
+        for entry in spec.split(split).images:
+            name = relative_name(entry, spec.root)
+            if entry in listing.lists:
+                lists[name] = "".join(f"{row}\n" for row in listing.lists[entry])
+            else:
+                folders.append(name)
+        annotations = spec.split(split).annotations
+        if annotations is not None and annotations.is_dir():
+            folders.append(relative_name(annotations, spec.root))
+    names = sorted(stamps)
+    return StagePlan(
+        spec=spec,
+        splits=tuple(splits),
+        names=names,
+        sizes=np.array([stamps[n].size for n in names], np.int64),
+        mtimes_ns=np.array([stamps[n].mtime_ns for n in names], np.int64),
+        lists=lists,
+        folders=tuple(dict.fromkeys(folders)),
+        absent=frozenset(absent),
+    )
+
+
+def _say_what_is_left_out(listing: Listing, split: str) -> None:
+    if listing.findings:
+        first = listing.findings[0]
+        get_logger().warning(
+            "--stage: %d entries of '%s' are not copied, the first: %s: %s",
+            len(listing.findings), split, first.where, first.text,
+        )  # fmt: skip
+
+
+def is_under(name: str, folders: Sequence[str]) -> bool:
+    """Whether ``name`` lies in one of the folders, or in one inside it."""
+    return any((folder == "." and not name.startswith("../")) or name.startswith(folder + "/") for folder in folders)
+
+
+def to_line(name: str, stamp: FileStamp, digest: bytes) -> str:
+    """A line of the manifest."""
+    return json.dumps([name, stamp.size, stamp.mtime_ns, digest.hex()]) + "\n"
+
+
+def from_line(line: str) -> tuple[str, FileStamp, bytes] | None:
+    """What `to_line` wrote; None for a line that an interruption has cut."""
+    try:
+        name, size, mtime_ns, digest = json.loads(line)
+        return os.fspath(name), FileStamp(int(size), int(mtime_ns)), bytes.fromhex(digest)
+    except (ValueError, TypeError):
+        return None

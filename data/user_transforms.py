@@ -1,0 +1,188 @@
+"""An albumentations pipeline written in the hyper-parameter YAML, seeded by sample.
+
+    albumentations:
+      - {name: Blur, p: 0.1, blur_limit: 3}
+      - {name: OneOf, p: 0.3, transforms: [{name: CLAHE}, {name: RandomGamma}]}
+      - {name: RandomCrop, height: 300, width: 300, p: 0.2}
+
+Any transform by name with its arguments, pixel-level or box-aware. albumentations (MIT) is imported only when such a
+list is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import random
+import warnings
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from data.augment.boxes import MIN_SIDE_PX, MIN_VISIBLE_SHARE, to_normalised
+from data.render.opencv import fit_letterbox, letterbox
+from utils.boxes import clip_xyxy, cxcywh_to_xyxy, scale_boxes
+from utils.config.yaml_files import suggestion
+from utils.errors import UserError
+from utils.rng import Stream, keyed_generator
+from utils.structures import SampleKey
+
+_OFFLINE_VARIABLE = "NO_ALBUMENTATIONS_UPDATE"
+
+
+def import_albumentations() -> ModuleType:
+    """The package, without the connection that it would make on import to look for a newer version."""
+    before = os.environ.get(_OFFLINE_VARIABLE)
+    os.environ[_OFFLINE_VARIABLE] = "1"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import albumentations
+    except ImportError:
+        raise UserError("hyper-parameter albumentations: the package is missing; pip install albumentations") from None
+    finally:
+        if before is None:
+            del os.environ[_OFFLINE_VARIABLE]
+        else:
+            os.environ[_OFFLINE_VARIABLE] = before
+    return albumentations
+
+
+class PixelTransforms:
+    """The pipeline. Its result depends on the seed, the key and its input alone."""
+
+    def __init__(self, entries: list[dict], seed: int) -> None:
+        """Builds and checks every transform.
+
+        Args:
+            entries: as in the module's example.
+            seed: of the run.
+
+        Raises:
+            UserError: an unknown name (with a suggestion) or argument, or a value that the transform refuses.
+        """
+        self.entries = entries
+        self.seed = seed
+        self._compose = _build(entries)
+
+    def __getstate__(self) -> dict:
+        return {"entries": self.entries, "seed": self.seed}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__init__(**state)
+
+    def __call__(self, image: np.ndarray, labels: np.ndarray, key: SampleKey) -> tuple[np.ndarray, np.ndarray]:
+        """Transforms one rendered sample.
+
+        Args:
+            image: uint8 (H, W, 3) RGB.
+            labels: float32 (n, 5) of class, cx, cy, w, h normalised.
+            key: the sample.
+
+        Returns:
+            The same kinds, the image in the same size (letterboxed back if a transform changed it).
+
+        Raises:
+            UserError: a transform that fails on the image, say a crop larger than it.
+        """
+        height, width = image.shape[:2]
+        boxes = clip_xyxy(scale_boxes(cxcywh_to_xyxy(labels[:, 1:].astype(np.float64)), width, height), width, height)
+        rng = keyed_generator(self.seed, Stream.ALBUMENTATIONS, key.epoch, key.position)
+        with _global_generators_seeded(int(rng.integers(2**32))):
+            self._compose.set_random_state(rng, random.Random(int(rng.integers(2**63))))
+            try:
+                result = self._compose(image=image, bboxes=boxes, rows=np.arange(len(boxes)))
+            except Exception as error:  # whatever a transform of the user's choice says of this image
+                raise UserError(f"hyper-parameter albumentations: {_one_line(error)}") from error
+        changed = np.ascontiguousarray(result["image"])
+        if changed.dtype != np.uint8 or changed.ndim != 3 or changed.shape[2] != 3:
+            raise UserError(
+                f"hyper-parameter albumentations: the pipeline returns {changed.dtype} {changed.shape}; "
+                f"leave out transforms that change the type or the channels"
+            )
+        # A transform without box support leaves (0,)-shaped results when there is no box.
+        boxes = np.asarray(result["bboxes"], np.float64).reshape(-1, 4)
+        rows = np.asarray(result["rows"], np.int64).reshape(-1)
+        if changed.shape[:2] != (height, width):
+            fit = fit_letterbox(changed.shape[:2], (height, width))
+            gain_x, gain_y = fit.width / changed.shape[1], fit.height / changed.shape[0]
+            boxes = boxes * (gain_x, gain_y, gain_x, gain_y) + (fit.pad_x, fit.pad_y, fit.pad_x, fit.pad_y)
+            changed = letterbox(changed, (height, width), fit)
+        return changed, to_normalised(np.concatenate([labels[rows, :1], boxes], 1), (height, width))
+
+
+def _build(entries: list[dict]) -> Any:
+    package = import_albumentations()
+    transforms = [_make(package, entry) for entry in entries]
+    bbox_params = package.BboxParams(
+        format="pascal_voc",
+        label_fields=["rows"],
+        min_visibility=MIN_VISIBLE_SHARE,
+        min_width=MIN_SIDE_PX,
+        min_height=MIN_SIDE_PX,
+        clip=True,
+        filter_invalid_bboxes=True,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that no transform of the list moves boxes
+        return package.Compose(transforms, bbox_params=bbox_params)
+
+
+def _make(package: ModuleType, entry: Any) -> Any:
+    """One transform, or a nest of them, from its YAML mapping."""
+    where = "hyper-parameter albumentations"
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise UserError(f"{where}: wants mappings such as {{name: Blur, p: 0.1}}, got {entry!r}")
+    name = entry["name"]
+    known = _transform_classes(package)
+    if name not in known:
+        raise UserError(f"{where}: no transform is called '{name}'{suggestion(name, known)}")
+    arguments = {key: value for key, value in entry.items() if key != "name"}
+    accepted = [p for p in inspect.signature(known[name].__init__).parameters if p not in ("self", "args", "kwargs")]
+    for argument in arguments:
+        if argument not in accepted:
+            raise UserError(f"{where}: {name} has no argument '{argument}'{suggestion(argument, accepted)}")
+    if "transforms" in accepted:
+        nested = arguments.get("transforms")
+        if not isinstance(nested, list) or not nested:
+            raise UserError(f"{where}: {name} wants a list of transforms under 'transforms'")
+        arguments["transforms"] = [_make(package, inner) for inner in nested]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # a value that it would replace by its default
+            return known[name](**arguments)
+    except (ValueError, TypeError, UserWarning) as error:
+        raise UserError(f"{where}: {name}: {_one_line(error)}") from None
+
+
+def _transform_classes(package: ModuleType) -> dict[str, type]:
+    bases = (package.BasicTransform, package.BaseCompose)
+    interfaces = (*bases, package.ImageOnlyTransform, package.DualTransform, package.Transform3D)
+    return {
+        name: value
+        for name, value in vars(package).items()
+        if inspect.isclass(value) and issubclass(value, bases) and value not in interfaces
+    }
+
+
+def _one_line(error: BaseException) -> str:
+    """The gist of a message that may be pydantic's list of lines."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    gist = [line for line in lines if not line.startswith("For further information")]
+    return ": ".join(gist[1:3] if len(gist) > 2 and "validation error" in gist[0] else gist[:2])
+
+
+@contextlib.contextmanager
+def _global_generators_seeded(seed: int) -> Iterator[None]:
+    """Python's and numpy's global generators seeded for transforms that draw from them, and put back afterwards."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002

@@ -1,0 +1,72 @@
+"""Steps, learning rate and momentum as pure functions of the settings and the step: there is nothing to restore."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from utils.config.settings import Hyperparameters, TrainConfig
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How batches become steps of the optimiser."""
+
+    accumulate: int  # batches a step; the last one of an epoch may have fewer
+    steps: int  # an epoch
+    total: int  # of the run
+
+
+def pace_of(config: TrainConfig, epoch_batches: int) -> Pace:
+    """The pace of a run whose epochs have ``epoch_batches`` on each rank."""
+    accumulate = max(config.accumulate, round(config.nominal_batch / config.batch_size), 1)
+    steps = -(-epoch_batches // accumulate)
+    return Pace(accumulate, steps, steps * config.epochs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Warm-up, then linear or cosine decay from 1 to ``final`` of the initial learning rate over the run.
+
+    ``step`` counts optimiser steps from 0 to ``total_steps - 1``.
+    """
+
+    total_steps: int
+    warmup_steps: int
+    final: float
+    cosine: bool
+    momentum: float
+    warmup_momentum: float
+    warmup_bias_lr: float
+
+    def decay(self, step: float) -> float:
+        """The share of the initial learning rate after warm-up's influence is taken away."""
+        progress = min(max(step / max(self.total_steps - 1, 1), 0.0), 1.0)
+        shape = (1 + math.cos(math.pi * progress)) / 2 if self.cosine else 1 - progress
+        return self.final + (1 - self.final) * shape
+
+    def learning_rate(self, step: int, initial: float, *, is_bias: bool) -> float:
+        target = initial * self.decay(step)
+        if step >= self.warmup_steps:
+            return target
+        start = self.warmup_bias_lr if is_bias else 0.0
+        # (step + 1): the first step must move, a rate of exactly 0 would waste its batch
+        return start + (target - start) * (step + 1) / (self.warmup_steps + 1)
+
+    def momentum_at(self, step: int) -> float:
+        if step >= self.warmup_steps:
+            return self.momentum
+        return self.warmup_momentum + (self.momentum - self.warmup_momentum) * step / self.warmup_steps
+
+
+def build_schedule(hyp: Hyperparameters, pace: Pace, *, cosine: bool) -> Schedule:
+    """The schedule of a run. Warm-up takes a quarter of it at the most."""
+    return Schedule(
+        total_steps=pace.total,
+        warmup_steps=min(round(hyp.warmup_epochs * pace.steps), pace.total // 4),
+        final=hyp.lrf,
+        cosine=cosine,
+        momentum=hyp.momentum,
+        warmup_momentum=hyp.warmup_momentum,
+        warmup_bias_lr=hyp.warmup_bias_lr,
+    )

@@ -1,0 +1,114 @@
+"""``--compile``: how the model is compiled, and which batches run compiled.
+
+Only the model's forward and backward pass are compiled, and on a GPU the loss's. The model is compiled in place:
+state-dict keys stay as they are, and copies (the averaged weights, which validation uses) are not compiled. Under DDP
+torch cuts the compiled graph at the borders of DDP's buckets, so that gradients are sent while the rest of the backward
+pass runs.
+
+One version is compiled, for whole batches. An epoch's last, smaller batch runs uncompiled: it would cost a second
+compilation, and a set of CUDA graphs more. What decides is the size of the global batch, so that all processes do
+alike, however many there are.
+
+A CUDA graph writes to the same memory each time it runs, gradients included, which `.grad` takes over as they are. They
+must be used up, or copied (`Compilation.own_gradients`), before the graph runs again.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+
+C_COMPILERS = ("c++", "g++", "clang++", "cc", "gcc", "clang", "cl")
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """How a model is compiled."""
+
+    pictures: int | None  # of a whole global batch; None: nothing is compiled
+    dynamic: bool = False  # one version for all sizes of pictures, instead of one for each
+    cuda_graphs: bool = False
+    loss: bool = False  # also the loss
+    line: str = ""  # what was chosen and why, for the log
+
+    def apply(self, model: nn.Module, criterion: nn.Module) -> None:
+        """Compiles ``model`` (unwrapped), and ``criterion`` if it is to be, at their first calls."""
+        if self.loss:
+            criterion.compile_terms()
+        if self.pictures is not None:
+            model.compile(dynamic=self.dynamic, mode="reduce-overhead" if self.cuda_graphs else "default")
+
+    def forward(self, pictures: int) -> AbstractContextManager:
+        """To run the forward pass of a share of a global batch of ``pictures`` in."""
+        if self.pictures is None:
+            return nullcontext()
+        if pictures != self.pictures:
+            return torch.compiler.set_stance("force_eager")
+        if self.cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()  # nothing that an earlier run returned is used any more
+        return nullcontext()
+
+    def own_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Takes gradients out of the memory of CUDA graphs, so that those of a further batch can be added to them.
+        Once a step is enough: the sum stays where it is."""
+        if not self.cuda_graphs:
+            return
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
+
+
+UNCOMPILED = Compilation(pictures=None)
+
+
+def check_compilation(config: TrainConfig, ctx: DistributedContext) -> None:
+    """Raises UserError where ``--compile`` is asked for and cannot work."""
+    if not config.compile:
+        return
+    if len(ctx.devices) > 1:
+        raise UserError("--compile: one device a process; start with torchrun instead of --device 0,1")
+    if ctx.device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        raise UserError("--compile: wants Triton, with which torch compiles for GPUs; install it, or leave --compile")
+    if not any(shutil.which(name) for name in (*C_COMPILERS, *filter(None, map(os.environ.get, ("CC", "CXX"))))):
+        raise UserError("--compile: wants a C++ compiler; install g++ or set CXX, or leave --compile")
+
+
+def plan_compilation(config: TrainConfig, ctx: DistributedContext, *, pictures: int, shares: int) -> Compilation:
+    """What ``--compile`` means for a run that `check_compilation` has let pass.
+
+    Args:
+        config: of the run.
+        ctx: this process among the others.
+        pictures: of a whole global batch (of an epoch's first).
+        shares: that a batch is cut into: virtual ranks, or processes.
+
+    Raises UserError for batches that leave processes without pictures: they would not run what the others run.
+    """
+    if not config.compile:
+        return UNCOMPILED
+    if pictures < shares:
+        raise UserError(f"--compile: {pictures} pictures a batch leave some of {shares} shares without any")
+    # On a CPU the loss is a small part. Compiled scatters add in any order.
+    loss = ctx.device.type == "cuda" and not config.deterministic
+    varied = [flag for flag, is_on in (("--multi-scale", config.multi_scale), ("--rect", config.rect)) if is_on]
+    if varied:
+        # None, torch's default, would compile the first size by itself, and again for all once a second one comes.
+        line = f"one version for all sizes ({', '.join(varied)}), no CUDA graphs: each is of one size"
+        return Compilation(pictures, dynamic=True, loss=loss, line=f"compiled: {line}")
+    if ctx.device.type != "cuda":
+        return Compilation(pictures, line="compiled: fixed sizes")
+    if ctx.is_distributed and (config.sync_bn or config.sync_bn_group):
+        line = "fixed sizes, no CUDA graphs: --sync-bn exchanges statistics between processes in the forward pass"
+        return Compilation(pictures, loss=loss, line=f"compiled: {line}")
+    return Compilation(pictures, cuda_graphs=True, loss=loss, line="compiled: fixed sizes, CUDA graphs")

@@ -1,0 +1,165 @@
+"""One model over several devices: plain, DataParallel or DistributedDataParallel, chosen by local_rank."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+from engine.parallel.sync_bn import convert_sync_bn
+from utils.distributed.context import DistributedContext
+
+log = logging.getLogger("lockstep")
+
+
+def unused_parameters(model: nn.Module, example: Tensor) -> list[str]:
+    """Names of trainable parameters that no output depends on (a sub-graph whose result is dropped).
+
+    Args:
+        example: images float (B, 3, H, W); no statistics are moved by them.
+    """
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    total = sum(level.float().sum() for level in model(example))
+    reached = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
+    for module in training:
+        module.training = True
+    return [name for (name, _), gradient in zip(named, reached) if gradient is None]
+
+
+def parallelise(
+    model: nn.Module,
+    ctx: DistributedContext,
+    *,
+    sync_bn: bool = False,
+    sync_bn_group: dist.ProcessGroup | None = None,
+    unused: Sequence[str] = (),
+    static: bool = False,
+    compress: bool = False,
+) -> nn.Module:
+    """``local_rank >= 0``: DDP. -1 with several devices: DataParallel. -1 with one: the model itself.
+
+    DDP keeps BatchNorm buffers apart while it trains (`average_buffers` joins them) instead of broadcasting rank 0's
+    at every step. It looks for parameters without gradients, which costs a walk over the graph, only if some are
+    ``unused``. ``static``: every step's graph is the same and sends its gradients, so none must be run under
+    `without_gradient_sync`; DDP then checks less. ``compress``: gradients are exchanged, and added, as bfloat16.
+    """
+    if ctx.is_distributed:
+        if sync_bn:
+            convert_sync_bn(model, sync_bn_group)
+        ids = [ctx.device.index] if ctx.device.type == "cuda" else None
+        ddp = nn.parallel.DistributedDataParallel
+        known = inspect.signature(ddp.__init__).parameters
+        no_broadcast = (
+            "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        )  # torch < 2.15
+        wrapped = ddp(
+            model,
+            device_ids=ids,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=bucket_mebibytes(model),
+            find_unused_parameters=bool(unused),
+            static_graph=static and not unused,
+            **{no_broadcast: False},
+        )
+        if compress:
+            wrapped.register_comm_hook(None, bf16_compress_hook)
+        return wrapped
+    if len(ctx.devices) > 1:
+        log.info(
+            "DataParallel over %d GPUs in one process; torchrun --nproc_per_node %d is faster",
+            len(ctx.devices), len(ctx.devices),
+        )  # fmt: skip
+        return DataParallel(model, device_ids=[d.index for d in ctx.devices])
+    return model
+
+
+class DataParallel(nn.DataParallel):
+    """`torch.nn.DataParallel` whose replicas run in the autocast type of the thread that calls it.
+
+    torch hands on to the replicas' threads whether autocast is on, but its type belongs to a thread: they would run in
+    float16, and without a scaler for its gradients.
+    """
+
+    def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
+        kind = inputs[0][0].device.type
+        is_on, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+        def entering(replica: nn.Module) -> Callable[..., Any]:
+            def run(*args: Any, **options: Any) -> Any:
+                with torch.autocast(kind, dtype, enabled=is_on):
+                    return replica(*args, **options)
+
+            return run
+
+        return super().parallel_apply([entering(replica) for replica in replicas], inputs, kwargs)
+
+
+def bucket_mebibytes(model: nn.Module) -> float:
+    """How much gradient DDP sends at once: a quarter, so that three are under way before backward ends, within bounds.
+
+    DDP's own 25 MiB hold all of a small model's gradients, which are then sent when there is nothing left to compute
+    (measured: benchmarks/README.md).
+    """
+    total = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return min(max(total / 4 / 2**20, 1.0), 25.0)
+
+
+def without_gradient_sync(model: nn.Module) -> AbstractContextManager[None]:
+    """While active, DDP accumulates gradients locally; nothing for other models."""
+    return model.no_sync() if isinstance(model, nn.parallel.DistributedDataParallel) else nullcontext()
+
+
+@torch.no_grad()
+def all_reduce_sum(ctx: DistributedContext, tensor: Tensor) -> Tensor:
+    """``tensor`` summed over all ranks, in place."""
+    if ctx.is_distributed:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+@torch.no_grad()
+def average_buffers(model: nn.Module, ctx: DistributedContext) -> None:
+    """Makes float buffers (BatchNorm statistics) the mean over ranks, so that all ranks hold the same model."""
+    buffers = float_buffers(model)
+    if not ctx.is_distributed or not buffers:
+        return
+    flat = flat_copy(buffers)
+    dist.all_reduce(flat)
+    copy_flat(flat / ctx.world_size, buffers)
+
+
+def float_buffers(model: nn.Module) -> list[Tensor]:
+    """Of ``model`` (unwrapped), BatchNorm statistics for the most part."""
+    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+
+
+@torch.no_grad()
+def flat_copy(tensors: list[Tensor]) -> Tensor:
+    """The values of ``tensors`` one after another (1-D). Vectors and numbers, which batch norms have, are not reshaped
+    one by one: that would be an operation each."""
+    if not tensors:
+        return torch.zeros(0)
+    if all(t.dim() == 0 for t in tensors):
+        return torch.stack(tensors)
+    return torch.cat([t if t.dim() == 1 else t.reshape(-1) for t in tensors])
+
+
+@torch.no_grad()
+def copy_flat(flat: Tensor, tensors: list[Tensor]) -> None:
+    """Splits ``flat`` (1-D) back into ``tensors``, whose `flat_copy` it is."""
+    if not tensors:
+        return
+    if all(t.dim() == 0 for t in tensors):
+        pieces = flat.unbind()
+    else:
+        pieces = flat.split([t.numel() for t in tensors])
+    torch._foreach_copy_(tensors, [p if p.dim() == t.dim() else p.view(t.shape) for p, t in zip(pieces, tensors)])

@@ -1,0 +1,60 @@
+"""What a training process is before it builds anything: its log, its threads, its kernels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import yaml
+
+from engine.checkpoint.run import Run, claim_folder
+from engine.parallel.virtual_ranks import shares_of
+from utils.config.parser import to_dict
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.files.safe_io import write_whole
+from utils.logger import configure_logging, continue_in_file, get_logger
+
+
+def prepare_process(ctx: DistributedContext, run: Run) -> None:
+    """Logging, determinism, and the effective settings, printed once; `open_folder` stores them with the run."""
+    configure_logging(ctx.is_main, file_follows=True)
+    if run.config.threads or (shares_of(ctx, run.config) and ctx.device.type == "cpu"):
+        # How many threads share a sum decides its rounding, so every number of processes must use as many.
+        torch.set_num_threads(run.config.threads or 1)
+    _choose_kernels(ctx, run.config)
+    log = get_logger()
+    for line in run.lines:
+        log.info("%s", line)
+    for name, values in _settings(run).items():
+        log.info("%s: %s", name, ", ".join(f"{k}={v}" for k, v in values.items()))
+    log.info("%d process(es), device %s, torch %s", ctx.world_size, ctx.device, torch.__version__)
+
+
+@contextmanager
+def open_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
+    """The run in its folder (`claim_folder`, which see), with the effective settings and the log in it, from the log's
+    beginning. Every rank must enter it."""
+    with claim_folder(ctx, run) as run:
+        if ctx.is_main:
+            continue_in_file(run.folder / "train.log")
+            write_whole(run.folder / "settings.yaml", yaml.safe_dump(_settings(run), sort_keys=False))
+        get_logger().info("run folder %s", run.folder)
+        yield run
+
+
+def _choose_kernels(ctx: DistributedContext, config: TrainConfig) -> None:
+    """Deterministic ones where they are asked for; else those that cuDNN finds fastest, if sizes stay what they are."""
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch asks for it, or refuses matrix products
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    elif ctx.device.type == "cuda":
+        torch.backends.cudnn.benchmark = not (config.multi_scale or config.rect)
+
+
+def _settings(run: Run) -> dict[str, dict[str, Any]]:
+    return {"config": to_dict(run.config), "hyp": to_dict(run.hyp)}

@@ -1,0 +1,123 @@
+"""How far an epoch is: a bar on a terminal, plain lines elsewhere. It is given floats and never touches the device."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import torch
+
+from utils.logger import get_logger, terminal_bars
+from utils.machine.resources import process_age_s
+
+LINE_EVERY_S = 10.0
+
+
+class EpochBar:
+    """Shows losses, images a second, the share of time spent waiting for data, memory, and the time left of the run."""
+
+    def __init__(
+        self,
+        total_steps: int,
+        *,
+        epoch: int,
+        epochs: int,
+        enabled: bool,
+        done_steps: int = 0,
+        device: torch.device | None = None,
+        between_epochs_s: float = 0.0,
+    ) -> None:
+        """
+        Args:
+            total_steps: steps of a whole epoch.
+            epoch: the current one, from 0.
+            epochs: of the whole run.
+            enabled: False shows nothing.
+            done_steps: steps of this epoch that a former process did.
+            device: a CUDA device shows its reserved memory; otherwise the process's resident memory is shown.
+            between_epochs_s: what validation and saving take after an epoch, for the time left.
+        """
+        self._total, self._epoch, self._epochs, self._enabled = total_steps, epoch, epochs, enabled
+        self._first, self._done, self._device, self._between_s = done_steps, done_steps, device, between_epochs_s
+        self._images, self._wait_s = 0, 0.0
+        self._values: dict[str, float] = {}
+        self._started = self._line_at = time.monotonic()
+        self._bar = None
+        if enabled and (tqdm := terminal_bars(sys.stderr)) is not None:
+            layout = "{desc} {percentage:3.0f}%|{bar:12}| {n_fmt}/{total_fmt} {postfix}"
+            self._bar = tqdm(total=total_steps, initial=done_steps, bar_format=layout, dynamic_ncols=True, leave=True)
+            self._bar.set_description_str(self._title, refresh=False)
+
+    def update(self, values: dict[str, float], images: int, data_wait_s: float) -> None:
+        """One step is done: its values to show by name, its images over all processes, its wait for data in seconds."""
+        self._done += 1
+        self._images += images
+        self._wait_s += data_wait_s
+        self._values = values
+        if not self._enabled:
+            return
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._status(), refresh=False)
+            self._bar.update()
+        elif time.monotonic() - self._line_at >= LINE_EVERY_S and self._done < self._total:
+            self._write_line()
+
+    def close(self) -> None:
+        """Ends the bar, or writes the epoch's last line. May be called twice."""
+        if not self._enabled:
+            return
+        self._enabled = False
+        if self._bar is not None:
+            self._bar.close()
+        elif self._done > self._first:
+            self._write_line()
+
+    @property
+    def _title(self) -> str:
+        return f"epoch {self._epoch + 1}/{self._epochs}"
+
+    def _write_line(self) -> None:
+        self._line_at = time.monotonic()
+        get_logger().info("%s  %d/%d  %s", self._title, self._done, self._total, self._status())
+
+    def _status(self) -> str:
+        elapsed = max(time.monotonic() - self._started, 1e-9)
+        parts = [f"{name} {value:.4g}" for name, value in self._values.items()]
+        parts += [f"{self._images / elapsed:.1f} img/s", f"wait {min(self._wait_s / elapsed, 1.0):.0%}"]
+        parts += [f"mem {memory_gb(self._device):.2f}G", f"left {format_duration(self._left_s(elapsed))}"]
+        return "  ".join(parts)
+
+    def _left_s(self, elapsed_s: float) -> float:
+        step_s = elapsed_s / max(self._done - self._first, 1)
+        epochs_left = self._epochs - self._epoch - 1
+        steps_left = self._total - self._done + epochs_left * self._total
+        return steps_left * step_s + (epochs_left + 1) * self._between_s
+
+
+def log_start_time() -> None:
+    """For the moment of the first step: says how long after the process's start that is."""
+    age = process_age_s()
+    if age is not None:
+        get_logger().info("first step %.1f s after the start", age)
+
+
+def memory_gb(device: torch.device | None = None) -> float:
+    """GB (10^9 bytes) that torch has reserved on a CUDA device, else the resident set of this process."""
+    if device is not None and device.type == "cuda":
+        return torch.cuda.memory_reserved(device) / 1e9
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9
+    except OSError:  # no /proc: the peak is what the system tells
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak * (1 if sys.platform == "darwin" else 1024) / 1e9
+
+
+def format_duration(seconds: float) -> str:
+    """``1:02:03`` or ``2:03``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,94 @@
+"""The model that a run starts from: its weights, and the layers that stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from models.detector import Detector, build_detector
+from models.weights.identify import model_of
+from models.weights.read import read_weights
+from models.weights.transfer import transfer_weights
+from utils.config.settings import TrainConfig, check_image_size
+from utils.distributed.context import DistributedContext
+from utils.download import fetch_weights
+from utils.errors import UserError
+from utils.logger import get_logger
+
+
+def layers_to_freeze(asked: Sequence[int], count: int) -> set[int]:
+    """The layers that ``--freeze`` means in a model of ``count``: a single number n means 0 to n - 1.
+
+    Raises UserError for layers that are not there, and where none would be left to train.
+    """
+    flag = f"--freeze {' '.join(map(str, asked))}"
+    if any(not 0 <= layer <= count - (len(asked) > 1) for layer in asked):
+        raise UserError(f"{flag}: the model has layers 0 to {count - 1}")
+    frozen = set(range(asked[0])) if len(asked) == 1 else set(asked)
+    if len(frozen) == count:
+        raise UserError(f"{flag}: would leave nothing to train")
+    return frozen
+
+
+def freeze_layers(model: nn.Module, layers: Collection[int]) -> None:
+    """Stops gradients and batch statistics of ``model.model[i]`` for each i of ``layers``.
+
+    Their batch norms normalise with the stored statistics from now on, whatever mode the model is put into.
+    """
+    for index in layers:
+        layer = model.model[index]
+        layer.requires_grad_(False)
+        for module in layer.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.train(False)
+                module.register_forward_pre_hook(_keep_statistics)
+
+
+def _keep_statistics(module: nn.Module, _inputs: tuple) -> None:
+    module.training = False
+
+
+DEFAULT_MODEL = "yolov8n"
+
+
+def build_starting_model(
+    ctx: DistributedContext, config: TrainConfig, names: Sequence[str], *, resumed: dict[str, Any] | None
+) -> tuple[Detector, tuple[str, ...]]:
+    """The detector on its device, with starting weights and frozen layers; resumed weights come later. And the names
+    of those parameters that starting weights filled, be it in part.
+
+    Args:
+        names: of the classes.
+        resumed: the spec of the model that a resumed run has; None: the run begins, and the settings say which.
+
+    Raises:
+        UserError: weights that cannot be had, a model that cannot be built, or settings that do not fit it.
+    """
+    stored = None
+    if config.weights and resumed is None:
+        stored = read_weights(fetch_weights(config.weights, ctx=ctx, offline=config.offline))
+    if resumed is not None:
+        source = resumed
+    else:
+        source = config.model or (model_of(stored) if stored else DEFAULT_MODEL)
+    model = build_detector(source, len(names), names=names, seed=config.seed)
+    check_image_size(config.imgsz, model.stride, least_cells=2)  # batch norm cannot take one picture of one cell
+    log = get_logger()
+    log.info(
+        "%s: %s parameters, %d classes",
+        model.spec["name"], f"{sum(p.numel() for p in model.parameters()):,}", len(names),
+    )  # fmt: skip
+    filled: tuple[str, ...] = ()
+    if stored:
+        report = transfer_weights(model, stored)
+        filled = tuple(name for name, _ in model.named_parameters() if name not in report.skipped)
+        for line in report.lines():
+            log.info("%s", line)
+    if frozen := layers_to_freeze(config.freeze, len(model.model)):
+        freeze_layers(model, frozen)
+        log.info("frozen: layers %s", ", ".join(map(str, sorted(frozen))))
+    layout = torch.channels_last if config.channels_last else torch.contiguous_format
+    return model.to(ctx.device, memory_format=layout), filled

@@ -1,0 +1,79 @@
+"""The anchor-based head (YOLOv5): boxes as offsets from anchors.
+
+Legend: B images, L levels, C classes, A anchors of a cell, N predictions over all levels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from models.heads.anchor_free import REFERENCE_SIZE
+from models.heads.base import BranchedHead
+from models.heads.boxes import anchor_to_cxcywh, cell_centres
+from utils.boxes import cxcywh_to_xyxy
+
+
+class AnchorHead(BranchedHead):
+    """One 1x1 convolution a level; each anchor predicts x, y, w, h, objectness and classes (YOLOv3 to v5).
+
+    Raw maps are (B, A(5 + C), h, w), anchor by anchor. The buffer ``anchors`` (L, A, 2) holds widths and heights in
+    units of the level's stride.
+    """
+
+    kind: Literal["anchor"] = "anchor"
+    branch = ("m",)
+    reg_max = 0
+
+    def __init__(
+        self,
+        in_channels: tuple[int, ...],
+        strides: tuple[int, ...],
+        num_classes: int,
+        anchors_px: list[list[float]] | int,
+    ) -> None:
+        """``anchors_px``: a row of w, h, w, h, ... in canvas pixels for each level; or how many, for squares."""
+        super().__init__()
+        self.num_classes, self.strides = num_classes, strides
+        if isinstance(anchors_px, int):
+            sides = [[s * 2 ** (1 + (k + 0.5) * 2 / anchors_px) for k in range(anchors_px)] for s in strides]
+            anchors_px = [[side for side in level for _ in "wh"] for level in sides]
+        self.anchors_px = anchors_px
+        self.num_anchors = len(anchors_px[0]) // 2
+        self.register_buffer("anchors", torch.zeros(len(strides), self.num_anchors, 2))
+        self.m = nn.ModuleList(nn.Conv2d(c, self.num_anchors * (5 + num_classes), 1) for c in in_channels)
+
+    def reset_parameters(self) -> None:
+        pixels = torch.tensor(self.anchors_px, dtype=torch.float32).unflatten(1, (-1, 2))
+        self.anchors.copy_(pixels / torch.tensor(self.strides, dtype=torch.float32).view(-1, 1, 1))
+
+    @torch.no_grad()
+    def set_priors(self, outputs: nn.ModuleList) -> None:
+        """Boxes start as their anchors; about 8 objects in a typical image; a class has 0.6 of an even share."""
+        for conv, stride in zip(outputs, self.strides):
+            bias = conv.bias.view(self.num_anchors, 5 + self.num_classes)
+            bias[:, :4] = 0.0
+            bias[:, 4] = math.log(8 / (REFERENCE_SIZE / stride) ** 2)
+            bias[:, 5:] = math.log(0.6 / (self.num_classes - 0.99999))
+
+    def output_rows(self) -> dict[str, tuple[int, int]]:
+        return {f"m.{i}": (self.num_anchors, 5) for i in range(len(self.m))}
+
+    def maps(self, features: list[Tensor], outputs: nn.ModuleList) -> list[Tensor]:
+        return [conv(x) for x, conv in zip(features, outputs)]
+
+    def decode_maps(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """As in the base, the scores objectness x class. N runs over levels, then anchors, rows and columns."""
+        boxes, scores = [], []
+        for level, (x, stride) in enumerate(zip(raw, self.strides)):
+            centres, _ = cell_centres(((x.shape[2], x.shape[3]),), (stride,), x.device)
+            x = x.float().unflatten(1, (self.num_anchors, 5 + self.num_classes)).permute(0, 1, 3, 4, 2).flatten(2, 3)
+            coordinates, objectness, classes = x.split((4, 1, self.num_classes), -1)
+            centre, size = anchor_to_cxcywh(coordinates, self.anchors[level].float()[:, None]).split(2, -1)
+            cxcywh = torch.cat((centre + (centres - 0.5), size), -1) * stride
+            boxes.append(cxcywh_to_xyxy(cxcywh).flatten(1, 2))
+            scores.append((objectness.sigmoid() * classes.sigmoid()).flatten(1, 2))
+        return torch.cat(boxes, 1), torch.cat(scores, 1)

@@ -1,0 +1,97 @@
+"""The anchor-free head (YOLOv8 and later): boxes as distances from cell centres to their sides.
+
+Legend: B images, L levels, C classes, R bins of a box side, N predictions over all levels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from models.heads.base import BranchedHead
+from models.heads.boxes import cell_centres, distances_to_xyxy, expected_distances, flatten_levels
+from models.layers.conv import Conv, DWConv
+
+REFERENCE_SIZE = 640  # pixels of a typical canvas side, for the priors of the biases
+
+
+class DFL(nn.Module):
+    """The values 0..R-1 that a side's distribution ranges over (Generalized Focal Loss, Li et al. 2020).
+
+    A frozen convolution weight because public state dicts hold it as one; `expected_distances` does the sum.
+    """
+
+    def __init__(self, bins: int) -> None:
+        super().__init__()
+        self.bins = bins
+        self.conv = nn.Conv2d(bins, 1, 1, bias=False).requires_grad_(False)
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.conv.weight.copy_(torch.arange(self.bins, dtype=torch.float32).view(1, -1, 1, 1))
+
+
+class AnchorFreeHead(BranchedHead):
+    """Decoupled box and class layers at each level; box sides are distributions over R bins of one stride.
+
+    With R = 1 there are no distributions: the layers give the distances themselves, in strides. Raw maps are
+    (B, 4R + C, h, w): left, top, right and bottom bins first.
+    """
+
+    kind: Literal["anchor_free"] = "anchor_free"
+    branch = ("cv2", "cv3")
+    anchors = None
+
+    def __init__(
+        self,
+        in_channels: tuple[int, ...],
+        strides: tuple[int, ...],
+        num_classes: int,
+        reg_max: int = 16,
+        depthwise: bool = False,
+    ) -> None:
+        """``depthwise``: class branches of depthwise-separable convolutions (YOLO11)."""
+        super().__init__()
+        self.num_classes, self.reg_max, self.strides = num_classes, reg_max, strides
+        box_width = max(16, in_channels[0] // 4, 4 * reg_max)
+        class_width = max(in_channels[0], min(num_classes, 100))
+        self.cv2 = nn.ModuleList(
+            nn.Sequential(Conv(c, box_width, 3), Conv(box_width, box_width, 3), nn.Conv2d(box_width, 4 * reg_max, 1))
+            for c in in_channels
+        )
+        self.cv3 = nn.ModuleList(self._class_branch(c, class_width, depthwise) for c in in_channels)
+        if reg_max > 1:
+            self.dfl = DFL(reg_max)
+
+    def _class_branch(self, channels: int, width: int, depthwise: bool) -> nn.Sequential:
+        if depthwise:
+            first = nn.Sequential(DWConv(channels, channels, 3), Conv(channels, width))
+            second = nn.Sequential(DWConv(width, width, 3), Conv(width, width))
+        else:
+            first, second = Conv(channels, width, 3), Conv(width, width, 3)
+        return nn.Sequential(first, second, nn.Conv2d(width, self.num_classes, 1))
+
+    @torch.no_grad()
+    def set_priors(self, boxes: nn.ModuleList, classes: nn.ModuleList) -> None:
+        """Box sides start at the middle of their bins, or two strides from the cell without bins; a class is as likely
+        as 5 objects spread over a typical image make it."""
+        for box, cls, stride in zip(boxes, classes, self.strides):
+            box[-1].bias.fill_(1.0 if self.reg_max > 1 else 2.0)
+            cells = (REFERENCE_SIZE / stride) ** 2
+            cls[-1].bias.fill_(math.log(5 / self.num_classes / cells))
+
+    def output_rows(self) -> dict[str, tuple[int, int]]:
+        return {f"cv3.{i}.2": (1, 0) for i in range(len(self.cv3))}
+
+    def maps(self, features: list[Tensor], boxes: nn.ModuleList, classes: nn.ModuleList) -> list[Tensor]:
+        return [torch.cat((box(x), cls(x)), 1) for x, box, cls in zip(features, boxes, classes)]
+
+    def decode_maps(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        sides, logits = flatten_levels(raw).split((4 * self.reg_max, self.num_classes), -1)
+        distances = expected_distances(sides.unflatten(-1, (4, self.reg_max)))
+        shapes = tuple((level.shape[2], level.shape[3]) for level in raw)
+        boxes = distances_to_xyxy(distances, *cell_centres(shapes, self.strides, distances.device))
+        return boxes, logits.sigmoid()

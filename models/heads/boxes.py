@@ -1,0 +1,177 @@
+"""Raw maps to boxes: cell centres of a feature pyramid, and the geometry that heads, losses and assigners share.
+
+Legend: B images, N cells over all levels (level by level, row by row), R bins of a side's distance, S any shape.
+Units: "cells" are multiples of the cell's own stride; the rest is canvas pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Shapes = tuple[tuple[int, int], ...]
+
+
+def _make(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    centres, sizes = [], []
+    for (height, width), stride in zip(shapes, strides):
+        y = torch.arange(height, device=device, dtype=torch.float32) + 0.5
+        x = torch.arange(width, device=device, dtype=torch.float32) + 0.5
+        yy, xx = torch.meshgrid(y, x, indexing="ij")
+        centres.append(torch.stack((xx, yy), -1).flatten(0, 1))
+        sizes.append(torch.full((height * width, 1), float(stride), device=device))
+    return torch.cat(centres), torch.cat(sizes)
+
+
+@lru_cache(maxsize=64)
+def _cached(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    # A tensor born in inference mode could not be used in training later.
+    with torch.inference_mode(False), torch.no_grad():
+        return _make(shapes, strides, device)
+
+
+def cell_centres(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Centres float32 (N, 2), x and y in units of each level's stride, and strides float32 (N, 1) in canvas pixels.
+
+    The result is shared between callers: never write into it.
+    """
+    if torch.compiler.is_compiling():  # constants of the graph there; a cache would only break it
+        return _make(shapes, strides, device)
+    return _cached(shapes, strides, device)
+
+
+class GridLevels(NamedTuple):
+    """Numbers of the levels' grids, on a device."""
+
+    strides: Tensor  # float32 (L, 1), canvas pixels
+    last: Tensor  # float32 (L, 2), the last column and row
+    columns: Tensor  # int64 (L,)
+    offset: Tensor  # int64 (L,), cells of all levels before
+    cells: int  # of all levels
+
+
+def _make_levels(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> GridLevels:
+    sizes = [height * width for height, width in shapes]
+    last = [[width - 1, height - 1] for height, width in shapes]
+    return GridLevels(
+        strides=torch.tensor(strides, dtype=torch.float32, device=device)[:, None],
+        last=torch.tensor(last, dtype=torch.float32, device=device),
+        columns=torch.tensor([width for _, width in shapes], device=device),
+        offset=torch.tensor([sum(sizes[:level]) for level in range(len(sizes))], device=device),
+        cells=sum(sizes),
+    )
+
+
+@lru_cache(maxsize=64)
+def _cached_levels(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> GridLevels:
+    with torch.inference_mode(False), torch.no_grad():
+        return _make_levels(shapes, strides, device)
+
+
+def grid_levels(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> GridLevels:
+    """As `cell_centres`: shared between callers, never to be written into."""
+    return (_make_levels if torch.compiler.is_compiling() else _cached_levels)(shapes, strides, device)
+
+
+LARGEST_SIDE = 20_000.0  # strides
+
+
+def flatten_levels(raw: Sequence[Tensor]) -> Tensor:
+    """Maps (B, channels, h, w) of all levels as (B, N, channels), float32 at least. Cheap for channels_last maps."""
+    flat = torch.cat([level.permute(0, 2, 3, 1).flatten(1, 2) for level in raw], dim=1)
+    return flat.to(torch.promote_types(flat.dtype, torch.float32))
+
+
+class _SplitRows(torch.autograd.Function):
+    """See `split_rows`. Autograd's way by cat, cast and split takes three times the passes over memory."""
+
+    @staticmethod
+    def forward(ctx, width: int, *raw: Tensor) -> tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(raw[0].dtype, torch.float32)
+        batch, cells = raw[0].shape[0], sum(level.shape[2] * level.shape[3] for level in raw)
+        first = raw[0].new_empty((batch, cells, width), dtype=dtype)
+        rest = raw[0].new_empty((batch, cells, raw[0].shape[1] - width), dtype=dtype)
+        ctx.width, ctx.dtype, ctx.shapes = width, raw[0].dtype, [level.shape for level in raw]
+        for level, a, b in _by_level(ctx.shapes, first, rest, raw):
+            a.copy_(level[..., :width])
+            b.copy_(level[..., width:])
+        return first, rest
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, first: Tensor, rest: Tensor) -> tuple[Tensor | None, ...]:
+        like = {"dtype": ctx.dtype, "device": first.device, "memory_format": torch.channels_last}
+        gradients = [torch.empty(shape, **like) for shape in ctx.shapes]
+        for level, a, b in _by_level(ctx.shapes, first, rest, gradients):
+            level[..., : ctx.width].copy_(a)
+            level[..., ctx.width :].copy_(b)
+        return None, *gradients
+
+
+def _by_level(
+    shapes: Sequence[torch.Size], first: Tensor, rest: Tensor, maps: Sequence[Tensor]
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Views of a level's map and of its part of two tensors of rows, (B, h, w, channels) each."""
+    sizes = [shape[2] * shape[3] for shape in shapes]
+    for shape, level, a, b in zip(shapes, maps, first.split(sizes, 1), rest.split(sizes, 1)):
+        yield level.permute(0, 2, 3, 1), a.unflatten(1, shape[2:]), b.unflatten(1, shape[2:])
+
+
+def split_rows(raw: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
+    """`flatten_levels` split after ``width`` channels, each part contiguous: (B, N, width) and (B, N, the rest)."""
+    return _SplitRows.apply(width, *raw)
+
+
+def expected_distances(logits: Tensor) -> Tensor:
+    """Mean of each side's distribution over distances 0..R-1 (Li et al. 2020): (*S, R) -> (*S), cells.
+
+    With a single bin there is no distribution, and the output is the distance.
+    """
+    if logits.shape[-1] == 1:
+        return logits.squeeze(-1)
+    bins = torch.arange(logits.shape[-1], dtype=logits.dtype, device=logits.device)
+    return (logits.softmax(-1) * bins).sum(-1)
+
+
+def distances_to_xyxy(distances: Tensor, centres: Tensor, strides: Tensor) -> Tensor:
+    """Distances (*S, 4) in cells to the left, top, right and bottom side -> xyxy pixels.
+
+    ``centres`` (*S, 2) in cells and ``strides`` (*S, 1) in pixels, as `grid.cell_centres` makes them, broadcast.
+    """
+    left_top, right_bottom = distances.split(2, -1)
+    return torch.cat((centres - left_top, centres + right_bottom), -1) * strides
+
+
+def anchor_to_cxcywh(logits: Tensor, anchors: Tensor) -> Tensor:
+    """Anchor-head outputs (*S, 4) -> boxes cxcywh in cells, the centre relative to the cell's top-left corner.
+
+    The centre reaches half a cell beyond its own, (-0.5, 1.5), and a side is up to 4 times its anchor
+    (``anchors`` (*S, 2), cells): YOLOv5's parametrisation.
+    """
+    doubled = logits.sigmoid() * 2
+    return torch.cat((doubled[..., :2] - 0.5, doubled[..., 2:].square() * anchors), dim=-1)
+
+
+def offsets_to_cxcywh(logits: Tensor, centres: Tensor, strides: Tensor) -> Tensor:
+    """YOLOX's outputs (*S, 4) -> boxes cxcywh in pixels: the centre from the cell's top-left corner in strides, and the
+    logarithms of the sides in strides.
+
+    ``centres`` (*S, 2) in cells and ``strides`` (*S, 1) in pixels, as `grid.cell_centres` makes them, broadcast. Sides
+    end at `LARGEST_SIDE` strides, beyond any canvas, so that they stay finite.
+    """
+    offset, size = logits.split(2, -1)
+    size = size.clamp(max=math.log(LARGEST_SIDE)).exp()
+    return torch.cat((centres - 0.5 + offset, size), -1) * strides
+
+
+def cxcywh_to_offsets(boxes: Tensor, centres: Tensor, strides: Tensor) -> Tensor:
+    """The outputs (*S, 4) that `offsets_to_cxcywh` would make boxes cxcywh (*S, 4), pixels, of. A side of
+    nothing counts as 1e-8 strides, so that its logarithm is finite."""
+    centre, size = (boxes / strides).split(2, -1)
+    return torch.cat((centre - centres + 0.5, size.clamp(min=1e-8).log()), -1)

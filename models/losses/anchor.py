@@ -1,0 +1,151 @@
+"""The loss of anchor heads, as sums over a share of the batch and one normaliser (`LossOutput`); see losses.py.
+
+Legend: B images, M targets, A anchors of a cell, C classes, P pairs of a target and an anchor in a cell, T pairs of one
+target over all levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from models.assigners.candidates import LEAST_OVERLAP, AnchorMatches, match_anchors, one_each
+from models.heads.boxes import anchor_to_cxcywh, flatten_levels
+from models.losses.base import Criterion, smooth_labels
+from utils.boxes import cxcywh_to_xyxy, iou
+from utils.config.settings import Hyperparameters
+from utils.structures import LossOutput
+
+# Gains of an anchor loss that is divided by its positives. What matters is the balance between one positive's box, its
+# objectness and one of its classes. YOLOX (Ge et al. 2021) has 5 : 1 : 1; YOLOv5, which takes means over
+# different sets, works out at about 7 : 1 : 1 with its published gains, both at 640 px and, as it scales them, at other
+# sizes. The defaults box 7.5, obj 1, cls 0.5 give 7.5 : 1 : 1 with this constant, and a box term (7.5 times the mean of
+# 1 - CIoU) that equals the anchor-free one, so that one learning rate suits both heads.
+_CLASS_GAIN = 2.0
+
+# YOLOv5's objectness balance of P3, P4, P5, meant for the mean over a level's cells. Of two levels the coarser has a
+# quarter of the cells, so as weights of a cell in a sum they are 1 : 1 : 1.6.
+_LEVEL_MEAN_BALANCE = {3: (4.0, 1.0, 0.4)}
+
+
+def level_weights(strides: Sequence[int]) -> tuple[float, ...]:
+    """Weight of one cell's objectness on each level; the finest has 1. Without a published balance all have 1."""
+    balance = _LEVEL_MEAN_BALANCE.get(len(strides))
+    if balance is None:
+        return (1.0,) * len(strides)
+    return tuple((b / balance[0]) * (s / strides[0]) ** 2 for b, s in zip(balance, strides, strict=True))
+
+
+class LevelPairs(NamedTuple):
+    """A level's (target, anchor, cell) pairs, P in all, target by target, and what the loss takes of each."""
+
+    valid: Tensor  # bool (P,)
+    row: Tensor  # int64 (P,) into the level's B * h * w * A outputs
+    score: Tensor  # (P,) objectness times the score of the target's class, no gradient
+    overlap: Tensor  # (P,) CIoU
+    cls: Tensor  # (P,) class BCE
+    objectness: Tensor  # (B * h * w * A,) logits of all outputs
+
+
+@torch.no_grad()
+def best_of_levels(levels: Sequence[LevelPairs], num_targets: int, alpha: float, beta: float) -> list[LevelPairs]:
+    """The levels with one valid pair a target at most: the pair of highest score^alpha * CIoU^beta (the alignment that
+    anchor-free heads go by) in a place that no other target takes."""
+    if num_targets == 0:
+        return list(levels)
+    sizes = [pairs.row.shape[0] // num_targets for pairs in levels]
+    before = accumulate((pairs.objectness.shape[0] for pairs in levels), initial=0)
+    rows = [pairs.row + offset for pairs, offset in zip(levels, before)]
+
+    def by_target(columns: Sequence[Tensor]) -> Tensor:  # (1, M, T)
+        return torch.cat([c.view(num_targets, size) for c, size in zip(columns, sizes)], 1)[None]
+
+    overlap = by_target([pairs.overlap.clamp(min=LEAST_OVERLAP) for pairs in levels])
+    metric = by_target([pairs.score for pairs in levels]).pow(alpha) * overlap.pow(beta)
+    metric *= by_target([pairs.valid for pairs in levels])
+    chosen, held = one_each(by_target(rows), metric, overlap, sum(pairs.objectness.shape[0] for pairs in levels))
+    valid = torch.zeros_like(metric, dtype=torch.bool).scatter_(-1, chosen, held)[0]
+    return [pairs._replace(valid=part.flatten()) for pairs, part in zip(levels, valid.split(sizes, -1))]
+
+
+class AnchorLoss(Criterion):
+    """CIoU and class BCE on matched anchors; on all, objectness BCE with the IoU reached as target (YOLOv5's facts).
+
+    ``names`` label ``LossOutput.parts``. All terms are divided by the number of positives. A mean over cells would
+    tie the weight of an object's objectness to the size of the canvas and let it fall behind its box on sets with one
+    or two objects an image. Per positive, the pull of an object is the same on every set; the push of the background
+    is as strong only until the objectness bias has found the base rate, where logistic regression has both
+    cancel. That takes few steps, the fewer the nearer the head's initial bias is to the rate of objects.
+
+    With ``one_to_one`` only the best aligned of a target's matches, over all levels, is a positive.
+    """
+
+    names = ("box", "obj", "cls")
+
+    def __init__(
+        self,
+        *,
+        strides: Sequence[int],
+        num_classes: int,
+        anchors: Tensor,
+        hyp: Hyperparameters,
+        label_smoothing: float,
+        one_to_one: bool = False,
+    ):
+        super().__init__()
+        self.num_classes, self.one_to_one = num_classes, one_to_one
+        self.tal_alpha, self.tal_beta = hyp.tal_alpha, hyp.tal_beta
+        self.gains = (hyp.box, hyp.obj, hyp.cls * _CLASS_GAIN)
+        self.level_weights = level_weights(strides)
+        self.anchor_t = hyp.anchor_t
+        self.label_smoothing = label_smoothing
+        self.register_buffer("anchors", anchors.detach().float().clone(), persistent=False)
+
+    def forward(
+        self, raw: Sequence[Tensor], targets: Tensor, max_targets: int, host_targets: np.ndarray | None = None
+    ) -> LossOutput:
+        """Args: raw maps (B, A * (5 + C), h, w) a level; ``targets`` (M, 6) as in `Batch`. Shapes depend on M alone, so
+        ``max_targets`` and ``host_targets`` go unread."""
+        levels = [self._pairs(level, targets, anchors) for level, anchors in zip(raw, self.anchors, strict=True)]
+        if self.one_to_one:
+            levels = best_of_levels(levels, targets.shape[0], self.tal_alpha, self.tal_beta)
+        totals = [self._sums(pairs, weight) for pairs, weight in zip(levels, self.level_weights, strict=True)]
+        box, obj, cls, positives = (sum(column) for column in zip(*totals))
+        parts = [gain * term for gain, term in zip(self.gains, (box, obj, cls), strict=True)]
+        return LossOutput(sum(parts), positives, torch.stack(parts).detach())
+
+    def _pairs(self, raw: Tensor, targets: Tensor, anchors: Tensor) -> LevelPairs:
+        height, width = raw.shape[-2:]
+        outputs = flatten_levels([raw]).unflatten(-1, (len(anchors), 5 + self.num_classes))  # (B, h * w, A, 5 + C)
+        matches = match_anchors(targets, anchors, (height, width), self.anchor_t)
+        row = (matches.image * (height * width) + matches.cell) * len(anchors) + matches.anchor
+        outputs = outputs.flatten(0, 2)  # (B * h * w * A, 5 + C)
+        picked = outputs.index_select(0, row)
+        overlap, cls = self._positives(picked, matches, anchors)
+        with torch.no_grad():
+            score = picked[:, 4].sigmoid() * picked[:, 5:].gather(1, matches.label[:, None])[:, 0].sigmoid()
+        return LevelPairs(matches.valid, row, score, overlap, cls, outputs[:, 4])
+
+    def _sums(self, pairs: LevelPairs, weight: float) -> tuple[Tensor, ...]:
+        """Sums of the box, objectness and class terms, and the number of positives."""
+        valid = pairs.valid.float()
+        reached = torch.zeros_like(pairs.objectness)
+        # Of several targets in a place the best: no order in it.
+        reached.scatter_reduce_(0, pairs.row, pairs.overlap.detach().clamp(min=0) * valid, "amax")
+        obj = weight * binary_cross_entropy_with_logits(pairs.objectness, reached, reduction="sum")
+        return (valid * (1 - pairs.overlap)).sum(), obj, (valid * pairs.cls).sum(), valid.sum()
+
+    def _positives(self, outputs: Tensor, matches: AnchorMatches, anchors: Tensor) -> tuple[Tensor, Tensor]:
+        """CIoU and summed class BCE of each pair: (P, 5 + C) -> (P,), (P,)."""
+        predicted = cxcywh_to_xyxy(anchor_to_cxcywh(outputs[:, :4], anchors[matches.anchor]))
+        overlap = iou(predicted, cxcywh_to_xyxy(matches.boxes_cxcywh_cells), kind="ciou")
+        ones = torch.ones_like(overlap)
+        class_targets = smooth_labels(ones, matches.label, self.num_classes, self.label_smoothing)
+        cls = binary_cross_entropy_with_logits(outputs[:, 5:], class_targets, reduction="none").sum(-1)
+        return overlap, cls

@@ -1,0 +1,152 @@
+"""What the losses of several heads share, and the loss of a pair of heads.
+
+Legend: B images, K target slots, N cells over all levels, C classes, D channels, P picked cells, S any shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import softplus
+
+from utils.boxes import cxcywh_to_xyxy, scale_boxes
+from utils.structures import LossOutput, pad_targets
+
+THRESHOLD = 40.0  # softplus(x) becomes x beyond it; even float64 cannot tell the two apart there
+
+
+class Criterion(nn.Module):
+    """Base of the losses: ``names`` label ``LossOutput.parts``."""
+
+    names: tuple[str, ...]
+
+    def compile_terms(self) -> None:
+        """Compiles what training does on the device, for all sizes at once. Losses that have no such part of their own
+        stay as they are, and so does validation."""
+
+    def set_refining(self, refining: bool) -> None:
+        """Tells of the run's last epochs, whose pictures are whole again: a loss may want more of boxes in them."""
+
+
+def canvas_targets(level: Tensor, stride: int, targets: Tensor, max_targets: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Targets in a fixed shape: labels int64 (B, K), boxes (B, K, 4) xyxy canvas pixels, and bool (B, K), whether there
+    is one.
+
+    Args:
+        level: raw map (B, D, h, w) of one level, ``stride`` pixels a cell.
+        targets: (M, 6) and ``max_targets`` as in `Batch`.
+    """
+    padded, mask = pad_targets(targets, level.shape[0], max_targets)
+    boxes = scale_boxes(cxcywh_to_xyxy(padded[..., 1:]), level.shape[3] * stride, level.shape[2] * stride)
+    return padded[..., 0].long(), boxes, mask
+
+
+def smooth_labels(scores: Tensor, labels: Tensor, num_classes: int, eps: float) -> Tensor:
+    """Class targets (*S, C): ``scores`` (*S) at ``labels`` (*S), the share ``eps`` of it spread over all classes."""
+    one_hot = labels[..., None] == torch.arange(num_classes, device=labels.device)
+    return scores[..., None] * (one_hot * (1 - eps) + eps / num_classes)
+
+
+class _GatherCells(torch.autograd.Function):
+    """See `gather_cells`. Autograd's way backwards through index_select copies the zeros that it adds to."""
+
+    @staticmethod
+    def forward(ctx, values: Tensor, cells: Tensor) -> Tensor:
+        rows = _row_numbers(cells, values.shape[1])
+        ctx.save_for_backward(rows)
+        ctx.shape = values.shape
+        return values.flatten(0, 1).index_select(0, rows).view(*cells.shape, values.shape[-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        (rows,) = ctx.saved_tensors
+        result = gradient.new_zeros(ctx.shape)
+        result.flatten(0, 1).index_add_(0, rows, gradient.flatten(0, 1))
+        return result, None
+
+
+def gather_cells(values: Tensor, cells: Tensor) -> Tensor:
+    """Rows of (B, N, D) at ``cells`` int64 (B, P): (B, P, D)."""
+    return _GatherCells.apply(values, cells)
+
+
+def _row_numbers(cells: Tensor, num_cells: int) -> Tensor:
+    """``cells`` int64 (B, P) of N an image as int64 (B * P), numbers among all images' cells."""
+    return (torch.arange(cells.shape[0], device=cells.device)[:, None] * num_cells + cells).flatten()
+
+
+class _SparseCrossEntropy(torch.autograd.Function):
+    """See `sparse_cross_entropy`. The gradient, sigmoid less target, is made in one tensor."""
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, cells: Tensor, targets: Tensor) -> Tensor:
+        ctx.save_for_backward(logits, cells, targets)
+        return softplus(logits, threshold=THRESHOLD).sum() - (gather_cells(logits, cells) * targets).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
+        logits, cells, targets = ctx.saved_tensors
+        rows = _row_numbers(cells, logits.shape[1])
+        if logits.device.type == "cpu":
+            result = logits.sigmoid()
+            result.view(-1, logits.shape[-1]).index_add_(0, rows, targets.flatten(0, 1), alpha=-1)
+            return result.mul_(gradient), None, None
+        return scaled_difference(logits, rows, targets, gradient), None, None
+
+
+def scaled_difference(logits: Tensor, rows: Tensor, targets: Tensor, gradient: Tensor) -> Tensor:
+    """``gradient`` () times sigmoid less target. The derivative of softplus is the sigmoid, and its kernel
+    multiplies by the gradient on the way: one pass over memory less than by sigmoid and multiplication."""
+    result = torch.ops.aten.softplus_backward(gradient.expand_as(logits), logits, 1, THRESHOLD)
+    result.view(-1, logits.shape[-1]).index_add_(0, rows, (targets * gradient).flatten(0, 1), alpha=-1)
+    return result
+
+
+def sparse_cross_entropy(logits: Tensor, cells: Tensor, targets: Tensor) -> Tensor:
+    """Sum of the binary cross-entropy of all logits (B, N, C), with targets that are 0 but in a few cells.
+
+    Args:
+        cells: int64 (B, P).
+        targets: (B, P, C); where cells repeat, they add up.
+    """
+    return _SparseCrossEntropy.apply(logits, cells, targets)
+
+
+class PairLoss(Criterion):
+    """The one-to-many branch's loss plus ``gain`` times the one-to-one branch's (YOLOv10, Wang et al. 2024).
+
+    In the paper each branch's sum is divided by that branch's own target scores. Here both are divided by the
+    one-to-many branch's, for a loss has one normaliser; ``gain`` stands for the ratio of the two, which was found to be
+    about 2 on a fresh model and 6 on a trained one. It weighs no gradient against another, since no parameter serves
+    both branches' losses: it is a learning rate of the one-to-one layers, which an optimiser that normalises gradients
+    (Muon, Adam) hardly sees.
+    """
+
+    def __init__(self, many: Criterion, one: Criterion, *, gain: float):
+        super().__init__()
+        self.many, self.one, self.gain = many, one, gain
+        self.names = (*many.names, *(f"{name}_one" for name in one.names))
+
+    def compile_terms(self) -> None:
+        self.many.compile_terms()
+        self.one.compile_terms()
+
+    def set_refining(self, refining: bool) -> None:
+        self.many.set_refining(refining)
+        self.one.set_refining(refining)
+
+    def forward(
+        self, raw: Sequence[Tensor], targets: Tensor, max_targets: int, host_targets: np.ndarray | None = None
+    ) -> LossOutput:
+        """Args: ``raw`` the maps of the one-to-many branch, then those of the one-to-one branch; the rest as there."""
+        levels = len(raw) // 2
+        many = self.many(raw[:levels], targets, max_targets, host_targets)
+        one = self.one(raw[levels:], targets, max_targets, host_targets)
+        parts = torch.cat((many.parts, self.gain * one.parts))
+        return LossOutput(many.total + self.gain * one.total, many.normaliser, parts)

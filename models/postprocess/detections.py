@@ -1,0 +1,233 @@
+"""Maps' boxes to detections: by threshold and non-maximum suppression (the only one in the project), or by rank alone.
+
+Legend: B images, N boxes, C classes, M candidates of all images, K = ``max_det`` slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from models.heads.base import BranchedHead
+from models.postprocess.nms import standing
+from utils.errors import UserError
+from utils.structures import Detections
+
+# By kind of head, as published for YOLOv5, YOLOv8 and YOLOX.
+VALIDATION_IOU = {"anchor": 0.6, "anchor_free": 0.7, "objectness": 0.65}
+DETECTION_IOU = 0.45  # fewer boxes an object than in validation, as in YOLOv5's and YOLOv8's detection
+MAX_CANDIDATES = 30_000  # an image, the best by score
+SCORED_CONFIDENCE, SCORED_DETECTIONS = 0.001, 300  # the least of one, the most an image: nearly all of the PR curve
+_FIRST_CANDIDATES = 4096  # an image; those after them are examined if these do not fill all slots
+
+
+class _Candidates(NamedTuple):
+    """Image by image, in it by descending score; equal scores in the order of (box, class)."""
+
+    image: Tensor  # int64 (M,)
+    rank: Tensor  # int64 (M,) in the image, from 0
+    boxes: Tensor  # float32 (M, 4)
+    scores: Tensor  # float32 (M,)
+    classes: Tensor  # int64 (M,)
+
+    def where(self, chosen: Tensor) -> _Candidates:
+        """``chosen``: a mask, or places in a new order."""
+        places = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
+        return _Candidates(*(t[places] for t in self))
+
+
+def _allowed_scores(scores: Tensor, conf_thres: float, multi_label: bool, classes: Sequence[int] | None) -> Tensor:
+    """Which (box, class) pairs are candidates: bool (B, N, C)."""
+    num_classes = scores.shape[-1]
+    allowed = scores > conf_thres
+    if not multi_label:
+        best = scores.argmax(-1, keepdim=True)
+        allowed &= best == torch.arange(num_classes, device=scores.device)
+    if classes is not None:
+        if wrong := [c for c in classes if not 0 <= c < num_classes]:
+            raise UserError(f"class {wrong[0]}: the model has classes 0 to {num_classes - 1}")
+        wanted = torch.zeros(num_classes, dtype=torch.bool)
+        wanted[list(classes)] = True
+        allowed &= wanted.to(scores.device)
+    return allowed
+
+
+def _starts(image: Tensor, batch: int) -> Tensor:
+    """Where the images (M,), in ascending order, begin: int64 (batch + 1,), the last one M. Unlike bincount it does not
+    make the host wait."""
+    return torch.searchsorted(image, torch.arange(batch + 1, device=image.device))
+
+
+def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> tuple[_Candidates, int]:
+    """The allowed pairs, of each image at most the `MAX_CANDIDATES` best; and how many the image with most has."""
+    batch = boxes.shape[0]
+    image, box, label = allowed.nonzero(as_tuple=True)
+    starts = _starts(image, batch)
+    fullest = max(starts.diff().tolist(), default=0)
+    is_crowded = fullest > MAX_CANDIDATES
+    if is_crowded:  # sorting millions takes seconds, finding the last of the best does not
+        last = torch.where(allowed, scores, -1.0).flatten(1).topk(MAX_CANDIDATES).values[:, -1]
+        image, box, label = (allowed & (scores >= last[:, None, None])).nonzero(as_tuple=True)
+        starts = _starts(image, batch)
+    score = scores[image, box, label]
+    order = score.argsort(descending=True, stable=True)
+    order = order[image[order].argsort(stable=True)]  # by image, in it by score, then by (box, class)
+    image, box = image[order], box[order]
+    rank = torch.arange(len(image), device=image.device) - starts[image]
+    found = _Candidates(image, rank, boxes[image, box], score[order], label[order])
+    return (found.where(rank < MAX_CANDIDATES), MAX_CANDIDATES) if is_crowded else (found, fullest)
+
+
+def suppression_iou(head: BranchedHead, given: float | None = None, default: float | None = None) -> float | None:
+    """At which IoU boxes suppress each other: ``given``; else None for an end-to-end head, whose detections are not to
+    be suppressed; else ``default`` or, without one, the value for validation."""
+    if given is not None or head.is_end_to_end:
+        return given
+    return VALIDATION_IOU[head.kind] if default is None else default
+
+
+def select_detections(
+    boxes_xyxy: Tensor,
+    scores: Tensor,
+    *,
+    conf_thres: float,
+    iou_thres: float | None,
+    max_det: int,
+    agnostic: bool = False,
+    multi_label: bool = True,
+    classes: Sequence[int] | None = None,
+) -> Detections:
+    """`non_max_suppression`, or with ``iou_thres`` None `best_detections`.
+
+    A box whose sides have changed places (distances without bins may be negative) becomes one without area.
+    """
+    low, high = boxes_xyxy.split(2, -1)
+    boxes_xyxy = torch.cat((low, torch.maximum(low, high)), -1)
+    common = {"conf_thres": conf_thres, "max_det": max_det, "multi_label": multi_label, "classes": classes}
+    if iou_thres is None:
+        return best_detections(boxes_xyxy, scores, **common)
+    return non_max_suppression(boxes_xyxy, scores, iou_thres=iou_thres, agnostic=agnostic, **common)
+
+
+def detections_to_score(model: nn.Module, raw: list[Tensor]) -> Detections:
+    """A detector's raw maps to detections, as validation wants them while it trains."""
+    boxes, scores = model.decode(raw)
+    return select_detections(
+        boxes,
+        scores,
+        conf_thres=SCORED_CONFIDENCE,
+        iou_thres=suppression_iou(model.head),
+        max_det=SCORED_DETECTIONS,
+    )
+
+
+def _ranked(scores: Tensor, places: Tensor, count: int) -> Tensor:
+    """Positions (B, count) of the highest scores (B, M), of equal ones those with the lowest ``places`` (B, M) first.
+
+    A positive float32 and its bits read as an integer sort alike, so one int64 key holds both.
+    """
+    keys = (scores.view(torch.int32).long() << 32) - places
+    return keys.topk(count, dim=1).indices
+
+
+@torch.no_grad()
+def best_detections(
+    boxes_xyxy: Tensor,
+    scores: Tensor,
+    *,
+    conf_thres: float,
+    max_det: int,
+    multi_label: bool = True,
+    classes: Sequence[int] | None = None,
+) -> Detections:
+    """The ``max_det`` best (box, class) pairs of each image, none suppressed: for end-to-end heads.
+
+    Arguments and the order of equal scores are those of `non_max_suppression`. Shapes depend on no values, and nothing
+    waits for the device.
+    """
+    boxes_xyxy, scores = boxes_xyxy.float(), scores.float()
+    batch, count, num_classes = scores.shape
+    scores = torch.where(_allowed_scores(scores, conf_thres, multi_label, classes), scores, -1.0)
+    # A box of one of the best pairs is one of the best boxes by best pair: the others' pairs need no ranking.
+    places = torch.arange(count, device=scores.device).expand(batch, -1)
+    best = _ranked(scores.amax(-1), places, min(max_det, count))
+    pairs = scores.gather(1, best[..., None].expand(-1, -1, num_classes)).flatten(1)
+    places = (best[..., None] * num_classes + torch.arange(num_classes, device=scores.device)).flatten(1)
+    chosen = _ranked(pairs, places, min(max_det, pairs.shape[1]))
+    found, place = pairs.gather(1, chosen), places.gather(1, chosen)
+    box = place.div(num_classes, rounding_mode="floor")
+    kept = found >= 0
+    columns = (
+        torch.where(kept[..., None], boxes_xyxy.gather(1, box[..., None].expand(-1, -1, 4)), 0.0),
+        found * kept,
+        place.remainder(num_classes) * kept,
+    )
+    missing = max_det - found.shape[1]
+    padded = [torch.cat((t, t.new_zeros((batch, missing, *t.shape[2:]))), 1) for t in columns]
+    return Detections(*padded, kept.sum(1))
+
+
+@torch.no_grad()
+def non_max_suppression(
+    boxes_xyxy: Tensor,
+    scores: Tensor,
+    *,
+    conf_thres: float,
+    iou_thres: float,
+    max_det: int,
+    agnostic: bool = False,
+    multi_label: bool = True,
+    classes: Sequence[int] | None = None,
+) -> Detections:
+    """Keeps, of each image and class, the best boxes that overlap no better kept one by more than ``iou_thres``.
+
+    Args:
+        boxes_xyxy: (B, N, 4) canvas pixels.
+        scores: (B, N, C); NaN is below any threshold.
+        conf_thres: a score must be above it.
+        max_det: K, detections an image; the best are kept.
+        agnostic: boxes of different classes suppress each other too.
+        multi_label: every class above the threshold is a detection; otherwise only a box's best class may be one.
+        classes: only these. A box whose best class is another isn't kept without ``multi_label``.
+
+    Equal scores keep the order of (box, class), so a box listed earlier wins.
+    """
+    boxes_xyxy, scores = boxes_xyxy.float(), scores.float()
+    batch, _, num_classes = scores.shape
+    allowed = _allowed_scores(scores, conf_thres, multi_label, classes)
+    candidates, fullest = _collect_candidates(boxes_xyxy, scores, allowed)
+
+    def survivors(examined: _Candidates) -> _Candidates:
+        group, groups = examined.image, batch
+        if not agnostic:
+            group, groups = group * num_classes + examined.classes, groups * num_classes
+        return examined.where(standing(examined.boxes, group, groups, iou_thres, max_det))
+
+    if fullest <= _FIRST_CANDIDATES:
+        return _fill_slots(survivors(candidates), batch, max_det)
+    # What stands among the best candidates does so among all.
+    kept = survivors(candidates.where(candidates.rank < _FIRST_CANDIDATES))
+    has_more = _starts(candidates.image, batch).diff() > _FIRST_CANDIDATES
+    again = has_more & (_starts(kept.image, batch).diff() < max_det)
+    if again.any():
+        more = survivors(candidates.where(again[candidates.image]))
+        kept = _Candidates(*map(torch.cat, zip(kept.where(~again[kept.image]), more)))
+        kept = kept.where(kept.image.argsort(stable=True))
+    return _fill_slots(kept, batch, max_det)
+
+
+def _fill_slots(kept: _Candidates, batch: int, max_det: int) -> Detections:
+    """The first ``max_det`` of each image."""
+    starts = _starts(kept.image, batch)
+    slot = torch.arange(len(kept.image), device=kept.image.device) - starts[kept.image]
+    # One place more than there are slots: whatever finds none goes there.
+    place = torch.where(slot < max_det, kept.image * max_det + slot, batch * max_det)
+    padded = []
+    for values in (kept.boxes, kept.scores, kept.classes):
+        slots = values.new_zeros((batch * max_det + 1, *values.shape[1:]))
+        slots[place] = values
+        padded.append(slots[:-1].view(batch, max_det, *values.shape[1:]))
+    return Detections(*padded, starts.diff().clamp(max=max_det))

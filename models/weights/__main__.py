@@ -1,0 +1,99 @@
+"""Shows what a checkpoint file holds, and converts it.
+
+python -m models.weights show yolov8n.pt
+python -m models.weights convert yolov8n.pt yolov8n.safetensors
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from models.detector import Detector
+from models.weights.load import detector_of
+from models.weights.read import COUNTERS, METADATA_KEY, read_weights
+from utils.distributed.context import DistributedContext
+from utils.download import fetch_weights
+from utils.entrypoint import run_main
+from utils.errors import UserError
+from utils.files.checkpoint import VERSION, write_checkpoint
+from utils.files.safetensors import write_safetensors
+from utils.logger import configure_logging, get_logger
+
+NOT_DESCRIPTION = ("format", "version", "model", "ema")  # of our checkpoints; written anew
+OF_A_RUN = ("optimizer", "scaler", "progress", "run", "config", "rank_buffers")  # not kept: weights only are converted
+
+
+def convert(source: str | Path, target: str | Path) -> str:
+    """Writes the weights of one checkpoint file as another: safetensors or, with the suffix .pt, our own checkpoint.
+
+    Both hold float32 weights and what rebuilds the detector; of a run's checkpoint, not the state of the run. Weights
+    of no model known here are written to safetensors as they are. Returns a line that says what was written.
+    """
+    source, target = Path(source), Path(target)
+    if target.suffix not in (".safetensors", ".pt"):
+        raise UserError(f"{target}: wants a name that ends in .safetensors or .pt")
+    stored = read_weights(source)
+    if target.exists() and target.samefile(source):
+        raise UserError(f"{target}: is the file that is to be read")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        detector = detector_of(stored)
+    except UserError as error:
+        if stored.is_ours or target.suffix == ".pt":
+            raise
+        write_safetensors(target, stored.tensors, {"format": "pt"})
+        return f"{error}; {len(stored.tensors)} tensors written to {target} under the names they have"
+    kept = {key: value for key, value in stored.content.items() if key not in (*NOT_DESCRIPTION, *OF_A_RUN)}
+    description = kept | {"model_spec": detector.spec, "names": list(detector.names)}
+    weights = {name: tensor for name, tensor in detector.state_dict().items() if not name.endswith(COUNTERS)}
+    if target.suffix == ".pt":
+        write_checkpoint({**description, "model": {}, "ema": detector.state_dict()}, target)
+    else:
+        text = json.dumps({"version": VERSION, **description}, ensure_ascii=False)
+        write_safetensors(target, weights, {"format": "pt", METADATA_KEY: text})
+    return f"{describe(detector, source)} -> {target}"
+
+
+def describe(detector: Detector, source: str | Path) -> str:
+    """What a checkpoint holds, in a line."""
+    count = sum(p.numel() for p in detector.parameters())
+    line = f"{source}: {detector.spec['name']}, {count:,} parameters, {detector.num_classes} classes"
+    return f"{line}, strides {', '.join(map(str, detector.strides))}"
+
+
+def _show(path: Path) -> None:
+    stored = read_weights(path)
+    detector = detector_of(stored)
+    log = get_logger()
+    log.info("%s", describe(detector, path))
+    log.info("classes: %s", ", ".join(detector.names))
+    log.info("image size: %d", stored.content["imgsz"])
+    if detector.anchors is not None:
+        for stride, level in zip(detector.strides, detector.anchors.tolist()):
+            pairs = ", ".join(f"{w * stride:g} x {h * stride:g}" for w, h in level)
+            log.info("anchors of stride %d, pixels: %s", stride, pairs)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m models.weights", description="Shows and converts checkpoints.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, help_text in (("show", "what a checkpoint holds"), ("convert", "write its weights as another file")):
+        command = commands.add_parser(name, help=help_text)
+        command.add_argument("source", help="checkpoint, or a name in configs/weights.yaml")
+        command.add_argument("--offline", action="store_true", help="never download weights")
+        if name == "convert":
+            command.add_argument("target", help="file to write: .safetensors, or .pt for a checkpoint of ours")
+    given = parser.parse_args(argv)
+    configure_logging(True)
+    path = fetch_weights(given.source, ctx=DistributedContext.single(), offline=given.offline)
+    if given.command == "convert":
+        get_logger().info("%s", convert(path, given.target))
+    else:
+        _show(path)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,122 @@
+"""Which model a checkpoint's tensors belong to: family and size by names and shapes, classes by the head's rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.detector import Detector, build_on_meta
+from models.registry import build_layer
+from models.spec import KEYS, ModelSpec, known_models, load_spec, parse_spec
+from models.weights.layouts import row_without_focus
+from models.weights.read import StoredWeights, shapes_of
+from utils.config.yaml_files import load_yaml
+from utils.errors import UserError
+from utils.files.folders import CONFIGS
+from utils.logger import get_logger
+
+COCO = CONFIGS / "data" / "coco.yaml"
+
+
+def names_for(count: int, names: tuple[str, ...] | None, source: str | Path) -> tuple[str, ...] | None:
+    """``names`` if there are ``count``. Without names, 80 classes are taken to be COCO's, in the usual order, and the
+    log says so: YOLOX's files and bare state dicts hold none. Otherwise None."""
+    if names is not None:
+        return names if len(names) == count else None
+    listed = load_yaml(COCO)["names"]
+    coco = tuple(listed[i] for i in range(len(listed)))
+    if count != len(coco):
+        return None
+    get_logger().info("%s: holds no class names; its %d classes are taken to be COCO's", source, count)
+    return coco
+
+
+USUAL_ACTIVATION = "nn.SiLU()"
+
+
+def recognise(stored: StoredWeights) -> tuple[ModelSpec, int]:
+    """The model whose tensors have exactly these names and shapes, and its number of classes.
+
+    Built-in models are tried first, then the YAML that some foreign files carry. Raises UserError where none fits.
+    """
+    shapes = stored.shapes
+    for spec in map(load_spec, known_models()):
+        if num_classes := _matching_classes(spec, shapes):
+            return _with_activation(spec, stored.activation), num_classes
+    reason = ""
+    try:
+        spec = _own_graph(stored)
+        if spec and (num_classes := _matching_classes(spec, shapes)):
+            return _with_activation(spec, stored.activation), num_classes
+    except UserError as error:
+        reason = f"; its own graph: {error}"
+    families = ", ".join(dict.fromkeys(re.match(r"yolo(v?\d+|x)", name)[0] for name in known_models()))
+    raise UserError(f"{stored.path}: its tensors are those of no model known here ({families}; unfused){reason}")
+
+
+def model_of(stored: StoredWeights) -> dict[str, Any]:
+    """The spec from which `build_detector` makes the model that the weights belong to."""
+    return stored.content["model_spec"] if stored.is_ours else recognise(stored)[0].plain
+
+
+def _matching_classes(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> int:
+    """The number of classes with which a model has exactly these shapes; 0 for none. Only the head depends on it, so
+    that most models are dismissed by their other layers."""
+    head = f"model.{len(spec.layers) - 1}."
+    if not any(name.startswith(head) for name in shapes) or not _begin_alike(spec, shapes):
+        return 0
+    with_one = _on_meta(spec, 1)
+    body = {name: shape for name, shape in shapes.items() if not name.startswith(head)}
+    if body != {name: shape for name, shape in shapes_of(with_one.state_dict()).items() if not name.startswith(head)}:
+        return 0
+    count = class_count(with_one, shapes)
+    return count if count and shapes_of(_on_meta(spec, count).state_dict()) == shapes else 0
+
+
+def _begin_alike(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> bool:
+    """Whether the first layers agree. Most models differ there, and one layer is built in no time."""
+    with torch.device("meta"):
+        first = build_layer(spec.layers[0], spec, (3,))
+    own = {f"model.0.{name}": shape for name, shape in shapes_of(first.state_dict()).items()}
+    return own == {name: shape for name, shape in shapes.items() if name.startswith("model.0.")}
+
+
+def class_count(detector: Detector, shapes: Mapping[str, torch.Size]) -> int:
+    """How many classes the rows of the head's output layers mean in tensors of these shapes, whatever the detector's
+    own number; 0 if they mean none."""
+    head = len(detector.model) - 1
+    for layer, (groups, before) in detector.head.class_rows().items():
+        shape = shapes.get(f"model.{head}.{layer}.weight")
+        if shape and shape[0] % groups == 0 and shape[0] // groups > before:
+            return shape[0] // groups - before
+    return 0
+
+
+def _own_graph(stored: StoredWeights) -> ModelSpec | None:
+    """The graph that the file carries, checked. Raises UserError where it is not one."""
+    if stored.graph is None:
+        return None
+    graph = {key: value for key, value in stored.graph.items() if key in KEYS and key != "name"}
+    if isinstance(graph.get("backbone"), list):
+        graph["backbone"] = [row_without_focus(row) for row in graph["backbone"]]
+    return parse_spec(graph, _graph_name(stored))
+
+
+def _graph_name(stored: StoredWeights) -> str:
+    file = (stored.graph or {}).get("yaml_file")
+    return re.sub(r".*[/\\]|\.ya?ml$", "", file)[:60] if isinstance(file, str) and file else stored.path.stem
+
+
+def _on_meta(spec: ModelSpec, num_classes: int) -> Detector:
+    return build_on_meta(spec, num_classes, tuple(map(str, range(num_classes))))
+
+
+def _with_activation(spec: ModelSpec, activation: str | None) -> ModelSpec:
+    """Shapes do not tell activations apart; where the file does, its word counts."""
+    if activation in (None, USUAL_ACTIVATION, spec.activation):
+        return spec
+    return parse_spec(spec.plain | {"activation": activation}, spec.label)

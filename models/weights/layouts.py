@@ -1,0 +1,207 @@
+"""How other trainers name the tensors of models that we have too: YOLOX, YOLOv5, and YOLOv9 of MultimediaTechLab/YOLO.
+
+A layout is a few functions and a row of `LAYOUTS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HEAD = 24  # index of the head in configs/models/yolox.yaml and yoloxnano.yaml
+STEM = "backbone.backbone.stem.conv."
+LAYERS = {
+    STEM: 0,
+    "backbone.backbone.dark2.0.": 1,
+    "backbone.backbone.dark2.1.": 2,
+    "backbone.backbone.dark3.0.": 3,
+    "backbone.backbone.dark3.1.": 4,
+    "backbone.backbone.dark4.0.": 5,
+    "backbone.backbone.dark4.1.": 6,
+    "backbone.backbone.dark5.0.": 7,
+    "backbone.backbone.dark5.1.": 8,
+    "backbone.backbone.dark5.2.": 9,
+    "backbone.lateral_conv0.": 10,
+    "backbone.C3_p4.": 13,
+    "backbone.reduce_conv1.": 14,
+    "backbone.C3_p3.": 17,
+    "backbone.bu_conv2.": 18,
+    "backbone.C3_n3.": 20,
+    "backbone.bu_conv1.": 21,
+    "backbone.C3_n4.": 23,
+    "head.": HEAD,
+}
+
+
+def is_yolox(tensors: Mapping[str, Tensor]) -> bool:
+    return f"{STEM}conv.weight" in tensors and "head.obj_preds.0.weight" in tensors
+
+
+def image_size_of_yolox(tensors: Mapping[str, Tensor]) -> int:
+    """Pixels that the public weights are meant for: nano and tiny, at most 24 channels wide, for smaller images."""
+    return 416 if len(tensors[f"{STEM}conv.weight"]) <= 24 else 640
+
+
+def from_yolox(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """By the public convention; what has no place in the model keeps its name."""
+    renamed = {_name(name): tensor for name, tensor in tensors.items()}
+    kernel = renamed["model.0.conv.weight"]
+    if kernel.ndim == 4 and kernel.shape[1:] == (12, 3, 3):
+        renamed["model.0.conv.weight"] = without_focus(kernel).flip(1) * 255
+    return renamed
+
+
+def without_focus(kernel: Tensor) -> Tensor:
+    """The kernel (O, C, 6, 6) of stride 2 and padding 2 that equals a focus and a kernel (O, 4C, 3, 3).
+
+    A focus lists the upper left pixels of all squares, then the lower left, upper right and lower right ones.
+    """
+    out, stacked = kernel.shape[:2]
+    by_pixel = kernel.view(out, 2, 2, stacked // 4, 3, 3)  # output, pixel's column, its row, channel, rows, columns
+    return by_pixel.permute(0, 3, 4, 2, 5, 1).reshape(out, stacked // 4, 6, 6)
+
+
+def _name(name: str) -> str:
+    for prefix, index in LAYERS.items():
+        if name.startswith(prefix):
+            rest = name.removeprefix(prefix)
+            return f"model.{index}." + (rest if index == HEAD else re.sub(r"\bconv([123])\.", r"cv\1.", rest))
+    return name
+
+
+FOCUS = "model.0.conv."  # then conv.weight and bn.… of the convolution inside it
+DERIVED = ".anchor_grid"
+
+
+def is_old_yolov5(tensors: Mapping[str, Tensor]) -> bool:
+    return _has_focus(tensors) or any(name.endswith(DERIVED) for name in tensors)
+
+
+def from_old_yolov5(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As release v6.0 would have written them."""
+    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(DERIVED)}
+    if not _has_focus(kept):
+        return kept
+    renamed = {f"model.0.{name.removeprefix(FOCUS)}" if name.startswith(FOCUS) else name: kept[name] for name in kept}
+    return renamed | {"model.0.conv.weight": without_focus(renamed["model.0.conv.weight"])}
+
+
+def _has_focus(tensors: Mapping[str, Tensor]) -> bool:
+    kernel = tensors.get(f"{FOCUS}conv.weight")
+    return kernel is not None and kernel.ndim == 4 and kernel.shape[1:] == (12, 3, 3)
+
+
+def row_without_focus(row: Any) -> Any:
+    """A row of a model YAML, a focus and 3x3 convolution as the 6x6 convolution that equals them."""
+    match row:
+        case [source, repeats, "Focus", [channels, 3]]:
+            return [source, repeats, "Conv", [channels, 6, 2, 2]]
+    return row
+
+
+_OUTER = re.compile(r"^(?:model\.)*(?=\d+\.)")  # checkpoints of its trainer have more before the layer's number
+_HEAD = re.compile(r"^(?:model\.)*(\d+)\.heads\.0\.anchor_conv\.0\.conv\.weight$")
+_BRANCHES = {"anchor_conv": "cv2", "class_conv": "cv3"}
+
+
+def is_mit_yolov9(tensors: Mapping[str, Tensor]) -> bool:
+    return any(map(_HEAD.match, tensors))
+
+
+def from_mit_yolov9(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """By the public convention."""
+    head = min(int(match[1]) for match in map(_HEAD.match, tensors) if match)  # later ones are auxiliary
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        layer, _, rest = _OUTER.sub("", name).partition(".")
+        if not layer.isdecimal() or int(layer) > head:
+            continue
+        rest = _head_name(rest) if int(layer) == head else _block_name(rest)
+        if rest:
+            renamed[f"model.{layer}.{rest}"] = tensor
+    return _with_whole_kernels(renamed, f"model.{head}.")
+
+
+def _block_name(rest: str) -> str:
+    """Names within a layer. A re-parametrised convolution, first of a bottleneck, calls its two parts as we do."""
+    outer, bottleneck, inner = rest.partition(".bottleneck.")
+    outer = re.sub(r"\bconv(\d)\b", r"cv\1", outer)
+    number, _, inner = inner.partition(".")
+    inner = re.sub(r"^conv(\d)\.", r"cv\1.", inner)
+    name = f"{outer}.m.{number}.{inner}" if bottleneck else outer
+    return re.sub(r"^conv\.(conv|bn)\.", r"cv1.\1.", name)  # the only convolution of a downsampling layer
+
+
+def _head_name(rest: str) -> str:
+    """Empty for the bins' values."""
+    match = re.match(r"heads\.(\d+)\.(anchor_conv|class_conv)\.(.+)", rest)
+    return f"{_BRANCHES[match[2]]}.{match[1]}.{match[3]}" if match else ""
+
+
+def _with_whole_kernels(tensors: dict[str, Tensor], head: str) -> dict[str, Tensor]:
+    for name in [name for name in tensors if re.match(rf"{re.escape(head)}cv2\.\d+\.(1\.conv|2)\.weight$", name)]:
+        level = ".".join(name.split(".")[:4])
+        channels = tensors[f"{level}.0.conv.weight"].shape[0]
+        tensors[name] = ungrouped(tensors[name], channels)
+        bins = tensors[f"{level}.2.weight"].shape[0] // 4
+    tensors[f"{head}dfl.conv.weight"] = torch.arange(bins, dtype=torch.float32).view(1, -1, 1, 1)
+    return tensors
+
+
+def ungrouped(kernel: Tensor, in_channels: int) -> Tensor:
+    """The kernel (O, I, h, w), zero between groups, that equals a grouped one (O, I / groups, h, w)."""
+    out, within, height, width = kernel.shape
+    groups = in_channels // within
+    whole = kernel.new_zeros(groups, out // groups, groups, within, height, width)
+    every = torch.arange(groups)
+    whole[every, :, every] = kernel.view(groups, out // groups, within, height, width)
+    return whole.view(out, in_channels, height, width)
+
+
+USUAL_IMAGE_SIZE = 640
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One trainer's names."""
+
+    name: str  # for messages
+    fits: Callable[[Mapping[str, Tensor]], bool]
+    convert: Callable[[dict[str, Tensor]], dict[str, Tensor]]  # may also change values: other units, other orders
+    image_size: Callable[[Mapping[str, Tensor]], int] = lambda _: USUAL_IMAGE_SIZE  # its public weights' pixels
+
+
+def _is_prefixed(tensors: Mapping[str, Tensor]) -> bool:
+    return bool(tensors) and all(name.startswith("module.") for name in tensors)
+
+
+def _without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+
+
+# In this order; each sees what those before it have made.
+LAYOUTS: tuple[Layout, ...] = (
+    Layout("(Distributed)DataParallel", _is_prefixed, _without_prefix),
+    Layout("YOLOv5 up to v5.0", is_old_yolov5, from_old_yolov5),
+    Layout("YOLOX", is_yolox, from_yolox, image_size_of_yolox),
+    Layout("MultimediaTechLab/YOLO", is_mit_yolov9, from_mit_yolov9),
+)
+
+
+def to_public_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by the names of the public convention, whoever wrote them."""
+    for layout in LAYOUTS:
+        if layout.fits(tensors):
+            tensors = layout.convert(tensors)
+    return tensors
+
+
+def usual_image_size(tensors: Mapping[str, Tensor]) -> int:
+    """The size, pixels, for which weights under their writer's names are meant where the file does not say."""
+    sizes = {layout.image_size(tensors) for layout in LAYOUTS if layout.fits(tensors)}
+    return min(sizes, default=USUAL_IMAGE_SIZE)

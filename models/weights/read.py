@@ -1,0 +1,170 @@
+"""What a checkpoint file holds, whoever wrote it: ours, public ones of other trainers, safetensors.
+
+Foreign files are read as inert data (foreign_file.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.weights.layouts import to_public_names, usual_image_size
+from models.weights.safe_torch_file import ForeignFile, Record, is_module
+from utils.errors import UserError
+from utils.files.checkpoint import FORMAT, VERSION, read_checkpoint
+from utils.files.safetensors import is_safetensors, read_safetensors
+
+COUNTERS = "num_batches_tracked"  # batch norm's step counters: no use without momentum=None
+METADATA_KEY = "lockstep"  # of a safetensors file that we wrote: JSON of what rebuilds the detector
+LARGE_IMAGE = 1280  # pixels, at which public models with a fourth level are trained
+BIGGEST_IMAGE = 2**14
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """Weights, and what the file says about them."""
+
+    path: Path
+    tensors: dict[str, Tensor]  # EMA weights if there, floating ones float32, names of the public convention
+    names: tuple[str, ...] | None  # of the classes
+    content: dict[str, Any]  # our checkpoint; for a foreign one, what val.py and detect.py need of it
+    graph: dict[str, Any] | None = None  # model YAML that a foreign module carries
+    activation: str | None = None  # of a foreign module, as a model YAML has it; None where the file does not say
+    strides: tuple[int, ...] | None = None  # pixels a cell; None where the file does not say
+
+    @property
+    def is_ours(self) -> bool:
+        return self.content.get("format") == FORMAT
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        return shapes_of(self.tensors)
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    """Shapes by name, but for counters."""
+    return {name: tensor.shape for name, tensor in tensors.items() if not name.endswith(COUNTERS)}
+
+
+def read_weights(path: str | Path) -> StoredWeights:
+    """The weights in a checkpoint, ours or foreign. Raises UserError for anything else, running no code."""
+    if is_safetensors(path):
+        return _read_safetensors(Path(path))
+    with ForeignFile(path) as file:
+        content = file.content
+        if isinstance(content, dict) and content.get("format") == FORMAT:
+            return _read_own(Path(path))
+        module = _find_model(content)
+        written = file.state_dict(module)
+        tensors = to_public_names(written)
+        if not tensors:
+            raise UserError(f"{path}: holds no weights of a detector (neither 'model' nor 'ema' nor a state dict)")
+        names, strides = _class_names(module, content), _strides(file, module)
+        has_fourth_level = strides is not None and max(strides) > 32
+        imgsz = _image_size(content) or (LARGE_IMAGE if has_fourth_level else usual_image_size(written))
+        return StoredWeights(
+            Path(path),
+            tensors,
+            names,
+            {"format": "foreign", "names": list(names or ()), "imgsz": imgsz},
+            graph=_graph(module),
+            activation=_activation(file, module),
+            strides=strides,
+        )
+
+
+def _read_own(path: Path) -> StoredWeights:
+    content = read_checkpoint(path)
+    missing = [key for key in ("model_spec", "names", "imgsz") if not content.get(key)]
+    if not (content.get("ema") or content.get("model")):  # best.pt holds the averaged weights alone
+        missing.append("weights")
+    if missing:
+        raise UserError(f"{path}: damaged checkpoint (no {', '.join(missing)})")
+    weights = to_public_names(content.get("ema") or content["model"])
+    return StoredWeights(path, _as_float32(weights), tuple(content["names"]), content)
+
+
+def _read_safetensors(path: Path) -> StoredWeights:
+    tensors, metadata = read_safetensors(path)
+    imgsz, tensors = usual_image_size(tensors), to_public_names(_as_float32(tensors))
+    if METADATA_KEY not in metadata:
+        return StoredWeights(path, tensors, None, {"format": "foreign", "names": [], "imgsz": imgsz})
+    try:
+        content = json.loads(metadata[METADATA_KEY])
+        if content.get("version", 0) > VERSION:
+            raise UserError(f"{path}: written by a newer version (format {content['version']}); update this program")
+        names = tuple(content["names"])
+        whole = bool(names) and all(isinstance(name, str) for name in names)
+        if not (whole and isinstance(content["model_spec"], dict) and type(content["imgsz"]) is int):
+            raise ValueError
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise UserError(f"{path}: damaged checkpoint (its '{METADATA_KEY}' metadata is not what we write)") from None
+    return StoredWeights(path, tensors, names, {**content, "format": FORMAT})
+
+
+def _as_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+def _find_model(content: Any) -> Any:
+    """The module or state dict inside a foreign checkpoint: EMA before model, as its writers mean it."""
+    if isinstance(content, dict):
+        for key in ("ema", "model", "state_dict"):
+            value = content.get(key)
+            if is_module(value) or (isinstance(value, dict) and value):
+                return value
+    return content
+
+
+def _class_names(module: Any, content: Any) -> tuple[str, ...] | None:
+    """Class names, which public files hold on the module (or beside it), as a list or by number."""
+    holders = [module] if isinstance(module, Record) else []
+    holders += [content] if isinstance(content, dict) else []
+    for holder in holders:
+        names = holder.get("names")
+        if isinstance(names, dict) and sorted(map(str, names)) == sorted(map(str, range(len(names)))):
+            names = [text for _, text in sorted(names.items(), key=lambda item: int(item[0]))]
+        if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
+            return tuple(names)
+    return None
+
+
+def _image_size(content: Any) -> int | None:
+    """The training size that a foreign checkpoint notes beside its model: Ultralytics in train_args, YOLOv5 in opt."""
+    for key in ("train_args", "opt"):
+        settings = content.get(key) if isinstance(content, dict) else None
+        size = settings.get("imgsz") if isinstance(settings, dict | Record) else None
+        if type(size) is int and 0 < size < BIGGEST_IMAGE:
+            return size
+    return None
+
+
+def _graph(module: Any) -> dict[str, Any] | None:
+    graph = module.get("yaml") if is_module(module) else None
+    return dict(graph) if isinstance(graph, dict) else None
+
+
+def _activation(file: ForeignFile, module: Any) -> str | None:
+    """The activation of a module's convolutions. Raises UserError where they differ, since no YAML can say that."""
+    found = set()
+    for _, part in file.modules(module):
+        act = part.get("_modules").get("act")
+        if isinstance(act, Record) and act.name != "Identity":
+            slope = act.get("negative_slope")
+            found.add(f"nn.{act.name}({slope if isinstance(slope, float) else ''})")
+    if len(found) > 1:
+        raise UserError(f"{file.path}: its convolutions have different activations ({', '.join(sorted(found))})")
+    return found.pop() if found else None
+
+
+def _strides(file: ForeignFile, module: Any) -> tuple[int, ...] | None:
+    value = file.tensor(module.get("stride")) if is_module(module) else None
+    if value is None or value.ndim != 1 or not 1 <= len(value) <= 8:
+        return None
+    return tuple(value.round().long().tolist())

@@ -1,0 +1,154 @@
+"""Fills a detector with whatever of a checkpoint fits it; what cannot be taken is reported, never just dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from models.detector import Detector
+from models.heads.base import SECOND
+from models.weights.identify import class_count, names_for
+from models.weights.read import COUNTERS, StoredWeights, read_weights
+from utils.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class TransferReport:
+    """Which tensors of a model were taken from a file."""
+
+    source: str
+    taken: tuple[str, ...]  # whole tensors
+    partly: tuple[str, ...]  # class tensors of which only the rows in ``classes`` (and rows of no class) were taken
+    skipped: dict[str, str] = field(default_factory=dict)  # the model's other tensors, and why
+    unused: tuple[str, ...] = ()  # tensors of the file that the model has no place for
+    classes: tuple[str, ...] = ()  # names of classes whose rows were taken
+
+    def lines(self) -> list[str]:
+        """For the log: what was taken, what was not and why, what was left over."""
+        total = len(self.taken) + len(self.partly) + len(self.skipped)
+        first = f"{self.source}: {len(self.taken)} of {total} tensors taken"
+        if self.partly:
+            first += f", {len(self.partly)} more for {len(self.classes)} coinciding classes ({_listed(self.classes)})"
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in self.skipped.items():
+            by_reason.setdefault(reason, []).append(name)
+        merged: dict[str, list[str]] = {}
+        for reason, names in by_reason.items():  # shapes differ from tensor to tensor: one line for all, by example
+            same = next((key for key in merged if key.startswith("shape ") and reason.startswith("shape ")), reason)
+            merged.setdefault(same, []).extend(names)
+        lines = [f"left as initialised: {_layers(names)}: {reason}" for reason, names in merged.items()]
+        if self.unused:
+            lines.append(f"in the file, but with no place here: {_layers(self.unused)}")
+        return [first, *lines]
+
+
+def _listed(items: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
+
+
+def _layers(names: Sequence[str]) -> str:
+    """Tensors by the layer that they are in, counted: ``model.22.cv3 (6 tensors)``."""
+    counts: dict[str, int] = {}
+    for name in names:
+        layer = ".".join(name.split(".")[:3])
+        counts[layer] = counts.get(layer, 0) + 1
+    return _listed([f"{layer} ({count} tensor{'s' * (count > 1)})" for layer, count in counts.items()])
+
+
+@dataclass(frozen=True, slots=True)
+class _ClassRows:
+    """How the rows of one output tensor divide, here and in the file, and which classes coincide."""
+
+    groups: int  # anchors
+    before: int  # rows of a group before its classes
+    here: int  # classes of the model
+    there: int  # classes of the file
+    pairs: tuple[tuple[int, int], ...]  # (index here, index there) of the coinciding ones
+
+    @property
+    def is_identity(self) -> bool:
+        return self.here == self.there and self.pairs == tuple((i, i) for i in range(self.here))
+
+    def misfit(self, target: Tensor, source: Tensor | None) -> str:
+        """Why the rows cannot be taken, or nothing."""
+        if source is None:
+            return "not in the file"
+        if source.shape[1:] != target.shape[1:] or source.shape[0] != self.groups * (self.before + self.there):
+            return f"shape {list(target.shape)} here, {list(source.shape)} there"
+        return "" if self.pairs or self.before else "no class of the file has a name of the model's"
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Copies the paired class rows and what precedes the classes."""
+        ours = target.view(self.groups, self.before + self.here, *target.shape[1:])
+        theirs = source.view(self.groups, self.before + self.there, *source.shape[1:])
+        ours[:, : self.before] = theirs[:, : self.before]
+        if self.pairs:
+            here, there = (torch.tensor(side) + self.before for side in zip(*self.pairs))
+            ours[:, here.to(ours.device)] = theirs[:, there].to(ours.device)
+
+
+@torch.no_grad()
+def transfer_weights(model: Detector, source: str | Path | StoredWeights) -> TransferReport:
+    """Fills a detector from a checkpoint with whatever fits: tensors of equal name and shape, and of the output layers
+    the rows of those classes that both know by name (case and outer spaces aside).
+
+    Where the file has no class names, output layers are taken if they have as many classes. A pair of heads gets a
+    single one's tensors twice. Raises UserError for an unreadable file, and when nothing fits.
+    """
+    stored = source if isinstance(source, StoredWeights) else read_weights(source)
+    own = model.state_dict()
+    tensors = _for_both_branches(own, stored.tensors)
+    rows = _class_rows(model, names_for(class_count(model, stored.shapes), stored.names, stored.path))
+    taken, partly, skipped = [], [], {}
+    for name, target in own.items():
+        found = tensors.get(name)
+        layer, _, _ = name.rpartition(".")
+        if layer in rows:  # a bias without its weight would be worse than none
+            leaves = (f"{layer}.weight", f"{layer}.bias")
+            reason = next(filter(None, (rows[layer].misfit(own[n], tensors.get(n)) for n in leaves)), "")
+        elif found is None:
+            reason = "not in the file"
+        else:
+            same = found.shape == target.shape
+            reason = "" if same else f"shape {list(target.shape)} here, {list(found.shape)} there"
+        if reason:
+            skipped[name] = reason
+        elif layer in rows and not rows[layer].is_identity:
+            rows[layer].copy(target, found)
+            partly.append(name)
+        else:
+            target.copy_(found)
+            taken.append(name)
+    if all(name.endswith(COUNTERS) for name in [*taken, *partly]):
+        raise UserError(f"{stored.path}: no tensor fits this model; is it of another family or size?")
+    unused = tuple(name for name in stored.tensors if name not in own)
+    used = [rows[layer] for layer in rows if f"{layer}.weight" not in skipped]
+    classes = tuple(model.names[i] for i, _ in used[0].pairs) if used else ()
+    return TransferReport(str(stored.path), tuple(taken), tuple(partly), skipped, unused, classes)
+
+
+def _for_both_branches(own: Iterable[str], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The file's tensors, those of its one branch also under the names that the model's second branch has for them."""
+    single = {name: name.replace(f".{SECOND}", ".") for name in own if f".{SECOND}" in name}
+    if any(name in tensors for name in single):
+        return tensors
+    return tensors | {second: tensors[first] for second, first in single.items() if first in tensors}
+
+
+def _class_rows(model: Detector, names: Sequence[str] | None) -> dict[str, _ClassRows]:
+    """By name of the output layer; empty when the file names no classes."""
+    if names is None:
+        return {}
+    there = {name.strip().lower(): i for i, name in reversed(list(enumerate(names)))}
+    keys = enumerate(name.strip().lower() for name in model.names)
+    pairs = tuple((i, there[key]) for i, key in keys if key in there)
+    head = f"model.{len(model.model) - 1}."
+    return {
+        head + name: _ClassRows(groups, before, model.num_classes, len(names), pairs)
+        for name, (groups, before) in model.head.class_rows().items()
+    }

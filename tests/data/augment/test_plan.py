@@ -1,0 +1,241 @@
+"""Parameters follow from the key, and obey the hyper-parameters."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from data.augment.boxes import (
+    MAX_ASPECT,
+    are_axis_aligned,
+    is_worth_keeping,
+    project_boxes,
+    project_points,
+    transform_labels,
+)
+from data.augment.plan import choose_partners, colour_matrices, draw_plans
+from tests.helpers.plans import draw_plan
+from utils.config.settings import Hyperparameters
+from utils.structures import SampleKey
+
+SOURCE_HW = np.array([[480, 640], [640, 480], [333, 500], [64, 48], [640, 640], [100, 640]])
+PLAIN = Hyperparameters(
+    mosaic=0, degrees=0, translate=0, scale=0, shear=0, perspective=0, fliplr=0, flipud=0, hsv_h=0, hsv_s=0, hsv_v=0
+)
+
+
+def plan_of(hyp: Hyperparameters, position: int = 0, *, epoch: int = 0, epochs: int = 100, canvas=(320, 320), **more):
+    key = SampleKey(position % len(SOURCE_HW), epoch, position, canvas)
+    return draw_plan(key, source_hw=SOURCE_HW, hyp=hyp, seed=7, epochs=epochs, **more)
+
+
+def flat(plan) -> list:
+    return [plan.canvas_hw, plan.mix] + [
+        (t.index, t.region, t.matrix.tolist(), None if p.colour is None else p.colour.tolist())
+        for p in plan.pictures
+        for t in p.tiles
+    ]
+
+
+def test_same_key_same_plan_whatever_the_global_generators():
+    hyp = Hyperparameters(degrees=10, shear=3, perspective=0.0005, mixup=0.5, flipud=0.5)
+    before = [flat(plan_of(hyp, p)) for p in range(20)]
+    random.seed(99)
+    np.random.seed(99)  # noqa: NPY002
+    torch.manual_seed(99)
+    after = [flat(plan_of(hyp, p)) for p in reversed(range(20))][::-1]
+    assert before == after
+    assert len({repr(p) for p in before}) == 20
+
+
+def test_a_plan_does_not_depend_on_what_it_is_drawn_with():
+    """To the last bit: ranks draw other batches."""
+    hyp = Hyperparameters(degrees=10, shear=3, perspective=0.0005, mixup=0.5, mosaic=0.6, flipud=0.5)
+    keys = [SampleKey(p % len(SOURCE_HW), 3, p, (320, 256), (4, 2, 0, 5)[: p % 5]) for p in (*range(17), 40, 41, 7)]
+    for settings in (hyp, Hyperparameters()):
+        options = {"source_hw": SOURCE_HW, "hyp": settings, "seed": 7, "epochs": 100}
+        together = [flat(plan) for plan in draw_plans(keys, **options)]
+        assert together == [flat(draw_plan(key, **options)) for key in keys]
+        assert together[5:] == [flat(plan) for plan in draw_plans(keys[5:], **options)]
+    assert draw_plans([], **options) == []
+
+
+def test_choosing_partners():
+    assert choose_partners([0.0, 0.999, 0.5], 3, (), 10) == [0, 9, 5]
+    assert sorted(choose_partners([0.9, 0.1, 0.4], 3, (1, 3, 5, 7), 10)) == [1, 5, 7]
+    assert sorted(choose_partners([0.9, 0.1, 0.4], 3, (1, 3, 5), 10)) in ([1, 1, 5], [1, 5, 5])
+    assert choose_partners([0.9, 0.1], 3, (3,), 10) == [3, 3]
+
+
+def test_epoch_position_and_seed_change_the_plan():
+    hyp = Hyperparameters()
+    key = SampleKey(0, 1, 2, (320, 320))
+    one = flat(draw_plan(key, source_hw=SOURCE_HW, hyp=hyp, seed=0, epochs=100))
+    for other, seed in ((key._replace(epoch=2), 0), (key._replace(position=3), 0), (key, 1)):
+        assert one != flat(draw_plan(other, source_hw=SOURCE_HW, hyp=hyp, seed=seed, epochs=100))
+
+
+def test_last_epochs_have_neither_mosaic_nor_mixup():
+    hyp = Hyperparameters(mosaic=1, mixup=1, close_mosaic=3, scale=0, translate=0)
+    for position in range(10):
+        assert len(plan_of(hyp, position, epoch=6, epochs=10).pictures) == 2
+        late = plan_of(hyp, position, epoch=7, epochs=10)
+        assert [len(p.tiles) for p in late.pictures] == [1]
+
+
+def test_single_image_rules_mosaic_and_mixup_out():
+    hyp = Hyperparameters(mosaic=1, mixup=1)
+    assert all(len(plan_of(hyp, p, single_image=True).pictures[0].tiles) == 1 for p in range(10))
+
+
+def test_probabilities_are_met():
+    hyp = Hyperparameters(mosaic=0.3, mixup=0.6, scale=0, translate=0, fliplr=0.25)
+    plans = [plan_of(hyp, p) for p in range(2000)]
+    mosaics = np.mean([len(p.pictures[0].tiles) > 1 for p in plans])
+    mixed = np.mean([len(p.pictures) == 2 for p in plans])
+    mirrored = np.mean([p.pictures[0].tiles[0].matrix[0, 0] < 0 for p in plans])
+    assert (mosaics, mixed, mirrored) == pytest.approx((0.3, 0.6, 0.25), abs=0.04)
+    shares = [p.mix for p in plans if len(p.pictures) == 2]
+    assert np.mean(shares) == pytest.approx(0.5, abs=0.02)
+    assert np.std(shares) == pytest.approx(np.sqrt(1 / (4 * 65)), rel=0.15)  # of Beta(32, 32)
+
+
+def test_partners_are_uniform_over_the_data_set():
+    plans = [plan_of(Hyperparameters(scale=0, translate=0, degrees=1), p) for p in range(1500)]
+    partners = [t.index for p in plans for t in p.pictures[0].tiles[1:]]
+    counts = np.bincount(partners, minlength=len(SOURCE_HW)) / len(partners)
+    assert counts == pytest.approx(np.full(len(SOURCE_HW), 1 / len(SOURCE_HW)), abs=0.03)
+
+
+def test_partners_from_a_block():
+    """Of the block, not the picture itself, each once, all alike often; the other choices stay what they were."""
+    hyp, hw = Hyperparameters(mixup=1.0), np.full((100, 2), 320)
+    counts = np.zeros(100, int)
+    for position in range(400):
+        key = SampleKey(7, 0, position, (320, 320), tuple(range(5, 13)))
+        plan = draw_plan(key, source_hw=hw, hyp=hyp, seed=7, epochs=100)
+        first, second = ([t.index for t in picture.tiles] for picture in plan.pictures)
+        for members in (first, second):
+            assert len(set(members)) == len(members)
+            assert set(members) <= set(key.block)
+        counts += np.bincount([i for i in first if i != 7], minlength=100)
+    assert counts[5:13].sum() == counts.sum()
+    assert counts[[5, 6, 8, 9, 10, 11, 12]].std() < 0.15 * counts[5:13].mean()
+    alone = draw_plan(SampleKey(3, 0, 0, (320, 320), (3,)), source_hw=hw, hyp=hyp, seed=7, epochs=100)
+    assert {t.index for t in alone.pictures[0].tiles} == {3}
+
+
+@pytest.mark.parametrize("canvas", [(320, 320), (256, 384)])
+def test_mosaic_tiles_meet_in_one_point_and_cover_nothing_twice(canvas):
+    hyp = Hyperparameters(scale=0.5, degrees=0)
+    for position in range(50):
+        tiles = plan_of(hyp, position, canvas=canvas).pictures[0].tiles
+        cover = np.zeros(canvas, int)
+        for tile in tiles:
+            x1, y1, x2, y2 = tile.region
+            corners = np.rint(project_points(tile.matrix, np.array([[x1, y1], [x2, y2]], float))).astype(int)
+            low, high = corners.min(0).clip(0), corners.max(0).clip(0)
+            cover[low[1] : high[1], low[0] : high[0]] += 1
+        assert cover.max() <= 1
+
+
+def test_unaugmented_image_fills_the_canvas_centred():
+    (picture,) = plan_of(PLAIN, 0).pictures
+    assert picture.colour is None
+    corners = project_points(picture.tiles[0].matrix, np.array([[0, 0], [640, 480]], float))
+    np.testing.assert_allclose(corners, [[0, 40], [320, 280]])
+
+
+def test_snapping_moves_edges_by_half_a_pixel_at_most():
+    # The same draws with an invisible rotation keep the exact matrix.
+    exact, snapped = Hyperparameters(degrees=1e-9), Hyperparameters()
+    for position in range(100):
+        pairs = zip(plan_of(snapped, position).pictures[0].tiles, plan_of(exact, position).pictures[0].tiles)
+        for a, b in pairs:
+            if a.index != b.index:  # one missed the canvas by less than a pixel
+                break
+            assert are_axis_aligned(a.matrix[None]).all()
+            x1, y1, x2, y2 = a.region
+            points = np.array([[x1, y1], [x2, y2]], float)
+            difference = np.abs(project_points(a.matrix, points) - project_points(b.matrix, points))
+            assert difference.max() <= 0.5 + 1e-6
+
+
+@pytest.mark.parametrize("perspective", [0.001, 0.01])
+def test_perspective_never_folds(perspective):
+    hyp = Hyperparameters(perspective=perspective, degrees=20, shear=5)
+    for position in range(200):
+        for tile in plan_of(hyp, position, canvas=(640, 640)).pictures[0].tiles:
+            height, width = SOURCE_HW[tile.index]
+            corners = np.array([[0, 0, 1], [width, 0, 1], [width, height, 1], [0, height, 1]], float)
+            assert (corners @ tile.matrix[2] > 0).all()
+
+
+def test_full_scale_jitter_never_collapses():
+    hyp = Hyperparameters(scale=1, degrees=0, mosaic=0)
+    gains = [t.matrix[0, 0] for p in range(300) for t in plan_of(hyp, p).pictures[0].tiles]
+    assert np.isfinite(gains).all()
+    assert np.abs(gains).min() > 0
+
+
+def test_colour_matrices():
+    def of(*jitter: float) -> np.ndarray:
+        return colour_matrices(np.array([jitter]))[0]
+
+    np.testing.assert_allclose(of(0, 0, 0), np.eye(3), atol=1e-12)
+    grey = np.array([80.0, 80.0, 80.0])
+    np.testing.assert_allclose(of(0.3, 0.5, 0) @ grey, grey, atol=0.5)
+    np.testing.assert_allclose(of(0, -1, 0) @ [200, 10, 60], np.full(3, 0.299 * 200 + 5.87 + 6.84), atol=0.5)
+    np.testing.assert_allclose(of(0, 0, 0.4), 1.4 * np.eye(3), atol=1e-12)
+    np.testing.assert_allclose(np.linalg.matrix_power(of(1 / 3, 0, 0), 3), np.eye(3), atol=1e-9)
+
+
+def test_keeping_rules():
+    boxes = np.array([[0, 0, 10, 10], [0, 0, 1.9, 10], [0, 0, 10, 1.9], [0, 0, 202, 2], [0, 0, 200, 2], [0, 0, 3, 3]])
+    full = np.array([100, 19, 19, 404, 400, 91.0])
+    assert MAX_ASPECT == 100
+    assert is_worth_keeping(boxes, full).tolist() == [True, False, False, False, True, False]
+
+
+def moved(tiles: list, canvas_hw: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """`transform_labels` of tiles given as labels, source size, region, matrix."""
+    labels, sizes, regions, matrices = zip(*tiles)
+    owner = np.repeat(np.arange(len(tiles)), [len(rows) for rows in labels])
+    places = {"source_hw": np.array(sizes), "regions": np.array(regions), "matrices": np.array(matrices)}
+    return transform_labels(np.concatenate(labels), owner, **places, canvas_hw=canvas_hw)
+
+
+def test_labels_are_clipped_to_region_and_canvas():
+    labels = np.array([[1, 0.5, 0.5, 0.5, 0.5], [2, 0.05, 0.05, 0.1, 0.1]], np.float32)
+    tile = ((100, 100), (30, 30, 100, 100), np.diag([2.0, 2.0, 1.0]))
+    rows, owner = moved([(labels[:0], *tile), (labels, *tile)], (120, 120))
+    np.testing.assert_allclose(rows, [[1, 60, 60, 120, 120]])
+    assert owner.tolist() == [1]
+    assert moved([(labels[:0], *tile)], (120, 120))[0].shape == (0, 5)
+
+
+@pytest.mark.parametrize("tilt", [0.0, 1e-3])
+@pytest.mark.parametrize("shear", [0.0, 0.3])
+def test_tiles_together_are_each_alone_and_hulls_hold_the_corners(tilt, shear):
+    rng = np.random.default_rng(1)
+    tiles = []
+    for count in (3, 0, 5, 1):
+        matrix = np.diag([*rng.uniform(-2, 2, 2), 1.0])
+        matrix[:2, 2] = rng.uniform(0, 200, 2)
+        matrix[0, 1], matrix[2, 0] = shear, tilt
+        labels = np.concatenate([rng.integers(0, 9, (count, 1)), rng.uniform(0.1, 0.5, (count, 4))], 1)
+        tiles.append((labels, (200, 300), (10, 20, 290, 180), matrix))
+        sides = labels[:, 1:].reshape(-1, 2, 2) * (300, 200)
+        low, high = sides[:, 0] - sides[:, 1] / 2, sides[:, 0] + sides[:, 1] / 2
+        hulls = project_boxes(np.repeat(matrix[None], count, 0), low, high)
+        for a, b, hull in zip(low, high, hulls):
+            corners = project_points(matrix, np.array([a, (b[0], a[1]), b, (a[0], b[1])]))
+            np.testing.assert_allclose(hull, [*corners.min(0), *corners.max(0)])
+
+    alone = [moved([tile], (256, 320))[0] for tile in tiles]
+    together, owner = moved(tiles, (256, 320))
+    np.testing.assert_array_equal(together, np.concatenate(alone))
+    assert owner.tolist() == [number for number, rows in enumerate(alone) for _ in rows]

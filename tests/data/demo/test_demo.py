@@ -1,0 +1,132 @@
+import hashlib
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import yaml
+
+import data.demo.dataset as demo
+from data.demo.dataset import demo_image, ensure_demo
+from data.demo.scene import CLASS_NAMES, MIN_SIDE, render_scene
+from utils.errors import UserError
+from utils.rng import Stream, keyed_generator
+
+SMALL = {"train_images": 6, "val_images": 3, "size": 128}
+
+
+def _digest(root: Path) -> dict[str, str]:
+    return {
+        str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(root.rglob("*"))
+        if p.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def small_set(tmp_path_factory) -> Path:
+    return ensure_demo(tmp_path_factory.mktemp("demo") / "set", **SMALL)
+
+
+def test_layout_is_yolo(small_set):
+    spec = yaml.safe_load(small_set.read_text())
+    root = small_set.parent
+    assert spec["names"] == dict(enumerate(CLASS_NAMES))
+    for split, count in (("train", 6), ("val", 3)):
+        images = sorted((root / spec[split]).iterdir())
+        assert len(images) == count
+        for image in images:
+            assert cv2.imread(str(image)).shape == (128, 128, 3)
+            assert (root / "labels" / split / f"{image.stem}.txt").is_file()
+    assert [p.name for p in root.parent.iterdir()] == [root.name]  # no scratch folder stays
+
+
+def test_same_bytes_every_time(small_set, tmp_path):
+    assert _digest(ensure_demo(tmp_path / "again", **SMALL).parent) == _digest(small_set.parent)
+
+
+def test_picture_depends_on_its_number_alone():
+    late = demo_image("val", 7, size=96)[0]
+    demo_image("val", 3, size=96)
+    assert np.array_equal(late, demo_image("val", 7, size=96)[0])
+    assert not np.array_equal(late, demo_image("train", 7, size=96)[0])
+    assert not np.array_equal(late, demo_image("val", 7, size=96, seed=1)[0])
+
+
+def test_complete_set_is_reused_and_a_damaged_one_rendered_anew(tmp_path):
+    root = tmp_path / "set"
+    ensure_demo(root, **SMALL)
+    victim = root / "labels" / "train" / "00001.txt"
+    stamp = (root / "images" / "train" / "00000.jpg").stat().st_mtime_ns
+    ensure_demo(root, **SMALL)
+    assert (root / "images" / "train" / "00000.jpg").stat().st_mtime_ns == stamp
+    before = _digest(root)
+    victim.unlink()
+    ensure_demo(root, **SMALL)
+    assert _digest(root) == before
+
+
+def test_older_version_is_replaced(tmp_path, monkeypatch):
+    root = tmp_path / "set"
+    ensure_demo(root, train_images=1, val_images=1, size=96)
+    monkeypatch.setattr(demo, "VERSION", demo.VERSION + 1)
+    ensure_demo(root, train_images=2, val_images=1, size=96)
+    assert len(list((root / "images" / "train").iterdir())) == 2
+
+
+def test_foreign_folder_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="not a demo data set"):
+        ensure_demo(tmp_path, **SMALL)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_interrupted_rendering_leaves_nothing(tmp_path, monkeypatch):
+    def full_disk(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(demo, "_write_image", full_disk)
+    with pytest.raises(UserError, match="No space left"):
+        ensure_demo(tmp_path / "set", **SMALL)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_boxes_are_the_extent_of_what_is_visible():
+    """Brute force: the same scene with one object's pixels found by recolouring must have that very extent."""
+    import data.demo.scene as scene
+
+    owners = {}
+    visible_boxes = scene._visible_boxes
+
+    def remember(owner, classes, areas):
+        owners["map"] = owner.copy()
+        return visible_boxes(owner, classes, areas)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scene, "_visible_boxes", remember)
+        _, labels = render_scene(keyed_generator(0, Stream.DEMO, 0, 1), 128)
+    owner = owners["map"]
+    extents = set()
+    for number in range(owner.max() + 1):
+        points = np.argwhere(owner == number)
+        if len(points):
+            (y0, x0), (y1, x1) = points.min(0), points.max(0) + 1
+            extents.add((x0, y0, x1, y1))
+    for _, cx, cy, w, h in labels:
+        box = tuple(np.round(np.array([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2]) * len(owner)).astype(int))
+        assert box in extents
+
+
+def test_set_is_varied():
+    labels = [demo_image("train", i, size=160)[1] for i in range(60)]
+    rows = np.concatenate(labels)
+    sides = rows[:, 3:].max(1) * 160
+    assert set(rows[:, 0].astype(int)) == set(range(len(CLASS_NAMES)))
+    assert np.bincount(rows[:, 0].astype(int)).min() > 15
+    assert 3 < np.mean([len(part) for part in labels]) < 8
+    assert sides.min() < 14
+    assert sides.max() > 70
+    assert rows[:, 3:].min() * 160 >= MIN_SIDE
+    corners = np.concatenate([rows[:, 1:3] - rows[:, 3:] / 2, rows[:, 1:3] + rows[:, 3:] / 2])
+    assert corners.min() >= 0
+    assert corners.max() <= 1

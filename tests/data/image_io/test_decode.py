@@ -1,0 +1,247 @@
+"""Pictures of every kind come out upright, 8-bit and RGB; damaged ones are told."""
+
+import io
+import struct
+import zlib
+
+import cv2
+import numpy as np
+import pytest
+
+from data.image_io.decode import check_image, read_image, read_reduced
+from utils.errors import UserError
+
+
+def gradient(height=24, width=40):
+    """Smooth, so that JPEG keeps it, and different on every side, so that turning it shows."""
+    y, x = np.mgrid[:height, :width]
+    return np.stack([x * 255 // width, y * 255 // height, (x + y) * 255 // (width + height)], 2).astype(np.uint8)
+
+
+def exif_block(orientation, order="<"):
+    magic = b"II*\0" if order == "<" else b"MM\0*"
+    entry = struct.pack(order + "HHIHH", 0x0112, 3, 1, orientation, 0)
+    return magic + struct.pack(order + "IH", 8, 1) + entry + bytes(4)
+
+
+def jpeg_with_exif(image_rgb, orientation, order="<"):
+    data = cv2.imencode(".jpg", image_rgb[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 100])[1].tobytes()
+    block = b"Exif\0\0" + exif_block(orientation, order)
+    return data[:2] + b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block + data[2:]
+
+
+def png_chunk(kind, body):
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png(width, height, bits, colour_type, rows, *extra):
+    header = struct.pack(">IIBBBBB", width, height, bits, colour_type, 0, 0, 0)
+    body = zlib.compress(b"".join(b"\0" + row for row in rows))
+    chunks = [png_chunk(b"IHDR", header), *extra, png_chunk(b"IDAT", body), png_chunk(b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_of_jpeg_equals_pillow(tmp_path, orientation, order):
+    pillow = pytest.importorskip("PIL.Image")
+    ops = pytest.importorskip("PIL.ImageOps")
+    data = jpeg_with_exif(gradient(), orientation, order)
+    path = tmp_path / "a.jpg"
+    path.write_bytes(data)
+    expected = np.asarray(ops.exif_transpose(pillow.open(io.BytesIO(data))).convert("RGB"))
+    image = read_image(path)
+    assert image.shape == expected.shape
+    assert np.abs(image.astype(int) - expected).max() <= 6  # two decoders
+    assert check_image(path) == image.shape[:2]
+    assert image.flags.c_contiguous
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_exif_orientation_of_png(tmp_path, orientation):
+    image = gradient()
+    rows = [row.tobytes() for row in image]
+    path = tmp_path / "a.png"
+    path.write_bytes(png(40, 24, 8, 2, rows, png_chunk(b"eXIf", exif_block(orientation))))
+    turns = {1: 0, 3: 2, 6: -1, 8: 1}[orientation]  # counter-clockwise
+    np.testing.assert_array_equal(read_image(path), np.rot90(image, turns))
+    assert check_image(path) == np.rot90(image, turns).shape[:2]
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("kind", ["TIFF", "WEBP"])
+def test_exif_orientation_of_other_kinds(tmp_path, kind, orientation):
+    pillow = pytest.importorskip("PIL.Image")
+    image = gradient()
+    exif = pillow.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / f"a.{kind.lower()}"
+    options = {"lossless": True} if kind == "WEBP" else {}
+    pillow.fromarray(image).save(path, kind, exif=exif, **options)
+    upright = np.rot90(image, -1) if orientation == 6 else image
+    np.testing.assert_array_equal(read_image(path), upright)
+    assert check_image(path) == upright.shape[:2]
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_reduced_is_the_picture_at_a_power_of_two(tmp_path, orientation):
+    path = tmp_path / "image.jpg"
+    path.write_bytes(jpeg_with_exif(gradient(248, 400), orientation))
+    whole = read_image(path)
+    height, width = whole.shape[:2]
+    for share, wanted in ((1, (height // 2 + 1, 10)), (2, (height // 2, width // 2)), (2, (100, 100)), (8, (1, 1))):
+        image, full = read_reduced(path, wanted)
+        assert full == (height, width)
+        assert image.shape == (-(-height // share), -(-width // share), 3)
+        expected = cv2.resize(whole, image.shape[1::-1], interpolation=cv2.INTER_AREA)
+        assert np.abs(image.astype(int) - expected).mean() < 1.5
+    assert np.array_equal(read_reduced(path, (height, width))[0], whole)
+    path.write_bytes(jpeg_with_exif(gradient(250, 401), orientation))
+    assert max(read_reduced(path, (1, 1))[0].shape) == 201  # 1/4 and 1/8 would pad by more than half a pixel
+
+
+def test_reduced_of_other_kinds_is_the_whole_picture(tmp_path):
+    path = tmp_path / "image.png"
+    cv2.imwrite(str(path), gradient(64, 64))
+    image, full = read_reduced(path, (8, 8))
+    assert full == (64, 64)
+    assert np.array_equal(image, read_image(path))
+
+
+def test_grayscale(tmp_path):
+    grey = gradient()[..., 0]
+    for suffix in ("png", "bmp", "pgm", "tif"):
+        path = tmp_path / f"g.{suffix}"
+        cv2.imwrite(str(path), grey)
+        np.testing.assert_array_equal(read_image(path), np.repeat(grey[..., None], 3, 2))
+    cv2.imwrite(str(tmp_path / "g.jpg"), grey)
+    image = read_image(tmp_path / "g.jpg")
+    assert image.shape == (24, 40, 3)
+    assert (image == image[..., :1]).all()
+
+
+def test_sixteen_bits_keep_black_and_white(tmp_path):
+    grey = np.array([[0, 65535], [257 * 100, 257 * 7]], np.uint16)
+    colour = np.stack([grey, grey.T, grey[::-1]], 2)
+    for suffix in ("png", "tif"):
+        cv2.imwrite(str(tmp_path / f"g.{suffix}"), grey)
+        cv2.imwrite(str(tmp_path / f"c.{suffix}"), colour[..., ::-1])
+        np.testing.assert_array_equal(read_image(tmp_path / f"g.{suffix}")[..., 0], [[0, 255], [100, 7]])
+        np.testing.assert_array_equal(read_image(tmp_path / f"c.{suffix}"), colour // 257)
+
+
+def test_alpha_is_dropped(tmp_path):
+    image = gradient()
+    alpha = np.zeros((24, 40, 1), np.uint8)
+    cv2.imwrite(str(tmp_path / "a.png"), np.concatenate([image[..., ::-1], alpha], 2))
+    np.testing.assert_array_equal(read_image(tmp_path / "a.png"), image)
+    grey_alpha = png(2, 1, 8, 4, [bytes([10, 0, 200, 255])])
+    (tmp_path / "ga.png").write_bytes(grey_alpha)
+    np.testing.assert_array_equal(read_image(tmp_path / "ga.png")[..., 0], [[10, 200]])
+
+
+def test_palette_and_one_bit(tmp_path):
+    palette = png_chunk(b"PLTE", bytes([255, 0, 0, 0, 255, 0, 1, 2, 3]))
+    (tmp_path / "p.png").write_bytes(png(3, 1, 8, 3, [bytes([2, 0, 1])], palette))
+    np.testing.assert_array_equal(read_image(tmp_path / "p.png"), [[[1, 2, 3], [255, 0, 0], [0, 255, 0]]])
+    (tmp_path / "b.png").write_bytes(png(8, 1, 1, 0, [bytes([0b10100000])]))
+    np.testing.assert_array_equal(read_image(tmp_path / "b.png")[0, :4, 0], [255, 0, 255, 0])
+
+
+def test_non_ascii_path(tmp_path):
+    path = tmp_path / "Größe 图像 ñ.png"
+    path.write_bytes(cv2.imencode(".png", gradient()[..., ::-1])[1].tobytes())
+    np.testing.assert_array_equal(read_image(path), gradient())
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".bmp"])
+def test_every_truncation_is_found(tmp_path, suffix):
+    data = cv2.imencode(suffix, np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))[1].tobytes()
+    path = tmp_path / f"t{suffix}"
+    for share in (0, 0.01, 0.3, 0.6, 0.9, 0.99):
+        path.write_bytes(data[: int(len(data) * share)])
+        for read in (read_image, check_image):
+            with pytest.raises(UserError, match=path.name):
+                read(path)
+
+
+def test_jpeg_that_stops_early_is_found_and_one_with_more_behind_it_is_whole(tmp_path):
+    data = jpeg_with_exif(gradient(), 1)
+    (tmp_path / "early.jpg").write_bytes(data[:-2])
+    with pytest.raises(UserError, match="end marker"):
+        check_image(tmp_path / "early.jpg")
+    (tmp_path / "more.jpg").write_bytes(data + bytes(100))
+    assert check_image(tmp_path / "more.jpg") == (24, 40)
+
+
+def test_thumbnail_does_not_pass_for_the_picture(tmp_path):
+    """An embedded thumbnail has an end marker of its own."""
+    thumbnail = cv2.imencode(".jpg", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
+    data = cv2.imencode(".jpg", gradient())[1].tobytes()
+    data = data[:2] + b"\xff\xe2" + struct.pack(">H", len(thumbnail) + 2) + thumbnail + data[2:]
+    (tmp_path / "whole.jpg").write_bytes(data)
+    assert check_image(tmp_path / "whole.jpg") == (24, 40)
+    (tmp_path / "cut.jpg").write_bytes(data[:-40])
+    with pytest.raises(UserError, match="truncated"):
+        check_image(tmp_path / "cut.jpg")
+
+
+def test_damaged_png_is_found(tmp_path):
+    data = bytearray(cv2.imencode(".png", gradient())[1].tobytes())
+    middle = data.index(b"IDAT") + 30
+    data[middle] ^= 0xFF
+    (tmp_path / "d.png").write_bytes(data)
+    with pytest.raises(UserError, match=r"d\.png"):
+        check_image(tmp_path / "d.png")
+
+
+def test_not_an_image(tmp_path):
+    (tmp_path / "x.jpg").write_bytes(b"<html>not found</html>")
+    (tmp_path / "f.tif").write_bytes(cv2.imencode(".tiff", np.zeros((4, 4), np.float32))[1].tobytes())
+    for name in ("x.jpg", "absent.jpg", "."):
+        with pytest.raises(UserError, match=name):
+            read_image(tmp_path / name)
+    with pytest.raises(UserError, match="float32"):
+        read_image(tmp_path / "f.tif")
+
+
+def test_headers_of_random_bytes_never_raise_anything_else(tmp_path):
+    rng = np.random.default_rng(1)
+    whole = [jpeg_with_exif(gradient(), 6), png(40, 24, 8, 2, [r.tobytes() for r in gradient()])]
+    path = tmp_path / "r.jpg"
+    for trial in range(120):
+        data = bytearray(whole[trial % 2])
+        for at in rng.integers(0, min(len(data), 200), 3):
+            data[at] = rng.integers(256)
+        path.write_bytes(data)
+        try:
+            size = check_image(path)
+        except UserError:
+            continue
+        assert read_image(path).shape[:2] == size
+
+
+def test_wrong_checksums_of_a_png(tmp_path):
+    """Decoders only warn, or say nothing."""
+    data = bytearray(cv2.imencode(".png", np.zeros((40, 50, 3), np.uint8))[1].tobytes())
+    data[-1] ^= 1
+    (tmp_path / "x.png").write_bytes(data)
+    with pytest.raises(UserError, match=r"x\.png: damaged image \(wrong checksum of chunk 'IEND'\)"):
+        check_image(tmp_path / "x.png")
+
+
+def test_a_tiff_of_which_its_decoder_complains(tmp_path):
+    """OpenCV gives what it could read of the picture, and logs an error."""
+    picture = np.random.default_rng(0).integers(0, 256, (80, 60, 3), dtype=np.uint8)
+    data = cv2.imencode(".tif", picture)[1].tobytes()
+    refused = 0
+    for at in range(200, len(data) // 2, 997):
+        (tmp_path / "x.tif").write_bytes(data[:at] + b"\xff" * 40 + data[at + 40 :])
+        try:
+            check_image(tmp_path / "x.tif")
+        except UserError:
+            refused += 1
+        else:
+            found = read_image(tmp_path / "x.tif", lambda *_: pytest.fail("passes the scan, and is damaged"))
+            assert found.shape == picture.shape
+    assert refused

@@ -1,0 +1,175 @@
+"""YAMLs of YOLOv5 and Ultralytics resolve as they stand; mistakes in them are one line."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from data.index.dataset_yaml import load_dataset_spec
+from data.index.files import list_split
+from data.open_dataset import open_dataset
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+
+CONFIGS = Path(__file__).parents[3] / "configs" / "data"
+
+
+def write(folder, text, name="d.yaml"):
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_path_is_looked_up_from_the_yaml_then_from_here(tmp_path, monkeypatch):
+    here, home = tmp_path / "here", tmp_path / "home"
+    for folder in (here / "set", home / "set", here / "only"):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    body = "train: images/train\nnames: [a]\n"
+    assert load_dataset_spec(write(home, "path: set\n" + body)).root == home / "set"
+    assert load_dataset_spec(write(home, "path: only\n" + body)).root == here / "only"
+    assert load_dataset_spec(write(home, f"path: {here / 'set'}\n" + body)).root == here / "set"
+    assert load_dataset_spec(write(home, "path: ../here/set\n" + body)).root == here / "set"
+    assert load_dataset_spec(write(home, "path: nowhere\n" + body)).root == home / "nowhere"
+    for nothing in ("", "path:\n"):
+        spec = load_dataset_spec(write(home, nothing + body))
+        assert spec.root == home
+        assert spec.split("train").images == (home / "images" / "train",)
+    assert load_dataset_spec(os.path.relpath(home / "d.yaml", here)).root == home
+
+
+def test_splits_names_and_counts(tmp_path):
+    text = """
+        train: [images/a, images/b]
+        val: val.txt
+        test:
+        nc: 2
+        names: {1: two, 0: one}
+        download: import os; os.system("touch ran")
+    """
+    spec = load_dataset_spec(write(tmp_path, text))
+    assert spec.names == ("one", "two")
+    assert spec.split("train").images == (tmp_path / "images/a", tmp_path / "images/b")
+    assert spec.split("val").images == (tmp_path / "val.txt",)
+    assert not (tmp_path / "ran").exists()
+    assert "never run" in str(spec.missing(tmp_path / "images"))
+    with pytest.raises(UserError, match="no 'test' split"):
+        spec.split("test")
+    numbers = load_dataset_spec(write(tmp_path, "train: t\nnames: [0, 1.5, person]\n"))
+    assert numbers.names == ("0", "1.5", "person")
+    assert load_dataset_spec(write(tmp_path, "train: t\nnc: 2\n")).names == ("class_0", "class_1")
+    assert "val" in load_dataset_spec(write(tmp_path, "train: t\nvalidation: v\nnames: [a]\n")).splits
+
+
+def test_entries_one_folder_up_that_mean_the_yamls_own(tmp_path):
+    """A labelling service exports ``../train/images`` beside the YAML's ``train/images``."""
+    (tmp_path / "set" / "train" / "images").mkdir(parents=True)
+    text = "train: ../train/images\nval: ../valid/images\nnc: 1\nnames: ['a']\nroboflow:\n  license: MIT\n"
+    spec = load_dataset_spec(write(tmp_path / "set", text))
+    assert spec.split("train").images == (tmp_path / "set" / "train" / "images",)
+    assert spec.split("val").images == (tmp_path / "valid" / "images",)
+
+
+def test_annotations_by_split_or_for_all(tmp_path):
+    (tmp_path / "voc").mkdir()
+    body = "train: a\nval: b\nnames: [x]\n"
+    one = load_dataset_spec(write(tmp_path, body + "annotations: voc\n"))
+    assert {s: v.annotations for s, v in one.splits.items()} == dict.fromkeys(("train", "val"), tmp_path / "voc")
+    each = load_dataset_spec(write(tmp_path, body + "annotations: {train: a.json}\n"))
+    assert each.split("train").annotations == tmp_path / "a.json"
+    assert each.split("val").annotations is None
+
+
+def test_names_from_coco_categories_in_the_order_of_ids(tmp_path):
+    coco = {
+        "info": {"text": '"categories": [1]', "categories": ["not these"]},
+        "images": [],
+        "annotations": [],
+        "categories": [{"id": 7, "name": "b"}, {"id": 3, "name": "ä"}],
+    }
+    (tmp_path / "a.json").write_text(json.dumps(coco))
+    spec = load_dataset_spec(write(tmp_path, "train: t\nannotations: {train: a.json}\n"))
+    assert spec.names == ("ä", "b")
+    (tmp_path / "a.json").write_text("{}")
+    with pytest.raises(UserError, match=r"a\.json: has no categories"):
+        load_dataset_spec(tmp_path / "d.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trian: t\nnames: [a]\n", "unknown key 'trian' .did you mean 'train'"),
+        ("train: t\nnames: [a]\nkpt_shape: [17, 3]\n", "keypoints"),
+        ("train: t\nnames: [a]\nchannels: 10\n", "channels: 10"),
+        ("names: [a]\n", "names no images"),
+        ("train: t\n", "has no 'names'"),
+        ("train: t\nnames: []\n", "names: wants a list"),
+        ("train: t\nnames: person\n", "names: wants a list"),
+        ("train: t\nnames: {0: a, 2: b}\n", "1 is missing"),
+        ("train: t\nnames: {a: 0}\n", "number: name"),
+        ("train: t\nnames: [yes, no]\n", "put it in quotes"),
+        ("train: t\nnames: [a, b]\nnc: 3\n", "nc is 3, but there are 2 names"),
+        ("train: t\nnames: [a]\nnc: many\n", "nc: wants"),
+        ("train: 5\nnames: [a]\n", "train: wants a path, got 5"),
+        ("train: t\nnames: [a]\nannotations: {tran: x}\n", "unknown split 'tran' .did you mean 'train'"),
+        ("train: t\nnames: [a]\nannotations: {val: x}\n", "annotations for 'val'"),
+        ("train: t\nnames: [a]\nannotations: 5\n", "annotations: wants"),
+        ("train: t\nnames: [a, b, a]\n", "classes 0 and 2 are both called 'a'"),
+        ("train: t\nnames: {0: a, 1: a}\nannotations: x\n", "classes 0 and 1 are both called 'a'"),
+        ("train: t\ntrain: u\nnames: [a]\n", r"d\.yaml:2: key 'train' is there twice"),
+        ("- a\n", "wants keys"),
+        ("", "wants keys"),
+        ("train: [\n", r"d\.yaml:2"),
+    ],
+)
+def test_mistakes_are_one_line_that_names_the_file(tmp_path, text, message):
+    with pytest.raises(UserError, match=message) as caught:
+        load_dataset_spec(write(tmp_path, text))
+    assert "d.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_yaml():
+    with pytest.raises(UserError, match="no such file"):
+        load_dataset_spec("nowhere/d.yaml")
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda p: p.stem)
+def test_shipped_yamls_load_and_run_nothing(path):
+    spec = load_dataset_spec(path)
+    assert {"train", "val"} <= set(spec.splits)
+    assert "download" not in yaml.safe_load(path.read_text())
+    if path.stem.startswith("coco"):
+        assert len(spec.names) == 80
+        assert (spec.names[0], spec.names[79]) == ("person", "toothbrush")
+
+
+def test_public_data_sets_go_by_their_names(tmp_path, monkeypatch):
+    """As in YOLOv5: a bare name is one of configs/data where there is no such file; a file of that name comes first."""
+    monkeypatch.chdir(tmp_path)
+
+    def opened(data: str):
+        return open_dataset(data, ("train",), stage="", cache_dir="", ctx=DistributedContext.single())
+
+    for data in ("coco128", "coco128.yaml"):
+        assert opened(data).source == str(CONFIGS / "coco128.yaml")
+    with pytest.raises(UserError, match=r"not found .named by .*; fetch the data set and unpack it as that file's"):
+        list_split(opened("bccd"), "train")
+    with pytest.raises(UserError, match=r"--data data/bccd.yaml: no such file .did you mean 'bccd', of configs/data"):
+        opened("data/bccd.yaml")
+    with pytest.raises(UserError, match=r"--data bcd: no such file .did you mean 'bccd'.*known by name: demo, bccd"):
+        opened("bcd")
+    (tmp_path / "coco128.yaml").write_text("train: images\nnames: [a]\n")
+    assert opened("coco128.yaml").names == ("a",)
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "a/" * 2100, "../" + "x" * 256])
+def test_a_path_that_is_too_long_is_one_line(tmp_path, name):
+    path = tmp_path / "data.yaml"
+    path.write_text(f"train: {name}\nval: {name}\nnames: [a]\n")
+    with pytest.raises(UserError, match=r"data\.yaml: train: a path or a name in it is longer than") as caught:
+        load_dataset_spec(path)
+    assert len(str(caught.value)) < 400 + len(str(tmp_path))

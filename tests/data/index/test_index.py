@@ -1,0 +1,662 @@
+"""Scanning: the formats agree, every defect has its line, nothing in the data set is touched, caches are neither stale
+nor fragile."""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from data.index import scan
+from data.index.dataset_yaml import load_dataset_spec
+from data.index.index import DatasetIndex, load_index
+from utils.errors import UserError
+from utils.files import array_file as index_cache
+from utils.files.locks import flock
+
+SHARED = Path(__file__).parents[3].parent / "shared" / "datasets"
+NAMES = ("cat", "dog", "cow")
+SIZES = {"a.jpg": (60, 80), "b.png": (50, 40), "sub/c.jpg": (64, 64), "d.png": (32, 32), "ü.jpg": (40, 60)}  # h, w
+# Objects by image: class, x1, y1, x2, y2 in whole pixels. d has an empty label file, ü none at all.
+OBJECTS = {
+    "a.jpg": [(0, 8, 6, 40, 30), (2, 0, 0, 80, 60)],
+    "b.png": [(1, 10, 10, 20, 35)],
+    "sub/c.jpg": [(2, 16, 16, 32, 48)],
+    "d.png": [],
+}
+
+
+JSON_NUMBERS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity", "1e999": "1e999"}
+
+
+@pytest.fixture
+def lines(caplog):
+    """What the user is told, cleared by `lines.clear()`."""
+    logger = logging.getLogger("lockstep")
+    propagate, logger.propagate = logger.propagate, True
+    with caplog.at_level(logging.INFO, "lockstep"):
+        yield caplog
+    logger.propagate = propagate
+
+
+def told(lines, *, unlabelled=False):
+    """What was said; that ü has no label file, which is so in nearly every test, only where it is asked for."""
+    messages = [m for m in lines.messages if not m.startswith("scanning ")]
+    messages = [m for m in messages if unlabelled or "1 of 5 images have no label file" not in m]
+    lines.clear()
+    return messages
+
+
+def picture(path, height, width):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(height * width).integers(0, 255, (height, width, 3), np.uint8)
+    path.write_bytes(cv2.imencode(path.suffix, pixels)[1].tobytes())
+
+
+def yolo_row(c, x1, y1, x2, y2, height, width):
+    shares = ((x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height)
+    return f"{c} {' '.join(f'{v:.17g}' for v in shares)}\n"
+
+
+def voc_text(objects, height, width):
+    parts = [
+        f"<object><name>{NAMES[c]}</name><bndbox><xmin>{x1}</xmin><ymin>{y1}</ymin><xmax>{x2}</xmax><ymax>{y2}</ymax></bndbox></object>\n"
+        for c, x1, y1, x2, y2 in objects
+    ]
+    size = f"<size><width>{width}</width><height>{height}</height></size>"
+    return f"<annotation>{size}\n{''.join(parts)}</annotation>\n"
+
+
+def write_yaml(root, text="", names=NAMES):
+    path = root / "d.yaml"
+    named = f"names: [{', '.join(names)}]\n" if names else ""
+    path.write_text(f"train: images/train\nval: images/train\n{named}{text}", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A small set with all three kinds of labels."""
+    root = tmp_path / "set"
+    images, labels, voc = root / "images" / "train", root / "labels" / "train", root / "voc"
+    coco = {
+        "images": [],
+        "annotations": [],
+        "categories": [{"id": 10 * (i + 1), "name": n} for i, n in enumerate(NAMES)],
+    }
+    for number, (name, (height, width)) in enumerate(sorted(SIZES.items(), reverse=True)):
+        picture(images / name, height, width)
+        coco["images"].append({"id": 100 - number, "file_name": name, "height": height, "width": width})
+        for c, x1, y1, x2, y2 in OBJECTS.get(name, []):
+            box = {"bbox": [x1, y1, x2 - x1, y2 - y1], "area": (x2 - x1) * (y2 - y1), "iscrowd": 0}
+            ids = {"id": len(coco["annotations"]), "image_id": 100 - number, "category_id": 10 * (c + 1)}
+            coco["annotations"].append(ids | box)
+        if name in OBJECTS:
+            for folder, suffix in ((labels, ".txt"), (voc, ".xml")):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                text = (
+                    "".join(yolo_row(*o, height, width) for o in OBJECTS[name])
+                    if suffix == ".txt"
+                    else voc_text(OBJECTS[name], height, width)
+                )
+                (folder / name).with_suffix(suffix).write_text(text)
+    (root / "instances.json").write_text(json.dumps(coco))
+    write_yaml(root)
+    return root
+
+
+def load(root, cache, split="train", **options):
+    return load_index(load_dataset_spec(root / "d.yaml"), split, cache_dir=str(cache), progress=False, **options)
+
+
+def assert_same(a, b, atol=0.0, but=()):
+    assert list(a.paths) == list(b.paths)
+    for name in ("image_hw", "offsets", "classes", "crowd"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+    for name in {"boxes_xywh_px", "area_px"} - set(but):
+        np.testing.assert_allclose(getattr(a, name), getattr(b, name), atol=atol, rtol=1e-9, err_msg=name)
+
+
+def tree_state(root):
+    """Everything about the files that a scan might disturb."""
+    return {
+        str(p.relative_to(root)): (
+            (p.stat().st_mtime_ns, p.stat().st_mode),
+            hashlib.sha256(p.read_bytes()).digest() if p.is_file() else None,
+        )
+        for p in sorted(root.rglob("*"))
+    }
+
+
+def test_index_of_a_small_set(root, tmp_path, lines):
+    before = tree_state(root)
+    index = load(root, tmp_path / "cache")
+    assert list(index.paths) == [f"images/train/{n}" for n in sorted(SIZES)]
+    np.testing.assert_array_equal(index.image_hw, [SIZES[n] for n in sorted(SIZES)])
+    np.testing.assert_array_equal(index.offsets, [0, 2, 3, 3, 4, 4])
+    np.testing.assert_allclose(index.boxes_xywh_px[0], [8, 6, 32, 24])
+    np.testing.assert_allclose(index.labels(0), [[0, 0.3, 0.3, 0.4, 0.4], [2, 0.5, 0.5, 1, 1]], atol=1e-7)
+    assert index.labels(0).dtype == np.float32
+    assert index.labels(2).shape == (0, 5)
+    assert index.path(1) == str(root / "images/train/b.png")
+    missing = (
+        "train: 1 of 5 images have no label file and are taken as backgrounds; looked for at "
+        f"{root}/labels/train/ü.txt; where that is meant, empty label files say so"
+    )
+    summary = "train: 5 images, 2 backgrounds (1 without a label file), 4 boxes, 0 problems"
+    assert told(lines, unlabelled=True) == [summary, missing]
+    assert list(index.report.lines) == [
+        "labels/train/ü.txt: missing label file: images/train/ü.jpg is taken as background"
+    ]
+    again = load(root, tmp_path / "cache")
+    assert told(lines, unlabelled=True) == [f"{summary} (cached)", missing]
+    assert_same(index, again)
+    assert again.fingerprint == index.fingerprint
+    assert list(again.report.lines) == list(index.report.lines)
+    assert not again.boxes_xywh_px.flags.writeable
+    assert tree_state(root) == before
+
+
+def test_three_formats_load_identically(root, tmp_path):
+    cache = tmp_path / "cache"
+    yolo = load(root, cache)
+    write_yaml(root, "annotations: voc\n")
+    voc = load(root, cache)
+    write_yaml(root, "annotations: instances.json\n", names=())
+    coco = load(root, cache)
+    assert yolo.names == voc.names == coco.names == NAMES
+    assert_same(yolo, voc, atol=1e-9)
+    assert_same(yolo, coco, atol=1e-9)
+    assert len({yolo.fingerprint, voc.fingerprint, coco.fingerprint}) == 3
+    truth = coco.ground_truth()
+    assert truth.image_ids == (100 - 4, 100 - 3, 100 - 2, 100 - 1, 100)
+    assert truth.category_ids == (10, 20, 30)
+    assert truth.classes.dtype == np.int64
+    assert yolo.ground_truth().image_ids == ("a", "b", "d", "c", "ü")
+    assert yolo.ground_truth().category_ids == (0, 1, 2)
+
+
+def test_stems_that_repeat_are_told_apart(root, tmp_path):
+    picture(root / "images/train/sub/a.jpg", 8, 8)
+    ids = load(root, tmp_path / "cache").ground_truth().image_ids
+    assert len(set(ids)) == len(ids) == 6
+
+
+@pytest.mark.parametrize("label", ["annotations: voc\n", "", "annotations: instances.json\n"])
+def test_single_class(root, tmp_path, label):
+    write_yaml(root, label)
+    index = load(root, tmp_path / "cache", single_cls=True)
+    assert index.names == ("object",)
+    np.testing.assert_array_equal(index.classes, np.zeros(4))
+    assert len(index.ground_truth().category_ids) == 1
+    assert index.fingerprint != load(root, tmp_path / "cache").fingerprint
+    write_yaml(root, label, names=("thing",))  # whatever the labels' classes are called or numbered
+    assert len(load(root, tmp_path / "cache", single_cls=True).classes) == 4
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_threads_change_nothing(root, tmp_path, workers, monkeypatch):
+    monkeypatch.setattr(scan, "_CHUNK", 2)
+    (root / "labels/train/b.txt").write_text("9 0.5 0.5 0.1 0.1\n0 2 2 0.1 0.1\n0 0.5 0.5 0.1 0.1\n")
+    serial = load(root, tmp_path / "c0", workers=0)
+    parallel = load(root, tmp_path / f"c{workers}", workers=workers)
+    assert_same(serial, parallel)
+    assert list(serial.report.lines) == list(parallel.report.lines)
+    assert (
+        next((tmp_path / "c0").glob("*.index")).read_bytes()
+        == next((tmp_path / f"c{workers}").glob("*.index")).read_bytes()
+    )
+
+
+def test_each_defect_has_its_line(root, tmp_path, lines):
+    images, labels = root / "images/train", root / "labels/train"
+    rows = ["0 0.5 0.5 0.2 0.2", "0 0.5 0.5", "7 0.5 0.5 0.2 0.2", "0 0.5 0.5 0.2 0.2", "1 0.9 0.5 0.4 0.2"]
+    rows += ["1 0.5 0.5 0 0.2", "1 0.5 0.5 -0.1 0.2", "1 0.5 0.5 0.2 0", "a b c d e", "1 3 3 0.1 0.1"]
+    (labels / "a.txt").write_text("\n".join(rows))
+    (labels / "b.txt").write_bytes(b"\xff\xfe\x30")
+    (images / "d.png").write_bytes((images / "d.png").read_bytes()[:-30])
+    (labels / "sub/c.txt").write_text("5 0.5 0.5 0.1 0.1\n0 320 240 20 20\n")
+    picture(images / "e.jpg", 20, 20)
+    (labels / "e.txt").write_text("0 0.5 0.5 0 0.1\n")
+    (images / "f.gif").write_bytes(b"GIF89a")
+    (images / "._a.jpg").write_bytes(b"left by macOS")
+    before = tree_state(root)
+    index = load(root, tmp_path / "cache", max_bad=0.9)
+    assert tree_state(root) == before
+    assert list(index.paths) == [f"images/train/{n}" for n in ("a.jpg", "e.jpg", "ü.jpg")]
+    np.testing.assert_allclose(index.labels(0), [[0, 0.5, 0.5, 0.2, 0.2], [1, 0.85, 0.5, 0.3, 0.2]], atol=1e-7)
+    report = list(index.report.lines)
+    for start in (
+        "images/train/f.gif: file of an unsupported kind: .gif",
+        "labels/train/a.txt:2: bad row: 3 fields",
+        "labels/train/a.txt:3: unknown class: class 7, the names have 0 to 2",
+        "labels/train/a.txt:4: duplicate box",
+        "labels/train/a.txt:5: box clipped",
+        "labels/train/a.txt:6: box without area",
+        "labels/train/a.txt:7: box without area",
+        "labels/train/a.txt:8: box without area: corners",
+        "labels/train/a.txt:9: bad row: not numbers",
+        "labels/train/a.txt:10: box outside the image",
+        "labels/train/b.txt: unusable label file: not text",
+        "images/train/d.png: unreadable image: damaged image",
+        "labels/train/sub/c.txt:1: unknown class: class 5",
+        "labels/train/sub/c.txt:2: box outside the image",
+        "labels/train/sub/c.txt: unusable label file: no row can be used",
+        "labels/train/e.txt:1: box without area",
+        "labels/train/ü.txt: missing label file",
+    ):
+        assert sum(line.startswith(start) for line in report) == 1, start
+    assert len(report) == 17
+    totals = index.report.totals
+    assert (totals["images"], totals["backgrounds"], totals["boxes"]) == (3, 2, 2)
+    assert (totals["bad row"], totals["unknown class"], totals["box without area"]) == (2, 2, 4)
+    assert (index.report.bad_images, index.report.problems) == (3, 16)
+    message, _ = told(lines)
+    start = "train: 3 images, 2 backgrounds (1 without a label file), 2 boxes, 16 problems (4 box without area, "
+    assert message.startswith(start)
+    written = Path(message.split("report: ")[1])
+    assert written.read_text(encoding="utf-8").splitlines()[1:] == report
+    with pytest.raises(UserError, match=r"'train': 3 of 6 images can't be used .*d\.png.*report: "):
+        load(root, tmp_path / "cache", max_bad=0.4)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e999"])
+@pytest.mark.parametrize("label", ["", "annotations: voc\n", "annotations: instances.json\n"])
+def test_labels_that_are_not_finite_are_bad_files(root, tmp_path, label, number):
+    """Also where other rows of the file are sound: without the object, its pixels would be taught as background."""
+    coco = json.loads((root / "instances.json").read_text())
+    place = coco["annotations"].index(next(a for a in coco["annotations"] if a["bbox"][0] == 8))
+    text = (root / "instances.json").read_text().replace('"bbox": [8, ', f'"bbox": [{JSON_NUMBERS[number]}, ')
+    (root / "instances.json").write_text(text)
+    (root / "voc/a.xml").write_text((root / "voc/a.xml").read_text().replace("<xmin>8<", f"<xmin>{number}<"))
+    (root / "labels/train/a.txt").write_text(f"1 0.5 0.5 0.1 0.1\n0 0.5 {number} 0.5 0.5\n")
+    write_yaml(root, label)
+    with pytest.raises(UserError, match="'train': 1 of 5 images can't be used") as caught:
+        load(root, tmp_path / "cache")
+    where = {"": "labels/train/a.txt:2", "annotations: voc\n": "voc/a.xml:2"}
+    where = where.get(label, f"instances.json: annotation {place}")
+    assert f"{where}: unusable label file: a number is not finite; image left out" in str(caught.value)
+    index = load(root, tmp_path / "cache", max_bad=0.2)
+    assert "images/train/a.jpg" not in list(index.paths)
+    assert index.report.totals["number not finite"] == 1
+
+
+def test_files_of_unknown_classes_alone_are_bad_files(root, tmp_path):
+    (root / "labels/train/b.txt").write_text("7 0.5 0.5 0.1 0.1\n")
+    with pytest.raises(
+        UserError, match=r"1 of 5 images can't be used .*labels/train/b\.txt: unusable label file: no row"
+    ):
+        load(root, tmp_path / "cache")
+    index = load(root, tmp_path / "cache", max_bad=0.2)
+    assert "images/train/b.png" not in list(index.paths)
+    assert any(line.startswith("labels/train/b.txt:1: unknown class: class 7") for line in index.report.lines)
+
+
+def test_labels_that_are_not_there_are_told_apart_from_empty_ones(root, tmp_path, lines):
+    (root / "labels/train/ü.txt").write_text("")
+    load(root, tmp_path / "cache")
+    assert told(lines) == ["train: 5 images, 2 backgrounds, 4 boxes, 0 problems"]
+    for name in ("a", "b", "sub/c"):
+        (root / f"labels/train/{name}.txt").unlink()
+    with pytest.raises(
+        UserError, match=r"'train' has 5 images and not one object .first label file: .*/d\.txt.*nothing to"
+    ):
+        load(root, tmp_path / "cache")
+    said = told(lines)
+    assert "5 backgrounds (3 without a label file)" in said[0]
+    assert "3 of 5 images have no label file" in said[1]
+    assert f"looked for at {root}/labels/train/a.txt, {root}/labels/train/b.txt, " in said[1]
+    load(root, tmp_path / "cache", split="val")
+    assert "nothing can be scored" in told(lines)[-1]
+
+
+def test_size_mismatch_and_rotated_picture(root, tmp_path):
+    (root / "voc/b.xml").write_text(voc_text(OBJECTS["b.png"], 500, 400))
+    write_yaml(root, "annotations: voc\n")
+    index = load(root, tmp_path / "cache")
+    assert any(
+        "voc/b.xml: size mismatch: labels are for 400x500, the image is 40x50" in line for line in index.report.lines
+    )
+
+
+def test_coco_and_folder_that_disagree(root, tmp_path):
+    data = json.loads((root / "instances.json").read_text())
+    data["images"] = [i | {"file_name": f"train/{i['file_name']}"} for i in data["images"] if i["file_name"] != "d.png"]
+    data["images"].append({"id": 7, "file_name": "gone.jpg"})
+    data["annotations"][0]["category_id"] = 99
+    data["annotations"].append({"id": 55, "image_id": 1000, "category_id": 10, "bbox": [0, 0, 1, 1]})
+    data["annotations"].append(data["annotations"][1] | {"id": 56, "iscrowd": 1})
+    (root / "instances.json").write_text(json.dumps(data))
+    write_yaml(root, "annotations: instances.json\n")
+    index = load(root, tmp_path / "cache", max_bad=0.25)
+    assert len(index) == 3  # file_name's folder is not in the split's: matched by the bare name; one of no known class
+    assert index.crowd.sum() == 1
+    assert sum(len(index.labels(i)) for i in range(3)) == len(index.classes) - 1
+    report = "\n".join(index.report.lines)
+    for part in (
+        "instances.json: image 7: annotated image not in the split: gone.jpg",
+        "images/train/d.png: image without annotations entry",
+        "instances.json: annotation 55: bad row: its image_id",
+        "unknown class: category 99",
+    ):
+        assert part in report
+    data["images"] = [{"id": 7, "file_name": "gone.jpg"}]
+    (root / "instances.json").write_text(json.dumps(data))
+    with pytest.raises(UserError, match="names none of the split's 5 images"):
+        load(root, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("label", "where"),
+    [
+        ("", "sub/c.txt:1|a.txt:2"),
+        ("annotations: voc\n", "'dog'|'cow'"),
+        ("annotations: instances.json\n", "'dog'|'cow'"),
+    ],
+)
+def test_names_that_do_not_match_the_labels(root, tmp_path, label, where):
+    write_yaml(root, label, names=("cat",))
+    with pytest.raises(UserError, match=rf"names don't match the labels: 3 of 4 objects .*({where})") as caught:
+        load(root, tmp_path / "cache")
+    assert "\n" not in str(caught.value)
+
+
+def test_lists_of_images(root, tmp_path, lines):
+    expected = load(root, tmp_path / "cache")
+    absolute = root / "images/train/a.jpg"
+    rows = [
+        str(absolute),
+        "./images/train/b.png",
+        "images/train/sub/c.jpg",
+        "",
+        "./images/train/d.png",
+        "images/train/ü.jpg",
+    ]
+    (root / "list.txt").write_text("\n".join(rows), encoding="utf-8")
+    (root / "d.yaml").write_text("train: list.txt\nval: [images/train/sub, list.txt]\nnames: [cat, dog, cow]\n")
+    assert_same(expected, load(root, tmp_path / "cache"))
+    both = load(root, tmp_path / "cache", "val")
+    assert_same(expected, both)
+    assert both.report.lines[0] == "list.txt:3: image listed twice: images/train/sub/c.jpg is there already; used once"
+    (root / "list.txt").write_text("images/train/a.jpg\nimages/train/nowhere.jpg\nnotes.md\n")
+    (root / "lists").mkdir()
+    index = load(root, tmp_path / "cache", max_bad=0.5)
+    assert [line.split(": ")[:2] for line in index.report.lines] == [
+        ["list.txt:2", "missing image"],
+        ["list.txt:3", "file of an unsupported kind"],
+    ]
+    with pytest.raises(UserError, match="1 of 2 images"):
+        load(root, tmp_path / "cache", max_bad=0.1)
+
+
+def test_labels_beside_images_where_no_folder_is_called_images(tmp_path):
+    if "images" in tmp_path.parts:
+        pytest.skip("the temporary folder has an 'images' in its path")
+    picture(tmp_path / "set/t/x.jpg", 10, 10)
+    (tmp_path / "set/t/x.txt").write_text("0 0.5 0.5 1 1\n")
+    (tmp_path / "set/d.yaml").write_text("train: t\nnames: [a]\n")
+    assert len(load(tmp_path / "set", tmp_path / "cache").classes) == 1
+
+
+def test_missing_and_empty_data(root, tmp_path):
+    spec = load_dataset_spec(root / "d.yaml")
+    with pytest.raises(UserError, match="no 'test' split"):
+        load_index(spec, "test", cache_dir=str(tmp_path))
+    shutil.rmtree(root / "labels")
+    with pytest.raises(UserError, match=r"not one label file; the first was looked for at .*labels/train/a\.txt"):
+        load(root, tmp_path / "cache")
+    shutil.rmtree(root / "images/train")
+    with pytest.raises(UserError, match=r"images/train: not found \(named by .*d\.yaml\); correct its paths"):
+        load(root, tmp_path / "cache")
+    (root / "images/train").mkdir()
+    with pytest.raises(UserError, match="no images found for 'train'"):
+        load(root, tmp_path / "cache")
+    write_yaml(root, "download: https://example.org/set.zip\nannotations: nowhere\n")
+    picture(root / "images/train/a.jpg", 8, 8)
+    with pytest.raises(UserError, match=r"nowhere: not found .* never run here"):
+        load(root, tmp_path / "cache")
+    write_yaml(root, "annotations: d.yaml\n")
+    with pytest.raises(UserError, match="neither a COCO"):
+        load(root, tmp_path / "cache")
+
+
+def touch(path, data, mtime_ns):
+    """Writes and restores what a coarse clock could leave the same."""
+    path.write_bytes(data)
+    os.utime(path, ns=(mtime_ns, mtime_ns))
+
+
+def edit_label_same_size(root):
+    path = root / "labels/train/a.txt"
+    text = path.read_bytes()
+    touch(path, b"1" + text[1:], path.stat().st_mtime_ns + 1)
+
+
+def edit_image(root):
+    path = root / "images/train/a.jpg"
+    touch(path, path.read_bytes(), path.stat().st_mtime_ns + 1)
+
+
+def add_label(root):
+    (root / "labels/train/ü.txt").write_text("")
+
+
+CHANGES = {
+    "label edited, same size": edit_label_same_size,
+    "image touched": edit_image,
+    "label added": add_label,
+    "label removed": lambda root: (root / "labels/train/a.txt").unlink(),
+    "image removed": lambda root: (root / "images/train/a.jpg").unlink(),
+    "image added": lambda root: picture(root / "images/train/z.jpg", 8, 8),
+    "image renamed": lambda root: (root / "images/train/b.png").rename(root / "images/train/b2.png"),
+    "class renamed": lambda root: write_yaml(root, names=("cat", "dog", "ox")),
+    "class added": lambda root: write_yaml(root, names=(*NAMES, "ox")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_is_scanned_again(root, tmp_path, lines, change):
+    before = load(root, tmp_path / "cache")
+    told(lines)
+    change(root)
+    after = load(root, tmp_path / "cache")
+    assert "(cached)" not in told(lines)[0]
+    assert after.fingerprint != before.fingerprint
+    if change is edit_label_same_size:
+        np.testing.assert_array_equal(after.classes[:2], [1, 2])
+
+
+def test_version_split_and_annotation_file_are_part_of_the_fingerprint(root, tmp_path, monkeypatch):
+    prints = {load(root, tmp_path / "cache").fingerprint, load(root, tmp_path / "cache", "val").fingerprint}
+    monkeypatch.setattr("data.index.index.PARSER_VERSION", 99)
+    prints.add(load(root, tmp_path / "cache").fingerprint)
+    write_yaml(root, "annotations: instances.json\n")
+    prints.add(load(root, tmp_path / "cache").fingerprint)
+    text = (root / "instances.json").read_bytes()
+    touch(root / "instances.json", text, (root / "instances.json").stat().st_mtime_ns + 1)
+    prints.add(load(root, tmp_path / "cache").fingerprint)
+    assert len(prints) == 5
+
+
+@pytest.mark.parametrize("label", ["", "annotations: voc\n", "annotations: instances.json\n"])
+def test_moving_the_folder_keeps_the_cache(root, tmp_path, lines, label, monkeypatch):
+    write_yaml(root, label)
+    before = load(root, tmp_path / "cache")
+    told(lines)
+    moved = tmp_path / "elsewhere" / "renamed"
+    moved.parent.mkdir()
+    shutil.move(root, moved)
+    monkeypatch.setattr("data.index.index.scan_split", None)  # no scan
+    after = load(moved, tmp_path / "cache")
+    assert told(lines)[0].endswith("(cached)")
+    assert_same(before, after)
+    assert after.path(0) == str(moved / "images/train/a.jpg")
+    assert Path(after.path(0)).exists()
+
+
+@pytest.mark.parametrize("kind", ["index", "partial"])
+def test_a_pipe_in_place_of_a_cache_keeps_nobody_waiting(root, tmp_path, kind):
+    index = load(root, tmp_path / "cache")
+    (path,) = (tmp_path / "cache").glob("*.index")
+    path.unlink()
+    os.mkfifo(path if kind == "index" else path.with_name(f"{path.stem}-sample.partial"))
+    again = load(root, tmp_path / "cache")
+    assert (len(again), again.fingerprint) == (len(index), index.fingerprint)
+    assert path.is_file()
+
+
+def test_damaged_caches_are_rebuilt_and_told(root, tmp_path, lines):
+    expected = load(root, tmp_path / "cache")
+    (path,) = (tmp_path / "cache").glob("*.index")
+    whole = path.read_bytes()
+    told(lines)
+    flipped = bytearray(whole)
+    flipped[-100] ^= 1
+    in_header = bytearray(whole)
+    in_header[40] ^= 1
+    for damaged in (b"", whole[:10], whole[:-64], b"x" * len(whole), bytes(flipped), bytes(in_header), whole + b"more"):
+        path.write_bytes(damaged)
+        assert_same(expected, load(root, tmp_path / "cache"))
+        warning, total = told(lines)
+        assert "can't be used" in warning
+        assert "scanning again" in warning
+        assert "(cached)" not in total
+        assert path.read_bytes() == whole
+    assert [p.suffix for p in sorted((tmp_path / "cache").iterdir())] == [".index", ".txt"]  # no temporary files
+
+
+def test_a_cache_that_cannot_be_written_is_told_and_the_run_goes_on(root, tmp_path, lines):
+    (tmp_path / "file").write_text("in the way")
+    index = load(root, tmp_path / "file" / "cache")
+    assert len(index) == 5
+    warning, _ = told(lines)
+    assert "can't be cached" in warning
+
+
+def test_a_full_disk_leaves_no_half_written_cache(root, tmp_path, lines, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert len(load(root, tmp_path / "cache")) == 5
+    assert "No space left" in told(lines)[0]
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("failing", ["images/train/b.png", "labels/train/b.txt", "labels/train"])
+def test_a_disk_that_fails_makes_no_other_data_set(root, tmp_path, monkeypatch, failing):
+    """An image left out or taken as background would stay so: neither name nor time of its files tells of it."""
+
+    def fails_there(call):
+        def called(path, *rest, **options):
+            if str(path).endswith(failing):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return call(path, *rest, **options)
+
+        return called
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fails_there(os.open))
+        patch.setattr("data.index.label_reader.open", fails_there(open), raising=False)
+        patch.setattr(os, "stat", fails_there(os.stat))
+        with pytest.raises(OSError, match=f"Input/output error.*{failing}"):
+            load(root, tmp_path / "cache", max_bad=1.0)
+    index = load(root, tmp_path / "cache")
+    assert len(index) == 5
+    assert len(index.classes) == 4
+
+
+def test_index_travels_to_other_processes(root, tmp_path):
+    load(root, tmp_path / "cache")
+    index = load(root, tmp_path / "cache")  # from the file
+    copy = pickle.loads(pickle.dumps(index))
+    assert_same(index, copy)
+    assert copy.path(4) == index.path(4)
+    assert list(copy.report.lines) == list(index.report.lines)
+
+
+def test_an_index_that_a_killed_process_was_writing_goes(tmp_path):
+    """With the next one of that name; one that is being written stays."""
+    path = tmp_path / "train-0.index"
+    left, written = (path.with_name(f"{path.name}.{what}.tmp") for what in ("0123abcd", "4567abcd"))
+    left.touch()
+    with open(written, "wb") as file:
+        flock(file.fileno())
+        index_cache.write_arrays(path, {}, {"a": np.arange(3)})
+    assert sorted(tmp_path.iterdir()) == [path, written]
+
+
+def test_default_cache_folder(root, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    load(root, "")
+    assert len(list((tmp_path / "xdg" / "lockstep").glob("*.index"))) == 1
+
+
+def test_links_are_followed_once(root, tmp_path):
+    expected = load(root, tmp_path / "cache")
+    (root / "images/train/loop").symlink_to(root / "images/train")
+    (root / "images/train/self").symlink_to("self")
+    (root / "images/train/dangling.jpg").symlink_to("nowhere.jpg")
+    index = load(root, tmp_path / "cache", max_bad=0.5)
+    assert_same(expected, index)
+    assert "images/train/dangling.jpg: missing image: a link to nothing" in list(index.report.lines)
+
+
+def test_synthetic_index():
+    index = DatasetIndex.of(["a"], ["/x/p.jpg", "/x/q.jpg"], [(10, 20), (10, 10)], [0, 1, 1], [(0, 0, 10, 5)], [0])
+    np.testing.assert_allclose(index.labels(0), [[0, 0.25, 0.25, 0.5, 0.5]])
+    assert index.path(1) == "/x/q.jpg"
+    assert index.report.summary() == "2 images, 1 backgrounds, 1 boxes, 0 problems"
+    np.testing.assert_array_equal(index.ground_truth().area_px, [50])
+
+
+def shared_spec(tmp_path, name, text):
+    if not (SHARED / name).is_dir():
+        pytest.skip("the shared data sets are not here")
+    spec = load_dataset_spec(SHARED / name / f"{name}.yaml")
+    path = tmp_path / "with_annotations.yaml"
+    splits = "".join(f"{split}: {source.images[0]}\n" for split, source in spec.splits.items())
+    names = "".join(f"  {i}: {n}\n" for i, n in enumerate(spec.names))
+    path.write_text(f"path: {spec.root}\n{splits}names:\n{names}{text}")
+    return spec, load_dataset_spec(path)
+
+
+def normalised(index):
+    height, width = np.repeat(index.image_hw, np.diff(index.offsets), axis=0).T
+    return index.boxes_xywh_px / np.stack([width, height, width, height], 1)
+
+
+@pytest.mark.parametrize(("split", "images", "degenerate"), [("train", 205, 1), ("val", 87, 1), ("test", 72, 0)])
+def test_bccd_as_txt_and_as_voc(tmp_path, split, images, degenerate):
+    txt, voc = shared_spec(tmp_path, "bccd", "annotations: voc_annotations\n")
+    a = load_index(txt, split, cache_dir=str(tmp_path), progress=False)
+    b = load_index(voc, split, cache_dir=str(tmp_path), progress=False)
+    assert len(a) == images
+    assert a.report.problems == 0
+    assert_same(a, b, but=("boxes_xywh_px", "area_px"))
+    np.testing.assert_allclose(normalised(a), normalised(b), atol=1e-6)
+    # The VOC files hold two objects of no size, which the txt files were made without.
+    assert b.report.totals.get("box without area", 0) == degenerate
+    assert b.report.problems == degenerate
+
+
+def test_coco128_as_txt_and_as_coco_json(tmp_path):
+    text = f"annotations: {next((SHARED / 'coco128' / 'annotations').glob('*.json'), '')}\n"
+    txt, coco = shared_spec(tmp_path, "coco128", text)
+    a = load_index(txt, "train", cache_dir=str(tmp_path), progress=False)
+    b = load_index(coco, "train", cache_dir=str(tmp_path), progress=False)
+    assert len(a) == len(b) == 128
+    assert b.crowd.sum() == 10
+    assert list(a.paths) == list(b.paths)
+    np.testing.assert_array_equal(a.classes, b.classes[~b.crowd])
+    np.testing.assert_allclose(normalised(a), normalised(b)[~b.crowd], atol=1e-6)
+    for i in range(128):
+        np.testing.assert_allclose(a.labels(i), b.labels(i), atol=2e-6)
+    assert b.ground_truth().category_ids[79] == 90

@@ -1,0 +1,290 @@
+"""Each format's parser, and the checks that all share, against plain scalar references."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from data.labels.clean import MIN_SIDE_PX, LabelFileError, RawLabels, clean_rows, row_table
+from data.labels.coco import read_coco
+from data.labels.findings import BAD_ROW, CLIPPED, DUPLICATE, NO_AREA, NOT_FINITE, OUTSIDE, UNKNOWN_CLASS
+from data.labels.voc import parse_voc
+from data.labels.yolo import parse_yolo, polygon_area
+from utils.errors import UserError
+
+
+def kinds(problems):
+    return [(p.line, p.kind) for p in problems]
+
+
+def voc(*objects, size=(100, 200)):
+    size = f"<size><width>{size[1]}</width><height>{size[0]}</height><depth>3</depth></size>" if size else ""
+    parts = [
+        f"<object>\n<name>{name}</name><difficult>1</difficult><bndbox><xmin>{x1}</xmin><ymin>{y1}</ymin>"
+        f"<xmax>{x2}</xmax><ymax>{y2}</ymax></bndbox>\n<part><name>head</name><bndbox><xmin>1</xmin></bndbox></part></object>\n"
+        for name, x1, y1, x2, y2 in objects
+    ]
+    return f"<annotation>\n<filename>x.jpg</filename>{size}\n{''.join(parts)}</annotation>".encode()
+
+
+def coco(annotations, categories=((1, "a"), (5, "b")), images=((9, "x.jpg"),)):
+    return {
+        "images": [{"id": i, "file_name": n, "height": 100, "width": 200} for i, n in images],
+        "annotations": annotations,
+        "categories": [{"id": i, "name": n} for i, n in categories],
+    }
+
+
+def test_yolo_boxes_and_polygons():
+    text = "\ufeff1 0.5 0.5 0.2 0.4\r\n\n0 0.1 0.1 0.5 0.1 0.5 0.5 0.1 0.5\n0.0\t0 0 0.5 0 0 0.5\n"
+    raw = parse_yolo(text.encode(), 2)
+    assert raw.problems == []
+    np.testing.assert_allclose(
+        raw.rows,
+        [
+            (1, 0.4, 0.3, 0.6, 0.7, 0.08, 0, 1),
+            (0, 0.1, 0.1, 0.5, 0.5, 0.16, 0, 3),
+            (0, 0, 0, 0.5, 0.5, 0.125, 0, 4),
+        ],
+    )
+
+
+def test_polygon_area_of_a_star_equals_the_sum_of_its_triangles():
+    rng = np.random.default_rng(0)
+    angle, radius = np.sort(rng.uniform(0, 2 * math.pi, 12)), rng.uniform(0.1, 1, 12)
+    xs, ys = radius * np.cos(angle), radius * np.sin(angle)
+    gaps = np.diff(np.append(angle, angle[0] + 2 * math.pi))
+    expected = (radius * np.roll(radius, -1) * np.sin(gaps)).sum() / 2
+    assert polygon_area(xs.tolist(), ys.tolist()) == pytest.approx(expected)
+    assert polygon_area(xs[::-1].tolist(), ys[::-1].tolist()) == pytest.approx(expected)
+
+
+def test_yolo_rows_that_are_no_boxes():
+    rows = ["0 0.5 0.5 0.1", "0 0.5 0.5 0.1 0.1 0.9", "x 0.5 0.5 0.1 0.1", "0,0.5,0.5,0.1,0.1", "0.5 0.5 0.5 0.1 0.1"]
+    rows += ["2 0.5 0.5 0.1 0.1", "-1 0.5 0.5 0.1 0.1", "0 nan 0.5 0.1 0.1", "0 0.5 0.5 inf 0.1", "1e999 0 0 1 1"]
+    raw = parse_yolo("\n".join(rows).encode(), 2)
+    assert raw.rows == []
+    expected = [BAD_ROW] * 5 + [UNKNOWN_CLASS] * 2 + [NOT_FINITE] * 3
+    assert kinds(raw.problems) == list(enumerate(expected, 1))
+    assert [r[0] for r in parse_yolo(b"7 0.5 0.5 0.1 0.1\n99 0.5 0.5 0.2 0.1", None).rows] == [0, 0]
+    with pytest.raises(LabelFileError, match="not text"):
+        parse_yolo(b"\xff\xfe0\0", 2)
+
+
+def test_voc_objects():
+    raw = parse_voc(voc(("b", 10, 20, 30, 60), ("a", "1.5", 2, 3, 4)), {"a": 0, "b": 1})
+    assert raw.size_hw == (100, 200)
+    assert raw.rows == [(1, 10, 20, 30, 60, 800, 0, 3), (0, 1.5, 2, 3, 4, 3, 0, 6)]
+    assert parse_voc(voc(size=(0, 0)), {}).size_hw is None
+    assert parse_voc(voc(("zebra", 1, 1, 2, 2)), None).rows[0][0] == 0
+
+
+def test_voc_objects_that_are_no_boxes():
+    raw = parse_voc(voc(("A", 1, 1, 2, 2), ("a", "x", 1, 2, 2), ("a", "", 1, 2, 2), ("a", "nan", 1, 2, 2)), {"a": 0})
+    assert raw.rows == []
+    assert kinds(raw.problems) == [(3, UNKNOWN_CLASS), (6, BAD_ROW), (9, BAD_ROW), (12, NOT_FINITE)]
+    assert "xmin" in raw.problems[2].text
+
+
+@pytest.mark.parametrize("data", [b"", b"<annotation>\n<object>", b"<svg></svg>", b"not xml"])
+def test_files_that_are_no_voc(data):
+    with pytest.raises(LabelFileError, match=r"^\d+: "):
+        parse_voc(data, {})
+
+
+def test_coco_keeps_crowd_area_and_ids(tmp_path):
+    annotations = [
+        {"id": 40, "image_id": 9, "category_id": 5, "bbox": [1, 2, 10, 20], "area": 77.5, "iscrowd": 0},
+        {"id": 41, "image_id": 9, "category_id": 1, "bbox": [1, 2, 10, 20], "iscrowd": 1},
+    ]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(coco(annotations)))
+    file = read_coco(path, ("b", "c", "a"))
+    assert file.category_ids == (5, 7, 1)  # 'c' gets an id that the file doesn't use
+    (image,) = file.images
+    assert (image.file_name, image.image_id, image.labels.size_hw) == ("x.jpg", 9, (100, 200))
+    assert image.labels.rows == [(0, 1, 2, 11, 22, 77.5, 0, 0), (2, 1, 2, 11, 22, 200, 1, 1)]
+    assert read_coco(path, None).category_ids == (1,)
+    assert [r[0] for r in read_coco(path, None).images[0].labels.rows] == [0, 0]
+
+
+def test_coco_annotations_that_are_no_boxes(tmp_path):
+    good = {"image_id": 9, "category_id": 1, "bbox": [1, 2, 3, 4]}
+    changes = [{"category_id": 5}, {"category_id": 6}, {"bbox": [1, 2]}, {"bbox": None}, {"bbox": [1, math.nan, 1, 1]}]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(coco([*(good | c for c in changes), good | {"image_id": 8}, "x"])))
+    file = read_coco(path, ("a",))
+    expected = [UNKNOWN_CLASS, UNKNOWN_CLASS, BAD_ROW, BAD_ROW, NOT_FINITE]
+    assert kinds(file.images[0].labels.problems) == list(enumerate(expected))
+    assert [p for p, _ in file.strays] == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{\n\n,}", r"a\.json:3: malformed JSON"),
+        ("[]", "not a COCO JSON"),
+        ('{"images": []}', "no list of 'annotations'"),
+        ('{"images": [{"id": 1}], "annotations": [], "categories": []}', "without id and file_name"),
+        (json.dumps(coco([], images=((1, "a"), (1, "b")))), "same id"),
+    ],
+)
+def test_files_that_are_no_coco(tmp_path, text, message):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_coco(tmp_path / "a.json", ("a",))
+    with pytest.raises(UserError, match="no such"):
+        read_coco(tmp_path / "b.json", ("a",))
+
+
+def clean(*rows, hw=(100, 200), normalised=False):
+    return clean_rows(row_table([0], [RawLabels(list(rows), [])]), np.array([hw]), normalised)
+
+
+def test_boxes_over_the_edge_are_clipped_with_their_area():
+    boxes, findings = clean((0, -10, 0, 10, 10, 100, 0, 1), (0, 0, 0, 200.005, 50, 42, 0, 2))
+    np.testing.assert_array_equal(boxes.boxes_xywh_px, [[0, 0, 10, 10], [0, 0, 200, 50]])
+    np.testing.assert_array_equal(boxes.area_px, [50, 42])  # the second is only rounded, and its object keeps its area
+    assert [(f.line, f.kind) for f in findings] == [(1, CLIPPED)]
+
+
+def test_boxes_of_no_use_are_left_out_and_told():
+    rows = [
+        (0, 1, 1, 1, 5, 0, 0, 1),
+        (0, 5, 5, 1, 9, -16, 0, 2),
+        (0, 300, 1, 310, 5, 40, 0, 3),
+        (0, 1, 1, 5, 5, 16, 0, 4),
+    ]
+    boxes, findings = clean(*rows, rows[3], (1, *rows[3][1:]), (*rows[3][:6], 1, 5))
+    np.testing.assert_array_equal(boxes.classes, [0, 1, 0])
+    np.testing.assert_array_equal(boxes.crowd, [False, False, True])
+    assert sorted((f.line, f.kind) for f in findings) == [(1, NO_AREA), (2, NO_AREA), (3, OUTSIDE), (4, DUPLICATE)]
+
+
+def test_same_box_in_two_images_is_no_duplicate():
+    row = (0, 1, 1, 5, 5, 16, 0, 1)
+    table = row_table([0, 2], [RawLabels([row], []), RawLabels([row], [])])
+    boxes, findings = clean_rows(table, np.full((3, 2), 10), False)
+    np.testing.assert_array_equal(boxes.image, [0, 2])
+    assert findings == []
+
+
+def test_no_rows():
+    boxes, findings = clean_rows(row_table([], []), np.zeros((0, 2), int), True)
+    assert boxes.boxes_xywh_px.shape == (0, 4)
+    assert findings == []
+
+
+def reference(rows, height, width):
+    """The rules, a row at a time."""
+    kept, seen = [], set()
+    for c, x1, y1, x2, y2, *_ in rows:
+        x1, x2, y1, y2 = x1 * width, x2 * width, y1 * height, y2 * height
+        if not (
+            x2 - x1 >= MIN_SIDE_PX and y2 - y1 >= MIN_SIDE_PX and math.isfinite(x2 - x1) and math.isfinite(y2 - y1)
+        ):
+            continue
+        a1, a2 = min(max(x1, 0), width), min(max(x2, 0), width)
+        b1, b2 = min(max(y1, 0), height), min(max(y2, 0), height)
+        if not (a2 - a1 >= MIN_SIDE_PX and b2 - b1 >= MIN_SIDE_PX) or (c, x1, y1, x2, y2) in seen:
+            continue
+        seen.add((c, x1, y1, x2, y2))
+        kept.append((c, a1, b1, a2 - a1, b2 - b1))
+    return np.array(kept).reshape(-1, 5)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_rows_equal_the_scalar_reference_and_stay_inside(seed):
+    rng = np.random.default_rng(seed)
+    pool = [-1e300, -1.0, -0.1, 0.0, 1e-7, 0.25, 0.5, 0.999999, 1.0, 1.2, 7.0, 1e300]
+    rows = [f"{rng.integers(3)} " + " ".join(f"{v:g}" for v in rng.choice(pool, 4)) for _ in range(300)]
+    raw = parse_yolo("\n".join(rows).encode(), 3)
+    assert len(raw.rows) == 300
+    boxes, findings = clean_rows(row_table([0], [raw]), np.array([[120, 90]]), True)
+    expected = reference(raw.rows, 120.0, 90.0)
+    np.testing.assert_array_equal(boxes.classes, expected[:, 0])
+    np.testing.assert_array_equal(boxes.boxes_xywh_px, expected[:, 1:])
+    lost = [f for f in findings if f.kind != CLIPPED]
+    assert len(boxes.image) + len(lost) == 300  # nothing goes without a word
+    assert np.isfinite(boxes.area_px).all()
+    assert (boxes.boxes_xywh_px[:, :2] >= 0).all()
+    assert (boxes.boxes_xywh_px[:, :2] + boxes.boxes_xywh_px[:, 2:] <= [90, 120]).all()
+
+
+@pytest.mark.parametrize("text", ["1_0", "٣", "０.５"])
+def test_numbers_that_python_alone_reads(text):
+    labels = parse_yolo(f"0 0.5 0.5 0.2 0.2\n0 0.5 0.5 0.2 {text}\n".encode(), 2)
+    assert (len(labels.rows), kinds(labels.problems)) == (1, [(2, BAD_ROW)])
+    labels = parse_voc(voc(("a", 1, 2, 30, text)), {"a": 0})
+    assert (labels.rows, [p.kind for p in labels.problems]) == ([], [BAD_ROW])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("<xmin>1</xmin>", "<xmin>1</xmin><xmin>9</xmin>", "two <xmin>"),
+        ("<name>a</name>", "<name>a</name><name>b</name>", "two <name>"),
+        ("<xmin>1</xmin>", "<xmin>1<b/>2</xmin>", "<b> inside <xmin>"),
+        ("<bndbox>", "<bndbox></bndbox><bndbox>", "two <bndbox>"),
+    ],
+)
+def test_ambiguous_voc_objects_are_bad_rows(old, new, what):
+    data = voc(("a", 1, 2, 30, 40)).decode().replace(old, new, 1).encode()
+    labels = parse_voc(data, {"a": 0, "b": 1})
+    assert labels.rows == []
+    assert what in labels.problems[0].text
+
+
+@pytest.mark.parametrize(
+    ("begin", "what"),
+    [
+        ('<!DOCTYPE annotation [<!ENTITY e "5">]>', "declares the entity 'e'"),
+        ('<!DOCTYPE annotation [<!ENTITY e SYSTEM "file:///etc/passwd">]>', "declares the entity 'e'"),
+        ('<?xml version="1.0" encoding="utf-7"?>', "encoding that cannot be read"),
+        ('<?xml version="1.0" encoding="nonsense"?>', "malformed XML"),
+    ],
+)
+def test_xml_with_entities_or_of_unknown_encodings(begin, what):
+    with pytest.raises(LabelFileError, match=what):
+        parse_voc(begin.encode() + voc(("a", 1, 2, 30, 40)), {"a": 0})
+
+
+ANNOTATION = '{"id": 1, "image_id": 9, "category_id": 1, "bbox": [1, 2, 30, 40]}'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ('"bbox":', '"bbox": [5, 6, 7, 8], "bbox":', "the key 'bbox' is there twice"),
+        ("[1, 2, 30, 40]", f"[1, 2, 30, {'5' * 5000}]", "malformed JSON"),
+        ('{"id": 5', '{"id": 1', "two categories have the same id"),
+        ('{"id": 1,', '{"id": true,', "an image without id"),
+        ('"name": "b"', '"name": null', "a category without id and name"),
+        ('{"images"', "\0" * 5000 + '{"images"', "not a COCO JSON"),
+    ],
+)
+def test_coco_files_that_say_two_things_or_none(tmp_path, old, new, what):
+    text = json.dumps(coco([json.loads(ANNOTATION)]))
+    path = tmp_path / "x.json"
+    assert old in text
+    path.write_text(text.replace(old, new, 1) if "true" not in new else text.replace('"id": 9', '"id": true'))
+    with pytest.raises(UserError, match=what):
+        read_coco(path, ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        ("[1, 2, 30, 40]", "[1, 2, true, 40]", BAD_ROW),
+        ("[1, 2, 30, 40]", f"[1, 2, 30, {'5' * 400}]", NOT_FINITE),
+        ('"category_id": 1', '"category_id": true', UNKNOWN_CLASS),
+        ('"bbox"', '"iscrowd": "no", "bbox"', BAD_ROW),
+    ],
+)
+def test_coco_values_that_are_no_numbers(tmp_path, old, new, kind):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(coco(["@"])).replace('"@"', ANNOTATION.replace(old, new)))
+    labels = read_coco(path, ("a", "b")).images[0].labels
+    assert labels.rows == []
+    assert [p.kind for p in labels.problems] == [kind]

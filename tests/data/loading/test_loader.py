@@ -1,0 +1,368 @@
+"""The one door: batches that do not depend on workers or ranks, and a stream that starts anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data.dataset import LoadImagesAndLabels
+from data.loading.build import create_dataloader
+from data.loading.collate import collate, tile_quad
+from data.loading.loader import InfiniteDataLoader
+from data.sampler import EndlessRequests, EpochOrder, KeyedDistributedSampler
+from tests.helpers.synthetic_index import write_dataset
+from utils.config.settings import Hyperparameters
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.structures import Sample
+
+SIZES = [(60 + 5 * (i % 7), 60 + 7 * (i % 5)) for i in range(22)]
+HYP = Hyperparameters(mixup=0.3)
+SINGLE = DistributedContext.single("cpu")
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("images"), SIZES, objects=3)
+
+
+@pytest.fixture
+def door(index, monkeypatch):
+    """`create_dataloader` on a ready index."""
+    monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
+
+    class Spec:
+        source = "synthetic.yaml"
+
+    def open_door(*, ctx=SINGLE, **options):
+        defaults = {"imgsz": 64, "batch_size": 8, "hyp": HYP, "augment": True, "epochs": 20, "workers": 0}
+        return create_dataloader(Spec(), "train", ctx=ctx, **(defaults | options))[0]
+
+    return open_door
+
+
+def rank_of(rank, world):
+    return replace(SINGLE, rank=rank, world_size=world)
+
+
+def assert_same(a, b):
+    for name in ("images", "targets", "indices", "original_hw", "letterbox"):
+        assert torch.equal(getattr(a, name), getattr(b, name)), name
+    assert (a.max_targets, a.paths) == (b.max_targets, b.paths)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_change_nothing(door, workers):
+    for augment, count in ((True, 7), (False, 3)):
+        alone = list(islice(door(augment=augment), count))
+        shared = list(islice(door(augment=augment, workers=workers), count))
+        assert len(alone) == len(shared) == count
+        for a, b in zip(alone, shared):
+            assert_same(a, b)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
+@pytest.mark.parametrize("options", [{}, {"quad": True}, {"multi_scale": True}, {"rect": True}])
+def test_batches_share_memory_only_with_those_that_are_gone(door, options):
+    """Worker and parent use a few places again and again; what is still held stays as it is, however much that is."""
+    alone = list(islice(door(**options), 24))
+    loader = door(workers=2, **options)
+    for _ in range(2):  # another iteration, with batches on their way when the first one was given up
+        kept, places = [], set()
+        for number, batch in enumerate(islice(loader, 24)):
+            places.add(batch.images.data_ptr())
+            if number >= 12:
+                kept.append(batch)
+            else:
+                assert_same(alone[number], batch)
+        for batch, expected in zip(kept, alone[12:]):
+            assert_same(batch, expected)
+        assert len(places) < 20
+        del batch, kept
+
+
+def test_global_randomness_changes_nothing(door):
+    torch.manual_seed(0)
+    first = list(islice(door(), 3))
+    torch.manual_seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    state = torch.get_rng_state()
+    for a, b in zip(first, islice(door(), 3)):
+        assert_same(a, b)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_layout(door):
+    for loader in (door(), door(workers=1)):
+        batch = next(iter(loader))
+        assert batch.images.shape == (8, 3, 64, 64)
+        assert batch.images.dtype == torch.uint8
+        assert batch.images.is_contiguous(memory_format=torch.channels_last)
+        assert batch.max_targets % 16 == 0
+        assert torch.equal(batch.targets[:, 0], batch.targets[:, 0].sort()[0])
+        assert len(batch.paths) == 8
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("options", [{}, {"quad": True, "batch_size": 16}, {"image_weights": True}, {"rect": True}])
+def test_ranks_together_render_the_global_batch(door, world, options):
+    whole = islice(door(**options), 5)
+    shares = zip(*(islice(door(ctx=rank_of(r, world), **options), 5) for r in range(world)))
+    for batch, parts in zip(whole, shares):
+        assert torch.equal(batch.images, torch.cat([p.images for p in parts]))
+        assert torch.equal(batch.indices, torch.cat([p.indices for p in parts]))
+        assert torch.equal(batch.targets[:, 1:], torch.cat([p.targets[:, 1:] for p in parts]))
+
+
+def test_empty_shares_have_no_images_but_a_canvas(door):
+    loaders = [door(ctx=rank_of(r, 8), workers=r % 2) for r in range(8)]
+    last = [next(islice(loader, 2, 3)) for loader in loaders]  # 22 images: 6 for 8 ranks
+    assert sorted(len(b.images) for b in last) == [0, 0] + [1] * 6
+    for batch in last:
+        assert batch.images.shape[1:] == (3, 64, 64)
+        assert batch.targets.shape[1] == 6
+        assert batch.letterbox.shape == (len(batch.images), 4)
+        assert batch.max_targets >= 16
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_endless_reshuffled_and_alive(door, workers):
+    loader = door(workers=workers)
+    assert len(loader) == 3
+    stream = iter(loader)
+    epochs = [[next(stream).indices.tolist() for _ in range(3)] for _ in range(4)]
+    flat = [[i for batch in epoch for i in batch] for epoch in epochs]
+    assert all(sorted(f) == list(range(22)) for f in flat)
+    assert len({tuple(f) for f in flat}) == 4
+
+
+@pytest.mark.parametrize("options", [{}, {"image_weights": True}, {"rect": True, "workers": 1}, {"multi_scale": True}])
+def test_resume_inside_an_epoch_equals_the_uninterrupted_stream(door, options):
+    whole = list(islice(door(**options), 9))
+    resumed = door(**options)
+    resumed.start_at(1, 2)
+    for a, b in zip(whole[5:], resumed):
+        assert_same(a, b)
+    resumed.start_at(1, 3)  # the end of an epoch is the start of the next
+    assert_same(next(iter(resumed)), whole[6])
+    with pytest.raises(ValueError, match="batch 4 of 3"):
+        resumed.start_at(0, 4)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_class_weights_hold_from_the_next_epoch_on(door, index, workers):
+    loader = door(image_weights=True, workers=workers)
+    start = loader.class_weights
+    stream = iter(loader)
+    first = [next(stream) for _ in range(3)]
+    loader.set_class_weights(np.array([0.0, 0.0, 1.0]))
+    second = [next(stream) for _ in range(3)]
+    has_labels = np.diff(index.offsets) > 0
+    for i in torch.cat([b.indices for b in second]).tolist():
+        assert not has_labels[i] or 2 in index.labels(i)[:, 0]
+    again = door(image_weights=True)
+    np.testing.assert_array_equal(again.class_weights, start)
+    for a, b in zip(first, again):
+        assert_same(a, b)
+    with pytest.raises(ValueError, match="does not draw"):
+        door().set_class_weights(np.ones(3))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_validation_sees_each_image_once_and_can_be_repeated(door, world, workers):
+    loaders = [door(augment=False, rect=True, ctx=rank_of(r, world), workers=workers) for r in range(world)]
+    for _ in range(2):
+        seen = [i for loader in loaders for batch in loader for i in batch.indices.tolist()]
+        assert sorted(seen) == list(range(22))
+    assert sum(len(loader) for loader in loaders) == 3
+    if workers == 0:
+        batches = {b.indices[0].item(): b for b in door(augment=False, rect=True)}
+        for loader in loaders:
+            for batch in loader:
+                assert_same(batch, batches[batch.indices[0].item()])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_damaged_file_is_one_clear_line(tmp_path, workers):
+    index = write_dataset(tmp_path, SIZES)
+    Path(index.path(4)).write_bytes(b"\x89PNG")
+    dataset = LoadImagesAndLabels(index, imgsz=64, hyp=HYP, augment=True, epochs=20)
+    order = EpochOrder(22, seed=0, batch_size=8, imgsz=64, stride=32)
+    sampler = KeyedDistributedSampler(order, rank=0, world_size=1)
+    loader = InfiniteDataLoader(dataset, EndlessRequests(sampler), workers=workers)
+    with pytest.raises(UserError, match=r"004\.png") as caught:
+        list(islice(loader, 3))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"imgsz": 100}, "--imgsz 100: is no multiple of the model's stride 32; use 96 or 128"),
+        ({"batch_size": 1, "ctx": rank_of(0, 2)}, "--batch-size 1: is the total over 2 processes"),
+        ({"quad": True, "batch_size": 6}, "wants a multiple of 4"),
+        ({"quad": True, "ctx": rank_of(0, 4), "batch_size": 8}, "wants a multiple of 16"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_one_line(door, options, message):
+    with pytest.raises(UserError, match=message):
+        door(**options)
+
+
+def test_quad_tiles_four_samples():
+    def sample(value, labels):
+        return Sample(
+            np.full((4, 6, 3), value, np.uint8), np.float32(labels), value, str(value), (9, 9), (1.0, 1.0), (0, 0)
+        )
+
+    box = [[1, 0.5, 0.5, 1, 0.5]]
+    tiled = tile_quad([sample(1, box), sample(2, np.zeros((0, 5))), sample(3, box), sample(4, box)])
+    assert tiled.image.shape == (8, 12, 3)
+    assert tiled.image[[0, 0, 7, 7], [0, 11, 0, 11], 0].tolist() == [1, 2, 3, 4]
+    np.testing.assert_allclose(
+        tiled.labels, [[1, 0.25, 0.25, 0.5, 0.25], [1, 0.25, 0.75, 0.5, 0.25], [1, 0.75, 0.75, 0.5, 0.25]]
+    )
+    assert (tiled.index, tiled.path) == (1, "1")
+
+
+def test_bound_on_targets_is_bucketed():
+    def sample(count):
+        return Sample(
+            np.zeros((32, 32, 3), np.uint8), np.zeros((count, 5), np.float32), 0, "", (1, 1), (1.0, 1.0), (0, 0)
+        )
+
+    for counts, bound in (([0], 16), ([16, 3], 16), ([3, 17], 32), ([33], 48)):
+        batch = collate([sample(c) for c in counts], (32, 32))
+        assert batch.max_targets == bound
+        assert len(batch.targets) == sum(counts)
+
+
+def test_door_on_a_real_data_set(tmp_path):
+    write_dataset(tmp_path / "images", SIZES[:5])
+    (tmp_path / "labels").mkdir()
+    for i in range(5):
+        (tmp_path / "labels" / f"{i:03d}.txt").write_text("0 0.5 0.5 0.25 0.5\n")
+    (tmp_path / "data.yaml").write_text("path: .\ntrain: images\nval: images\nnames: [a, b]\n")
+    from data.index.dataset_yaml import load_dataset_spec
+
+    spec = load_dataset_spec(tmp_path / "data.yaml")
+    options = {"ctx": SINGLE, "imgsz": 64, "hyp": HYP, "cache_dir": str(tmp_path / "cache"), "cache": "disk"}
+    loader, dataset = create_dataloader(spec, "val", batch_size=3, augment=False, workers=1, **options)
+    assert len(dataset) == 5
+    batches = list(loader)
+    assert [len(b.images) for b in batches] == [3, 2]
+    assert all(len(b.targets) == len(b.images) for b in batches)
+
+
+@pytest.mark.parametrize(("batch", "sizes"), [(16, [16] * 4 + [6]), (512, [64, 6])])
+def test_a_validation_batch_is_no_larger_than_one_process_can_take(tmp_path, batch, sizes):
+    from data.index.dataset_yaml import load_dataset_spec
+    from data.loading.run_loaders import build_loaders
+    from tests.helpers import tiny
+    from utils.config.settings import TrainConfig
+
+    spec = load_dataset_spec(tiny.write_dataset(tmp_path / "set", train=4, val=70))
+    config = TrainConfig(batch_size=batch, imgsz=64, workers=0, cache_dir=str(tmp_path / "cache"))
+    _, loader = build_loaders(SINGLE, config, HYP, spec, stride=32)
+    assert [len(batch.images) for batch in loader] == sizes
+
+
+_INTERRUPTED = """
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from tests.data.loading.test_loader import *
+if __name__ == "__main__":
+    index = write_dataset(Path(sys.argv[2]), SIZES)
+    dataset = LoadImagesAndLabels(index, imgsz=64, hyp=HYP, augment=True, epochs=20)
+    order = EpochOrder(22, seed=0, batch_size=8, imgsz=64, stride=32)
+    sampler = KeyedDistributedSampler(order, rank=0, world_size=1)
+    loader = InfiniteDataLoader(dataset, EndlessRequests(sampler), workers=2)
+    try:
+        for i, batch in enumerate(loader):
+            if i == 3:
+                print(*(w.pid for w in loader._iterator._workers), flush=True)
+            time.sleep(0.01)
+    except KeyboardInterrupt:
+        raise SystemExit(7)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupt_leaves_no_worker_and_no_trace(tmp_path, how):
+    script = tmp_path / "interrupted.py"
+    script.write_text(_INTERRUPTED)
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(Path(__file__).parents[3]), str(tmp_path / "images")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    workers = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(workers) == 2
+    if how == signal.SIGINT:
+        os.killpg(process.pid, how)  # as a terminal does: to workers too
+        _, errors = process.communicate(timeout=20)
+        assert process.returncode == 7
+        assert errors == ""
+    else:
+        process.kill()
+        process.stdout.close()
+        process.stderr.close()
+        process.wait()
+    deadline = time.monotonic() + 10
+    while any(_is_alive(pid) for pid in workers):
+        assert time.monotonic() < deadline, "a worker outlived its parent"
+        time.sleep(0.1)
+
+
+def test_sigterm_to_workers_is_left_to_the_parent(door):
+    loader = door(workers=2)
+    stream = iter(loader)
+    first = [next(stream)]
+    workers = [w.pid for w in loader._iterator._workers]
+    subprocess.run(["kill", "-TERM", *map(str, workers)], check=True)
+    first += islice(stream, 8)
+    for a, b in zip(first, door()):
+        assert_same(a, b)
+    os.kill(workers[0], signal.SIGTERM)  # as multiprocessing does
+    deadline = time.monotonic() + 5
+    while _is_alive(workers[0]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _is_alive(workers[0])
+    assert _is_alive(workers[1])
+    with contextlib.suppress(RuntimeError):  # torch's word on the first worker
+        loader.close()
+    assert not _is_alive(workers[1])
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="has nothing to wait for signals with")
+def test_a_worker_whose_parent_was_killed_before_it_was_set_up_ends():
+    """A fork takes a while; the kernel then says that the worker's parent is another process."""
+    program = (
+        "import os, time; from data.loading.loader import _set_worker_up; "
+        "_set_worker_up(os.getppid() + 1, 0); time.sleep(60)"
+    )
+    root = Path(__file__).parents[3]
+    assert subprocess.run([sys.executable, "-c", program], cwd=root, timeout=50, check=False).returncode == 0

@@ -1,0 +1,207 @@
+"""Training pictures rendered on the device (here the CPU): batches equal on any workers, ranks, cache and restart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from data.cache.device import open_device_cache
+from data.image_io.decode import reduced_sizes
+from data.index.index import DatasetIndex
+from data.loading.build import create_dataloader
+from data.loading.planned_batch import DeviceRenderer, PlannedBatch, joined
+from data.render.mipmap import PyramidLayout
+from tests.helpers.ranks import run_ranks
+from tests.helpers.synthetic_index import write_dataset
+from utils.config.settings import Hyperparameters
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.structures import Batch
+
+SIZES = [(60 + 5 * (i % 7), 60 + 7 * (i % 5)) for i in range(22)]
+HYP = Hyperparameters(mixup=0.3, degrees=3)
+SINGLE = DistributedContext.single("cpu")
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory) -> DatasetIndex:
+    return write_dataset(tmp_path_factory.mktemp("images"), SIZES, objects=3)
+
+
+@pytest.fixture
+def loader_of(index, monkeypatch):
+    """`create_dataloader` on a ready index."""
+    monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
+
+    class Spec:
+        source = "synthetic.yaml"
+
+    def open_loader(*, ctx=SINGLE, start=None, **options):
+        defaults = {"imgsz": 64, "batch_size": 8, "hyp": HYP, "augment": True, "epochs": 20, "workers": 0}
+        loader, _ = create_dataloader(Spec(), "train", ctx=ctx, **(defaults | {"render_on": "device"} | options))
+        if start:
+            loader.start_at(*start)
+        return loader
+
+    return open_loader
+
+
+@pytest.fixture
+def door(loader_of):
+    """Batches, rendered."""
+
+    def open_door(**options):
+        loader = loader_of(**options)
+        return loader if loader.renderer is None else map(loader.renderer, loader)
+
+    return open_door
+
+
+def assert_same(a: Batch, b: Batch, *, but: tuple[str, ...] = ()) -> None:
+    for name in {"images", "targets", "indices", "original_hw", "letterbox"} - set(but):
+        assert torch.equal(getattr(a, name), getattr(b, name)), name
+    assert (a.max_targets, a.paths, a.counts) == (b.max_targets, b.paths, b.counts)
+
+
+OPTIONS = [
+    {},
+    {"quad": True, "batch_size": 16, "multi_scale": True},
+    {"image_weights": True, "cache": "device"},
+    {"rect": True},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_batches_are_those_of_the_host_but_for_rounding(door, options):
+    """The same images, labels and layout; pixels differ by interpolation and at edges of tiles only."""
+    host = dict(options, cache="none", render_on="host")
+    for ours, theirs in zip(islice(door(**options), 5), door(**host)):
+        assert_same(ours, theirs, but=("images",))
+        assert ours.images.dtype == torch.uint8
+        assert ours.images.is_contiguous(memory_format=torch.channels_last)
+        difference = (ours.images.int() - theirs.images.int()).abs().amax(1)
+        assert difference.median() <= 1
+        assert (difference > 8).float().mean() < 0.06
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_workers_ranks_cache_and_restart_change_nothing(door, options):
+    whole = list(islice(door(**options), 5))
+    for other in ({"workers": 2}, {"cache": "device"}, {"cache": "none"}):
+        for a, b in zip(whole, door(**(options | other))):
+            assert_same(a, b)
+    for a, b in zip(whole[2:], door(start=divmod(2, -(-22 // options.get("batch_size", 8))), **options)):
+        assert_same(a, b)
+    ranks = [door(ctx=replace(SINGLE, rank=rank, world_size=4), **options) for rank in range(4)]
+    for batch, *parts in zip(whole, *ranks):
+        assert torch.equal(batch.images, torch.cat([part.images for part in parts]))
+        assert torch.equal(batch.targets[:, 1:], torch.cat([part.targets[:, 1:] for part in parts]))
+
+
+def test_with_a_device_cache_little_travels(loader_of):
+    """A hundred numbers a tile, some hundred bytes a picture for its labels and name; no pixels."""
+    planned = next(iter(loader_of(cache="device")))
+    assert isinstance(planned, PlannedBatch)
+    assert planned.groups[0].pixels is None
+    tensors = [getattr(planned.groups[0].table, name) for name in ("geometry", "address", "colour", "mixed", "share")]
+    assert sum(t.nbytes for t in tensors) < 8 * 2 * 4 * 100
+    assert planned.rest.images.numel() == 0
+
+
+def test_the_pictures_of_the_run_are_rendered_where_it_trains(loader_of, door):
+    assert_same(loader_of(cache="device").render(1, 2), next(door(start=(1, 2))))
+
+
+def test_shares_of_a_rendered_batch_need_no_labels_on_the_host(door):
+    batch = next(iter(door()))
+    for start, end in ((0, 0), (0, 3), (3, 8)):
+        share, counted = batch.share(start, end), replace(batch, counts=None).share(start, end)
+        assert_same(share, counted)
+        assert share.targets.shape[0] == sum(batch.counts[start:end])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hyp": Hyperparameters(albumentations=[{"name": "Blur"}])}, "--augment device: .* --augment host"),
+        ({"render_on": "host", "cache": "device"}, "--cache device: .* add --augment device"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(door, options, message):
+    with pytest.raises(UserError, match=message) as caught:
+        door(**options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_data_set_that_does_not_fit_is_one_line(door, monkeypatch):
+    monkeypatch.setattr("data.cache.device.MOST_OF_FREE", 1e-9)
+    with pytest.raises(UserError, match=r"--cache device: needs .* use --cache ram"):
+        door(cache="device")
+
+
+def test_validation_keeps_its_pixels(door, index):
+    host = list(door(augment=False, render_on="host"))
+    for ours, theirs in zip(door(augment=False, cache="device"), host):
+        assert_same(ours, theirs)
+
+
+def _caches_on_a_rank(ctx, *indices: DatasetIndex) -> list[np.ndarray | str]:
+    caches: list[np.ndarray | str] = []
+    for index in indices:
+        layout = PyramidLayout.of(reduced_sizes(index.image_hw, 64))
+        try:
+            caches.append(open_device_cache(index, layout, ctx=ctx, show_progress=False).numpy())
+        except UserError as error:
+            caches.append(str(error))
+    return caches
+
+
+def test_ranks_decode_a_part_each_and_hold_all(index, tmp_path):
+    """And an image that cannot be decoded ends them all."""
+    damaged = write_dataset(tmp_path, SIZES[:6])
+    Path(damaged.path(5)).write_bytes(b"\x89PNG")
+    (alone,) = _caches_on_a_rank(SINGLE, index)
+    first, second = run_ranks(2, _caches_on_a_rank, index, damaged)
+    for cache in (first[0], second[0]):
+        assert np.array_equal(cache, alone)
+    assert "another process" in first[1]
+    assert "005.png" in second[1]
+
+
+def test_each_node_decodes_for_itself(index):
+    (alone,) = _caches_on_a_rank(SINGLE, index)
+    for (cache,) in run_ranks(4, _caches_on_a_rank, index, local_world=2):
+        assert np.array_equal(cache, alone)
+
+
+def test_quarters_join_as_the_host_tiles_them():
+    quarters = torch.arange(2 * 4 * 3 * 2 * 3).reshape(8, 3, 2, 3)
+    for four, picture in zip(quarters.split(4), joined(quarters)):
+        rows = [torch.cat([four[0], four[1]], 1), torch.cat([four[2], four[3]], 1)]
+        assert torch.equal(picture, torch.cat(rows, 0))
+
+
+def test_a_machine_that_cannot_compile_draws_all_the_same(door, monkeypatch):
+    def broken(*_, **__):
+        def fail(*_):
+            raise RuntimeError("no compiler\nand a long story")
+
+        return fail
+
+    expected = list(islice(door(), 2))
+    monkeypatch.setattr(torch, "compile", broken)
+    said: list[str] = []
+    log = SimpleNamespace(info=lambda text, *values: said.append(text % values))
+    monkeypatch.setattr("data.loading.planned_batch._log", log)
+    monkeypatch.setattr(
+        "data.loading.build.DeviceRenderer", lambda device, cache, fuse: DeviceRenderer(device, fuse=True)
+    )
+    for a, b in zip(expected, door()):
+        assert_same(a, b)
+    assert said == ["--augment device: not compiled (no compiler); drawing is a few times slower"]

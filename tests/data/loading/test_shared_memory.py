@@ -1,0 +1,223 @@
+"""Memory that workers draw batches into: whose it is, and when it is free again."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import multiprocessing
+import os
+import pickle
+from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
+
+import numpy as np
+import pytest
+import torch
+
+from data.loading import shared_memory as page_lock
+from data.loading.shared_memory import BatchSlots, PageLock, SlottedBatch, open_slots
+from utils.structures import Batch
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
+SHAPE = (2, 4, 6, 3)
+
+
+def batch_in(slots: BatchSlots, slot: int, value: int) -> Batch:
+    """What a worker makes of a slot."""
+    pixels = torch.from_numpy(slots.pixels(slot, SHAPE)).fill_(value)
+    numbers = {"original_hw": torch.ones(2, 2, dtype=torch.int32), "letterbox": torch.zeros(2, 4, dtype=torch.float64)}
+    targets, indices = torch.rand(3, 6), torch.tensor([4, 5])
+    return Batch(pixels.permute(0, 3, 1, 2), targets, 16, indices, **numbers, paths=("a", "b"), counts=(1, 2))
+
+
+def sent(batch: Batch, slots: BatchSlots, slot: int) -> Batch:
+    return pickle.loads(ForkingPickler.dumps(SlottedBatch(batch, slots, slot)))
+
+
+def test_what_arrives_is_the_batch_and_the_slot_is_free_when_its_last_tensor_goes():
+    slots = BatchSlots(2, 1000)
+    slot = slots.take(2 * 4 * 6 * 3)
+    arrived = sent(batch_in(slots, slot, 7), slots, slot)
+    assert arrived.images.shape == (2, 3, 4, 6)
+    assert arrived.images.is_contiguous(memory_format=torch.channels_last)
+    assert (arrived.images == 7).all()
+    assert (arrived.paths, arrived.counts, arrived.max_targets) == (("a", "b"), (1, 2), 16)
+    assert slots.take(144) is not None
+    assert slots.take(144) is None
+    view = replace(arrived, targets=arrived.targets * 2).share(1, 2).images[..., 1:]
+    del arrived
+    gc.collect()
+    assert slots.take(144) is None
+    del view
+    assert slots.take(144) == slot
+
+
+def test_no_slot_is_better_than_one_that_is_too_small():
+    slots = BatchSlots(2, 100)
+    assert slots.take(101) is None
+    assert slots.take(100) is not None
+    assert open_slots(3, 0) is None
+
+
+def test_slots_of_workers_that_ended_come_back():
+    slots = BatchSlots(2, 100)
+    assert {slots.take(1), slots.take(1), slots.take(1)} == {0, 1, None}
+    slots.take_back()
+    assert {slots.take(1), slots.take(1)} == {0, 1}
+
+
+def test_a_batch_that_is_thrown_away_unseen_leaves_its_slot():
+    slots = BatchSlots(1, 1000)
+    slot = slots.take(144)
+    sent(batch_in(slots, slot, 1), slots, slot)
+    assert slots.take(144) == slot
+
+
+def _fill(slots: BatchSlots, results) -> None:
+    results.send_bytes(ForkingPickler.dumps(SlottedBatch(batch_in(slots, 1, 9), slots, 1)))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_other_processes_write_to_the_same_memory(method):
+    context = multiprocessing.get_context(method)
+    slots = BatchSlots(2, 1000)
+    here, there = context.Pipe()
+    worker = context.Process(target=_fill, args=(slots, there))
+    worker.start()
+    arrived = pickle.loads(here.recv_bytes())
+    worker.join()
+    assert (arrived.images == 9).all()
+    assert (slots.pixels(1, SHAPE) == 9).all()
+    assert (slots.pixels(0, SHAPE) == 0).all()
+
+
+def test_memory_goes_with_the_last_reference():
+    before = len(os.listdir("/proc/self/fd"))
+    slots = BatchSlots(2, 1000)
+    images = slots.arrived(slots.take(144), SHAPE)
+    del slots
+    assert int(images.sum()) == 0
+    del images
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_small_tensors_travel_in_the_message_and_can_be_written_to():
+    message = Batch(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), *(torch.rand(2, 6), 16), *[torch.ones(1)] * 3)
+    again = pickle.loads(ForkingPickler.dumps(message))
+    assert torch.equal(again.targets, message.targets)
+    again.targets.add_(1)
+    assert not again.targets.is_shared()
+    large = replace(message, images=torch.zeros(1, 3, 200, 200, dtype=torch.uint8))
+    assert pickle.loads(ForkingPickler.dumps(large)).images.is_shared()
+    assert np.prod(large.images.shape) > 65536
+
+
+def test_a_large_tensor_travels_as_it_lies_in_memory_that_is_no_file():
+    before = len(os.listdir("/proc/self/fd"))
+    targets = torch.rand(10_000, 6)[1:]
+    images = torch.randint(0, 256, (2, 3, 200, 200), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+    message = Batch(images, targets, 16, *[torch.ones(1)] * 3)
+    sent_bytes = ForkingPickler.dumps(message)
+    assert not message.images.is_shared()
+    assert len(sent_bytes) < 5000
+    again = pickle.loads(sent_bytes)
+    for name, tensor in (("images", images), ("targets", targets)):
+        arrived = getattr(again, name)
+        assert torch.equal(arrived, tensor)
+        assert arrived.stride() == tensor.stride()
+    files = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
+    assert sum("memfd:lockstep-tensor" in name for name in files) >= 2
+    assert not any(name.startswith("/dev/shm") for name in files)
+    del again, arrived
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before + 2  # the server that hands files over may have started
+
+
+def _is_open(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
+class Lock:
+    """Stands in for `PageLock`: notes what it is asked for."""
+
+    def __init__(self, allows: bool = True) -> None:
+        self.allows, self.calls, self.unlocked = allows, [], []
+
+    def lock(self, address: int, nbytes: int) -> bool:
+        self.calls.append((address, nbytes))
+        return self.allows
+
+    def unlock(self, address: int) -> None:
+        self.unlocked.append(address)
+
+
+@pytest.mark.parametrize("allows", [True, False])
+def test_a_slot_is_locked_once_when_its_first_batch_comes_and_unlocked_when_the_memory_goes(allows):
+    lock = Lock(allows)
+    slots = BatchSlots(3, 5000, lock)
+    for _ in range(2):
+        first, second = slots.take(144), slots.take(144)
+        arrived = [slots.arrived(slot, SHAPE) for slot in (first, second)]
+        begins = [images.data_ptr() for images in arrived]
+        del arrived
+    pages = -(-5000 // mmap.PAGESIZE) * mmap.PAGESIZE
+    assert sorted(lock.calls) == sorted((address, pages) for address in begins)
+    assert all(address % mmap.PAGESIZE == 0 for address in begins)
+    images = slots.arrived(slots.take(144), SHAPE)
+    del slots
+    gc.collect()
+    assert lock.unlocked == []
+    del images
+    gc.collect()
+    assert sorted(lock.unlocked) == (sorted(begins) if allows else [])
+
+
+@pytest.fixture
+def said(monkeypatch) -> list[str]:
+    """What the locking of pages logs: from its own logger, since how often pytest catches a record depends on whether
+    that logger has handlers."""
+    lines: list[str] = []
+    monkeypatch.setattr(page_lock._log, "info", lambda text, *values: lines.append(text % values))
+    return lines
+
+
+def test_without_cuda_nothing_is_locked_and_that_is_said_once(monkeypatch, said):
+    def absent():
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+    monkeypatch.setattr(torch.cuda, "cudart", absent)
+    slots = BatchSlots(2, 144, PageLock())
+    arrived = [slots.arrived(slots.take(144), SHAPE) for _ in range(2)]
+    assert len(said) == 1
+    assert "not compiled with CUDA" in said[0]
+    assert not any(images.is_pinned() for images in arrived)
+
+
+@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="needs CUDA's texts")
+def test_a_refusal_is_the_last_try(monkeypatch, said):
+    asked = []
+
+    class Runtime:
+        def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+            asked.append((nbytes, flags))
+            return 0 if len(asked) == 1 else 2  # cudaErrorMemoryAllocation
+
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    lock = PageLock()
+    assert [lock.lock(0, 4096) for _ in range(4)] == [True, False, False, False]
+    assert asked == [(4096, 1)] * 2
+    assert "out of memory" in said[0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_sees_slots_as_pinned():
+    slots = BatchSlots(2, 2**20, PageLock())
+    images = slots.arrived(slots.take(144), SHAPE)
+    assert images.is_pinned()
+    assert images.permute(0, 3, 1, 2).pin_memory().data_ptr() == images.data_ptr()
+    images.fill_(7)
+    assert (images.to("cuda", non_blocking=True) == 7).all()
+    del slots, images
+    gc.collect()
+    assert torch.ones(3, device="cuda").sum() == 3  # no error is left behind

@@ -1,0 +1,157 @@
+"""The torch renderer against the OpenCV renderer, and against itself in other batches and from other memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from data.augment.plan import Picture, SamplePlan, Tile
+from data.render.device import render_table
+from data.render.mipmap import MAX_LEVEL, PyramidLayout, level_image, levels_for
+from data.render.opencv import GREY, render_plan
+from data.render.table import CachedPixels, PackedPixels, RenderTable, build_table
+from tests.engine.test_train_step import _NoSync
+from tests.helpers.plans import draw_plan
+from tests.helpers.synthetic_index import GEOMETRIES, smooth_image
+from utils.config.settings import Hyperparameters
+from utils.structures import SampleKey
+
+SIZES = np.array([(240, 320), (320, 240), (256, 256), (180, 300), (90, 120)])
+
+
+@pytest.fixture(scope="module")
+def images() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [smooth_image(rng, height, width) for height, width in SIZES.tolist()]
+
+
+def draw(hyp: Hyperparameters, count: int, canvas: tuple[int, int], *, first: int = 0) -> list[SamplePlan]:
+    keys = [SampleKey(p % len(SIZES), 0, p, canvas) for p in range(first, first + count)]
+    return [draw_plan(key, source_hw=SIZES, hyp=hyp, seed=3, epochs=50) for key in keys]
+
+
+def packed(plans: list[SamplePlan], images: list[np.ndarray]) -> tuple[RenderTable, torch.Tensor]:
+    sources = PackedPixels(images.__getitem__)
+    table = build_table(plans, plans[0].canvas_hw, np.array([i.shape[:2] for i in images]), sources)
+    return table, sources.pixels
+
+
+def pictures(plans: list[SamplePlan], images: list[np.ndarray]) -> np.ndarray:
+    return render_table(*packed(plans, images)).permute(0, 2, 3, 1).numpy()
+
+
+def opencv_pictures(plans: list[SamplePlan], images: list[np.ndarray]) -> np.ndarray:
+    return np.stack([render_plan(plan, images.__getitem__) for plan in plans])
+
+
+@pytest.mark.parametrize("canvas", [(256, 256), (128, 192)])
+@pytest.mark.parametrize("mosaic", [0.0, 1.0])
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_the_opencv_renderer_draws_the_same(images, geometry, mosaic, canvas):
+    """Flips, colour, mixing and strong shrinking included. Where there is rotation the two draw a tile's last pixel by
+    different rules; elsewhere every pixel agrees."""
+    plans = draw(Hyperparameters(mosaic=mosaic, mixup=0.5, **GEOMETRIES[geometry]), 12, canvas)
+    assert any(len(plan.pictures) == 2 for plan in plans)
+    ours = pictures(plans, images).astype(np.float32)
+    difference = np.abs(ours - opencv_pictures(plans, images)).max(3)
+    assert np.median(difference) <= 1
+    assert (difference > 4).mean() < (0.001 if geometry in ("plain", "zoom", "flips") else 0.02)
+    assert difference.mean() < 1.2
+
+
+def test_detail_agrees_too():
+    """Noise of single pixels, nowhere shrunk to half: bilinear weights are the same."""
+    rng = np.random.default_rng(1)
+    images = [rng.integers(0, 256, (int(h), int(w), 3), dtype=np.uint8) for h, w in SIZES]
+    plans = draw(Hyperparameters(scale=0.3), 12, (256, 256))
+    shrunk = [levels_for(np.stack([t.matrix]), np.array([t.region])) for p in plans for t in p.pictures[0].tiles]
+    assert max(shrunk) == 0
+    difference = np.abs(pictures(plans, images).astype(np.float32) - opencv_pictures(plans, images)).max(3)
+    assert np.quantile(difference, 0.999) <= 2
+
+
+def test_untouched_pixels_stay():
+    image = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
+    whole = Tile(0, (0, 0, 96, 64), np.eye(3))
+    drawn = pictures([SamplePlan((64, 96), (Picture((whole,), None),), 1.0)], [image])
+    assert np.array_equal(drawn[0], image)
+
+
+def test_a_picture_without_tiles_is_grey_and_a_batch_without_pictures_empty(images):
+    blank = SamplePlan((64, 32), (Picture((), None),), 1.0)
+    drawn = pictures([blank], images)
+    assert drawn.shape == (1, 64, 32, 3)
+    assert (drawn == GREY).all()
+    table = build_table([], (64, 32), SIZES, PackedPixels(images.__getitem__))
+    assert render_table(table, torch.zeros((1, 3), dtype=torch.uint8)).shape == (0, 3, 64, 32)
+
+
+@pytest.mark.parametrize("geometry", ["zoom", "rotate", "perspective"])
+def test_neither_the_batch_nor_where_pixels_lie_changes_a_picture(images, geometry):
+    hyp = Hyperparameters(mosaic=0.7, mixup=0.4, **GEOMETRIES[geometry])
+    plans = draw(hyp, 10, (128, 128))
+    whole = pictures(plans, images)
+    for first, last in ((0, 1), (1, 4), (4, 10)):
+        assert np.array_equal(pictures(plans[first:last], images), whole[first:last])
+    layout = PyramidLayout.of(SIZES)
+    pool = torch.from_numpy(np.concatenate([layout.flat(image) for image in images]))
+    assert len(pool) == layout.pixels
+    cached = render_table(build_table(plans, (128, 128), SIZES, CachedPixels(layout)), pool)
+    assert np.array_equal(cached.permute(0, 2, 3, 1).numpy(), whole)
+
+
+def test_seams_between_rotated_tiles_are_closed():
+    images = [np.full((256, 256, 3), 200, np.uint8)] * 5
+    still = {"hsv_h": 0, "hsv_s": 0, "hsv_v": 0, "scale": 0, "translate": 0}
+    for degrees in (0.0, 25.0):
+        plans = [
+            draw_plan(
+                SampleKey(0, 0, p, (256, 256)),
+                source_hw=np.array([[256, 256]] * 5),
+                hyp=Hyperparameters(degrees=degrees, **still),
+                seed=5,
+                epochs=50,
+            )
+            for p in range(20)
+        ]
+        assert (pictures(plans, images)[:, 96:160, 96:160] == 200).all()
+
+
+def test_strong_shrink_is_antialiased():
+    stripes = np.zeros((640, 640, 3), np.uint8)
+    stripes[:, ::2] = 255
+    for gain in (0.5, 0.2, 0.06):
+        side = round(640 * gain) // 32 * 32 or 32
+        tile = Tile(0, (0, 0, 640, 640), np.diag([gain, gain, 1.0]))
+        drawn = pictures([SamplePlan((side, side), (Picture((tile,), None),), 1.0)], [stripes])
+        assert np.abs(drawn[0].astype(int) - 127).max() <= 2
+
+
+def test_levels_halve_and_go_no_further_than_they_may():
+    gains = np.array([1.5, 1.0, 0.51, 0.5, 0.26, 0.25, 0.03, 0.001])
+    matrices = np.stack([np.diag([g, g, 1.0]) for g in gains])
+    regions = np.tile([0, 0, 100, 100], (len(gains), 1))
+    assert levels_for(matrices, regions).tolist() == [0, 0, 0, 1, 1, 2, 5, MAX_LEVEL]
+    assert level_image(np.zeros((5, 3, 3), np.uint8), 2).shape == (1, 1, 3)
+
+
+def test_regions_of_a_smaller_level_stay_inside_it(images):
+    """Slivers at the far edges of images that shrink strongly: rounding must not read a neighbour's pixels."""
+    plans = []
+    for size in (3, 5, 31, 90):
+        for gain in (0.4, 0.11, 0.03):
+            region = (size - 2, size - 1, size, size)
+            move = np.array([[gain, 0, -gain * (size - 2) + 8], [0, gain, -gain * (size - 1) + 8], [0, 0, 1.0]])
+            turned = move @ np.array([[1, 1e-4, 0], [0, 1, 0], [0, 0, 1.0]])
+            plans.append((size, SamplePlan((32, 32), (Picture((Tile(0, region, turned),), None),), 1.0)))
+    for size, plan in plans:
+        lone = [np.full((size, size, 3), 9, np.uint8)]
+        assert set(np.unique(pictures([plan], lone))) <= {9, GREY}
+
+
+def test_nothing_waits_for_the_device(images):
+    plans = draw(Hyperparameters(mixup=0.5, degrees=5, perspective=0.0005), 4, (64, 64))
+    table, pixels = packed(plans, images)
+    with _NoSync():
+        render_table(table, pixels)

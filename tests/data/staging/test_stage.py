@@ -1,0 +1,324 @@
+"""Staging: shared files are opened once in all, every node ends with the whole set, what was interrupted goes on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch.distributed as dist
+import yaml
+
+from data.index.dataset_yaml import load_dataset_spec
+from data.index.index import load_index
+from data.staging import copy as stage_copy
+from data.staging.stage import stage_dataset
+from tests.helpers.open_counter import OpenCounter
+from tests.helpers.ranks import run_ranks
+from tests.helpers.tiny import write_dataset, write_model
+from utils.distributed.context import DistributedContext
+from utils.distributed.file_exchange import assign
+from utils.errors import PeerFailure, UserError
+
+BOTH = ("train", "val")
+
+
+def stage(source: Path, folder: Path | str, splits=BOTH):
+    return stage_dataset(str(source), str(folder), splits, DistributedContext.single())
+
+
+def contents(root: Path) -> dict[str, tuple[bytes, int]]:
+    """Bytes and times of the images and labels below a data set's folder."""
+    files = [p for p in root.rglob("*") if p.is_file() and p.suffix in (".png", ".txt")]
+    return {str(p.relative_to(root)): (p.read_bytes(), p.stat().st_mtime_ns) for p in files}
+
+
+def every_file_once(source: Path) -> Counter[str]:
+    return Counter(str(p.relative_to(source)) for p in source.rglob("*") if p.is_file())
+
+
+def _two_nodes(ctx, source, places):
+    """What each has in the end, and what was opened in each of four starts: a first one, a second, one after node 1's
+    disk was lost, and one after both lost the same half."""
+    opened, place = [], Path(places.replace("{node_rank}", str(ctx.node_rank)))
+    for start in range(4):
+        if start == 2 and ctx.rank == 2:
+            shutil.rmtree(place)
+        if start == 3 and ctx.is_node_leader:
+            half = sorted((place / next(p.name for p in place.glob("data-*")) / "tree").rglob("*.png"))
+            for path in half[: len(half) // 2]:
+                path.unlink()
+        dist.barrier()
+        with OpenCounter(Path(source).parent) as counter:
+            spec = stage_dataset(source, places, BOTH, ctx, chunk_bytes=1000)
+            dist.barrier()
+            opened.append(counter.counts())
+    index = load_index(spec, "train", cache_dir=str(place / "cache"))
+    return opened, spec, contents(spec.root), index.fingerprint
+
+
+def test_two_nodes_open_each_shared_file_once(tmp_path):
+    source = write_dataset(tmp_path / "set", train=9, val=4)
+    results = run_ranks(4, _two_nodes, str(source), str(tmp_path / "node{node_rank}"), local_world=2)
+    whole = contents(source.parent)
+    for rank, (_, spec, have, fingerprint) in enumerate(results):
+        assert have == whole
+        assert spec.root.is_relative_to(tmp_path / f"node{rank // 2}")
+        assert spec.source == str(source)
+        assert fingerprint == load_index(load_dataset_spec(source), "train").fingerprint
+    first, second, replaced, halved = results[0][0]
+    assert first == every_file_once(source.parent)
+    assert second == Counter({"data.yaml": 1})
+    assert replaced == second  # node 0 gave node 1 what it had
+    images = sorted(name for name in whole if name.endswith(".png"))
+    assert halved == Counter(["data.yaml", *images[: len(images) // 2]])
+
+
+def _late(ctx, source, places, how):
+    """Node 1's reading takes longer than the group's timeout, or fails, or its process is killed."""
+    plain, begun = stage_copy._read_checked, time.monotonic()
+
+    def slow(path, stamp):
+        if ctx.rank == 1 and how == "raise":
+            raise OSError(5, "the disk is on fire")
+        if ctx.rank == 1 and how == "kill":
+            os._exit(9)
+        time.sleep(6 if ctx.rank == 1 else 0)
+        return plain(path, stamp)
+
+    stage_copy._read_checked = slow
+    try:
+        spec = stage_dataset(source, places, ("val",), ctx)
+    except (UserError, OSError) as error:
+        return type(error), str(error), time.monotonic() - begun
+    return contents(spec.root), time.monotonic() - begun
+
+
+def test_a_slow_node_trips_no_timeout(tmp_path):
+    source = write_dataset(tmp_path / "set", train=1, val=2)
+    results = run_ranks(2, _late, str(source), str(tmp_path / "{node_rank}"), "slow", local_world=1, timeout_s=3)
+    whole = {name: file for name, file in contents(source.parent).items() if "val" in name}
+    assert [r[0] for r in results] == [whole, whole]
+    assert results[0][1] > 5
+
+
+@pytest.mark.parametrize("how", ["raise", "kill"])
+def test_a_node_that_fails_stops_the_others_with_its_reason(tmp_path, how):
+    source = write_dataset(tmp_path / "set", train=1, val=2)
+    results = run_ranks(
+        2, _late, str(source), str(tmp_path / "{node_rank}"), how, local_world=1, lost=1 if how == "kill" else None
+    )
+    kind, message, seconds = results[0]
+    if how == "raise":
+        assert kind is PeerFailure
+        assert "node 1 failed" in message
+        assert "the disk is on fire" in message
+    else:
+        assert kind is UserError
+        assert re.match(r"node 1 .* died|lost contact", message)
+    assert seconds < 10
+
+
+def _same_place(ctx, source, place):
+    with pytest.raises((UserError, PeerFailure), match="is the same folder on nodes 0 and 1"):
+        stage_dataset(source, place, BOTH, ctx)
+    return True
+
+
+def test_nodes_must_not_share_the_folder(tmp_path):
+    source = write_dataset(tmp_path / "set", train=2, val=1)
+    assert run_ranks(2, _same_place, str(source), str(tmp_path / "shared"), local_world=1) == [True, True]
+
+
+def test_an_interrupted_copy_goes_on_where_it_was(tmp_path, monkeypatch):
+    """What was written is kept if its digest is right, though stamps cannot tell."""
+    source = write_dataset(tmp_path / "set", train=9, val=4)
+    plain, count = stage_copy._read_checked, itertools.count()
+
+    def killed(path, stamp):
+        if next(count) == 12:
+            raise KeyboardInterrupt
+        return plain(path, stamp)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage_copy, "_read_checked", killed)
+        patch.setattr("utils.distributed.file_exchange._MAX_CHUNK", 100)
+        patch.setattr("utils.distributed.file_exchange._MIN_CHUNK", 100)
+        with pytest.raises(KeyboardInterrupt):
+            stage(source, tmp_path / "stage")
+    (folder,) = (tmp_path / "stage").iterdir()
+    manifest = (folder / "manifest.jsonl").read_text().splitlines()
+    assert 3 < len(manifest) < 13
+    assert not (folder / "synced").exists()
+    kept = [json.loads(line)[0] for line in manifest]
+    with open(folder / "manifest.jsonl", "a") as file:
+        file.write('["images/train/00')  # cut short
+    (folder / ".node-0-0123abcd").touch()  # of a process that was killed while nodes compared their folders
+    damaged = folder / "tree" / kept[1]
+    stamp = damaged.stat()
+    damaged.write_bytes(bytes(stamp.st_size))
+    os.utime(damaged, ns=(stamp.st_mtime_ns, stamp.st_mtime_ns))
+    with OpenCounter(source.parent) as counter:
+        spec = stage(source, tmp_path / "stage")
+        opened = counter.counts()
+    assert opened == every_file_once(source.parent) - Counter(set(kept) - {kept[1]})
+    assert contents(spec.root) == contents(source.parent)
+    assert (folder / "synced").exists()
+    assert not list((folder / "incoming").iterdir())
+    assert not list(folder.glob(".*"))
+
+
+def test_changes_of_the_original_reach_the_copy(tmp_path):
+    source = write_dataset(tmp_path / "set", train=4, val=2)
+    stage(source, tmp_path / "stage")
+    images, labels = source.parent / "images" / "train", source.parent / "labels" / "train"
+    (images / "001.png").write_bytes((images / "002.png").read_bytes())
+    (labels / "003.txt").unlink()
+    (images / "000.png").unlink()
+    shutil.copy(images / "002.png", images / "new.png")
+    stage(source, tmp_path / "stage", ("val",))  # is not of the training images
+    spec = stage(source, tmp_path / "stage")
+    copied, original = (load_index(s, "train") for s in (spec, load_dataset_spec(source)))
+    assert copied.fingerprint == original.fingerprint
+    assert not (spec.root / "images" / "train" / "000.png").exists()
+    assert not (spec.root / "labels" / "train" / "003.txt").exists()
+
+
+def test_lists_links_and_files_elsewhere(tmp_path):
+    """Rows with absolute paths, images beside the data set's folder and linked folders: all are in the copy."""
+    shared, names = tmp_path / "shared", ["light", "dark"]
+    write_dataset(shared / "real", train=3, val=2)
+    (shared / "pool" / "images").mkdir(parents=True)
+    for number, image in enumerate(sorted((shared / "real" / "images" / "train").iterdir())):
+        shutil.copy2(image, shared / "pool" / "images" / f"p{number}.png")
+    (shared / "pool" / "labels").mkdir()
+    (shared / "pool" / "labels" / "p0.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    root = shared / "set"
+    root.mkdir()
+    (root / "images").symlink_to(shared / "real" / "images")
+    (root / "labels").symlink_to("../real/labels")
+    rows = [str(shared / "pool" / "images" / "p0.png"), "../pool/images/p2.png", "images/train/001.png"]
+    (root / "some.txt").write_text("\n".join(rows))
+    source = root / "own.yaml"
+    source.write_text(yaml.safe_dump({"train": ["some.txt", "images/train"], "val": "images/val", "names": names}))
+    before = {split: load_index(load_dataset_spec(source), split) for split in BOTH}
+    with OpenCounter(shared) as counter:
+        spec = stage(source, tmp_path / "stage")
+        assert set(counter.counts().values()) == {1}
+    shared.rename(tmp_path / "gone")
+    for split in BOTH:
+        index = load_index(spec, split, cache_dir=str(tmp_path / "other"))
+        assert index.fingerprint == before[split].fingerprint
+        assert list(index.paths) == list(before[split].paths)
+        assert all(Path(index.path(i)).resolve().is_relative_to(tmp_path / "stage") for i in range(len(index)))
+        assert np.array_equal(index.boxes_xywh_px, before[split].boxes_xywh_px)
+        assert all(cv2.imread(index.path(i)) is not None for i in range(len(index)))
+    assert len(before["train"]) == 5
+
+
+def test_coco_and_voc_annotations(tmp_path):
+    write_dataset(tmp_path / "set", train=2, val=2)
+    coco = {
+        "images": [{"id": i, "file_name": f"{i:03}.png", "width": 64, "height": 64} for i in range(2)],
+        "categories": [{"id": 4, "name": "light"}, {"id": 9, "name": "dark"}],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": 9, "bbox": [3, 4, 20, 30], "area": 500, "iscrowd": 0}],
+    }
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "annotations" / "train.json").write_text(json.dumps(coco))
+    (tmp_path / "set" / "voc").mkdir()
+    box = "<bndbox><xmin>5</xmin><ymin>6</ymin><xmax>20</xmax><ymax>30</ymax></bndbox>"
+    (tmp_path / "set" / "voc" / "001.xml").write_text(
+        "<annotation><size><width>64</width><height>64</height></size>"
+        f"<object><name>dark</name>{box}</object></annotation>"
+    )
+    source = tmp_path / "set" / "mixed.yaml"
+    annotations = {"train": "../annotations/train.json", "val": "voc"}
+    values = {"train": "images/train", "val": "images/val", "annotations": annotations}
+    source.write_text(yaml.safe_dump(values))  # classes from the JSON
+    spec = stage(source, tmp_path / "stage")
+    assert spec.names == ("light", "dark")
+    for split in BOTH:
+        ours, theirs = (load_index(s, split) for s in (spec, load_dataset_spec(source)))
+        assert ours.fingerprint == theirs.fingerprint
+        assert len(ours.classes) == 1
+
+
+def test_mistakes_are_one_line(tmp_path, monkeypatch):
+    source = write_dataset(tmp_path / "set", train=2, val=1)
+    with pytest.raises(UserError, match=r"is inside the data set"):
+        stage(source, source.parent / "images" / "train" / "copy")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"--stage: .*file.*Not a directory"):
+        stage(source, tmp_path / "file")
+    with pytest.raises(UserError, match="demo"):
+        stage(Path("demo"), tmp_path / "stage")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1 << 30, 1 << 30, 9000))
+        with pytest.raises(UserError, match=r"--stage: 6 files of .* MiB .*, where 0.0 MiB are free") as caught:
+            stage(source, tmp_path / "small")
+        assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "small").rglob("*.png"))
+    plain = stage_copy._read_checked
+
+    def edited(path, stamp):
+        os.utime(path)
+        return plain(path, stamp)
+
+    monkeypatch.setattr(stage_copy, "_read_checked", edited)
+    with pytest.raises(UserError, match="changed while the data set was being copied"):
+        stage(source, tmp_path / "stage")
+
+
+def test_a_large_file_is_streamed(tmp_path, monkeypatch):
+    monkeypatch.setattr(stage_copy, "_READ_BYTES", 100)
+    source = write_dataset(tmp_path / "set", train=2, val=1)
+    spec = stage(source, tmp_path / "stage")
+    assert contents(spec.root) == contents(source.parent)
+
+
+def test_shares_are_disjoint_and_even():
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(0, 1 << 20, 1000)
+    held = np.zeros((4, 1000), bool)
+    shares = assign(sizes, held)
+    assert sorted(np.concatenate(shares)) == list(range(1000))
+    amounts = [sizes[s].sum() for s in shares]
+    assert max(amounts) < 1.05 * min(amounts)
+    held[1, :500] = held[:, 900:] = True
+    shares = assign(sizes, held)
+    assert sorted(np.concatenate(shares)) == list(range(900))
+    assert set(range(500)) <= set(shares[1])  # from its own disk
+    assert [len(s) for s in assign(sizes, np.ones((4, 1000), bool))] == [0, 0, 0, 0]
+    assert [len(s) for s in assign(np.zeros(0, np.int64), np.zeros((2, 0), bool))] == [0, 0]
+
+
+def _run_script(cwd: Path, *words: str) -> str:
+    root = Path(__file__).parents[3]
+    environment = dict(os.environ) | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    command = [sys.executable, str(root / words[0]), *words[1:]]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_train_and_val_work_on_the_copy(tmp_path):
+    """Also with decoded images on disk; val.py finds the data of the checkpoint, not the copy."""
+    source = write_dataset(tmp_path / "set", train=4, val=2)
+    model = write_model(tmp_path / "tiny.yaml")
+    own = ["--device", "cpu", "--workers", "0", "--noplots", "--project", str(tmp_path / "runs"), "--stage"]
+    small = ["--imgsz", "64", "--batch-size", "2", "--epochs", "1", "--cache", "disk"]
+    with OpenCounter(source.parent) as counter:
+        _run_script(tmp_path, "train.py", "--data", "set/data.yaml", "--model", str(model), *small, *own, "disk")
+        assert counter.counts() == every_file_once(source.parent)
+    said = _run_script(tmp_path, "val.py", "--weights", "runs/exp/last.pt", *own, "disk", "--name", "val")
+    assert "--stage: 4 files are complete" in said

@@ -1,0 +1,215 @@
+"""Who renders what: the same global batches on any number of ranks, a new order each epoch."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from itertools import islice, pairwise
+
+import numpy as np
+import pytest
+
+from data.sampler import (
+    EndlessRequests,
+    EpochOrder,
+    KeyedDistributedSampler,
+    ShardedBatches,
+    fixed_batches,
+    image_weights,
+    inverse_frequency_weights,
+    rect_shapes,
+)
+from utils.distributed.groups import share_bounds
+
+IMAGE_HW = np.random.default_rng(0).integers(100, 600, (53, 2))
+
+
+def order_of(count=53, batch_size=16, *, rect=False, seed=4, block=0):
+    hw = IMAGE_HW[:count] if rect else None
+    return EpochOrder(count, seed=seed, batch_size=batch_size, imgsz=320, stride=32, image_hw=hw, block=block)
+
+
+def sampler_of(rank=0, world=1, **options):
+    more = {name: options.pop(name) for name in ("quad", "multi_scale") if name in options}
+    return KeyedDistributedSampler(order_of(**options), rank=rank, world_size=world, **more)
+
+
+def keys_of(request):
+    return [key for picture in request.pictures for key in picture]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"rect": True}, {"quad": True}, {"multi_scale": 0.5}, {"count": 3}, {"block": 8}]
+)
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_ranks_share_the_same_global_batches(world, options):
+    for epoch in (0, 3):
+        whole = list(sampler_of(**options).requests(epoch))
+        shares = [list(sampler_of(rank, world, **options).requests(epoch)) for rank in range(world)]
+        assert {len(s) for s in shares} == {len(whole)}
+        for request, *parts in zip(whole, *shares):
+            assert sum((part.pictures for part in parts), ()) == request.pictures
+            assert {part.canvas_hw for part in parts} == {request.canvas_hw}
+
+
+def test_global_batch_is_a_slice_of_the_permutation():
+    sampler, order = sampler_of(), order_of()
+    permutation = order.indices(2)
+    assert sorted(permutation) == list(range(53))
+    for k, request in enumerate(sampler.requests(2)):
+        keys = keys_of(request)
+        assert [key.position for key in keys] == list(range(16 * k, min(16 * k + 16, 53)))
+        assert [key.index for key in keys] == permutation[16 * k : 16 * k + 16].tolist()
+        assert sampler.global_pictures(k) == len(keys)
+
+
+@pytest.mark.parametrize("quad", [False, True])
+@pytest.mark.parametrize(("count", "block"), [(53, 8), (53, 16), (48, 16), (5, 8), (1, 16)])
+def test_blocks_cut_the_permutation(count, block, quad):
+    """Every key carries the images of the aligned block that holds its position; the last one takes what is left."""
+    order = order_of(count, block=block)
+    indices = order.indices(2).tolist()
+    starts = list(range(0, max(count // block, 1) * block, block))
+    blocks = [tuple(indices[a:b]) for a, b in zip(starts, [*starts[1:], count])]
+    assert sum(blocks, ()) == tuple(indices)
+    for request in KeyedDistributedSampler(order, rank=0, world_size=1, quad=quad).requests(2):
+        for key in keys_of(request):
+            assert key.block == blocks[min(key.position // block, len(blocks) - 1)]
+            assert key.index in key.block
+
+
+def test_share_bounds_cover_and_nest():
+    for count in range(40):
+        for world in (1, 2, 3, 4, 8):
+            bounds = [share_bounds(count, r, world) for r in range(world)]
+            assert [start for start, _ in bounds[1:]] == [end for _, end in bounds[:-1]]
+            assert (bounds[0][0], bounds[-1][1]) == (0, count)
+            finer = [share_bounds(count, r, 2 * world) for r in range(2 * world)]
+            assert [(finer[2 * r][0], finer[2 * r + 1][1]) for r in range(world)] == bounds
+
+
+def test_every_epoch_is_a_new_order_of_all_images():
+    orders = [tuple(order_of().indices(e)) for e in range(5)]
+    assert len(set(orders)) == 5
+    assert orders[1] != tuple(order_of(seed=5).indices(1))
+
+
+def test_empty_share_keeps_its_canvas():
+    requests = [list(sampler_of(rank, 4, count=3).requests(0)) for rank in range(4)]
+    assert sorted(len(r[0].pictures) for r in requests) == [0, 1, 1, 1]
+    assert {r[0].canvas_hw for r in requests} == {(320, 320)}
+
+
+def test_as_a_distributed_sampler():
+    sampler = sampler_of(1, 4)
+    first = list(sampler)
+    assert len(sampler) == len(first)
+    sampler.set_epoch(1)
+    assert [key.epoch for key in sampler] == [1] * len(first)
+    everyone = [key.index for rank in range(4) for key in sampler_of(rank, 4)]
+    assert sorted(everyone) == list(range(53))
+
+
+def test_endless_requests_go_on_from_any_start():
+    stream = EndlessRequests(sampler_of())
+    whole = list(islice(stream, 12))
+    assert [keys_of(r)[0].epoch for r in whole] == [0] * 4 + [1] * 4 + [2] * 4
+    stream.start = (1, 2)
+    assert list(islice(stream, 6)) == whole[6:]
+
+
+@pytest.mark.parametrize("count", [7, 53])
+def test_rect_batches_hold_like_aspects_shuffled_in_a_constant_number(count):
+    sampler = sampler_of(count=count, rect=True, batch_size=8)
+    epochs = [list(sampler.requests(e)) for e in range(4)]
+    assert {len(e) for e in epochs} == {sampler.num_batches}
+    for requests in epochs:
+        assert sorted(k.index for r in requests for k in keys_of(r)) == list(range(count))
+        for request in requests:
+            members = IMAGE_HW[[k.index for k in keys_of(request)]]
+            fitted = members * (320 / members.max(1, keepdims=True))
+            canvas = np.array(request.canvas_hw)
+            assert (fitted <= canvas + 1e-6).all()
+            assert (canvas % 32 == 0).all()
+            assert (canvas - fitted.max(0) < 32).all()
+    if count == 53:
+        assert len({tuple(r.canvas_hw for r in e) for e in epochs}) > 1
+        area = np.mean([np.prod(r.canvas_hw) for e in epochs for r in e])
+        assert area < 0.8 * 320 * 320
+
+
+def test_weighted_draws_meet_the_request_on_any_number_of_ranks():
+    rng = np.random.default_rng(1)
+    counts = rng.integers(0, 4, 2000)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    classes = rng.choice(3, offsets[-1], p=[0.9, 0.08, 0.02])
+    weights = image_weights(inverse_frequency_weights(classes, 3), offsets, classes, np.ones(len(classes), bool))
+    per_image = np.stack([np.bincount(classes[a:b], minlength=3) for a, b in pairwise(offsets)])
+    expected = weights @ per_image / (weights @ per_image).sum()
+
+    def drawn(world):
+        shares = []
+        for rank in range(world):
+            sampler = sampler_of(rank, world, count=2000, batch_size=64)
+            sampler.order.weights = weights
+            shares.append([[k.index for k in keys_of(r)] for e in range(5) for r in sampler.requests(e)])
+        return [functools.reduce(operator.iadd, batch, []) for batch in zip(*shares)]
+
+    assert drawn(4) == drawn(1)
+    sampled = per_image[functools.reduce(operator.iadd, drawn(1), [])].sum(0)
+    np.testing.assert_allclose(sampled / sampled.sum(), expected, atol=0.015)
+    uniform = per_image.sum(0) / per_image.sum()
+    assert sampled[2] / sampled.sum() > 5 * uniform[2]
+
+
+def test_image_weights_of_backgrounds_crowds_and_zeros():
+    offsets, classes = np.array([0, 2, 2, 3, 4]), np.array([0, 1, 1, 0])
+    counted = np.array([True, True, True, False])
+    np.testing.assert_allclose(image_weights(np.array([1.0, 3.0]), offsets, classes, counted), [4, 3.5, 3, 3.5])
+    np.testing.assert_allclose(image_weights(np.zeros(2), offsets, classes, counted), np.ones(4))
+
+
+def test_quads():
+    sampler = sampler_of(count=54, quad=True)
+    assert [sampler.global_pictures(k) for k in range(sampler.num_batches)] == [4, 4, 4, 1]
+    pictures = [p for e in range(20) for r in sampler.requests(e) for p in r.pictures]
+    tiled = [p for p in pictures if len(p) == 4]
+    single = [p for p in pictures if len(p) == 1]
+    assert len(tiled) + len(single) == len(pictures) == 20 * 13
+    assert 0.35 < len(tiled) / len(pictures) < 0.65
+    assert {k.canvas_hw for p in tiled for k in p} == {(320, 320)}
+    assert {k.canvas_hw for p in single for k in p} == {(640, 640)}
+    assert {p[0].position % 4 for p in single} == {0, 1, 2, 3}
+    assert sampler_of(count=50, quad=True).num_batches == 3  # two samples are left over
+
+
+def test_multi_scale_is_by_batch_and_within_range():
+    requests = [r for e in range(30) for r in sampler_of(multi_scale=0.5).requests(e)]
+    sides = {r.canvas_hw for r in requests}
+    assert all(h == w and h % 32 == 0 and 160 <= h <= 480 for h, w in sides)
+    assert len(sides) >= 9
+
+
+@pytest.mark.parametrize("rect", [False, True])
+@pytest.mark.parametrize("world", [1, 2, 3, 8, 60])
+def test_validation_deals_whole_batches(world, rect):
+    batches = fixed_batches(IMAGE_HW, batch_size=8, imgsz=320, stride=32, rect=rect, pad=0.5)
+    whole = list(ShardedBatches(batches, rank=0, world_size=1))
+    shares = [list(ShardedBatches(batches, rank=r, world_size=world)) for r in range(world)]
+    assert [whole[i::world] for i in range(world)] == shares
+    assert sorted(k.index for r in whole for k in keys_of(r)) == list(range(53))
+
+
+def test_rect_shapes_follow_the_convention():
+    def shape(low, high, pad=0.5):
+        return rect_shapes(np.array([low]), np.array([high]), 640, 32, pad)[0].tolist()
+
+    assert shape(0.75, 0.75) == [512, 672]
+    assert shape(0.5, 0.75) == [512, 672]
+    assert shape(4 / 3, 2.0) == [672, 512]
+    assert shape(0.75, 4 / 3) == [672, 672]
+    assert shape(0.75, 0.75, pad=0) == [480, 640]
+
+
+def test_validation_of_nothing():
+    assert fixed_batches(np.zeros((0, 2)), batch_size=8, imgsz=320, stride=32, rect=True, pad=0.5) == []

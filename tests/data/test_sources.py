@@ -1,0 +1,262 @@
+import itertools
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import cv2
+import numpy as np
+import pytest
+
+from data import sources
+from data.sources import LiveStream, open_source
+from utils.errors import UserError
+
+
+def save_image(path, value, size=(24, 32)):
+    ok, data = cv2.imencode(path.suffix, np.full((*size, 3), value, np.uint8))
+    assert ok
+    path.write_bytes(data.tobytes())
+    return path
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory):
+    """Ten frames whose brightness is 20 times their number, red slightly above blue."""
+    path = tmp_path_factory.mktemp("video") / "clip ä.mp4"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), 10, (64, 48))
+    if not writer.isOpened():
+        pytest.skip("this OpenCV cannot write mp4v")
+    for number in range(10):
+        writer.write(np.full((48, 64, 3), (number * 20, number * 20, number * 20 + 30), np.uint8))
+    writer.release()
+    return path
+
+
+def numbers(frames):
+    return [round((float(f.image[..., 2].mean())) / 20) for f in frames]
+
+
+def test_single_image(tmp_path):
+    (frame,) = open_source(str(save_image(tmp_path / "größe 猫.png", (10, 20, 30))))
+    assert frame.image.shape == (24, 32, 3)
+    assert frame.image[0, 0].tolist() == [30, 20, 10]  # RGB
+    assert (frame.index, frame.fps, frame.is_video, frame.total) == (0, 0.0, False, 1)
+
+
+def test_folder_is_sorted_and_mixed(tmp_path, video):
+    for name in ("b.png", "a.jpg", "sub.png"):
+        save_image(tmp_path / name, 50)
+    (tmp_path / "notes.md").write_text("x")
+    (tmp_path / "c.mp4").write_bytes(video.read_bytes())
+    frames = list(open_source(str(tmp_path), max_frames=2))
+    assert [(f.path.split("/")[-1], f.index) for f in frames] == [
+        ("a.jpg", 0), ("b.png", 0), ("c.mp4", 0), ("c.mp4", 1), ("sub.png", 0),
+    ]  # fmt: skip
+
+
+def test_glob_and_list(tmp_path):
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    one, two = save_image(tmp_path / "deep" / "1.png", 1), save_image(tmp_path / "deep" / "er" / "2.png", 2)
+    assert [f.path for f in open_source(f"{tmp_path}/**/*.png")] == [str(one), str(two)]
+    listing = tmp_path / "deep" / "list.txt"
+    listing.write_text(f"\ufeff./er/2.png\n\n{one}\n", encoding="utf-8")
+    assert [int(f.image.mean()) for f in open_source(str(listing))] == [2, 1]
+
+
+def test_file_with_glob_signs_in_its_name(tmp_path):
+    path = save_image(tmp_path / "a[1].png", 7)
+    assert [f.path for f in open_source(str(path))] == [str(path)]
+
+
+def test_video_frames_stride_and_limit(video):
+    frames = list(open_source(str(video)))
+    assert numbers(frames) == list(range(10))
+    assert [f.index for f in frames] == list(range(10))
+    assert frames[0].image[..., 0].mean() > frames[0].image[..., 2].mean()  # RGB
+    assert (frames[0].fps, frames[0].total, frames[0].is_video) == (10.0, 10, True)
+    assert numbers(open_source(str(video), vid_stride=3)) == [0, 3, 6, 9]
+    assert numbers(open_source(str(video), vid_stride=4, max_frames=2)) == [0, 4]
+
+
+def test_video_by_url(video, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(video.parent))) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            frames = list(open_source(f"http://127.0.0.1:{server.server_address[1]}/clip%20%C3%A4.mp4"))
+        except UserError:
+            pytest.skip("this OpenCV has no network back end")
+        finally:
+            server.shutdown()
+            thread.join()
+    assert numbers(frames) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nowhere.jpg", "no such file"),
+        ("empty", "holds no image"),
+        ("notes.md", "neither an image nor a video"),
+        ("*.png", "matches no image"),
+        ("empty.txt", "names no file"),
+        ("list.txt", r"list.txt:2: gone.png: no such file"),
+        ("bad.txt", r"bad.txt:1: notes.md: neither"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_read(tmp_path, source, message):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.md").write_text("x")
+    (tmp_path / "empty.txt").write_text("\n")
+    save_image(tmp_path / "here.jpg", 3)
+    (tmp_path / "list.txt").write_text("here.jpg\ngone.png\n")
+    (tmp_path / "bad.txt").write_text("notes.md\n")
+    with pytest.raises(UserError, match=message):
+        open_source(str(tmp_path / source))
+
+
+def test_webcam_that_is_not_there(capfd):
+    with pytest.raises(UserError, match="webcam 97"):
+        open_source("97")
+    assert capfd.readouterr().err == ""  # one line is for the script to say; OpenCV adds none
+
+
+def test_a_video_by_url_without_frames_is_a_mistake(monkeypatch):
+    class Unreadable:
+        def get(self, _):
+            return 48.0
+
+        def grab(self):
+            return False
+
+        def release(self):
+            pass
+
+    monkeypatch.setattr(sources, "_open_stream", lambda _: Unreadable())
+    with pytest.raises(UserError, match="no frame of it can be read"):
+        list(open_source("http://127.0.0.1/clip.mp4"))
+
+
+@pytest.mark.parametrize("name", ["broken.jpg", "broken.mp4"])
+def test_damaged_file_alone_raises_and_among_others_is_passed_over(tmp_path, name, caplog, monkeypatch):
+    (tmp_path / name).write_bytes(b"not what the suffix says")
+    with pytest.raises(UserError, match=name):
+        list(open_source(str(tmp_path / name)))
+    with pytest.raises(UserError, match=name):
+        list(open_source(str(tmp_path)))
+    save_image(tmp_path / "good.png", 5)
+    monkeypatch.setattr(sources.get_logger(), "propagate", True)
+    assert [f.path for f in open_source(str(tmp_path))] == [str(tmp_path / "good.png")]
+    assert name in caplog.text
+
+
+def test_video_cut_short_is_reported(tmp_path, video, caplog, monkeypatch):
+    class Short:
+        """A capture that claims twenty frames and delivers ten."""
+
+        def __init__(self, path):
+            self._inner = true_capture(path)
+
+        def __getattr__(self, name):
+            return getattr(self._inner, name)
+
+        def get(self, what):
+            return 20.0 if what == cv2.CAP_PROP_FRAME_COUNT else self._inner.get(what)
+
+    true_capture = cv2.VideoCapture
+    monkeypatch.setattr(sources.cv2, "VideoCapture", Short)
+    monkeypatch.setattr(sources.get_logger(), "propagate", True)
+    assert len(list(open_source(str(video)))) == 10
+    assert "ends after 10 of 20 frames" in caplog.text
+    caplog.clear()
+    assert len(list(open_source(str(video), max_frames=3))) == 3
+    assert not caplog.text
+
+
+def test_nothing_readable_raises(tmp_path):
+    for name in ("a.jpg", "b.png"):
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(UserError, match="none of its 2 files"):
+        list(open_source(str(tmp_path)))
+
+
+class Camera:
+    """A capture that delivers ``count`` frames, each when let; the picture holds its number."""
+
+    def __init__(self, count, length=-1.0):
+        self.count, self.number, self.released, self.length = count, 0, False, length
+        self.gate = threading.Semaphore(0)
+
+    def read(self):
+        self.gate.acquire()
+        if self.number == self.count:
+            return False, None
+        self.number += 1
+        return True, np.full((4, 4, 3), self.number - 1, np.uint8)
+
+    def get(self, what):
+        return self.length if what == cv2.CAP_PROP_FRAME_COUNT else 0.0
+
+    def isOpened(self):
+        return True
+
+    def release(self):
+        self.released = True
+
+
+def test_live_stream_gives_the_newest_frame():
+    camera = Camera(6)
+    stream = LiveStream(camera)
+    camera.gate.release()
+    assert stream.next(5)[0] == 0
+    for _ in range(4):
+        camera.gate.release()
+    while camera.number < 5 or stream._number < 5:
+        pass
+    number, frame = stream.next(5)
+    assert number == 4  # 1, 2 and 3 were missed
+    assert (frame == 4).all()
+    with pytest.raises(TimeoutError):
+        stream.next(0.02)
+    for _ in range(2):
+        camera.gate.release()
+    assert [stream.next(5), stream.next(5)][-1] is None
+    stream.close()
+    assert camera.released
+
+
+def test_live_source_ends_counts_and_releases(monkeypatch):
+    camera = Camera(5)
+    monkeypatch.setattr(sources.cv2, "VideoCapture", lambda source: camera)
+    camera.gate.release()
+    seen = []
+    for frame in open_source("rtsp://camera/1", vid_stride=2):
+        seen.append(frame.index)
+        camera.gate.release()
+        camera.gate.release()
+    assert seen[0] == 0
+    assert all(b - a >= 2 for a, b in itertools.pairwise(seen))
+    assert frame.fps == sources.UNKNOWN_FPS
+    assert frame.total is None
+    assert camera.released
+
+
+def test_silent_stream_and_limit(monkeypatch):
+    camera = Camera(5)
+    monkeypatch.setattr(sources.cv2, "VideoCapture", lambda source: camera)
+    monkeypatch.setattr(sources, "STREAM_TIMEOUT_S", 0.05)
+    for _ in range(6):
+        camera.gate.release()
+    assert len(list(open_source("0", max_frames=1))) == 1
+    camera = Camera(5)
+    frames = open_source("rtsp://camera/1")
+    threading.Timer(0.3, camera.gate.release).start()  # lets the thread end
+    with pytest.raises(UserError, match="no frame for"):
+        next(frames)

@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import utils.files.safe_io as whole_file
+from engine.checkpoint.checkpointer import Checkpointer, Progress, errors_of_fit, restore
+from engine.checkpoint.resume import read_run
+from engine.optim.build import build_optimizer
+from engine.optim.ema import ModelEma
+from models.detector import build_detector
+from models.weights.load import load_detector
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.files.checkpoint import read_checkpoint, write_checkpoint
+
+ROOT = Path(__file__).parents[3]
+SINGLE = DistributedContext.single()
+
+
+def parts(wrap=lambda m: m, seed: int = 0) -> dict:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    optimizer = build_optimizer(model, "Muon", lr=0.01, momentum=0.9, weight_decay=0.01)
+    model(torch.randn(2, 3, 8, 8)).square().mean().backward()
+    optimizer.step()
+    return {
+        "model": wrap(model),
+        "ema": ModelEma(model, decay=0.9, tau=1),
+        "optimizer": optimizer,
+        "scaler": torch.amp.GradScaler("cpu", enabled=False),
+    }
+
+
+def save(folder: Path, state: dict, **changes) -> Checkpointer:
+    description = {"names": ["a", "b"], "config": {"epochs": 3}}
+    checkpointer = Checkpointer(folder, ctx=SINGLE, description=description, period=2)
+    options = {"progress": Progress(epoch=2, step=9, updates=9), "is_best": True, "metrics": {"AP": 0.5}}
+    checkpointer.save(**state, **{**options, **changes})
+    checkpointer.finish()
+    return checkpointer
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, nn.DataParallel], ids=["plain", "parallel"])
+def test_round_trip(tmp_path, wrap):
+    state = parts(wrap)
+    save(tmp_path, state)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["best.pt", "epoch2.pt", "last.pt"]
+    content = read_checkpoint(tmp_path / "last.pt")
+    assert not any(key.startswith("module.") for key in content["model"])
+    fresh = parts(seed=7)
+    progress = restore(content, ctx=SINGLE, **fresh, path="x")
+    assert progress == Progress(epoch=2, step=9, updates=9)
+    bare = state["model"].module if hasattr(state["model"], "module") else state["model"]
+    for key, value in bare.state_dict().items():
+        assert torch.equal(value, fresh["model"].state_dict()[key])
+    saved = state["optimizer"].state_dict()["optimizers"]
+    for ours, theirs in zip(fresh["optimizer"].state_dict()["optimizers"], saved):
+        for index, values in theirs["state"].items():
+            for key, value in values.items():
+                assert torch.equal(torch.as_tensor(ours["state"][index][key]), torch.as_tensor(value))
+
+
+def test_best_holds_weights_only(tmp_path):
+    save(tmp_path, parts())
+    content = read_checkpoint(tmp_path / "best.pt")
+    assert "optimizer" not in content
+    with pytest.raises(UserError, match=r"best\.pt: holds weights only"):
+        read_run(tmp_path / "best.pt")
+
+
+def test_saved_tensors_do_not_follow_training(tmp_path):
+    state = parts()
+    save(tmp_path, state)
+    before = read_checkpoint(tmp_path / "last.pt")["model"]["0.weight"]
+    with torch.no_grad():
+        state["model"][0].weight.add_(1)
+    assert torch.equal(read_checkpoint(tmp_path / "last.pt")["model"]["0.weight"], before)
+
+
+def test_another_optimiser_is_one_line(tmp_path):
+    save(tmp_path, parts())
+    other = parts()
+    other["optimizer"] = build_optimizer(other["model"], "SGD", lr=0.1, momentum=0.9, weight_decay=0)
+    with pytest.raises(UserError, match="does not fit this run"):
+        restore(read_checkpoint(tmp_path / "last.pt"), ctx=SINGLE, **other, path="last.pt")
+
+
+def test_disabled_writes_nothing(tmp_path):
+    checkpointer = Checkpointer(tmp_path, ctx=SINGLE, description={}, enabled=False)
+    checkpointer.save(**parts(), progress=Progress(), is_best=True)
+    checkpointer.finish()
+    assert not list(tmp_path.iterdir())
+
+
+def test_non_finite_average_is_not_saved(tmp_path):
+    state = parts()
+    save(tmp_path, state)
+    kept = (tmp_path / "last.pt").read_bytes()
+    with torch.no_grad():
+        state["ema"].module[0].weight.fill_(float("nan"))
+    with pytest.raises(UserError, match="not finite"):
+        save(tmp_path, state)
+    assert (tmp_path / "last.pt").read_bytes() == kept
+
+
+class _FullDisk:
+    """A file that has room for some bytes only."""
+
+    def __init__(self, file, room: int) -> None:
+        self.file, self.room = file, room
+
+    def write(self, data) -> int:
+        self.room -= len(memoryview(data).cast("B"))
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.file.write(data)
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+
+def _disk_with(room: int):
+    return lambda path, mode: _FullDisk(Path(path).open(mode), room)
+
+
+def test_a_disk_full_from_the_start_recommends_no_resume(tmp_path, monkeypatch):
+    monkeypatch.setattr(whole_file, "open", _disk_with(100), raising=False)
+    with pytest.raises(UserError, match=r"the disk is full.*no earlier checkpoint.*start again") as caught:
+        save(tmp_path, parts())
+    assert "--resume" not in str(caught.value)
+
+
+@pytest.mark.parametrize("room", [0, 100, 3000])
+def test_full_disk_keeps_the_old_checkpoint(tmp_path, monkeypatch, room):
+    state = parts()
+    save(tmp_path, state)
+    kept = (tmp_path / "last.pt").read_bytes()
+    monkeypatch.setattr(whole_file, "open", _disk_with(room), raising=False)
+    with pytest.raises(UserError, match=r"the disk is full.*checkpoints already there are intact"):
+        save(tmp_path, state)
+    monkeypatch.undo()
+    assert (tmp_path / "last.pt").read_bytes() == kept
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["best.pt", "epoch2.pt", "last.pt"]
+
+
+def test_a_disk_that_fails_is_not_called_full(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    save(tmp_path, parts())
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(UserError, match=r"\(input/output error\); .* are intact: see to the disk and go on"):
+        save(tmp_path, parts())
+    read_checkpoint(tmp_path / "last.pt")
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    save(tmp_path, parts())
+
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("zipfile._EndRecData", fail)
+    with pytest.raises(OSError, match=r"Input/output error.*last.pt"):
+        read_checkpoint(tmp_path / "last.pt")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_write_errors_of_the_system_surface_as_oserror(tmp_path, monkeypatch):
+    full = Path("/dev/full")
+    monkeypatch.setattr(whole_file, "open", lambda _, mode: full.open(mode, buffering=0), raising=False)
+    with pytest.raises(OSError):  # noqa: PT011
+        write_checkpoint({"x": torch.zeros(10_000)}, tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "truncated", "text", "pickle", "foreign zip", "newer"])
+def test_bad_checkpoints_are_one_line(tmp_path, kind):
+    path = tmp_path / "x.pt"
+    if kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "truncated":
+        write_checkpoint({"x": torch.zeros(1000)}, path)
+        path.write_bytes(path.read_bytes()[:-500])
+    elif kind == "text":
+        path.write_text("hello")
+    elif kind == "pickle":
+        path.write_bytes(pickle.dumps({"a": 1}))
+    elif kind == "foreign zip":
+        torch.save({"a": Path("x")}, path)
+    elif kind == "newer":
+        torch.save({"format": "lockstep", "version": 99}, path)
+    with pytest.raises(UserError) as caught:
+        read_checkpoint(path)
+    assert "\n" not in str(caught.value)
+    assert "x.pt" in str(caught.value)
+
+
+WRITER = """
+import sys, torch
+from utils.files.checkpoint import write_checkpoint
+for number in range(10**6):
+    write_checkpoint({"number": number, "x": torch.full((50_000,), float(number))}, sys.argv[1])
+    print(number, flush=True)
+"""
+
+
+def test_killed_while_writing_leaves_a_whole_file(tmp_path):
+    path = tmp_path / "last.pt"
+    for attempt in range(4):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(3 + attempt):
+            written = int(writer.stdout.readline())
+        time.sleep(0.0017 * attempt)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        content = read_checkpoint(path)
+        assert content["number"] >= written
+        assert (content["x"] == content["number"]).all()
+
+
+def test_what_stands_before_the_archive_is_not_read(tmp_path):
+    """torch would read a copy there, whose checksums nobody has looked at."""
+    path = tmp_path / "last.pt"
+    write_checkpoint({"epoch": 1}, path)
+    path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(UserError, match="something stands before the archive"):
+        read_checkpoint(path)
+
+
+def test_a_flipped_bit_is_refused(tmp_path):
+    """Torch does not look at the checksums in its files."""
+    save(tmp_path, parts())
+    path = tmp_path / "last.pt"
+    data, weight = bytearray(path.read_bytes()), read_checkpoint(path)["model"]["0.weight"].numpy().tobytes()
+    data[bytes(data).index(weight)] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"last\.pt: damaged checkpoint \((the checksum|Bad CRC)"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("value", [{"epoch": -1}, {"epoch": True}, {"steps": 1}, {"loss_sums": ["x"]}, {5: 5}])
+def test_a_progress_that_no_run_has_written(value):
+    with pytest.raises(UserError, match=r"last\.pt: damaged checkpoint \('progress' has"):
+        Progress.of(value, "last.pt")
+
+
+@pytest.mark.parametrize("weight", ["x", None, {}, torch.zeros(2, 2).to_sparse()])
+def test_weights_that_are_none(tmp_path, weight):
+    write_checkpoint({"model": {"w": weight}}, tmp_path / "x.pt")
+    with pytest.raises(UserError, match=r"x\.pt: damaged checkpoint \('model' holds 'w'"):
+        read_checkpoint(tmp_path / "x.pt")
+
+
+def test_a_counter_of_another_shape_is_one_line(tmp_path):
+    """Counters are not among the weights whose shapes are compared first."""
+    model = build_detector("yolov8n", 2)
+    tensors = model.state_dict()
+    name = next(n for n in tensors if n.endswith("num_batches_tracked"))
+    content = {"model_spec": model.spec, "names": ["a", "b"], "imgsz": 64, "model": {**tensors, name: torch.zeros(8)}}
+    write_checkpoint(content, tmp_path / "last.pt")
+    with pytest.raises(UserError, match=rf"last\.pt: its weights do not fit its model \(.*{name}"):
+        load_detector(tmp_path / "last.pt")
+    with pytest.raises(UserError, match=rf"last\.pt: does not fit this run: .*{name}"), errors_of_fit("last.pt"):
+        model.load_state_dict(content["model"])

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from engine.checkpoint.rank_buffers import gather_rank_buffers, put_means, restore_rank_buffers
+from tests.helpers.ranks import run_ranks
+from utils.distributed.context import DistributedContext
+
+
+def network(value: float) -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2), nn.BatchNorm2d(3))
+    for buffer in model.buffers():
+        buffer.fill_(value)
+    return model
+
+
+def _gather(ctx, differ: bool):
+    ema = network(ctx.rank / 3 if differ else 0.1)
+    model = nn.parallel.DistributedDataParallel(network(1.0))
+    return gather_rank_buffers(ctx, {"model": model, "ema": ema})
+
+
+def test_gathered_where_they_differ_and_only_there():
+    differing, none = run_ranks(3, _gather, True)[:2]
+    assert none is None
+    assert differing["ema"].shape == (3, 10)
+    assert torch.equal(differing["ema"][:, 0], torch.tensor([0.0, 1 / 3, 2 / 3]))
+    assert run_ranks(3, _gather, False) == [None] * 3
+
+
+def test_a_single_process_has_nothing_to_gather():
+    assert gather_rank_buffers(DistributedContext.single(), {"model": network(1.0)}) is None
+
+
+def test_the_saved_model_holds_means_and_exactly_what_all_share():
+    model = network(0.0)
+    values = torch.tensor([0.1, 0.1, 0.1]).repeat(10, 1).T.clone()
+    values[:, 0] = torch.tensor([1.0, 2.0, 6.0])
+    state = model.state_dict()
+    before = state["1.num_batches_tracked"].clone()
+    put_means(values, model, state)
+    assert state["1.running_mean"].tolist() == [3.0, values[0, 1].item()]
+    assert torch.equal(state["2.running_var"], values[0, -3:])
+    assert torch.equal(state["1.num_batches_tracked"], before)
+    assert (model[1].running_mean == 0).all()  # the run's own are left alone
+
+
+def test_as_many_ranks_get_their_own_back():
+    values = torch.arange(20.0).view(2, 10)
+    ctx = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.device("cpu"),))
+    model = network(0.0)
+    restore_rank_buffers({"model": values}, ctx, {"model": model})
+    assert model[1].running_mean.tolist() == [10, 11]
+    assert model[2].running_var.tolist() == [17, 18, 19]
+    restore_rank_buffers({"model": values + 1}, DistributedContext.single(), {"model": model})
+    assert model[1].running_mean.tolist() == [10, 11]
+    restore_rank_buffers(None, ctx, {"model": model})

@@ -1,0 +1,204 @@
+"""Scoring against pycocotools, brute force and closed forms."""
+
+import gzip
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.evaluation.average_precision import confusion_matrix, score_detections
+from engine.evaluation.matching import Pairs, match_by_overlap
+from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case
+from utils.boxes import xywh_to_xyxy
+from utils.structures import GroundTruth
+
+SHARED = Path(__file__).parents[3].parent / "shared"
+STATS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
+
+
+def assert_equals_coco(gt, table, num_classes):
+    stats, precision = coco_evaluate(gt, table)
+    result = score_detections(gt, table, num_classes)
+    ours = np.array([getattr(result, name) for name in STATS])
+    np.testing.assert_allclose(np.where(np.isnan(ours), -1, ours), stats[:6], rtol=0, atol=1e-12)
+    for t, ours in ((None, result.class_ap), (0, result.class_ap50), (5, result.class_ap75)):
+        values = precision[:, :, :, 0] if t is None else precision[t : t + 1, :, :, 0]
+        np.testing.assert_allclose(np.where(np.isnan(ours), -1, ours), values.mean((0, 1)), rtol=0, atol=1e-12)
+    ours = np.where(np.isnan(result.pr_precision), -1, result.pr_precision)
+    np.testing.assert_array_equal(ours, precision[0, :, :, 0].T)
+    return result
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_ap_equals_pycocotools_on_random_detections(seed):
+    gt, table, num_classes = random_case(seed, crowd_share=(0, 0.15, 0.6)[seed % 3], rounding=(1, 2, 9)[seed % 3])
+    group = table.image_index * num_classes + table.classes
+    assert np.bincount(group).max() > 100
+    assert_equals_coco(gt, table, num_classes)
+
+
+def test_chunks_change_nothing(monkeypatch):
+    gt, table, num_classes = random_case(3)
+    whole = score_detections(gt, table, num_classes)
+    monkeypatch.setattr("engine.evaluation.matching._CHUNK_PAIRS", 50)
+    pieces = score_detections(gt, table, num_classes)
+    np.testing.assert_array_equal(whole.pr_precision, pieces.pr_precision)
+    np.testing.assert_array_equal(whole.confusion, pieces.confusion)
+    assert whole.ap == pieces.ap
+
+
+def test_image_order_of_ties_is_that_of_the_ids():
+    gt, table, num_classes = random_case(5, rounding=1)
+    ids = np.random.default_rng(0).permutation(gt.num_images) + 100
+    shuffled = GroundTruth(**{f: getattr(gt, f) for f in gt.__dataclass_fields__} | {"image_ids": tuple(ids.tolist())})
+    assert_equals_coco(shuffled, table, num_classes)
+
+
+@pytest.mark.parametrize(
+    ("name", "first_id", "expected"),
+    [
+        ("yolov8n", 1, (0.4713, 0.6266, 0.5064, 0.2681, 0.5650, 0.6792)),
+        ("yolov5n", 0, (0.3594, 0.5568, 0.3550, 0.1946, 0.4635, 0.5026)),
+    ],
+)
+def test_ap_on_the_detections_of_public_checkpoints(name, first_id, expected):
+    predictions = SHARED / f"golden/{name}_coco128_predictions.json.gz"
+    annotations = SHARED / "datasets/coco128/annotations/instances_train2017.json"
+    if not predictions.exists() or not annotations.exists():
+        pytest.skip("no ../shared")
+    with gzip.open(predictions) as file:
+        rows = json.load(file)
+    labels = json.loads(annotations.read_text())
+    ids = [image["id"] for image in labels["images"]]
+    categories = sorted(c["id"] for c in labels["categories"])
+    image_of, class_of = {v: i for i, v in enumerate(ids)}, {v: i for i, v in enumerate(categories)}
+    notes = labels["annotations"]
+    gt = make_ground_truth(
+        np.array([a["bbox"] for a in notes]),
+        np.array([class_of[a["category_id"]] for a in notes]),
+        np.array([a["iscrowd"] for a in notes]),
+        np.array([a["area"] for a in notes]),
+        np.array([image_of[a["image_id"]] for a in notes]),
+        len(ids),
+        len(categories),
+        ids,
+    )
+    assert gt.crowd.any()
+    table = make_table(
+        [image_of[int(r["image_id"])] for r in rows],
+        xywh_to_xyxy(np.array([r["bbox"] for r in rows])),
+        [r["score"] for r in rows],
+        [r["category_id"] - first_id for r in rows],
+    )
+    assert np.bincount(table.image_index).max() > 100
+    assert np.unique(table.scores).size < table.scores.size
+    result = assert_equals_coco(gt, table, len(categories))
+    np.testing.assert_allclose([getattr(result, s) for s in STATS], expected, atol=5e-5)
+
+
+def test_confidence_curves_by_counting():
+    gt, table, num_classes = random_case(1, crowd_share=0)
+    result = score_detections(gt, table, num_classes, max_det=10**6)
+    # With no crowd every detection at or above a confidence is right or wrong, and the right ones are those that the
+    # greedy assignment finds among them alone.
+    for step in (0, 200, 555, 900):
+        c = result.curve_confidence[step]
+        keep = table.scores >= c
+        part = make_table(*(v[keep] for v in (table.image_index, table.boxes_xyxy_px, table.scores, table.classes)))
+        total = np.bincount(part.classes, minlength=num_classes)
+        alone = score_detections(gt, part, num_classes, max_det=10**6)
+        np.testing.assert_allclose(alone.curve_recall[:, 0], result.curve_recall[:, step])
+        true = result.curve_recall[:, step] * result.class_targets
+        some = (total > 0) & (result.class_targets > 0)
+        np.testing.assert_allclose(result.curve_precision[some, step], (true / np.maximum(total, 1))[some])
+    f1 = 2 * result.curve_precision * result.curve_recall
+    f1 = np.nan_to_num(f1[:-1] / np.maximum(result.curve_precision + result.curve_recall, 1e-300)[:-1])
+    assert result.f1 == pytest.approx(f1.mean(0).max())
+    assert result.best_confidence == result.curve_confidence[f1.mean(0).argmax()]
+    assert result.precision == pytest.approx(np.nanmean(result.class_precision))
+
+
+def test_perfect_detections_score_one():
+    gt, _, num_classes = random_case(2, crowd_share=0)
+    image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
+    table = make_table(image, xywh_to_xyxy(gt.boxes_xywh_px), np.full(image.size, 0.9), gt.classes)
+    result = score_detections(gt, table, num_classes)
+    assert (result.precision, result.recall, result.f1) == (1, 1, 1)
+    assert result.ap == pytest.approx(1, abs=1e-12)
+    np.testing.assert_array_equal(result.confusion, np.diag([*result.class_targets, 0]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_confusion_totals_equal_boxes(seed):
+    gt, table, num_classes = random_case(seed, crowd_share=0)
+    matrix = confusion_matrix(gt, table, num_classes)
+    kept = table.scores >= 0.25
+    np.testing.assert_array_equal(matrix[:, :-1].sum(0), np.bincount(gt.classes, minlength=num_classes))
+    np.testing.assert_array_equal(matrix[:-1].sum(1), np.bincount(table.classes[kept], minlength=num_classes))
+    assert matrix[-1, -1] == 0
+
+
+def test_confusion_leaves_out_detections_in_crowd():
+    gt = make_ground_truth(
+        np.array([[0, 0, 100, 100], [200, 200, 50, 50]]),
+        np.array([0, 1]),
+        np.array([True, False]),
+        np.array([1e4, 2500]),
+        np.array([0, 0]),
+        1,
+        2,
+    )
+    boxes = [[10, 10, 30, 30], [10, 10, 30, 30], [200, 200, 250, 250], [300, 300, 320, 320]]
+    table = make_table([0] * 4, boxes, [0.9] * 4, [0, 1, 0, 1])
+    expected = [[0, 1, 0], [0, 0, 2], [0, 0, 0]]  # taken for 0; one in another class's crowd, one on nothing
+    np.testing.assert_array_equal(confusion_matrix(gt, table, 2), expected)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_matching_equals_one_by_one_greedy(seed):
+    rng = np.random.default_rng(seed)
+    detections, targets = 30, 20
+    overlap = np.round(rng.random((detections, targets)), 1)
+    d, t = np.nonzero(overlap > 0.4)
+    scores = rng.random(detections)
+    pairs = Pairs(d, t, overlap[d, t])
+    expected = np.full(detections, -1)
+    for p in sorted(range(d.size), key=lambda p: (-pairs.overlap[p], -scores[d[p]])):
+        if expected[d[p]] < 0 and t[p] not in expected:
+            expected[d[p]] = t[p]
+    np.testing.assert_array_equal(match_by_overlap(pairs, scores[d], detections, targets), expected)
+
+
+def empty_table():
+    return make_table([], [], [], [])
+
+
+@pytest.mark.parametrize(
+    ("num_images", "objects", "detections"), [(0, 0, 0), (3, 0, 0), (3, 4, 0), (3, 0, 5), (3, 4, 5)]
+)
+def test_nothing_to_score_is_nan_or_zero_without_warnings(num_images, objects, detections):
+    boxes = np.tile([10.0, 10, 20, 20], (objects, 1))
+    zeros = np.zeros(objects, dtype=np.int64)
+    gt = make_ground_truth(boxes, zeros, zeros, zeros + 400, zeros, num_images, 2)
+    table = make_table([1] * detections, np.tile([0.0, 0, 5, 5], (detections, 1)), [0.5] * detections, [1] * detections)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = score_detections(gt, table, 2)
+    if objects:
+        assert result.ap == result.precision == result.recall == result.f1 == 0
+        assert result.class_targets.tolist() == [objects, 0]
+        assert np.isnan(result.class_ap[1])
+    else:
+        assert np.isnan([result.ap, result.precision, result.recall, result.f1]).all()
+        assert np.isnan(result.fitness)
+    assert result.confusion[:-1].sum() == detections
+    assert result.confusion.shape == (3, 3)
+    assert result.num_images == num_images
+
+
+def test_class_ids_out_of_range_are_refused():
+    gt, table, num_classes = random_case(0)
+    with pytest.raises(ValueError, match="span"):
+        score_detections(gt, table, num_classes - 1)

@@ -1,0 +1,314 @@
+"""The evaluator: frames, modes, losses, and the same bits on any number of ranks."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from engine.evaluation import evaluator as evaluator_module
+from engine.evaluation.evaluator import Evaluator, is_channels_last
+from engine.evaluation.timer import StageClock
+from utils.boxes import scale_boxes, xywh_to_xyxy
+from utils.distributed.context import DistributedContext
+from utils.distributed.spawn import spawn
+from utils.structures import Batch, Detections, GroundTruth, LossOutput
+
+CPU = torch.device("cpu")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+CANVAS = 64
+CLASSES = 3
+
+
+def make_split(num_images, seed=0):
+    """Ground truth and the letterbox (gain_x, gain_y, pad_x, pad_y) of each image."""
+    rng = np.random.default_rng(seed)
+    hw = rng.integers(80, 200, (num_images, 2)).astype(np.int32)
+    gains = np.round(CANVAS * hw / hw.max(1, initial=1, keepdims=True))[:, ::-1] / hw[:, ::-1]
+    pads = (CANVAS - hw[:, ::-1] * gains) / 2
+    count = rng.integers(0, 6, num_images)
+    image = np.repeat(np.arange(num_images), count)
+    size = rng.uniform(10, 40, (image.size, 2))
+    corner = rng.uniform(0, 1, (image.size, 2)) * (hw[image, ::-1] - size)
+    gt = GroundTruth(
+        offsets=np.r_[0, np.cumsum(count)].astype(np.int64),
+        boxes_xywh_px=np.c_[corner, size],
+        classes=rng.integers(0, CLASSES, image.size),
+        crowd=np.zeros(image.size, dtype=bool),
+        area_px=size.prod(1),
+        image_hw=hw,
+        image_ids=tuple(range(num_images)),
+        category_ids=tuple(range(CLASSES)),
+    )
+    return gt, np.c_[gains, pads]
+
+
+def make_batches(gt, letterbox, batch_size=2):
+    """Batches whose pixels hold the image's index, in no particular order of images."""
+    order = np.random.default_rng(7).permutation(gt.num_images)
+    batches = []
+    for start in range(0, gt.num_images, batch_size):
+        index = torch.from_numpy(order[start : start + batch_size].copy())
+        images = index.to(torch.uint8)[:, None, None, None].expand(-1, 3, CANVAS, CANVAS)
+        batches.append(
+            Batch(
+                images=images.contiguous(memory_format=torch.channels_last),
+                targets=torch.zeros(0, 6),
+                max_targets=16,
+                indices=index,
+                original_hw=torch.from_numpy(gt.image_hw[index.numpy()]),
+                letterbox=torch.from_numpy(letterbox[index.numpy()]),
+            )
+        )
+    return batches
+
+
+class TinyNet(nn.Module):
+    """Its one output is the mean pixel in [0, 1], so that an image can be told by it; it notes how it was called."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 1, 3, bias=False)
+        nn.init.constant_(self.conv.weight, 1 / 27)
+        self.frozen = nn.BatchNorm2d(1)
+        self.calls = []
+
+    def forward(self, images):
+        self.calls.append((self.training, images.is_contiguous(memory_format=torch.channels_last), float(images.max())))
+        return [self.conv(images)]
+
+
+class Oracle:
+    """Postprocess that returns each image's labels in canvas pixels, and one wrong box of low score."""
+
+    def __init__(self, gt, letterbox):
+        self.gt, self.letterbox = gt, letterbox
+
+    def __call__(self, model, raw):
+        assert isinstance(model, TinyNet)
+        index = (raw[0].mean((1, 2, 3)) * 255).round().long()
+        slots = 8
+        boxes, scores = torch.zeros(len(index), slots, 4), torch.zeros(len(index), slots)
+        classes, counts = torch.zeros(len(index), slots).long(), torch.zeros(len(index)).long()
+        for b, i in enumerate(index.tolist()):
+            rows = slice(self.gt.offsets[i], self.gt.offsets[i + 1])
+            gain_x, gain_y, pad_x, pad_y = self.letterbox[i]
+            own = scale_boxes(xywh_to_xyxy(self.gt.boxes_xywh_px[rows]), gain_x, gain_y)
+            own += np.array([pad_x, pad_y, pad_x, pad_y])
+            n = len(own)
+            boxes[b, :n] = torch.from_numpy(own)
+            boxes[b, n] = torch.tensor([-50.0, -50, 500, 500])  # beyond the canvas: to be clipped to the image
+            scores[b, :n], scores[b, n] = torch.linspace(0.9, 0.2, n), 0.1
+            classes[b, :n] = torch.from_numpy(self.gt.classes[rows])
+            counts[b] = n + 1
+        return Detections(*(t.to(raw[0].device) for t in (boxes, scores, classes, counts)))
+
+
+class Criterion(nn.Module):
+    names = ("box", "cls")
+
+    def forward(self, raw, targets, max_targets, host_targets):
+        value = raw[0].sum((1, 2, 3)).double()
+        parts = torch.stack([value.sum(), value.square().sum()]).float()
+        return LossOutput(parts.sum(), parts.new_tensor(len(value) + 0.1), parts)
+
+
+def make_evaluator(gt, letterbox, ctx, criterion=None):
+    return Evaluator(
+        ground_truth=gt,
+        num_classes=CLASSES,
+        postprocess=Oracle(gt, letterbox),
+        ctx=ctx,
+        device=ctx.device,
+        criterion=criterion,
+    )
+
+
+def context(rank, world):
+    return DistributedContext(rank, rank, world, world, 0, CPU, "gloo", (CPU,))
+
+
+def run_ranks(monkeypatch, gt, letterbox, world):
+    """Rank 0's evaluator and result with batches dealt to ``world`` ranks, one after another in this process."""
+    shares = []
+
+    def gather(ctx, arrays):
+        shares.append(arrays)
+        return list(reversed(shares)) if ctx.is_main else None
+
+    monkeypatch.setattr(evaluator_module, "gather_arrays", gather)
+    batches = make_batches(gt, letterbox)
+    for rank in reversed(range(world)):
+        evaluator = make_evaluator(gt, letterbox, context(rank, world), Criterion())
+        result = evaluator.run(TinyNet(), batches[rank::world])
+        assert (result is None) == (rank != 0)
+        assert (evaluator.detections is None) == (rank != 0)
+    return evaluator, result
+
+
+def assert_same(result, other):
+    for name in result.__dataclass_fields__:
+        if name != "extras":
+            np.testing.assert_array_equal(getattr(result, name), getattr(other, name), err_msg=name)
+    losses = {k: v for k, v in result.extras.items() if k.startswith("val/")}
+    assert losses == {k: v for k, v in other.extras.items() if k.startswith("val/")}
+    return losses
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+def test_boxes_come_back_to_original_pixels(device):
+    gt, letterbox = make_split(9)
+    evaluator = make_evaluator(gt, letterbox, DistributedContext.single(device), Criterion())
+    batches = make_batches(gt, letterbox)
+    result = evaluator.run(TinyNet().to(device), [b.pin_memory() for b in batches] if device == "cuda" else batches)
+    assert result.num_images == 9
+    assert result.ap == pytest.approx(1)
+    table = evaluator.detections
+    assert (np.diff(table.image_index) >= 0).all()
+    last = np.flatnonzero(np.r_[np.diff(table.image_index) > 0, True])
+    height, width = gt.image_hw.astype(float).T
+    np.testing.assert_array_equal(table.boxes_xyxy_px[last], np.c_[0 * width, 0 * width, width, height])
+    right = np.delete(table.boxes_xyxy_px, last, axis=0)
+    np.testing.assert_allclose(right, xywh_to_xyxy(gt.boxes_xywh_px), atol=1e-3)
+    batch, detections = evaluator.preview
+    np.testing.assert_array_equal(batch.indices, make_batches(gt, letterbox)[0].indices)
+    assert len(detections.counts) == 2
+    times = {"ms/inference", "ms/nms", "ms/total", "data_wait"}
+    assert set(result.extras) == times | {"val/total", "val/box", "val/cls"}
+    assert all(result.extras[name] > 0 for name in times)
+    assert 0 <= result.extras["data_wait"] <= 1
+
+
+@pytest.mark.parametrize("num_images", [0, 1, 4, 7])
+def test_any_number_of_ranks_gives_the_same_bits(monkeypatch, num_images):
+    gt, letterbox = make_split(num_images)
+    alone, expected = run_ranks(monkeypatch, gt, letterbox, 1)
+    for world in (2, 3, 8):
+        sharded, result = run_ranks(monkeypatch, gt, letterbox, world)
+        losses = assert_same(result, expected)
+        for name in ("image_index", "boxes_xyxy_px", "scores", "classes"):
+            np.testing.assert_array_equal(getattr(sharded.detections, name), getattr(alone.detections, name))
+        assert set(losses) == {"val/total", "val/box", "val/cls"}
+
+
+def test_losses_are_sums_over_the_sum_of_normalisers(monkeypatch):
+    gt, letterbox = make_split(5)
+    _, result = run_ranks(monkeypatch, gt, letterbox, 2)
+    value = np.arange(5) / 255 * (CANVAS - 2) ** 2
+    normaliser = 5 + 0.1 * 3  # three batches
+    assert result.extras["val/box"] == pytest.approx(value.sum() / normaliser, rel=1e-5)
+    assert result.extras["val/cls"] == pytest.approx((value**2).sum() / normaliser, rel=1e-5)
+    assert result.extras["val/total"] == pytest.approx((value.sum() + (value**2).sum()) / normaliser, rel=1e-5)
+
+
+def _validate_on_rank(folder):
+    torch.set_num_threads(1)
+    ctx = DistributedContext.from_environment("cpu")
+    for num_images in (5, 2, 0):  # 2 images are one batch: the second rank has none
+        gt, letterbox = make_split(num_images)
+        batches = make_batches(gt, letterbox)
+        evaluator = make_evaluator(gt, letterbox, ctx, Criterion())
+        result = evaluator.run(TinyNet(), batches[ctx.rank :: ctx.world_size])
+        assert (result is None) == (not ctx.is_main)
+        if result is not None:
+            np.save(f"{folder}/{num_images}.npy", [result.ap, result.f1, result.extras["val/total"]])
+    ctx.close()
+
+
+def test_two_gloo_processes_score_like_one(tmp_path):
+    spawn(_validate_on_rank, 2, (str(tmp_path),))
+    for num_images in (5, 2, 0):
+        gt, letterbox = make_split(num_images)
+        evaluator = make_evaluator(gt, letterbox, DistributedContext.single(CPU), Criterion())
+        result = evaluator.run(TinyNet(), make_batches(gt, letterbox))
+        expected = [result.ap, result.f1, result.extras["val/total"]]
+        np.testing.assert_array_equal(np.load(tmp_path / f"{num_images}.npy"), expected)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_modes_and_memory_layout_are_respected(channels_last):
+    gt, letterbox = make_split(3)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    model = TinyNet().to(memory_format=layout)
+    model.train()
+    model.frozen.eval()
+    assert is_channels_last(model) == channels_last
+    make_evaluator(gt, letterbox, DistributedContext.single(CPU)).run(model, make_batches(gt, letterbox))
+    assert model.training
+    assert model.conv.training
+    assert not model.frozen.training
+    for training, nhwc, highest in model.calls:
+        assert not training
+        assert nhwc == channels_last
+        assert highest <= 3 / 255
+    assert model.conv.weight.grad is None
+
+
+def test_autocast_reaches_the_model_and_not_the_postprocess():
+    gt, letterbox = make_split(3)
+    seen = []
+
+    class Spy(TinyNet):
+        def forward(self, images):
+            raw = super().forward(images)
+            seen.append(raw[0].dtype)
+            return raw
+
+    evaluator = Evaluator(
+        ground_truth=gt,
+        num_classes=CLASSES,
+        postprocess=lambda model, raw: (seen.append(raw[0].dtype), Oracle(gt, letterbox)(model, raw))[1],
+        ctx=DistributedContext.single(CPU),
+        device=CPU,
+        amp_dtype=torch.bfloat16,
+    )
+    evaluator.run(Spy(), make_batches(gt, letterbox))
+    assert set(seen[0::2]) == {torch.bfloat16}
+    assert set(seen[1::2]) == {torch.float32}
+
+
+def test_an_image_seen_twice_or_never_is_refused():
+    gt, letterbox = make_split(4)
+    batches = make_batches(gt, letterbox)
+    evaluator = make_evaluator(gt, letterbox, DistributedContext.single(CPU))
+    for wrong in ([*batches, batches[0]], batches[1:]):
+        with pytest.raises(RuntimeError, match="once each"):
+            evaluator.run(TinyNet(), wrong)
+
+
+def test_training_mode_comes_back_after_an_error():
+    gt, letterbox = make_split(4)
+    model = TinyNet()
+    evaluator = make_evaluator(gt, letterbox, DistributedContext.single(CPU))
+    with pytest.raises(AttributeError):
+        evaluator.run(model, [None])
+    assert model.training
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_cudnn_searches_for_no_kernels_meanwhile(monkeypatch, before, fails):
+    gt, letterbox = make_split(4)
+    seen = []
+
+    class Spy(TinyNet):
+        def forward(self, images):
+            seen.append(torch.backends.cudnn.benchmark)
+            return super().forward(images)
+
+    batches = make_batches(gt, letterbox)
+    evaluator = make_evaluator(gt, letterbox, DistributedContext.single(CPU))
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
+    with pytest.raises(AttributeError) if fails else nullcontext():
+        evaluator.run(Spy(), [*batches, None] if fails else batches)
+    assert seen == [False] * 2
+    assert torch.backends.cudnn.benchmark == before
+
+
+def test_stage_clock_counts_waits():
+    clock = StageClock(CPU)
+    assert list(clock.waits(iter([1, 2]))) == [1, 2]
+    with clock.stage("work"):
+        pass
+    assert set(clock.seconds()) == {"wait", "work"}

@@ -1,0 +1,38 @@
+"""The confidence with the best F1: from a validation in training, by the checkpoint, to detection."""
+
+import dataclasses
+
+import cv2
+import numpy as np
+import pytest
+
+import detect
+import train
+from engine.evaluation import evaluator
+from tests.helpers.scripts import SMALL
+from tests.helpers.tiny import write_dataset, write_model
+from utils.files.checkpoint import read_checkpoint
+
+
+def test_checkpoints_carry_the_threshold_of_their_validation(tmp_path, monkeypatch, capsys):
+    true_score = evaluator.score_detections
+    verdicts = iter([{"ap": 0.9, "f1": 0.6, "best_confidence": 0.375}, {"ap": 0.1, "f1": 0.4, "best_confidence": 0.5}])
+    monkeypatch.setattr(evaluator, "score_detections", lambda *a: dataclasses.replace(true_score(*a), **next(verdicts)))
+    data, model = write_dataset(tmp_path / "set"), write_model(tmp_path / "tiny.yaml")
+    common = ["--project", str(tmp_path / "runs"), "--data", str(data), "--model", str(model)]
+    train.main([*common, *SMALL, "--epochs", "3", "--val-every", "2"])
+    folder = tmp_path / "runs/exp"
+    stored = {name: read_checkpoint(folder / name)["progress"]["confidence"] for name in ("best.pt", "last.pt")}
+    assert stored == {"best.pt": 0.375, "last.pt": 0.5}
+    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((64, 64, 3), np.uint8))
+    detect.main(
+        ["--weights", str(folder / "best.pt"), "--source", str(tmp_path / "a.png"), "--device", "cpu", "--nosave",
+         "--project", str(tmp_path / "found")]
+    )  # fmt: skip
+    assert "confidence threshold 0.375, of the best F1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("f1", "threshold"), [(0.5, 0.25), (0.0, None), (float("nan"), None)])
+def test_no_threshold_where_nothing_is_found(f1, threshold):
+    empty = {f.name: None for f in dataclasses.fields(evaluator.EvalResult)}
+    assert evaluator.EvalResult(**empty | {"f1": f1, "best_confidence": 0.25}).threshold == threshold

@@ -1,0 +1,185 @@
+"""Kinds of errors and their cost against a plain reading of the definitions, one detection at a time."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from engine.evaluation.average_precision import score_detections
+from engine.evaluation.outcomes import judge
+from engine.evaluation.tide import KINDS, split_errors
+from tests.helpers.scoring import make_ground_truth, make_table, random_case
+from utils.structures import GroundTruth
+
+
+def iou(a, b):
+    """Of two boxes x1, y1, x2, y2."""
+    w, h = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
+    if w <= 0 or h <= 0:
+        return 0.0
+    return w * h / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - w * h)
+
+
+def average_precision(found, objects):
+    """101-point AP of [(score, right)], best first where scores are equal, by the definition."""
+    hits, points = 0, []
+    for number, (_, right) in enumerate(sorted(found, key=lambda d: -d[0]), 1):
+        hits += right
+        points.append((hits / objects, hits / (number + np.spacing(1))))
+    return np.mean([max((p for r, p in points if r >= recall), default=0.0) for recall in np.linspace(0, 1, 101)])
+
+
+def by_hand(gt, table, num_classes):
+    """Counts (C, 6), cost (6,), cost of all false positives, of all that is not found; no crowd, one object a spot."""
+    image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
+    corners = np.c_[gt.boxes_xywh_px[:, :2], gt.boxes_xywh_px[:, :2] + gt.boxes_xywh_px[:, 2:]]
+    taken_by, right = {}, np.zeros(table.scores.size, dtype=bool)
+    order = sorted(range(table.scores.size), key=lambda d: -table.scores[d])
+    overlaps = [
+        {m: iou(table.boxes_xyxy_px[d], corners[m]) for m in np.flatnonzero(image == table.image_index[d])}
+        for d in range(table.scores.size)
+    ]
+    for d in order:
+        free = {m: v for m, v in overlaps[d].items() if v >= 0.5 and gt.classes[m] == table.classes[d]}
+        free = {m: v for m, v in free.items() if m not in taken_by}
+        if free:
+            best = max(free, key=free.get)
+            taken_by[best], right[d] = d, True
+    kinds, goals = {}, {}
+    for d in np.flatnonzero(~right):
+        same = {m: v for m, v in overlaps[d].items() if gt.classes[m] == table.classes[d]}
+        other = {m: v for m, v in overlaps[d].items() if gt.classes[m] != table.classes[d]}
+        own, strange = max(same.values(), default=0), max(other.values(), default=0)
+        if 0.1 <= own < 0.5:
+            kinds[d], goals[d] = "location", max(same, key=same.get)
+        elif strange >= 0.5:
+            kinds[d], goals[d] = "class", max(other, key=other.get)
+        elif own >= 0.5:
+            kinds[d] = "duplicate"
+        elif strange >= 0.1:
+            kinds[d] = "both"
+        else:
+            kinds[d] = "background"
+    missed = [m for m in range(len(image)) if m not in taken_by and m not in goals.values()]
+
+    def ap(detections, dropped=()):
+        """Mean AP of (class, score, right), with the objects ``dropped`` not asked for."""
+        values = []
+        for c in np.unique(gt.classes):
+            objects = sum(gt.classes[m] == c and m not in dropped for m in range(len(image)))
+            values.append(average_precision([d[1:] for d in detections if d[0] == c], objects) if objects else 0.0)
+        return np.mean(values)
+
+    # In the order in which equal scores rank: by image, then as they came.
+    everything = sorted(range(right.size), key=lambda d: table.image_index[d])
+    plain = [(table.classes[d], table.scores[d], right[d]) for d in everything]
+    base, costs = ap(plain), []
+    for kind in KINDS:
+        if kind == "missed":
+            costs.append(ap(plain, missed) - base)
+            continue
+        mended, done = [], set()
+        fixable = sorted(
+            (d for d in goals if kinds[d] == kind and goals[d] not in taken_by), key=lambda d: -table.scores[d]
+        )
+        best = {}
+        for d in fixable:
+            best.setdefault(goals[d], d)
+        done = set(best.values())
+        for d in everything:
+            if kinds.get(d) != kind:
+                mended.append((table.classes[d], table.scores[d], right[d]))
+            elif d in done:
+                mended.append((gt.classes[goals[d]], table.scores[d], True))
+        costs.append(ap(mended) - base)
+    counts = np.zeros((num_classes, 6), dtype=int)
+    for d, kind in kinds.items():
+        counts[table.classes[d], KINDS.index(kind)] += 1
+    for m in missed:
+        counts[gt.classes[m], 5] += 1
+    never = [m for m in range(len(image)) if m not in taken_by]
+    return base, counts, costs, ap([d for d in plain if d[2]]) - base, ap(plain, never) - base
+
+
+def distinct_case(seed):
+    """Few detections, all of different scores, on objects of which no two are alike; classes are often mistaken."""
+    gt, table, num_classes = random_case(seed, num_images=6, crowd_share=0, per_image=60, rounding=9)
+    rng = np.random.default_rng(seed)
+    boxes = gt.boxes_xywh_px + rng.uniform(0, 0.3, gt.boxes_xywh_px.shape)
+    classes = np.where(
+        rng.random(table.classes.size) < 0.2, rng.integers(0, num_classes, table.classes.size), table.classes
+    )
+    scores = rng.permutation(classes.size) / classes.size
+    gt = dataclasses.replace(gt, boxes_xywh_px=boxes)
+    return gt, make_table(table.image_index, table.boxes_xyxy_px, scores, classes), num_classes
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_equals_the_definitions_read_one_by_one(seed):
+    gt, table, num_classes = distinct_case(seed)
+    split = split_errors(judge(gt, table, num_classes))
+    base, counts, costs, false_positives, not_found = by_hand(gt, table, num_classes)
+    np.testing.assert_array_equal(split.counts, counts)
+    assert (counts.sum(0) > 0).all()  # every kind occurs
+    assert split.ap == pytest.approx(base, abs=1e-12)
+    np.testing.assert_allclose(split.cost, costs, atol=1e-12)
+    assert split.false_positive_cost == pytest.approx(false_positives, abs=1e-12)
+    assert split.false_negative_cost == pytest.approx(not_found, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_wrong_detection_has_one_kind_and_nothing_mended_lowers_ap(seed):
+    """With crowd, ties, equal boxes and more than 100 detections of a class."""
+    gt, table, num_classes = random_case(seed)
+    judgement = judge(gt, table, num_classes)
+    split, result = split_errors(judgement), score_detections(gt, table, num_classes)
+    assert split.ap == pytest.approx(result.ap50, abs=1e-12)
+    with_objects = result.class_targets > 0
+    assert (split.class_cost[with_objects] >= 0).all()
+    assert np.isnan(split.class_cost[~with_objects]).all()
+    assert (split.cost <= 1 - split.ap).all()
+    first = judgement.assignment.matched[:, 0, 0]
+    assert split.counts[:, :5].sum() == judgement.ranked.scores.size - first.sum()
+    assert split.false_positive_cost >= split.cost[[2, 3, 4]].max()
+
+
+def test_each_kind_by_example():
+    boxes = [[0, 0, 100, 100], [200, 0, 100, 100], [0, 200, 100, 100], [200, 200, 100, 100]]
+    zeros = np.zeros(4, dtype=int)
+    gt = make_ground_truth(np.array(boxes), np.array([0, 0, 1, 0]), zeros > 0, zeros + 1e4, zeros, 1, 2)
+    found = [
+        ([0, 0, 100, 100], 0.9, 0),  # right
+        ([0, 5, 100, 100], 0.8, 0),  # it again
+        ([200, 60, 300, 160], 0.7, 0),  # IoU 0.25 with the second
+        ([0, 200, 100, 300], 0.6, 0),  # the third is of class 1
+        ([0, 260, 100, 360], 0.5, 0),  # that too, and IoU 0.25
+        ([400, 400, 450, 450], 0.4, 1),  # nothing there
+    ]
+    corners, scores, classes = zip(*found)
+    split = split_errors(judge(gt, make_table([0] * 6, corners, scores, classes), 2))
+    np.testing.assert_array_equal(split.counts, [[1, 1, 1, 1, 0, 1], [0, 0, 0, 0, 1, 0]])
+    # Class 1 comes to its object by the detection called 0, ranked above the one on nothing: AP from 0 to 1.
+    assert split.class_cost[1].tolist() == [pytest.approx(1), 0, 0, 0, 0, 0]
+
+
+def test_a_detection_whose_object_another_takes_is_left_out_when_mended():
+    gt = make_ground_truth(
+        np.array([[0, 0, 10, 10]]), np.array([0]), np.array([False]), np.array([100.0]), np.array([0]), 1, 2
+    )
+    table = make_table([0, 0], [[0, 4, 10, 14], [0, 0, 10, 10]], [0.9, 0.5], [0, 0])
+    split = split_errors(judge(gt, table, 2))
+    assert split.ap == pytest.approx(0.5)
+    np.testing.assert_allclose(split.cost, [0, 0.5, 0, 0, 0, 0], atol=1e-12)
+
+
+@pytest.mark.parametrize(("objects", "detections"), [(0, 0), (0, 3), (3, 0)])
+def test_nothing_to_split(objects, detections):
+    zeros = np.zeros(objects, dtype=int)
+    boxes = np.tile([10.0, 10, 20, 20], (objects, 1))
+    gt: GroundTruth = make_ground_truth(boxes, zeros, zeros > 0, zeros + 400.0, zeros, 2, 2)
+    table = make_table([1] * detections, np.tile([0.0, 0, 5, 5], (detections, 1)), [0.5] * detections, [1] * detections)
+    split = split_errors(judge(gt, table, 2))
+    assert split.counts.sum(0).tolist() == [0, 0, 0, 0, detections, objects]
+    assert np.isnan(split.cost).all() == (objects == 0)
+    if objects:
+        np.testing.assert_array_equal(split.cost, 0)  # a class of which nothing is found stays at 0

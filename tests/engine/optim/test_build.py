@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from engine.checkpoint.checkpointer import Snapshot
+from engine.optim.build import build_optimizer, choose_optimizer, split_parameters
+from engine.optim.muon import Muon, orthogonalise
+from engine.optim.schedule import Schedule
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.SiLU(), nn.Conv2d(8, 8, 3, groups=8), nn.Flatten(),
+        nn.Linear(8 * 4 * 4, 5),
+    )  # fmt: skip
+
+
+def take_steps(model: nn.Module, optimizer, steps: int, skip_at: int = -1) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for i in range(steps):
+        model(torch.randn(4, 3, 8, 8, generator=generator)).square().mean().backward()
+        if i == skip_at:
+            for p in model.parameters():
+                p.grad.fill_(float("nan"))
+            optimizer.skip = torch.tensor(1.0)
+        else:
+            optimizer.skip = torch.tensor(0.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "Muon"])
+def test_state_after_a_skipped_first_step_is_that_of_no_step(optimizer):
+    model, other = network(), network()
+    first, second = (build_optimizer(m, optimizer, lr=0.05, momentum=0.9, weight_decay=0.01) for m in (model, other))
+    take_steps(model, first, 3, skip_at=0)
+    generator = torch.Generator().manual_seed(1)
+    torch.randn(4, 3, 8, 8, generator=generator)
+    second.skip = torch.tensor(0.0)
+    for _ in range(2):
+        other(torch.randn(4, 3, 8, 8, generator=generator)).square().mean().backward()
+        second.step()
+        second.zero_grad()
+    for a, b in zip(model.parameters(), other.parameters()):
+        assert torch.equal(a, b)
+
+
+def test_a_skipped_first_step_leaves_momentum_of_zeros():
+    model = network()
+    sgd = build_optimizer(model, "SGD", lr=0.05, momentum=0.9, weight_decay=0.01)
+    take_steps(model, sgd, 1, skip_at=0)
+    buffers = [state["momentum_buffer"] for state in sgd.optimizers[0].state.values()]
+    assert len(buffers) == len(list(model.parameters()))
+    assert not any(buffer.any() for buffer in buffers)
+
+
+def test_the_first_steps_momentum_is_what_torch_makes_it():
+    ours, theirs = network(), network()
+    sgd = build_optimizer(ours, "SGD", lr=0.05, momentum=0.9, weight_decay=0.01)
+    groups = [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in sgd.param_groups]
+    match = dict(zip(ours.parameters(), theirs.parameters()))
+    for group in groups:
+        group["params"] = [match[p] for p in group["params"]]
+    plain = torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True, fused=True)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        for a, b in match.items():
+            a.grad = torch.randn(a.shape, generator=generator)
+            b.grad = a.grad.clone()
+        sgd.step()
+        plain.step()
+    assert all(torch.equal(a, b) for a, b in match.items())
+
+
+def test_a_gradient_that_comes_late_begins_with_momentum_of_zeros(tmp_path):
+    """--skip-zero-grads leaves some out; a checkpoint of before has no momentum for those."""
+    model = network()
+    sgd = build_optimizer(model, "SGD", lr=0.05, momentum=0.9, weight_decay=0.0)
+    first, *rest = model.parameters()
+    for parameter in rest:
+        parameter.grad = torch.ones_like(parameter)
+    sgd.step()
+    first.grad = torch.ones_like(first)
+    before = first.detach().clone()
+    sgd.step()  # torch's own raises TypeError here
+    torch.testing.assert_close(first, before - 0.05 * 1.9)
+    state = copy.deepcopy(sgd.state_dict())
+    del state["optimizers"][0]["state"][0]
+    state["optimizers"][0]["state"][1]["momentum_buffer"] = None
+    sgd.load_state_dict(state)
+    sgd.step()
+    assert all("momentum_buffer" in sgd.optimizers[0].state[p] for p in model.parameters())
+
+
+def test_momentum_may_be_zero():
+    model = network()
+    sgd = build_optimizer(model, "SGD", lr=0.05, momentum=0.0, weight_decay=0.01)
+    take_steps(model, sgd, 2)
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_groups_hold_each_parameter_once():
+    model = network()
+    groups = split_parameters(model)
+    names = {id(p): n for n, p in model.named_parameters()}
+    found = {kind: sorted(names[id(p)] for p in group) for kind, group in groups.items()}
+    assert found == {
+        "weight": ["0.weight", "3.weight", "5.weight"],
+        "norm": ["1.weight"],
+        "bias": ["1.bias", "3.bias", "5.bias"],
+    }
+
+
+def test_frozen_parameters_are_left_out():
+    model = network()
+    model[0].weight.requires_grad_(False)
+    assert all(p is not model[0].weight for group in split_parameters(model).values() for p in group)
+
+
+@pytest.mark.parametrize("shape", [(8, 32), (32, 8), (16, 16)])
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_muon_equals_torch_on_matrices(shape, nesterov):
+    torch.manual_seed(0)
+    ours, theirs = (nn.Parameter(torch.randn(shape)) for _ in range(2))
+    theirs.data.copy_(ours.data)
+    start = ours.detach().clone()
+    a = Muon([ours], lr=0.02, momentum=0.9, weight_decay=0.1, nesterov=nesterov)
+    b = torch.optim.Muon(
+        [theirs], lr=0.02, momentum=0.9, weight_decay=0.1, nesterov=nesterov, adjust_lr_fn="match_rms_adamw"
+    )
+    for _ in range(10):
+        gradient = torch.randn(shape)
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        a.step()
+        b.step()
+    moved = (ours - start).norm()
+    # Both iterate in bfloat16, whose rounding differs between one product and a batch of them.
+    assert (ours - theirs).norm() < 0.01 * moved
+
+
+def test_muon_sees_kernels_as_matrices():
+    torch.manual_seed(0)
+    kernel = nn.Parameter(torch.randn(8, 4, 3, 3))
+    matrix = nn.Parameter(kernel.detach().flatten(1).clone())
+    gradient = torch.randn(8, 4, 3, 3)
+    kernel.grad, matrix.grad = gradient, gradient.flatten(1).clone()
+    for parameter in (kernel, matrix):
+        Muon([parameter], lr=0.1).step()
+    torch.testing.assert_close(kernel.detach().flatten(1), matrix.detach(), rtol=0, atol=1e-6)
+
+
+def test_orthogonalise_flattens_singular_values():
+    torch.manual_seed(0)
+    x = torch.randn(3, 12, 40)
+    values = torch.linalg.svdvals(orthogonalise(x, steps=5))
+    assert values.min() > 0.5
+    assert values.max() < 1.4
+    u, _, vh = torch.linalg.svd(x, full_matrices=False)
+    cosine = torch.nn.functional.cosine_similarity((u @ vh).flatten(1), orthogonalise(x).flatten(1))
+    assert cosine.min() > 0.97
+
+
+def test_muon_treats_a_parameter_the_same_in_any_company():
+    torch.manual_seed(0)
+    shapes = [(8, 4, 3, 3), (8, 4, 1, 1), (36, 8), (16, 3, 3, 3)]
+    together = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    alone = [nn.Parameter(p.detach().clone()) for p in together]
+    for p, q in zip(together, alone):
+        p.grad = torch.randn_like(p)
+        q.grad = p.grad.clone()
+    Muon(together, lr=0.1).step()
+    for p, q in zip(together, alone):
+        Muon([q], lr=0.1).step()
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Muon"])
+def test_a_non_finite_step_changes_nothing(name):
+    """Steps with a poisoned one among them end where the same steps without it do."""
+    clean, poisoned = network(), network()
+    options = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}
+    a, b = (build_optimizer(m, name, **options) for m in (clean, poisoned))
+    take_steps(poisoned, b, 2)
+    take_steps(clean, a, 2)
+    before = copy.deepcopy(poisoned.state_dict())
+    for p in poisoned.parameters():
+        p.grad = torch.full_like(p, float("nan"))
+    b.skip = torch.tensor(1.0)
+    b.step()
+    b.zero_grad()
+    for key, value in poisoned.named_parameters():
+        assert torch.equal(value, before[key]), key
+    take_steps(clean, a, 2)
+    take_steps(poisoned, b, 2)
+    for p, q in zip(clean.parameters(), poisoned.parameters()):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Muon"])
+def test_state_survives_a_round_trip(name):
+    options = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}
+    whole = network()
+    take_steps(whole, build_optimizer(whole, name, **options), 6)
+    first = network()
+    optimizer = build_optimizer(first, name, **options)
+    generator = torch.Generator().manual_seed(1)
+    draws = [torch.randn(4, 3, 8, 8, generator=generator) for _ in range(6)]
+    for x in draws[:3]:
+        first(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    second = network()
+    second.load_state_dict(first.state_dict())
+    resumed = build_optimizer(second, name, **options)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for x in draws[3:]:
+        second(x).square().mean().backward()
+        resumed.step()
+        resumed.zero_grad()
+    for p, q in zip(whole.parameters(), second.parameters()):
+        assert torch.equal(p, q)
+
+
+def test_rates_reach_the_groups():
+    optimizer = build_optimizer(network(), "Muon", lr=0.1, momentum=0.95, weight_decay=0.0)
+    schedule = Schedule(
+        total_steps=11, warmup_steps=0, final=0.0, cosine=False, momentum=0.9, warmup_momentum=0.8, warmup_bias_lr=0
+    )
+    optimizer.set_rates(schedule, 5)
+    assert optimizer.rates() == pytest.approx({"lr/weight": 0.05, "lr/norm": 0.05, "lr/bias": 0.05})
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Muon"])
+def test_what_comes_from_weights_takes_its_share_of_the_rate(name):
+    """The first step of each parameter is its share of the one that it takes where nothing comes from weights."""
+    known = ("0.weight", "1.weight", "1.bias")
+
+    def moved(**options) -> dict[str, torch.Tensor]:
+        model = network()
+        before = copy.deepcopy(model.state_dict())
+        optimizer = build_optimizer(model, name, lr=0.01, momentum=0.9, weight_decay=0.0, **options)
+        take_steps(model, optimizer, 1)
+        return {key: p.detach() - before[key] for key, p in model.named_parameters()}
+
+    plain, shared = moved(), moved(pretrained=known, pretrained_share=0.25)
+    for key, change in shared.items():
+        torch.testing.assert_close(change, plain[key] * (0.25 if key in known else 1), rtol=1e-3, atol=1e-7)
+
+
+def test_rates_of_layers_that_begin_at_random_are_logged_apart():
+    optimizer = build_optimizer(
+        network(), "Muon", lr=0.1, momentum=0.9, weight_decay=0, pretrained=("0.weight", "1.bias"), pretrained_share=0.5
+    )
+    assert optimizer.rates() == pytest.approx(
+        {"lr/weight": 0.05, "lr/new_weight": 0.1, "lr/new_norm": 0.1, "lr/bias": 0.05, "lr/new_bias": 0.1}
+    )
+
+
+def test_auto_is_decided_by_the_length_of_the_run():
+    assert choose_optimizer("auto", 100) == "Muon"
+    assert choose_optimizer("auto", 10**6) == "SGD"
+    assert choose_optimizer("Adam", 100) == "Adam"
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Muon"])
+def test_a_loaded_optimiser_goes_on_as_if_it_had_not_stopped(name):
+    """Also with channels_last weights: the saved state has another layout than the weights, and fused kernels walk
+    through both as they lie in memory."""
+
+    def run(interrupted: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.Conv2d(6, 3, 3))
+        model.to(memory_format=torch.channels_last)
+        optimizer = build_optimizer(model, name, lr=0.1, momentum=0.9, weight_decay=0.01)
+        for step in range(4):
+            if interrupted and step == 2:
+                file = io.BytesIO()
+                torch.save(Snapshot({"optimizer": optimizer.state_dict()}).content(), file)
+                file.seek(0)
+                optimizer = build_optimizer(model, name, lr=0.1, momentum=0.9, weight_decay=0.01)
+                optimizer.load_state_dict(torch.load(file)["optimizer"])
+            model(torch.randn(2, 4, 8, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [p.detach().clone() for p in model.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(False), run(True)))

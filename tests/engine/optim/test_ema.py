@@ -1,0 +1,37 @@
+import copy
+import math
+
+import torch
+from torch import nn
+
+from engine.optim.ema import ModelEma
+
+
+def test_follows_a_loop_in_float64():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    ema = ModelEma(model, decay=0.9, tau=5)
+    reference = {k: v.double() for k, v in model.state_dict().items()}
+    for updates in range(1, 20):
+        model(torch.randn(2, 3, 8, 8))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn_like(p))
+        ema.update(model, updates)
+        decay = 0.9 * (1 - math.exp(-updates / 5))
+        for key, value in model.state_dict().items():
+            reference[key] = decay * reference[key] + (1 - decay) * value.double()
+    for key, value in ema.module.state_dict().items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value.double(), reference[key], rtol=1e-5, atol=1e-6)
+    assert ema.module[1].num_batches_tracked == 19
+    assert not any(p.requires_grad for p in ema.module.parameters())
+
+
+def test_the_copy_is_separate():
+    model = nn.Linear(2, 2)
+    ema = ModelEma(model, decay=0.5, tau=1)
+    before = copy.deepcopy(ema.module.state_dict())
+    with torch.no_grad():
+        model.weight.add_(1)
+    assert torch.equal(ema.module.weight, before["weight"])

@@ -1,0 +1,295 @@
+"""Muon on a CPU and as it runs on a GPU: matrices of several shapes padded to a common one, all in one vector."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from engine.optim import muon
+from engine.optim.build import split_parameters
+from engine.optim.muon import Muon, orthogonalise, plan_batches
+from models.detector import build_detector, build_on_meta
+from models.spec import load_spec
+from tests.helpers.kernel_count import KernelCount
+from tests.helpers.ranks import run_ranks
+
+SHAPES = [
+    (8, 3, 3, 3), (16, 8, 1, 1), (8, 16, 1, 1), (16, 1, 3, 3), (5, 24), (24, 5), (16, 8, 3, 3), (8, 16), (1, 7), (8, 8),
+]  # fmt: skip
+OPTIONS = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1}
+
+
+@pytest.fixture(params=[False, True], ids=["exact", "padded"])
+def padded(request, monkeypatch) -> bool:
+    monkeypatch.setattr(muon, "pads_matrices", lambda device: request.param)
+    return request.param
+
+
+@pytest.fixture
+def always_padded(monkeypatch) -> None:
+    monkeypatch.setattr(muon, "pads_matrices", lambda device: True)
+
+
+def make_parameters(channels_last: bool = True) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    if channels_last:
+        tensors = [t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t for t in tensors]
+    return [nn.Parameter(t) for t in tensors]
+
+
+def set_gradients(parameters: list[nn.Parameter], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for p in parameters:
+        p.grad = torch.empty_like(p).copy_(torch.randn(p.shape, generator=generator))
+
+
+def take_steps(optimizer: Muon, parameters: list[nn.Parameter], seeds, bad: int | None = None) -> None:
+    for seed in seeds:
+        set_gradients(parameters, seed)
+        if seed == bad:
+            for p in parameters:
+                p.grad.fill_(float("nan"))
+        optimizer.found_inf = torch.tensor(float(seed == bad))
+        optimizer.step()
+
+
+def plain_muon(parameters: list[Tensor], momenta: list[Tensor], *, bad: bool, nesterov: bool) -> None:
+    """One step of each parameter as the bits have always been: matrices of one shape in one batch, nothing padded."""
+    bad = torch.tensor(bad)
+    keep = 1 - bad.to(torch.float32)
+    gradients = [torch.where(bad, m, p.grad) for m, p in zip(momenta, parameters)]
+    for m, g in zip(momenta, gradients):
+        m.lerp_(g, 1 - OPTIONS["momentum"])
+    updates = [torch.lerp(g, m, OPTIONS["momentum"]) if nesterov else m for g, m in zip(gradients, momenta)]
+    rows = [(u.permute(0, 2, 3, 1) if u.dim() == 4 else u).flatten(1) for u in updates]
+    wide = [r.mT if r.shape[0] > r.shape[1] else r for r in rows]
+    by_shape = defaultdict(list)
+    for number, matrix in enumerate(wide):
+        by_shape[matrix.shape].append(number)
+    for (_, columns), members in by_shape.items():
+        x = torch.stack([wide[n] for n in members]).bfloat16()
+        x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+        for _ in range(5):
+            gram = x @ x.mT
+            x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+        moves = x.float() * ((keep * OPTIONS["lr"]) * (0.2 * columns**0.5))
+        for n, move in zip(members, moves):
+            p = parameters[n]
+            move = move.mT if rows[n].shape[0] > rows[n].shape[1] else move
+            if p.dim() == 4:
+                a, b, c, d = p.shape
+                move = move.reshape(a, c, d, b).permute(0, 3, 1, 2)
+            p.mul_(1 - keep * (OPTIONS["lr"] * OPTIONS["weight_decay"]))
+            p.sub_(move.reshape(p.shape))
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_the_bits_on_a_cpu_are_those_of_the_plain_formulation(nesterov, channels_last):
+    ours, plain = make_parameters(channels_last), make_parameters(channels_last)
+    momenta = [torch.zeros_like(p) for p in plain]
+    optimizer = Muon(ours, nesterov=nesterov, **OPTIONS)
+    for seed in range(4):
+        take_steps(optimizer, ours, [seed], bad=2)
+        set_gradients(plain, seed)
+        with torch.no_grad():
+            plain_muon(plain, momenta, bad=seed == 2, nesterov=nesterov)
+    for a, b, momentum in zip(ours, plain, momenta):
+        assert torch.equal(a, b)
+        assert torch.equal(optimizer.state[a]["momentum_buffer"], momentum)
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_padding_changes_no_more_than_rounding(monkeypatch, nesterov, channels_last):
+    results = []
+    for is_padded in (False, True):
+        monkeypatch.setattr(muon, "pads_matrices", lambda device, is_padded=is_padded: is_padded)
+        parameters = make_parameters(channels_last)
+        optimizer = Muon(parameters, nesterov=nesterov, **OPTIONS)
+        take_steps(optimizer, parameters, range(5), bad=3)
+        results.append((parameters, [optimizer.state[p]["momentum_buffer"] for p in parameters]))
+    for start, exact, padded, a, b in zip(
+        make_parameters(), results[0][0], results[1][0], results[0][1], results[1][1]
+    ):
+        assert (exact - padded).norm() < 0.01 * (exact - start).norm()
+        assert torch.equal(a, b)
+        assert padded.stride() == exact.stride()
+        assert b.stride() == padded.stride()
+
+
+@pytest.mark.parametrize("shapes", [[(8, 32)], [(32, 8), (8, 30), (16, 16), (30, 7)]])
+@pytest.mark.usefixtures("always_padded")
+def test_padded_equals_torch_on_matrices(shapes):
+    torch.manual_seed(0)
+    ours = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
+    start = [p.detach().clone() for p in ours]
+    a, b = Muon(ours, **OPTIONS), torch.optim.Muon(theirs, **OPTIONS, nesterov=True, adjust_lr_fn="match_rms_adamw")
+    for _ in range(10):
+        for p, q in zip(ours, theirs):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        a.step()
+        b.step()
+    for p, q, s in zip(ours, theirs, start):
+        # Both iterate in bfloat16, whose rounding differs between one product and a batch of them.
+        assert (p - q).norm() < 0.01 * (p - s).norm()
+
+
+@pytest.mark.usefixtures("padded")
+def test_a_bad_step_leaves_weights_and_momentum_as_they_are():
+    parameters = make_parameters()
+    optimizer = Muon(parameters, **OPTIONS)
+    take_steps(optimizer, parameters, [0, 1])
+    weights = [p.detach().clone() for p in parameters]
+    state = copy.deepcopy(optimizer.state_dict()["state"])
+    take_steps(optimizer, parameters, [2], bad=2)
+    assert all(torch.equal(p, w) for p, w in zip(parameters, weights))
+    for number, values in optimizer.state_dict()["state"].items():
+        assert torch.equal(values["momentum_buffer"], state[number]["momentum_buffer"])
+
+
+@pytest.mark.usefixtures("padded")
+def test_a_bad_first_step_leaves_momentum_at_zero():
+    parameters = make_parameters()
+    optimizer = Muon(parameters, **OPTIONS)
+    take_steps(optimizer, parameters, [0], bad=0)
+    assert not any(optimizer.state[p]["momentum_buffer"].any() for p in parameters)
+    assert all(torch.equal(p, q) for p, q in zip(parameters, make_parameters()))
+
+
+@pytest.mark.usefixtures("padded")
+def test_parameters_without_a_gradient_are_left_alone():
+    parameters = make_parameters()
+    absent = (0, 4, 5, 9)
+    optimizer = Muon(parameters, **OPTIONS)
+    take_steps(optimizer, parameters, [0])
+    before = [(p.detach().clone(), optimizer.state[p]["momentum_buffer"].clone()) for p in parameters]
+    set_gradients(parameters, 1)
+    for n in absent:
+        parameters[n].grad = None
+    optimizer.step()
+    for n, (p, (weight, momentum)) in enumerate(zip(parameters, before)):
+        assert torch.equal(p, weight) == (n in absent)
+        assert torch.equal(optimizer.state[p]["momentum_buffer"], momentum) == (n in absent)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["written exact", "written padded"])
+def test_state_of_one_route_goes_on_in_the_other(monkeypatch, first):
+    """Also state that lies in memory in another order than the weights do, as it comes out of a file."""
+    whole, halves = make_parameters(), make_parameters()
+    reference = Muon(whole, **OPTIONS)
+    take_steps(reference, whole, range(4))
+    monkeypatch.setattr(muon, "pads_matrices", lambda device: first)
+    optimizer = Muon(halves, **OPTIONS)
+    take_steps(optimizer, halves, range(2))
+    state = optimizer.state_dict()
+    assert state["state"].keys() == reference.state_dict()["state"].keys()
+    for values in state["state"].values():
+        assert list(values) == ["momentum_buffer"]
+        values["momentum_buffer"] = values["momentum_buffer"].contiguous().clone()
+    monkeypatch.setattr(muon, "pads_matrices", lambda device: not first)
+    optimizer = Muon(halves, **OPTIONS)
+    optimizer.load_state_dict(state)
+    take_steps(optimizer, halves, range(2, 4))
+    for start, a, b in zip(make_parameters(), whole, halves):
+        assert (a - b).norm() < 0.01 * (a - start).norm()
+        same = (reference.state[a]["momentum_buffer"], optimizer.state[b]["momentum_buffer"])
+        torch.testing.assert_close(*same, rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("always_padded")
+def test_gradients_of_another_layout():
+    """A contiguous gradient of a channels_last kernel."""
+    a, b = make_parameters(), make_parameters()
+    for parameters in (a, b):
+        set_gradients(parameters, 0)
+    for p in b:
+        p.grad = p.grad.contiguous()
+    for parameters in (a, b):
+        Muon(parameters, **OPTIONS).step()
+    assert all(torch.equal(p, q) for p, q in zip(a, b))
+
+
+def test_zero_rows_and_columns_stay_zero():
+    torch.manual_seed(0)
+    x = torch.randn(3, 12, 40)
+    padded = torch.zeros(3, 16, 64)
+    padded[:, :12, :40] = x
+    found = orthogonalise(padded)
+    assert not found[:, 12:].any()
+    assert not found[:, :, 40:].any()
+    assert (found[:, :12, :40] - orthogonalise(x)).norm() < 0.01 * orthogonalise(x).norm()
+
+
+@pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yolov8x", "yolo11n", "yolo26n", "yolov9t", "yoloxnano"])
+def test_few_batches_that_waste_little(name):
+    model = build_on_meta(load_spec(name), 80, tuple(map(str, range(80))))
+    shapes = [(p.shape[0], p[0].numel()) for p in split_parameters(model)["weight"]]
+    batches = plan_batches(shapes)
+    assert sorted(number for batch in batches for number in batch.members) == list(range(len(shapes)))
+    for batch in batches:
+        for number in batch.members:
+            assert min(shapes[number]) <= batch.rows
+            assert max(shapes[number]) <= batch.columns
+    exact = {tuple(sorted(shape)) for shape in shapes}
+    padded = sum(len(batch.members) * batch.rows * batch.columns for batch in batches)
+    values = sum(rows * columns for rows, columns in shapes)
+    assert len(batches) <= min(10, len(exact) // 2)
+    assert padded - values <= muon._BATCH_COST * (len(exact) - len(batches))
+    assert padded < 1.1 * values + 6e6
+
+
+def test_shapes_far_apart_are_not_padded_to_one():
+    assert len(plan_batches([(1024, 9216)] * 3 + [(16, 32)] * 500)) == 2
+    assert plan_batches([]) == []
+
+
+@pytest.mark.parametrize(("is_padded", "most"), [(True, 140), (False, 760)])
+def test_kernels_of_a_step(monkeypatch, is_padded, most):
+    """A GPU at small batches is bound by their number: of yolov8n's 63 matrices exact shapes take about 740."""
+    monkeypatch.setattr(muon, "pads_matrices", lambda device: is_padded)
+    parameters = split_parameters(build_detector("yolov8n", 80).to(memory_format=torch.channels_last))["weight"]
+    optimizer = Muon(parameters, **OPTIONS)
+    optimizer.found_inf = torch.zeros(())
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    optimizer.step()  # state and index are made here
+    with KernelCount() as count:
+        optimizer.step()
+    assert most / 2 < count.kernels.total() <= most
+    assert count.operations.total() <= (450 if is_padded else 2000)
+    assert not count.waits
+
+
+def _sharded(ctx) -> tuple[list[Tensor], dict | None]:
+    muon.pads_matrices = lambda device: True  # of this process, which ends here
+    parameters = make_parameters()
+    optimizer = ZeroRedundancyOptimizer(parameters, optimizer_class=Muon, **OPTIONS)
+    for seed in range(3):
+        set_gradients(parameters, seed)
+        optimizer.step()
+    optimizer.consolidate_state_dict(to=0)
+    return [p.detach() for p in parameters], optimizer.state_dict() if ctx.is_main else None
+
+
+@pytest.mark.usefixtures("always_padded")
+def test_sharded_state():
+    """Each process pads what it holds; the state that is brought together is the whole one's."""
+    parameters = make_parameters()
+    optimizer = Muon(parameters, **OPTIONS)
+    take_steps(optimizer, parameters, range(3))
+    (one, consolidated), (two, _) = run_ranks(2, _sharded)
+    for start, a, b, c in zip(make_parameters(), parameters, one, two):
+        assert torch.equal(b, c)
+        assert (a - b).norm() < 0.01 * (a - start).norm()
+    for number, values in optimizer.state_dict()["state"].items():
+        assert torch.equal(values["momentum_buffer"], consolidated["state"][number]["momentum_buffer"])
+    Muon(make_parameters(), **OPTIONS).load_state_dict(consolidated)

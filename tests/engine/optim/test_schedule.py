@@ -1,0 +1,44 @@
+import math
+
+import pytest
+
+from engine.optim.schedule import Schedule
+
+
+def schedule(**changes) -> Schedule:
+    values = {
+        "total_steps": 101, "warmup_steps": 10, "final": 0.01, "cosine": False,
+        "momentum": 0.9, "warmup_momentum": 0.8, "warmup_bias_lr": 0.1,
+    }  # fmt: skip
+    return Schedule(**{**values, **changes})
+
+
+@pytest.mark.parametrize("cosine", [False, True])
+def test_ends(cosine):
+    s = schedule(cosine=cosine)
+    assert s.decay(0) == 1
+    assert s.decay(100) == pytest.approx(0.01)
+    assert s.decay(50) == pytest.approx(0.505)
+    assert all(s.decay(i) >= s.decay(i + 1) for i in range(100))
+
+
+def test_cosine_closed_form():
+    s = schedule(cosine=True)
+    assert s.decay(25) == pytest.approx(0.01 + 0.99 * (1 + math.cos(math.pi / 4)) / 2)
+
+
+def test_warmup():
+    s = schedule()
+    rates = [s.learning_rate(i, 1.0, is_bias=False) for i in range(11)]
+    assert 0 < rates[0] < 0.1
+    assert rates == sorted(rates)
+    assert rates[10] == s.decay(10)
+    biases = [s.learning_rate(i, 0.01, is_bias=True) for i in range(11)]
+    assert biases[0] > biases[9] > biases[10]  # comes down from warmup_bias_lr
+    assert s.momentum_at(0) == 0.8
+    assert s.momentum_at(5) == pytest.approx(0.85)
+    assert s.momentum_at(10) == 0.9
+
+
+def test_one_step_run():
+    assert schedule(total_steps=1, warmup_steps=0).learning_rate(0, 0.5, is_bias=False) == 0.5

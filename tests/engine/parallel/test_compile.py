@@ -1,0 +1,251 @@
+"""--compile: what is chosen when, one graph for all whole batches, and the numbers of the uncompiled step."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import fx
+
+from benchmarks.gpu_compiled import compare_steps
+from engine import step_setup
+from engine.optim.schedule import Pace
+from engine.parallel import compile as compilation
+from engine.parallel.compile import UNCOMPILED, Compilation, check_compilation, plan_compilation
+from models.detector import build_detector
+from models.losses.build import build_criterion
+from tests.engine.test_train_step import make_step, weights_of
+from tests.helpers.ranks import run_ranks
+from tests.helpers.replayed_memory import replayed_memory
+from tests.helpers.tiny import TINY_MODEL, make_batch
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+
+CPU = DistributedContext.single()
+GPU = replace(CPU, device=torch.device("cuda:0"), devices=(torch.device("cuda:0"),))
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers():
+    yield
+    torch.compiler.reset()
+
+
+def counting(graphs: list[fx.GraphModule]) -> Callable:
+    """A backend that compiles nothing and notes what it was given."""
+
+    def backend(graph: fx.GraphModule, _: list) -> Callable:
+        graphs.append(graph)
+        return graph.forward
+
+    return backend
+
+
+def compiled_step(backend, plan: Compilation, **options):
+    step, model = make_step(CPU, "anchor_free", compilation=plan, **options)
+    model.compile(backend=backend, dynamic=plan.dynamic)
+    return step, model
+
+
+@pytest.mark.parametrize(
+    ("ctx", "flags", "dynamic", "cuda_graphs"),
+    [
+        (CPU, {}, False, False),
+        (CPU, {"multi_scale": True}, True, False),
+        (GPU, {}, False, True),
+        (GPU, {"quad": True}, False, True),
+        (GPU, {"accumulate": 4}, False, True),
+        (GPU, {"amp": "fp16"}, False, True),
+        (GPU, {"virtual_ranks": 4}, False, True),
+        (replace(GPU, local_rank=1, rank=1, world_size=4), {}, False, True),
+        (GPU, {"multi_scale": True}, True, False),
+        (GPU, {"rect": True}, True, False),
+        (replace(GPU, local_rank=1, rank=1, world_size=4), {"sync_bn": True}, False, False),
+    ],
+)
+def test_what_is_chosen(ctx, flags, dynamic, cuda_graphs):
+    plan = plan_compilation(TrainConfig(compile=True, **flags), ctx, pictures=16, shares=4)
+    assert (plan.pictures, plan.dynamic, plan.cuda_graphs) == (16, dynamic, cuda_graphs)
+    assert plan.loss is (ctx.device.type == "cuda")
+    assert plan.line.startswith("compiled: ")
+    assert ("CUDA graphs" in plan.line.replace("no CUDA graphs", "")) == cuda_graphs
+
+
+def test_a_deterministic_run_adds_gradients_of_the_loss_in_a_fixed_order():
+    config = TrainConfig(compile=True, deterministic=True)
+    assert not plan_compilation(config, GPU, pictures=16, shares=1).loss
+
+
+def test_one_graph_of_a_loss_for_all_numbers_of_images_and_boxes(monkeypatch):
+    """In training; validation leaves it uncompiled."""
+    graphs, real = [], torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, backend=counting(graphs), **options))
+    model = build_detector(TINY_MODEL | {"end2end": True}, 2, seed=0)
+    plain, compiled = (build_criterion(model, Hyperparameters()) for _ in range(2))
+    compiled.compile_terms()
+    made = []
+    # The first sizes all differ: torch takes equal ones for the same.
+    for images, boxes, size in ((5, 3, 64), (5, 17, 64), (3, 5, 64), (4, 5, 96), (2, 30, 96)):
+        batch = make_batch(images, size=size, targets_per_image=boxes)
+        raw = [level.detach().requires_grad_() for level in build_detector_maps(model, batch)]
+        ends = []
+        for criterion in (plain, compiled):
+            out = criterion(raw, batch.targets, 32, batch.targets.numpy())
+            ends.append([out.total.detach(), out.normaliser, *torch.autograd.grad(out.total, raw)])
+        for a, b in zip(*ends):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        made.append(len(graphs))
+        with torch.no_grad():
+            compiled(raw, batch.targets, 32, batch.targets.numpy())
+    assert made == [2] * 5  # one each of a pair
+
+
+def build_detector_maps(model, batch) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return model.forward(batch.images.float() / 255)
+
+
+def test_nothing_is_compiled_unasked():
+    assert plan_compilation(TrainConfig(), GPU, pictures=16, shares=1) is UNCOMPILED
+
+
+def test_a_batch_of_fewer_pictures_than_shares_is_refused():
+    with pytest.raises(UserError, match="3 pictures a batch leave some of 4 shares without any"):
+        plan_compilation(TrainConfig(compile=True), CPU, pictures=3, shares=4)
+
+
+def test_several_devices_in_one_process_are_refused():
+    pair = replace(GPU, devices=(torch.device("cuda:0"), torch.device("cuda:1")))
+    with pytest.raises(UserError, match="start with torchrun"):
+        check_compilation(TrainConfig(compile=True), pair)
+    check_compilation(TrainConfig(), pair)
+
+
+def test_a_machine_that_cannot_compile_is_told_at_once(monkeypatch):
+    monkeypatch.setattr(compilation.shutil, "which", lambda name: None)
+    with pytest.raises(UserError, match="C\\+\\+ compiler"):
+        check_compilation(TrainConfig(compile=True), CPU)
+    monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="Triton"):
+        check_compilation(TrainConfig(compile=True), GPU)
+
+
+def test_one_graph_for_whole_batches_and_none_for_the_last_one():
+    graphs: list[fx.GraphModule] = []
+    step, model = compiled_step(counting(graphs), Compilation(pictures=6))
+    keys = list(model.state_dict())
+    step([make_batch(6)], [6], 1)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for update, pictures in enumerate((6, 2, 6, 6, 1), start=2):
+            step([make_batch(pictures, seed=update)], [pictures], update)
+    assert len(graphs) == 1
+    assert list(model.state_dict()) == keys
+    assert all(values.finite for values in step.reader.pop(leave=0))
+
+
+def test_virtual_ranks_compile_each_size_of_share_once():
+    graphs: list[fx.GraphModule] = []
+    step, _ = compiled_step(counting(graphs), Compilation(pictures=6), virtual_ranks=4)
+    for update, pictures in enumerate((6, 6, 3, 6), start=1):
+        step([make_batch(pictures, seed=update)], [pictures], update)
+    assert len(graphs) == 2  # shares of one and of two pictures
+
+
+def test_one_version_for_all_sizes():
+    graphs: list[fx.GraphModule] = []
+    step, _ = compiled_step(counting(graphs), Compilation(pictures=4, dynamic=True))
+    for update, size in enumerate((64, 96, 128, 64, 160), start=1):
+        step([make_batch(4, size=size)], [4], update)
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yolo11n", "yolo26n", "yolov9t", "yoloxnano"])
+@pytest.mark.slow
+def test_public_models_train_in_one_graph(name):
+    graphs: list[fx.GraphModule] = []
+    model = build_detector(name, 3).to(memory_format=torch.channels_last)
+    model.compile(backend=counting(graphs), dynamic=True, fullgraph=True)
+    for height, width in ((64, 64), (96, 96), (160, 160)):
+        images = torch.rand(2, 3, height, width).to(memory_format=torch.channels_last)
+        with torch.autocast("cpu", torch.bfloat16):
+            raw = model(images)
+        sum(level.float().sum() for level in raw).backward()
+    assert len(graphs) == 1
+
+
+def steps_taken(step, model) -> torch.Tensor:
+    """Weights after steps of one, of two and of three micro-batches."""
+    for update, count in enumerate((1, 2, 3), start=1):
+        step([make_batch(4, seed=10 * update + n) for n in range(count)], [4] * count, update)
+    assert all(values.finite for values in step.reader.pop(leave=0))
+    return weights_of(model)
+
+
+@pytest.mark.parametrize(
+    ("flags", "accumulate", "static"), [({}, 1, True), ({}, 2, False), ({"compile": True}, 1, False)]
+)
+def test_ddp_takes_no_graph_for_static_that_is_cut_at_its_buckets(monkeypatch, flags, accumulate, static):
+    """See pytorch#109261."""
+    options = {}
+    monkeypatch.setattr(step_setup, "parallelise", lambda model, ctx, **given: options.update(given) or model)
+    run = Namespace(config=TrainConfig(**flags))
+    step_setup._over_devices(CPU, run, build_detector(TINY_MODEL, 2), Pace(accumulate, 4, 4))
+    assert options["static"] is static
+
+
+@pytest.mark.parametrize("virtual_ranks", [0, 2])
+def test_gradients_in_memory_that_is_written_again(virtual_ranks):
+    """Also the proof that the stand-in for CUDA graphs would show a sum that lies there."""
+    expected = steps_taken(*make_step(CPU, "anchor_free", virtual_ranks=virtual_ranks))
+    plan = Compilation(pictures=4, cuda_graphs=True)
+    got = steps_taken(*compiled_step(replayed_memory(), plan, virtual_ranks=virtual_ranks))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    careless = replace(plan, cuda_graphs=False)
+    wrong = steps_taken(*compiled_step(replayed_memory(), careless, virtual_ranks=virtual_ranks))
+    assert (wrong - expected).norm() > 10 * (got - expected).norm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_the_compiled_step_takes_the_same_path(cuda_graphs):
+    """With torch's own compiler, as `Compilation.apply` has it; on a CPU it leaves CUDA graphs out."""
+    plan = Compilation(pictures=4, cuda_graphs=cuda_graphs, loss=True)
+    step, model = make_step(CPU, "anchor_free", compilation=plan)
+    plan.apply(model, step.criterion)
+    plain, plain_model = make_step(CPU, "anchor_free")
+    for update, pictures in enumerate((4, 4, 3, 4, 4), start=1):
+        for take in (step, plain):
+            take([make_batch(pictures, seed=update)], [pictures], update)
+    losses = [[values.losses for values in take.reader.pop(leave=0)] for take in (step, plain)]
+    assert torch.allclose(*map(torch.tensor, losses), rtol=1e-3)
+    torch.testing.assert_close(weights_of(model), weights_of(plain_model), rtol=1e-3, atol=1e-4)
+
+
+def _share_of_steps(ctx: DistributedContext, sync_bn: bool, is_compiled: bool) -> torch.Tensor:
+    plan = Compilation(pictures=4) if is_compiled else UNCOMPILED
+    step, model = make_step(ctx, "anchor_free", sync_bn=sync_bn, compilation=plan)
+    plan.apply(model, step.criterion)
+    for update, pictures in enumerate((4, 4, 3, 4), start=1):
+        cut = pictures // 2
+        first, last = ((0, cut), (cut, pictures))[ctx.rank]
+        step([make_batch(pictures, seed=update).share(first, last)], [pictures], update)
+    return weights_of(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sync_bn", [False, True])
+def test_two_processes_compile_what_each_would_run(sync_bn):
+    plain = run_ranks(2, _share_of_steps, sync_bn, False)
+    compiled = run_ranks(2, _share_of_steps, sync_bn, True, timeout_s=600)
+    for got, expected in zip(compiled, plain):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_what_a_gpu_is_to_show_holds_on_a_cpu():
+    lines = list(compare_steps(Namespace(model=TINY_MODEL, device="cpu", imgsz=64, batch_size=4)))
+    assert len(lines) == 2

@@ -1,0 +1,152 @@
+"""Wrapping, unused parameters, sharded optimiser state, groups of batch norm; on real gloo ranks."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from engine.optim.build import build_optimizer
+from engine.parallel.ddp import DataParallel, bucket_mebibytes, parallelise, unused_parameters
+from engine.train_step import drop_zero_gradients
+from tests.engine.test_train_step import global_batch, make_step, weights_of
+from tests.helpers.ranks import run_ranks
+from utils.distributed.context import DistributedContext
+
+
+class _Forked(nn.Module):
+    """A branch whose result is dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.dropped, self.norm = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        self.dropped(x)
+        return [self.norm(self.used(x))]
+
+
+class _AutocastSeen(nn.Module):
+    def forward(self, x):
+        return [x * 0 + (10 * torch.is_autocast_enabled("cpu") + (torch.get_autocast_dtype("cpu") is torch.float16))]
+
+
+def test_replicas_of_data_parallel_run_in_the_callers_autocast_type(monkeypatch):
+    """torch starts a thread a replica, in which autocast is on but has its default type."""
+
+    def in_threads(modules, inputs, kwargs, devices):
+        is_on, found = torch.is_autocast_enabled("cpu"), {}
+
+        def work(number: int) -> None:
+            with torch.autocast("cpu", enabled=is_on):  # as torch.nn.parallel.parallel_apply does
+                found[number] = modules[number](*inputs[number], **kwargs[number])
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(modules))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [found[number] for number in range(len(modules))]
+
+    monkeypatch.setattr(sys.modules["torch.nn.parallel.data_parallel"], "parallel_apply", in_threads)
+    model, inputs = _AutocastSeen(), [(torch.ones(1),), (torch.ones(1),)]
+    for wrapper, seen in ((nn.DataParallel, 10), (DataParallel, 11)):
+        with torch.autocast("cpu", torch.float16):
+            outputs = wrapper(model).parallel_apply([model, model], inputs, [{}, {}])
+        assert [float(output[0]) for output in outputs] == [seen, seen]
+    assert [float(o[0]) for o in DataParallel(model).parallel_apply([model], inputs[:1], [{}])] == [0]
+
+
+def test_unused_parameters_are_found():
+    model = _Forked()
+    before = copy.deepcopy(model.state_dict())
+    assert unused_parameters(model, torch.ones(2, 3, 8, 8)) == ["dropped.weight", "dropped.bias"]
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert all(module.training for module in model.modules())
+    assert all(p.grad is None for p in model.parameters())
+    model.dropped.requires_grad_(False)
+    assert unused_parameters(model, torch.ones(2, 3, 8, 8)) == []
+
+
+def _forked_step(ctx) -> list[torch.Tensor | None]:
+    torch.manual_seed(0)
+    model = _Forked()
+    wrapped = parallelise(model, ctx, unused=unused_parameters(model, torch.ones(1, 3, 8, 8)))
+    for _ in range(2):  # without the search DDP raises at the second step
+        wrapped(torch.ones(2, 3, 8, 8) * (ctx.rank + 1))[0].square().sum().backward()
+    return [p.grad for p in model.parameters()]
+
+
+def test_ddp_with_a_dropped_branch():
+    a, b = run_ranks(2, _forked_step)
+    for x, y in zip(a, b):
+        assert (x is None and y is None) or torch.equal(x, y)
+
+
+def _sharded(ctx, optimizer: str, sharded: bool):
+    step, model = make_step(ctx, "anchor_free", optimizer=optimizer, sync_bn=ctx.is_distributed)
+    parts = {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4}
+    step.optimizer = build_optimizer(model, optimizer, **parts, sharded=sharded)
+    share = global_batch().share(3 * ctx.rank, 3 * ctx.rank + 3)
+    for update in (1, 2, 3):
+        if update == 2:
+            step.optimizer.param_groups[0]["lr"] = 0.02
+        step([share], [6], update)
+    held = sum(
+        v.numel() for o in step.optimizer.optimizers for s in getattr(o, "optim", o).state.values() for v in s.values()
+        if isinstance(v, torch.Tensor)
+    )  # fmt: skip
+    step.optimizer.consolidate()
+    state = step.optimizer.state_dict() if ctx.is_main else None
+    return weights_of(model), state, held
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Muon"])
+def test_sharded_state_changes_nothing_but_memory(optimizer):
+    whole = run_ranks(2, _sharded, optimizer, False)
+    parts = run_ranks(2, _sharded, optimizer, True)
+    for a, b in zip(whole, parts):
+        assert torch.equal(a[0], b[0])
+        assert b[2] < 0.75 * a[2]
+    ours, theirs = whole[0][1]["optimizers"], parts[0][1]["optimizers"]
+    for a, b in zip(ours, theirs):
+        assert a["state"].keys() == b["state"].keys()
+        for index, values in a["state"].items():
+            for key, value in values.items():
+                assert torch.equal(torch.as_tensor(value), torch.as_tensor(b["state"][index][key])), key
+    plain, model = make_step(DistributedContext.single(), "anchor_free", optimizer=optimizer)
+    plain.optimizer.load_state_dict(parts[0][1])  # a plain optimiser takes it
+    del model
+
+
+def test_zero_gradients_are_dropped_where_they_are_exactly_zero():
+    parameters = [nn.Parameter(torch.ones(3)) for _ in range(4)]
+    for parameter, value in zip(parameters, (0.0, 1e-30, float("nan"))):
+        parameter.grad = torch.full((3,), value)
+    drop_zero_gradients(parameters)
+    assert [p.grad is None for p in parameters] == [True, False, False, True]
+
+
+def _compressed(ctx, compress: bool):
+    step, model = make_step(ctx, "anchor_free", compress=compress)
+    share = global_batch().share(3 * ctx.rank, 3 * ctx.rank + 3)
+    for update in (1, 2, 3):
+        step([share], [6], update)
+    return nn.utils.parameters_to_vector(p for p in model.parameters() if p.requires_grad)
+
+
+def test_compressed_gradients_are_the_same_on_all_ranks_and_close_to_the_others():
+    exact, rounded = (run_ranks(2, _compressed, compress) for compress in (False, True))
+    assert torch.equal(*rounded)
+    moved = (exact[0] - rounded[0]).abs().max()
+    assert 0 < moved < 0.02 * exact[0].abs().max()
+
+
+def test_buckets_hold_a_quarter_of_the_gradients_within_bounds():
+    assert bucket_mebibytes(nn.Linear(8, 8)) == 1
+    assert bucket_mebibytes(nn.Linear(2048, 1024, bias=False)) == 2
+    assert bucket_mebibytes(nn.Linear(2**14, 2**14, device="meta")) == 25

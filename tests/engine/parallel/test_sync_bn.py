@@ -1,0 +1,183 @@
+"""Batch norm over several processes, by our own operations and as on GPUs: torch's kernels for those are replaced by
+formulas that do what CUDA's sources do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from engine.optim.ema import ModelEma
+from engine.parallel import sync_bn
+from engine.parallel.ddp import average_buffers
+from engine.parallel.sync_bn import GlobalBatchNorm2d, convert_sync_bn
+from models.detector import build_detector
+from tests.helpers.kernel_count import KernelCount
+from tests.helpers.ranks import run_ranks
+
+
+def _network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.SiLU(), nn.Conv2d(6, 2, 1), nn.BatchNorm2d(2)
+    ).double()
+
+
+def _run(model, images):
+    images = images.clone().requires_grad_()
+    model(images).sin().sum().backward()
+    return images.grad
+
+
+def _stats(x, eps):
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return wide.mean((0, 2, 3)), (wide.var((0, 2, 3), correction=0) + eps).rsqrt()
+
+
+def _gather_stats(x, means, inverses, running_mean, running_var, momentum, eps, counts):
+    """As the kernel does it, one process after another, the running count an integer."""
+    average, squares, number = torch.zeros_like(means[0]), torch.zeros_like(means[0]), 0
+    for mean, inverse, count in zip(means, inverses, counts.tolist()):
+        variance = ((1 / inverse) ** 2 - eps) * count
+        factor = 1 / (number + count)
+        squares += variance + (mean - average) ** 2 * number * count * factor
+        average = number * factor * average + count * factor * mean
+        number += int(count)
+    running_mean.copy_((1 - momentum) * running_mean + momentum * average)
+    running_var.copy_((1 - momentum) * running_var + momentum * squares / (number - 1))
+    return average, (squares / number + eps).rsqrt()
+
+
+def _normalised(x, weight, bias, mean, inverse, eps):
+    return ((x - mean[:, None, None]) * (inverse * weight)[:, None, None] + bias[:, None, None]).to(x.dtype)
+
+
+def _backward_reduce(grad, x, mean, inverse, weight, *wanted):
+    wide = grad.to(mean)
+    products = (wide * (x - mean[:, None, None])).sum((0, 2, 3))
+    sums = wide.sum((0, 2, 3))
+    return sums, products, products * inverse, sums.clone()
+
+
+def _backward(grad, x, mean, inverse, weight, sums, products, counts):
+    assert counts.dtype == torch.int32
+    number = counts.sum()
+    slope = (x - mean[:, None, None]) * (inverse**2 * products / number)[:, None, None]
+    return ((grad - (sums / number)[:, None, None] - slope) * (inverse * weight)[:, None, None]).to(grad.dtype)
+
+
+_KERNELS = {
+    "batch_norm_stats": _stats,
+    "batch_norm_gather_stats_with_counts": _gather_stats,
+    "batch_norm_elemt": _normalised,
+    "batch_norm_backward_reduce": _backward_reduce,
+    "batch_norm_backward_elemt": _backward,
+}
+
+
+def _as_on_a_gpu() -> None:
+    """In this process, which does nothing else."""
+    for name, kernel in _KERNELS.items():
+        setattr(torch, name, kernel)
+    sync_bn._has_kernels = lambda device: True
+
+
+def _share(ctx, cuts, by_kernels):
+    if by_kernels:
+        _as_on_a_gpu()
+    model = convert_sync_bn(_network())
+    images = torch.randn(7, 3, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    grad = _run(model, images.tensor_split(cuts)[ctx.rank])
+    for p in model.parameters():
+        torch.distributed.all_reduce(p.grad)
+    keys = sorted(model.state_dict())
+    return grad, [p.grad for p in model.parameters()], dict(model.state_dict()), keys
+
+
+@pytest.mark.parametrize("by_kernels", [False, True])
+@pytest.mark.parametrize("cuts", [[5, 5], [0, 4]])  # 5, 0 and 2 images, or 0, 4 and 3: one rank has none
+def test_equals_one_process_with_the_whole_batch(by_kernels, cuts):
+    model = _network()
+    images = torch.randn(7, 3, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    expected = _run(model, images)
+    results = run_ranks(3, _share, cuts, by_kernels)
+    torch.testing.assert_close(torch.cat([r[0] for r in results]), expected, rtol=1e-10, atol=1e-12)
+    for grads, state in ((r[1], r[2]) for r in results):
+        for ours, theirs in zip(grads, model.parameters()):
+            torch.testing.assert_close(ours, theirs.grad, rtol=1e-10, atol=1e-12)
+        for key, value in model.state_dict().items():
+            if value.is_floating_point():
+                torch.testing.assert_close(state[key], value, rtol=1e-10, atol=1e-12)
+    assert results[0][3] == sorted(model.state_dict())
+
+
+def _average(ctx):
+    model = nn.BatchNorm2d(3)
+    model.running_mean.fill_(ctx.rank)
+    average_buffers(model, ctx)
+    return model.running_mean
+
+
+def test_buffers_are_averaged_over_ranks():
+    for mean in run_ranks(2, _average):
+        assert mean.tolist() == [0.5, 0.5, 0.5]
+
+
+def _mixed(ctx):
+    """bfloat16 in channels_last, as under autocast: by our operations, and by kernels."""
+    images = torch.randn(4, 6, 5, 5, generator=torch.Generator().manual_seed(ctx.rank))
+    images = images.bfloat16().contiguous(memory_format=torch.channels_last)
+    results = []
+    for by_kernels in (False, True):
+        if by_kernels:
+            _as_on_a_gpu()
+        norm = convert_sync_bn(nn.BatchNorm2d(6))
+        x = images.clone().requires_grad_()
+        out = norm(x)
+        out.float().sin().sum().backward()
+        results.append((out.detach(), x.grad, norm.weight.grad, norm.bias.grad, norm.running_mean, norm.running_var))
+    return results
+
+
+def test_kernels_take_what_autocast_gives_them():
+    for ours, theirs in run_ranks(2, _mixed):
+        for a, b in zip(ours, theirs):
+            assert a.dtype == b.dtype
+            torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
+
+
+def _counted(ctx):
+    norm = convert_sync_bn(nn.BatchNorm2d(6))
+    waits = []
+    for by_kernels in (False, True):
+        if by_kernels:
+            _as_on_a_gpu()
+            torch.batch_norm_gather_stats_with_counts = lambda x, means, inverses, *_: (means[0], inverses[0])
+        with KernelCount() as count:
+            norm(torch.randn(3, 6, 4, 4).requires_grad_()).sum().backward()
+        waits.append(dict(count.waits))
+    return waits
+
+
+def test_nothing_waits_for_the_device():
+    assert run_ranks(1, _counted) == [[{}, {}]]
+
+
+def test_conversion_changes_nothing_else():
+    """Keys, parameters and buffers are the same objects; scoring, fused weights and the averaged model as before."""
+    plain = build_detector("yolov8n", 3, seed=1)
+    keys, held = list(plain.state_dict()), [*plain.parameters(), *plain.buffers()]
+    images = torch.rand(1, 3, 64, 64)
+    expected = [level.detach() for level in plain.eval()(images)]
+    fused = [level.detach() for level in plain.fuse()(images)]
+    plain.train()
+    converted = convert_sync_bn(plain)
+    assert converted is plain
+    assert sum(isinstance(module, GlobalBatchNorm2d) for module in plain.modules()) == 57
+    assert list(plain.state_dict()) == keys
+    assert all(a is b for a, b in zip([*plain.parameters(), *plain.buffers()], held, strict=True))
+    averaged = ModelEma(plain, decay=0.9, tau=1).module
+    for model in (plain.eval(), averaged):
+        assert all(torch.equal(a, b) for a, b in zip(model(images), expected))
+        assert not any(isinstance(module, nn.BatchNorm2d) for module in model.fuse().modules())
+        assert all(torch.equal(a, b) for a, b in zip(model.fuse()(images), fused))

@@ -1,0 +1,128 @@
+"""The same bits on any number of processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.parallel.virtual_ranks import SubtreeSum, sum_over_processes
+from tests.engine.test_train_step import global_batch, make_step, weights_of
+from tests.helpers.ranks import run_ranks
+from tests.helpers.same_content import same_content
+from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_model
+from utils.distributed.context import DistributedContext
+from utils.files.checkpoint import read_checkpoint
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Muon"])
+def test_gradients_lie_as_their_parameters_do(optimizer, channels_last):
+    """Fused optimisers walk through both side by side: on a CPU without looking, on a GPU they refuse. So two virtual
+    ranks with the statistics of the whole batch are one."""
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    ends = []
+    for virtual_ranks in (0, 2):
+        step, model = make_step(
+            DistributedContext.single(), "anchor_free", optimizer=optimizer, norm_eval=True, virtual_ranks=virtual_ranks
+        )
+        model.to(memory_format=layout)
+        seen = []
+        take = step.optimizer.step
+        step.optimizer.step = lambda take=take, model=model, seen=seen: (
+            seen.extend(p.grad.stride() == p.stride() for p in model.parameters() if p.grad is not None),
+            take(),
+        )
+        for update in (1, 2):
+            step([global_batch()], [6], update)
+        assert len(seen) > 20
+        assert all(seen)
+        ends.append(weights_of(model))
+    torch.testing.assert_close(*ends, rtol=1e-5, atol=5e-3 if optimizer == "Muon" else 1e-5)  # bfloat16 inside
+
+
+def leaves(count: int, length: int) -> list[torch.Tensor]:
+    """Values of very different sizes: any other order of addition rounds otherwise."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(length, generator=generator) * 10.0 ** (i % 5) for i in range(count)]
+
+
+def tree_of(tensors: list[torch.Tensor]) -> torch.Tensor:
+    while len(tensors) > 1:
+        tensors = [a + b for a, b in zip(tensors[::2], tensors[1::2])]
+    return tensors[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 16])
+def test_subtree_is_the_tree(count):
+    tree = SubtreeSum()
+    for leaf in leaves(count, 100):
+        tree.add(leaf.clone())
+    assert torch.equal(tree.total(), tree_of(leaves(count, 100)))
+    if count > 2:
+        assert not torch.equal(tree.total(), torch.stack(leaves(count, 100)).sum(0))  # the test can fail
+
+
+def test_three_leaves_are_refused():
+    tree = SubtreeSum()
+    for leaf in leaves(3, 4):
+        tree.add(leaf)
+    with pytest.raises(ValueError, match="power of two"):
+        tree.total()
+
+
+def _sum(ctx, count: int, length: int) -> torch.Tensor:
+    own = count // ctx.world_size
+    tree = SubtreeSum()
+    for leaf in leaves(count, length)[ctx.rank * own : (ctx.rank + 1) * own]:
+        tree.add(leaf)
+    return sum_over_processes(ctx, tree.total())
+
+
+@pytest.mark.parametrize("length", [1, 3, 1001])
+def test_every_process_gets_the_tree(length):
+    """Also lengths that the processes do not divide."""
+    for result in run_ranks(4, _sum, 8, length):
+        assert torch.equal(result, tree_of(leaves(8, length)))
+
+
+def train(processes: int, world: Path, name: str, *more: str, workers: int = 0) -> dict:
+    launch = [sys.executable]
+    if processes > 1:
+        launch += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    command = [
+        *launch, "train.py", "--data", str(world / "set" / "data.yaml"), "--imgsz", "64", "--batch-size", "6",
+        "--device", "cpu", "--workers", str(workers), "--amp", "off", "--noplots", "--virtual-ranks", "4",
+        "--project", str(world / "runs"), "--name", name, "--multi-scale", *more,
+        "--set", "mixup=0.5", "close_mosaic=1",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return read_checkpoint(world / "runs" / name / "last.pt")
+
+
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        (TINY_MODEL, ["--optimizer", "Muon", "--epochs", "2"]),
+        (TINY_ANCHOR_MODEL, ["--optimizer", "SGD", "--epochs", "2", "--accumulate", "2"]),
+    ],
+    ids=["anchor-free, Muon", "anchors, SGD, accumulated"],
+)
+def test_one_two_and_four_processes_end_with_the_same_bits(tmp_path, model, more):
+    """Ten images in batches of six: shares of one and two images, and in the last batch shares of one; the workers
+    differ too."""
+    write_dataset(tmp_path / "set")
+    more = ["--model", str(write_model(tmp_path / "model.yaml", model)), *more]
+    one = train(1, tmp_path, "one", *more)
+    same_content(one, train(2, tmp_path, "two", *more, workers=1))
+    same_content(one, train(4, tmp_path, "four", *more))
+    whole = train(1, tmp_path, "whole", *more, "--virtual-ranks", "1")
+    assert not torch.equal(whole["model"]["model.0.conv.weight"], one["model"]["model.0.conv.weight"])

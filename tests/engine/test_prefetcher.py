@@ -1,0 +1,98 @@
+"""Batches one step ahead: in order, as many as asked for, and never across a decision that validation makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from engine.prefetcher import DeviceFeed
+from engine.trainer import Trainer
+from tests.helpers.tiny import make_batch
+from utils.structures import Batch
+
+CPU = torch.device("cpu")
+
+
+class Loader:
+    """Ten batches, counting those that were fetched."""
+
+    def __init__(self) -> None:
+        self.fetched = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        for number in range(10):
+            self.fetched += 1
+            yield replace(make_batch(1, seed=number), indices=torch.tensor([number]))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_order_and_depth(ahead):
+    loader = Loader()
+    feed = DeviceFeed(iter(loader), device=CPU, ahead=ahead)
+    seen, fetched = [], []
+    for wanted in (1, 1, 2, 2, 1, 0, 0):
+        seen.append(int(next(feed).indices))
+        feed.stage(wanted)
+        fetched.append(loader.fetched)
+    assert seen == list(range(7))
+    assert fetched == ([2, 3, 5, 6, 6, 6, 7] if ahead else [1, 2, 3, 4, 5, 6, 7])
+    assert [int(b.indices) for b in feed] == [7, 8, 9]
+    assert feed.take_wait() > 0 == feed.take_wait()
+
+
+def test_without_a_gpu_nothing_is_fetched_ahead():
+    loader = Loader()
+    feed = DeviceFeed(iter(loader), device=CPU)
+    feed.stage(3)
+    assert loader.fetched == 0
+
+
+def test_what_the_loader_sends_is_rendered_once():
+    rendered = []
+
+    def render(batch: Batch) -> Batch:
+        rendered.append(int(batch.indices))
+        return replace(batch, paths=("rendered",))
+
+    feed = DeviceFeed(iter(Loader()), device=CPU, render=render, ahead=True)
+    for number in range(4):
+        assert next(feed).paths == ("rendered",)
+        feed.stage(1)
+        assert rendered == list(range(number + 2))
+
+
+def test_a_mistake_in_the_data_comes_through():
+    def broken() -> Iterator[Batch]:
+        yield make_batch(1)
+        raise ValueError("damaged")
+
+    feed = DeviceFeed(broken(), device=CPU, ahead=True)
+    next(feed)
+    with pytest.raises(ValueError, match="damaged"):
+        feed.stage(1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "epoch", "weights", "wanted"),
+    [(2, 0, None, 3), (5, 0, None, 2), (7, 0, None, 3), (7, 1, None, 0), (7, 0, [1.0], 0), (5, 0, [1.0], 2)],
+)
+def test_what_the_next_step_wants(batch, epoch, weights, wanted):
+    loader = type("L", (), {"__len__": lambda self: 7, "class_weights": weights})()
+    trainer = SimpleNamespace(
+        train_loader=loader, accumulate=3, epochs=2, progress=SimpleNamespace(batch=batch, epoch=epoch)
+    )
+    assert Trainer._wanted_next(trainer) == wanted
+
+
+def test_a_stream_that_takes_a_batch_is_told_to_the_allocator(monkeypatch):
+    told = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: told.append((tensor, stream)))
+    batch = make_batch(2)
+    batch.record_stream("stream")
+    assert {id(tensor) for tensor, _ in told} == {
+        id(v) for v in (getattr(batch, f) for f in batch.__slots__) if isinstance(v, torch.Tensor)
+    }

@@ -1,0 +1,129 @@
+"""Trainings as real processes that a test kills, signals and counts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from utils.distributed.spawn import free_port
+
+ROOT = Path(__file__).parents[2]
+LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Processes:
+    """One launch: the processes started, and all that descend from them, found by a mark in their environment."""
+
+    def __init__(self, log: Path, odd: str = "") -> None:
+        self.mark = uuid.uuid4().hex
+        self.log = log
+        self.started: list[subprocess.Popen] = []
+        self._environment = {k: v for k, v in os.environ.items() if k not in LAUNCHED}
+        self._environment |= {"OMP_NUM_THREADS": "1", "TEST_MARK": self.mark, "ODD": odd}
+
+    def start(self, command: list[str], folder: Path = ROOT, **environment: str) -> subprocess.Popen:
+        with open(self.log, "ab") as file:
+            process = subprocess.Popen(
+                command, cwd=folder, env=self._environment | environment, stdout=file, stderr=subprocess.STDOUT
+            )
+        self.started.append(process)
+        return process
+
+    def ranks(self, world: int, *flags: str) -> None:
+        """``world`` ranks of tests/robustness/odd_train.py, started by nobody but this test."""
+        port = str(free_port())
+        for rank in range(world):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
+            launched = place | {"MASTER_PORT": port} if world > 1 else {}
+            self.start([sys.executable, "tests/robustness/odd_train.py", *flags], **launched)
+
+    def pair(self, flags: list[list[str]], *, script: str = "train.py", folders: list[Path] | None = None) -> None:
+        """Two ranks of ``script`` with flags of their own, each in a working folder of its own if there are any."""
+        port = str(free_port())
+        for rank, given in enumerate(flags):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+            place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            if folders:  # two machines
+                place |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(rank)}
+            folder = folders[rank] if folders else ROOT
+            self.start([sys.executable, str(ROOT / script), *given], folder, **place)
+
+    def torchrun(self, options: list[str], *flags: str) -> subprocess.Popen:
+        return self.start(
+            [sys.executable, "-m", "torch.distributed.run", *options, "tests/robustness/odd_train.py", *flags]
+        )
+
+    def alive(self) -> list[int]:
+        """Process ids of all that are left of this launch."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit():
+                try:
+                    marked = self.mark.encode() in (folder / "environ").read_bytes()
+                    zombie = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+                except OSError:
+                    continue
+                if marked and not zombie:
+                    found.append(int(folder.name))
+        return found
+
+    def children(self, process: subprocess.Popen) -> list[int]:
+        """The ranks that a launcher has started."""
+        path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        return [
+            pid
+            for pid in map(int, path.read_text().split())
+            if b"train.py" in (text := Path(f"/proc/{pid}/cmdline").read_bytes()) or b"spawn_main" in text
+        ]
+
+    def wait_gone(self, timeout: float) -> float:
+        """Seconds until nothing is left. Fails with what is left after ``timeout``."""
+        begun = time.monotonic()
+        while left := self.alive():
+            for process in self.started:
+                process.poll()
+            if time.monotonic() - begun > timeout:
+                names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left if Path(f"/proc/{pid}").exists()]
+                raise AssertionError(f"left after {timeout} s: {names}\n{self.output()}")
+            time.sleep(0.05)
+        return time.monotonic() - begun
+
+    def codes(self, timeout: float = 240) -> list[int]:
+        """Exit codes, once all that were started have ended."""
+        try:
+            return [process.wait(timeout) for process in self.started]
+        except subprocess.TimeoutExpired:
+            raise AssertionError(self.output()) from None
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def until(self, condition: Callable[[], bool], timeout: float = 120) -> None:
+        """Waits for ``condition``; fails with the output when it does not come or all processes end."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            ended = all(process.poll() is not None for process in self.started)
+            assert not ended or condition(), self.output()
+            assert time.monotonic() < deadline, self.output()
+            time.sleep(0.02)
+
+    def kill_all(self) -> None:
+        for pid in self.alive():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill_all()
+        for process in self.started:
+            process.wait()

@@ -1,0 +1,58 @@
+"""Small data sets of rectangles on smooth noise, with an index made without a scan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from data.index.index import DatasetIndex
+
+OBJECT = (250, 20, 20)  # RGB of the rectangles that labels lie on
+GEOMETRIES = {  # hyper-parameters, for every kind of matrix a renderer meets
+    "plain": {},
+    "zoom": {"scale": 0.9},
+    "flips": {"fliplr": 0.5, "flipud": 0.5},
+    "rotate": {"degrees": 30.0},
+    "shear": {"degrees": 5.0, "shear": 15.0, "flipud": 0.5},
+    "perspective": {"degrees": 10.0, "perspective": 0.001},
+}
+
+
+def smooth_image(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+    """Noise without fine detail, so that two ways of resampling it agree closely. Its red stays below OBJECT's."""
+    coarse = rng.integers(30, 200, (max(height // 24, 2), max(width // 24, 2), 3), dtype=np.uint8)
+    coarse[..., 0] //= 2
+    return cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
+
+
+def write_dataset(
+    folder: Path, sizes: list[tuple[int, int]], *, objects: int = 2, classes: int = 3, seed: int = 0
+) -> DatasetIndex:
+    """PNG files of the given heights and widths, each with up to ``objects`` labelled rectangles."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths, boxes, labels, offsets = [], [], [], [0]
+    for i, (height, width) in enumerate(sizes):
+        image = smooth_image(rng, height, width)
+        for _ in range(int(rng.integers(objects + 1))):
+            w, h = (int(v) for v in rng.integers(8, min(height, width) // 2, 2))
+            x, y = int(rng.integers(width - w)), int(rng.integers(height - h))
+            image[y : y + h, x : x + w] = OBJECT
+            boxes.append((x, y, w, h))
+            labels.append(int(rng.integers(classes)))
+        path = folder / f"{i:03d}.png"
+        path.write_bytes(cv2.imencode(".png", image[..., ::-1])[1].tobytes())
+        paths.append(str(path))
+        offsets.append(len(boxes))
+    index = DatasetIndex.of(
+        names=[f"class{c}" for c in range(classes)],
+        paths=paths,
+        image_hw=np.array(sizes),
+        offsets=np.array(offsets),
+        boxes_xywh_px=np.array(boxes),
+        classes=np.array(labels),
+    )
+    return replace(index, fingerprint="synthetic")

@@ -1,0 +1,285 @@
+"""Assignment against slow loops in float64 Python."""
+
+import numpy as np
+import pytest
+import torch
+
+from models.assigners import task_aligned
+from models.assigners.candidates import candidate_cells, match_anchors, settle_conflicts
+from models.assigners.task_aligned import (
+    Assignment,
+    PairGroup,
+    TaskAlignedAssigner,
+    alignment,
+    best_pairs,
+    count_pairs,
+    group_pairs,
+    list_pairs,
+)
+from models.heads.boxes import cell_centres
+from utils.boxes import cxcywh_to_xyxy, iou, scale_boxes, xyxy_to_cxcywh
+
+STRIDES = (8, 16, 32)
+CANVAS = 128
+SHAPES = tuple((CANVAS // s, CANVAS // s) for s in STRIDES)
+ALPHA, BETA = 0.5, 6.0
+
+
+def pyramid() -> torch.Tensor:
+    centres, strides = cell_centres(SHAPES, STRIDES, torch.device("cpu"))
+    return centres * strides
+
+
+def scene(batch: int, slots: int, classes: int, seed: int):
+    """Targets (some tiny, some overlapping, some slots empty) and predictions near them."""
+    rng = np.random.default_rng(seed)
+    centre, size = (
+        rng.uniform(10, 118, (batch, slots, 2)),
+        np.exp(rng.uniform(np.log(2), np.log(90), (batch, slots, 2))),
+    )
+    boxes = cxcywh_to_xyxy(torch.from_numpy(np.concatenate((centre, size), -1)).float()).clamp(0, CANVAS)
+    mask = torch.from_numpy(np.arange(slots) < rng.integers(0, slots + 1, (batch, 1)))
+    mask[0] = True
+    boxes[~mask] = 0
+    labels = torch.from_numpy(rng.integers(0, classes, (batch, slots)))
+    centres = pyramid()
+    reach = torch.from_numpy(np.exp(rng.uniform(np.log(2), np.log(40), (batch, len(centres), 4)))).float()
+    predicted = torch.cat((centres - reach[..., :2], centres + reach[..., 2:]), -1)
+    logits = torch.from_numpy(rng.normal(-2, 2, (batch, len(centres), classes))).float()
+    return logits, predicted, centres, labels, boxes, mask
+
+
+def groups_of(boxes: torch.Tensor, mask: torch.Tensor) -> list[PairGroup]:
+    """Groups of images, as the loss makes them: from the targets on the host."""
+    image = mask.nonzero()[:, :1].float()
+    boxes = xyxy_to_cxcywh(boxes[mask].double() / CANVAS).float()
+    targets = torch.cat((image, torch.zeros_like(image), boxes), 1).numpy()
+    groups = group_pairs(targets, len(mask), SHAPES, STRIDES, (CANVAS, CANVAS), boxes.device)
+    # Boxes that were not made from these targets may round otherwise.
+    return [group._replace(room=group.room + 64) for group in groups]
+
+
+def assign(assigner: TaskAlignedAssigner, logits, predicted, centres, labels, boxes, mask) -> Assignment:
+    assert len(centres) == predicted.shape[1]
+    return assigner(logits, predicted, labels, boxes, mask, SHAPES, STRIDES, groups_of(boxes, mask))
+
+
+def inside_by_hand(point, box, stride: float) -> bool:
+    return all(
+        abs(point[i] - (box[i] + box[i + 2]) / 2) <= max((box[i + 2] - box[i]) / 2, stride / 2 + 1e-3) for i in (0, 1)
+    )
+
+
+def assign_by_loops(logits, predicted, centres, labels, boxes, mask, stride, topk):
+    """{(image, target, cell): score}, one comparison at a time."""
+    overlaps = iou(predicted.double()[:, None], boxes.double()[:, :, None], "ciou").clamp(min=0.01)
+    result = {}
+    for b in range(len(boxes)):
+        claims: dict[int, list[tuple[float, int, float]]] = {}
+        for k in range(boxes.shape[1]):
+            metric = {}
+            for n in range(len(centres)):
+                if mask[b, k] and inside_by_hand(centres[n].tolist(), boxes[b, k].tolist(), stride):
+                    score = 1 / (1 + np.exp(-float(logits[b, n, labels[b, k]])))
+                    metric[n] = score**ALPHA * float(overlaps[b, k, n]) ** BETA
+            for n in sorted(metric, key=metric.get, reverse=True)[:topk]:
+                if metric[n] > 0:
+                    claims.setdefault(n, []).append((float(overlaps[b, k, n]), -k, metric[n]))
+        owner = {n: max(claim) for n, claim in claims.items()}
+        for k in range(boxes.shape[1]):
+            mine = {n: (overlap, metric) for n, (overlap, k_, metric) in owner.items() if -k_ == k}
+            for n, (_, metric) in mine.items():
+                best_overlap, best_metric = (max(v[i] for v in mine.values()) for i in (0, 1))
+                result[b, k, n] = metric / best_metric * best_overlap
+    return result
+
+
+def as_dictionary(assignment) -> dict:
+    return {
+        (b, k, int(n)): float(s)
+        for (b, k, j), s in np.ndenumerate(assignment.scores.numpy())
+        if s > 0
+        for n in [assignment.cells[b, k, j]]
+    }
+
+
+@pytest.mark.parametrize(("topk", "seed"), [(10, 0), (3, 1), (1, 2), (1000, 3)])
+def test_task_aligned_assignment_equals_loops(topk, seed):
+    inputs = scene(3, 7, 4, seed)
+    assigner = TaskAlignedAssigner(topk=topk, alpha=ALPHA, beta=BETA)
+    assignment = assign(assigner, *inputs)
+    expected = assign_by_loops(*inputs, 8, topk)
+    found = as_dictionary(assignment)
+    assert found.keys() == expected.keys()
+    np.testing.assert_allclose([found[k] for k in expected], list(expected.values()), rtol=2e-3, atol=1e-7)
+    assert len({(b, n) for b, _, n in found}) == len(found), "a cell answers for one target"
+    assert not assignment.scores[~inputs[-1]].any()
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.5, 6.0), (1.0, 6.0), (0.5, 2.5), (0.0, 1.0)])
+def test_general_exponents(alpha, beta):
+    generator = torch.Generator().manual_seed(0)
+    logits, overlap = torch.randn(500, generator=generator), torch.rand(500, generator=generator)
+    expected = logits.double().sigmoid() ** alpha * overlap.double() ** beta
+    torch.testing.assert_close(alignment(logits, overlap, alpha, beta).double(), expected, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("extra", [0, 37])
+def test_the_pairs_are_the_cells_in_each_target_in_order(seed, extra):
+    _, _, centres, _, boxes, mask = scene(3, 9, 2, seed)
+    boxes[0, 0] = torch.tensor([0.0, 0.0, CANVAS, CANVAS])
+    boxes[0, 1] = torch.tensor([CANVAS, CANVAS, CANVAS, CANVAS])  # nothing is left of it, at the far corner
+    expected = (candidate_cells(centres, boxes, 8.0) & mask[..., None]).flatten(0, 1)
+    pairs = list_pairs(boxes.flatten(0, 1), mask.flatten(), SHAPES, STRIDES, int(expected.sum()) + extra)
+    assert torch.equal(pairs.ends, expected.sum(1).cumsum(0))
+    slot, cell = expected.nonzero(as_tuple=True)
+    assert torch.equal(pairs.slot[: len(slot)], slot)
+    assert torch.equal(pairs.cell[: len(cell)], cell)
+    assert ((pairs.cell >= 0) & (pairs.cell < len(centres))).all()
+    assert len(pairs.slot) == len(slot) + extra
+
+
+def test_the_host_counts_the_pairs_that_the_device_lists():
+    """From the same targets, on odd canvases and with boxes whose edges lie on cells' centres."""
+    rng = np.random.default_rng(0)
+    shapes, canvas_hw = ((20, 36), (10, 18), (5, 9)), (160, 288)
+    targets = np.zeros((4000, 6), np.float32)
+    targets[:, 0] = np.sort(rng.integers(0, 5, 4000))
+    targets[:, 2:4] = rng.uniform(0, 1, (4000, 2))
+    targets[:, 4:] = np.exp(rng.uniform(np.log(0.001), 0, (4000, 2)))
+    edges = rng.integers(0, 40, (2000, 4)) * 4.0
+    low, high = np.minimum(edges[:, :2], edges[:, 2:]), np.maximum(edges[:, :2], edges[:, 2:])
+    targets[:2000, 2:] = np.concatenate(((low + high) / 2, high - low), 1) / [288, 160, 288, 160]
+    boxes = scale_boxes(cxcywh_to_xyxy(torch.from_numpy(targets[:, 2:])), 288, 160)
+    per_image = count_pairs(targets, 6, shapes, STRIDES, canvas_hw)
+    pairs = list_pairs(boxes, torch.ones(4000, dtype=torch.bool), shapes, STRIDES, sum(per_image))
+    own = torch.diff(pairs.ends, prepend=torch.zeros(1, dtype=torch.long))
+    assert np.bincount(targets[:, 0].astype(int), own.numpy(), minlength=6).tolist() == per_image
+    assert per_image[5] == 0 < per_image[0]
+
+
+def test_the_best_pairs_of_each_target_equals_going_to_the_first():
+    ends = torch.tensor([4, 4, 9, 10])
+    metric = torch.tensor([0.5, 0.0, 0.7, 0.5, 1e-20, 3e-20, 2.0, 2.0, 0.0, 0.25, 9.0, 9.0])
+    slot = torch.tensor([0, 0, 0, 0, 2, 2, 2, 2, 2, 3, 3, 3])  # the last two are no pairs
+    best, exists = best_pairs(task_aligned.CandidatePairs(slot, slot, ends), metric, 3)
+    assert exists.sum(1).tolist() == [3, 0, 3, 1]
+    assert best[0].tolist() == [2, 0, 3]
+    assert best[2].tolist() == [6, 7, 5]
+    assert best[3, 0] == 9
+
+
+def test_groups_of_images_change_nothing(monkeypatch):
+    inputs = scene(5, 6, 3, 4)
+    assigner = TaskAlignedAssigner(topk=10, alpha=ALPHA, beta=BETA)
+    whole = assign(assigner, *inputs)
+    assert len(groups_of(inputs[4], inputs[5])) == 1
+    monkeypatch.setattr(task_aligned, "_GROUP_PAIRS_CPU", 1)
+    assert len(groups_of(inputs[4], inputs[5])) > 2
+    single = assign(assigner, *inputs)
+    assert all(torch.equal(a, b) for a, b in zip(whole, single))
+
+
+def test_every_target_however_small_has_a_candidate_and_large_ones_no_more_than_they_hold():
+    rng = np.random.default_rng(0)
+    centre = np.concatenate((rng.uniform(0, CANVAS, (500, 2)), rng.integers(0, CANVAS // 8 + 1, (100, 2)) * 8.0))
+    size = rng.uniform(0.01, 8, (600, 2))
+    boxes = cxcywh_to_xyxy(torch.from_numpy(np.concatenate((centre, size), -1)).float())[None]
+    assert candidate_cells(pyramid(), boxes, 8.0).any(-1).all()
+    large = torch.tensor([[[10.0, 20, 50, 90]]])
+    x, y = pyramid().unbind(-1)
+    exact = (x >= 10) & (x <= 50) & (y >= 20) & (y <= 90)
+    assert torch.equal(candidate_cells(pyramid(), large, 8.0)[0, 0], exact)
+
+
+def test_a_tiny_target_is_learnt_from_an_untrained_head():
+    """Boxes of an untrained head are far too large; the target must still pull at a cell."""
+    centres = pyramid()
+    predicted = torch.cat((centres - 60, centres + 60), -1)[None]
+    boxes = torch.tensor([[[61.0, 61, 63, 63]]])
+    assigner = TaskAlignedAssigner(topk=10, alpha=ALPHA, beta=BETA)
+    labels, mask = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
+    logits = torch.full((1, len(centres), 1), -8.0)
+    assignment = assign(assigner, logits, predicted, centres, labels, boxes, mask)
+    assert iou(predicted, boxes, "ciou").max() < 0.001
+    assert assignment.scores.max() == pytest.approx(0.01)
+
+
+def test_equal_claims_go_to_the_earlier_target():
+    cells = torch.tensor([[[4, 1], [4, 2], [4, 4]]])
+    overlap = torch.tensor([[[0.5, 0.3], [0.5, 0.2], [0.4, 0.9]]])
+    metric = torch.tensor([[[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]]])
+    held = settle_conflicts(cells, metric, overlap, 6)
+    assert held.tolist() == [[[True, True], [False, True], [False, False]]]
+
+
+@pytest.mark.parametrize(("batch", "slots"), [(0, 16), (2, 1)])
+def test_no_images_and_no_targets(batch, slots):
+    centres = pyramid()
+    assigner = TaskAlignedAssigner(topk=10, alpha=ALPHA, beta=BETA)
+    assignment = assign(
+        assigner,
+        torch.zeros(batch, len(centres), 3),
+        torch.zeros(batch, len(centres), 4),
+        centres,
+        torch.zeros(batch, slots, dtype=torch.long),
+        torch.zeros(batch, slots, 4),
+        torch.zeros(batch, slots, dtype=torch.bool),
+    )
+    assert assignment.cells.shape == assignment.scores.shape == (batch, slots, 10)
+    assert not assignment.scores.any()
+
+
+def match_by_loops(targets, anchors, grid_hw, anchor_t) -> dict:
+    """{(target, anchor, x, y): box relative to that cell}."""
+    height, width = grid_hw
+    result = {}
+    for m, (_, _, cx, cy, w, h) in enumerate(targets.double().tolist()):
+        cx, cy, w, h = cx * width, cy * height, w * width, h * height
+        x, y = int(cx), int(cy)
+        cells = {(x, y), (x - 1, y) if cx - x < 0.5 else (x + 1, y), (x, y - 1) if cy - y < 0.5 else (x, y + 1)}
+        for a, (aw, ah) in enumerate(anchors.double().tolist()):
+            if max(w / aw, aw / w, h / ah, ah / h) >= anchor_t:
+                continue
+            for i, j in cells:
+                if 0 <= i < width and 0 <= j < height:
+                    result[m, a, i, j] = (cx - i, cy - j, w, h)
+    return result
+
+
+def test_anchor_matches_equal_loops():
+    rng = np.random.default_rng(0)
+    targets = torch.from_numpy(rng.uniform(0, 1, (60, 6))).float()
+    targets[:, 0], targets[:, 1] = torch.arange(60) // 20, torch.arange(60) % 4
+    targets[:, 4:] = targets[:, 4:] * 0.6 + 0.02
+    targets[0, 2:4] = 0.001  # the corners have no neighbours outside
+    targets[1, 2:4] = 0.999
+    anchors = torch.tensor([[1.2, 1.6], [2.0, 3.7], [4.1, 2.9]])
+    matches = match_anchors(targets, anchors, (9, 12), 3.0)
+    expected = match_by_loops(targets, anchors, (9, 12), 3.0)
+    target = torch.arange(60).repeat_interleave(9)
+    found = {}
+    for p in matches.valid.nonzero()[:, 0].tolist():
+        key = int(target[p]), int(matches.anchor[p]), int(matches.cell[p]) % 12, int(matches.cell[p]) // 12
+        found[key] = matches.boxes_cxcywh_cells[p].tolist()
+        assert int(matches.image[p]) == key[0] // 20
+        assert int(matches.label[p]) == key[0] % 4
+    assert found.keys() == expected.keys()
+    np.testing.assert_allclose([found[k] for k in expected], list(expected.values()), atol=1e-4)
+    assert len(found) > 100
+    assert matches.cell.min() >= 0
+    assert matches.cell.max() < 9 * 12
+
+
+def test_a_centre_on_the_far_edge_stays_in_the_grid_and_a_flat_box_matches_nothing():
+    targets = torch.tensor([[0.0, 0, 1.0, 1.0, 0.3, 0.3], [0, 0, 0.5, 0.5, 0.3, 0.0]])
+    matches = match_anchors(targets, torch.tensor([[2.0, 2.0]]), (8, 8), 4.0)
+    assert matches.valid.tolist() == [True, False, False, False, False, False]
+    assert matches.cell[0] == 63
+
+
+def test_matching_no_targets():
+    matches = match_anchors(torch.zeros(0, 6), torch.ones(3, 2), (4, 4), 4.0)
+    assert matches.valid.shape == (0,)
+    assert matches.boxes_cxcywh_cells.shape == (0, 4)

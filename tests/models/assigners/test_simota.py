@@ -1,0 +1,170 @@
+"""SimOTA against plain loops in float64, and what the step relies on."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from models.assigners import candidates as assigners
+from models.assigners.simota import SimOtaAssigner
+from models.heads.boxes import cell_centres
+from tests.models.assigners.test_assigners import CANVAS, STRIDES, inside_by_hand, scene
+
+
+def pyramid_strides() -> torch.Tensor:
+    shapes = tuple((CANVAS // s, CANVAS // s) for s in STRIDES)
+    return cell_centres(shapes, STRIDES, torch.device("cpu"))[1]
+
+
+def simota_scene(batch: int, slots: int, classes: int, seed: int) -> tuple:
+    """As `scene`, its predictions pulled towards targets, so that targets want many cells; with objectness."""
+    logits, predicted, centres, labels, boxes, mask = scene(batch, slots, classes, seed)
+    rng = np.random.default_rng(seed)
+    chosen = torch.from_numpy(rng.integers(0, slots, (batch, len(centres))))
+    target = boxes.gather(1, chosen[..., None].expand(-1, -1, 4))
+    pull = torch.from_numpy(rng.uniform(0, 1, (batch, len(centres), 1))).float()
+    predicted = torch.where(target.any(-1, keepdim=True), torch.lerp(predicted, target, pull), predicted)
+    objectness = torch.from_numpy(rng.normal(-1, 2, (batch, len(centres), 1))).float()
+    return objectness, logits, predicted, centres, pyramid_strides(), labels, boxes, mask
+
+
+def iou_by_hand(a: list[float], b: list[float]) -> float:
+    width, height = (max(0.0, min(a[i + 2], b[i + 2]) - max(a[i], b[i])) for i in (0, 1))
+    area_a, area_b = ((box[2] - box[0]) * (box[3] - box[1]) for box in (a, b))
+    return width * height / (area_a + area_b - width * height + 1e-7)
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def assign_by_loops(objectness, logits, predicted, centres, strides, labels, boxes, mask) -> dict:
+    """{(image, cell): (target, IoU)}, one pair at a time."""
+    result = {}
+    places = list(zip(centres.double().tolist(), strides[:, 0].tolist()))
+    for b in range(len(boxes)):
+        rows, claims = predicted[b].double().tolist(), {}
+        scores = [
+            [math.sqrt(sigmoid(o) * sigmoid(z)) for z in row]
+            for (o,), row in zip(objectness[b].double().tolist(), logits[b].double().tolist())
+        ]
+        for k, box in enumerate(boxes[b].double().tolist()):
+            if not mask[b, k]:
+                continue
+            middle = [(box[i] + box[i + 2]) / 2 for i in (0, 1)]
+            costs, overlaps = {}, {}
+            for n, (centre, stride) in enumerate(places):
+                inside = inside_by_hand(centre, box, min(STRIDES))
+                near = all(abs(centre[i] - middle[i]) < 2.5 * stride for i in (0, 1))
+                if not (inside or near):
+                    continue
+                overlaps[n] = iou_by_hand(rows[n], box)
+                entropy = -sum(math.log(p if c == labels[b, k] else 1 - p) for c, p in enumerate(scores[n]))
+                costs[n] = entropy - 3 * math.log(overlaps[n] + 1e-8) + (0 if inside and near else 1e5)
+            count = max(1, int(sum(sorted(overlaps.values(), reverse=True)[:10])))
+            for n in sorted(costs, key=costs.get)[:count]:
+                claims.setdefault(n, []).append((costs[n], k, overlaps[n]))
+        for n, rivals in claims.items():
+            _, k, overlap = min(rivals)
+            result[b, n] = (k, overlap)
+    return result
+
+
+def as_dictionary(claims) -> dict:
+    found = {}
+    for b, k, t in claims.held.nonzero().tolist():
+        key = b, int(claims.cells[b, k, t])
+        assert key not in found, "a cell answers for one target"
+        found[key] = k, float(claims.overlap[b, k, t])
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_assignment_equals_loops(seed: int) -> None:
+    inputs = simota_scene(3, 7, 4, seed)
+    claims = SimOtaAssigner()(*inputs, finest_stride=min(STRIDES))
+    expected, found = assign_by_loops(*inputs), as_dictionary(claims)
+    assert {key: k for key, (k, _) in found.items()} == {key: k for key, (k, _) in expected.items()}
+    np.testing.assert_allclose([found[k][1] for k in expected], [v[1] for v in expected.values()], rtol=1e-4, atol=1e-6)
+    per_target = claims.held.sum(-1)
+    assert not per_target[~inputs[-1]].any()
+    assert per_target.max() > 3, "some target wants several cells"
+
+
+def test_loops_see_conflicts_and_far_cells() -> None:
+    """The scenes are hard enough: targets contest cells, and some take cells that are only near their middle."""
+    contested = 0
+    for seed in range(8):
+        inputs = simota_scene(3, 7, 4, seed)
+        alone = 0
+        for k in range(7):
+            only = inputs[-1].clone()
+            only[:, :k] = only[:, k + 1 :] = False
+            alone += int(SimOtaAssigner()(*inputs[:-1], only, finest_stride=8).held.sum())
+        contested += alone - int(SimOtaAssigner()(*inputs, finest_stride=8).held.sum())
+    assert contested > 0
+
+
+def test_one_to_one_keeps_the_cheapest_cell_of_each() -> None:
+    inputs = simota_scene(4, 6, 3, 1)
+    mask = inputs[-1]
+    one = SimOtaAssigner(one_to_one=True)(*inputs, finest_stride=8)
+    assert one.cells.shape == (4, 6, 1)
+    assert torch.equal(one.held[..., 0], mask), "each target has a cell, also where others contest it"
+    for b in range(4):
+        taken = one.cells[b, one.held[b]].tolist()
+        assert len(taken) == len(set(taken))
+    for k in range(6):  # alone, a target gets the cheapest of its many
+        only = torch.zeros_like(mask)
+        only[:, k] = mask[:, k]
+        many, single = (SimOtaAssigner(one_to_one=o)(*inputs[:-1], only, finest_stride=8) for o in (False, True))
+        first = many.cells[:, k, :1]  # cells come in the order of their cost
+        assert torch.equal(single.cells[:, k][only[:, k]], first[only[:, k]])
+
+
+def test_groups_of_images_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = simota_scene(5, 6, 3, 4)
+    whole = SimOtaAssigner()(*inputs, finest_stride=8)
+    monkeypatch.setattr(assigners, "_GROUP_ELEMENTS_CPU", 1)
+    single = SimOtaAssigner()(*inputs, finest_stride=8)
+    assert all(torch.equal(a, b) for a, b in zip(whole, single))
+
+
+def test_every_target_alone_gets_a_cell_however_small_or_badly_predicted() -> None:
+    rng = np.random.default_rng(0)
+    centre, size = rng.uniform(0, CANVAS, (200, 1, 2)), rng.uniform(0.01, 100, (200, 1, 2))
+    boxes = torch.from_numpy(np.concatenate((centre - size / 2, centre + size / 2), -1)).float()
+    _, logits, predicted, centres, strides, *_ = simota_scene(1, 1, 2, 0)
+    logits, far = logits.expand(200, -1, -1), (predicted + 1000).expand(200, -1, -1)
+    labels, mask = torch.zeros(200, 1, dtype=torch.long), torch.ones(200, 1, dtype=torch.bool)
+    claims = SimOtaAssigner()(logits[..., :1], logits, far, centres, strides, labels, boxes, mask, 8)
+    assert claims.held.sum(-1).eq(1).all()
+    assert (claims.overlap == 0).all()
+
+
+@pytest.mark.parametrize("value", [-200.0, 200.0])
+def test_extreme_scores_stay_finite(value: float) -> None:
+    inputs = simota_scene(2, 3, 3, 0)
+    claims = SimOtaAssigner()(torch.full_like(inputs[0], value), torch.full_like(inputs[1], value), *inputs[2:], 8)
+    assert claims.held[inputs[-1]].any()
+    assert claims.overlap.isfinite().all()
+
+
+@pytest.mark.parametrize(("batch", "slots"), [(0, 16), (2, 1)])
+def test_no_images_and_no_targets(batch: int, slots: int) -> None:
+    _, _, _, centres, strides, *_ = simota_scene(1, 1, 2, 0)
+    cells = len(centres)
+    claims = SimOtaAssigner()(
+        torch.zeros(batch, cells, 1),
+        torch.zeros(batch, cells, 3),
+        torch.zeros(batch, cells, 4),
+        centres,
+        strides,
+        torch.zeros(batch, slots, dtype=torch.long),
+        torch.zeros(batch, slots, 4),
+        torch.zeros(batch, slots, dtype=torch.bool),
+        8,
+    )
+    assert claims.cells.shape == claims.held.shape == (batch, slots, 10)
+    assert not claims.held.any()

@@ -1,0 +1,472 @@
+"""Both losses: closed forms, loops, additivity over shares, empty shares, no host sync."""
+
+import dataclasses
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from models.heads.boxes import (
+    anchor_to_cxcywh,
+    cell_centres,
+    distances_to_xyxy,
+    expected_distances,
+    flatten_levels,
+    split_rows,
+)
+from models.losses.anchor import level_weights
+from models.losses.anchor_free import distribution_focal_loss
+from models.losses.base import scaled_difference, smooth_labels, sparse_cross_entropy
+from models.losses.build import build_criterion
+from utils.boxes import cxcywh_to_xyxy, iou
+from utils.config.settings import Hyperparameters
+
+STRIDES = (8, 16, 32)
+CANVAS = 96
+REG_MAX = 16
+HYP = Hyperparameters()
+ANCHORS_PX = [[[10, 13], [16, 30]], [[30, 61], [62, 45]], [[80, 70], [90, 96]]]
+KINDS = ("anchor_free", "anchor", "objectness")
+
+
+def tiny_model(kind: str, classes: int = 3) -> SimpleNamespace:
+    anchors = torch.tensor(ANCHORS_PX, dtype=torch.float32) / torch.tensor(STRIDES)[:, None, None]
+    head = SimpleNamespace(kind=kind, reg_max=REG_MAX, anchors=anchors, is_pair=False)
+    return SimpleNamespace(head=head, strides=STRIDES, num_classes=classes)
+
+
+def channels(kind: str, classes: int = 3) -> int:
+    return {"anchor_free": 4 * REG_MAX + classes, "anchor": 2 * (5 + classes), "objectness": 5 + classes}[kind]
+
+
+def raw_maps(kind: str, batch: int, classes: int = 3, seed: int = 0, bias: float = -2.0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(batch, channels(kind, classes), CANVAS // s, CANVAS // s) for s in STRIDES]
+    maps = [torch.randn(shape, generator=generator) for shape in shapes]
+    for level in maps:
+        level[:, -classes:] += bias
+    return [level.requires_grad_() for level in maps]
+
+
+def some_targets(counts=(3, 0, 5, 1), classes: int = 3, seed: int = 0) -> torch.Tensor:
+    rng = np.random.default_rng(seed)
+    total = sum(counts)
+    image = np.repeat(np.arange(len(counts)), counts)
+    centre, size = rng.uniform(0.1, 0.9, (total, 2)), np.exp(rng.uniform(np.log(0.05), np.log(0.8), (total, 2)))
+    table = np.column_stack((image, rng.integers(0, classes, total), centre, size))
+    return torch.from_numpy(table).float()
+
+
+def gradients(output, raw) -> list[torch.Tensor]:
+    return torch.autograd.grad(output.total, raw, allow_unused=False)
+
+
+# --- pieces
+
+
+def test_sparse_cross_entropy_equals_torch_on_dense_targets():
+    generator = torch.Generator().manual_seed(0)
+    logits = (30 * torch.randn(2, 7, 3, generator=generator, dtype=torch.float64)).requires_grad_()
+    cells = torch.tensor([[1, 4, 4], [0, 6, 2]])
+    targets = torch.rand(2, 3, 3, generator=generator, dtype=torch.float64)
+    targets[0, 2] = 0  # an unused slot names any cell
+    dense = torch.zeros_like(logits).scatter_add(1, cells[..., None].expand(-1, -1, 3), targets)
+    reference = torch.nn.functional.binary_cross_entropy_with_logits(logits, dense, reduction="sum")
+    value = sparse_cross_entropy(logits, cells, targets)
+    torch.testing.assert_close(value, reference, rtol=1e-14, atol=0)
+    rows = (torch.arange(2)[:, None] * 7 + cells).flatten()
+    on_devices = scaled_difference(logits.detach(), rows, targets, torch.tensor(3.0, dtype=torch.float64))
+    torch.testing.assert_close(on_devices, torch.autograd.grad(3 * reference, logits, retain_graph=True)[0])
+    ours, theirs = (torch.autograd.grad(3 * loss, logits)[0] for loss in (value, reference))
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_maps_split_into_rows_as_by_autograd(dtype, layout):
+    raw = [level.detach().to(dtype, memory_format=layout).requires_grad_() for level in raw_maps("anchor_free", 2)]
+    width = 4 * REG_MAX
+    ours, theirs = split_rows(raw, width), flatten_levels(raw).split((width, 3), -1)
+    weights = [torch.randn(part.shape).to(part) for part in theirs]
+    assert all(part.is_contiguous() and torch.equal(part, other) for part, other in zip(ours, theirs))
+    for a, b in zip(*(torch.autograd.grad(parts, raw, weights) for parts in (ours, theirs))):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+
+
+def test_dfl_equals_its_closed_form_and_its_gradient_the_differences():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(50, 7, generator=generator, dtype=torch.float64, requires_grad=True)
+    distance = torch.rand(50, generator=generator, dtype=torch.float64) * 6
+    distance[:3] = torch.tensor([0.0, 6.0, 3.0])
+    probabilities = logits.detach().softmax(-1).tolist()
+    expected = []
+    for p, d in zip(probabilities, distance.tolist()):
+        left = min(int(d), 5)
+        expected.append(-(left + 1 - d) * math.log(p[left]) - (d - left) * math.log(p[left + 1]))
+    np.testing.assert_allclose(distribution_focal_loss(logits, distance).detach().numpy(), expected)
+    assert torch.autograd.gradcheck(lambda x: distribution_focal_loss(x, distance), (logits,))
+    beyond = distribution_focal_loss(logits, torch.full((50,), 99.0, dtype=torch.float64))
+    torch.testing.assert_close(beyond, -logits.log_softmax(-1)[:, -1])
+
+
+def test_expected_distance():
+    logits = torch.randn(5, 4, REG_MAX, dtype=torch.float64)
+    by_hand = (logits.exp() / logits.exp().sum(-1, keepdim=True)) @ torch.arange(REG_MAX, dtype=torch.float64)
+    torch.testing.assert_close(expected_distances(logits), by_hand)
+    assert torch.equal(expected_distances(logits[..., :1]), logits[..., 0]), "one bin is the distance itself"
+
+
+def test_smoothing_keeps_the_sum_and_means_nothing_for_one_class():
+    scores, labels = torch.tensor([0.8, 0.0]), torch.tensor([2, 1])
+    smooth = smooth_labels(scores, labels, 4, 0.1)
+    torch.testing.assert_close(smooth[0], torch.tensor([0.02, 0.02, 0.74, 0.02]))
+    assert not smooth[1].any()
+    torch.testing.assert_close(smooth_labels(scores, labels * 0, 1, 0.1)[:, 0], scores)
+
+
+def test_level_weights_are_the_published_balance_of_means():
+    """A cell's weight in a mean is balance / cells; the ratio of levels is the same on every canvas."""
+    for canvas in (320, 640):
+        cells = np.array([(canvas / s) ** 2 for s in STRIDES])
+        weight = np.array([4.0, 1.0, 0.4]) / cells
+        np.testing.assert_allclose(level_weights(STRIDES), weight / weight[0])
+    assert level_weights((8, 16, 32, 64)) == (1.0,) * 4
+
+
+# --- whole losses against loops
+
+
+def bce(logit: float, target: float) -> float:
+    return max(logit, 0) - logit * target + math.log1p(math.exp(-abs(logit)))
+
+
+def test_anchor_free_loss_equals_loops_over_the_assignment():
+    eps = 0.1
+    model, raw, targets = tiny_model("anchor_free"), raw_maps("anchor_free", 4), some_targets()
+    criterion = build_criterion(model, HYP, label_smoothing=eps)
+    seen = {}
+    inner = criterion.assigner
+
+    def spy(*args, **kwargs):
+        seen["labels"], seen["boxes"] = args[2], args[3]
+        seen["assignment"] = inner(*args, **kwargs)
+        return seen["assignment"]
+
+    criterion.assigner = spy
+    output = criterion(raw, targets, 16)
+
+    flat = torch.cat([level.detach().double().flatten(2) for level in raw], 2)  # (B, channels, N)
+    centres, strides = cell_centres(tuple((CANVAS // s,) * 2 for s in STRIDES), STRIDES, torch.device("cpu"))
+    wanted = np.zeros((4, flat.shape[2], 3))
+    box = dfl = normaliser = 0.0
+    for (b, k, j), score in np.ndenumerate(seen["assignment"].scores.double().numpy()):
+        if score == 0:
+            continue
+        n = int(seen["assignment"].cells[b, k, j])
+        label, target = int(seen["labels"][b, k]), seen["boxes"][b, k].double()
+        wanted[b, n] = score * eps / 3
+        wanted[b, n, label] += score * (1 - eps)
+        logits = flat[b, : 4 * REG_MAX, n].view(4, REG_MAX)
+        predicted = distances_to_xyxy(expected_distances(logits), centres[n].double(), strides[n].double())
+        box += score * (1 - float(iou(predicted, target, "ciou")))
+        middle = (centres[n] * strides[n]).double()
+        true = torch.cat((middle - target[:2], target[2:] - middle)) / strides[n]
+        for side in range(4):
+            p, d = logits[side].softmax(-1).tolist(), min(max(float(true[side]), 0.0), REG_MAX - 1.0)
+            left = min(int(d), REG_MAX - 2)
+            dfl -= score * ((left + 1 - d) * math.log(p[left]) + (d - left) * math.log(p[left + 1])) / 4
+        normaliser += score
+    logits = flat[:, 4 * REG_MAX :].transpose(1, 2).numpy()
+    cls = sum(bce(x, t) for x, t in zip(logits.ravel(), wanted.ravel()))
+    expected = [HYP.box * box, HYP.cls * cls, HYP.dfl * dfl]
+    np.testing.assert_allclose(output.parts.numpy(), expected, rtol=1e-5)
+    assert criterion.names == ("box", "cls", "dfl")
+    assert output.total.item() == pytest.approx(sum(expected), rel=1e-5)
+    assert output.normaliser.item() == pytest.approx(normaliser, rel=1e-6)
+
+
+def test_anchor_loss_equals_loops():
+    eps, classes = 0.1, 3
+    model, raw, targets = tiny_model("anchor"), raw_maps("anchor", 4), some_targets()
+    targets = torch.cat((targets, targets[-1:]))  # two equal boxes: the same cells and anchors twice
+    targets[-1, 1] = (targets[-1, 1] + 1) % classes
+    output = build_criterion(model, HYP, label_smoothing=eps)(raw, targets, 16)
+    box = obj = cls = positives = 0.0
+    for level, stride, anchors, weight in zip(raw, STRIDES, model.head.anchors.double(), (1.0, 1.0, 1.6)):
+        grid = CANVAS // stride
+        maps = level.detach().double().view(4, 2, 5 + classes, grid, grid)
+        objectness = np.zeros((4, 2, grid, grid))
+        for b, label, *place in targets.double().tolist():
+            b, (cx, cy, w, h) = int(b), (v * grid for v in place)
+            x, y = int(cx), int(cy)
+            cells = {(x, y), (x + (1 if cx - x >= 0.5 else -1), y), (x, y + (1 if cy - y >= 0.5 else -1))}
+            for a in range(2):
+                aw, ah = anchors[a].tolist()
+                if max(w / aw, aw / w, h / ah, ah / h) >= HYP.anchor_t:
+                    continue
+                for i, j in cells:
+                    if not (0 <= i < grid and 0 <= j < grid):
+                        continue
+                    out = maps[b, a, :, j, i]
+                    sig = out[:4].sigmoid() * 2
+                    predicted = torch.stack((sig[0] - 0.5 + i, sig[1] - 0.5 + j, sig[2] ** 2 * aw, sig[3] ** 2 * ah))
+                    true = torch.tensor([cx, cy, w, h], dtype=torch.float64)
+                    overlap = float(iou(cxcywh_to_xyxy(predicted), cxcywh_to_xyxy(true), "ciou"))
+                    box += 1 - overlap
+                    objectness[b, a, j, i] = max(objectness[b, a, j, i], overlap, 0.0)
+                    wanted = [eps / classes + (1 - eps) * (c == label) for c in range(classes)]
+                    cls += sum(bce(z, t) for z, t in zip(out[5:].tolist(), wanted))
+                    positives += 1
+        obj += weight * sum(bce(z, t) for z, t in zip(maps[:, :, 4].numpy().ravel(), objectness.ravel()))
+    assert positives > 30
+    assert output.normaliser.item() == positives
+    np.testing.assert_allclose(output.parts.numpy(), [HYP.box * box, HYP.obj * obj, 2 * HYP.cls * cls], rtol=1e-5)
+    assert output.total.item() == pytest.approx(float(output.parts.sum()), rel=1e-6)
+
+
+# --- what the engine relies on
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shares_add_up_to_the_batch(kind):
+    """Cut anywhere, with a share without targets among them: sums, normalisers and gradients are the whole batch's."""
+    raw, targets = raw_maps(kind, 5), some_targets((3, 0, 5, 1, 7))
+    criterion = build_criterion(tiny_model(kind), HYP, label_smoothing=0.05)
+    whole = criterion(raw, targets, 16)
+    whole_gradients = gradients(whole, raw)
+    outputs, share_gradients = [], []
+    for low, high, slots in ((0, 1, 16), (1, 2, 16), (2, 4, 16), (4, 4, 16), (4, 5, 32)):
+        share = [level.detach()[low:high].requires_grad_() for level in raw]
+        inside = (targets[:, 0] >= low) & (targets[:, 0] < high)
+        mine = targets[inside] - torch.tensor([low, 0, 0, 0, 0, 0])
+        output = criterion(share, mine, slots)
+        outputs.append(output)
+        share_gradients.append(gradients(output, share))
+    torch.testing.assert_close(sum(o.total for o in outputs), whole.total, rtol=1e-6, atol=0)
+    torch.testing.assert_close(sum(o.normaliser for o in outputs), whole.normaliser, rtol=1e-6, atol=0)
+    torch.testing.assert_close(sum(o.parts for o in outputs), whole.parts, rtol=2e-6, atol=0)
+    for level, expected in enumerate(whole_gradients):
+        joined = torch.cat([g[level] for g in share_gradients])
+        torch.testing.assert_close(joined, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_targets_only_the_background_is_learnt(kind):
+    raw = raw_maps(kind, 2)
+    output = build_criterion(tiny_model(kind), HYP)(raw, torch.zeros(0, 6), 16)
+    assert output.normaliser.item() == 0
+    names = build_criterion(tiny_model(kind), HYP).names
+    background = "cls" if kind == "anchor_free" else "obj"
+    for name, part in zip(names, output.parts.tolist()):
+        assert (part > 0) == (name == background)
+    assert all(g.isfinite().all() and g.any() for g in gradients(output, raw))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_share_of_no_images_gives_zeros_and_gradients(kind):
+    raw = raw_maps(kind, 0)
+    output = build_criterion(tiny_model(kind), HYP)(raw, torch.zeros(0, 6), 16)
+    assert output.total.item() == output.normaliser.item() == 0
+    assert not output.parts.any()
+    assert [g.shape for g in gradients(output, raw)] == [level.shape for level in raw]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_padding_and_the_order_of_targets_do_not_matter(kind):
+    raw, targets = raw_maps(kind, 4), some_targets()
+    criterion = build_criterion(tiny_model(kind), HYP)
+    reference = criterion(raw, targets, 5)
+    order = torch.tensor([2, 0, 1, 7, 6, 5, 4, 3, 8])
+    for other in (criterion(raw, targets, 64), criterion(raw, targets[order], 16)):
+        torch.testing.assert_close(other.total, reference.total, rtol=1e-6, atol=0)
+        torch.testing.assert_close(other.normaliser, reference.normaliser, rtol=1e-6, atol=0)
+
+
+class NoSync(TorchDispatchMode):
+    """Refuses what reads values on the host or makes shapes from them."""
+
+    forbidden = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal.", "bincount")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = str(func)
+        assert not any(word in name for word in self.forbidden), f"{name} waits for the device"
+        if "index" in name:  # a boolean index is a nonzero in disguise
+            flat = [t for a in args if isinstance(a, list | tuple) for t in a if isinstance(t, torch.Tensor)]
+            assert all(t.dtype != torch.bool for t in flat), f"{name} with a boolean index"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_never_waits_for_the_device(kind):
+    raw, targets = raw_maps(kind, 4), some_targets()
+    criterion = build_criterion(tiny_model(kind), HYP, label_smoothing=0.1)
+    with NoSync():
+        gradients(criterion(raw, targets, 16), raw)
+
+
+class Traffic(TorchDispatchMode):
+    """Notes the largest tensor that is made, and operations that take tensors of two devices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest, self.mixed = 0, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        tensors = [t for t in tree_leaves((args, kwargs, result)) if isinstance(t, torch.Tensor)]
+        if len({t.device.type for t in tensors}) > 1:
+            self.mixed.append(str(func))
+        self.largest = max([self.largest, *(t.numel() for t in tree_leaves(result) if isinstance(t, torch.Tensor))])
+        return result
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_copied_from_the_host_in_the_loss(kind):
+    """On a GPU such a copy, of a number too, is one that the host waits for. The GPU's tensors here are fake."""
+    on_host, model = some_targets().numpy(), tiny_model(kind)
+    criterion = build_criterion(model, HYP)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        criterion = criterion.to("cuda")
+        raw = [torch.empty(level.shape, device="cuda") for level in raw_maps(kind, 4)]
+        targets = torch.empty(on_host.shape, device="cuda")
+        with Traffic() as first:
+            criterion(raw, targets, 16, on_host)
+        with Traffic() as later:
+            criterion(raw, targets, 16, on_host)
+    assert len(first.mixed) <= 4  # tables of the grid, once for each size of canvas
+    assert later.mixed == []
+
+
+def test_assignment_makes_nothing_of_targets_times_cells():
+    model, images, boxes = tiny_model("anchor_free"), 2, 96
+    raw = [torch.randn(images, channels("anchor_free"), 320 // s, 320 // s) for s in STRIDES]
+    targets = torch.rand(images * boxes, 6) * 0.05 + 0.1
+    targets[:, 0], targets[:, 1] = torch.arange(images * boxes) // boxes, 0
+    with Traffic() as traffic:
+        build_criterion(model, HYP)(raw, targets, boxes, targets.numpy())
+    cells = sum(level.shape[2] * level.shape[3] for level in raw)
+    assert traffic.largest <= images * cells * raw[0].shape[1] < images * cells * boxes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shapes_do_not_depend_on_values(kind):
+    """On the meta device there are no values to depend on."""
+    raw = [level.detach().to("meta").requires_grad_() for level in raw_maps(kind, 4)]
+    model = tiny_model(kind)
+    model.head.anchors = model.head.anchors.to("meta")
+    output = build_criterion(model, HYP)(raw, some_targets().to("meta"), 16, some_targets().numpy())
+    assert [g.shape for g in gradients(output, raw)] == [level.shape for level in raw]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_low_precision_maps_and_autocast_give_the_float32_loss_of_the_same_values(kind):
+    low = [level.detach().bfloat16() for level in raw_maps(kind, 4)]
+    criterion, targets = build_criterion(tiny_model(kind), HYP), some_targets()
+    expected = criterion([level.float() for level in low], targets, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = criterion(low, targets, 16)
+    assert output.total.dtype == torch.float32
+    torch.testing.assert_close(output.total, expected.total)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_extreme_maps_stay_finite(kind):
+    for value in (-100.0, 100.0):
+        raw = [torch.full_like(level, value).requires_grad_() for level in raw_maps(kind, 2)]
+        output = build_criterion(tiny_model(kind), HYP)(raw, some_targets((3, 2)), 16)
+        assert output.total.isfinite()
+        assert all(g.isfinite().all() for g in gradients(output, raw))
+
+
+def decoded(kind: str, raw: list[torch.Tensor], model) -> tuple[torch.Tensor, torch.Tensor]:
+    """Boxes (B, N, 4) and scores (B, N, C)."""
+    boxes, scores = [], []
+    for i, (level, stride) in enumerate(zip(raw, STRIDES)):
+        grid = level.shape[-1]
+        centres, strides = cell_centres(((grid, grid),), (stride,), torch.device("cpu"))
+        flat = level.permute(0, 2, 3, 1).flatten(1, 2)
+        if kind == "anchor_free":
+            boxes.append(distances_to_xyxy(expected_distances(flat[..., :-3].unflatten(-1, (4, -1))), centres, strides))
+            scores.append(flat[..., -3:].sigmoid())
+            continue
+        if kind == "objectness":
+            centre, size = flat[..., :2] + (centres - 0.5), flat[..., 2:4].exp()
+            boxes.append(torch.cat((centre - size / 2, centre + size / 2), -1) * stride)
+            scores.append(flat[..., 4:5].sigmoid() * flat[..., 5:].sigmoid())
+            continue
+        anchors = model.head.anchors[i]
+        flat = flat.unflatten(-1, (len(anchors), -1))
+        relative = anchor_to_cxcywh(flat[..., :4], anchors.expand(*flat.shape[:3], 2))
+        corner = torch.cat((centres - 0.5, torch.zeros_like(centres)), -1)[:, None]
+        boxes.append((cxcywh_to_xyxy(relative + corner) * stride).flatten(1, 2))
+        scores.append((flat[..., 4:5].sigmoid() * flat[..., 5:].sigmoid()).flatten(1, 2))
+    return torch.cat(boxes, 1), torch.cat(scores, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_descending_the_loss_finds_every_target(kind):
+    """Free maps, trained directly: each target has a well-scored cell with its box, the background has none."""
+    model, targets = tiny_model(kind), some_targets((2, 3), seed=3)
+    targets[0, 4:] = 0.06
+    raw = [torch.zeros_like(level).requires_grad_() for level in raw_maps(kind, 2)]
+    criterion, optimiser = build_criterion(model, HYP), torch.optim.Adam(raw, lr=0.1)
+    for _ in range(250):
+        output = criterion(raw, targets, 16)
+        optimiser.zero_grad()
+        (output.total / output.normaliser.clamp(min=1)).backward()
+        optimiser.step()
+    boxes, scores = decoded(kind, [level.detach() for level in raw], model)
+    for image, label, *place in targets.tolist():
+        true = cxcywh_to_xyxy(torch.tensor(place)) * CANVAS
+        overlap = iou(boxes[int(image)], true)
+        good = overlap > 0.8
+        assert scores[int(image), good, int(label)].max() > 0.6
+    unlike = torch.stack([iou(boxes[int(t[0])], cxcywh_to_xyxy(t[2:]) * CANVAS) for t in targets])
+    for b in range(2):
+        nowhere = unlike[targets[:, 0] == b].amax(0) < 0.3
+        assert scores[b, nowhere].max() < 0.3
+
+
+@pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yolo11n", "yoloxnano", "yoloxtiny"])
+def test_the_loss_reads_maps_as_the_real_head_does(name):
+    """A step on a real detector, and the same boxes and scores from its maps as from its own decode."""
+    from models.detector import build_detector
+
+    model = build_detector(name, 3)
+    kind = model.head.kind
+    images = torch.rand(4, 3, CANVAS, CANVAS, generator=torch.Generator().manual_seed(0))
+    raw = model(images)
+    output = build_criterion(model, HYP)(raw, some_targets(), 16)
+    output.total.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
+    boxes, scores = model.decode([level.detach() for level in raw])
+    ours = decoded(kind, [level.detach() for level in raw], model)
+
+    def canonical(boxes, scores):  # the two heads may order anchors differently
+        table = torch.cat((boxes, scores), -1)[0].double()
+        return table[(table * torch.linspace(1, 2, table.shape[-1], dtype=torch.float64)).sum(-1).argsort()]
+
+    torch.testing.assert_close(canonical(boxes, scores), canonical(*ours), rtol=1e-4, atol=1e-4)
+
+
+def test_gains_come_from_the_hyper_parameters():
+    raw, targets = raw_maps("anchor_free", 4), some_targets()
+    doubled = dataclasses.replace(HYP, box=HYP.box * 2, cls=0.0)
+    base = build_criterion(tiny_model("anchor_free"), HYP)(raw, targets, 16).parts
+    other = build_criterion(tiny_model("anchor_free"), doubled)(raw, targets, 16).parts
+    torch.testing.assert_close(other, base * torch.tensor([2.0, 0.0, 1.0]))
+
+
+def test_the_criterion_has_nothing_to_save_and_an_unknown_head_is_refused():
+    for kind in KINDS:
+        criterion = build_criterion(tiny_model(kind), HYP)
+        assert not criterion.state_dict()
+        assert not list(criterion.parameters())
+    with pytest.raises(ValueError, match="segment"):
+        build_criterion(tiny_model("segment"), HYP)

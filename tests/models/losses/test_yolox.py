@@ -1,0 +1,82 @@
+"""YOLOX's loss against loops in float64, and its gains."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from models.assigners.simota import SimOtaAssigner
+from models.heads.boxes import cell_centres
+from models.losses.build import build_criterion
+from tests.models.assigners.test_simota import iou_by_hand, sigmoid
+from tests.models.losses.test_losses import CANVAS, HYP, STRIDES, raw_maps, some_targets, tiny_model
+from utils.boxes import cxcywh_to_xyxy
+from utils.structures import pad_targets
+
+
+def bce(logit: float, target: float) -> float:
+    return -target * math.log(sigmoid(logit)) - (1 - target) * math.log(1 - sigmoid(logit))
+
+
+def cells_by_hand(raw: list[torch.Tensor]) -> list[list[tuple[list[float], list[float], int]]]:
+    """For each image its cells: outputs, decoded box xyxy pixels and stride."""
+    images = []
+    for b in range(len(raw[0])):
+        cells = []
+        for level, stride in zip(raw, STRIDES):
+            for y in range(level.shape[2]):
+                for x in range(level.shape[3]):
+                    out = level[b, :, y, x].detach().double().tolist()
+                    cx, cy = (x + out[0]) * stride, (y + out[1]) * stride
+                    w, h = math.exp(out[2]) * stride, math.exp(out[3]) * stride
+                    cells.append((out, [cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2], stride))
+        images.append(cells)
+    return images
+
+
+@pytest.mark.parametrize("refining", [False, True])
+@pytest.mark.parametrize("eps", [0.0, 0.1])
+def test_the_loss_equals_loops(eps: float, refining: bool) -> None:
+    raw, targets, classes = raw_maps("objectness", 4), some_targets((3, 0, 5, 1)), 3
+    criterion = build_criterion(tiny_model("objectness"), HYP, label_smoothing=eps)
+    criterion.set_refining(refining)
+    output = criterion(raw, targets, 16)
+    images = cells_by_hand(raw)
+    shapes = tuple((CANVAS // s, CANVAS // s) for s in STRIDES)
+    centres, strides = cell_centres(shapes, STRIDES, torch.device("cpu"))
+    padded, mask = pad_targets(targets, 4, 16)
+    boxes = cxcywh_to_xyxy(padded[..., 1:]) * CANVAS
+    table = torch.tensor([[out for out, _, _ in cells] for cells in images])
+    decoded = torch.tensor([[box for _, box, _ in cells] for cells in images])
+    claims = SimOtaAssigner()(  # has a test of its own
+        table[..., 4:5], table[..., 5:], decoded, centres * strides, strides, padded[..., 0].long(), boxes, mask, 8
+    )
+    owner = {(b, int(claims.cells[b, k, t])): k for b, k, t in claims.held.nonzero().tolist()}
+    box = obj = cls = l1 = 0.0
+    for b, cells in enumerate(images):
+        for n, (out, predicted, stride) in enumerate(cells):
+            obj += bce(out[4], float((b, n) in owner))
+            if (b, n) in owner:
+                k = owner[b, n]
+                overlap = iou_by_hand(predicted, boxes[b, k].double().tolist())
+                box += 1 - overlap**2
+                wanted = [overlap * (eps / classes + (1 - eps) * (c == int(padded[b, k, 0]))) for c in range(classes)]
+                if refining:
+                    x1, y1, x2, y2 = (boxes[b, k].double() / stride).tolist()
+                    corner = (centres[n].double() - 0.5).tolist()
+                    exact = [(x1 + x2) / 2 - corner[0], (y1 + y2) / 2 - corner[1], math.log(x2 - x1), math.log(y2 - y1)]
+                    l1 += sum(abs(o - e) for o, e in zip(out, exact))
+                cls += sum(bce(z, t) for z, t in zip(out[5:], wanted))
+    assert len(owner) >= 9
+    assert output.normaliser.item() == len(owner)
+    np.testing.assert_allclose(output.parts.numpy(), [5 * box, obj, cls, l1], rtol=1e-4)
+    assert output.total.item() == pytest.approx(float(output.parts.sum()), rel=1e-6)
+
+
+def test_gains_come_from_the_hyper_parameters() -> None:
+    raw, targets = raw_maps("objectness", 4), some_targets()
+    other = dataclasses.replace(HYP, box=HYP.box * 2, obj=HYP.obj * 3, cls=0.0)
+    base, scaled = (build_criterion(tiny_model("objectness"), hyp)(raw, targets, 16).parts for hyp in (HYP, other))
+    torch.testing.assert_close(scaled, base * torch.tensor([2.0, 3.0, 0.0, 1.0]))

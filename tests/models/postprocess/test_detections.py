@@ -1,0 +1,272 @@
+"""Non-maximum suppression against brute force and torchvision, cut as for CPUs and as for GPUs."""
+
+import numpy as np
+import pytest
+import torch
+from torchvision import ops
+
+from benchmarks.nms import make_input
+from models.postprocess import detections as postprocess
+from models.postprocess import nms as suppression
+from models.postprocess.detections import non_max_suppression
+from tests.helpers.kernel_count import KernelCount
+from utils.errors import UserError
+
+
+@pytest.fixture(params=["_ON_CPU", "_ON_GPU"], autouse=True)
+def cut(request, monkeypatch):
+    chosen = getattr(suppression, request.param)
+    monkeypatch.setattr(suppression, "_cut_for", lambda device: chosen)
+    return chosen
+
+
+def brute_force(boxes, scores, *, conf_thres, iou_thres, max_det, agnostic=False, multi_label=True, classes=None):
+    """One image, greedy, in float64 Python: list of (score, class, box index)."""
+    boxes, scores = boxes.double().tolist(), scores.tolist()
+    candidates = []
+    for n, row in enumerate(scores):
+        labels = range(len(row)) if multi_label else [int(np.argmax(row))]
+        candidates += [(row[c], n, c) for c in labels if row[c] > conf_thres and (classes is None or c in classes)]
+    candidates.sort(key=lambda x: (-x[0], x[1], x[2]))
+    kept = []
+    for score, n, c in candidates:
+        a = boxes[n]
+        for _, other_c, other in kept:
+            b = boxes[other]
+            if not agnostic and other_c != c:
+                continue
+            overlap = max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+            union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - overlap
+            if overlap > iou_thres * union:
+                break
+        else:
+            kept.append((score, c, n))
+    return kept[:max_det]
+
+
+def greedy(boxes: torch.Tensor, iou_thres: float, max_det: int) -> list[int]:
+    """Numbers of those that are kept of boxes (N, 4), the best first, one after another in float32."""
+    boxes = boxes.numpy()
+    areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    kept = []
+    for n, box in enumerate(boxes):
+        better = boxes[kept]
+        width = (np.minimum(better[:, 2], box[2]) - np.maximum(better[:, 0], box[0])).clip(0)
+        height = (np.minimum(better[:, 3], box[3]) - np.maximum(better[:, 1], box[1])).clip(0)
+        overlap = width * height
+        union = areas[kept] + areas[n] - overlap
+        if not (overlap > union * np.float32(iou_thres)).any():
+            kept.append(n)
+    return kept[:max_det]
+
+
+def crowd(batch: int, count: int, num_classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Boxes in clusters, so that there are chains of suppression."""
+    rng = np.random.default_rng(seed)
+    centre = rng.uniform(50, 270, (batch, 6, 2))[:, rng.integers(0, 6, count)] + rng.normal(0, 8, (batch, count, 2))
+    half = rng.uniform(8, 30, (batch, count, 2))
+    boxes = torch.from_numpy(np.concatenate((centre - half, centre + half), -1)).float()
+    return boxes, torch.from_numpy(rng.uniform(0, 1, (batch, count, num_classes))).float()
+
+
+def assert_equals_brute_force(boxes, scores, **settings):
+    found = non_max_suppression(boxes, scores, **settings)
+    for b in range(len(boxes)):
+        expected = brute_force(boxes[b], scores[b], **settings)
+        count = int(found.counts[b])
+        assert count == len(expected)
+        assert found.classes[b, :count].tolist() == [c for _, c, _ in expected]
+        assert found.scores[b, :count].tolist() == [s for s, _, _ in expected]
+        assert torch.equal(found.boxes_xyxy[b, :count], boxes[b][[n for _, _, n in expected]])
+        assert not found.boxes_xyxy[b, count:].any()
+        assert not found.scores[b, count:].any()
+        assert not found.classes[b, count:].any()
+    return found
+
+
+@pytest.mark.parametrize("multi_label", [True, False])
+@pytest.mark.parametrize("agnostic", [True, False])
+@pytest.mark.parametrize("iou_thres", [0.3, 0.7])
+def test_equals_brute_force(multi_label, agnostic, iou_thres):
+    boxes, scores = crowd(3, 150, 3, seed=1)
+    assert_equals_brute_force(
+        boxes, scores, conf_thres=0.3, iou_thres=iou_thres, max_det=300, agnostic=agnostic, multi_label=multi_label
+    )
+
+
+@pytest.mark.parametrize("block", [1, 7, 64])
+@pytest.mark.parametrize("first", [4, 40, 10_000])
+def test_blocks_tables_and_first_candidates_change_nothing(monkeypatch, block, first):
+    cut = suppression._Cut(sizes=(1, 3), block=block, cells=2 * block**2, rounds=1)
+    monkeypatch.setattr(suppression, "_cut_for", lambda device: cut)
+    monkeypatch.setattr(postprocess, "_FIRST_CANDIDATES", first)
+    boxes, scores = crowd(3, 80, 3, seed=2)
+    scores[1, 5:] = 0.0  # few candidates beside many, of classes with one, several and many
+    scores[2, 9:, 1] = 0.0
+    for max_det in (5, 300):
+        for agnostic in (False, True):
+            assert_equals_brute_force(boxes, scores, conf_thres=0.2, iou_thres=0.5, max_det=max_det, agnostic=agnostic)
+
+
+def test_max_det_keeps_the_best():
+    boxes, scores = crowd(2, 200, 2, seed=3)
+    found = assert_equals_brute_force(boxes, scores, conf_thres=0.01, iou_thres=0.6, max_det=17)
+    assert found.scores.shape == (2, 17)
+    assert (found.scores.diff(dim=1) <= 0).all()
+
+
+def test_ties_and_exact_thresholds():
+    """Integer boxes: IoU of exactly the threshold does not suppress, equal scores keep the order of boxes."""
+    boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 20], [0, 0, 10, 10], [50, 50, 60, 60], [0, 0, 10, 9]]])
+    scores = torch.full((1, 5, 2), 0.5)
+    found = assert_equals_brute_force(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=10)
+    assert found.counts.tolist() == [6]
+    rng = np.random.default_rng(0)
+    corner = rng.integers(0, 30, (2, 100, 2))
+    grid = torch.from_numpy(np.concatenate((corner, corner + rng.integers(1, 12, (2, 100, 2))), -1)).float()
+    coarse = torch.from_numpy(rng.integers(0, 4, (2, 100, 3)) / 4).float()
+    assert_equals_brute_force(grid, coarse, conf_thres=0.1, iou_thres=0.5, max_det=300)
+
+
+def test_a_chain_longer_than_any_shortcut():
+    """Each box overlaps only the next: greedy keeps every other one."""
+    left = torch.arange(200.0) * 4
+    boxes = torch.stack((left, torch.zeros(200), left + 10, torch.full((200,), 10.0)), -1)[None]
+    scores = torch.linspace(0.9, 0.1, 200)[None, :, None]
+    found = assert_equals_brute_force(boxes, scores, conf_thres=0.05, iou_thres=0.4, max_det=300)
+    assert found.counts.tolist() == [100]
+
+
+def test_equals_torchvision_for_one_class():
+    boxes, scores = crowd(1, 400, 1, seed=4)
+    found = non_max_suppression(boxes, scores, conf_thres=0.0, iou_thres=0.55, max_det=400)
+    kept = ops.nms(boxes[0], scores[0, :, 0], 0.55)
+    assert torch.equal(found.boxes_xyxy[0, : len(kept)], boxes[0, kept])
+    assert found.counts.tolist() == [len(kept)]
+
+
+def test_an_image_gives_the_same_alone_and_in_any_batch():
+    boxes, scores = crowd(6, 120, 5, seed=5)
+    boxes[1] *= 1e4  # far coordinates elsewhere in the batch
+    scores[2] = 0.0
+    scores[3, :100] *= 1e-3
+    settings = {"conf_thres": 0.25, "iou_thres": 0.6, "max_det": 50}
+    together = non_max_suppression(boxes, scores, **settings)
+    for b in range(6):
+        alone = non_max_suppression(boxes[b : b + 1], scores[b : b + 1], **settings)
+        assert all(torch.equal(x[b], y[0]) for x, y in zip(together, alone))
+
+
+def test_class_filter():
+    boxes, scores = crowd(2, 60, 4, seed=6)
+    for multi_label in (True, False):
+        found = assert_equals_brute_force(
+            boxes, scores, conf_thres=0.3, iou_thres=0.5, max_det=99, classes=[0, 3], multi_label=multi_label
+        )
+        assert set(torch.cat([c[:n] for c, n in zip(found.classes, found.counts)]).tolist()) == {0, 3}
+    assert not non_max_suppression(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=9, classes=[]).counts.any()
+    with pytest.raises(UserError, match="class 4"):
+        non_max_suppression(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=9, classes=[1, 4])
+
+
+@pytest.mark.parametrize("shape", [(0, 10, 3), (2, 0, 3), (2, 10, 3)])
+def test_nothing_to_keep(shape):
+    boxes, scores = torch.rand(*shape[:2], 4), torch.full(shape, 0.1)
+    found = non_max_suppression(boxes, scores, conf_thres=0.5, iou_thres=0.5, max_det=7)
+    assert found.boxes_xyxy.shape == (shape[0], 7, 4)
+    assert found.classes.dtype == found.counts.dtype == torch.int64
+    assert not any(t.any() for t in found)
+
+
+def test_only_the_best_candidates_are_examined(monkeypatch):
+    monkeypatch.setattr(postprocess, "MAX_CANDIDATES", 20)
+    left = torch.arange(50.0) * 20
+    boxes = torch.stack((left, left, left + 10, left + 10), -1)[None]
+    scores = torch.rand(1, 50, 1, generator=torch.Generator().manual_seed(0))
+    found = non_max_suppression(boxes, scores, conf_thres=0.0, iou_thres=0.5, max_det=300)
+    assert found.counts.tolist() == [20]
+    assert torch.equal(found.scores[0, :20], scores[0, :, 0].sort(descending=True).values[:20])
+
+
+def test_nan_scores_boxes_without_area_and_half_precision():
+    boxes = torch.tensor([[[5.0, 5, 5, 5], [5, 5, 5, 5], [0, 0, 9, 9], [0, 0, 9, 9]]])
+    scores = torch.tensor([[[0.9], [0.8], [0.7], [float("nan")]]])
+    found = non_max_suppression(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=10)
+    assert found.counts.tolist() == [3]
+    half = non_max_suppression(boxes.half(), scores.half(), conf_thres=0.1, iou_thres=0.5, max_det=10)
+    assert half.scores.dtype == half.boxes_xyxy.dtype == torch.float32
+    assert half.counts.tolist() == [3]
+
+
+def many_boxes(kind: str) -> torch.Tensor:
+    """Boxes (4096, 4) of one class."""
+    rng = np.random.default_rng(7)
+    if kind == "chain":  # each overlaps its neighbours only
+        left = np.arange(4096.0) * 4
+        return torch.from_numpy(np.stack((left, 0 * left, left + 10, 0 * left + 10), -1)).float()
+    if kind == "ties":  # whole numbers: many pairs at exactly the threshold, many boxes twice
+        corner = rng.integers(0, 60, (4096, 2))
+        return torch.from_numpy(np.concatenate((corner, corner + rng.integers(1, 12, (4096, 2))), -1)).float()
+    if kind == "nested":  # one in another
+        side = np.linspace(400, 1, 4096)
+        return torch.from_numpy(np.stack((0 * side, 0 * side, side, side), -1)).float()
+    spread = 600 if kind == "scattered" else 60
+    corner = rng.uniform(0, spread, (4096, 2))
+    return torch.from_numpy(np.concatenate((corner, corner + rng.uniform(4, 40, (4096, 2))), -1)).float()
+
+
+@pytest.mark.parametrize("kind", ["chain", "ties", "nested", "scattered", "crowded"])
+@pytest.mark.parametrize(("iou_thres", "max_det"), [(0.7, 300), (0.4, 4096)])
+def test_groups_of_thousands(kind, iou_thres, max_det):
+    """Beside an image without candidates and one with a few."""
+    boxes = many_boxes(kind)
+    few = crowd(1, 4096, 1, seed=8)[0][0]
+    scores = torch.linspace(0.9, 0.1, 4096)[None, :, None].repeat(3, 1, 1)
+    scores[1] = 0
+    scores[2, 40:] = 0
+    settings = {"conf_thres": 0.05, "iou_thres": iou_thres, "max_det": max_det}
+    found = non_max_suppression(torch.stack((boxes, boxes, few)), scores, **settings)
+    expected = [greedy(boxes, iou_thres, max_det), [], greedy(few[:40], iou_thres, max_det)]
+    assert found.counts.tolist() == [len(kept) for kept in expected]
+    for b, (kept, source) in enumerate(zip(expected, (boxes, boxes, few))):
+        assert torch.equal(found.boxes_xyxy[b, : len(kept)], source[kept])
+        assert found.boxes_xyxy.is_contiguous()
+
+
+@pytest.mark.parametrize("most", [10, 300])
+def test_what_is_compared_at_once_is_bounded(monkeypatch, most):
+    """Whatever the sizes of groups and the boxes that are kept."""
+    bounded = suppression._Cut(sizes=(1,), block=32, cells=1 << 14, rounds=2)
+    sizes = []
+
+    def noted(a, b, iou_thres):
+        result = overlaps(a, b, iou_thres)
+        sizes.append(result.numel())
+        return result
+
+    overlaps = suppression.overlaps
+    monkeypatch.setattr(suppression, "_cut_for", lambda device: bounded)
+    monkeypatch.setattr(suppression, "overlaps", noted)
+    boxes = torch.stack([many_boxes("scattered")] * 4)
+    scores = torch.rand(4, 4096, 3, generator=torch.Generator().manual_seed(0))
+    scores[..., 1] *= 0.05
+    non_max_suppression(boxes, scores, conf_thres=0.04, iou_thres=0.5, max_det=most)
+    assert bounded.cells / 4 < max(sizes) <= 2 * bounded.cells
+
+
+@pytest.mark.parametrize("classes", [80, 1])
+def test_kernels_and_waits_of_a_batch(cut, classes):
+    """In blocks for CPUs, a validation batch of 64 took 13,000 operations, and 1,400 times the host waited."""
+    given = make_input(batch=16, boxes=8400, classes=classes, objects=30)
+    with KernelCount() as count:
+        non_max_suppression(**given, conf_thres=0.001, iou_thres=0.7, max_det=300)
+    on_gpu = cut is suppression._ON_GPU
+    assert count.kernels.total() <= (300 if on_gpu else 2000)
+    assert count.waits.total() <= (20 if on_gpu else 250)
+
+
+@pytest.mark.parametrize("shape", [(0, 10, 3), (2, 10, 3)])
+def test_waits_without_candidates(shape):
+    with KernelCount() as count:
+        non_max_suppression(torch.rand(*shape[:2], 4), torch.zeros(shape), conf_thres=0.5, iou_thres=0.5, max_det=7)
+    assert count.waits.total() <= 4

@@ -1,0 +1,101 @@
+"""Views of a canvas: where their boxes come to lie, and that together they are what each alone would be."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import interpolate
+
+from models.detector import build_detector
+from models.postprocess.tta import AS_IT_IS, GREY, VIEWS, ManyViews, View, to_canvas
+from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL
+
+
+class BrightBox(nn.Module):
+    """A stand-in for a detector that sees the outline of what is bright, to a fraction of a pixel."""
+
+    strides, stride = (8, 16, 32), 32
+
+    def forward(self, images):
+        light = (images.mean(1) - GREY).clamp(min=0) / (1 - GREY)
+        across, down = light.amax(1), light.amax(2)
+        corners = []
+        for line in (across, down):
+            size = line.shape[1]
+            left = (line > 0.5).float().argmax(1)
+            right = size - 1 - (line.flip(1) > 0.5).float().argmax(1)
+            # The pixel outside the first bright one is lit by the share of it that the box covers.
+            before = line.gather(1, (left - 1).clamp(min=0)[:, None])[:, 0] * (left > 0)
+            after = line.gather(1, (right + 1).clamp(max=size - 1)[:, None])[:, 0] * (right < size - 1)
+            corners += [
+                left + 1 - line.gather(1, left[:, None])[:, 0] - before,
+                right + line.gather(1, right[:, None])[:, 0] + after,
+            ]
+        box = torch.stack([corners[0], corners[2], corners[1], corners[3]], 1)
+        return [box[:, :, None, None].expand(-1, -1, images.shape[2] // s, images.shape[3] // s) for s in self.strides]
+
+    def decode(self, raw):
+        boxes = raw[0][:, :, 0, 0][:, None]
+        return boxes, torch.ones_like(boxes[..., :1])
+
+
+@pytest.mark.parametrize("canvas", [(64, 64), (96, 224), (160, 128)])
+def test_all_views_see_an_object_where_it_is(canvas):
+    height, width = canvas
+    corners = torch.tensor([[9, 13, 37, 41], [0, 0, 20, 30], [width - 30, height - 25, width, height]])
+    images = torch.full((3, 3, height, width), GREY)
+    for image, (x1, y1, x2, y2) in zip(images, corners.tolist()):
+        image[:, y1:y2, x1:x2] = 1.0
+    views = (AS_IT_IS, View(1.0, True), View(0.83, True), View(0.67, False), View(0.5, True), View(1.3, True))
+    model = ManyViews(BrightBox(), views)
+    boxes, scores = model.decode(model(images))
+    assert boxes.shape == (3, len(views), 4)
+    assert scores.shape == (3, len(views), 1)
+    np.testing.assert_array_equal(boxes[:, :2], corners[:, None].expand(-1, 2, -1).float())
+    np.testing.assert_allclose(boxes, corners[:, None].expand(-1, len(views), -1).float(), atol=0.75)
+
+
+def test_frames_by_hand():
+    view = View(0.67, True)
+    height, width = 224, 96
+    assert view.content_hw((height, width)) == (150, 64)
+    in_view = torch.tensor([[10.0, 30.0, 20.0, 60.0]])  # 44 to 54 from the right side
+    expected = [44 * 96 / 64, 30 * 224 / 150, 54 * 96 / 64, 60 * 224 / 150]
+    np.testing.assert_allclose(to_canvas(in_view, view, (height, width))[0], expected, rtol=1e-6)
+    np.testing.assert_array_equal(to_canvas(in_view, AS_IT_IS, (height, width)), in_view)
+
+
+@pytest.mark.parametrize("spec", [TINY_MODEL, TINY_ANCHOR_MODEL])
+def test_predictions_are_those_of_each_view_alone(spec):
+    detector = build_detector(spec, 2, seed=3).fuse()
+    images = torch.rand(2, 3, 96, 160, generator=torch.Generator().manual_seed(0))
+    model = ManyViews(detector)
+    with torch.no_grad():
+        boxes, scores = model.decode(model(images))
+        start = 0
+        for scale, mirrored in VIEWS:
+            height, width = round(96 * scale), round(160 * scale)
+            seen = images.flip(3) if mirrored else images
+            seen = seen if scale == 1 else interpolate(seen, (height, width), mode="bilinear")
+            canvas = torch.full((2, 3, -(-height // 32) * 32, -(-width // 32) * 32), GREY)
+            canvas[:, :, :height, :width] = seen
+            own, own_scores = (t.numpy().astype(np.float64) for t in detector.decode(detector(canvas)))
+            if mirrored:
+                own[..., [0, 2]] = width - own[..., [2, 0]]
+            own *= np.array([160 / width, 96 / height] * 2)
+            end = start + own.shape[1]
+            np.testing.assert_allclose(boxes[:, start:end], own, rtol=1e-5, atol=1e-4)
+            np.testing.assert_array_equal(scores[:, start:end], own_scores)
+            start = end
+    assert start == boxes.shape[1] == scores.shape[1]
+
+
+def test_one_view_is_the_detector_itself():
+    detector = build_detector(TINY_MODEL, 2, seed=3).fuse()
+    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    model = ManyViews(detector, (AS_IT_IS,))
+    with torch.no_grad():
+        for ours, plain in zip(model.decode(model(images)), detector.decode(detector(images))):
+            assert torch.equal(ours, plain)
+    with pytest.raises(ValueError, match="as it is"):
+        ManyViews(detector, (View(0.5, False),))

@@ -1,0 +1,111 @@
+"""The anchor check: recall by hand, refitting only where it helps."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from models.assigners.candidates import match_anchors
+from models.autoanchor import best_recall, check_anchors, fit_anchors, fitness
+
+COCO_PX = [
+    [[10, 13], [16, 30], [33, 23]],
+    [[30, 61], [62, 45], [59, 119]],
+    [[116, 90], [156, 198], [373, 326]],
+]
+STRIDES = (8, 16, 32)
+
+
+def anchor_model(strides=STRIDES, anchors_px=COCO_PX) -> SimpleNamespace:
+    pixels = torch.tensor(anchors_px, dtype=torch.float32)
+    anchors = pixels / torch.tensor(strides, dtype=torch.float32)[:, None, None]
+    return SimpleNamespace(strides=strides, head=SimpleNamespace(kind="anchor", anchors=anchors))
+
+
+def clustered(seed: int = 0) -> np.ndarray:
+    """Long thin boxes, which the usual anchors don't reach."""
+    rng = np.random.default_rng(seed)
+    shapes = np.array([[200, 12], [300, 16], [12, 220], [90, 6], [150, 10]])
+    return shapes[rng.integers(0, 5, 500)] * np.exp(rng.normal(0, 0.15, (500, 2)))
+
+
+def test_recall_and_fitness_equal_loops():
+    boxes, anchors = clustered(), np.array(COCO_PX, dtype=float).reshape(-1, 2)
+    best = [
+        max(min(w / aw, aw / w, h / ah, ah / h) for aw, ah in anchors.tolist())
+        for w, h in boxes.tolist()
+    ]  # fmt: skip
+    assert best_recall(boxes, anchors, 4.0) == np.mean([b > 1 / 4 for b in best])
+    assert fitness(boxes, anchors, 4.0) == pytest.approx(np.mean([b if b > 1 / 4 else 0 for b in best]))
+
+
+def test_recall_is_what_the_assigner_matches():
+    model = anchor_model()
+    boxes = np.exp(np.random.default_rng(1).uniform(np.log(3), np.log(500), (300, 2)))
+    report = check_anchors(boxes, model, anchor_t=4.0, refit=False)
+    targets = torch.zeros(300, 6)
+    targets[:, 2:4], targets[:, 4:] = 0.5, torch.from_numpy(boxes / 640).float()
+    matched = torch.zeros(300, dtype=torch.bool)
+    for stride, anchors in zip(STRIDES, model.head.anchors):
+        valid = match_anchors(targets, anchors, (640 // stride, 640 // stride), 4.0).valid
+        matched |= valid.view(300, -1).any(-1)
+    assert report.recall == pytest.approx(float(matched.float().mean()), abs=1e-6)
+
+
+def test_good_anchors_are_kept():
+    model = anchor_model()
+    before = model.head.anchors.clone()
+    boxes = np.random.default_rng(0).uniform(20, 300, (200, 1)) * np.array([[1.0, 1.2]])
+    report = check_anchors(boxes, model, anchor_t=4.0, refit=True)
+    assert report.recall == 1.0
+    assert not report.refitted
+    assert torch.equal(model.head.anchors, before)
+    np.testing.assert_allclose(report.anchors_px, COCO_PX, rtol=1e-6)
+    assert "100.0%" in report.line
+    assert "\n" not in report.line
+
+
+@pytest.mark.parametrize("strides", [(8, 16, 32), (32, 16, 8)])
+def test_poor_anchors_are_refitted(strides):
+    model = anchor_model(strides, COCO_PX if strides[0] == 8 else COCO_PX[::-1])
+    buffer, boxes = model.head.anchors, clustered()
+    before = best_recall(boxes, np.array(COCO_PX, dtype=float).reshape(-1, 2), 4.0)
+    report = check_anchors(boxes, model, anchor_t=4.0, refit=True)
+    assert before < 0.9
+    assert report.refitted
+    assert report.recall > 0.99
+    assert model.head.anchors is buffer, "written in place: state dicts and devices stay valid"
+    pixels = buffer.double().numpy() * np.array(strides)[:, None, None]
+    np.testing.assert_allclose(pixels, report.anchors_px, rtol=1e-6)
+    assert best_recall(boxes, pixels.reshape(-1, 2), 4.0) == pytest.approx(report.recall)
+    by_stride = pixels[np.argsort(strides)].reshape(-1, 2).prod(-1)
+    assert (np.diff(by_stride) >= 0).all(), "small anchors on fine levels"
+
+
+def test_no_refit_when_switched_off():
+    model = anchor_model()
+    before = model.head.anchors.clone()
+    report = check_anchors(clustered(), model, anchor_t=4.0, refit=False)
+    assert not report.refitted
+    assert report.recall < 0.9
+    assert torch.equal(model.head.anchors, before)
+
+
+@pytest.mark.parametrize("boxes", [np.zeros((0, 2)), np.array([[0.0, 5.0]]), np.array([[900.0, 3.0]] * 4)])
+def test_too_few_boxes_change_nothing(boxes):
+    model = anchor_model()
+    before = model.head.anchors.clone()
+    report = check_anchors(boxes, model, anchor_t=4.0, refit=True)
+    assert not report.refitted
+    assert torch.equal(model.head.anchors, before)
+    assert np.isnan(report.recall) == (len(boxes) < 2)
+
+
+def test_the_fit_depends_on_the_seed_alone_and_survives_equal_boxes():
+    boxes = clustered()
+    np.testing.assert_array_equal(fit_anchors(boxes, 9, anchor_t=4.0), fit_anchors(boxes, 9, anchor_t=4.0))
+    assert not np.array_equal(fit_anchors(boxes, 9, anchor_t=4.0, seed=1), fit_anchors(boxes, 9, anchor_t=4.0))
+    same = fit_anchors(np.full((50, 2), 30.0), 6, anchor_t=4.0)
+    assert same.shape == (6, 2)
+    assert fitness(np.full((50, 2), 30.0), same, 4.0) > 0.99

@@ -1,0 +1,520 @@
+"""Model graphs, heads and their YAML: counts, keys, geometry, determinism, and one line for each mistake."""
+
+from __future__ import annotations
+
+import copy
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from models.detector import Detector, build_detector, build_on_meta
+from models.layers.conv import BN_EPS, Conv, Upsample
+from models.layers.csp import Attention
+from models.spec import MODEL_FOLDER, known_models, load_spec
+from utils.errors import UserError
+
+PARAMETERS = {
+    "yolov5": (1_872_157, 7_235_389, 21_190_557, 46_563_709, 86_749_405),
+    "yolov8": (3_157_200, 11_166_560, 25_902_640, 43_691_520, 68_229_648),
+    "yolo11": (2_624_080, 9_458_752, 20_114_688, 25_372_160, 56_966_176),
+    "yolo26": (2_572_280, 10_009_784, 21_896_248, 26_299_704, 58_993_368),
+}
+COUNTS = {f"{family}{scale}": n for family, row in PARAMETERS.items() for scale, n in zip("nsmlx", row)}
+COUNTS |= {"yolov5.0s": 7_276_605, "yolov5.0m": 21_375_645, "yolov5.0l": 47_056_765, "yolov5.0x": 87_775_965}
+COUNTS |= {"yolov9t": 2_128_720, "yolov9s": 7_318_368, "yolov9m": 20_216_160, "yolov9c": 25_590_912}
+COUNTS |= {"yoloxnano": 912_159, "yoloxtiny": 5_055_855, "yoloxs": 8_968_255, "yoloxm": 25_326_495}
+COUNTS |= {"yoloxl": 54_208_895, "yoloxx": 99_071_455}
+NANO = ("yolov5n", "yolov8n", "yolo11n")
+
+TINY = """
+backbone:
+  - [-1, 1, Conv, [8, 3, 2]]
+  - [-1, 1, Conv, [16, 3, 2]]
+  - [-1, 2, C2f, [16, True]]
+head:
+  - [-1, 1, Conv, [16, 3, 2]]
+  - [[2, 3], 1, Detect, [nc]]
+"""
+
+
+@pytest.fixture(scope="module")
+def nano() -> dict[str, Detector]:
+    return {name: build_detector(name, 5, seed=1) for name in NANO}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path):
+    """Writes TINY with one change, as the user would, and builds it."""
+
+    def build(old: str = "", new: str = "", num_classes: int = 3) -> Detector:
+        assert old in TINY
+        path = tmp_path / "mymodel.yaml"
+        path.write_text(TINY.replace(old, new, 1))
+        return build_detector(path, num_classes)
+
+    return build
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameter_counts(name: str) -> None:
+    detector = build_on_meta(load_spec(name), 80, tuple(map(str, range(80))))
+    assert sum(p.numel() for p in detector.parameters()) == COUNTS[name]
+    assert detector.strides == (8, 16, 32)
+
+
+def test_every_built_in_model_is_counted() -> None:
+    assert sorted(known_models()) == sorted(COUNTS)
+
+
+@pytest.mark.parametrize("name", NANO)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_forward_and_backward(nano: dict[str, Detector], name: str, channels_last: bool) -> None:
+    detector = copy.deepcopy(nano[name]).train()
+    images = torch.rand(2, 3, 64, 96)
+    if channels_last:
+        detector, images = detector.to(memory_format=torch.channels_last), images.to(memory_format=torch.channels_last)
+    raw = detector(images)
+    channels = 4 * 16 + 5 if detector.head.kind == "anchor_free" else 3 * (5 + 5)
+    assert [tuple(x.shape) for x in raw] == [(2, channels, 64 // s, 96 // s) for s in (8, 16, 32)]
+    if channels_last:
+        assert all(x.is_contiguous(memory_format=torch.channels_last) for x in raw)
+    sum(x.square().mean() for x in raw).backward()
+    for key, parameter in detector.named_parameters():
+        if parameter.requires_grad:
+            assert torch.isfinite(parameter.grad).all(), key
+            assert parameter.grad.abs().sum() > 0, key
+        else:
+            assert key.endswith("dfl.conv.weight")
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_an_empty_share_takes_part(nano: dict[str, Detector], name: str) -> None:
+    detector = copy.deepcopy(nano[name]).train()
+    before = {k: v.clone() for k, v in detector.named_buffers() if "running" in k}
+    raw = detector(torch.zeros(0, 3, 64, 64))
+    sum(x.sum() for x in raw).backward()
+    assert all((p.grad == 0).all() for p in detector.parameters() if p.requires_grad)
+    assert all(torch.equal(v, before[k]) for k, v in detector.named_buffers() if k in before)
+    boxes, scores = detector.decode(raw)
+    assert boxes.shape[0] == scores.shape[0] == 0
+    assert boxes.shape[1] == scores.shape[1] > 0
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_batch_of_images_equals_single_images(nano: dict[str, Detector], name: str) -> None:
+    detector, images = nano[name].eval(), torch.rand(3, 3, 64, 96)
+    with torch.inference_mode():
+        together = detector(images)
+        apart = [torch.cat(level) for level in zip(*(detector(images[i : i + 1]) for i in range(3)))]
+    for a, b in zip(together, apart):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["yolov5n", "yolo11n"])
+def test_the_whole_graph_compiles_in_one_piece(nano: dict[str, Detector], name: str) -> None:
+    detector, images = nano[name].eval(), torch.rand(1, 3, 64, 64)
+
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return detector.decode(detector(x))
+
+    with torch.no_grad():
+        expected = run(images)
+        boxes, scores = torch.compile(run, backend="eager", fullgraph=True)(images)
+    torch.testing.assert_close(boxes, expected[0])
+    torch.testing.assert_close(scores, expected[1])
+
+
+def test_inference_mode_leaves_training_possible(nano: dict[str, Detector]) -> None:
+    detector = copy.deepcopy(nano["yolov8n"])
+    images = torch.rand(1, 3, 96, 160)  # a shape of its own: its grid is first made in inference mode
+    with torch.inference_mode():
+        detector.decode(detector(images))
+    boxes, _ = detector.decode(detector(images.requires_grad_()))
+    boxes.square().sum().backward()
+
+
+# Initialisation
+
+
+def test_weights_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    first = build_detector("yolo11n", 3, seed=7).state_dict()
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(123)
+    torch.rand(5)
+    again, other = (build_detector("yolo11n", 3, seed=s).state_dict() for s in (7, 8))
+    assert all(torch.equal(v, again[k]) for k, v in first.items())
+    key = "model.0.conv.weight"
+    assert not torch.equal(first[key], other[key])
+    assert 0.9 * 27**-0.5 < first[key].abs().max() <= 27**-0.5
+
+
+def test_fresh_batch_norms_and_dfl(nano: dict[str, Detector]) -> None:
+    state = nano["yolov8n"].state_dict()
+    assert (state["model.4.cv1.bn.running_mean"] == 0).all()
+    assert (state["model.4.cv1.bn.running_var"] == 1).all()
+    assert torch.equal(state["model.22.dfl.conv.weight"].flatten(), torch.arange(16.0))
+    norms = [m for m in nano["yolov8n"].modules() if isinstance(m, nn.BatchNorm2d)]
+    assert {(m.eps, m.momentum) for m in norms} == {(1e-3, 0.03)}
+
+
+def test_head_biases_hold_the_priors(nano: dict[str, Detector]) -> None:
+    free, anchor = nano["yolo11n"].head, nano["yolov5n"].head
+    assert (free.cv2[0][-1].bias == 1).all()
+    # 5 objects over 80x80 cells, an even share for each of 5 classes
+    assert free.cv3[0][-1].bias.sigmoid().mean().item() == pytest.approx(5 / 5 / 6400, rel=1e-3)
+    bias = anchor.m[2].bias.view(3, 10)
+    assert (bias[:, :4] == 0).all()
+    assert bias[:, 4].sigmoid().tolist() == pytest.approx([8 / 400 / (1 + 8 / 400)] * 3, rel=1e-4)
+
+
+def test_spec_rebuilds_the_model() -> None:
+    for model in NANO:
+        first = build_detector(model, 2, seed=3)
+        assert yaml.safe_load(yaml.safe_dump(first.spec)) == first.spec
+        again = build_detector(first.spec, 2, seed=3)
+        assert again.spec == first.spec
+        assert all(torch.equal(v, again.state_dict()[k]) for k, v in first.state_dict().items())
+
+
+# Geometry
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def test_anchor_free_decode_against_a_loop(tiny) -> None:
+    detector = tiny()
+    assert detector.strides == (4, 8)
+    raw = [torch.randn(2, 64 + 3, *hw) * 3 for hw in ((2, 3), (1, 2))]
+    boxes, scores = detector.decode(raw)
+    row = 0
+    for level, stride in zip(raw, detector.strides):
+        for y in range(level.shape[2]):
+            for x in range(level.shape[3]):
+                for image in range(2):
+                    cell = level[image, :, y, x].double()
+                    sides = (cell[:64].view(4, 16).softmax(1) * torch.arange(16).double()).sum(1).tolist()
+                    left, top, right, bottom = sides
+                    cx, cy = x + 0.5, y + 0.5
+                    expected = [
+                        (cx - left) * stride,
+                        (cy - top) * stride,
+                        (cx + right) * stride,
+                        (cy + bottom) * stride,
+                    ]
+                    assert boxes[image, row].tolist() == pytest.approx(expected, abs=1e-4)
+                    assert scores[image, row].tolist() == pytest.approx([_sigmoid(v) for v in cell[64:]], abs=1e-6)
+                row += 1
+    assert row == boxes.shape[1] == scores.shape[1]
+
+
+def test_anchor_decode_against_a_loop(nano: dict[str, Detector]) -> None:
+    detector = nano["yolov5n"]
+    raw = [torch.randn(1, 30, *hw) * 2 for hw in ((4, 2), (2, 1), (1, 1))]
+    boxes, scores = detector.decode(raw)
+    pixels = [[10, 13, 16, 30, 33, 23], [30, 61, 62, 45, 59, 119], [116, 90, 156, 198, 373, 326]]
+    row = 0
+    for level, stride, anchors in zip(raw, (8, 16, 32), pixels):
+        for a in range(3):
+            for gy in range(level.shape[2]):
+                for gx in range(level.shape[3]):
+                    v = [_sigmoid(t) for t in level[0, a * 10 : a * 10 + 10, gy, gx].double().tolist()]
+                    cx, cy = (v[0] * 2 - 0.5 + gx) * stride, (v[1] * 2 - 0.5 + gy) * stride
+                    w, h = (v[2] * 2) ** 2 * anchors[2 * a], (v[3] * 2) ** 2 * anchors[2 * a + 1]
+                    expected = [cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2]
+                    assert boxes[0, row].tolist() == pytest.approx(expected, abs=2e-3)
+                    assert scores[0, row].tolist() == pytest.approx([v[4] * c for c in v[5:]], abs=1e-6)
+                    row += 1
+    assert row == boxes.shape[1]
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_decode_is_float32_from_any_dtype(nano: dict[str, Detector], name: str) -> None:
+    detector = nano[name].eval()
+    raw = [x.bfloat16() for x in detector(torch.rand(1, 3, 64, 64))]
+    exact = detector.decode([x.float() for x in raw])
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = detector.decode(raw)
+    for a, b in zip(mixed, exact):
+        assert a.dtype == torch.float32
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_bfloat16_autocast_trains(nano: dict[str, Detector], name: str) -> None:
+    detector = copy.deepcopy(nano[name]).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        raw = detector(torch.rand(1, 3, 64, 64).expand(2, -1, -1, -1))
+    assert all(x.dtype == torch.bfloat16 for x in raw)
+    sum(x.float().mean() for x in raw).backward()
+    assert all(torch.isfinite(p.grad).all() for p in detector.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_fuse_changes_nothing_but_the_graph(nano: dict[str, Detector], name: str) -> None:
+    detector = copy.deepcopy(nano[name]).train()
+    generator = torch.Generator().manual_seed(0)
+    for norm in (m for m in detector.modules() if isinstance(m, nn.BatchNorm2d)):
+        norm.running_mean.normal_(0, 0.2, generator=generator)
+        norm.running_var.uniform_(0.5, 2, generator=generator)
+        nn.init.uniform_(norm.weight, 0.5, 1.5, generator=generator)
+        nn.init.normal_(norm.bias, 0, 0.2, generator=generator)
+    keys = list(detector.state_dict())
+    fused, images = detector.fuse(), torch.rand(1, 3, 64, 64)
+    assert detector.training
+    assert list(detector.state_dict()) == keys
+    assert not fused.training
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in fused.modules())
+    with torch.inference_mode():
+        for a, b in zip(fused(images), detector.eval()(images)):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        detector, images = detector.double(), images.double()
+        for a, b in zip(detector.fuse(one_to_one=None)(images), detector(images), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_building_imports_no_compiler() -> None:
+    """Python kernels of the meta device would bring it in, for more than a second."""
+    code = """
+import sys
+from models.detector import build_detector
+build_detector("yolov8n", 80)
+assert not {"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_conv_is_what_its_parts_say() -> None:
+    conv = Conv(3, 4, 3, 2).eval()
+    x = torch.rand(1, 3, 9, 9)
+    y = nn.functional.conv2d(x, conv.conv.weight, stride=2, padding=1) / math.sqrt(1 + BN_EPS)
+    torch.testing.assert_close(conv(x), y * y.sigmoid())
+
+
+def test_attention_is_what_the_paper_says() -> None:
+    """Against softmax(Q'K / sqrt d) written out in float64; channels go by head, then q, k, v."""
+    torch.manual_seed(0)
+    attention = Attention(8, heads=2).double().eval()
+    x = torch.randn(2, 8, 3, 5, dtype=torch.float64)
+    parts = attention.qkv(x).reshape(2, 2, 2 + 2 + 4, 15)
+    values, mixed = torch.zeros(2, 8, 15).double(), torch.zeros(2, 8, 15).double()
+    for image in range(2):
+        for head in range(2):
+            query, key, value = parts[image, head].split((2, 2, 4))
+            weights = (query.T @ key / math.sqrt(2)).softmax(-1)  # (cell that asks, cell that answers)
+            mixed[image, 4 * head : 4 * head + 4] = value @ weights.T
+            values[image, 4 * head : 4 * head + 4] = value
+    expected = attention.proj((mixed.view_as(x)) + attention.pe(values.view_as(x)))
+    torch.testing.assert_close(attention(x), expected)
+
+
+# Names and YAML
+
+
+@pytest.mark.parametrize("model", ["yolov8n", "yolov8n.yaml", Path("yolov8n.yaml")])
+def test_built_in_names(model: str | Path) -> None:
+    assert load_spec(model).plain == load_spec("yolov8n").plain
+
+
+def test_unknown_name_suggests() -> None:
+    with pytest.raises(UserError, match=r"--model yolv8n: unknown model \(did you mean 'yolov8n'\?\)"):
+        build_detector("yolv8n", 3)
+    with pytest.raises(UserError, match=r"nowhere/my\.yaml: no such file"):
+        build_detector("nowhere/my.yaml", 3)
+
+
+def test_users_yaml(tiny) -> None:
+    detector = tiny()
+    assert detector.num_classes == 3
+    assert detector.names == ("0", "1", "2")
+    assert detector.stride == 8
+    assert [x.shape[-1] for x in detector(torch.rand(2, 3, 32, 32))] == [8, 4]
+
+
+def test_from_may_be_a_list_of_one_or_a_number_anywhere(tiny) -> None:
+    for old, new in (("[-1, 2, C2f", "[[-1], 2, C2f"), ("[[2, 3], 1, Detect", "[2, 1, Detect")):
+        detector = tiny(old, new)
+        assert len(detector(torch.rand(2, 3, 32, 32))) == len(detector.strides)
+
+
+def test_the_older_public_form_with_multiples_at_the_top() -> None:
+    values = yaml.safe_load((MODEL_FOLDER / "yolov5.yaml").read_text())
+    del values["scales"]
+    values |= {"nc": 80, "depth_multiple": 0.33, "width_multiple": 0.5}
+    detector = build_on_meta(load_spec(values), 80, tuple(map(str, range(80))))
+    assert sum(p.numel() for p in detector.parameters()) == COUNTS["yolov5s"]
+
+
+def test_scale_comes_from_the_key_or_the_file_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = "nc: 80\nscales:\n  n: [0.5, 0.5, 16]\n  s: [1.0, 2.0, 8]\n" + TINY
+    widths = {}
+    for name, extra in (("yolov9s", ""), ("mine", ""), ("other", "scale: s\n")):
+        (tmp_path / f"{name}.yaml").write_text(extra + text)
+        widths[name] = build_detector(tmp_path / f"{name}.yaml", 2).model[1].conv.out_channels
+    assert widths == {"yolov9s": 16, "mine": 8, "other": 16}
+    assert "mine.yaml: no scale chosen, building 'n'" in caplog.text
+    (tmp_path / "bad.yaml").write_text("scale: q\n" + text)
+    with pytest.raises(UserError, match=r"bad\.yaml: scale: 'q' is not in scales \(n, s\)"):
+        build_detector(tmp_path / "bad.yaml", 2)
+
+
+def test_anchors_as_a_number_and_inline(tiny) -> None:
+    counted = tiny("[nc]", "[nc, 2]")
+    assert counted.anchors.shape == (2, 2, 2)
+    assert torch.equal(counted.anchors[0], counted.anchors[1])  # in strides
+    inline = tiny("[nc]", "[nc, [[8, 4], [16, 32]]]")
+    assert inline.anchors.tolist() == [[[2.0, 1.0]], [[2.0, 4.0]]]
+
+
+def test_args_may_be_lists(tiny) -> None:
+    assert [pool.kernel_size for pool in tiny("C2f, [16, True]", "SPP, [16, [3, 7]]").model[2][0].m] == [3, 7]
+
+
+def test_activation_of_the_yaml(tiny) -> None:
+    detector = tiny("backbone:", "activation: nn.LeakyReLU(0.2)\nbackbone:")
+    assert detector.model[0].act.negative_slope == 0.2
+    assert detector.head.cv2[0][0].act.negative_slope == 0.2
+
+
+MISTAKES = [
+    (
+        "Conv, [8, 3, 2]",
+        "Cnov, [8, 3, 2]",
+        r"backbone layer 0 \(module\): unknown module 'Cnov' \(did you mean 'Conv'\?\)",
+    ),
+    (
+        "[-1, 2, C2f",
+        "[5, 2, C2f",
+        r"backbone layer 2 \(from\): 5 is not before this layer; the layers before are 0 to 1",
+    ),
+    ("[-1, 2, C2f", "[2, 2, C2f", r"backbone layer 2 \(from\): 2 is not before"),
+    ("[-1, 2, C2f", "[-4, 2, C2f", r"backbone layer 2 \(from\): -4 points before the first layer"),
+    ("[-1, 2, C2f", "[x, 2, C2f", r"backbone layer 2 \(from\): wants a layer index or a list of them, got 'x'"),
+    ("[-1, 2, C2f", "[[0, 1], 2, C2f", r"backbone layer 2 \(from\): C2f takes one layer, got 2"),
+    ("[-1, 2, C2f", "[[], 2, C2f", r"backbone layer 2 \(from\): names no layer"),
+    ("[-1, 2, C2f", "[-1, two, C2f", r"backbone layer 2 \(repeats\): wants a whole number of at least 1, got 'two'"),
+    ("[16, True]", "[16, True, 1, 0.5, 9]", r"backbone layer 2 \(args\): C2f takes at most 3 here"),
+    ("[16, True]", "[16, 3]", r"backbone layer 2 \(args\): C2f: shortcut wants bool, got 3"),
+    ("[16, True]", "[]", r"backbone layer 2 \(args\): C2f wants its output channels first, got nothing"),
+    ("[16, True]", "['16']", r"backbone layer 2 \(args\): C2f wants its output channels first, got '16'"),
+    ("[16, True]", "16", r"backbone layer 2 \(args\): wants a list, got 16"),
+    ("[16, True]", "[16, True, 5]", r"backbone layer 2 \(args\): C2f in_channels must be divisible by groups"),
+    ("[8, 3, 2]", "[8, 0, 2]", r"backbone layer 0 \(args\): Conv: kernel must be positive, got 0"),
+    (
+        "[-1, 1, Conv, [16, 3, 2]]",
+        "just text",
+        r"backbone layer 1: wants \[from, repeats, module, args\], got 'just text'",
+    ),
+    ("[-1, 1, Conv, [16, 3, 2]]", "[-1, 1, Conv]", r"backbone layer 1: wants \[from, repeats, module, args\]"),
+    (
+        "C2f, [16, True]",
+        "C2PSA, [32]",
+        r"backbone layer 2 \(args\): C2PSA keeps its channels: 16 come in, 32 are asked",
+    ),
+    (
+        "[-1, 2, C2f, [16, True]]",
+        "[[0, 1], 1, Concat, [1]]",
+        r"backbone layer 2 \(from\): Concat wants inputs of one size, got layer 0: 8 channels, 1/2 size, layer 1: 16",
+    ),
+    ("[-1, 2, C2f, [16, True]]", "[[0, 1], 1, Add, []]", r"backbone layer 2 \(from\): Add wants inputs of one shape"),
+    (
+        "[-1, 2, C2f, [16, True]]",
+        "[-1, 1, nn.Upsample, [None, 2, wavy]]",
+        r"layer 2 \(args\): nn\.Upsample knows no mode 'wavy'",
+    ),
+    (
+        "[-1, 2, C2f, [16, True]]",
+        "[-1, 1, nn.Upsample, []]",
+        r"layer 2 \(args\): nn\.Upsample wants either a size or a scale",
+    ),
+    ("  - [[2, 3], 1, Detect, [nc]]\n", "", r"mymodel\.yaml: head: ends without a Detect layer"),
+    (
+        "[[2, 3], 1, Detect, [nc]]",
+        "[[2, 3], 1, Detect, []]",
+        r"head layer 4 \(args\): Detect wants \[nc\] or \[nc, anchors\]",
+    ),
+    ("[[2, 3], 1, Detect", "[[2, 3], 2, Detect", r"head layer 4 \(repeats\): Detect is not repeated, got 2"),
+    ("C2f, [16, True]", "SPP, [16, [5, 0]]", r"backbone layer 2 \(args\): SPP: kernels wants"),
+    ("[nc]", "[nc, anchors]", r"head layer 4 \(args\): anchors are asked for, but there is no top-level 'anchors'"),
+    ("[nc]", "[nc, [[8, 4]]]", r"head layer 4 \(args\): 2 levels need 2 rows of anchors, got 1"),
+    ("2, C2f, [16, True]", "1, Detect, [nc]", r"backbone layer 2 \(module\): Detect must be the last layer"),
+    ("backbone:", "backbones:", r"mymodel\.yaml: unknown key 'backbones' \(did you mean 'backbone'\?\)"),
+    (
+        "backbone:",
+        "depth_multiple: deep\nbackbone:",
+        r"mymodel\.yaml: depth_multiple: wants a positive number, got 'deep'",
+    ),
+    (
+        "backbone:",
+        "depth_multiple: .inf\nbackbone:",
+        r"mymodel\.yaml: depth_multiple: wants a positive number, got inf",
+    ),
+    ("backbone:", "scales: [n]\nbackbone:", r"mymodel\.yaml: scales: wants 'n: \[depth, width, max_channels\]' lines"),
+    ("backbone:", "scales: {n: [1]}\nbackbone:", r"mymodel\.yaml: scales \(n\): wants \[depth, width, max_channels\]"),
+    ("backbone:", "anchors: [[1, 2, 3]]\nbackbone:", r"anchors \(row 0\): wants w, h pairs"),
+    ("backbone:", "activation: os.system('x')\nbackbone:", r"activation: cannot read"),
+    ("backbone:", "ch: 1\nbackbone:", r"ch: images have 3 channels here, got 1"),
+    ("head:", "head: {}\nnc:", r"mymodel\.yaml: head: wants a list of"),
+    ("backbone:", "backbone: [", r"mymodel\.yaml:\d+: "),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), MISTAKES, ids=[m[1][:30] for m in MISTAKES])
+def test_mistakes_in_a_yaml_get_one_line(tiny, old: str, new: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        tiny(old, new)
+    assert "\n" not in str(caught.value)
+    assert "mymodel.yaml" in str(caught.value)
+
+
+def test_anchor_arguments_are_checked_like_the_top_level_ones(tiny) -> None:
+    for bad in ("'x'", "[[1, 2, 3], [1, 2]]", "[[a, b], [1, 2]]", "0", "true"):
+        with pytest.raises(UserError, match=r"mymodel\.yaml.*anchors"):
+            tiny("[nc]", f"[nc, {bad}]")
+
+
+def test_class_names_must_fit() -> None:
+    with pytest.raises(UserError, match="2 class names for 3 classes"):
+        build_detector("yolov8n", 3, names=["a", "b"])
+    with pytest.raises(UserError, match="at least one class"):
+        build_detector("yolov8n", 0)
+
+
+@pytest.mark.parametrize("size", [(3, 5), (1, 1)])
+def test_doubling_on_a_cpu_is_torchs_own(size):
+    x, weight = torch.randn(2, 4, *size, dtype=torch.float64), torch.randn(2, 4, 2 * size[0], 2 * size[1])
+    results = []
+    for module in (Upsample(None, 2), torch.nn.Upsample(None, 2)):
+        leaf = x.clone().requires_grad_()
+        out = module(leaf)
+        (out * weight).sum().backward()
+        results.append((out.detach(), leaf.grad))
+    assert torch.equal(results[0][0], results[1][0])
+    torch.testing.assert_close(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ("[-1, 99999999999, Conv, [16, 3, 2]]", r"layer 1 \(repeats\): .* is more than 1000"),
+        ("[-1, 1, Conv, [99999999999, 3, 2]]", r"layer 1 \(args\): Conv would have more than 65536 output channels"),
+        ("[-1, 1, Conv, [16, 9999999999999999999, 2]]", "more than 64 bits|layer 1"),
+    ],
+)
+def test_sizes_that_nobody_could_build(tmp_path, row, what):
+    path = tmp_path / "x.yaml"
+    path.write_text(f"nc: 2\nbackbone: [[-1, 1, Conv, [8, 3, 2]], {row}]\nhead: [[[0, 1], 1, Detect, [nc]]]\n")
+    with pytest.raises(UserError, match=what):
+        build_detector(path, 2)

@@ -1,0 +1,160 @@
+"""YOLOv9: sizes, blocks, a step of training, and the names of the MIT-licensed weights."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models.detector import Detector, build_detector, build_on_meta
+from models.layers.conv import Conv
+from models.layers.gelan import AConv, ADown, RepConv
+from models.losses.build import build_criterion
+from models.spec import load_spec
+from models.weights.layouts import from_mit_yolov9, ungrouped
+from models.weights.load import load_detector
+from utils.config.settings import Hyperparameters
+
+TINY = """
+backbone:
+  - [-1, 1, Conv, [8, 3, 2]]
+  - [-1, 1, ELAN1, [16, 16, 8]]
+  - [-1, 1, AConv, [16]]
+  - [-1, 1, RepNCSPELAN4, [16, 16, 8, 2]]
+head:
+  - [-1, 1, ADown, [24]]
+  - [-1, 1, SPPELAN, [24, 8]]
+  - [[3, 5], 1, Detect, [nc]]
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Detector:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY)
+    return build_detector(path, 3)
+
+
+def scatter_norms(detector: nn.Module) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for norm in (m for m in detector.modules() if isinstance(m, nn.BatchNorm2d)):
+        norm.running_mean.normal_(0, 0.2, generator=generator)
+        norm.running_var.uniform_(0.5, 2, generator=generator)
+        nn.init.uniform_(norm.weight, 0.5, 1.5, generator=generator)
+        nn.init.normal_(norm.bias, 0, 0.2, generator=generator)
+
+
+def test_every_block_trains_and_fuses(tiny: Detector) -> None:
+    scatter_norms(tiny)
+    images = torch.rand(2, 3, 64, 96)
+    keys, raw = list(tiny.state_dict()), tiny(images)
+    assert [tuple(x.shape) for x in raw] == [(2, 67, 16, 24), (2, 67, 8, 12)]
+    sum(x.square().mean() for x in raw).backward()
+    assert all(p.grad.any() for p in tiny.parameters() if p.requires_grad)
+    fused = tiny.fuse()
+    assert list(tiny.state_dict()) == keys
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in fused.modules())
+    assert all(m.conv2 is None for m in fused.modules() if isinstance(m, RepConv))
+    with torch.inference_mode():
+        for a, b in zip(fused(images), tiny.eval()(images)):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_steps_of_training_lower_the_loss(tiny: Detector) -> None:
+    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    targets = torch.tensor([[0, 1, 0.4, 0.5, 0.3, 0.4], [1, 2, 0.5, 0.5, 0.5, 0.5]])
+    criterion, optimizer = build_criterion(tiny, Hyperparameters()), torch.optim.SGD(tiny.parameters(), lr=0.01)
+    losses = []
+    for _ in range(6):
+        output = criterion(tiny(images), targets, 16)
+        optimizer.zero_grad()
+        (output.total / output.normaliser).backward()
+        optimizer.step()
+        losses.append(output.total.item() / output.normaliser.item())
+    assert losses[-1] < losses[0]
+
+
+def test_the_yamls_activation_is_used_everywhere(tmp_path: Path) -> None:
+    path = tmp_path / "relu.yaml"
+    path.write_text("activation: nn.ReLU()\n" + TINY)
+    detector = build_detector(path, 3)
+    acts = [m.act for m in detector.modules() if isinstance(m, Conv | RepConv) and not isinstance(m.act, nn.Identity)]
+    assert all(type(act) is nn.ReLU for act in acts)
+
+
+def test_downsampling_against_its_formula() -> None:
+    x = torch.randn(2, 6, 8, 10)
+    mean = (x[..., :-1, :-1] + x[..., 1:, :-1] + x[..., :-1, 1:] + x[..., 1:, 1:]) / 4
+    conv, down = AConv(6, 4).eval(), ADown(6, 4).eval()
+    torch.testing.assert_close(conv(x), conv.cv1(mean))
+    assert conv(x).shape == down(x).shape == (2, 4, 4, 5)
+    pooled = nn.functional.max_pool2d(mean[:, 3:], 3, 2, 1)
+    torch.testing.assert_close(down(x), torch.cat((down.cv1(mean[:, :3]), down.cv2(pooled)), 1))
+
+
+# The MIT-licensed weights
+
+
+def grouped(kernel: Tensor, groups: int) -> Tensor:
+    """The diagonal blocks of a whole kernel."""
+    out, width = kernel.shape[:2]
+    blocks = kernel.view(groups, out // groups, groups, width // groups, *kernel.shape[2:])
+    return torch.cat([blocks[g, :, g] for g in range(groups)])
+
+
+def in_mit_names(detector: Detector) -> dict[str, Tensor]:
+    """The detector's tensors under the other names, written out once more by hand, its box layers in four groups."""
+    state = {}
+    for name, tensor in detector.state_dict().items():
+        layer, rest = re.fullmatch(r"model\.(\d+)\.(.+)", name).groups()
+        module = type(detector.model[int(layer)]).__name__
+        if module == "AnchorFreeHead":
+            rest = re.sub(r"^cv2\.(\d)", r"heads.\1.anchor_conv", rest)
+            rest = re.sub(r"^cv3\.(\d)", r"heads.\1.class_conv", rest)
+            if re.search(r"anchor_conv\.(1\.conv|2)\.weight", rest):
+                tensor = grouped(tensor, 4)
+        elif module == "AConv":
+            rest = rest.replace("cv1", "conv")
+        rest = re.sub(r"\bm\.(\d)", r"bottleneck.\1", re.sub(r"\bcv(\d)", r"conv\1", rest))
+        if not rest.startswith("dfl"):
+            state[f"{layer}.{rest}"] = tensor
+    head = len(detector.model) - 1
+    state |= {f"{head}.heads.{i}.anc2vec.anc2vec.weight": torch.arange(16.0).view(1, 16, 1, 1, 1) for i in range(3)}
+    state |= {f"{head + 8}.conv1.conv.weight": torch.zeros(4, 4, 1, 1)}
+    return state | {f"{head + 16}.heads.0.anchor_conv.0.conv.weight": torch.zeros(8, 4, 3, 3)}
+
+
+def test_the_other_names_are_recognised(tmp_path: Path) -> None:
+    original = build_detector("yolov9t", 5, seed=3)
+    state = in_mit_names(original)
+    assert {"4.conv2.0.bottleneck.0.conv1.conv2.bn.weight", "16.conv.bn.bias", "9.conv5.conv.weight"} <= state.keys()
+    torch.save({f"model.model.{key}": tensor for key, tensor in state.items()}, tmp_path / "v9.pt")
+    detector, _ = load_detector(tmp_path / "v9.pt")
+    assert detector.spec["name"] == "yolov9t"
+    kernels = re.compile(r"model\.22\.cv2\.\d\.(1\.conv|2)\.weight")
+    for key, tensor in detector.state_dict().items():
+        expected = original.state_dict()[key]
+        if kernels.fullmatch(key):
+            expected = ungrouped(grouped(expected, 4), 64)
+        assert torch.equal(tensor, expected), key
+
+
+@pytest.mark.parametrize("name", ["yolov9s", "yolov9m", "yolov9c"])
+def test_every_name_of_every_size_is_known(name: str) -> None:
+    original = build_on_meta(load_spec(name), 80, tuple(map(str, range(80)))).state_dict()
+    found = from_mit_yolov9(in_mit_names(build_on_meta(load_spec(name), 80, tuple(map(str, range(80))))))
+    assert {k: v.shape for k, v in found.items()} == {k: v.shape for k, v in original.items()}
+
+
+def test_a_kernel_in_groups_written_out_is_the_same_convolution() -> None:
+    kernel, x = torch.randn(8, 3, 3, 3, dtype=torch.float64), torch.randn(2, 12, 5, 5, dtype=torch.float64)
+    expected = nn.functional.conv2d(x, kernel, groups=4)
+    torch.testing.assert_close(nn.functional.conv2d(x, ungrouped(kernel, 12)), expected)
+
+
+def test_what_serves_training_alone_is_left_out() -> None:
+    original = build_detector("yolov9t", 5, seed=3)
+    assert from_mit_yolov9(in_mit_names(original)).keys() == original.state_dict().keys()

@@ -1,0 +1,192 @@
+"""YOLOX: sizes, head, a step of training, and its public checkpoints."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models.detector import Detector, build_detector
+from models.heads.yolox import ObjectnessHead
+from models.losses.build import build_criterion
+from models.spec import load_spec
+from models.weights.layouts import LAYERS, STEM, without_focus
+from models.weights.load import load_detector
+from utils.config.settings import Hyperparameters
+from utils.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def nano() -> Detector:
+    return build_detector("yoloxnano", 4, seed=1)
+
+
+@pytest.mark.parametrize("name", ["yolox-nano", "yolox_nano", "yoloxnano", "yoloxnano.yaml"])
+def test_names(name: str) -> None:
+    assert load_spec(name).plain == load_spec("yoloxnano").plain
+
+
+def test_every_parameter_has_a_gradient(nano: Detector) -> None:
+    detector = build_detector(nano.spec, 4, seed=1).train()
+    assert all(torch.equal(v, nano.state_dict()[k]) for k, v in detector.state_dict().items())
+    raw = detector(torch.rand(2, 3, 64, 96))
+    assert [tuple(x.shape) for x in raw] == [(2, 9, 64 // s, 96 // s) for s in (8, 16, 32)]
+    sum(x.square().mean() for x in raw).backward()
+    assert all(p.grad.isfinite().all() and p.grad.any() for p in detector.parameters())
+
+
+def test_steps_of_training_lower_the_loss(nano: Detector) -> None:
+    detector = build_detector(nano.spec, 4, seed=1).train()
+    optimizer = torch.optim.SGD(detector.parameters(), lr=0.02, momentum=0.9)
+    criterion = build_criterion(detector, Hyperparameters())
+    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    targets = torch.tensor([[0, 1, 0.4, 0.5, 0.3, 0.4], [1, 3, 0.6, 0.3, 0.2, 0.2], [1, 0, 0.5, 0.5, 0.9, 0.9]])
+    losses = []
+    for _ in range(8):
+        output = criterion(detector(images), targets, 16)
+        optimizer.zero_grad()
+        (output.total / output.normaliser).backward()
+        optimizer.step()
+        losses.append(output.total.item() / output.normaliser.item())
+    assert losses[-1] < losses[0]
+
+
+def test_decode_against_a_loop(nano: Detector) -> None:
+    raw = [torch.randn(2, 9, *hw, generator=torch.Generator().manual_seed(3)) for hw in ((4, 2), (2, 1), (1, 1))]
+    boxes, scores = nano.decode(raw)
+    row = 0
+    for level, stride in zip(raw, (8, 16, 32)):
+        for y in range(level.shape[2]):
+            for x in range(level.shape[3]):
+                v = level[1, :, y, x].double().tolist()
+                cx, cy, w, h = (
+                    (x + v[0]) * stride,
+                    (y + v[1]) * stride,
+                    math.exp(v[2]) * stride,
+                    math.exp(v[3]) * stride,
+                )
+                expected = [cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2]
+                assert boxes[1, row].tolist() == pytest.approx(expected, abs=1e-3)
+                p = [1 / (1 + math.exp(-z)) for z in v[4:]]
+                assert scores[1, row].tolist() == pytest.approx([p[0] * c for c in p[1:]], abs=1e-6)
+                row += 1
+    assert row == boxes.shape[1] == scores.shape[1]
+
+
+def test_priors(nano: Detector) -> None:
+    head = nano.head
+    assert head.obj_preds[0].bias.sigmoid().item() == pytest.approx(8 / 6400, rel=1e-2)
+    assert head.reg_preds[2].bias.tolist() == pytest.approx([0.5, 0.5, math.log(2), math.log(2)])
+
+
+def test_fused_model_gives_the_same(nano: Detector) -> None:
+    detector = build_detector("yoloxnano", 4, seed=1)
+    scatter_norms(detector)
+    fused, images = detector.fuse(), torch.rand(1, 3, 64, 64)
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in fused.modules())
+    with torch.inference_mode():
+        for a, b in zip(fused(images), detector.eval()(images)):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("[nc]", r"wants \[nc, width\] or \[nc, width, separable\], got \['nc'\]"),
+        ("[nc, wide]", r"wants \[nc, width\]"),
+        ("[nc, 16, 3]", "separable wants bool, got 3"),
+    ],
+)
+def test_mistakes_in_the_heads_row(tmp_path: Path, row: str, message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    rows = f"head:\n  - [-1, 1, Conv, [8, 3, 2]]\n  - [[0, 1], 1, ObjectnessDetect, {row}]\n"
+    path.write_text(f"backbone:\n  - [-1, 1, Conv, [8, 3, 2]]\n{rows}")
+    with pytest.raises(UserError, match=rf"mine\.yaml: head layer 2 \(args\): .*{message}"):
+        build_detector(path, 2)
+
+
+def test_the_pair_of_heads_that_needs_no_nms(tmp_path: Path) -> None:
+    path = tmp_path / "pair.yaml"
+    path.write_text(
+        "end2end: true\nbackbone:\n  - [-1, 1, Conv, [8, 3, 2]]\nhead:\n  - [-1, 1, Conv, [8, 3, 2]]\n"
+        "  - [[0, 1], 1, ObjectnessDetect, [nc, 8]]\n"
+    )
+    detector = build_detector(path, 3)
+    raw = detector(torch.rand(2, 3, 32, 32))
+    assert [tuple(x.shape) for x in raw] == [(2, 8, 16, 16), (2, 8, 8, 8)] * 2
+    criterion = build_criterion(detector, Hyperparameters())
+    output = criterion(raw, torch.tensor([[0, 1, 0.4, 0.5, 0.3, 0.4], [0, 2, 0.6, 0.4, 0.4, 0.4]]), 16)
+    output.total.backward()
+    assert len(criterion.names) == len(output.parts) == 8
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in detector.parameters())
+    fused = detector.eval().fuse()
+    with torch.inference_mode():
+        boxes, scores = fused.decode(fused(torch.rand(1, 3, 32, 32)))
+    assert (boxes.shape, scores.shape) == ((1, 320, 4), (1, 320, 3))
+
+
+# Public checkpoints
+
+
+def scatter_norms(detector: nn.Module) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for norm in (m for m in detector.modules() if isinstance(m, nn.BatchNorm2d)):
+        norm.running_mean.normal_(0, 0.2, generator=generator)
+        norm.running_var.uniform_(0.5, 2, generator=generator)
+        nn.init.uniform_(norm.weight, 0.5, 1.5, generator=generator)
+        nn.init.normal_(norm.bias, 0, 0.2, generator=generator)
+
+
+def in_yolox_names(detector: Detector) -> dict[str, Tensor]:
+    """The detector's tensors as YOLOX would have named them, but for the first kernel, which is left as it is."""
+    prefixes = {f"model.{index}.": prefix for prefix, index in LAYERS.items()}
+    renamed = {}
+    for name, tensor in detector.state_dict().items():
+        layer = ".".join(name.split(".")[:2]) + "."
+        renamed[prefixes[layer] + name.removeprefix(layer).replace("cv", "conv")] = tensor
+    return renamed
+
+
+def focus(images: Tensor) -> Tensor:
+    """(B, C, H, W) to (B, 4C, H/2, W/2): upper left, lower left, upper right, lower right pixels."""
+    return torch.cat([images[..., y::2, x::2] for x in (0, 1) for y in (0, 1)], 1)
+
+
+def test_a_kernel_after_a_focus_is_a_larger_kernel() -> None:
+    kernel, images = torch.randn(5, 12, 3, 3, dtype=torch.float64), torch.rand(2, 3, 10, 14, dtype=torch.float64)
+    expected = nn.functional.conv2d(focus(images), kernel, padding=1)
+    torch.testing.assert_close(nn.functional.conv2d(images, without_focus(kernel), stride=2, padding=2), expected)
+
+
+def test_a_public_checkpoint_is_recognised_and_takes_our_pictures(tmp_path: Path) -> None:
+    """Its first layer sees blue, green, red up to 255; ours red, green, blue up to 1."""
+    original = build_detector("yoloxnano", 80, seed=3)
+    scatter_norms(original)
+    state = in_yolox_names(original)
+    kernel = torch.randn(16, 12, 3, 3, generator=torch.Generator().manual_seed(4)) / 255
+    state[f"{STEM}conv.weight"] = kernel
+    torch.save({"start_epoch": 300, "model": state, "optimizer": {"state": {}}}, tmp_path / "yolox_nano.pth")
+    detector, content = load_detector(tmp_path / "yolox_nano.pth")
+    assert detector.spec["name"] == "yoloxnano"
+    assert detector.names[:2] == ("person", "bicycle")
+    assert (content["format"], content["imgsz"]) == ("foreign", 416)
+    pictures = torch.randint(0, 256, (1, 3, 64, 64), generator=torch.Generator().manual_seed(5)).float()
+    stem = original.eval().model[0]
+    expected = stem.act(stem.bn(nn.functional.conv2d(focus(pictures.flip(1)), kernel, padding=1)))
+    with torch.inference_mode():
+        torch.testing.assert_close(detector.model[0](pictures / 255), expected, rtol=1e-4, atol=1e-4)
+    for name, tensor in detector.state_dict().items():
+        if name != "model.0.conv.weight":
+            assert torch.equal(tensor, original.state_dict()[name]), name
+
+
+def test_any_number_of_classes_is_recognised(tmp_path: Path) -> None:
+    state = in_yolox_names(build_detector("yoloxtiny", 3, seed=3))
+    state[f"{STEM}conv.weight"] = torch.zeros(24, 12, 3, 3)
+    torch.save({"model": state}, tmp_path / "mine.pth")
+    detector, _ = load_detector(tmp_path / "mine.pth")
+    assert (detector.spec["name"], detector.num_classes) == ("yoloxtiny", 3)
+    assert isinstance(detector.head, ObjectnessHead)

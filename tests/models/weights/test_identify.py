@@ -1,0 +1,186 @@
+"""What foreign checkpoints say beside their tensors, and what YOLOv5 v5.0 has otherwise."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models.detector import Detector, build_detector
+from models.weights import safe_torch_file as unpickle
+from models.weights.identify import recognise
+from models.weights.layouts import from_old_yolov5
+from models.weights.load import load_detector
+from models.weights.read import METADATA_KEY, read_weights
+from models.weights.transfer import transfer_weights
+from tests.helpers.hostile_files import zip_around
+from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL
+from utils.errors import UserError
+from utils.files.safetensors import write_safetensors
+from utils.logger import get_logger
+
+
+def save_module(path: Path, layers: nn.Module, beside: dict | None = None, **attributes: object) -> Path:
+    """A checkpoint that pickles a module of a package that is gone when it is read."""
+    package = types.ModuleType("vanished")
+    package.Model = type("Model", (nn.Module,), {"__module__": "vanished"})
+    sys.modules["vanished"] = package
+    try:
+        model = package.Model()
+        model.model = layers
+        model.__dict__.update(attributes)
+        torch.save({"model": model, **(beside or {})}, path)
+    finally:
+        del sys.modules["vanished"]
+    return path
+
+
+def pictures() -> Tensor:
+    return torch.rand(2, 3, 64, 96, generator=torch.Generator().manual_seed(0))
+
+
+def same_outputs(one: Detector, other: Detector, slack: float = 0.0) -> bool:
+    one.eval()
+    other.eval()
+    with torch.inference_mode():
+        return all((a - b).abs().max() <= slack for a, b in zip(one(pictures()), other(pictures())))
+
+
+class Focus(nn.Module):
+    """The pixels of 2x2 squares side by side, upper left, lower left, upper right, lower right; then a convolution."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor) -> Tensor:
+        corners = [x[..., row::2, column::2] for column in (0, 1) for row in (0, 1)]
+        return self.conv(torch.cat(corners, 1))
+
+
+def with_focus(detector: Detector) -> nn.Sequential:
+    """The layers of a detector as v5.0 has them: first a focus, of random weights, and anchors in pixels at the end."""
+    torch.manual_seed(0)
+    layers = copy.deepcopy(detector.model)
+    first = layers[0]
+    first.conv = nn.Conv2d(12, first.conv.out_channels, 3, 1, 1, bias=False)
+    layers[0] = Focus(first)
+    anchors = detector.anchors * torch.tensor(detector.strides).view(-1, 1, 1)
+    layers[-1].register_buffer("anchor_grid", anchors.view(3, 1, -1, 1, 1, 2))
+    return layers
+
+
+def test_yolov5_of_release_5_is_recognised_and_computes_the_same(tmp_path):
+    original = build_detector("yolov5.0s", 3, seed=5)
+    assert sum(p.numel() for p in build_detector("yolov5.0s", 80).parameters()) == 7_276_605
+    layers = with_focus(original)
+    path = save_module(tmp_path / "old.pt", layers, names=["a", "b", "c"], stride=torch.tensor([8.0, 16.0, 32.0]))
+    detector, _ = load_detector(path)
+    assert (detector.spec["name"], detector.names) == ("yolov5.0s", ("a", "b", "c"))
+    old = copy.deepcopy(original)
+    old.model = layers
+    assert same_outputs(old, detector, 1e-4)
+    kept = {name: torch.zeros(1) for name in ("model.1.conv.weight", "model.24.anchors")}
+    assert from_old_yolov5({**kept, "model.24.anchor_grid": torch.zeros(1)}) == kept
+
+
+def test_a_module_of_no_built_in_size_brings_its_own_graph(tmp_path):
+    graph = {**TINY_ANCHOR_MODEL, "backbone": copy.deepcopy(TINY_ANCHOR_MODEL["backbone"]), "ch": 3}
+    graph["backbone"][0] = [-1, 1, "Conv", [8, 6, 2, 2]]
+    original = build_detector(graph, 2, seed=3)
+    carried = {**graph, "backbone": [[-1, 1, "Focus", [8, 3]], *graph["backbone"][1:]], "yaml_file": "/x/small.yaml"}
+    layers = with_focus(original)
+    detector, content = load_detector(
+        save_module(tmp_path / "own.pt", layers, {"opt": {"imgsz": 416}}, yaml=carried, names={0: "p", 1: "q"})
+    )
+    old = copy.deepcopy(original)
+    old.model = layers
+    assert same_outputs(old, detector, 1e-4)
+    assert (detector.spec["name"], detector.names, content["imgsz"]) == ("small", ("p", "q"), 416)
+    unknown = {**carried, "backbone": [[-1, 1, "GhostConv", [8]], *graph["backbone"][1:]]}
+    path = save_module(tmp_path / "ghost.pt", layers, yaml=unknown)
+    with pytest.raises(UserError, match=r"ghost\.pt: its tensors are those of no model .*unknown module 'GhostConv'"):
+        load_detector(path)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(0.1), nn.Hardswish()])
+def test_the_activation_is_read_from_the_module(tmp_path, activation):
+    """Shapes cannot tell it: the model of the usual activation would fit and detect nonsense."""
+    original = build_detector({**TINY_MODEL, "activation": repr(activation)}, 2, seed=3)
+    detector, _ = load_detector(save_module(tmp_path / "act.pt", original.model, yaml=TINY_MODEL))
+    assert same_outputs(original, detector)
+    usual, _ = load_detector(
+        save_module(tmp_path / "usual.pt", build_detector(TINY_MODEL, 2, seed=3).model, yaml=TINY_MODEL)
+    )
+    assert not same_outputs(original, usual, 1e-6)
+    original.model[0].act = nn.SiLU()
+    with pytest.raises(UserError, match="its convolutions have different activations"):
+        load_detector(save_module(tmp_path / "mixed.pt", original.model, yaml=TINY_MODEL))
+
+
+def test_strides_that_are_not_the_models(tmp_path):
+    layers = build_detector(TINY_MODEL, 2).model
+    path = save_module(tmp_path / "strides.pt", layers, yaml=TINY_MODEL, stride=torch.tensor([4.0, 8.0, 16.0]))
+    with pytest.raises(UserError, match=r"strides: the model has \[8, 16, 32\], the file \[4, 8, 16\]"):
+        load_detector(path)
+
+
+def test_four_levels_mean_larger_pictures(tmp_path):
+    deeper = {**TINY_MODEL, "backbone": [*TINY_MODEL["backbone"], [-1, 1, "Conv", [32, 3, 2]]]}
+    deeper["head"] = [[[2, 3, 4, 5], 1, "Detect", ["nc"]]]
+    strides = torch.tensor([8.0, 16.0, 32.0, 64.0])
+    path = save_module(tmp_path / "p6.pt", build_detector(deeper, 2).model, yaml=deeper, stride=strides)
+    detector, content = load_detector(path)
+    assert (detector.strides, content["imgsz"]) == ((8, 16, 32, 64), 1280)
+
+
+def test_eighty_classes_without_names_are_cocos(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    torch.save(build_detector("yolov5n", 80, seed=1).state_dict(), tmp_path / "bare.pt")
+    with caplog.at_level("INFO", logger="lockstep"):
+        detector, content = load_detector(tmp_path / "bare.pt")
+    assert detector.names[:2] == ("person", "bicycle")
+    assert content["names"] == list(detector.names)
+    assert "80 classes are taken to be COCO's" in caplog.text
+    target = build_detector("yolov5n", 2, names=["zebra", "cell"], seed=2)
+    report = transfer_weights(target, tmp_path / "bare.pt")
+    assert report.classes == ("zebra",)
+
+
+def test_safetensors_of_others_are_recognised(tmp_path):
+    original = build_detector("yolov8n", 3, seed=1)
+    tensors = {name: t.half() if t.is_floating_point() else t for name, t in original.state_dict().items()}
+    write_safetensors(tmp_path / "x.safetensors", tensors, {})
+    assert recognise(read_weights(tmp_path / "x.safetensors"))[1] == 3
+    detector, content = load_detector(tmp_path / "x.safetensors")
+    assert (detector.spec["name"], content["imgsz"]) == ("yolov8n", 640)
+    assert all(t.dtype != torch.float16 for t in detector.state_dict().values())
+
+
+@pytest.mark.parametrize(
+    "damage", [{"names": []}, {"names": [1]}, {"imgsz": "64"}, {"model_spec": []}, {"names": None}, {"version": "x"}]
+)
+def test_damaged_metadata_of_our_safetensors(tmp_path, damage):
+    content = {"version": 1, "model_spec": {}, "names": ["a"], "imgsz": 64, **damage}
+    write_safetensors(tmp_path / "x.safetensors", {"w": torch.zeros(1)}, {METADATA_KEY: json.dumps(content)})
+    with pytest.raises(UserError, match=r"x\.safetensors: damaged checkpoint"):
+        load_detector(tmp_path / "x.safetensors")
+
+
+def test_metadata_of_a_newer_version(tmp_path):
+    write_safetensors(tmp_path / "x.safetensors", {"w": torch.zeros(1)}, {METADATA_KEY: '{"version": 99}'})
+    with pytest.raises(UserError, match="written by a newer version"):
+        load_detector(tmp_path / "x.safetensors")
+
+
+def test_object_graphs_that_would_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(unpickle, "MAX_OPCODES", 1000)
+    path = zip_around(b"\x80\x02" + b"]0" * 1000 + b"N.", tmp_path / "many.pt")
+    with pytest.raises(UserError, match="its object graph has more than 1,000 parts"):
+        load_detector(path)

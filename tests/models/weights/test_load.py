@@ -1,0 +1,344 @@
+"""Checkpoints: public ones give the reference outputs, ours come back whole, hostile ones run nothing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import types
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from models.detector import Detector, build_detector
+from models.weights.load import load_detector
+from models.weights.safe_torch_file import ForeignFile
+from models.weights.transfer import transfer_weights
+from tests.helpers.hostile_files import Touch, opcode_call, tensor_program, zip_around
+from utils.boxes import xyxy_to_cxcywh
+from utils.errors import UserError
+from utils.files.checkpoint import write_checkpoint
+
+
+def write_own(detector: Detector, path: Path, **more: object) -> Path:
+    content = {"model_spec": detector.spec, "names": list(detector.names), "imgsz": 96}
+    write_checkpoint({**content, "model": detector.state_dict(), "ema": None, **more}, path)
+    return path
+
+
+def save_foreign(path: Path, detector: nn.Module, **attributes: object) -> Path:
+    """A checkpoint that pickles a whole fp16 module of a package that is gone when it is read."""
+    package = types.ModuleType("vanished")
+    package.Model = type("Model", (nn.Module,), {"__module__": "vanished"})
+    sys.modules["vanished"] = package
+    try:
+        model = package.Model()
+        model.model = detector.model
+        model.__dict__.update(attributes)
+        torch.save({"epoch": 3, "ema": None, "model": model.half(), "train_args": {"imgsz": 320}}, path)
+    finally:
+        del sys.modules["vanished"]
+    return path
+
+
+# Public checkpoints
+
+
+@pytest.mark.parametrize("name", ["yolov8n", "yolov5n"])
+def test_public_weights_give_the_reference_output(shared: Path, name: str) -> None:
+    weights, golden = shared / "weights" / f"{name}.pt", shared / "golden" / f"{name}_raw.npz"
+    picture = next((shared / "datasets" / "coco128").rglob("000000000009.jpg"), None)
+    if picture is None or not weights.is_file() or not golden.is_file():
+        pytest.skip("needs weights, golden outputs and coco128")
+    canvas = np.full((640, 640, 3), 114, np.uint8)
+    canvas[80:560] = cv2.imread(str(picture))[..., ::-1]
+    images = torch.from_numpy(canvas).permute(2, 0, 1)[None].float() / 255
+    detector, content = load_detector(weights)
+    assert detector.spec["name"] == name
+    assert content["format"] == "foreign"
+    assert content["names"] == list(detector.names)
+    assert detector.names[:2] == ("person", "bicycle")
+    reference = torch.from_numpy(np.load(golden)["output"])
+    if name == "yolov8n":
+        boxes, scores = reference.transpose(1, 2).split((4, 80), -1)
+    else:
+        boxes, objectness, classes = reference.split((4, 1, 80), -1)
+        scores = objectness * classes
+    with torch.inference_mode():
+        for model, slack in ((detector, 1), (detector.fuse(), 4)):
+            found_boxes, found_scores = model.decode(model(images))
+            assert (xyxy_to_cxcywh(found_boxes) - boxes).abs().max() < 5e-3 * slack
+            assert (found_scores - scores).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["yolov5s", "yolov8n", "yolo11n"])
+def test_a_foreign_module_is_recognised_by_its_shapes(tmp_path: Path, name: str) -> None:
+    original = build_detector(name, 3, seed=5)
+    path = save_foreign(tmp_path / "foreign.pt", original, names={0: "a", 1: "b", 2: "c"})
+    with pytest.raises((AttributeError, ModuleNotFoundError)):
+        torch.load(path, weights_only=False)
+    detector, content = load_detector(path)
+    assert (detector.spec["name"], detector.names) == (name, ("a", "b", "c"))
+    assert content == {"format": "foreign", "names": ["a", "b", "c"], "imgsz": 320}
+    assert not detector.training
+    for key, value in detector.state_dict().items():
+        assert value.dtype in (torch.float32, torch.int64)
+        assert torch.equal(value, original.state_dict()[key].to(value.dtype)), key
+
+
+def test_a_plain_state_dict_is_recognised(tmp_path: Path) -> None:
+    original = build_detector("yolov8n", 2, seed=5)
+    state = OrderedDict((f"module.{k}", v) for k, v in original.state_dict().items())
+    torch.save(state, tmp_path / "state.pt")
+    detector, _ = load_detector(tmp_path / "state.pt")
+    assert torch.equal(detector.state_dict()["model.0.conv.weight"], state["module.model.0.conv.weight"])
+    assert detector.names == ("0", "1")
+
+
+def test_a_foreign_model_of_no_known_family(tmp_path: Path) -> None:
+    torch.save(nn.Conv2d(3, 4, 1).state_dict(), tmp_path / "conv.pt")
+    with pytest.raises(UserError, match=r"conv\.pt: its tensors are those of no model known here"):
+        load_detector(tmp_path / "conv.pt")
+
+
+# Our checkpoints
+
+
+def test_own_checkpoint_round_trip_prefers_the_ema(tmp_path: Path) -> None:
+    detector, ema = (build_detector("yolo11n", 2, names=["x", "y"], seed=s) for s in (1, 2))
+    loaded, content = load_detector(write_own(detector, tmp_path / "own.pt", ema=ema.half().state_dict(), epoch=4))
+    assert content["epoch"] == 4
+    assert loaded.names == ("x", "y")
+    assert loaded.spec == detector.spec
+    assert not loaded.training
+    assert all(torch.equal(v.float(), ema.state_dict()[k].float()) for k, v in loaded.state_dict().items())
+    assert all(v.dtype != torch.float16 for v in loaded.state_dict().values())
+
+
+def test_own_checkpoint_whose_weights_do_not_fit(tmp_path: Path) -> None:
+    detector = build_detector("yolov5n", 2, seed=1)
+    state = detector.state_dict()
+    state["model.0.conv.weight"] = torch.zeros(1)
+    path = write_own(detector, tmp_path / "own.pt", model=state)
+    with pytest.raises(
+        UserError, match=r"own\.pt: its weights do not fit its model \(model\.0\.conv\.weight: .*\[1\]\)"
+    ):
+        load_detector(path)
+
+
+# Transfer
+
+
+@pytest.mark.parametrize("name", ["yolov5n", "yolov8n"])
+def test_transfer_maps_class_rows_by_name(tmp_path: Path, name: str) -> None:
+    source = build_detector(name, 3, names=["cat", "Dog", "emu"], seed=1)
+    path = write_own(source, tmp_path / "own.pt")
+    target = build_detector(name, 2, names=["dog ", "fox"], seed=2)
+    fresh = build_detector(name, 2, names=["dog ", "fox"], seed=2).state_dict()
+    report = transfer_weights(target, path)
+    assert report.classes == ("dog ",)
+    assert len(report.partly) == 6
+    assert not report.skipped
+    assert "6 more for 1 coinciding classes (dog )" in report.lines()[0]
+    old, new = source.state_dict(), target.state_dict()
+    for key in report.taken:
+        assert torch.equal(new[key], old[key])
+    for key in report.partly:
+        groups, before = (3, 5) if name == "yolov5n" else (1, 0)
+        ours, was, theirs = (t.view(groups, before + n, -1) for t, n in ((new[key], 2), (fresh[key], 2), (old[key], 3)))
+        assert torch.equal(ours[:, :before], theirs[:, :before])
+        assert torch.equal(ours[:, before], theirs[:, before + 1])
+        assert torch.equal(ours[:, before + 1], was[:, before + 1])
+
+
+def test_transfer_between_equal_class_lists_takes_everything(tmp_path: Path) -> None:
+    source = build_detector("yolov8n", 2, names=["a", "b"], seed=1)
+    target = build_detector("yolov8n", 2, names=["a", "b"], seed=2)
+    report = transfer_weights(target, write_own(source, tmp_path / "own.pt"))
+    assert not report.partly
+    assert not report.skipped
+    assert not report.unused
+    assert all(torch.equal(v, target.state_dict()[k]) for k, v in source.state_dict().items())
+
+
+def test_transfer_reports_what_does_not_fit(tmp_path: Path) -> None:
+    source = build_detector("yolov8n", 2, names=["a", "b"], seed=1)
+    target = build_detector("yolo11n", 2, names=["a", "c"], seed=2)
+    report = transfer_weights(target, write_own(source, tmp_path / "own.pt"))
+    assert "model.0.conv.weight" in report.taken
+    assert report.skipped["model.10.cv1.conv.weight"] == "not in the file"
+    assert set(report.taken) | set(report.partly) | set(report.skipped) == set(target.state_dict())
+    assert "model.22.cv2.0.0.conv.weight" in report.unused
+    assert any(
+        line.startswith("left as initialised: ") and line.endswith(": not in the file") for line in report.lines()
+    )
+    torch.save({"elsewhere.weight": torch.zeros(2)}, tmp_path / "other.pt")
+    with pytest.raises(UserError, match=r"other\.pt: no tensor fits this model"):
+        transfer_weights(target, tmp_path / "other.pt")
+
+
+# Hostile and broken files
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("os", "system"),
+        ("posix", "system"),
+        ("builtins", "eval"),
+        ("__builtin__", "exec"),
+        ("builtins", "getattr"),
+        ("subprocess", "check_output"),
+        ("torch.hub", "load"),
+        ("torch", "load"),
+        ("torch._C", "_jit"),
+        ("copyreg", "_reconstructor"),
+        ("importlib", "import_module"),
+    ],
+)
+def test_a_call_of_the_library_is_refused(tmp_path: Path, module: str, name: str) -> None:
+    path = zip_around(opcode_call(module, name, f"touch {tmp_path}/touched"), tmp_path / "evil.pt")
+    with pytest.raises(UserError, match=r"evil\.pt: refused: it asks for ") as caught:
+        load_detector(path)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "touched").exists()
+
+
+def test_what_runs_when_unpickled_does_not_run_here(tmp_path: Path) -> None:
+    marker = tmp_path / "touched"
+    evil = pickle.dumps({"model": Touch((os.system, (f"touch {marker}",)))}, protocol=2)
+    pickle.loads(evil)
+    assert marker.exists()  # the attack is real
+    marker.unlink()
+    path = zip_around(evil, tmp_path / "evil.pt")
+    for read in (load_detector, lambda p: transfer_weights(build_detector("yolov8n", 1), p)):
+        with pytest.raises(UserError, match=r"refused: it asks for posix\.system"):
+            read(path)
+    assert not marker.exists()
+
+
+def test_foreign_code_becomes_inert_records(tmp_path: Path) -> None:
+    marker = tmp_path / "touched"
+    package = tmp_path / "trap.py"
+    package.write_text(f"open({str(marker)!r}, 'w')\ndef go(x): open({str(marker)!r}, 'w')\n")
+    path = zip_around(opcode_call("trap", "go", "x"), tmp_path / "evil.pt")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        with ForeignFile(path) as file:
+            assert (file.content.module, file.content.name, file.content.args) == ("trap", "go", ("x",))
+        with pytest.raises(UserError, match="holds no weights of a detector"):
+            load_detector(path)
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert not marker.exists()
+    assert "trap" not in sys.modules
+
+
+def test_an_honest_tensor_is_read(tmp_path: Path) -> None:
+    data = np.arange(6, dtype=np.float32).tobytes()
+    path = zip_around(tensor_program((2, 2), (1, 2), 6, 1), tmp_path / "ok.pt", **{"0": data})
+    with ForeignFile(path) as file:
+        assert file.state_dict(file.content)["w"].tolist() == [[1.0, 3.0], [2.0, 4.0]]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"size": (2**40,), "stride": (1,), "count": 2**40},
+        {"size": (2**40,), "stride": (0,), "count": 6},
+        {"size": (6,), "stride": (1,), "count": 6, "offset": 1},
+        {"size": (2,), "stride": (-1,), "count": 6},
+        {"size": (2, 2), "stride": (1,), "count": 6},
+        {"size": (2,), "stride": (1,), "count": 6, "key": "../0"},
+        {"size": ("a",), "stride": (1,), "count": 6},
+        {"size": (2,), "stride": (1,), "count": 6, "offset": -1},
+    ],
+)
+def test_a_tensor_that_lies_about_its_size_is_refused(tmp_path: Path, lie: dict) -> None:
+    path = zip_around(tensor_program(**lie), tmp_path / "lie.pt", **{"0": bytes(24)})
+    with pytest.raises(UserError, match=r"lie\.pt: refused: a tensor does not match the data"):
+        load_detector(path)
+
+
+def test_many_views_of_one_storage_are_refused(tmp_path: Path) -> None:
+    shared = torch.zeros(5000)
+    torch.save({f"w{i}": shared.view(-1) for i in range(1000)}, tmp_path / "views.pt")
+    with pytest.raises(UserError, match="declare far more data than the file has"):
+        load_detector(tmp_path / "views.pt")
+
+
+def test_zip_bombs_are_refused(tmp_path: Path) -> None:
+    bomb = zip_around(pickle.dumps({}, 2), tmp_path / "bomb.pt", zipfile.ZIP_DEFLATED, **{"0": bytes(2**24)})
+    assert bomb.stat().st_size < 2**16
+    with pytest.raises(UserError, match=r"bomb\.pt: refused: its entries are compressed"):
+        load_detector(bomb)
+
+
+def truncated(path: Path) -> bytes:
+    torch.save({"model": {"w": torch.zeros(1000)}}, path)
+    return path.read_bytes()[:-200]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (truncated, "truncated, or not a PyTorch checkpoint"),
+        (lambda _: b"", "truncated, or not a PyTorch checkpoint"),
+        (lambda _: b"not a model\n" * 50, "truncated, or not a PyTorch checkpoint"),
+        (lambda _: pickle.dumps({"model": 1}), "truncated, or not a PyTorch checkpoint"),
+    ],
+)
+def test_files_that_are_no_checkpoints(tmp_path: Path, content, message: str) -> None:
+    path = tmp_path / "bad.pt"
+    path.write_bytes(content(tmp_path / "good.pt"))
+    with pytest.raises(UserError, match=rf"bad\.pt: {message}") as caught:
+        load_detector(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (pickle.dumps({"model": 1}, 2)[:-3], "malformed"),
+        (b"\x80\x02r\xff\xff\xff\x7f.", "malformed|numbers objects"),
+        (b"\x80\x02}r\xff\xff\xff\x7f.", "numbers objects that it does not have"),
+        (b"(ios\nsystem\n.", "opcode INST"),
+        (b"\x80\x02\x82\x01.", "opcode EXT1"),
+        (b"\x80\x02K\x01K\x02R.", "malformed"),
+        (b"\x80\x02}}X\x01\x00\x00\x00a1b.", "could not find MARK"),
+        (b"\x80\x02cmodels.x\nY\n}b.", "malformed"),
+        (pickle.dumps({"model": None}, 2), "holds no weights"),
+        (pickle.dumps([1, 2], 2), "holds no weights"),
+    ],
+)
+def test_damaged_object_graphs(tmp_path: Path, program: bytes, message: str) -> None:
+    path = zip_around(program, tmp_path / "bad.pt")
+    with pytest.raises(UserError, match=message) as caught:
+        load_detector(path)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_missing_file_and_zip_without_a_pickle(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"gone\.pt: no such checkpoint"):
+        load_detector(tmp_path / "gone.pt")
+    with zipfile.ZipFile(tmp_path / "zip.pt", "w") as file:
+        file.writestr("readme.txt", "hello")
+    with pytest.raises(UserError, match=r"zip\.pt: not a PyTorch checkpoint \(no data\.pkl inside\)"):
+        load_detector(tmp_path / "zip.pt")
+
+
+def test_a_flipped_byte_is_noticed(tmp_path: Path) -> None:
+    detector = build_detector("yolov8n", 1)
+    path = tmp_path / "flip.pt"
+    torch.save(detector.state_dict(), path)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"flip\.pt: damaged \(entry .* cannot be read\)"):
+        load_detector(path)

@@ -1,0 +1,130 @@
+"""train.py with something odd built in, chosen by ODD (several with ';'), for tests that start it as a process.
+
+- ``log:FOLDER``: before each step writes its number and the images of this rank's share to FOLDER/<pid>.
+- ``hang:RANK:STEP:SECONDS``, ``raise:RANK:STEP``, ``refuse:RANK:STEP``: that rank sleeps, raises RuntimeError, raises
+  UserError before that step.
+- ``slow:SECONDS``: every step takes so much longer; ``slowval:SECONDS``: every batch of validation does.
+- ``calls:FILE``: rank 0 counts its file system calls by phase and is killed at one of them (the plan of kills.py).
+- ``set:MODULE:NAME:NUMBER``, ``memory:FOLDER``: other values of a constant, another folder for caches in memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+
+def make_odd(kind: str, *args: str) -> None:
+    from engine.evaluation.evaluator import Evaluator
+    from engine.train_step import TrainStep
+    from utils.errors import UserError
+
+    take, score = TrainStep.__call__, Evaluator.run
+
+    def step(self, batches, pictures, updates, *rest) -> None:
+        here = kind in ("hang", "raise", "refuse") and (self.ctx.rank, updates) == (int(args[0]), int(args[1]))
+        if kind == "log":
+            images = " ".join(str(int(i)) for batch in batches for i in batch.indices)
+            with open(Path(args[0]) / str(os.getpid()), "a") as file:
+                file.write(f"{updates}: {images}\n")
+        elif kind == "slow":
+            time.sleep(float(args[0]))
+        elif here and kind == "hang":
+            time.sleep(float(args[2]))
+        elif here and kind == "raise":
+            raise RuntimeError("built to fail")
+        elif here:
+            raise UserError("built to refuse")
+        take(self, batches, pictures, updates, *rest)
+
+    def run(self, model, loader, **options):
+        def slowly():
+            for batch in loader:
+                time.sleep(float(args[0]))
+                yield batch
+
+        return score(self, model, slowly() if kind == "slowval" else loader, **options)
+
+    TrainStep.__call__, Evaluator.run = step, run
+
+
+FILE_CALLS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.utime")
+
+
+def watch_calls(plan_file: str) -> None:
+    """Appends the phase of each file system call to a file, and kills this process at the planned one.
+
+    The plan: ``phases``, by name what a call that begins the phase looks like (with a second expression: that the
+    content of the file named matches too) and what its calls look like; ``counts``, the file; ``phase``, ``number``,
+    ``delay_s``: where to kill; ``mark``: a file that tells the test; ``kills``: False leaves it at that.
+    """
+    plan, own, guard = json.loads(Path(plan_file).read_text()), os.getpid(), threading.local()
+    counts = os.open(plan["counts"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    begun: set[str] = set()
+    seen = {name: itertools.count(1) for name in plan["phases"]}  # whose next is one thread's
+
+    def hook(event: str, given: tuple) -> None:
+        if event not in FILE_CALLS or os.getpid() != own or isinstance(given[0], int) or hasattr(guard, "inside"):
+            return
+        changes = event != "open" or given[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        paths = [os.fsdecode(path) for path in given[:2] if isinstance(path, (str, bytes, os.PathLike))]
+        text = f"{event} {'changes' if changes else 'reads'} {' '.join(paths)}"
+        guard.inside = True
+        try:
+            for name, (begins, content, belongs) in plan["phases"].items():
+                if name not in begun and re.search(begins, text):
+                    if not content or re.search(content, Path(paths[0]).read_text(), re.M):
+                        begun.add(name)
+                elif name in begun and re.search(belongs, text):
+                    os.write(counts, f"{name} {text}\n".encode())
+                    if (name, next(seen[name])) == (plan["phase"], plan["number"]):
+                        Path(plan["mark"]).touch()
+                        strike()
+        finally:
+            del guard.inside
+
+    def strike() -> None:
+        if not plan["kills"]:
+            time.sleep(plan["delay_s"])  # the test kills the other rank meanwhile
+        elif plan["delay_s"]:
+            threading.Timer(plan["delay_s"], os.kill, (own, signal.SIGKILL)).start()
+        else:
+            os.kill(own, signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+def make_otherwise(kind: str, *args: str) -> bool:
+    """What is no part of the steps; False for another kind."""
+    if kind == "set":
+        setattr(importlib.import_module(args[0]), args[1], int(args[2]))
+    elif kind == "memory":
+        importlib.import_module("utils.files.folders").SHARED_MEMORY = Path(args[0])
+    elif kind == "calls" and os.environ.get("RANK", "0") == "0":
+        watch_calls(args[0])
+    return kind in ("set", "memory", "calls")
+
+
+def main(argv: list[str] | None = None) -> None:
+    import train
+
+    for oddity in filter(None, os.environ.get("ODD", "").split(";")):
+        if not make_otherwise(*oddity.split(":")):
+            make_odd(*oddity.split(":"))
+    train.main(argv)
+
+
+if __name__ == "__main__":
+    from utils.entrypoint import run_main
+
+    run_main(main)

@@ -1,0 +1,56 @@
+"""Whatever is in a file ends in a line that names it, or changes nothing (fuzz.py says what is tried)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.robustness.fuzz import fuzz
+from tests.robustness.fuzz_targets import TARGETS
+
+
+def check(folder: Path, *, seconds: float, seed: int, least: int, most: float = math.inf) -> None:
+    tally = fuzz(seconds=seconds, most=most, seed=seed, folder=folder)
+    assert not tally.findings, tally.text() + "\n" + "\n".join(tally.findings)[:5000]
+    assert tally.inputs.keys() == TARGETS.keys()
+    assert sum(tally.inputs.values()) >= least, tally.text()
+
+
+def test_half_a_minute_of_odd_files(tmp_path: Path):
+    """The same inputs in every run, as far as a slow machine gets with them."""
+    check(tmp_path, seconds=30, seed=0, least=100, most=2000)
+
+
+@pytest.mark.slow
+def test_ten_minutes_of_odd_files(tmp_path: Path):
+    check(tmp_path, seconds=600, seed=1, least=2000)
+
+
+def test_a_finding_is_kept_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A traceback, an input without an end, and a process that dies: the fuzzer sees all three and goes on."""
+    import os
+    import time
+
+    def run(self, case):
+        (case.folder / "changed.txt").write_text("x")
+        kind = case.chance.choice(("traceback", "hang", "death", "right", "right"))
+        if kind == "traceback":
+            raise ZeroDivisionError("a bug")
+        if kind == "hang":
+            time.sleep(60)
+        if kind == "death":
+            os._exit(3)
+        return "right"
+
+    monkeypatch.setattr(TARGETS["recipe"], "run", run)
+    monkeypatch.setattr(TARGETS["recipe"], "deadline_s", 0.5)
+    tally = fuzz(seconds=4, seed=0, names=["recipe"], folder=tmp_path, aloud=False)
+    text = "\n".join(tally.findings)
+    assert "ZeroDivisionError: a bug" in text
+    assert "no end after 0.5 s" in text
+    assert "the process died: exit status 3" in text
+    assert tally.verdicts["recipe", "right"] > 0
+    name = tally.findings[0].split(": ")[0].replace(":", "-")
+    assert (tmp_path / name / "changed.txt").read_text() == "x"

@@ -1,0 +1,32 @@
+"""SIGKILL at random moments changes nothing (tests/robustness/kills.py says what is compared)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.robustness.kills import prove, prove_phases
+
+
+def test_six_kills(tmp_path: Path):
+    """On one rank and on two."""
+    prove(tmp_path, kills=6, worlds=[1, 1, 2], seed=1)
+
+
+@pytest.mark.slow
+def test_a_hundred_kills(tmp_path: Path):
+    """The number of ranks is drawn anew at every resume."""
+    prove(tmp_path, kills=100, worlds=[1, 2, 4], seed=2)
+
+
+def test_a_kill_in_each_of_three_phases(tmp_path: Path):
+    """Of two ranks, while they scan, fill the cache in memory and write checkpoints; one while a disk cache is filled
+    is in tests/data/cache/test_open.py too."""
+    phases = ("scan", "ram", "write")
+    assert prove_phases(tmp_path, kills=1, seed=1, rounds={"ram": phases}).keys() == set(phases)
+
+
+@pytest.mark.slow
+def test_twenty_kills_in_every_phase(tmp_path: Path):
+    assert min(prove_phases(tmp_path, kills=20, seed=2).values()) >= 20

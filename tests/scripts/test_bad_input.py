@@ -1,0 +1,309 @@
+"""What users get wrong: one line that says what to do, exit code 2, and nothing that was saved is harmed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import detect
+import train
+import val
+from tests.helpers.scripts import SMALL, error_of
+from tests.helpers.tiny import write_dataset, write_model
+from utils.entrypoint import run_main
+from utils.files.checkpoint import read_checkpoint
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    """A tiny data set, a model, and a run of two epochs."""
+    root = tmp_path_factory.mktemp("world")
+    write_dataset(root / "set", train=8, val=3)
+    write_model(root / "tiny.yaml")
+    run_main(train.main, [*flags(root), "--epochs", "2", "--project", str(root / "runs")])
+    return root
+
+
+def flags(world: Path) -> list[str]:
+    return ["--data", str(world / "set" / "data.yaml"), "--model", str(world / "tiny.yaml"), *SMALL]
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("--hyp", "lr0: 0.01\nlr0: 0.1\n"),
+        ("--model", "nc: 2\nnc: 3\n"),
+        ("--data", "train: a\ntrain: b\nval: c\nnames: [x]\n"),
+    ],
+)
+def test_a_repeated_key_is_told_with_its_line(world, tmp_path, capsys, flag, text):
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    error = error_of(capsys, train.main, *flags(world), flag, path, "--project", tmp_path / "runs")
+    assert f"{path}:2: key" in error
+
+
+@pytest.mark.parametrize("how", ["folder", "link", "list"])
+def test_validating_on_training_images_is_said(tmp_path, capsys, how):
+    data = write_dataset(tmp_path / "set", train=4, val=2)
+    (tmp_path / "set" / "also").symlink_to(tmp_path / "set" / "images" / "train")
+    (tmp_path / "set" / "some.txt").write_text("images/train/000.png\nimages/val/000.png\nimages/train/001.png\n")
+    given = yaml.safe_load(data.read_text())
+    given["val"] = {"folder": "images/train", "link": "also", "list": "some.txt"}[how]
+    if how == "link":
+        for label in (tmp_path / "set" / "labels" / "train").iterdir():
+            (tmp_path / "set" / "images" / "train" / label.name).write_bytes(label.read_bytes())
+    data.write_text(yaml.safe_dump(given))
+    more = ["--data", str(data), "--epochs", "1", "--project", str(tmp_path / "runs")]
+    run_main(train.main, ["--model", str(write_model(tmp_path / "tiny.yaml")), *more, *SMALL])
+    count = "2 of the 3" if how == "list" else "all of the 4"
+    assert f"{count} validation images are training images too" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (["--set", "box=.inf"], "--set: box: wants a finite number"),
+        (["--set", "lr0=.nan"], "--set: lr0: wants at least 0"),
+        (["--freeze", "-1"], "--freeze -1: the model has layers 0 to 5"),
+        (["--freeze", "1", "6"], "--freeze 1 6: the model has layers 0 to 5"),
+        (["--freeze", "6"], "--freeze 6: would leave nothing to train"),
+        (["--batch_sise", "4"], "did you mean '--batch-size'"),
+        (["--weights", "runs/none.pt"], "runs/none.pt: no such file"),
+        (["--imgsz", "32"], "--imgsz: wants at least 64"),
+        (["--hyp", "finetun"], "--hyp finetun: no such recipe or file (did you mean 'finetune'?)"),
+    ],
+)
+def test_flags_of_training(world, tmp_path, capsys, given, line):
+    assert line in error_of(capsys, train.main, *flags(world), "--project", tmp_path, *given)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (["--compress-grads"], "--compress-grads is for plain DDP: several processes"),
+        (["--virtual-ranks", "3"], "--virtual-ranks 3: must be a power of two that the 1 process(es) divide"),
+        (["--virtual-ranks", "8"], "--virtual-ranks 8: more than the 4 images of a batch"),
+        (["--virtual-ranks", "2", "--sync-bn"], "--sync-bn takes statistics over the whole batch"),
+        (["--amp", "fp16"], "--amp fp16: not on a CPU"),
+        (["--quad", "--batch-size", "6"], "--quad with --batch-size 6 on 1 process(es): wants a multiple of 4"),
+        (["--cache", "device"], "--cache device: pixels that lie there can only be used there"),
+        (["--augment", "device", "--set", "albumentations=[{name: Blur}]"], "albumentations needs pixels on the host"),
+        (["--set", "albumentations=[{name: Blurr}]"], "hyper-parameter albumentations"),
+    ],
+)
+def test_what_settings_alone_refuse_is_said_before_data_is_looked_for(tmp_path, capsys, given, line):
+    """To copy and scan one may take hours, which a slip in the flags must not cost."""
+    assert line in error_of(capsys, train.main, "--data", tmp_path / "none.yaml", *SMALL, "--project", tmp_path, *given)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--data", "none.yaml"],
+        ["--weights", "none.pt"],
+        ["--model", "none.yaml"],
+        ["--freeze", "99"],
+        ["--max-bad", "0"],  # with the file that is no image, below
+        ["--max-bad-steps", "1", "--set", "lr0=1e30", "warmup_epochs=0"],  # begins, and fails before a checkpoint
+    ],
+)
+def test_a_refused_training_leaves_no_folder(world, tmp_path, capsys, given):
+    """Nor the folder of runs, if that was not there; one that was there stays, as does what is in it."""
+    data = write_dataset(tmp_path / "set", train=8, val=3)
+    if "--max-bad" in given:
+        (tmp_path / "set" / "images" / "train" / "bad.png").write_text("no image")
+    for project in (tmp_path / "deep" / "runs", tmp_path / "set"):
+        error_of(capsys, train.main, *flags(world), "--data", data, "--project", project, *given)
+    assert [p.name for p in tmp_path.iterdir() if p.name != "cache"] == ["set"]
+    assert sorted(p.name for p in (tmp_path / "set").iterdir()) == ["data.yaml", "images", "labels"]
+
+
+def test_refused_scorings_and_detections_leave_no_folder(world, tmp_path, capsys):
+    """Also where the work had begun: a validation image and a video that cannot be read."""
+    weights = world / "runs" / "exp" / "best.pt"
+    data = write_dataset(tmp_path / "set", train=1, val=3)
+    given = ["--weights", weights, "--data", data, "--device", "cpu", "--workers", "0", "--project", tmp_path / "runs"]
+    run_main(val.main, [str(g) for g in [*given, "--project", tmp_path / "first"]])  # so that the scan is cached
+    picture = tmp_path / "set" / "images" / "val" / "001.png"
+    stamp, size = picture.stat().st_mtime_ns, picture.stat().st_size
+    picture.write_bytes(b"x" * size)
+    os.utime(picture, ns=(stamp, stamp))
+    assert "001.png" in error_of(capsys, val.main, *given)
+    (tmp_path / "clip.mp4").write_text("no video")
+    error_of(
+        capsys, detect.main, "--weights", weights, "--source", tmp_path / "clip.mp4", "--project", tmp_path / "runs"
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_in_the_way_is_said_before_data_is_looked_for(world, tmp_path, capsys):
+    """As before, though the folder is made late."""
+    (tmp_path / "runs").write_text("")
+    for main, given in ((train.main, []), (val.main, ["--weights", world / "runs" / "exp" / "best.pt"])):
+        line = error_of(capsys, main, *given, "--data", world / "set" / "data.yaml", "--project", tmp_path / "runs")
+        assert "a file of that name is in the way" in line
+
+
+def test_the_log_of_a_run_begins_with_its_beginning(world):
+    """Though its file is made when the data has been read."""
+    lines = (world / "runs" / "exp" / "train.log").read_text().splitlines()
+    assert lines[0].startswith("config: ")
+    assert any(line.startswith("train: 8 images") for line in lines)
+
+
+def test_a_canvas_of_one_cell_is_refused(world, tmp_path, capsys):
+    """A model of stride 64 cannot be trained at 64 pixels."""
+    model = yaml.safe_load((world / "tiny.yaml").read_text())
+    model["backbone"].append([-1, 1, "Conv", [32, 3, 2]])
+    model["head"] = [[[3, 4, 5], 1, "Detect", ["nc"]]]
+    (tmp_path / "coarse.yaml").write_text(yaml.safe_dump(model))
+    given = [*flags(world), "--model", str(tmp_path / "coarse.yaml"), "--project", str(tmp_path)]
+    assert "--imgsz 64: is too small for the model's stride 64; use 128 or more" in error_of(capsys, train.main, *given)
+
+
+def test_a_device_that_is_not_there(world, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device in ("0", "cuda", "0,1", "cuda:3"):
+        assert "no CUDA GPU is available here; use --device cpu" in error_of(
+            capsys, train.main, *flags(world), "--device", device, "--project", tmp_path
+        )
+
+
+@pytest.mark.parametrize("data", ["nc", "names"])
+def test_a_run_goes_on_with_its_classes_only(world, tmp_path, capsys, data):
+    other = yaml.safe_load((world / "set" / "data.yaml").read_text())
+    other |= {"path": str(world / "set"), "names": ["a", "b", "c"] if data == "nc" else ["dark", "light"]}
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(other))
+    given = ["--resume", world / "runs" / "exp" / "last.pt", "--epochs", "3", "--data", tmp_path / "other.yaml"]
+    line = error_of(capsys, train.main, *given)
+    assert ("the run has 2 classes" if data == "nc" else "class 0 of the run is 'light'") in line
+    assert "start a new run with --weights" in line
+
+
+def test_what_cannot_be_resumed(world, tmp_path, capsys):
+    run = world / "runs" / "exp"
+    assert "best.pt: holds weights only" in error_of(capsys, train.main, "--resume", run / "best.pt", "--epochs", "3")
+    line = error_of(capsys, train.main, "--resume", run / "last.pt", "--epochs", "3", "--name", "other")
+    assert "--name other: the run being resumed has 'exp'" in line
+
+
+@pytest.mark.parametrize(
+    "key", ["version", "model_spec", "names", "imgsz", "model", "ema", "hyp", "progress", "scaler"]
+)
+def test_own_checkpoints_with_parts_missing_or_wrong(world, tmp_path, capsys, key):
+    """Whoever edits checkpoints gets a line too, and no script a traceback."""
+    content = read_checkpoint(world / "runs" / "exp" / "last.pt")
+    path = tmp_path / "last.pt"
+    torch.save({**content, key: "seven"}, path)
+    assert f"'{key}' is no" in error_of(capsys, train.main, "--resume", path, "--epochs", "3")
+    assert f"'{key}' is no" in error_of(capsys, val.main, "--weights", path, "--project", tmp_path)
+    assert f"'{key}' is no" in error_of(capsys, detect.main, "--weights", path, "--source", tmp_path)
+    torch.save({k: v for k, v in content.items() if k != key}, path)
+    if key in ("version", "imgsz"):
+        return
+    line = error_of(capsys, train.main, "--resume", path, "--epochs", "3")
+    assert f"(no {key})" in line or "holds weights only" in line
+
+
+def test_sources_and_weights_of_detect(world, tmp_path, capsys):
+    weights = world / "runs" / "exp" / "best.pt"
+    assert "--source: is empty" in error_of(capsys, detect.main, "--weights", weights, "--source", " ")
+    line = error_of(capsys, detect.main, "--weights", "yolov8n.pt", "--offline", "--source", tmp_path)
+    assert "yolov8n.pt: not on this machine and --offline is set" in line
+
+
+def test_one_class_as_one_class_keeps_its_name(world, tmp_path, capsys):
+    """A model trained with --single-cls on one class is scored without it."""
+    one = {"path": str(world / "set"), "train": "images/train", "val": "images/val", "names": ["thing"]}
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(one))
+    given = ["--data", str(tmp_path / "one.yaml"), "--single-cls", "--epochs", "1", "--project", str(tmp_path)]
+    run_main(train.main, [*flags(world), *given])
+    assert read_checkpoint(tmp_path / "exp" / "best.pt")["names"] == ["thing"]
+
+
+def test_patience_waits_for_validations(world, tmp_path):
+    """Epochs that were not scored are no reason to stop: the third is the first that is, the sixth is no better."""
+    given = ["--epochs", "8", "--val-every", "3", "--patience", "1", "--set", "lr0=0", "--project", str(tmp_path)]
+    run_main(train.main, [*flags(world), *given])
+    progress = read_checkpoint(tmp_path / "exp" / "last.pt")["progress"]
+    assert (progress["epoch"], progress["best_epoch"]) == (6, 3)
+
+
+def test_steps_that_are_never_finite_stop_a_run(world, tmp_path, capsys):
+    """Before the first checkpoint there is nothing to go on from, and later the last good one is as it was."""
+    given = [*flags(world), "--max-bad-steps", "1", "--project", str(tmp_path), "--epochs", "2"]
+    given += ["--weights", str(world / "runs" / "exp" / "best.pt")]
+    assert "No checkpoint yet: start again with a lower lr0" in error_of(
+        capsys, train.main, *given, "--set", "lr0=1e30", "warmup_epochs=0"
+    )
+    run_main(train.main, [*given, "--name", "good"])
+    kept = (tmp_path / "good" / "last.pt").read_bytes()
+    again = ["--resume", str(tmp_path / "good" / "last.pt"), "--epochs", "3", "--set", "lr0=1e30", "warmup_epochs=0"]
+    assert "last.pt holds the last good weights: resume with a lower lr0" in error_of(capsys, train.main, *again)
+    assert (tmp_path / "good" / "last.pt").read_bytes() == kept
+
+
+def test_settings_changed_at_resume_hold(world, tmp_path, capsys):
+    """Learning rate and decay are the new ones, not what the optimiser's state was saved with; others stay."""
+    given = ["--optimizer", "SGD", "--set", "warmup_epochs=0", "mosaic=0", "--epochs", "1", "--project", str(tmp_path)]
+    run_main(train.main, [*flags(world), *given])
+    last = str(tmp_path / "exp" / "last.pt")
+    changed = ["lr0=0.02", "lrf=1", "weight_decay=0.1"]
+    run_main(train.main, ["--resume", last, "--epochs", "2", "--set", *changed])
+    out = capsys.readouterr().out
+    assert "resume: lr0 None -> 0.02\n" in out
+    assert "resume: weight_decay 0.0005 -> 0.1\n" in out
+    content = read_checkpoint(Path(last))
+    assert (content["hyp"]["mosaic"], content["hyp"]["lr0"]) == (0.0, 0.02)
+    assert content["config"]["override"] == ["warmup_epochs=0", "mosaic=0", *changed]
+    groups = content["optimizer"]["optimizers"][0]["param_groups"]
+    assert [(g["lr"], g["weight_decay"]) for g in groups] == [(0.02, 0.1), (0.02, 0.0), (0.02, 0.0)]
+    line = error_of(capsys, train.main, "--resume", last, "--epochs", "3", "--optimizer", "AdamW")
+    assert "does not fit this run: the checkpoint was written with another optimiser" in line
+
+
+def test_a_longer_run_keeps_its_optimiser(world, tmp_path):
+    """`auto` goes by the length of the run; a run that grows must still find its state."""
+    run_main(train.main, [*flags(world), "--epochs", "1", "--project", str(tmp_path)])
+    last = str(tmp_path / "exp" / "last.pt")
+    assert read_checkpoint(Path(last))["config"]["optimizer"] == "Muon"
+    run_main(train.main, ["--resume", last, "--epochs", "20000", "--patience", "1", "--set", "lr0=0"])
+
+
+def test_nothing_to_score_is_said(world, tmp_path, capsys):
+    """A validation split of backgrounds gives no best.pt, and no reason to stop early."""
+    backgrounds = write_dataset(tmp_path / "set", train=3, val=2)
+    for labels in (tmp_path / "set" / "labels" / "val").iterdir():
+        labels.write_text("")
+    given = ["--data", str(backgrounds), "--epochs", "3", "--patience", "1", "--project", str(tmp_path)]
+    run_main(train.main, [*flags(world), *given])
+    assert "done: 3 epochs, nothing could be scored; weights:" in capsys.readouterr().out
+    assert not (tmp_path / "exp" / "best.pt").exists()
+    assert (tmp_path / "exp" / "last.pt").exists()
+
+
+def test_file_names_that_are_no_text(world, tmp_path, capsys):
+    """Latin-1 bytes in names, as old disks have them, go through training, scoring and detection."""
+    data = write_dataset(tmp_path / "set", train=3, val=2)
+    for split in ("train", "val"):
+        for kind, suffix in (("images", b".png"), ("labels", b".txt")):
+            folder = os.fsencode(tmp_path / "set" / kind / split)
+            os.rename(folder + b"/000" + suffix, folder + b"/caf\xe9" + suffix)
+    with open(next((tmp_path / "set" / "labels" / "train").glob("caf*")), "a") as file:
+        file.write("nonsense\n")
+    run_main(train.main, [*flags(world), "--data", str(data), "--epochs", "1", "--project", str(tmp_path)])
+    weights = str(tmp_path / "exp" / "last.pt")
+    run_main(val.main, ["--weights", weights, "--device", "cpu", "--workers", "0", "--project", str(tmp_path / "val")])
+    images = str(tmp_path / "set" / "images" / "val")
+    asked = ["--save-txt", "--save-json", "--save-crop", "--conf-thres", "0.0001", "--project", str(tmp_path / "found")]
+    run_main(detect.main, ["--weights", weights, "--source", images, "--device", "cpu", *asked])
+    assert len(list((tmp_path / "found" / "exp" / "labels").iterdir())) == 2
+    out, err = capsys.readouterr()
+    assert "Error" not in err
+    assert "caf\\udce9.png" in out

@@ -1,0 +1,349 @@
+"""detect.py from end to end with a tiny untrained model, and the files that it writes."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+import detect
+from models.detector import build_detector
+from models.postprocess.detections import non_max_suppression
+from tests.helpers.scripts import error_of
+from tests.helpers.tiny import TINY_MODEL
+from utils.boxes import cxcywh_to_xyxy, scale_boxes
+from utils.config.parser import parse_config
+from utils.config.settings import DetectConfig
+from utils.errors import UserError
+from utils.files.checkpoint import read_checkpoint, write_checkpoint
+from utils.structures import DetectionTable
+from utils.visualize.detection_writer import DetectionFiles, MediaWriter, UniqueStems
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("disc", "box/größe")
+SIZE = 64
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build_detector(TINY_MODEL, len(NAMES), names=NAMES, seed=1)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory, model):
+    path = tmp_path_factory.mktemp("weights") / "best.pt"
+    content = {"model_spec": model.spec, "names": list(NAMES), "imgsz": SIZE, "config": {}, "hyp": {}}
+    write_checkpoint({**content, "ema": model.state_dict()}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """A square, a wide and a tall picture; two share a stem."""
+    folder = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for name, hw in (("a.png", (64, 64)), ("a.jpg", (37, 90)), ("schön 猫.bmp", (90, 50))):
+        noise = cv2.resize(rng.integers(0, 255, (8, 8, 3)).astype(np.uint8), hw[::-1])
+        (folder / name).write_bytes(cv2.imencode(name[-4:], noise)[1].tobytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    path = tmp_path_factory.mktemp("clip") / "clip.mp4"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), 12, (63, 48))
+    if not writer.isOpened():
+        pytest.skip("this OpenCV cannot write mp4v")
+    for number in range(7):
+        writer.write(np.full((48, 63, 3), number * 30, np.uint8))
+    writer.release()
+    return path
+
+
+def run(weights, source, tmp_path, *more):
+    words = ["--weights", weights, "--source", source, "--device", "cpu", "--project", tmp_path / "runs"]
+    detect.main([str(w) for w in [*words, "--conf-thres", "0", "--max-det", "5", *more]])
+    return max((tmp_path / "runs").iterdir(), key=lambda p: p.stat().st_mtime_ns)
+
+
+def names_in(folder):
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def read_txt(path):
+    return np.array([[float(v) for v in row.split()] for row in path.read_text().splitlines()])
+
+
+def test_everything_is_written_and_agrees(weights, pictures, tmp_path, capsys):
+    folder = run(weights, pictures, tmp_path, "--save-txt", "--save-conf", "--save-json", "--save-crop")
+    files = names_in(folder)
+    stems = {"a": "a.jpg", "a-2": "a.png", "schön 猫": "schön 猫.bmp"}
+    assert {"a.jpg", "a-2.png", "schön 猫.bmp", "predictions.json"} <= set(files)
+    assert {f"labels/{stem}.txt" for stem in stems} <= set(files)
+    records = json.loads((folder / "predictions.json").read_text(encoding="utf-8"))
+    assert sum(f.startswith("crops/") for f in files) == len(records) > 0
+    assert all(f.startswith(("crops/disc/", "crops/box_größe/")) for f in files if f.startswith("crops/"))
+    for stem, name in stems.items():
+        height, width = cv2.imdecode(np.fromfile(pictures / name, np.uint8), 1).shape[:2]
+        rows = read_txt(folder / "labels" / f"{stem}.txt")
+        own = [r for r in records if r["image_id"] == stem]
+        assert {r["file"] for r in own} == {str(pictures / name)}
+        assert rows.shape == (len(own), 6)
+        assert len(own) <= 5
+        boxes = scale_boxes(cxcywh_to_xyxy(rows[:, 1:5]), width, height)
+        x, y, w, h = np.array([r["bbox"] for r in own]).T
+        np.testing.assert_allclose(boxes, np.stack([x, y, x + w, y + h], 1), atol=2e-3)
+        np.testing.assert_allclose(rows[:, 5], [r["score"] for r in own], atol=1e-6)
+        assert rows[:, 0].astype(int).tolist() == [r["category_id"] for r in own]
+        assert (boxes >= -1e-3).all()
+        assert (boxes <= np.array([width, height, width, height]) + 1e-3).all()
+    out = capsys.readouterr().out
+    assert "3 pictures:" in out
+    assert "\x1b" not in out
+
+
+def test_boxes_are_the_models_own(weights, model, pictures, tmp_path):
+    """On a picture that is its own canvas the result is plainly the model's, suppressed."""
+    folder = run(weights, pictures / "a.png", tmp_path, "--save-json", "--nosave", "--iou-thres", "0.5")
+    records = json.loads((folder / "predictions.json").read_text())
+    assert names_in(folder) == ["predictions.json"]
+    image = cv2.cvtColor(cv2.imread(str(pictures / "a.png")), cv2.COLOR_BGR2RGB)
+    with torch.no_grad():
+        bare = model.fuse()
+        boxes, scores = bare.decode(bare(torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255))
+    want = non_max_suppression(boxes, scores, conf_thres=0.0, iou_thres=0.5, max_det=5, multi_label=False)
+    corners = want.boxes_xyxy[0].clamp(0, SIZE)
+    expected = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
+    np.testing.assert_allclose([r["bbox"] for r in records], expected, atol=2e-3)
+    np.testing.assert_allclose([r["score"] for r in records], want.scores[0], atol=1e-5)
+
+
+def test_frames_are_letterboxed_and_mapped_back(weights, pictures, tmp_path):
+    """A picture twice as large as the canvas gives the boxes of its halved copy, doubled."""
+    small = cv2.imread(str(pictures / "a.png"))
+    large = cv2.resize(small, (128, 128), interpolation=cv2.INTER_NEAREST)
+    for name, picture in (("small.png", small), ("large.png", large)):
+        cv2.imwrite(str(tmp_path / name), picture)
+    results = []
+    for name in ("small.png", "large.png"):
+        folder = run(weights, tmp_path / name, tmp_path, "--save-json", "--nosave", "--name", name)
+        results.append(json.loads((folder / "predictions.json").read_text()))
+    one, two = ([r["bbox"] for r in part] for part in results)
+    np.testing.assert_allclose(2 * np.array(one), two, atol=0.02)
+
+
+def test_flags_change_what_is_drawn_and_kept(weights, pictures, tmp_path):
+    def drawing(*more):
+        return cv2.imread(str(run(weights, pictures / "a.png", tmp_path, *more) / "a.png")).astype(int)
+
+    plain = drawing()
+    variants = [drawing("--hide-labels"), drawing("--hide-conf"), drawing("--line-thickness", "4")]
+    assert all((plain != v).any() for v in variants)
+    assert (variants[0] != variants[1]).any()
+    one = run(weights, pictures / "a.png", tmp_path, "--classes", "1", "--save-txt")
+    assert set(read_txt(one / "labels" / "a.txt")[:, 0]) <= {1.0}
+    none = run(weights, pictures / "a.png", tmp_path, "--conf-thres", "1", "--save-txt", "--save-json")
+    assert (none / "labels" / "a.txt").read_text() == ""
+    assert json.loads((none / "predictions.json").read_text()) == []
+    same = run(weights, pictures / "a.png", tmp_path, "--name", "fixed", "--exist-ok")
+    assert run(weights, pictures / "a.png", tmp_path, "--name", "fixed", "--exist-ok") == same
+    assert len(read_txt(run(weights, pictures, tmp_path, "--max-det", "2", "--save-txt") / "labels/a.txt")) <= 2
+    agnostic = run(weights, pictures / "a.png", tmp_path, "--agnostic-nms", "--iou-thres", "0", "--save-txt")
+    overlapping = run(weights, pictures / "a.png", tmp_path, "--iou-thres", "1", "--save-txt")
+    assert len(read_txt(agnostic / "labels/a.txt")) <= len(read_txt(overlapping / "labels/a.txt"))
+
+
+def test_threshold_is_the_checkpoints_unless_given(weights, pictures, tmp_path, capsys):
+    content = read_checkpoint(weights)
+    common = [
+        "--source",
+        str(pictures / "a.png"),
+        "--device",
+        "cpu",
+        "--project",
+        str(tmp_path / "runs"),
+        "--save-json",
+    ]
+
+    def scores(progress, *more):
+        path = tmp_path / "weights.pt"
+        write_checkpoint(content | {"progress": progress}, path)
+        folder = detect.detect(parse_config(DetectConfig, ["--weights", str(path), *common, *more], ""))
+        return [r["score"] for r in json.loads((folder / "predictions.json").read_text())]
+
+    everything = sorted(scores({}, "--conf-thres", "0"))
+    gap = int(np.argmax(np.diff(everything)))  # a wide one, as scores in the file are rounded
+    stored = (everything[gap] + everything[gap + 1]) / 2
+    capsys.readouterr()
+    assert sorted(scores({"confidence": stored})) == [s for s in everything if s > stored]
+    assert f"confidence threshold {stored:.3f}, of the best F1" in capsys.readouterr().out
+    assert sorted(scores({"confidence": stored}, "--conf", "0")) == everything
+    assert "confidence threshold" not in capsys.readouterr().out
+    for unknown in ({}, {"confidence": None}, {"confidence": float("nan")}, {"confidence": "high"}):
+        assert sorted(scores(unknown)) == [s for s in everything if s > 0.25]
+        assert "confidence threshold 0.25: " in capsys.readouterr().out
+
+
+def test_video_keeps_frames_and_pace(weights, clip, tmp_path):
+    folder = run(weights, clip, tmp_path, "--save-txt", "--vid-stride", "2", "--save-json")
+    capture = cv2.VideoCapture(str(folder / "clip.mp4"))
+    frames = []
+    while (got := capture.read())[0]:
+        frames.append(got[1])
+    assert len(frames) == 4
+    assert capture.get(cv2.CAP_PROP_FPS) == pytest.approx(6)
+    assert frames[0].shape[:2] in ((48, 63), (48, 64), (48, 62))
+    assert sorted(p.name for p in (folder / "labels").iterdir()) == [f"clip_{i:06d}.txt" for i in (0, 2, 4, 6)]
+    records = json.loads((folder / "predictions.json").read_text())
+    assert {r["frame"] for r in records} <= {0, 2, 4, 6}
+    limited = run(weights, clip, tmp_path, "--max-frames", "1", "--nosave", "--save-txt")
+    assert names_in(limited) == ["labels/clip_000000.txt"]
+
+
+@pytest.mark.parametrize("amp", ["bf16", "off"])
+def test_autocast_and_canvas_size(weights, pictures, tmp_path, amp):
+    folder = run(weights, pictures / "a.jpg", tmp_path, "--amp", amp, "--imgsz", "96", "--save-txt")
+    assert cv2.imread(str(folder / "a.jpg")).shape == (37, 90, 3)
+    assert len(read_txt(folder / "labels" / "a.txt")) <= 5
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--imgsz", "70"], "no multiple of the model's stride 32; use 64 or 96"),
+        (["--classes", "0", "2"], "classes 0 to 1"),
+        (["--save-conf"], "wants --save-txt"),
+        (["--amp", "fp16"], "not on a CPU"),
+        (["--device", "7"], "no GPU 7|no CUDA"),
+        (["--source", "nowhere.jpg"], "no such file"),
+        (["--weights", "nowhere.pt"], "nowhere.pt"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_no_folder(weights, pictures, tmp_path, more, message):
+    with pytest.raises(UserError, match=message) as caught:
+        run(weights, pictures, tmp_path, *more)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="X11 and Wayland")
+def test_no_display_is_one_line(weights, pictures, tmp_path, monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    with pytest.raises(UserError, match="no display"):
+        run(weights, pictures, tmp_path, "--view-img")
+
+
+def test_window_shows_each_picture_and_q_stops(weights, pictures, tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(detect, "_open_window", lambda: None)
+    monkeypatch.setattr(detect, "_close_window", lambda: shown.append("closed"))
+    monkeypatch.setattr(detect, "_show", lambda image, still: shown.append((image.shape, still)) or len(shown) < 2)
+    folder = run(weights, pictures, tmp_path, "--view-img")
+    assert shown == [((37, 90, 3), True), ((64, 64, 3), True), "closed"]
+    assert names_in(folder) == ["a-2.png", "a.jpg"]
+
+
+def test_interrupted_run_keeps_what_it_has(weights, clip, tmp_path, monkeypatch):
+    calls = []
+    true_add = detect.Tally.add
+
+    def interrupt(self, *args):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        true_add(self, *args)
+
+    monkeypatch.setattr(detect.Tally, "add", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(weights, clip, tmp_path, "--save-json")
+    folder = tmp_path / "runs" / "exp"
+    assert {r["frame"] for r in json.loads((folder / "predictions.json").read_text())} == {0, 1}
+    assert cv2.VideoCapture(str(folder / "clip.mp4")).read()[0]
+
+
+def test_mistake_on_the_command_line_exits_with_2_and_help_is_quick():
+    code = (
+        "import sys, detect\n"
+        "assert not {'torch', 'cv2', 'numpy'} & set(sys.modules)\n"
+        "from utils.entrypoint import run_main\n"
+        "run_main(detect.main, ['--weights', 'a', '--source', 'b', '--save-conf'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: --save-conf: adds to the txt labels, so it wants --save-txt too\n"
+
+
+def test_stems_are_unique_and_safe():
+    stem = UniqueStems()
+    sources = ["x/a.jpg", "y/a.png", "z/A.mp4", "x/a.jpg", "0", "rtsp://me@cam:8554/live?x=1", "a/...jpg"]
+    stems = [stem(source) for source in sources]
+    assert stems[:5] == ["a", "a-2", "A-3", "a", "webcam0"]
+    assert stems[5] == "me_cam_8554_live_x=1"
+    assert all(s and not set(s) & set("/\\:*?") for s in stems)
+
+
+def test_boxes_without_pixels_make_no_crop(tmp_path):
+    files = DetectionFiles(tmp_path, ("a",), save_crop=True)
+    boxes = np.array([[5.0, 5, 5, 9], [1.2, 1.2, 3.5, 2.5]])
+    found = DetectionTable(np.zeros(2, int), boxes, np.array([0.9, 0.8]), np.zeros(2, int))
+    files.write("a.jpg", "a", None, np.zeros((10, 10, 3), np.uint8), found)
+    files.close()
+    assert names_in(tmp_path) == ["crops/a/a_1.jpg"]
+    assert cv2.imread(str(tmp_path / "crops/a/a_1.jpg")).shape == (2, 3, 3)
+
+
+def test_an_odd_file_ends_nothing_but_shows_in_the_exit_status(weights, tmp_path, capsys):
+    """One cannot be read, one has more pixels in a row than its crops' format, of one the crops' names are too long."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3)).astype(np.uint8)
+    for name in ("a.png", "z.png", "m" * 251 + ".png"):
+        cv2.imwrite(str(folder / name), noise)
+    (folder / "b.jpg").write_bytes(b"no image")
+    cv2.imwrite(str(folder / "c.pgm"), np.zeros((1, 70000), np.uint8))
+    line = error_of(
+        capsys, detect.main, "--weights", weights, "--source", folder, "--device", "cpu", "--project", tmp_path,
+        "--conf-thres", "0", "--max-det", "3", "--save-crop",
+    )  # fmt: skip
+    assert line.startswith(f"error: 3 of 5 files could not be used (first: {folder}/b.jpg: cannot be decoded"), line
+    assert {"a.png", "z.png"} <= set(names_in(tmp_path / "exp"))
+
+
+def test_a_source_is_never_overwritten(weights, pictures, tmp_path):
+    folder = tmp_path / "runs" / "exp"
+    shutil.copytree(pictures, folder)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(UserError, match="lies in the folder of the results"):
+        run(weights, folder, tmp_path, "--exist-ok")
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_full_disk_ends_a_video_that_can_be_played(tmp_path, monkeypatch):
+    media = MediaWriter(tmp_path)
+    frame = np.zeros((32, 48, 3), np.uint8)
+    for _ in range(3):
+        media.frame("s", frame, 5.0)
+    full = shutil.disk_usage(tmp_path)._replace(free=frame.nbytes)
+    monkeypatch.setattr("utils.visualize.detection_writer.shutil.disk_usage", lambda _: full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        media.frame("s", frame, 5.0)
+    assert caught.value.filename == str(tmp_path / "s.mp4")
+    capture = cv2.VideoCapture(str(tmp_path / "s.mp4"))
+    assert [capture.read()[0] for _ in range(4)] == [True, True, True, False]
+
+
+def test_video_with_changing_frame_size_and_unwritable_kind(tmp_path):
+    media = MediaWriter(tmp_path)
+    for side in (32, 48):
+        media.frame("s", np.zeros((side, side, 3), np.uint8), 5.0)
+    media.frame("t", np.zeros((16, 16, 3), np.uint8), 5.0)
+    media.close()
+    capture = cv2.VideoCapture(str(tmp_path / "s.mp4"))
+    assert [capture.read()[0] for _ in range(3)] == [True, True, False]
+    assert media.image("p", ".mpo", np.zeros((4, 4, 3), np.uint8)).name == "p.jpg"

@@ -1,0 +1,57 @@
+"""Training with pictures rendered on the device (here the CPU), as users start it."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import train
+from engine.prefetcher import DeviceFeed
+from tests.helpers.same_content import same_content
+from tests.helpers.scripts import SMALL, error_of
+from tests.helpers.tiny import write_dataset, write_model
+from tests.scripts.test_train import TORCHRUN, rows, run
+from utils.entrypoint import run_main
+from utils.files.checkpoint import read_checkpoint
+
+HYP = ["--set", "mixup=0.5", "close_mosaic=1"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> list[str]:
+    root = tmp_path_factory.mktemp("world")
+    data, model = write_dataset(root / "set"), write_model(root / "tiny.yaml")
+    return ["--data", str(data), "--model", str(model), *SMALL, "--epochs", "2", "--augment", "device"]
+
+
+def trained(flags: list[str], folder: Path, *more: str) -> dict:
+    """What is saved by a run in this process."""
+    run_main(train.main, [*flags, "--project", str(folder), *more, *HYP])
+    return read_checkpoint(folder / "exp" / "last.pt")
+
+
+def test_cache_fetching_ahead_and_a_resume_change_no_bit(world, tmp_path, monkeypatch):
+    shared = ["--virtual-ranks", "2", "--accumulate", "2", "--image-weights"]
+    expected = trained(world, tmp_path / "one", *shared, "--cache", "device", "--save-period", "1")
+    monkeypatch.setattr("engine.trainer.DeviceFeed", partial(DeviceFeed, ahead=True))
+    same_content(expected, trained(world, tmp_path / "two", *shared))
+    middle = tmp_path / "one" / "exp" / "epoch1.pt"
+    run_main(train.main, ["--resume", str(middle), "--cache", "ram"])
+    same_content(expected, read_checkpoint(tmp_path / "one" / "exp" / "last.pt"))
+    assert len(rows(tmp_path / "one" / "exp" / "results.csv")) == 2
+
+
+@pytest.mark.slow
+def test_processes_and_workers_change_no_bit(world, tmp_path):
+    flags = [*world, "--virtual-ranks", "2", "--multi-scale"]
+    expected = trained(flags, tmp_path / "one", "--cache", "device")
+    launcher = [*TORCHRUN, "--nproc_per_node", "2", "train.py"]
+    run([*launcher, *flags, "--workers", "1", "--project", str(tmp_path / "two"), *HYP])
+    same_content(expected, read_checkpoint(tmp_path / "two" / "exp" / "last.pt"))
+
+
+def test_pixels_on_the_device_want_their_renderer_there(world, tmp_path, capsys):
+    flags = [*world, "--project", str(tmp_path), "--cache", "device", "--augment", "host"]
+    assert "--cache device: " in error_of(capsys, train.main, *flags)

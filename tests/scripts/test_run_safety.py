@@ -1,0 +1,335 @@
+"""Signals, crashes, hangs and restarts of real trainings: nothing is lost and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.reporting.trackers import ResultsCsv
+from tests.helpers.processes import Processes
+from tests.helpers.same_content import same_content
+from tests.helpers.tiny import write_dataset, write_model
+from utils.distributed.spawn import free_port
+from utils.files.checkpoint import read_checkpoint
+
+COMMON = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "2", "--amp", "off", "--noplots",
+          "--epochs", "2", "--optimizer", "SGD", "--set", "close_mosaic=1", "--save-minutes", "0"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("world")
+    write_dataset(root / "set", train=40)
+    write_model(root / "tiny.yaml")
+    return root
+
+
+@pytest.fixture(scope="module")
+def whole(world, tmp_path_factory) -> Path:
+    """The uninterrupted run on two ranks (plain DDP: their batch statistics differ within an epoch)."""
+    folder = tmp_path_factory.mktemp("whole")
+    with Processes(folder / "log.txt") as run:
+        run.ranks(2, *flags(world, folder))
+        assert run.codes() == [0, 0], run.output()
+    return folder / "exp"
+
+
+def flags(world: Path, project: Path, *more: str) -> list[str]:
+    return ["--data", str(world / "set" / "data.yaml"), "--model", str(world / "tiny.yaml"), "--project", str(project),
+            "--cache-dir", str(world / "cache"), *COMMON, *more]  # fmt: skip
+
+
+def same_run(a: Path, b: Path) -> None:
+    """Both checkpoints to the last bit, and the tables but for times."""
+    for name in ("last.pt", "best.pt"):
+        same_content(read_checkpoint(a / name), read_checkpoint(b / name))
+    one, two = (ResultsCsv(folder / "results.csv")._rows for folder in (a, b))
+    assert [{**row, "time": ""} for row in one.values()] == [{**row, "time": ""} for row in two.values()]
+
+
+def position(folder: Path) -> tuple[int, int]:
+    progress = read_checkpoint(folder / "last.pt")["progress"]
+    return progress["epoch"], progress["batch"]
+
+
+def resume(project: Path, ranks: int = 2) -> None:
+    with Processes(project / "resumed.txt") as run:
+        run.ranks(ranks, "--resume", str(project / "exp"))
+        assert run.codes() == [0] * ranks, run.output()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGTERM, 75, id="term"),
+        pytest.param(signal.SIGUSR1, 75, id="usr1", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 130, id="int", marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(world, whole, tmp_path, number, code):
+    """Saved, nothing left, and going on gives the uninterrupted run. The other signals that follow break nothing."""
+    with Processes(tmp_path / "log.txt", odd="slow:0.05") as run:
+        run.ranks(2, *flags(world, tmp_path, "--save-steps", "2"))
+        run.until((tmp_path / "exp" / "last.pt").exists)
+        run.started[1].send_signal(number)
+        for _ in range(20):
+            run.started[0].send_signal(signal.SIGTERM if code == 75 else signal.SIGINT)
+            time.sleep(0.02)
+        assert run.codes(timeout=60) == [code, code], run.output()
+        run.wait_gone(10)
+        assert "Traceback" not in run.output()
+        assert "go on with: --resume" in run.output()
+    epoch, batch = position(tmp_path / "exp")
+    assert epoch == 0
+    assert 2 < batch < 10
+    assert "rank_buffers" in read_checkpoint(tmp_path / "exp" / "last.pt")
+    assert not list((tmp_path / "exp").glob(".*.tmp"))
+    resume(tmp_path)
+    same_run(whole, tmp_path / "exp")
+
+
+@pytest.mark.slow
+def test_a_signal_during_validation(world, whole, tmp_path):
+    """The epoch's steps are kept; only validation is done again."""
+    with Processes(tmp_path / "log.txt", odd="slowval:3") as run:
+        run.ranks(2, *flags(world, tmp_path))
+        run.until(lambda: "10/10" in run.output())
+        run.started[0].send_signal(signal.SIGTERM)
+        assert run.codes(timeout=60) == [75, 75], run.output()
+    assert position(tmp_path / "exp") == (0, 10)
+    resume(tmp_path)
+    same_run(whole, tmp_path / "exp")
+
+
+def test_two_trainings_do_not_write_one_run(world, tmp_path):
+    """The second gets a line that names the first, whichever way it came to the folder; a killed one holds nobody off,
+    nor do its loader processes that are still there."""
+    with Processes(tmp_path / "log.txt", odd="slow:0.2") as run:
+        run.ranks(1, *flags(world, tmp_path, "--save-steps", "2", "--epochs", "50"))
+        run.until((tmp_path / "exp" / "last.pt").exists)
+        first = run.started[0]
+        for given in (["--resume", str(tmp_path / "exp")], flags(world, tmp_path, "--exist-ok")):
+            with Processes(tmp_path / "second.txt") as second:
+                second.ranks(1, *given)
+                assert second.codes() == [2], second.output()
+                (line,) = [line for line in second.output().splitlines() if line.startswith("error: ")]
+            assert f"exp: another training is writing this run (process {first.pid} on " in line
+            (tmp_path / "second.txt").unlink()
+        first.kill()
+        first.wait()
+        with Processes(tmp_path / "third.txt") as third:
+            third.ranks(1, "--resume", str(tmp_path / "exp"))
+            third.until(lambda: "SGD," in third.output())
+            third.started[0].send_signal(signal.SIGTERM)
+            assert third.codes() == [75], third.output()
+    assert not (tmp_path / "exp" / ".lock").exists()
+
+
+def test_going_on_elsewhere_prints_what_changed(tmp_path):
+    """Saved by the clock, killed, the data moved: on one process instead of two, and for an epoch more."""
+    write_dataset(tmp_path / "set", train=40)
+    write_model(tmp_path / "tiny.yaml")
+    last = tmp_path / "exp" / "last.pt"
+    with Processes(tmp_path / "log.txt", odd="slow:0.05") as run:
+        run.ranks(2, *flags(tmp_path, tmp_path, "--save-minutes", "0.0001", "--epochs", "1"))
+        run.until(last.exists)
+        run.kill_all()
+    epoch, batch = position(tmp_path / "exp")
+    assert (epoch, batch > 0) == (0, True)
+    (tmp_path / "set").rename(tmp_path / "moved")
+    with Processes(tmp_path / "resumed.txt") as run:
+        moved = str(tmp_path / "moved" / "data.yaml")
+        run.ranks(1, "--resume", str(last), "--data", moved, "--epochs", "2")
+        assert run.codes() == [0], run.output()
+        said = run.output()
+    assert f"after epoch 0 of 2 and {batch} batches" in said
+    changes = [line for line in said.splitlines() if line.startswith("resume: ")]
+    expected = (
+        "resume: data ",
+        "resume: epochs 1 -> 2",
+        "resume: processes 2 -> 1",
+        "resume: the learning rate goes on",
+    )
+    assert len(changes) == len(expected), changes
+    assert all(line.startswith(start) for line, start in zip(changes, expected)), changes
+    assert len(ResultsCsv(tmp_path / "exp" / "results.csv")._rows) == 2
+
+
+@pytest.mark.slow
+def test_spawn_passes_signals_on(world, tmp_path):
+    with Processes(tmp_path / "log.txt") as run:
+        parent = run.start([sys.executable, "train.py", *flags(world, tmp_path, "--epochs", "50", "--save-steps", "2"),
+                            "--spawn", "2"])  # fmt: skip
+        run.until((tmp_path / "exp" / "last.pt").exists)
+        parent.send_signal(signal.SIGTERM)
+        assert run.codes(timeout=60) == [75], run.output()
+        run.wait_gone(10)
+        assert "Traceback" not in run.output()
+
+
+def test_torchrun_ends_by_itself_with_the_uninterrupted_weights(world, whole, tmp_path):
+    """One worker is killed mid-epoch; torchrun starts all again, and they find the run without a flag."""
+    with Processes(tmp_path / "log.txt", odd="slow:0.05") as run:
+        agent = run.torchrun(
+            ["--standalone", "--nproc_per_node", "2", "--max-restarts", "3"],
+            *flags(world, tmp_path, "--save-steps", "3"),
+        )
+        run.until((tmp_path / "exp" / "last.pt").exists)
+        os.kill(run.children(agent)[-1], signal.SIGKILL)
+        assert run.codes() == [0], run.output()
+        assert "resuming" in run.output()
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["exp"]
+    same_run(whole, tmp_path / "exp")
+
+
+def test_a_refusal_before_the_first_checkpoint_leaves_nothing(world, tmp_path):
+    """On rank 1, inside the first epoch: rank 0, which made the folder, removes it, torchrun's note and all."""
+    with Processes(tmp_path / "log.txt", odd="refuse:1:3") as run:
+        run.torchrun(["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path / "deep" / "runs"))
+        assert run.codes() == [1], run.output()
+        assert run.output().count("error: built to refuse") == 1
+        assert "run folder" in run.output()
+    assert [path.name for path in tmp_path.iterdir()] == ["log.txt"]
+
+
+@pytest.mark.slow
+def test_torchrun_stopped_by_a_signal(world, whole, tmp_path):
+    """A static rendezvous this time, whose store outlives a restart: first a kill, then SIGTERM to torchrun itself."""
+    with Processes(tmp_path / "log.txt", odd="slow:0.1") as run:
+        agent = run.torchrun(
+            ["--nproc_per_node", "2", "--master_port", "29633", "--max-restarts", "2"],
+            *flags(world, tmp_path, "--save-steps", "1"),
+        )
+        last = tmp_path / "exp" / "last.pt"
+        run.until(last.exists)
+        os.kill(run.children(agent)[0], signal.SIGKILL)
+        run.until(lambda: "resuming" in run.output())
+        written = last.stat().st_mtime_ns
+        run.until(lambda: last.stat().st_mtime_ns != written)
+        agent.send_signal(signal.SIGTERM)
+        run.codes(timeout=60)
+        run.wait_gone(10)
+        assert "stopped by a signal" in run.output()
+    resume(tmp_path)
+    same_run(whole, tmp_path / "exp")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "to_torchrun", "code"),
+    [
+        pytest.param(signal.SIGTERM, False, 1, id="term-rank"),
+        pytest.param(signal.SIGUSR1, False, 1, id="usr1-rank"),
+        pytest.param(signal.SIGINT, True, 1, id="int-torchrun"),
+        pytest.param(signal.SIGUSR1, True, -signal.SIGUSR1, id="usr1-torchrun"),
+    ],
+)
+def test_torchruns_own_exit_code(world, tmp_path, number, to_torchrun, code):
+    """As the README says: torchrun's is not the processes' 75 or 130, and USR1 ends torchrun itself. All is saved."""
+    with Processes(tmp_path / "log.txt", odd="slow:0.1") as run:
+        agent = run.torchrun(
+            ["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path, "--epochs", "50", "--save-steps", "1")
+        )
+        run.until((tmp_path / "exp" / "last.pt").exists)
+        os.kill(agent.pid if to_torchrun else run.children(agent)[0], number)
+        assert agent.wait(60) == code, run.output()
+        run.wait_gone(20)
+        assert "stopped by a signal" in run.output()
+
+
+@pytest.mark.slow
+def test_what_torchrun_leaves_stops_by_itself(world, whole, tmp_path):
+    """SIGKILL to torchrun: nobody is left to stop its processes, so they save and end."""
+    with Processes(tmp_path / "log.txt", odd="slow:0.1") as run:
+        agent = run.torchrun(
+            ["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path, "--epochs", "50", "--save-steps", "1")
+        )
+        run.until((tmp_path / "exp" / "last.pt").exists)
+        agent.kill()
+        run.wait_gone(10)
+        assert "stopped by a signal" in run.output()
+
+
+@pytest.mark.slow
+def test_a_lost_node_is_done_without(world, tmp_path):
+    """Two torchruns as two nodes, one of which disappears: the other goes on alone, to the same weights."""
+    port = str(free_port())
+    options = ["--nnodes", "1:2", "--nproc_per_node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d",
+               "--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", "last_call_timeout=5"]  # fmt: skip
+    more = flags(world, tmp_path, "--virtual-ranks", "2", "--deterministic", "--save-steps", "2", "--epochs", "3")
+    with Processes(tmp_path / "alone.txt") as run:
+        run.ranks(1, *more, "--name", "alone")
+        assert run.codes() == [0], run.output()
+    with (
+        Processes(tmp_path / "log.txt", odd="slow:0.1") as first,
+        Processes(tmp_path / "log2.txt", odd="slow:0.1") as lost,
+    ):
+        first.torchrun(options, *more)
+        time.sleep(1)
+        lost.torchrun(options, *more)
+        first.until((tmp_path / "exp" / "last.pt").exists)
+        assert "2 process(es)" in first.output() + lost.output()
+        lost.kill_all()  # the first one hosts the rendezvous
+        assert first.codes() == [0], first.output()
+        assert "resume: processes 2 -> 1" in first.output()
+    same_run(tmp_path / "alone", tmp_path / "exp")
+
+
+@pytest.mark.parametrize("kind", [pytest.param("raise", marks=pytest.mark.slow), "refuse", "kill"])
+def test_one_rank_brings_the_others_down(world, tmp_path, kind):
+    with Processes(tmp_path / "log.txt", odd=f"{kind}:1:5" if kind != "kill" else "slow:0.1") as run:
+        run.ranks(2, *flags(world, tmp_path, "--save-steps", "2"))
+        if kind == "kill":
+            run.until(lambda: "SGD," in run.output())
+            time.sleep(1)
+            run.started[1].kill()
+        run.started[1].wait(120)
+        seconds = run.wait_gone(10)
+        codes = run.codes()
+        assert codes == {"raise": [2, 1], "refuse": [2, 2], "kill": [2, -9]}[kind], run.output()
+        text = run.output()
+    assert seconds < 10
+    assert len(re.findall(r"^error: built to refuse$", text, re.M)) == (kind == "refuse"), text
+    assert len(re.findall(r"^.*RuntimeError: built to fail$", text, re.M)) == (kind == "raise"), text
+    assert text.count("Traceback") == (kind == "raise"), text
+
+
+def test_a_stall_leaves_the_stacks_of_every_rank(world, tmp_path):
+    with Processes(tmp_path / "log.txt", odd="hang:1:5:8") as run:
+        run.ranks(2, *flags(world, tmp_path, "--stall-minutes", "0.05", "--epochs", "1"))
+        assert run.codes() == [0, 0], run.output()
+        text = run.output()
+    stacks = [(tmp_path / "exp" / f"stall_rank{rank}.txt").read_text() for rank in range(2)]
+    assert "odd_train.py" in stacks[1]  # where it sleeps
+    assert "all_reduce" in stacks[0] or "backward" in stacks[0]
+    for rank in range(2):
+        assert len(re.findall(rf"rank {rank}: no step for .* its stacks are in", text)) == 1, text
+
+
+def test_a_disk_that_fills_up_mid_epoch_is_one_line(world, tmp_path):
+    """A limit on the size of files stands in for the disk; all ranks end."""
+    with Processes(tmp_path / "log.txt") as run:
+        command = [sys.executable, "-c", LIMITED, *flags(world, tmp_path, "--save-steps", "2", "--spawn", "2")]
+        run.start(command)
+        assert run.codes() == [2], run.output()
+        run.wait_gone(10)
+        errors = [line for line in run.output().splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1, run.output()
+        assert "last.pt: could not be written" in errors[0]
+        assert "--resume" not in errors[0]
+        assert "Traceback" not in run.output()
+    assert not (tmp_path / "exp" / "last.pt").exists()
+    assert not list((tmp_path / "exp").glob(".*.tmp"))
+
+
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+os.execv(sys.executable, [sys.executable, "train.py", *sys.argv[1:]])
+"""

@@ -1,0 +1,266 @@
+"""val.py from end to end on a tiny rendered set, in one process and in several."""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import yaml
+
+import train
+import val
+from data.index.dataset_yaml import load_dataset_spec
+from data.index.index import load_index
+from engine.evaluation.tide import KINDS
+from models.detector import build_detector
+from tests.helpers.scripts import SMALL
+from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
+from utils.errors import UserError
+from utils.files.checkpoint import read_checkpoint, write_checkpoint
+from utils.structures import DetectionTable, GroundTruth
+from utils.visualize.detection_writer import write_predictions
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("disc", "box")
+SIZE = 64
+
+
+def render_set(folder, images=7):
+    """Images of several aspects, each with a few shapes; the last without any."""
+    rng = np.random.default_rng(0)
+    (folder / "images/val").mkdir(parents=True)
+    (folder / "labels/val").mkdir(parents=True)
+    for i in range(images):
+        height, width = ((48, 64), (64, 48), (64, 64))[i % 3]
+        picture = rng.integers(0, 60, (height, width, 3)).astype(np.uint8)
+        lines = []
+        for _ in range(3 if i < images - 1 else 0):
+            kind, half = int(rng.integers(2)), int(rng.integers(4, 10))
+            x, y = (int(rng.integers(half, side - half)) for side in (width, height))
+            if kind:
+                cv2.rectangle(picture, (x - half, y - half), (x + half, y + half), (200, 220, 240), -1)
+            else:
+                cv2.circle(picture, (x, y), half, (240, 120, 90), -1)
+            lines.append(f"{kind} {x / width} {y / height} {2 * half / width} {2 * half / height}")
+        cv2.imwrite(str(folder / f"images/val/{i:03}.png"), picture)
+        (folder / f"labels/val/{i:03}.txt").write_text("\n".join(lines))
+    (folder / "data.yaml").write_text(yaml.safe_dump({"path": ".", "val": "images/val", "names": list(NAMES)}))
+    return folder / "data.yaml"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A data set YAML and a checkpoint of a tiny untrained model."""
+    folder = tmp_path_factory.mktemp("tiny")
+    data = render_set(folder)
+    model = build_detector(TINY_MODEL, len(NAMES), names=NAMES, seed=1)
+    checkpoint = folder / "best.pt"
+    content = {"model_spec": model.spec, "names": list(NAMES), "imgsz": SIZE, "data": {"source": str(data)}}
+    write_checkpoint({**content, "ema": model.state_dict(), "config": {}, "hyp": {}}, checkpoint)
+    return data, checkpoint
+
+
+def flags(tiny, tmp_path, *more):
+    base = {"--weights": tiny[1], "--device": "cpu", "--batch-size": 2, "--workers": 0, "--project": tmp_path / "runs"}
+    base |= {"--cache-dir": tmp_path / "cache"}
+    return [str(word) for pair in base.items() for word in pair] + list(more)
+
+
+def test_scores_a_checkpoint_and_writes_everything(tiny, tmp_path, capsys):
+    val.main(flags(tiny, tmp_path))
+    folder = tmp_path / "runs/exp"
+    printed = capsys.readouterr().out
+    for word in ("class", "all", *NAMES, "AP by size", "ms an image"):
+        assert word in printed
+    results = json.loads((folder / "results.json").read_text())
+    assert results["images"] == 7
+    assert [c["instances"] for c in results["classes"]] == [sum(c) for c in zip(*results["confusion"]["counts"])][:2]
+    assert results["settings"]["imgsz"] == SIZE
+    with open(folder / "classes.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [r["class"] for r in rows] == ["all", *NAMES]
+    assert float(rows[0]["AP"]) == results["ap"]
+    for name in ("PR_curve.png", "F1_curve.png", "P_curve.png", "R_curve.png"):
+        assert (folder / name).stat().st_size > 0
+    assert cv2.imread(str(folder / "confusion_matrix.png")) is not None
+    assert cv2.imread(str(folder / "predictions.jpg")) is not None
+    assert cv2.imread(str(folder / "errors.png")) is not None
+    assert not (folder / "sizes.csv").exists()
+    assert "sizes" not in results
+
+
+def test_the_written_predictions_score_the_same_with_pycocotools(tiny, tmp_path):
+    coco = pytest.importorskip("pycocotools.coco")
+    cocoeval = pytest.importorskip("pycocotools.cocoeval")
+    val.main(flags(tiny, tmp_path, "--noplots"))
+    folder = tmp_path / "runs/exp"
+    index = load_index(load_dataset_spec(tiny[0]), "val", cache_dir=str(tmp_path / "cache"), progress=False)
+    gt = index.ground_truth()
+    image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
+    with contextlib.redirect_stdout(io.StringIO()):
+        reference = coco.COCO()
+        reference.dataset = {
+            "info": {},
+            "images": [{"id": i} for i in gt.image_ids],
+            "categories": [{"id": c} for c in gt.category_ids],
+            "annotations": [
+                {"id": n + 1, "image_id": gt.image_ids[image[n]], "category_id": gt.category_ids[gt.classes[n]],
+                 "bbox": gt.boxes_xywh_px[n].tolist(), "area": gt.area_px[n], "iscrowd": 0}
+                for n in range(len(image))
+            ],
+        }  # fmt: skip
+        reference.createIndex()
+        evaluation = cocoeval.COCOeval(reference, reference.loadRes(str(folder / "predictions.json")), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    results = json.loads((folder / "results.json").read_text())
+    ours = [results[k] for k in ("ap", "ap50", "ap75")]
+    np.testing.assert_allclose(ours, evaluation.stats[:3], atol=1e-4)
+
+
+def lasting(folder):
+    """results.json without what differs from run to run: times, and where it ran."""
+    results = json.loads((folder / "results.json").read_text())
+    for key in ("project", "name", "spawn"):
+        del results["settings"][key]
+    return {**results, "extras": None}
+
+
+def test_analyses_with_many_views_are_the_same_on_1_2_and_3_processes(tiny, tmp_path, capsys):
+    more = ["--tta", "--per-size", "--conf-thres", "0.0001"]
+    val.main(flags(tiny, tmp_path, "--name", "1", *more))
+    printed = capsys.readouterr().out
+    for words in ("error at IoU 0.5", *KINDS, "all false positives", "calibration: error", "medium"):
+        assert words in printed
+    for world in ("2", "3"):
+        command = [sys.executable, "val.py", *flags(tiny, tmp_path, "--name", world, "--spawn", world, *more)]
+        one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as here: how many share a sum decides its rounding
+        ended = subprocess.run(command, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout.count("AP by size") == ended.stdout.count("error at IoU 0.5") == 1
+    one, two, three = (tmp_path / "runs" / name for name in "123")
+    for other in (two, three):
+        assert sorted(p.name for p in one.iterdir()) == sorted(p.name for p in other.iterdir())
+        assert lasting(one) == lasting(other)
+        for name in ("predictions.json", "classes.csv", "sizes.csv"):
+            assert (one / name).read_bytes() == (other / name).read_bytes()
+    results = lasting(one)
+    assert len(results["sizes"]["rows"]) == 4 * (1 + len(NAMES))
+    found = results["errors"]["kinds"]
+    assert sum(found[kind]["count"] for kind in KINDS[:-1]) == results["calibration"]["scored"]["detections"]
+    assert found["missed"]["count"] <= 18
+
+
+def test_many_views_find_what_one_does_and_more(tiny, tmp_path):
+    more = ["--noplots", "--conf-thres", "0.0001", "--iou-thres", "1", "--max-det", "3000"]
+    for name, flag in (("one", []), ("many", ["--augment"])):
+        val.main(flags(tiny, tmp_path, "--name", name, *more, *flag))
+    one, many = (json.loads((tmp_path / "runs" / name / "predictions.json").read_text()) for name in ("one", "many"))
+    keys = {(r["image_id"], r["category_id"], *r["bbox"], r["score"]) for r in many}
+    assert {(r["image_id"], r["category_id"], *r["bbox"], r["score"]) for r in one} <= keys
+    assert len(many) > len(one) > 0
+
+
+def test_single_class_merges_labels_and_scores(tiny, tmp_path):
+    val.main(flags(tiny, tmp_path, "--single-cls", "--noplots", "--no-save-json", "--no-verbose"))
+    results = json.loads((tmp_path / "runs/exp/results.json").read_text())
+    assert len(results["classes"]) == 1
+    assert results["classes"][0]["instances"] == 18
+    assert not (tmp_path / "runs/exp/predictions.json").exists()
+
+
+def test_other_classes_than_the_models_are_refused(tiny, tmp_path):
+    for names, words in ((["disc", "ball"], "class 1 is 'box' against 'ball'"), (["disc"], "2 classes against 1")):
+        other = tmp_path / "other.yaml"
+        other.write_text(yaml.safe_dump({"path": str(tiny[0].parent), "val": "images/val", "names": names}))
+        with pytest.raises(UserError, match=words):
+            val.main(flags(tiny, tmp_path, "--data", str(other)))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--imgsz", "65"], "stride"),
+        (["--weights", "absent.pt"], "absent.pt"),
+        (["--data", "absent.yaml"], "absent.yaml"),
+        (["--task", "test"], "test"),
+        (["--conf", "2"], "conf"),
+    ],
+)
+def test_mistakes_are_user_errors(tiny, tmp_path, more, words):
+    with pytest.raises(UserError, match=words) as caught:
+        val.main(flags(tiny, tmp_path, *more))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        (["--imgsz", "65"], "error: --imgsz 65"),
+        (["--imgsz", "65", "--spawn", "2"], "error: --imgsz 65"),  # both processes run into it
+        (["--project", "/proc/runs", "--spawn", "2"], "error: /proc/runs/exp: cannot be created"),  # the first alone
+    ],
+)
+def test_the_script_says_a_mistake_once_and_exits_with_2(tiny, tmp_path, more, line):
+    command = [sys.executable, "val.py", *flags(tiny, tmp_path, *more)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.count("error: ") == ended.stderr.count(line) == 1
+
+
+def test_help_needs_no_heavy_import():
+    program = "import sys, val; sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'cv2')))"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
+
+
+def test_predictions_file_without_detections_is_a_list(tmp_path):
+    nothing = np.zeros(0, dtype=np.int64)
+    gt = GroundTruth(
+        np.zeros(1, np.int64), np.zeros((0, 4)), nothing, nothing > 0, np.zeros(0), np.zeros((0, 2), np.int32), (), (1,)
+    )
+    table = DetectionTable(nothing, np.zeros((0, 4)), np.zeros(0), nothing)
+    write_predictions(tmp_path / "p.json", table, gt)
+    assert json.loads((tmp_path / "p.json").read_text()) == []
+
+
+def test_predictions_keep_ids_of_the_ground_truth(tmp_path):
+    gt = GroundTruth(
+        np.zeros(3, np.int64), np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros(0, bool), np.zeros(0),
+        np.full((2, 2), 50, np.int32), (42, 'na"me'), (7, 90),
+    )  # fmt: skip
+    table = DetectionTable(
+        np.array([0, 1]), np.array([[1.00004, 2, 4, 8], [0, 0, 5, 5.5]]), np.array([0.1234567, 1]), np.array([1, 0])
+    )
+    write_predictions(tmp_path / "p.json", table, gt)
+    assert json.loads((tmp_path / "p.json").read_text()) == [
+        {"image_id": 42, "category_id": 90, "bbox": [1.00004, 2.0, 2.99996, 6.0], "score": 0.1234567},
+        {"image_id": 'na"me', "category_id": 7, "bbox": [0.0, 0.0, 5.0, 5.5], "score": 1.0},
+    ]
+
+
+@pytest.mark.slow
+def test_trainings_ap_is_that_of_the_same_autocast_type(tmp_path, capsys):
+    """As the README says: training in bfloat16 scores in it, val.py in float32 unless it is told."""
+    data, model = write_dataset(tmp_path / "set", train=40), write_model(tmp_path / "tiny.yaml")
+    given = ["--data", data, "--model", model, *SMALL, "--batch-size", "8", "--epochs", "60", "--val-every", "0"]
+    train.main([str(g) for g in [*given, "--amp", "bf16", "--set", "close_mosaic=20", "--project", tmp_path / "runs"]])
+    run = tmp_path / "runs" / "exp"
+    trained = read_checkpoint(run / "last.pt")["progress"]["best_fitness"]
+    scored = {}
+    for amp in ("bf16", "off"):
+        asked = ["--weights", run / "best.pt", "--device", "cpu", "--workers", "0", "--noplots"]
+        val.main([str(a) for a in [*asked, "--amp", amp, "--project", tmp_path / "val", "--name", amp]])
+        scored[amp] = json.loads((tmp_path / "val" / amp / "results.json").read_text())["ap"]
+    assert trained > 0.3
+    assert scored["bf16"] == trained
+    assert scored["off"] != trained

@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from utils.config import yolo_flags
+from utils.config.parser import (
+    build_parser,
+    from_mapping,
+    given_flags,
+    hyperparameters_from,
+    parse_config,
+    read_recipe,
+    to_dict,
+)
+from utils.config.settings import DetectConfig, Hyperparameters, TrainConfig, ValConfig
+from utils.config.yaml_files import load_yaml
+from utils.errors import UserError
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_flags_and_defaults():
+    config = parse_config(TrainConfig, ["--img", "320", "--batch_size", "8", "--freeze", "0", "3", "--cos-lr"], "")
+    assert (config.imgsz, config.batch_size, config.freeze, config.cos_lr) == (320, 8, [0, 3], True)
+    assert config.resume is None
+    assert parse_config(TrainConfig, ["--resume"], "").resume == ""
+    assert parse_config(TrainConfig, ["--no-channels-last"], "").channels_last is False
+
+
+def test_given_flags_are_those_on_the_command_line():
+    assert given_flags(TrainConfig, ["--epochs", "100", "--resume", "--set", "lr0=1"]) == {
+        "epochs",
+        "resume",
+        "override",
+    }
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["--epochs", "0"], "--epochs: wants at least 1"),
+        (["--imgsz", "16"], "--imgsz: wants at least 64"),
+        (["--batch-size", "0"], "--batch-size: wants at least 1 or -1, got 0"),
+        (["--batch", "-2"], "--batch-size: wants at least 1 or -1, got -2"),
+        (["--label-smoothing", "0.9"], "at most 0.5"),
+    ],
+)
+def test_values_out_of_range(argv, complaint):
+    with pytest.raises(UserError, match=complaint):
+        parse_config(TrainConfig, argv, "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["--epoch", "3"], "did you mean '--epochs'?"),
+        (["--epochs", "many"], "invalid int value"),
+        (["--optimizer", "sgd"], "invalid choice"),
+    ],
+)
+def test_bad_flags_exit_2_with_one_line(argv, complaint, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_config(TrainConfig, argv, "")
+    assert caught.value.code == 2
+    text = capsys.readouterr().err
+    assert text.startswith("error: ")
+    assert complaint in text
+    assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("cls", "argv", "expected"),
+    [
+        (TrainConfig, ["--cache"], {"cache": "ram"}),
+        (TrainConfig, ["--cache", "--epochs", "3"], {"cache": "ram", "epochs": 3}),
+        (TrainConfig, ["--cache", "disk"], {"cache": "disk"}),
+        (TrainConfig, ["--noval"], {"val_every": 0}),
+        (TrainConfig, ["--adam", "--nbs=64"], {"optimizer": "Adam", "nominal_batch": 64}),
+        (TrainConfig, ["--img", "320", "--batch", "4", "--cfg", "yolov5s.yaml"], {"imgsz": 320, "batch_size": 4}),
+        (ValConfig, ["--weights", "x.pt", "--half", "--split", "test"], {"amp": "fp16", "task": "test"}),
+        (DetectConfig, ["--weights", "x.pt", "--source", "y", "--half"], {"amp": "fp16"}),
+    ],
+)
+def test_flags_of_other_yolos_get_their_meaning(cls, argv, expected):
+    config = to_dict(parse_config(cls, argv, ""))
+    assert {name: config[name] for name in expected} == expected
+    assert set(expected) <= given_flags(cls, argv)
+
+
+@pytest.mark.parametrize(
+    ("cls", "argv", "line"),
+    [
+        (TrainConfig, ["--lr0", "0.01"], "--lr0: is a hyper-parameter; write --set lr0=0.01"),
+        (TrainConfig, ["--close_mosaic=5"], "--close-mosaic: is a hyper-parameter; write --set close_mosaic=5"),
+        (TrainConfig, ["--nosave"], "--nosave: last.pt is always written"),
+        (TrainConfig, ["--evolve", "300"], "--evolve: hyper-parameters are not searched for here"),
+        (TrainConfig, ["--bucket", "gs://x"], "--bucket: nothing is sent anywhere"),
+        (TrainConfig, ["--entity", "me"], "--entity: nothing is sent anywhere"),
+        (TrainConfig, ["--img-size", "640", "512"], "--img-size 640 512: is one number"),
+        (
+            TrainConfig,
+            ["detect", "train", "model=yolov8n.pt", "batch=8", "lr0=0.1", "plots=False", "cos_lr=True", "cache=True"],
+            "write train.py --weights yolov8n.pt --batch 8 --set lr0=0.1 --noplots --cos-lr --cache\n",
+        ),
+        (TrainConfig, ["model=yolov8n.yaml", "val=False"], "write train.py --model yolov8n.yaml --val-every 0\n"),
+        (ValConfig, ["model=best.pt", "split=test", "val=x"], "write val.py --weights best.pt --task test --val x\n"),
+        (ValConfig, ["--weights", "x.pt", "--save-hybrid"], "--save-hybrid: label files are written by detect.py"),
+        (DetectConfig, ["--dnn"], "--dnn: weights here are .pt"),
+        (DetectConfig, ["--data", "coco128.yaml"], "--data: the checkpoint knows the names"),
+    ],
+)
+def test_flags_of_other_yolos_get_one_line(cls, argv, line, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_config(cls, argv, "")
+    assert caught.value.code == 2
+    text = capsys.readouterr().err
+    assert line in text
+    assert text.startswith("error: ")
+    assert text.count("\n") == 1
+
+
+def test_no_advice_hides_a_flag_of_ours_and_all_of_it_can_be_followed():
+    """A flag that a script has is never refused by the table, and what the table names is one of the script's."""
+    for script, cls in (("train", TrainConfig), ("val", ValConfig), ("detect", DetectConfig)):
+        flags = build_parser(cls, "")._option_string_actions
+        assert not set(flags) & {*yolo_flags._ADVICE[script], *yolo_flags._MEANINGS[script]}
+        assert {ours[0] for ours in yolo_flags._MEANINGS[script].values()} <= set(flags)
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"mosaik": 1}, "unknown key 'mosaik' .did you mean 'mosaic'"),
+        ({"mosaic": 2}, "mosaic: wants at most 1"),
+        ({"mosaic": "yes please"}, "mosaic: wants float"),
+        ({"mosaic": True}, "mosaic: wants float"),
+        ({"close_mosaic": 1.5}, "close_mosaic: wants int"),
+        ([1], "wants 'key: value' lines"),
+    ],
+)
+def test_hyperparameters_are_checked(values, complaint):
+    with pytest.raises(UserError, match=complaint):
+        from_mapping(Hyperparameters, values, "x.yaml")
+
+
+def test_yaml_then_overrides(tmp_path):
+    path = tmp_path / "hyp.yaml"
+    path.write_text("lr0: 1e-3\nmosaic: 0\nalbumentations:\n- {name: Blur, p: 0.1}\n")
+    hyp = hyperparameters_from(str(path), ["mosaic=0.5", "lrf=0.1"])
+    assert (hyp.lr0, hyp.mosaic, hyp.lrf, hyp.scale) == (0.001, 0.5, 0.1, Hyperparameters().scale)
+    assert hyp.albumentations == [{"name": "Blur", "p": 0.1}]
+    assert from_mapping(Hyperparameters, to_dict(hyp), "again") == hyp
+    with pytest.raises(UserError, match="--set: unknown key 'lrO'"):
+        hyperparameters_from("", ["lrO=1"])
+    with pytest.raises(UserError, match="wants key=value"):
+        hyperparameters_from("", ["lr0"])
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("a: [1", "x.yaml:1"),
+        ("a: 1\nb: : 2\n", "x.yaml:2"),
+        (None, "no such file"),
+        ("a: 1\nb: 2\na: 3\n", r"x.yaml:3: key 'a' is there twice \(first in line 1\)"),
+        ("names:\n  0: a\n  0: b\n", r"x.yaml:3: key '0' is there twice \(first in line 2\)"),
+    ],
+)
+def test_yaml_mistakes_name_file_and_line(tmp_path, text, complaint):
+    path = tmp_path / "x.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=complaint):
+        load_yaml(path)
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "{a: " * 3000 + "1" + "}" * 3000, "- " * 2000 + "1"])
+def test_a_deeply_nested_yaml_is_one_line(tmp_path, text):
+    """Also one that would end the process inside libyaml."""
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"x\.yaml: nested too deeply"):
+        load_yaml(tmp_path / "x.yaml")
+    with pytest.raises(UserError, match="--set lr0: the value is nested too deeply"):
+        hyperparameters_from("", ["lr0=" + "[" * 100_000])
+
+
+def test_a_key_over_a_merged_one_is_no_repetition(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("a: &a {x: 1}\ntop: {b: &b {<<: *a, x: 2}}\nc: {<<: *b, y: 3}\n")
+    assert load_yaml(path) == {"a": {"x": 1}, "top": {"b": {"x": 2}}, "c": {"x": 2, "y": 3}}
+
+
+@pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, Hyperparameters])
+def test_every_setting_has_help_and_a_valid_default(cls):
+    for field in dataclasses.fields(cls):
+        assert field.metadata["help"], field.name
+    required = {f.name: "x" for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING}
+    from_mapping(cls, to_dict(cls(**required)), "defaults")
+
+
+@pytest.mark.parametrize("script", ["train.py", "val.py", "detect.py"])
+def test_help_imports_nothing_heavy(script):
+    code = f"""
+import sys, runpy
+sys.argv = ["x", "--help"]
+try:
+    runpy.run_path({str(ROOT / script)!r}, run_name="__main__")
+except SystemExit as end:
+    assert not end.code
+heavy = {{"torch", "cv2", "albumentations", "matplotlib", "tensorboard"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "usage:" in done.stdout
+
+
+def test_the_listed_hyperparameters_are_the_defaults():
+    path = ROOT / "configs" / "hyp" / "scratch.yaml"
+    assert hyperparameters_from(str(path)) == Hyperparameters()
+    text = path.read_text()
+    for field in dataclasses.fields(Hyperparameters):
+        assert f"# {field.metadata['help']}" in text, field.name
+        assert f"\n{field.name}: " in text, field.name
+
+
+def test_recipes_by_name_file_and_auto(tmp_path):
+    scratch, finetune = (read_recipe("auto", pretrained=pretrained) for pretrained in (False, True))
+    assert scratch == read_recipe("scratch", pretrained=True) == Hyperparameters()
+    assert finetune == read_recipe("finetune", pretrained=False) != scratch
+    assert read_recipe("debug", ["mosaic=1"], pretrained=False).mosaic == 1
+    (tmp_path / "own.yaml").write_text("mosaic: 0.25\n")
+    assert read_recipe(str(tmp_path / "own.yaml"), pretrained=True).mosaic == 0.25
+    with pytest.raises(UserError, match=r"did you mean 'finetune'.*known: auto, debug, finetune, scratch"):
+        read_recipe("fine-tune", pretrained=True)
+    with pytest.raises(UserError, match=r"nowhere\.yaml: no such file"):
+        read_recipe("nowhere.yaml", pretrained=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("lr0: &a [*a]\n", "refers to what it is part of"),
+        ("a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)), "expand"),
+        ("a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 9)),
+         "merges"),
+        ("lr0: !!int x\n", ":1: 'x' is no int"),
+        ("lr0: 2020-13-45\n", "is no timestamp"),
+        (f"lr0: {'5' * 5000}\n", "is no int"),
+        (f"lr0: 0x{'f' * 500}\n", "more than 64 bits"),
+        ('lr0: "\\0"\n', "text with a NUL"),
+        ("lr0: " + "x" * 100_000 + "\n", "wants float"),
+    ],
+)  # fmt: skip
+def test_hostile_yaml_is_a_short_line(tmp_path, text, what):
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=what) as caught:
+        read_recipe(str(path), pretrained=False)
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value)) < 1300

@@ -1,0 +1,184 @@
+"""Processes that were not started alike end at once, in one line that names what differs and where."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.processes import Processes
+from tests.helpers.ranks import run_ranks
+from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
+from utils.distributed.agreement import check_agreement, product_version
+from utils.errors import PeerFailure, UserError
+
+SECONDS = 60  # that two processes on a busy machine take to start, and nothing like a collective's timeout
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("world")
+    write_dataset(root / "set", train=8, val=3)
+    write_model(root / "tiny.yaml")
+    return root
+
+
+def flags(world: Path, project: Path) -> list[str]:
+    return ["--data", str(world / "set" / "data.yaml"), "--model", str(world / "tiny.yaml"), "--project", str(project),
+            "--cache-dir", str(project / "cache"), "--imgsz", "64", "--batch-size", "4", "--device", "cpu",
+            "--workers", "0", "--amp", "off", "--noplots", "--epochs", "1"]  # fmt: skip
+
+
+def errors_of(log: Path, first: list[str], second: list[str], script: str = "train.py") -> list[str]:
+    """The error lines of two processes of one job with different flags."""
+    with Processes(log) as run:
+        run.pair([first, second], script=script)
+        started = time.monotonic()
+        assert run.codes(timeout=SECONDS) == [2, 2], run.output()
+        assert time.monotonic() - started < SECONDS
+        assert "Traceback" not in run.output()
+        return [line for line in run.output().splitlines() if line.startswith("error: ")]
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        (["--set", "lr0=0.5"], "hyper-parameter lr0 is null on rank 0, 0.5 on rank 1"),
+        (["--batch-size", "8"], "--batch-size is 4 on rank 0, 8 on rank 1"),
+        (["--sync-bn"], "--sync-bn is false on rank 0, true on rank 1"),
+        pytest.param(["--seed", "3"], "--seed is 0 on rank 0, 3 on rank 1", marks=pytest.mark.slow),
+        pytest.param(
+            ["--optimizer", "AdamW"], "--optimizer is auto on rank 0, AdamW on rank 1", marks=pytest.mark.slow
+        ),
+        pytest.param(["--imgsz", "96"], "--imgsz is 64 on rank 0, 96 on rank 1", marks=pytest.mark.slow),
+        pytest.param(["--amp", "bf16"], "--amp is off on rank 0, bf16 on rank 1", marks=pytest.mark.slow),
+        pytest.param(["--epochs", "2"], "--epochs is 1 on rank 0, 2 on rank 1", marks=pytest.mark.slow),
+        pytest.param(
+            ["--model", "yolov5n"], "tiny.yaml on rank 0, yolov5n on rank 1|--model is ", marks=pytest.mark.slow
+        ),
+        pytest.param(["--resume"], "--resume is null on rank 0, empty on rank 1", marks=pytest.mark.slow),
+        pytest.param(["--stage", "/tmp/x"], "--stage is not given on rank 0, given on rank 1", marks=pytest.mark.slow),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_two_processes_with_different_flags(world, tmp_path, changed, line):
+    given = flags(world, tmp_path)
+    (error,) = errors_of(tmp_path / "log.txt", given, [*given, *changed])
+    assert error.startswith("error: the processes of this run were not started alike: ")
+    assert re.search(line, error), error
+    assert not list(tmp_path.glob("exp*/*.pt"))
+
+
+@pytest.mark.parametrize("what", ["labels", pytest.param("count", marks=pytest.mark.slow)])
+def test_two_machines_with_different_data(world, tmp_path, what):
+    """Each machine has a copy under the same name (a link here), and one copy is not the other's."""
+    pairs = []
+    for rank in range(2):
+        shutil.copytree(world / "set", tmp_path / f"machine{rank}" / "set", copy_function=shutil.copyfile)
+        pairs.append([*flags(world, tmp_path), "--data", "set/data.yaml"])
+    if what == "labels":
+        (tmp_path / "machine1" / "set" / "labels" / "train" / "000.txt").write_text("1 0.5 0.5 0.25 0.25\n")
+    else:
+        (tmp_path / "machine1" / "set" / "images" / "train" / "000.png").unlink()
+    with Processes(tmp_path / "log.txt") as run:
+        run.pair(pairs, folders=[tmp_path / "machine0", tmp_path / "machine1"])
+        assert run.codes(timeout=SECONDS) == [2, 2], run.output()
+        (error,) = [line for line in run.output().splitlines() if line.startswith("error: ")]
+    wanted = "the train labels is " if what == "labels" else "the number of train images is 8 on rank 0, 7 on rank 1"
+    assert wanted in error
+
+
+def test_copies_with_other_file_times_are_the_same_data(world, tmp_path):
+    """The index's own fingerprint holds stamps; what is compared holds what was read."""
+    for rank in range(2):
+        shutil.copytree(world / "set", tmp_path / f"machine{rank}" / "set", copy_function=shutil.copyfile)
+        time.sleep(0.02)
+    with Processes(tmp_path / "log.txt") as run:
+        given = [*flags(world, tmp_path), "--data", "set/data.yaml", "--workers", "0"]
+        run.pair([given, [*given, "--workers", "1"]], folders=[tmp_path / "machine0", tmp_path / "machine1"])
+        assert run.codes() == [0, 0], run.output()
+
+
+def test_two_machines_with_different_model_files(world, tmp_path):
+    for rank, channels in enumerate((16, 24)):
+        (tmp_path / f"machine{rank}").mkdir()
+        layers = [*TINY_MODEL["backbone"][:1], [-1, 1, "Conv", [channels, 3, 2]], *TINY_MODEL["backbone"][2:]]
+        write_model(tmp_path / f"machine{rank}" / "m.yaml", TINY_MODEL | {"backbone": layers})
+    with Processes(tmp_path / "log.txt") as run:
+        given = [*flags(world, tmp_path), "--model", "m.yaml"]
+        run.pair([given, given], folders=[tmp_path / "machine0", tmp_path / "machine1"])
+        assert run.codes(timeout=SECONDS) == [2, 2], run.output()
+        assert "error: the processes of this run were not started alike: the model is " in run.output()
+
+
+@pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_machines_that_fill_a_cache_together_compare_their_data_before(world, tmp_path, broken):
+    """One that the scan has refused, or that has other images, must not leave the others waiting for its share."""
+    pairs = []
+    for rank in range(2):
+        shutil.copytree(world / "set", tmp_path / f"machine{rank}" / "set")
+        cache = ["--cache", "disk", "--cache-dir", str(tmp_path / f"machine{rank}" / "cache")]
+        pairs.append([*flags(world, tmp_path), "--data", "set/data.yaml", *cache])
+    images = tmp_path / "machine1" / "set" / "images" / "train"
+    for image in list(images.iterdir())[: 4 if broken else 1]:
+        image.write_bytes(b"") if broken else image.unlink()
+    with Processes(tmp_path / "log.txt") as run:
+        run.pair(pairs, folders=[tmp_path / "machine0", tmp_path / "machine1"])
+        assert run.codes(timeout=SECONDS) == [2, 2], run.output()
+        (error,) = [line for line in run.output().splitlines() if line.startswith("error: ")]
+    assert ("4 of 8 images can't be used" if broken else "the number of train images is 8 on rank 0, 7 on") in error
+    assert not list(tmp_path.glob("machine?/cache/*.lmdb"))
+
+
+@pytest.mark.slow
+def test_validation_compares_too(world, tmp_path):
+    given = flags(world, tmp_path)
+    with Processes(tmp_path / "one.txt") as run:
+        run.ranks(1, *given)
+        assert run.codes() == [0], run.output()
+    given = [
+        "--weights",
+        str(tmp_path / "exp" / "last.pt"),
+        "--device",
+        "cpu",
+        "--workers",
+        "0",
+        "--project",
+        str(tmp_path),
+    ]
+    (error,) = errors_of(tmp_path / "log.txt", given, [*given, "--imgsz", "96"], script="val.py")
+    assert "--imgsz is 0 on rank 0, 96 on rank 1" in error
+
+
+def _compare(ctx, facts):
+    try:
+        check_agreement(ctx, "test", facts[ctx.rank])
+        check_agreement(ctx, "again", {"same": 1})
+    except UserError as error:
+        return type(error), str(error)
+    return None
+
+
+def test_equal_facts_pass_and_all_hear_of_different_ones():
+    same = {"a": 1, "long": list(range(100))}
+    assert run_ranks(3, _compare, [same] * 3) == [None] * 3
+    results = run_ranks(4, _compare, [same, {**same, "a": 2}, same, {**same, "a": 2, "extra": "x" * 200}])
+    assert [kind for kind, _ in results] == [UserError, PeerFailure, PeerFailure, PeerFailure]
+    (text,) = {text for _, text in results}
+    assert "a is 1 on rank 0, 2 on ranks 1, 3; extra is None on rank 0, xxx" in text
+    assert "\n" not in text
+    assert len(text) < 400
+
+
+def test_the_code_has_a_version(tmp_path, monkeypatch):
+    monkeypatch.setattr("utils.distributed.agreement.PROJECT", tmp_path)
+    (tmp_path / "utils").mkdir()
+    (tmp_path / "utils" / "a.py").write_text("x = 1\n")
+    before = product_version()
+    (tmp_path / "notes.txt").write_text("no code")
+    assert product_version() == before
+    (tmp_path / "utils" / "a.py").write_text("x = 2\n")
+    assert product_version() != before

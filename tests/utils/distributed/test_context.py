@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from tests.helpers.ranks import run_ranks
+from utils.distributed.collectives import (
+    broadcast_object,
+    gather_arrays,
+    is_parallel,
+    torch_distributed_zero_first,
+    unwrap,
+)
+from utils.distributed.context import DistributedContext, one_voice, parse_devices
+from utils.errors import PeerFailure, UserError
+
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_plain_process():
+    ctx = DistributedContext.from_environment("cpu")
+    assert (ctx.rank, ctx.local_rank, ctx.world_size, ctx.is_distributed, ctx.is_main) == (0, -1, 1, False, True)
+    with torch_distributed_zero_first(ctx):
+        pass
+    assert gather_arrays(ctx, {"a": np.arange(2)})[0]["a"].tolist() == [0, 1]
+    assert broadcast_object(ctx, "x") == "x"
+
+
+@pytest.mark.parametrize("names", [("RANK",), ("RANK", "WORLD_SIZE"), ("LOCAL_RANK",), VARIABLES[2:]])
+def test_half_set_environment_is_refused(monkeypatch, names):
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    with pytest.raises(UserError, match="half set"):
+        DistributedContext.from_environment("cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"), [("tpu", "wants cpu"), ("0,", "no GPU 0"), ("7", "no GPU 7"), ("0,x", "wants cpu")]
+)
+def test_absent_devices(monkeypatch, text, complaint):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=complaint):
+        parse_devices(text)
+
+
+def test_several_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert parse_devices("0,1") == (torch.device("cuda", 0), torch.device("cuda", 1))
+    with pytest.raises(UserError, match="twice"):
+        parse_devices("1,1")
+    with pytest.raises(UserError, match="GPUs 0 to 1 are here"):
+        parse_devices("2")
+
+
+@pytest.mark.parametrize(("flag", "current"), [("1", 1), ("1,2", 1), ("cuda:2", 2), ("", 0)])
+def test_the_first_gpu_of_a_process_becomes_the_current_one(monkeypatch, flag, current):
+    """Events, streams and pinned copies are made on the current one."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    ctx = DistributedContext.from_environment(flag)
+    assert chosen == [torch.device("cuda", current)] == [ctx.device]
+    assert DistributedContext.single(ctx.device).device == ctx.device  # detect.py
+    assert chosen == [ctx.device] * 2
+
+
+def test_nccl_without_shared_memory_is_said_once_and_names_the_remedy():
+    """All processes run into it at the same time, in each case before any of them has said anything."""
+    text = """NCCL error in: NCCLUtils.cpp:94, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL 2.27
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+Last error:
+Error while creating shared memory segment /dev/shm/nccl-1YsMbG (size 7340384), error: No space left on device (28)"""
+    ctx = replace(DistributedContext.single(), local_rank=0, world_size=2, store=dist.HashStore())
+    with pytest.raises(UserError, match="--shm-size=8g or --ipc=host") as first, one_voice(ctx):
+        raise dist.DistBackendError(text)
+    assert type(first.value) is UserError
+    with pytest.raises(PeerFailure), one_voice(ctx):
+        raise dist.DistBackendError(text)
+
+
+def test_is_parallel_and_unwrap():
+    model = nn.Linear(2, 2)
+    wrapped = nn.DataParallel(model)
+    assert is_parallel(wrapped)
+    assert not is_parallel(model)
+    assert unwrap(wrapped) is model
+    assert unwrap(model) is model
+
+
+def _order(ctx, folder):
+    with torch_distributed_zero_first(ctx):
+        existed = os.path.exists(f"{folder}/node{ctx.node_rank}")
+        if ctx.is_node_leader:
+            time.sleep(0.5)
+            open(f"{folder}/node{ctx.node_rank}", "w").close()
+    gathered = gather_arrays(ctx, {"rank": np.full(ctx.rank, ctx.rank)})  # rank 0 sends nothing
+    return existed, broadcast_object(ctx, ctx.rank), gathered and [len(g["rank"]) for g in gathered]
+
+
+def test_leaders_of_two_nodes_go_first(tmp_path):
+    results = run_ranks(4, _order, str(tmp_path), local_world=2)
+    assert [r[0] for r in results] == [False, True, False, True]
+    assert [r[1] for r in results] == [0, 0, 0, 0]
+    assert results[0][2] == [0, 1, 2, 3]
+    assert results[1][2] is None
+
+
+def _fail(ctx, how):
+    started = time.monotonic()
+    try:
+        with torch_distributed_zero_first(ctx):
+            if ctx.is_node_leader:
+                if how == "raise":
+                    raise UserError("no such folder: x")
+                time.sleep(1)
+                os._exit(0) if how == "die" else None
+    except UserError as error:
+        return type(error).__name__, str(error), time.monotonic() - started
+    return None
+
+
+def test_followers_hear_of_a_leader_that_raises():
+    results = run_ranks(3, _fail, "raise")
+    assert results[0][0] == "UserError"
+    for kind, message, seconds in results[1:]:
+        assert kind == "PeerFailure"
+        assert "no such folder: x" in message
+        assert seconds < 10
+
+
+def _outlive(ctx, folder):
+    """The leader of node 1 dies; rank 0, which hosts the store, lives on."""
+    if ctx.rank == 1:
+        with torch_distributed_zero_first(ctx):
+            os.kill(os.getpid(), 9)
+    outcome = None
+    if ctx.rank == 2:
+        started = time.monotonic()
+        try:
+            with torch_distributed_zero_first(ctx):
+                pass
+        except UserError as error:
+            outcome = str(error), time.monotonic() - started
+        Path(folder, "done").write_text(repr(outcome))
+        os._exit(0)
+    while not os.path.exists(f"{folder}/done"):
+        time.sleep(0.1)
+    os._exit(0)
+
+
+def _place(rank: int) -> tuple[int, int, int]:
+    return {0: (0, 1, 0), 1: (0, 2, 1), 2: (1, 2, 1)}[rank]
+
+
+def _outlive_entry(rank, port, folder):
+    local_rank, local_world, node = _place(rank)
+    os.environ |= {
+        "RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(local_world),
+        "GROUP_RANK": str(node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    _outlive(DistributedContext.from_environment("cpu", timeout_s=60), folder)
+
+
+def test_followers_notice_a_leader_that_is_killed(tmp_path):
+    import torch.multiprocessing as mp
+
+    from utils.distributed.spawn import free_port
+
+    context = mp.start_processes(_outlive_entry, (free_port(), str(tmp_path)), 3, join=False, start_method="spawn")
+    deadline = time.monotonic() + 90
+    while not (tmp_path / "done").exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(0.2)
+    for process in context.processes:
+        process.kill()
+    text = (tmp_path / "done").read_text()
+    assert "died" in text
+    assert float(text.rsplit(",", 1)[1].strip(" )")) < 10
+
+
+def _scan_for_long(ctx, seconds):
+    """The first process of all works for longer than a collective may take; then all meet in one."""
+    with torch_distributed_zero_first(ctx):
+        time.sleep(seconds if ctx.is_main else 0)
+    return broadcast_object(ctx, ctx.rank)
+
+
+def test_no_timeout_trips_while_a_leader_works():
+    assert run_ranks(4, _scan_for_long, 6, local_world=2, timeout_s=3) == [0, 0, 0, 0]
+
+
+@pytest.mark.slow
+def test_no_timeout_of_20_s_trips_in_a_minute_of_work():
+    assert run_ranks(4, _scan_for_long, 60, local_world=2, timeout_s=20) == [0, 0, 0, 0]
+    assert run_ranks(3, _scan_for_long, 60, timeout_s=20) == [0, 0, 0]

@@ -1,0 +1,89 @@
+"""Groups on real gloo ranks: who is in which, by what numbers, and that talking in one reaches its members alone."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from engine.parallel.sync_bn import convert_sync_bn
+from tests.helpers.ranks import run_ranks
+from utils.distributed.context import DistributedContext
+from utils.distributed.groups import consecutive_group, node_group, one_per_node_group, sync_bn_group
+from utils.errors import UserError
+
+
+def _sum(handle, value: int) -> int:
+    total = torch.tensor([value])
+    dist.all_reduce(total, group=handle)
+    return int(total)
+
+
+def _describe(ctx, size):
+    found = []
+    for group in (node_group(ctx), one_per_node_group(ctx), consecutive_group(ctx, size)):
+        numbers = astuple(replace(group, handle=None))[:-1]
+        assert _sum(group.handle, 2**ctx.rank) == sum(2**r for r in group.ranks)
+        assert group.ranks[group.local_group_rank] == ctx.rank
+        assert dist.get_process_group_ranks(group.handle) == list(group.ranks)
+        found.append(numbers)
+    return found
+
+
+def test_two_nodes_of_four():
+    """The picture in the module's description."""
+    found = run_ranks(8, _describe, 2, local_world=4)
+    assert found[6] == [
+        (4, 2, 1, 2, 4, (4, 5, 6, 7)),
+        (2, 4, 2, 1, 2, (2, 6)),
+        (2, 4, 3, 0, 6, (6, 7)),
+    ]
+    for rank, (node, one, run) in enumerate(found):
+        first = rank // 4 * 4
+        assert node == (4, 2, rank // 4, rank % 4, first, tuple(range(first, first + 4)))
+        assert one == (2, 4, rank % 4, rank // 4, rank % 4, (rank % 4, rank % 4 + 4))
+        base = rank // 2 * 2
+        assert run == (2, 4, rank // 2, rank % 2, base, (base, base + 1))
+
+
+def _uneven(ctx):
+    """Six ranks as nodes of 1, 3 and 2; batch statistics over each two of them, over each three and over all."""
+    node, local = [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1)][ctx.rank]
+    ctx = replace(ctx, node_rank=node, local_rank=local, local_world_size=[1, 3, 2][node])
+    image = _images()[ctx.rank : ctx.rank + 1]
+    norms = [convert_sync_bn(torch.nn.BatchNorm2d(2), sync_bn_group(ctx, size)).double() for size in (2, 3, 6)]
+    return _describe(ctx, 3), [norm(image) for norm in norms]
+
+
+def _images() -> torch.Tensor:
+    return torch.randn(6, 2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def test_uneven_nodes_and_batch_statistics_by_group():
+    results = run_ranks(6, _uneven)
+    found = [r[0] for r in results]
+    assert [f[0][-1] for f in found] == [(0,), *[(1, 2, 3)] * 3, *[(4, 5)] * 2]
+    assert [f[1][-1] for f in found] == [(0, 1, 4), (0, 1, 4), (2, 5), (3,), (0, 1, 4), (2, 5)]
+    assert found[4][1] == (3, 3, 0, 2, 0, (0, 1, 4))
+    assert [f[2][-1] for f in found] == [(0, 1, 2)] * 3 + [(3, 4, 5)] * 3
+    for which, size in enumerate((2, 3, 6)):
+        expected = torch.cat([torch.nn.BatchNorm2d(2).double()(part) for part in _images().split(size)])
+        normalised = torch.cat([r[1][which] for r in results])
+        torch.testing.assert_close(normalised, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [-1, 3, 16])
+def test_groups_that_do_not_divide_the_run_are_one_line(size):
+    ctx = replace(DistributedContext.single(), world_size=8, local_rank=0)
+    with pytest.raises(UserError, match=rf"groups of {size} .* 8 of this run .*use 1, 2, 4, 8") as caught:
+        sync_bn_group(ctx, size)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_process():
+    ctx = DistributedContext.single()
+    assert sync_bn_group(ctx, 4) is None
+    for group in (node_group(ctx), one_per_node_group(ctx), consecutive_group(ctx, 1)):
+        assert astuple(group) == (1, 1, 0, 0, 0, (0,), None)

@@ -1,0 +1,214 @@
+"""Launches without torchrun: what launchers' variables mean, and real processes under them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import astuple
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers.processes import LAUNCHED, ROOT
+from utils.distributed import context as distributed
+from utils.distributed.launch import Launch, _first_node, is_launched, read_launch, torchrun_variables
+from utils.distributed.spawn import free_port
+from utils.errors import UserError
+
+STEP = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_NTASKS": "4",
+        "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu[003-004]",
+        "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}  # fmt: skip
+OMPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "prterun-a-1@1", "PMIX_RANK": "1"}  # fmt: skip
+BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
+AT = {"MASTER_ADDR": "h", "MASTER_PORT": "29500"}
+
+
+def place(environ: dict[str, str], **flags) -> tuple | None:
+    launch = read_launch(environ=environ, **flags)
+    return launch and astuple(launch)[:7]
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (torchrun_variables(1, 2, 5), ("the environment", 1, 2, 1, 2, 0, "127.0.0.1")),
+        (BY_HAND, ("the environment", 1, 2, None, None, None, "h")),
+        (STEP, ("srun", 3, 4, 1, None, 1, "gpu003")),
+        (STEP | {"SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}, ("srun", 3, 4, 1, 4, 0, "127.0.0.1")),
+        (STEP | AT | {"WORLD_SIZE": "4"}, ("srun", 3, 4, 1, None, 1, "h")),  # as batch scripts export them
+        (OMPI, ("mpirun", 1, 2, 1, 2, 0, "127.0.0.1")),
+        (OMPI | STEP | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
+         ("mpirun", 1, 2, 0, 1, None, "gpu003")),
+        ({"PMI_RANK": "0", "PMI_SIZE": "3"} | AT, ("mpirun", 0, 3, None, None, None, "h")),
+        (STEP | BY_HAND, ("the environment", 1, 2, None, None, None, "h")),  # torchrun's processes under srun
+        # Processes of their own:
+        ({}, None),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a"}, None),  # sbatch
+        (STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
+        (STEP | {"SLURM_PTY_PORT": "4000", "SLURM_PROCID": "0"}, None),  # srun --pty bash
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, None),
+    ],
+)  # fmt: skip
+def test_where_a_process_is(environ, expected):
+    assert place(environ) == expected
+    assert is_launched(environ) == (expected is not None)
+
+
+def test_all_tasks_of_a_job_meet_at_one_port_of_its_own():
+    ports = {read_launch(environ=STEP | {"SLURM_PROCID": str(rank)}).port for rank in range(4)}
+    assert len(ports) == 1
+    assert ports != {read_launch(environ=STEP | {"SLURM_JOB_ID": "78"}).port}
+    assert read_launch(environ=STEP | {"MASTER_PORT": "1234"}).port == 1234
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("gpu[003-007,9],login", "gpu003"), ("a,b", "a"), ("r[1-2]n[4,6]", "r1n4"), ("n-1.x[7]", "n-1.x7"), ("", "")],
+)
+def test_first_of_a_node_list(nodes, first):
+    assert _first_node(nodes) == first
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "line"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "two", **AT}, {}, "WORLD_SIZE is 'two' and must be a whole number from 0"),
+        ({**BY_HAND, "RANK": "2"}, {}, "rank 2 of 2 processes"),
+        ({**BY_HAND, "MASTER_PORT": "99999"}, {}, "MASTER_PORT is 99999"),
+        (
+            {**BY_HAND, "LOCAL_WORLD_SIZE": "1"},
+            {"local_world_size": 2},
+            "--local-world-size 2, but LOCAL_WORLD_SIZE is 1",
+        ),
+        (BY_HAND, {"local_rank": 3, "local_world_size": 2}, "local rank 3 of 2 processes on this node"),
+        (AT, {}, "half set: RANK, WORLD_SIZE missing"),
+        (STEP | {"WORLD_SIZE": "8"}, {}, "WORLD_SIZE is 8, but srun has started 4 processes"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "3"}, {}, "set MASTER_ADDR to that machine's name"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(environ, flags, line):
+    with pytest.raises(UserError, match=line) as caught:
+        read_launch(environ=environ, **flags)
+    assert "\n" not in str(caught.value)
+
+
+def test_flags_of_old_examples():
+    assert place(BY_HAND, local_rank=1, local_world_size=2)[3:5] == (1, 2)
+    assert place({}, local_rank=-1, local_world_size=1) is None
+
+
+REPORT = """
+import json, sys
+from utils.entrypoint import run_main
+
+def main(argv):
+    from utils.distributed.context import DistributedContext
+    from utils.distributed.collectives import all_objects
+    ctx = DistributedContext.from_environment("cpu", timeout_s=60)
+    with ctx.closing():
+        place = (ctx.rank, ctx.local_rank, ctx.world_size, ctx.local_world_size, ctx.node_rank)
+        places = all_objects(ctx, place)
+        if ctx.is_main:
+            print(json.dumps(places))
+
+if __name__ == "__main__":
+    run_main(main)
+"""
+
+
+def run_places(environments: list[dict[str, str]]) -> list[list[int]]:
+    """(rank, local_rank, world_size, local_world_size, node_rank) of real processes in these environments, by rank."""
+    base = {k: v for k, v in os.environ.items() if k not in LAUNCHED} | {"OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen([sys.executable, "-c", REPORT], cwd=ROOT, env=base | e, stdout=subprocess.PIPE, text=True)
+        for e in environments
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * len(started)
+    (line,) = filter(None, outputs)
+    return json.loads(line)
+
+
+def srun(rank: int) -> dict[str, str]:
+    return STEP | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank // 2), "SLURM_NODEID": str(rank % 2),
+                   "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost"}  # fmt: skip
+
+
+def by_hand(port: int, rank: int) -> dict[str, str]:
+    return {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+
+
+def test_real_processes_by_hand():
+    """RANK and WORLD_SIZE alone: the machines' names tell the rest."""
+    port = free_port()
+    assert run_places([by_hand(port, rank) for rank in range(2)]) == [[0, 0, 2, 2, 0], [1, 1, 2, 2, 0]]
+
+
+def test_real_processes_under_mpirun():
+    ranks = [OMPI | {"OMPI_COMM_WORLD_RANK": str(r), "OMPI_COMM_WORLD_LOCAL_RANK": str(r)} for r in range(2)]
+    named = {"PMIX_NAMESPACE": f"test-{os.getpid()}"}
+    assert run_places([rank | named for rank in ranks]) == [[0, 0, 2, 2, 0], [1, 1, 2, 2, 0]]
+
+
+@pytest.mark.slow
+def test_real_processes_under_srun():
+    """What srun leaves open here (how many there are on a node) follows from the machines, which are one."""
+    assert run_places([srun(rank) for rank in range(4)]) == [[rank, rank, 4, 4, 0] for rank in range(4)]
+
+
+class _Store:
+    """What `share_of_all` needs, with the other processes' notes put in beforehand."""
+
+    def __init__(self, notes: list[list]) -> None:
+        self.values = {f"place/{rank}": json.dumps(note).encode() for rank, note in enumerate(notes)}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self.values[key] for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ([["a"], ["b"]], 0),  # one GPU for each task, which is its number 0
+        ([["a", "b"], ["a", "b"]], 1),
+        ([["a", "b"], ["c", "d"]], 1),
+        ([["a"], ["a"]], "2 processes on this node but 1 GPUs"),
+    ],
+)
+def test_which_gpu_a_process_takes(monkeypatch, seen, expected):
+    """Two processes of one node; this is the second."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(seen[1]))
+    monkeypatch.setattr(distributed, "_identities", lambda devices: seen[1])
+    machine = distributed.machine_name()
+    store = _Store([[machine, 0, 0, 2, seen[0]], [machine, 0, 1, 2, seen[1]]])
+    launch = Launch("srun", 1, 2, 1, 2, 0, "h", 1)
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=expected):
+            distributed._place_on_node(store, launch, "")
+    else:
+        assert distributed._place_on_node(store, launch, "").device == torch.device("cuda", expected)
+
+
+def test_places_follow_from_machines_where_launchers_tell_none():
+    """Ranks dealt out to two machines in turn."""
+    machine = distributed.machine_name()
+    notes = [["other", None, None, None, []], [machine, None, None, None, []]] * 2
+    found = distributed._place_on_node(_Store(notes), Launch("mpirun", 3, 4, None, None, None, "h", 1), "cpu")
+    assert found == (1, 2, 1, torch.device("cpu"))
+
+
+def test_the_example_files_flag_is_taken(tmp_path):
+    """``--local_world_size=1`` of the examples, on a process of its own: no unknown flag."""
+    command = [sys.executable, "train.py", "--local_world_size=1", "--data", str(tmp_path / "none.yaml"),
+               "--project", str(tmp_path), "--device", "cpu"]  # fmt: skip
+    done = subprocess.run(command, cwd=Path(ROOT), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "none.yaml: no such file" in done.stderr

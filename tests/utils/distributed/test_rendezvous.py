@@ -1,0 +1,97 @@
+"""Processes that wait for others say so, and name who is missing; what cannot become a run ends in one line."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from tests.helpers.ranks import run_ranks
+from utils.distributed import rendezvous
+from utils.distributed.launch import Launch
+from utils.distributed.spawn import free_port
+from utils.errors import UserError
+
+
+def launch_of(rank: int, world_size: int, port: int, address: str = "127.0.0.1") -> Launch:
+    return Launch("the environment", rank, world_size, rank, world_size, 0, address, port)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    monkeypatch.setattr(rendezvous, "FIRST_LINE_S", 1.0)
+    monkeypatch.setattr(rendezvous, "NEXT_LINES_S", 1.0)
+
+
+def meet_in_thread(launch: Launch, timeout_s: float = 30) -> tuple[threading.Thread, list]:
+    outcome: list = []
+
+    def run() -> None:
+        try:
+            outcome.append(rendezvous.meet(launch, timeout_s))
+        except UserError as error:
+            outcome.append(str(error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, outcome
+
+
+def test_the_first_says_who_is_missing_until_all_are_there(caplog):
+    port = free_port()
+    started = [meet_in_thread(launch_of(rank, 3, port)) for rank in (0, 2)]
+    time.sleep(2.6)
+    said = [record.message for record in caplog.records]
+    started.append(meet_in_thread(launch_of(1, 3, port)))
+    for thread, _ in started:
+        thread.join(20)
+    assert 1 <= len(said) <= 3  # after one second and every second; one of the two processes speaks
+    assert all(f"rank 1 of 3 processes did not come to 127.0.0.1:{port} after " in line for line in said), said
+    assert all(not isinstance(outcome[0], str) for _, outcome in started)
+
+
+def test_an_address_that_does_not_answer(caplog):
+    thread, outcome = meet_in_thread(launch_of(1, 2, free_port()), timeout_s=2)
+    thread.join(20)
+    (line, *_) = [record.message for record in caplog.records]
+    assert "process 1 of 2: 127.0.0.1:" in line
+    assert "where process 0 should be, does not answer after 1 s (connection refused)" in line
+    assert "does not answer in 2 s" in outcome[0]
+
+
+def test_a_name_that_nobody_knows(caplog):
+    thread, outcome = meet_in_thread(launch_of(1, 2, 5, address="no-such-host.invalid"), timeout_s=0)
+    thread.join(30)
+    assert "no-such-host.invalid:5, where process 0 should be, does not answer" in outcome[0]
+
+
+def test_missing_processes_end_the_wait():
+    port = free_port()
+    thread, outcome = meet_in_thread(launch_of(0, 12, port), timeout_s=1)
+    thread.join(20)
+    assert outcome[0].startswith("ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more of 12 processes did not come to ")
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "line"),
+    [(0, 3, "two processes were started as rank 0"), (1, 2, "another process of this run was told that there are 3")],
+)
+def test_processes_that_do_not_belong_together(rank, world_size, line):
+    port = free_port()
+    first, _ = meet_in_thread(launch_of(0, 3, port), timeout_s=8)
+    time.sleep(0.5)
+    launch = Launch("the environment", rank, world_size, 0, 1, 0, "127.0.0.1", port, is_hosted=True)
+    thread, outcome = meet_in_thread(launch, timeout_s=5)
+    thread.join(20)
+    assert line in outcome[0]
+    first.join(20)
+
+
+def _share(ctx):
+    launch = launch_of(ctx.rank, ctx.world_size, 1)
+    return rendezvous.share_of_all(ctx.store, "test", launch, ctx.rank * 2)
+
+
+def test_values_of_all():
+    assert run_ranks(3, _share) == [[0, 2, 4]] * 3

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from utils.distributed import stop_signals
+from utils.distributed.stop_signals import StopSignals
+from utils.errors import Stopped
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.fixture(autouse=True)
+def _handlers_as_they_were():
+    before = {number: signal.getsignal(number) for number in stop_signals.stop_signals()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+def test_raised_at_once_before_training(number, code):
+    with pytest.raises(Stopped) as caught, StopSignals():
+        send(number)
+    assert caught.value.code == code
+
+
+def test_noted_while_training_and_harmless_while_ending():
+    with StopSignals() as signals:
+        with signals.deferred():
+            send(signal.SIGTERM)
+            send(signal.SIGTERM)
+            assert (signals.stop, signals.interrupt, signals.code) == (True, False, 75)
+            assert signals.has_come()
+            assert not signals.has_come()
+            send(signal.SIGINT)
+            assert signals.code == 130
+        send(signal.SIGTERM)
+    send(signal.SIGTERM)  # the process is on its way out
+
+
+def test_a_second_ctrl_c_means_it(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("utils.distributed.stop_signals.time.monotonic", lambda: now[0])
+    with StopSignals() as signals, signals.deferred():
+        send(signal.SIGINT)
+        now[0] = 0.5
+        send(signal.SIGINT)  # a launcher's echo
+        now[0] = 5.0
+        with pytest.raises(Stopped):
+            send(signal.SIGINT)
+
+
+def test_without_a_signal_all_is_as_before():
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignals() as signals:
+        assert not signals.has_come()
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.set_wakeup_fd(-1) == -1

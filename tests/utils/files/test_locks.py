@@ -1,0 +1,148 @@
+"""Locks in files: held by one process, gone with it, and naming it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from utils.files.locks import FileLock, flock, remove_abandoned
+from utils.logger import configure_logging
+
+HOLDER = """
+import os, sys, time
+from utils.files.locks import FileLock
+assert FileLock(sys.argv[1]).acquire() == ""
+if os.fork():  # a child that outlives the holder, as loader processes may
+    print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A lock that another process holds, and that process."""
+    path = tmp_path / "lock"
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    root = Path(__file__).parents[3]
+    holder = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    yield path, holder
+    os.killpg(holder.pid, signal.SIGKILL)
+    holder.wait()
+
+
+def test_a_held_lock_names_its_holder(held):
+    path, holder = held
+    assert FileLock(path).acquire(0.2).startswith(f"process {holder.pid} on {os.uname().nodename}, since 20")
+
+
+def test_a_lock_ends_with_its_process_and_not_with_that_processs_children(held):
+    path, holder = held
+    holder.kill()
+    holder.wait()
+    lock = FileLock(path)
+    assert lock.acquire(patience_s=10) == ""  # a child that was forked just now lets go of it in a moment
+    assert f"process {os.getpid()} on" in path.read_text()
+    lock.release()
+    assert not path.exists()
+
+
+def test_released_locks_are_free_again(tmp_path):
+    for _ in range(2):
+        lock = FileLock(tmp_path / "lock")
+        assert lock.acquire() == ""
+        lock.release()
+        lock.release()
+    with pytest.raises(OSError, match="none"):
+        FileLock(tmp_path / "none" / "lock").acquire()
+
+
+def test_a_lock_in_a_folder_made_anew_is_not_removed_with_the_former_one(tmp_path):
+    """A run that failed removes its folder, and another may make one of the same name before the lock is released."""
+    lock = FileLock(tmp_path / "run" / "lock")
+    lock.path.parent.mkdir()
+    assert lock.acquire() == ""
+    shutil.rmtree(lock.path.parent)
+    lock.path.parent.mkdir()
+    lock.path.write_text("another's")
+    lock.release()
+    assert lock.path.read_text() == "another's"
+
+
+def test_a_full_disk_leaves_no_lock(tmp_path, monkeypatch):
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    lock = FileLock(tmp_path / "lock")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="No space"):
+            lock.acquire()
+    assert not lock.path.exists()
+    assert lock.acquire() == ""
+    lock.release()
+
+
+def test_systems_without_locks(tmp_path, monkeypatch):
+    import fcntl
+
+    def refuse(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert FileLock(tmp_path / "lock").acquire() == ""
+
+
+def test_a_lock_outlives_other_descriptors_of_its_file_and_holds_its_own_process_off(tmp_path):
+    """Record locks (lockf) would do neither."""
+    lock = FileLock(tmp_path / "lock")
+    assert lock.acquire() == ""
+    for _ in range(2):
+        assert f"process {os.getpid()} on" in lock.path.read_text()  # opened, and closed
+        assert FileLock(lock.path).acquire().startswith(f"process {os.getpid()} on")
+    lock.release()
+    assert FileLock(lock.path).acquire() == ""
+
+
+def test_a_child_does_not_give_its_parents_lock_back(tmp_path):
+    lock = FileLock(tmp_path / "lock")
+    lock.acquire()
+    child = os.fork()
+    if child == 0:
+        lock.release()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert FileLock(lock.path).acquire() != ""
+    lock.release()
+
+
+def test_waiting_says_for_whom(held, capsys):
+    configure_logging(True)
+    path, holder = held
+    threading.Timer(0.3, holder.kill).start()
+    lock = FileLock(path)
+    lock.wait("another run")
+    with lock:
+        assert path.exists()
+    assert not path.exists()
+    assert f"warning: waiting for another run (process {holder.pid} on " in capsys.readouterr().out
+
+
+def test_only_abandoned_files_are_removed(tmp_path):
+    written, abandoned = tmp_path / "a.tmp", tmp_path / "b.tmp"
+    abandoned.touch()
+    with open(written, "wb") as file:
+        flock(file.fileno())
+        remove_abandoned(tmp_path.glob("*.tmp"))
+        assert list(tmp_path.iterdir()) == [written]
+    remove_abandoned([written, tmp_path / "none"])
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,108 @@
+"""The safetensors format: what we write is read back by a reader of its own, and headers that lie are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from models.weights.read import read_weights
+from utils.errors import UserError
+from utils.files.safetensors import DTYPES, is_safetensors, read_safetensors, write_safetensors
+
+
+def write_raw(path: Path, header: object, data: bytes = b"") -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def entry(begin: int, end: int, shape: list, dtype: str = "F32") -> dict:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def test_layout_is_the_published_one(tmp_path):
+    tensors = {"b": torch.arange(6, dtype=torch.float32).reshape(2, 3).T, "a": torch.tensor([1, 2], dtype=torch.int8)}
+    write_safetensors(tmp_path / "x.safetensors", tensors, {"format": "pt", "name": "é"})
+    content = (tmp_path / "x.safetensors").read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    assert (8 + length) % 8 == 0
+    assert header.pop("__metadata__") == {"format": "pt", "name": "é"}
+    assert header == {"b": entry(0, 24, [3, 2]), "a": entry(24, 26, [2], "I8")}
+    data = content[8 + length :]
+    assert np.frombuffer(data[:24], "<f4").reshape(3, 2).tolist() == tensors["b"].tolist()
+    assert data[24:] == b"\x01\x02"
+
+
+def test_round_trip_of_every_type_and_of_odd_shapes(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    tensors = {name: (torch.rand(2, 3, generator=generator) * 9 - 3).to(dtype) for name, dtype in DTYPES.items()} | {
+        "scalar": torch.tensor(3.5),
+        "empty": torch.zeros(0, 4),
+        "strided": torch.rand(4, 4, generator=generator)[::2],
+    }
+    write_safetensors(tmp_path / "x.safetensors", tensors, {})
+    assert is_safetensors(tmp_path / "x.safetensors")
+    found, metadata = read_safetensors(tmp_path / "x.safetensors")
+    assert metadata == {}
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "message"),
+    [
+        ({"w": entry(0, 2**42, [2**40])}, bytes(8), "tensor 'w' does not match"),
+        ({"w": entry(0, 8, [2**40])}, bytes(8), "tensor 'w' does not match"),
+        ({"w": entry(0, 16, [4])}, bytes(8), "tensor 'w' does not match"),
+        ({"w": entry(4, 8, [1])}, bytes(8), "tensor 'w' does not match"),
+        ({"a": entry(0, 8, [2]), "b": entry(4, 12, [2])}, bytes(12), "tensor 'b' does not match"),
+        ({"w": entry(0, 4, [1])}, bytes(8), "4 bytes belong to no tensor"),
+        ({"w": entry(0, 4, [-1])}, bytes(4), "tensor 'w' does not match"),
+        ({"w": entry(0, 4, [1.0])}, bytes(4), "tensor 'w' does not match"),
+        ({"w": entry(0, 4, [1] * 17)}, bytes(4), "tensor 'w' does not match"),
+        ({"w": entry(-4, 0, [1])}, bytes(4), "tensor 'w' has no place"),
+        ({"w": entry(True, 4, [1])}, bytes(4), "tensor 'w' has no place"),
+        ({"w": {"dtype": "F32", "shape": [1]}}, bytes(4), "tensor 'w' has no place"),
+        ({"w": 1}, b"", "tensor 'w' has no place"),
+        ({"w": entry(0, 4, [1], "F8_E4M3")}, bytes(4), "is of type 'F8_E4M3', which is not known here"),
+        ({"w": entry(0, 4, [1], ["F32"])}, bytes(4), "is of type"),
+        ({"__metadata__": {"a": 1}}, b"", "its header is not that of a safetensors file"),
+        ([], b"", "its header is not that of a safetensors file"),
+        (b'{"w": ', b"", "its header is no JSON"),
+        (b'{"a": 1, "a": 2}', b"", "its header is no JSON"),
+        (b'{"a":' + b"[" * 100_000, b"", "its header is no JSON"),
+        (b"{\xff}", b"", "its header is no JSON"),
+    ],
+)
+def test_headers_that_do_not_add_up(tmp_path, header, data, message):
+    path = write_raw(tmp_path / "bad.safetensors", header, data)
+    with pytest.raises(UserError, match=message) as caught:
+        read_safetensors(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x10", struct.pack("<Q", 2**63) + b"{}", struct.pack("<Q", 50) + b"{}"])
+def test_lengths_that_do_not_add_up(tmp_path, content):
+    (tmp_path / "bad.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match="truncated, or not a safetensors file"):
+        read_safetensors(tmp_path / "bad.safetensors")
+    with pytest.raises(UserError, match="no such checkpoint"):
+        read_safetensors(tmp_path / "gone.safetensors")
+
+
+def test_a_pipe_is_no_file(tmp_path):
+    """Whoever opened it would wait for ever."""
+    os.mkfifo(tmp_path / "x.safetensors")
+    assert not is_safetensors(tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match="no such checkpoint"):
+        read_weights(tmp_path / "x.safetensors")

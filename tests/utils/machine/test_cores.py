@@ -1,0 +1,101 @@
+"""Cores that this process may use: affinity, and CPU quotas of control groups, from files as the kernel has them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from utils.config.parser import parse_config
+from utils.config.settings import TrainConfig, ValConfig
+from utils.errors import UserError
+from utils.machine import resources as cores
+from utils.machine.resources import available_cores, loader_workers
+
+
+@pytest.fixture(autouse=True)
+def _sixteen_cores(monkeypatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+
+
+def files(root: Path, **texts: str) -> Path:
+    """``root`` with the files named; / is __ in the names, and . is _dot_."""
+    for name, text in texts.items():
+        path = root / name.replace("__", "/").replace("_dot_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "texts", "expected"),
+    [
+        ("0::/\n", {}, 16),
+        ("0::/\n", {"cpu_dot_max": "max 100000\n"}, 16),
+        ("0::/\n", {"cpu_dot_max": "400000 100000\n"}, 4),  # docker --cpus 4
+        ("0::/\n", {"cpu_dot_max": "250000 100000\n"}, 2),
+        ("0::/\n", {"cpu_dot_max": "50000 100000\n"}, 1),
+        ("0::/\n", {"cpu_dot_max": "6400000 100000\n"}, 16),  # no more than there are
+        ("0::/job/step\n", {"job__cpu_dot_max": "600000 100000\n", "job__step__cpu_dot_max": "max 100000\n"}, 6),
+        ("0::/job/step\n", {"job__cpu_dot_max": "600000 100000\n", "job__step__cpu_dot_max": "300000 100000\n"}, 3),
+        ("0::/../other\n", {"cpu_dot_max": "500000 100000\n"}, 5),
+        (
+            "11:memory:/docker/a\n4:cpu,cpuacct:/docker/a\n0::/docker/a\n",  # its own group is the root of what it sees
+            {"cpu__cpu_dot_cfs_quota_us": "300000\n", "cpu__cpu_dot_cfs_period_us": "100000\n"},
+            3,
+        ),
+        (
+            "4:cpu,cpuacct:/job\n",
+            {"cpu__job__cpu_dot_cfs_quota_us": "700000\n", "cpu__job__cpu_dot_cfs_period_us": "100000\n"},
+            7,
+        ),
+        (
+            "4:cpu:/\n",
+            {"cpu__cpu_dot_cfs_quota_us": "-1\n", "cpu__cpu_dot_cfs_period_us": "100000\n"},
+            16,
+        ),
+        ("5:cpuset:/\n", {"cpu__cpu_dot_cfs_quota_us": "100000\n", "cpu__cpu_dot_cfs_period_us": "100000\n"}, 16),
+    ],
+)
+def test_quotas_of_control_groups(tmp_path, cgroup, texts, expected):
+    files(tmp_path, proc__self__cgroup=cgroup)
+    files(tmp_path / "sys/fs/cgroup", **texts)
+    assert available_cores(tmp_path) == expected
+
+
+def test_without_control_groups_it_is_the_affinity_or_else_all_cores(tmp_path, monkeypatch):
+    assert available_cores(tmp_path) == 16
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert available_cores(tmp_path) == 3
+
+
+def test_this_machine_has_a_number():
+    assert 1 <= available_cores() <= 16
+
+
+@pytest.mark.parametrize(
+    ("has", "processes", "expected"), [(2, 1, 2), (2, 2, 1), (2, 4, 1), (16, 1, 8), (16, 4, 4), (7, 2, 3), (128, 8, 8)]
+)
+def test_workers_are_a_process_s_share_of_the_cores(monkeypatch, caplog, has, processes, expected):
+    monkeypatch.setattr(cores, "available_cores", lambda: has)
+    with caplog.at_level(logging.INFO, logger="lockstep"):
+        assert loader_workers(-1, processes) == expected
+    assert f"{expected} a process ({has} cores, {processes} process(es) on this node)" in caplog.text
+
+
+@pytest.mark.parametrize("asked", [0, 1, 11])
+def test_workers_that_are_asked_for_stay(asked, caplog):
+    assert loader_workers(asked, 4) == asked
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(("config", "more"), [(TrainConfig, []), (ValConfig, ["--weights", "a.pt"])])
+def test_the_flag(config, more):
+    assert parse_config(config, more, "").workers == -1
+    assert parse_config(config, [*more, "--workers", "-1"], "").workers == -1
+    assert parse_config(config, [*more, "--workers", "8"], "").workers == 8
+    with pytest.raises(UserError, match="--workers: wants at least -1"):
+        parse_config(config, [*more, "--workers", "-2"], "")

@@ -1,0 +1,37 @@
+"""Freed memory is used again without the system's help, unless the user has set the allocator himself."""
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import resource
+from utils.machine.resources import keep_freed_memory
+
+keep_freed_memory()
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = bytearray(96 * 2**20)
+    del block
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+@pytest.mark.parametrize(("setting", "kept"), [({}, True), ({"MALLOC_TRIM_THRESHOLD_": "1048576"}, False)])
+def test_a_large_block_comes_without_page_faults(setting, kept):
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=plain | setting,
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    faults = int(done.stdout)  # 24,576 pages of 4 KiB, or 48 of 2 MiB
+    assert faults < 10 if kept else faults > 20

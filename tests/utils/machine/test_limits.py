@@ -1,0 +1,245 @@
+"""What the machine refuses ends a command in one line and exit code 2, and leaves no run folder; real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+import val
+from tests.helpers.scripts import SMALL, error_of
+from tests.helpers.tiny import write_dataset, write_model
+from utils.distributed.context import DistributedContext
+from utils.entrypoint import run_main
+from utils.errors import UserError
+from utils.machine.limits import explanation, smaller
+
+ROOT = Path(__file__).parents[3]
+LIMITED = """
+import resource, sys
+import cv2, torch, torch._dynamo, torch.utils.tensorboard, train
+from utils.entrypoint import run_main
+
+def limited(argv):
+    kind, amount = sys.argv[1], int(sys.argv[2])
+    if kind == "AS":  # that many bytes more than a process of torch's has
+        amount += int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    limit = getattr(resource, f"RLIMIT_{kind}")
+    resource.setrlimit(limit, (amount, resource.getrlimit(limit)[1]))
+    train.main(sys.argv[3:])
+
+run_main(limited)
+"""
+KILLING = """
+import multiprocessing, os, signal, sys
+import train
+from engine.train_step import TrainStep
+from utils.entrypoint import run_main
+
+take = TrainStep.__call__
+
+def step(self, batches, pictures, updates, *rest):
+    if updates == 2:
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+    take(self, batches, pictures, updates, *rest)
+
+TrainStep.__call__ = step
+run_main(train.main)
+"""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("world")
+    write_dataset(root / "set", train=40)
+    write_model(root / "tiny.yaml")
+    return root
+
+
+def flags(world: Path, project: Path) -> list[str]:
+    data, model = str(world / "set" / "data.yaml"), str(world / "tiny.yaml")
+    return ["--data", data, "--model", model, *SMALL, "--epochs", "1", "--project", str(project / "runs")]
+
+
+def run(program: str, *argv: str, **environment: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", program, *argv]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False, timeout=120)
+
+
+def line_of(ended: subprocess.CompletedProcess) -> str:
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.count("\n") == 1, ended.stderr
+    assert ended.stderr.startswith("error: ")
+    return ended.stderr
+
+
+def test_too_little_memory_says_what_may_fit(world, tmp_path):
+    given = [*flags(world, tmp_path), "--imgsz", "640", "--batch-size", "256"]
+    line = line_of(run(LIMITED, "AS", str(400 << 20), *given))
+    assert "the memory of this machine is not enough" in line
+    assert "--batch-size 256 with --imgsz 640 is too much here: try --batch-size 128, --imgsz 448 or a smaller" in line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_too_few_files(world, tmp_path):
+    given = [*flags(world, tmp_path), "--workers", "2"]
+    line = line_of(run(LIMITED, "NOFILE", "16", *given))
+    assert "too many open files (the limit is 16); raise it with ulimit -n" in line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_too_few_files_are_no_fault_of_the_images(world, monkeypatch):
+    """A scan that meets the limit must not drop the images it could not open."""
+    from data.image_io import decode as images
+
+    def refused(*_: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        with pytest.raises(OSError, match="Too many"):
+            images.read_image(world / "set" / "images" / "train" / "000.png")
+
+
+def test_a_killed_loader_worker(world, tmp_path):
+    line = line_of(run(KILLING, *flags(world, tmp_path), "--workers", "1"))
+    assert "a loader process was ended by the signal 'Killed': most likely the machine ran out of memory" in line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_missing_libgl(tmp_path):
+    (tmp_path / "cv2.py").write_text(
+        'raise ImportError("libGL.so.1: cannot open shared object file: No such file or directory")'
+    )
+    program = "import detect; from utils.entrypoint import run_main; run_main(detect.main)"
+    given = ["--weights", "x.pt", "--source", "y", "--device", "cpu"]
+    line = line_of(run(program, *given, PYTHONPATH=str(tmp_path)))
+    assert "libGL.so.1 is missing: apt install libgl1" in line
+    assert "pip install opencv-python-headless" in line
+
+
+@pytest.mark.parametrize(("package", "wanting"), [("lmdb", ["--cache", "disk", "--noplots"]), ("matplotlib", [])])
+def test_packages_are_asked_for_where_they_are_wanted(world, tmp_path, capsys, monkeypatch, package, wanting):
+    """At once, and before the data is looked for; a run that does not want them goes on without."""
+    loaded = [name for name in sys.modules if name.partition(".")[0] == package]
+    for name in {package, *loaded}:
+        monkeypatch.setitem(sys.modules, name, None)
+    given = [f for f in flags(world, tmp_path) if f != "--noplots"]
+    line = error_of(capsys, train.main, *given, "--data", "none.yaml", *wanting)
+    assert f"the package {package} is not installed; pip install {package}, or use --" in line
+    if package == "matplotlib":
+        assert "pip install matplotlib" in error_of(capsys, val.main, "--weights", "none.pt", "--device", "cpu")
+    run_main(train.main, [*given, "--noplots"])
+    assert (tmp_path / "runs" / "exp" / "last.pt").exists()
+
+
+def test_a_terminal_without_tqdm_or_tensorboard(world, tmp_path):
+    """Plain lines in place of bars, no traceback, and one line about TensorBoard."""
+    program = (
+        "import sys; sys.modules['tqdm'] = sys.modules['torch.utils.tensorboard'] = None\n"
+        "import train; from utils.entrypoint import run_main; run_main(train.main)"
+    )
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-c", program, *flags(world, tmp_path)]
+    started = subprocess.Popen(
+        command, cwd=ROOT, stdout=theirs, stderr=theirs, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError):  # EIO: it has ended
+        while part := os.read(ours, 65536):
+            said += part
+    os.close(ours)
+    assert started.wait(60) == 0, said.decode()
+    assert b"Traceback" not in said
+    assert b"error" not in said.lower()
+    assert said.count(b"TensorBoard is off") == 1
+    assert b"epoch 1/1  10/10" in said
+
+
+def test_closed_streams_lead_nowhere(world, tmp_path):
+    """A training goes on in silence, and no file of the run gets the number of standard output."""
+    command = [sys.executable, str(ROOT / "train.py"), *flags(world, tmp_path)]
+    ended = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&- >&-', "sh", *command], stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "done: 1 epochs" in (tmp_path / "runs" / "exp" / "train.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two' and must be a whole number from 0"),
+        ({"WORLD_SIZE": "0"}, "rank 0 of 0 processes; ranks count from 0"),
+        ({"RANK": "-1"}, "RANK is '-1' and must be a whole number from 0"),
+        ({"RANK": "2"}, "rank 2 of 2 processes; ranks count from 0"),
+        ({"LOCAL_RANK": "first"}, "LOCAL_RANK is 'first' and must be a whole number"),
+        ({"LOCAL_WORLD_SIZE": "1.5"}, r"LOCAL_WORLD_SIZE is '1\.5' and must be a whole number"),
+        ({"GROUP_RANK": "a"}, "GROUP_RANK is 'a' and must be a whole number"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT is 'http' and must be a whole number"),
+    ],
+)
+def test_rank_variables_that_are_no_numbers(monkeypatch, changed, line):
+    sound = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
+    for name, value in (sound | changed).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=line):
+        DistributedContext.from_environment("cpu", timeout_s=1)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of ..."),
+            "the memory of the GPU is not enough (2.50 GiB more was asked for); ADVICE",
+        ),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "of the GPU"),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried to "
+                         "allocate 4294967296 bytes. Error code 12 (Cannot allocate memory)"),
+            "the memory of this machine is not enough (4.00 GiB more was asked for); ADVICE",
+        ),
+        (MemoryError(), "the memory of this machine is not enough; ADVICE"),
+        (OSError(12, "Cannot allocate memory"), "the memory of this machine is not enough; ADVICE"),
+        (RuntimeError("DataLoader worker (pid 71) is killed by signal: Bus error. It is possible that"), "/dev/shm"),
+        (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), "a loader process was ended: most"),
+        (ImportError("libopenblas.so: failed to map segment from shared object", name="numpy"), "is not enough"),
+        (RuntimeError("received 0 items of ancdata"), "too many open files"),
+        (OSError(5, "Input/output error", "x/a.txt"), "x/a.txt: input/output error; the disk or network file system"),
+        (ModuleNotFoundError("No module named 'cv2'", name="cv2"), "opencv-python is not installed: pip install"),
+    ],
+)  # fmt: skip
+def test_lines(error, line):
+    assert line in explanation(error, "ADVICE")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        ValueError("not enough values to unpack"),
+        ModuleNotFoundError("No module named 'engine.stepp'", name="engine.stepp"),
+        ImportError("cannot import name 'x' from 'utils'"),
+        OSError(2, "No such file or directory"),
+        UserError("--cache ram: Cannot allocate memory"),
+    ],
+)
+def test_bugs_and_mistakes_of_the_users_are_left_alone(error):
+    assert explanation(error) is None
+
+
+def test_what_may_fit():
+    assert "try --batch-size 8, --imgsz 448 or a smaller" in smaller(16, 640, least_batch=1, device="cpu")
+    assert "finds" not in smaller(16, 640, least_batch=1, device="cpu")
+    line = smaller(2, 64, least_batch=2, device="cuda")
+    assert line.endswith("try a smaller --model; --batch-size -1 finds the largest that fits")
+    assert smaller(-1, 640, least_batch=1, device="cuda").startswith("--imgsz 640 is too much here: try --imgsz 448 or")

@@ -1,0 +1,172 @@
+"""How scripts end, and where their results go."""
+
+import errno
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.processes import Processes
+from utils.distributed.spawn import spawn
+from utils.entrypoint import run_main
+from utils.errors import PeerFailure, UserError
+from utils.files.folders import increment_path
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("data.yaml:3: no such\n folder"), 2, "error: data.yaml:3: no such folder\n"),
+        (PeerFailure("rank 0 failed"), 2, ""),
+        (KeyboardInterrupt(), 130, ""),
+        (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 2, "error: runs/x: the disk is full;"),
+        (OSError(errno.EIO, "Input/output error", "set/a.png"), 2, "error: set/a.png: input/output error; the disk or"),
+        (OSError(errno.EROFS, "Read-only file system", "a/b"), 2, "error: a/b: read-only file system; mend that"),
+    ],
+)
+def test_ways_to_end(error, code, line, capsys, monkeypatch):
+    monkeypatch.setattr("utils.entrypoint.PEER_GRACE_S", 0)
+
+    def main(argv):
+        raise error
+
+    with pytest.raises(SystemExit) as stop:
+        run_main(main)
+    assert stop.value.code == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(line)
+    assert err.count("\n") == bool(line)
+
+
+def test_bugs_are_not_hidden():
+    def main(argv):
+        raise OSError(errno.EBADF, "a closed file")
+
+    with pytest.raises(OSError, match="a closed file"):
+        run_main(main)
+
+
+def test_a_thread_leaves_a_full_disk_to_the_main_one(capsys, monkeypatch):
+    """And only that: any other end of a thread is shown."""
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+
+    def write(error):
+        raise error
+
+    def main(argv):
+        for error in (OSError(errno.ENOSPC, "No space left on device"), ValueError("a bug")):
+            thread = threading.Thread(target=write, args=(error,))
+            thread.start()
+            thread.join()
+
+    run_main(main)
+    err = capsys.readouterr().err
+    assert "a bug" in err
+    assert "No space" not in err
+
+
+def test_a_reader_that_leaves_gets_no_traceback():
+    program = "from utils.entrypoint import run_main\nrun_main(lambda _: [print('x' * 1000) for _ in range(10000)])"
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run([sys.executable, "-c", program], stdout=write, stderr=subprocess.PIPE, cwd=ROOT, check=False)
+    os.close(write)
+    assert ended.returncode == 141
+    assert ended.stderr == b""
+
+
+def test_run_folders_count_up(tmp_path):
+    made = [increment_path(tmp_path / "runs", "exp") for _ in range(3)]
+    assert [p.name for p in made] == ["exp", "exp2", "exp3"]
+    made[1].rmdir()
+    assert increment_path(tmp_path / "runs", "exp").name == "exp2"
+    assert increment_path(tmp_path / "runs", "exp", exist_ok=True) == made[0]
+    assert increment_path(tmp_path / "runs", "v1.5").name == "v1.5"
+    assert increment_path(tmp_path / "runs", "v1.5").name == "v1.52"
+
+
+def test_runs_started_together_get_folders_of_their_own(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: increment_path(tmp_path, "exp"), range(40)))
+    assert len(set(made)) == 40
+
+
+def test_a_file_in_the_way_is_named(tmp_path):
+    (tmp_path / "runs").write_text("")
+    for exist_ok in (False, True):
+        with pytest.raises(UserError, match="in the way"):
+            increment_path(tmp_path / "runs", "exp", exist_ok)
+    (tmp_path / "exp").write_text("")
+    with pytest.raises(UserError, match="in the way"):
+        increment_path(tmp_path, "exp", exist_ok=True)
+
+
+def test_a_folder_that_cannot_be_made_is_a_user_error():
+    with pytest.raises(UserError, match="/proc/runs/exp: cannot be created"):
+        increment_path("/proc/runs", "exp")
+
+
+SPAWNING = """
+import sys
+from utils.entrypoint import run_main
+from utils.distributed.spawn import spawn
+
+def work(argv):
+    import torch
+    print("done")
+
+def main(argv):
+    print("begun", flush=True)
+    spawn(run_main, 2, (work, []))
+
+if __name__ == "__main__":
+    run_main(main)
+"""
+
+
+def test_ctrl_c_while_spawned_processes_start(tmp_path):
+    """They are importing torch, far from any handler of ours: no traceback, and nobody stays."""
+    (tmp_path / "starts.py").write_text(SPAWNING)
+    with Processes(tmp_path / "log") as launch:
+        launch.start([sys.executable, str(tmp_path / "starts.py")], PYTHONPATH=str(ROOT))
+        launch.until(lambda: len(launch.alive()) == 4)  # the parent, multiprocessing's tracker, and two
+        time.sleep(0.3)
+        for pid in launch.alive():  # as a terminal does
+            os.kill(pid, signal.SIGINT)
+        assert launch.codes() == [130]
+        launch.wait_gone(10)
+        assert launch.output() == "begun\n"
+
+
+@pytest.mark.parametrize("script", ["train.py", "val.py"])
+def test_spawn_imports_torch_in_its_processes_alone(tmp_path, script):
+    """In the parent too, it came first and so doubled the time until a training began."""
+    asked = ["--weights", str(tmp_path / "none.pt")] if script == "val.py" else ["--data", str(tmp_path / "none.yaml")]
+    command = [sys.executable, script, *asked, "--spawn", "2", "--device", "cpu", "--project", str(tmp_path)]
+    environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert len([line for line in lines if line.split("|")[-1].strip() == "torch"]) == 2
+    assert len([line for line in lines if line.startswith("error: ")]) == 1
+
+
+def print_start_method() -> None:
+    print(multiprocessing.get_start_method(), flush=True)
+
+
+def test_spawned_processes_start_loader_workers_as_any_process_does(capfd):
+    """Not by spawning, which would import torch again in each of them: seconds before the first batch."""
+    usual = multiprocessing.get_context().get_start_method()
+    spawn(print_start_method, 2)
+    assert capfd.readouterr().out.split() == [usual, usual]

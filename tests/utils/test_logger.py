@@ -1,0 +1,100 @@
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from utils import logger as logger_module
+from utils.logger import configure_logging, get_logger, progress
+
+
+def test_importing_adds_no_handler():
+    code = (
+        "import logging, utils.logger; assert not logging.getLogger().handlers + logging.getLogger('lockstep').handlers"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
+
+
+def test_main_process_writes_plain_lines_once(capsys, tmp_path):
+    for _ in range(2):  # a second configuration replaces the first
+        configure_logging(True, tmp_path / "deep" / "log.txt")
+    get_logger().info("epoch %d", 3)
+    get_logger().warning("careful")
+    get_logger().debug("never")
+    expected = "epoch 3\nwarning: careful\n"
+    assert capsys.readouterr().out == expected
+    assert (tmp_path / "deep" / "log.txt").read_text() == expected
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_log_that_cannot_be_written_costs_one_warning(capfd, tmp_path):
+    configure_logging(True, Path("/dev/full"))
+    get_logger().info("epoch 1")
+    get_logger().info("epoch 2")
+    configure_logging(True, file_follows=True)  # closes the file
+    get_logger().info("before")
+    (tmp_path / "file").write_text("in the way")
+    logger_module.continue_in_file(tmp_path / "file" / "train.log")
+    get_logger().info("after")
+    out, err = capfd.readouterr()
+    assert out.splitlines()[:3] == [
+        "epoch 1", "warning: /dev/full: cannot be written (No space left on device)", "epoch 2",
+    ]  # fmt: skip
+    assert [line.partition(":")[0] for line in out.splitlines()[3:]] == ["before", "warning", "after"]
+    assert err == ""
+
+
+def test_other_processes_only_warn_and_write_no_file(capsys, tmp_path):
+    configure_logging(False, tmp_path / "log.txt")
+    get_logger().info("hidden")
+    get_logger().log(logging.ERROR, "shown")
+    assert capsys.readouterr().out == "error: shown\n"
+    assert not (tmp_path / "log.txt").exists()
+
+
+def test_progress_passes_everything_and_is_plain(capsys):
+    configure_logging(True)
+    assert list(progress(range(7), desc="scan")) == list(range(7))
+    captured = capsys.readouterr()
+    assert "scan: 7 in " in captured.out
+    assert "\r" not in captured.out + captured.err
+    assert "\x1b" not in captured.out + captured.err
+
+
+def test_progress_lines_follow_share_of_total(capsys, monkeypatch):
+    configure_logging(True)
+    clock = iter(range(10_000))
+    monkeypatch.setattr(logger_module.time, "monotonic", lambda: float(next(clock)))
+    list(progress(iter(range(100)), desc="scan", total=100))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 11
+    assert lines[0].startswith("scan: 10/100 (10%)")
+
+
+def test_progress_without_length_goes_by_time(capsys, monkeypatch):
+    configure_logging(True)
+    clock = iter(range(0, 100_000, 5))
+    monkeypatch.setattr(logger_module.time, "monotonic", lambda: float(next(clock)))
+    list(progress(iter(range(9)), desc="read"))
+    assert [line.split(",")[0] for line in capsys.readouterr().out.splitlines()[:3]] == [
+        "read: 3",
+        "read: 6",
+        "read: 9",
+    ]
+
+
+def test_progress_disabled_is_silent(capsys):
+    configure_logging(True)
+    assert list(progress(iter("abc"), desc="x", enabled=False)) == ["a", "b", "c"]
+    captured = capsys.readouterr()
+    assert captured.out + captured.err == ""
+
+
+def test_progress_propagates_errors():
+    def broken():
+        yield 1
+        raise RuntimeError("in the source")
+
+    with pytest.raises(RuntimeError, match="in the source"):
+        list(progress(broken(), desc="x"))

@@ -1,0 +1,99 @@
+"""Whether all processes of a run were started alike: they compare on the store what must be the same on each.
+
+A collective would hang or mix up what it gathers where processes disagree about sizes, and a training in which they
+disagree about numbers ends without an error and with wrong weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+
+from utils.distributed.context import DistributedContext
+from utils.distributed.store_barrier import Meeting
+from utils.errors import PeerFailure, UserError
+from utils.files.folders import PROJECT
+
+_PACKAGES = ("utils", "data", "models", "engine")
+_LISTED_RANKS, _LISTED_FACTS, _SHOWN_CHARACTERS = 4, 4, 60
+_LINGER_S = 5.0
+
+
+def check_agreement(ctx: DistributedContext, title: str, facts: Mapping[str, object]) -> None:
+    """Returns on all processes, or raises on all: UserError on the first, which says it, and PeerFailure on the others.
+    Every process of the run must call it.
+
+    Args:
+        title: of this comparison, the same on all processes and used once in a run.
+        facts: by their names in messages: what must be the same on every process, as JSON can hold it.
+
+    Raises UserError naming each fact that differs, its values, and the ranks that have them.
+    """
+    if not ctx.is_distributed or ctx.world_size == 1:
+        return
+    assert ctx.store is not None
+    own = {name: _shown(value) for name, value in facts.items()}
+    names = [f"process {rank}" for rank in range(ctx.world_size)]
+    with Meeting(ctx.store, f"agreement/{title}", own=ctx.rank, names=names) as meeting:
+        if ctx.is_main:
+            ctx.store.set(f"agreement/{title}/0", json.dumps(own))
+        meeting.arrive()
+        first = json.loads(ctx.store.get(f"agreement/{title}/0"))
+        different = {name: own.get(name) for name in {**first, **own} if own.get(name) != first.get(name)}
+        if different:
+            number = ctx.store.add(f"agreement/{title}/different", 1)
+            ctx.store.set(f"agreement/{title}/different/{number}", json.dumps([ctx.rank, different]))
+        meeting.arrive()
+        count = ctx.store.add(f"agreement/{title}/different", 0)
+        notes = [json.loads(ctx.store.get(f"agreement/{title}/different/{n + 1}")) for n in range(count)]
+    if not notes:
+        return
+    text = f"the processes of this run were not started alike: {_describe(first, sorted(notes))}"
+    if not ctx.is_main:
+        ctx.store.add(f"agreement/{title}/read", 1)
+        raise PeerFailure(text)
+    # This process may host the store that the others still read from.
+    deadline = time.monotonic() + _LINGER_S
+    while ctx.store.add(f"agreement/{title}/read", 0) < ctx.world_size - 1 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    raise UserError(text)
+
+
+def product_version() -> str:
+    """A digest of this program's own source files: 12 hex digits."""
+    digest = hashlib.blake2b(digest_size=6)
+    files = [*PROJECT.glob("*.py"), *(path for package in _PACKAGES for path in (PROJECT / package).rglob("*.py"))]
+    for path in sorted(files):
+        digest.update(path.relative_to(PROJECT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _shown(value: object) -> str:
+    """The value as text; long ones as their beginning and a digest."""
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    if len(text) <= _SHOWN_CHARACTERS:
+        return text or "empty"
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
+    return f"{text[: _SHOWN_CHARACTERS // 2].encode('utf-8', 'replace').decode()}... ({digest})"
+
+
+def _describe(first: Mapping[str, str], notes: Sequence[tuple[int, dict[str, str | None]]]) -> str:
+    """One line: for each fact its value on rank 0 and the others' values with their ranks."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for rank, different in notes:
+        for name, value in different.items():
+            ranks.setdefault((name, str(value)), []).append(rank)
+    lines: dict[str, list[str]] = {}
+    for (name, value), holders in ranks.items():
+        lines.setdefault(name, []).append(f"{value} on {_rank_list(holders)}")
+    parts = [f"{name} is {first.get(name)} on rank 0, {', '.join(others)}" for name, others in lines.items()]
+    more = f"; and {len(parts) - _LISTED_FACTS} more" if len(parts) > _LISTED_FACTS else ""
+    return "; ".join(parts[:_LISTED_FACTS]) + more
+
+
+def _rank_list(ranks: Sequence[int]) -> str:
+    listed = ", ".join(map(str, ranks[:_LISTED_RANKS]))
+    more = f" and {len(ranks) - _LISTED_RANKS} more" if len(ranks) > _LISTED_RANKS else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}{more}"

@@ -1,0 +1,275 @@
+"""Who this process is among the others, and the few ways in which processes wait for and talk to each other.
+
+A `DistributedContext` is made once, from what the launcher's environment tells (`utils.distributed.launch`), and is
+passed on as an argument.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import itertools
+import os
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from utils.distributed.launch import Launch, read_launch
+from utils.distributed.rendezvous import cannot_meet, launcher_name, meet, share_of_all
+from utils.errors import PeerFailure, Stopped, UserError
+
+_BROKEN = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
+
+
+@dataclass(frozen=True)
+class DistributedContext:
+    """One process's place in the run. Ranks count from 0; ``local_rank`` is -1 when there is no process group."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int
+    device: torch.device
+    backend: str  # "" when there is no process group
+    devices: tuple[torch.device, ...]  # more than one only for DataParallel in a single process
+    store: dist.Store | None = field(default=None, repr=False, compare=False)
+    launcher: str = ""  # names the torchrun process that started this one, on any machine; "" without torchrun
+    _turns: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def is_distributed(self) -> bool:
+        return self.local_rank >= 0
+
+    @property
+    def is_node_leader(self) -> bool:
+        return self.local_rank in (-1, 0)
+
+    @staticmethod
+    def single(device: torch.device | str = "cpu") -> DistributedContext:
+        """A run of one process on one device."""
+        device = torch.device(device)
+        _make_current(device)
+        return DistributedContext(0, -1, 1, 1, 0, device, "", (device,))
+
+    @staticmethod
+    def from_environment(
+        device: str = "",
+        local_rank: int | None = None,
+        local_world_size: int | None = None,
+        *,
+        timeout_s: float = 1800.0,
+    ) -> DistributedContext:
+        """The context of this process; joins the process group when launched as one of several.
+
+        Args:
+            device: as `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
+            local_rank, local_world_size: the flags of those names, where the variables are not set.
+            timeout_s: how long a collective may take before the group gives up.
+
+        Raises:
+            UserError: a half-set environment, a device that is not there, a busy port.
+        """
+        launch = read_launch(local_rank, local_world_size)
+        if launch is None:
+            devices = parse_devices(device)
+            _make_current(devices[0])
+            return DistributedContext(0, -1, 1, 1, 0, devices[0], "", devices)
+        store = meet(launch, timeout_s)
+        try:
+            place = _place_on_node(store, launch, device)
+        except dist.DistError as error:  # another process has ended, and the store with it
+            raise cannot_meet(launch, error) from None
+        backend = "cpu:gloo,cuda:nccl" if place.device.type == "cuda" else "gloo"
+        _make_current(place.device)
+        _form_group(backend, store, launch, timeout_s)
+        return DistributedContext(
+            launch.rank,
+            place.local_rank,
+            launch.world_size,
+            place.local_world_size,
+            place.node_rank,
+            place.device,
+            backend,
+            (place.device,),
+            store,
+            launcher=launcher_name(),
+        )
+
+    def close(self) -> None:
+        """Leaves the process group.
+
+        Nothing may use it any more: while a DDP model, say, keeps gloo's threads alive, the interpreter's end can take
+        one of them while it lets go of a tensor, and the process aborts.
+        """
+        if self.is_distributed and dist.is_initialized():
+            gc.collect()
+            dist.destroy_process_group()
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Leaves the process group after the block, also when that stopped as asked; not when it failed, for then a
+        collective may be under way, and an orderly end would wait for it."""
+        try:
+            yield
+        except Stopped as stop:
+            traceback.clear_frames(stop.__traceback__)
+            self.close()
+            raise
+        self.close()
+
+
+def _make_current(device: torch.device) -> None:
+    """Makes a GPU the one that CUDA's events, streams and pinned copies belong to when nobody names another."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def _form_group(backend: str, store: dist.Store, launch: Launch, timeout_s: float) -> None:
+    timeout = datetime.timedelta(seconds=timeout_s)
+    try:
+        store.set_timeout(timeout)
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore("group", store),
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=timeout,
+        )
+    except (RuntimeError, ValueError) as error:  # torch's own kinds, and gloo when another process goes meanwhile
+        raise cannot_meet(launch, error) from None
+
+
+def parse_devices(device: str) -> tuple[torch.device, ...]:
+    """``--device`` to devices: several only for CUDA. Raises UserError for what is not there."""
+    text = device.strip().lower().replace("cuda:", "")
+    if text in ("", "cuda"):
+        if torch.cuda.is_available():
+            return (torch.device("cuda", 0),)
+        if text == "" and torch.backends.mps.is_available():
+            return (torch.device("mps"),)
+        if text == "":
+            return (torch.device("cpu"),)
+    if text == "cuda":
+        raise UserError(f"--device {device}: no CUDA GPU is available here; use --device cpu")
+    if text == "cpu":
+        return (torch.device("cpu"),)
+    if text == "mps":
+        if not torch.backends.mps.is_available():
+            raise UserError("--device mps: no Apple GPU is available here; use --device cpu")
+        return (torch.device("mps"),)
+    numbers = [part.strip() for part in text.split(",") if part.strip()]
+    if not numbers or not all(part.isdigit() for part in numbers):
+        raise UserError(f"--device {device}: wants cpu, mps, a GPU number, or several such as 0,1")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    absent = [part for part in numbers if int(part) >= count]
+    if absent:
+        have = f"GPUs 0 to {count - 1} are here" if count else "no CUDA GPU is available here; use --device cpu"
+        raise UserError(f"--device {device}: there is no GPU {absent[0]}; {have}")
+    if len(set(numbers)) < len(numbers):
+        raise UserError(f"--device {device}: a GPU is named twice")
+    return tuple(torch.device("cuda", int(part)) for part in numbers)
+
+
+class _Place(NamedTuple):
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    device: torch.device
+
+
+def _place_on_node(store: dist.Store, launch: Launch, device: str) -> _Place:
+    """Where on its node a process is. What the launcher does not tell follows from the machines' names, on all
+    processes alike. Every process of the run must call it.
+
+    Raises UserError for fewer devices than processes on the node, on all of its processes.
+    """
+    devices = _devices_for_ranks(device)
+    told = (launch.node_rank, launch.local_rank, launch.local_world_size)
+    notes: list[Any] = share_of_all(store, "place", launch, [machine_name(), *told, _identities(devices)])
+    machines = [note[0] for note in notes]
+    if any(None in note[1:4] for note in notes):
+        order = list(dict.fromkeys(machines))  # by the lowest rank on each
+        node_rank = order.index(machines[launch.rank])
+        local_rank = machines[: launch.rank].count(machines[launch.rank])
+        local_world_size = machines.count(machines[launch.rank])
+        node = [note for note in notes if note[0] == machines[launch.rank]]
+    else:
+        node_rank, local_rank, local_world_size = notes[launch.rank][1:4]
+        node = [note for note in notes if note[1] == node_rank]
+    if not devices:
+        return _Place(local_rank, local_world_size, node_rank, torch.device("cpu"))
+    # A launcher may show each process GPUs of its own, in which case their number is less than that of processes.
+    shown = {identity for note in node for identity in note[4]}
+    if local_world_size > len(shown):
+        raise UserError(f"{local_world_size} processes on this node but {len(shown)} GPUs: lower --nproc_per_node")
+    return _Place(local_rank, local_world_size, node_rank, devices[local_rank % len(devices)])
+
+
+def machine_name() -> str:
+    """The same in all processes of a machine, and in no other's: hosts may share a name, and containers a kernel."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{os.uname().nodename} {boot}"
+
+
+def _devices_for_ranks(device: str) -> tuple[torch.device, ...]:
+    """The GPUs that this process sees and may take one of; none where processes run on the CPU."""
+    text = device.strip().lower()
+    if text == "cpu" or (text == "" and not torch.cuda.is_available()):
+        return ()
+    if text == "mps":
+        raise UserError("--device mps: one process only; start without torchrun")
+    devices = parse_devices(device)
+    if text in ("", "cuda"):
+        devices = tuple(torch.device("cuda", i) for i in range(torch.cuda.device_count()))
+    return devices
+
+
+def _identities(devices: Sequence[torch.device]) -> list[str]:
+    """Names of GPUs that are the same whichever of them a process sees."""
+    return [str(torch.cuda.get_device_properties(device).uuid) for device in devices]
+
+
+@contextmanager
+def one_voice(ctx: DistributedContext) -> Iterator[None]:
+    """What goes wrong is said once. A `UserError` that several ranks run into stays one on the first of them and is
+    `PeerFailure` on the others; so is the failure of a collective when another process ended."""
+    try:
+        yield
+    except PeerFailure:
+        raise
+    except UserError as error:
+        if ctx.store is None or _is_first_to_speak(ctx.store):
+            raise
+        raise PeerFailure(str(error)) from None
+    except RuntimeError as error:
+        text = str(error)
+        if ctx.store is None or not (isinstance(error, dist.DistError) or any(mark in text for mark in _BROKEN)):
+            raise
+        if "imed out" in text and _is_first_to_speak(ctx.store):
+            raise UserError(f"another process did not answer in time: {text.splitlines()[0]}") from None
+        if "/dev/shm" in text and _is_first_to_speak(ctx.store):
+            raise UserError(
+                "NCCL wants more of /dev/shm than there is; start the container with --shm-size=8g or --ipc=host"
+            ) from None
+        raise PeerFailure("another process of this run has ended") from None
+
+
+def _is_first_to_speak(store: dist.Store) -> bool:
+    try:
+        return store.add("user_error", 1) == 1
+    except dist.DistError:  # the store went with the rank that has spoken
+        return False

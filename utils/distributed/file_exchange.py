@@ -1,0 +1,192 @@
+"""Items that every node needs and one node reads: read once in the whole run, then sent round.
+
+Each item is read by one of the node leaders, which send each other what they have read in rounds of bounded chunks.
+Before a round they meet on the store (`StoreBarrier`), so its collectives start when all have their chunk in memory
+and the last round's on disk, and take no longer than the network does: a slow file system on one node trips no timeout.
+
+A leader's stream is its items' bytes in order, each followed by their BLAKE2b digest, which the receivers check.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from utils.distributed.groups import ProcessGroupPlace
+from utils.distributed.store_barrier import Meeting
+from utils.errors import UserError
+from utils.threads import map_ahead
+
+DIGEST_BYTES = 16
+_MIN_CHUNK, _MAX_CHUNK, _ROUND = 1 << 20, 16 << 20, 256 << 20  # bytes a leader, and of all leaders, in a round
+_COST_OF_ONE = 64 << 10  # what opening an item costs, in bytes read
+
+
+class Piece(NamedTuple):
+    """A part of an item. Its last one carries the digest and no data."""
+
+    item: int
+    offset: int  # of data in the item
+    data: memoryview
+    digest: bytes  # of the whole item; empty in all but its last piece
+
+
+def digest_of(buffers: Iterable[bytes | memoryview]) -> bytes:
+    """The digest of an item whose bytes ``buffers`` are."""
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for buffer in buffers:
+        digest.update(buffer)
+    return digest.digest()
+
+
+def assign(sizes: np.ndarray, held: np.ndarray) -> list[np.ndarray]:
+    """Who reads what: for each leader the items, ascending, that it reads and sends.
+
+    An item that all hold is nobody's. One that some hold is read by one of these, from its own disk. The rest are cut
+    into contiguous runs of about equal bytes.
+
+    Args:
+        sizes: bytes of each item, int64 (F,).
+        held: whether a leader has an item already, bool (N, F).
+    """
+    leaders = len(held)
+    needed = np.flatnonzero(~held.all(axis=0))
+    shares: list[list[np.ndarray]] = [[] for _ in range(leaders)]
+    if len(needed) == 0:
+        return [needed] * leaders
+    patterns, which = np.unique(held[:, needed], axis=1, return_inverse=True)
+    for number in range(patterns.shape[1]):
+        items = needed[which.reshape(-1) == number]
+        readers = np.flatnonzero(patterns[:, number]) if patterns[:, number].any() else np.arange(leaders)
+        cost = sizes[items] + _COST_OF_ONE
+        middle = np.cumsum(cost) - cost / 2
+        share = (middle * len(readers) / cost.sum()).astype(np.int64)
+        for place, reader in enumerate(readers):
+            shares[reader].append(items[share == place])
+    return [np.sort(np.concatenate([np.empty(0, np.int64), *parts])) for parts in shares]
+
+
+def share_out(
+    sizes: np.ndarray,
+    held: np.ndarray,
+    load: Callable[[int], Iterable[bytes | memoryview]],
+    *,
+    meeting: Meeting,
+    group: ProcessGroupPlace,
+    threads: int = 8,
+    chunk_bytes: int | None = None,
+) -> Iterator[Piece]:
+    """The pieces of all items that some leader lacks, in each item's order, on every leader.
+
+    Args:
+        sizes: bytes of each item, int64 (F,), the same on all.
+        held: whether a leader has an item already, bool (N, F), the same on all.
+        load: an item's buffers, called in a thread for the items that are this leader's to read.
+        meeting: of the leaders, in the group's order.
+        group: the leaders.
+        threads: readers.
+        chunk_bytes: a leader's part of a round; None: by the number of leaders.
+
+    Raises:
+        UserError: an item is not of its size or arrives damaged, what ``load`` raises, a leader is gone.
+        PeerFailure: another leader failed.
+    """
+    chunk = chunk_bytes or int(np.clip(_ROUND // group.group_size, _MIN_CHUNK, _MAX_CHUNK))
+    shares = assign(sizes, held)
+    lengths = [int(sizes[items].sum()) + DIGEST_BYTES * len(items) for items in shares]
+    own = group.local_group_rank
+    inboxes = [_Unpacker(items, sizes, check=place != own) for place, items in enumerate(shares)]
+    outbox = _chunks(_stream(shares[own], sizes, load, threads), chunk)
+    for start in range(0, max(lengths), chunk):
+        parts = [max(min(chunk, length - start), 0) for length in lengths]
+        buffers = [next(outbox) if n and p == own else torch.empty(n, dtype=torch.uint8) for p, n in enumerate(parts)]
+        meeting.arrive()
+        _send_round(buffers, group, meeting)
+        for inbox, buffer in zip(inboxes, buffers):
+            yield from inbox.feed(memoryview(buffer.numpy()))
+
+
+def _send_round(buffers: list[torch.Tensor], group: ProcessGroupPlace, meeting: Meeting) -> None:
+    if group.group_size == 1:
+        return
+    try:
+        sent = [
+            dist.broadcast(buffer, src=rank, group=group.handle, async_op=True)
+            for rank, buffer in zip(group.ranks, buffers)
+            if buffer.numel()
+        ]
+        for work in sent:
+            work.wait()
+    except RuntimeError as error:
+        meeting.check()
+        raise UserError(f"lost contact with another node: {str(error).splitlines()[0]}") from None
+
+
+def _stream(
+    items: np.ndarray, sizes: np.ndarray, load: Callable[[int], Iterable[bytes | memoryview]], threads: int
+) -> Iterator[memoryview]:
+    for item, buffers in zip(items, map_ahead(load, map(int, items), threads=threads)):
+        digest, left = hashlib.blake2b(digest_size=DIGEST_BYTES), int(sizes[item])
+        for buffer in buffers:
+            view = memoryview(buffer).cast("B")
+            digest.update(view)
+            left -= len(view)
+            yield view
+        if left:
+            raise ValueError(f"item {item} is {int(sizes[item]) - left} bytes, not {sizes[item]}")
+        yield memoryview(digest.digest())
+
+
+def _chunks(stream: Iterator[memoryview], size: int) -> Iterator[torch.Tensor]:
+    """The stream's bytes in uint8 tensors of ``size``, the last one shorter."""
+    buffer, filled = torch.empty(size, dtype=torch.uint8), 0
+    for view in stream:
+        while len(view):
+            part = view[: size - filled]
+            memoryview(buffer.numpy())[filled : filled + len(part)] = part
+            filled, view = filled + len(part), view[len(part) :]
+            if filled == size:
+                yield buffer
+                buffer, filled = torch.empty(size, dtype=torch.uint8), 0
+    if filled:
+        yield buffer[:filled]
+
+
+class _Unpacker:
+    """Cuts a leader's stream back into items."""
+
+    def __init__(self, items: np.ndarray, sizes: np.ndarray, *, check: bool) -> None:
+        self._items = iter(items)
+        self._sizes = sizes
+        self._check = check
+        self._item = -1
+        self._next_item()
+
+    def _next_item(self) -> None:
+        self._item = int(next(self._items, -1))
+        self._offset = 0
+        self._trailer = b""
+        self._digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+
+    def feed(self, view: memoryview) -> Iterator[Piece]:
+        while len(view):
+            left = int(self._sizes[self._item]) - self._offset
+            if left:
+                part, view = view[:left], view[left:]
+                if self._check:
+                    self._digest.update(part)
+                yield Piece(self._item, self._offset, part, b"")
+                self._offset += len(part)
+                continue
+            part, view = view[: DIGEST_BYTES - len(self._trailer)], view[DIGEST_BYTES - len(self._trailer) :]
+            self._trailer += bytes(part)
+            if len(self._trailer) == DIGEST_BYTES:
+                if self._check and self._digest.digest() != self._trailer:
+                    raise UserError(f"item {self._item} arrived damaged from another node; start again")
+                yield Piece(self._item, self._offset, memoryview(b""), self._trailer)
+                self._next_item()

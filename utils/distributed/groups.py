@@ -1,0 +1,140 @@
+"""Groups of processes inside a run, and the words for a process's place among them.
+
+Every process makes the same groups in the same order (making one is collective over the whole run), whether it belongs
+to them or not; make them once and pass them on. The words, for two nodes of four processes:
+
+    rank                     0   1   2   3   |   4   5   6   7
+    node, local rank         0,0 0,1 0,2 0,3 |   1,0 1,1 1,2 1,3
+
+    node groups            [ 0   1   2   3 ]   [ 4   5   6   7 ]     group_size 4, group_world_size 2
+                             rank 6 has group_rank 1, local_group_rank 2, group_rank_base 4
+
+    one-per-node groups    [ 0               ,   4 ]                 group_size 2, group_world_size 4
+                               [ 1               ,   5 ]             the first of them are the node leaders
+                                   [ 2               ,   6 ]         rank 6 has group_rank 2, local_group_rank 1,
+                                       [ 3               ,   7 ]     group_rank_base 2
+
+    consecutive, of 2      [ 0   1 ] [ 2   3 ] [ 4   5 ] [ 6   7 ]   group_size 2, group_world_size 4
+                             rank 6 has group_rank 3, local_group_rank 0, group_rank_base 6
+
+group_rank and group_world_size count groups, as torchrun's GROUP_RANK and GROUP_WORLD_SIZE do (there a group is a
+node). Nodes may differ in their number of processes; a one-per-node group spans the nodes that have its local rank.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class ProcessGroupPlace:
+    """The group that this process belongs to, among its like, and this process's place in it."""
+
+    group_size: int  # processes in this group
+    group_world_size: int  # groups of this kind
+    group_rank: int  # of this group among them
+    local_group_rank: int  # of this process in its group
+    group_rank_base: int  # rank in the run of the group's first process
+    ranks: tuple[int, ...]  # in the run, of the group's processes, ascending
+    handle: dist.ProcessGroup | None = field(repr=False, compare=False)  # None in a run of one process
+
+
+def node_group(ctx: DistributedContext, *, timeout_s: float | None = None) -> ProcessGroupPlace:
+    """The processes of this node, in gloo. Collective over the whole run."""
+    places = _places(ctx)
+    return _make(ctx, [[r for r, (node, _) in enumerate(places) if node == n] for n in _values(places, 0)], timeout_s)
+
+
+def one_per_node_group(ctx: DistributedContext, *, timeout_s: float | None = None) -> ProcessGroupPlace:
+    """The processes of this one's local rank, one a node, in gloo; the node leaders where that is 0.
+
+    Collective over the whole run.
+    """
+    places = _places(ctx)
+    return _make(ctx, [[r for r, (_, local) in enumerate(places) if local == n] for n in _values(places, 1)], timeout_s)
+
+
+def consecutive_group(ctx: DistributedContext, size: int) -> ProcessGroupPlace:
+    """The ``size`` consecutive ranks that this one is among, on the run's own backend. Collective over the whole run.
+
+    Raises:
+        UserError: the world size is no multiple of ``size``.
+    """
+    check_group_size(ctx, size)
+    groups = [list(range(base, base + size)) for base in range(0, ctx.world_size, size)]
+    return _make(ctx, groups, None, backend=ctx.backend)
+
+
+def sync_bn_group(ctx: DistributedContext, size: int) -> dist.ProcessGroup | None:
+    """Over whom ``--sync-bn-group size`` takes batch statistics; None, the whole run, where that is everybody (or size
+    0, or a run of one process). Collective over the whole run.
+
+    Raises:
+        UserError: the world size is no multiple of ``size``.
+    """
+    if size == 0 or not ctx.is_distributed:
+        return None
+    check_group_size(ctx, size)
+    return None if size == ctx.world_size else consecutive_group(ctx, size).handle
+
+
+def check_group_size(ctx: DistributedContext, size: int) -> None:
+    """Raises UserError unless groups of ``size`` divide the run."""
+    if not 1 <= size <= ctx.world_size or ctx.world_size % size:
+        fitting = [n for n in range(1, ctx.world_size + 1) if ctx.world_size % n == 0]
+        raise UserError(
+            f"groups of {size} processes do not divide the {ctx.world_size} of this run (--sync-bn-group); "
+            f"use {', '.join(map(str, fitting))}"
+        )
+
+
+def _places(ctx: DistributedContext) -> list[tuple[int, int]]:
+    """(node_rank, local_rank) by rank."""
+    if not ctx.is_distributed:
+        return [(0, 0)]
+    places: list[tuple[int, int]] = [(0, 0)] * ctx.world_size
+    dist.all_gather_object(places, (ctx.node_rank, ctx.local_rank))
+    if len(set(places)) < len(places):
+        twice = next(p for p in places if places.count(p) > 1)
+        raise UserError(f"two processes are local rank {twice[1]} of node {twice[0]}; start with torchrun")
+    return places
+
+
+def _values(places: Sequence[tuple[int, int]], which: int) -> list[int]:
+    return sorted({place[which] for place in places})
+
+
+def _make(
+    ctx: DistributedContext, groups: list[list[int]], timeout_s: float | None, backend: str = "gloo"
+) -> ProcessGroupPlace:
+    own = next(i for i, ranks in enumerate(groups) if ctx.rank in ranks)
+    handle = None
+    if ctx.is_distributed:
+        timeout = None if timeout_s is None else datetime.timedelta(seconds=timeout_s)
+        made = [dist.new_group(ranks, timeout=timeout, backend=backend) for ranks in groups]
+        handle = made[own]
+    ranks = groups[own]
+    return ProcessGroupPlace(
+        group_size=len(ranks),
+        group_world_size=len(groups),
+        group_rank=own,
+        local_group_rank=ranks.index(ctx.rank),
+        group_rank_base=ranks[0],
+        ranks=tuple(ranks),
+        handle=handle,
+    )
+
+
+def share_bounds(count: int, rank: int, world_size: int) -> tuple[int, int]:
+    """The contiguous share [start, end) of ``count`` items for a rank.
+
+    Shares differ by one at most, and nest: those of 2k ranks cut those of k ranks in two.
+    """
+    return rank * count // world_size, (rank + 1) * count // world_size

@@ -1,0 +1,149 @@
+"""How the processes of a run find each other: on a store at one address, with a line when somebody does not come."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+
+import torch.distributed as dist
+
+from utils.distributed.heartbeat import process_identity
+from utils.distributed.launch import Launch, restarts_of_launcher
+from utils.errors import UserError
+from utils.logger import get_logger
+
+FIRST_LINE_S, NEXT_LINES_S = 10.0, 60.0
+_LOOK_EVERY_S = 0.05
+_LISTED = 8
+
+
+class _Patience:
+    """Says every now and then what is waited for, and for how long it is worth it."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._started = time.monotonic()
+        self._timeout_s = timeout_s
+        self._say_at = FIRST_LINE_S
+
+    def waited_s(self) -> float:
+        return time.monotonic() - self._started
+
+    def is_over(self) -> bool:
+        return self.waited_s() > self._timeout_s
+
+    def is_time_to_speak(self) -> bool:
+        """True after ten seconds, then every minute."""
+        if self.waited_s() < self._say_at:
+            return False
+        self._say_at += NEXT_LINES_S
+        return True
+
+
+def meet(launch: Launch, timeout_s: float) -> dist.Store:
+    """The store of the run, once all its processes are there.
+
+    Raises UserError when the address cannot be reached or used, when processes do not come in ``timeout_s``, or when
+    two were started in the same place.
+    """
+    patience = _Patience(timeout_s)
+    own_store = launch.rank == 0 and not launch.is_hosted
+    if not own_store:
+        _wait_for_address(launch, patience)
+    try:
+        store: dist.Store = dist.TCPStore(
+            launch.address,
+            launch.port,
+            is_master=own_store,
+            timeout=datetime.timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise cannot_meet(launch, error) from None
+    store = dist.PrefixStore(f"lockstep/{_generation(store)}", store)
+    try:
+        _check_in(store, launch, patience)
+    except dist.DistError as error:
+        raise cannot_meet(launch, error) from None
+    return store
+
+
+def cannot_meet(launch: Launch, error: Exception) -> UserError:
+    """The line for what torch says of a group that could not be formed."""
+    reason = str(error).split("\n")[0]
+    hint = "is the port taken? choose another with --master-port" if "EADDRINUSE" in reason else "is it reachable?"
+    return UserError(f"cannot form the process group at {launch.address}:{launch.port}: {reason}; {hint}")
+
+
+def share_of_all(store: dist.Store, title: str, launch: Launch, value: object) -> list[object]:
+    """Every process's value (as JSON holds it), by rank, on every process."""
+    store.set(f"{title}/{launch.rank}", json.dumps(value))
+    return [json.loads(text) for text in store.multi_get([f"{title}/{rank}" for rank in range(launch.world_size)])]
+
+
+def launcher_name() -> str:
+    """Names the torchrun process that started this one, on any machine; "" without torchrun."""
+    run, _ = restarts_of_launcher()
+    return f"{run} {process_identity(os.getppid())}" if run else ""
+
+
+def _generation(store: dist.Store) -> int:
+    """How often this process's torchrun has restarted its processes on this store.
+
+    A static rendezvous keeps its store, with all that former processes left in it; others come with a new one each time
+    (and with torchrun processes that count different numbers of restarts).
+    """
+    launcher, restarts = launcher_name(), restarts_of_launcher()[1]
+    if not launcher:
+        return 0
+    return int(restarts) - int(store.compare_set(f"lockstep/first/{launcher}", "", restarts))
+
+
+def _wait_for_address(launch: Launch, patience: _Patience) -> None:
+    """Returns once somebody listens there."""
+    where = f"{launch.address}:{launch.port}"
+    while True:
+        try:
+            socket.create_connection((launch.address, launch.port), timeout=5).close()
+            return
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+        line = f"process {launch.rank} of {launch.world_size}: {where}, where process 0 should be, does not answer"
+        hint = "is process 0 started, is the address right (MASTER_ADDR, MASTER_PORT), does a firewall stand between?"
+        if patience.is_over():
+            raise UserError(f"{line} in {patience.waited_s():.0f} s ({reason}); {hint}")
+        if patience.is_time_to_speak():
+            get_logger().warning("%s after %.0f s (%s); %s", line, patience.waited_s(), reason, hint)
+        time.sleep(10 * _LOOK_EVERY_S)
+
+
+def _check_in(store: dist.Store, launch: Launch, patience: _Patience) -> None:
+    """Returns once every process has come here. The first of those that are there says who is missing."""
+    own = f"process {launch.rank} of {launch.world_size} on {os.uname().nodename}"
+    if store.add(f"here/{launch.rank}/count", 1) > 1:
+        raise UserError(f"two processes were started as rank {launch.rank} (this one: {own}); each wants its own RANK")
+    size = store.compare_set("world size", "", str(launch.world_size)).decode()
+    if size != str(launch.world_size):
+        raise UserError(f"{own}: another process of this run was told that there are {size} (WORLD_SIZE)")
+    store.set(f"here/{launch.rank}", own)
+    arrived = store.add("arrived", 1)
+    while arrived < launch.world_size:
+        if patience.is_over() or (patience.is_time_to_speak()):
+            missing = [rank for rank in range(launch.world_size) if not store.check([f"here/{rank}"])]
+            speaks = not [rank for rank in range(launch.rank) if rank not in missing]
+            text = f"{_named(missing)} of {launch.world_size} processes did not come to {launch.address}:{launch.port}"
+            if missing and patience.is_over():
+                raise UserError(f"{text} in {patience.waited_s():.0f} s; were they started?")
+            if missing and speaks:
+                get_logger().warning("%s after %.0f s; waiting for them", text, patience.waited_s())
+        time.sleep(_LOOK_EVERY_S * max(1.0, launch.world_size / 32))
+        arrived = store.add("arrived", 0)
+
+
+def _named(ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - _LISTED} more" if len(ranks) > _LISTED else ""
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks[:_LISTED]))}{more}"

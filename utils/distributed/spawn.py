@@ -1,0 +1,142 @@
+"""Several processes of one program on this machine, as ``--spawn N`` asks for, without torchrun.
+
+The parent only waits: it does not import torch, so that start-up costs one import of it and not two, one after the
+other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import connection, resource_tracker
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from utils.distributed.launch import torchrun_variables
+from utils.distributed.stop_signals import INTERRUPTED, REQUEUE, stop_signals
+from utils.errors import PeerFailure, Stopped, UserError
+
+STOP_S, FAILED_S = 60.0, 4.0  # how long `spawn` waits for the other processes after one has stopped as asked, or failed
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+
+def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] = ()) -> None:
+    """Runs ``function(*args)`` in ``processes`` processes of this machine, each with torchrun's environment set.
+
+    Signals that ask a run to stop are passed on. Raises PeerFailure when one of them ends badly (its own message is
+    already printed), Stopped when it stopped as asked; the others are stopped.
+    """
+    port = free_port()
+    context = multiprocessing.get_context("spawn")
+    group: list[BaseProcess] = [
+        context.Process(target=_spawned, args=(rank, processes, port, function, tuple(args)))
+        for rank in range(processes)
+    ]
+    # Ctrl-C waits until the processes have started and we have them. The tracker's start would end the waiting.
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        for process in group:
+            process.start()
+    except BaseException:
+        _stop(group, 0.0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        raise
+    asked: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        asked.append(number)
+        for process in group:
+            if process.pid is not None and process.exitcode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+
+    for number in stop_signals():
+        signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    try:
+        failed = _first_failure(group)
+        if failed is not None:
+            _stop(group, STOP_S if asked else FAILED_S)
+    finally:
+        for number in stop_signals():
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    if failed is not None:
+        _report(failed, group, asked)
+
+
+def _first_failure(group: Sequence[BaseProcess]) -> int | None:
+    """Waits for all processes to end well (None), or for the first that does not (its number)."""
+    left = dict(enumerate(group))
+    while left:
+        connection.wait([process.sentinel for process in left.values()], timeout=1)
+        for rank, process in list(left.items()):
+            if not process.is_alive():
+                if process.exitcode:
+                    return rank
+                del left[rank]
+    return None
+
+
+def _stop(group: Sequence[BaseProcess], patience_s: float) -> None:
+    """Ends what is left: each gets ``patience_s`` to end by itself, and as long again after SIGTERM."""
+    started = [process for process in group if process.pid is not None]
+    for end in (None, BaseProcess.terminate, BaseProcess.kill):
+        for process in started:
+            if end is not None and process.is_alive():
+                end(process)
+        deadline = time.monotonic() + patience_s
+        for process in started:
+            process.join(None if end is BaseProcess.kill else max(deadline - time.monotonic(), 0))
+
+
+def _report(rank: int, group: Sequence[BaseProcess], asked: Sequence[int]) -> None:
+    code = group[rank].exitcode or 0
+    if code in (REQUEUE, INTERRUPTED):
+        raise Stopped(code)
+    if asked:
+        raise Stopped(128 + asked[0])
+    name = f"process {rank} of {len(group)}"
+    if code < 0:  # it could not say anything itself
+        raise UserError(f"{name} was killed by {_signal_name(-code)}; is there enough memory?")
+    raise PeerFailure(f"{name} failed")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _spawned(index: int, processes: int, port: int, function: Callable[..., object], args: tuple) -> None:
+    _end_with_parent()
+    os.environ |= torchrun_variables(index, processes, port)
+    # Being spawned has made "spawn" the way to start loader workers too, which would import torch once more in each.
+    multiprocessing.set_start_method(None, force=True)
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    function(*args)
+
+
+def _end_with_parent() -> None:
+    """Asks for Ctrl-C's signal when the parent is killed, where the system can."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None) if os.name == "posix" else None
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGINT))
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody uses at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,298 @@
+"""Public weights, fetched when the user names some that are not on the disk; nothing else here uses the network.
+
+configs/weights.yaml lists them. A cut or stalled transfer goes on where it stopped, and no file is used whose checksum
+is not the listed one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import re
+import ssl
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from utils.config.parser import from_mapping
+from utils.config.settings import setting
+from utils.config.yaml_files import load_yaml, suggestion
+from utils.distributed.collectives import torch_distributed_zero_first
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.files.folders import CONFIGS, cache_folder
+from utils.files.locks import FileLock
+from utils.logger import get_logger
+
+CATALOGUE = CONFIGS / "weights.yaml"
+SUFFIXES = (".pt", ".pth", ".safetensors")  # of weights; a name of the catalogue may be written with one
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsEntry:
+    """One entry of the catalogue."""
+
+    url: str = setting(help="where the file is")
+    licence: str = setting("unknown", help="the file's licence")
+    sha256: str = setting("", help="hex digest; empty: not known")
+    size: int = setting(0, low=0, help="bytes; 0: not known")
+
+
+def is_url(text: str) -> bool:
+    """Whether it is an address that can be fetched from."""
+    return urllib.parse.urlsplit(text).scheme in ("http", "https")
+
+
+def find_entry(name_or_path: str, catalogue: Path = CATALOGUE) -> WeightsEntry:
+    """What a URL, or a name of the catalogue, stands for. Raises UserError for other text, with a suggestion."""
+    if is_url(name_or_path):
+        return WeightsEntry(url=name_or_path)
+    known = load_yaml(catalogue) or {}
+    name = catalogue_name(name_or_path)
+    if name not in known:
+        if Path(name_or_path).name != name_or_path:
+            raise UserError(f"{name_or_path}: no such file")
+        hint = suggestion(name, known) or f"; names: {', '.join(known)}"
+        raise UserError(f"{name_or_path}: no such file, nor a name that can be fetched{hint}")
+    entry = from_mapping(WeightsEntry, known[name], f"{catalogue}: {name}")
+    if not is_url(entry.url):
+        raise UserError(f"{catalogue}: {name}: url wants http:// or https://, got {entry.url!r}")
+    return entry
+
+
+def catalogue_name(text: str) -> str:
+    """``yolov8n`` for ``yolov8n.pt``."""
+    return next((text.removesuffix(suffix) for suffix in SUFFIXES if text.endswith(suffix)), text)
+
+
+CHUNK_BYTES = 1 << 18
+LINE_EVERY_S = 10.0
+MAX_BYTES = 16 * 2**30  # of a file whose size nobody knows
+
+
+@dataclass(frozen=True)
+class TransferLimits:
+    """When to give up: seconds without a byte, tries in all, seconds between them, bytes a second over ``stall_s``."""
+
+    stall_s: float = 30.0
+    tries: int = 4
+    wait_s: float = 1.0
+    least_rate: float = 256.0
+
+
+class Interrupted(Exception):
+    """The transfer stopped early; another try may go on with it."""
+
+
+class Refused(Exception):
+    """The server, or the file it sent, will not do; another try is of no use."""
+
+
+def transfer(entry: WeightsEntry, file: IO[bytes], limits: TransferLimits) -> None:
+    """Fills ``file`` and checks it. What an earlier run left in it is used only if a checksum can vouch for it.
+
+    Raises Interrupted and Refused; on the former ``file`` keeps what has come.
+    """
+    if not entry.sha256:
+        _empty(file)
+    inherited = file.seek(0, 2) > 0
+    validator = ""
+    for number in range(limits.tries):
+        try:
+            validator = _receive(entry, file, validator, limits)
+            _check(entry, file)
+            return
+        except Interrupted as error:
+            if number + 1 == limits.tries:
+                raise
+            get_logger().info("%s; trying again", error)
+            time.sleep(limits.wait_s * 2**number)
+        except Refused:
+            if not inherited:
+                raise
+            _empty(file)  # the leftovers were of another file
+            inherited = False
+    raise Interrupted("the remains of an earlier transfer did not fit")
+
+
+def _empty(file: IO[bytes]) -> None:
+    file.truncate(0)
+    file.seek(0)
+
+
+def _receive(entry: WeightsEntry, file: IO[bytes], validator: str, limits: TransferLimits) -> str:
+    """One request; appends what it brings. Returns the server's mark of this version of the file, if it gives one."""
+    have, stall_s = file.seek(0, 2), limits.stall_s
+    request = urllib.request.Request(entry.url, headers={"User-Agent": "lockstep", "Accept-Encoding": "identity"})
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+        if validator:
+            request.add_header("If-Range", validator)
+    try:
+        with urllib.request.urlopen(request, timeout=stall_s) as response:
+            total = _length(response, entry, file, have)
+            validator = response.headers.get("ETag", "")
+            _copy(response, file, total or entry.size, limits)
+            return "" if validator.startswith("W/") else validator
+    except urllib.error.HTTPError as error:
+        if error.code == 416:  # nothing is left to send: either all is here, or what is here is not of this file
+            return validator
+        kind = Interrupted if error.code in (408, 429) or error.code >= 500 else Refused
+        raise kind(f"the server answers {error.code} {error.reason}") from None
+    except TimeoutError:
+        raise Interrupted(f"no byte for {stall_s:g} s") from None
+    except urllib.error.URLError as error:
+        reason = f"no answer for {stall_s:g} s" if isinstance(error.reason, TimeoutError) else error.reason
+        raise Interrupted(f"unreachable: {reason}") from None
+    except (http.client.HTTPException, ssl.SSLError, ConnectionError) as error:
+        raise Interrupted(f"broken off: {error or type(error).__name__}") from None
+
+
+def _length(response: http.client.HTTPResponse, entry: WeightsEntry, file: IO[bytes], have: int) -> int | None:
+    """The whole file's length as the server has it; drops what is in ``file`` when the server starts anew."""
+    total = None
+    if have and response.status == 206:
+        content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+        if not content_range or int(content_range[1]) != have:
+            raise Refused(f"the server sent another part ({response.headers.get('Content-Range')}) than was asked for")
+        total = None if content_range[2] == "*" else int(content_range[2])
+    else:
+        _empty(file)
+        total = response.length  # None where the header is missing or is no number
+    if entry.size and total is not None and total != entry.size:
+        raise Refused(f"the server has {total} bytes, {entry.size} are expected; is it another file?")
+    return total
+
+
+def _copy(response: http.client.HTTPResponse, file: IO[bytes], total: int, limits: TransferLimits) -> None:
+    """Appends what comes. Raises Interrupted when it ends before ``total`` bytes or all but stops, Refused when there
+    is more; ``total`` 0: not known."""
+    said_at = since = time.monotonic()
+    before = file.tell()
+    while chunk := response.read1(CHUNK_BYTES):  # read1 returns what has come, so each wait is one stall at most
+        file.write(chunk)
+        if file.tell() > (total or MAX_BYTES):
+            raise Refused(f"sends more than the {total or MAX_BYTES} bytes that are expected; nothing was kept")
+        now = time.monotonic()
+        if now - since >= limits.stall_s:
+            if file.tell() - before < limits.least_rate * (now - since):
+                raise Interrupted(f"only {file.tell() - before} bytes in {now - since:.0f} s")
+            since, before = now, file.tell()
+        if now - said_at > LINE_EVERY_S:
+            said_at = now
+            get_logger().info("%.1f of %s MB", file.tell() / 1e6, f"{total / 1e6:.1f}" if total else "?")
+    file.flush()
+    if file.tell() < total:
+        raise Interrupted(f"cut off at {file.tell()} of {total} bytes")
+
+
+def _check(entry: WeightsEntry, file: IO[bytes]) -> None:
+    file.flush()
+    size = file.seek(0, 2)
+    if entry.size and size != entry.size:
+        raise Refused(f"brought {size} bytes, {entry.size} are expected; nothing was kept")
+    if not size:
+        raise Refused("brought an empty file")
+    if entry.sha256:
+        found = _sha256(Path(file.name))
+        if found != entry.sha256.lower():
+            raise Refused(f"sha256 is {found}, {entry.sha256} is expected; nothing was kept")
+    else:
+        _check_looks(Path(file.name))
+
+
+def _check_looks(path: Path) -> None:
+    """What can be said of a file without a checksum: an error page is no checkpoint, nor is half a zip."""
+    with open(path, "rb") as file:
+        start = file.read(64).lstrip()
+    if start[:1] == b"<":
+        raise Refused("brought a web page, not weights; nothing was kept")
+    if start[:2] == b"PK" and not zipfile.is_zipfile(path):
+        raise Refused("brought a part of a checkpoint only; nothing was kept")
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def fetch_weights(
+    name_or_path: str,
+    *,
+    ctx: DistributedContext,
+    offline: bool,
+    catalogue: Path = CATALOGUE,
+    cache_dir: Path | None = None,
+    limits: TransferLimits | None = None,
+) -> Path:
+    """The file that ``--weights`` means: a path that is there, or else a name of the catalogue or a URL.
+
+    The first process of each node fetches what is missing, after printing address and licence; the others wait.
+
+    Args:
+        name_or_path: ``runs/exp/best.pt``, ``yolov8n`` or ``yolov8n.pt``, ``https://...``.
+        ctx: every process of the run must call this.
+        offline: never use the network.
+        catalogue: YAML of `WeightsEntry` by name.
+        cache_dir: where fetched files are kept; None: ``weights`` in the cache folder.
+
+    Raises:
+        UserError: no such file or name; off-line, unreachable, or not the file that was expected.
+    """
+    path = Path(name_or_path).expanduser()
+    with torch_distributed_zero_first(ctx):
+        if path.is_file():
+            return path
+        entry = find_entry(name_or_path, catalogue)
+        target = _target(name_or_path, entry, cache_dir or cache_folder() / "weights")
+        if not target.is_file():
+            if not ctx.is_node_leader:
+                raise UserError(f"{target}: fetched by another process, but not to be seen from this one")
+            if offline:
+                raise UserError(
+                    f"{name_or_path}: not on this machine and --offline is set; put {entry.url} at {target}"
+                )
+            _fetch(entry, target, limits or TransferLimits())
+    return target
+
+
+def _target(name_or_path: str, entry: WeightsEntry, cache_dir: Path) -> Path:
+    """Where the file is kept: under its name in the catalogue; of free URLs, which may end alike, in a folder each."""
+    file_name = Path(urllib.parse.unquote(urllib.parse.urlsplit(entry.url).path)).name or "weights.pt"
+    if is_url(name_or_path):
+        return cache_dir / hashlib.sha256(entry.url.encode()).hexdigest()[:16] / file_name
+    return cache_dir / f"{catalogue_name(name_or_path)}{Path(file_name).suffix or '.pt'}"
+
+
+def _fetch(entry: WeightsEntry, target: Path, limits: TransferLimits) -> None:
+    logger = get_logger()
+    checked = "sha256 known" if entry.sha256 else "no checksum known"
+    size = f"{entry.size / 1e6:.1f} MB; " if entry.size else ""
+    logger.info("fetching %s (licence of the file: %s; %s%s)", entry.url, entry.licence, size, checked)
+    started = time.monotonic()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(target.name + ".part")
+        lock = FileLock(target.with_name(target.name + ".lock"))
+        lock.wait(f"another run that fetches {target}")
+        with lock:
+            if not target.is_file():  # another run on this machine may just have fetched it
+                with open(part, "ab") as file:
+                    transfer(entry, file, limits)
+                part.replace(target)
+    except Refused as error:
+        part.unlink(missing_ok=True)
+        raise UserError(f"{entry.url}: {error}") from None
+    except Interrupted as error:
+        raise UserError(f"{entry.url}: cannot be fetched ({error}); put the file at {target}, or name one") from None
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
+    logger.info("%s: %.1f MB in %.1f s", target, target.stat().st_size / 1e6, time.monotonic() - started)

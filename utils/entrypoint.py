@@ -1,0 +1,144 @@
+"""How an entry script ends: one line for a mistake of the user's, and no traceback for what is not a bug."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from utils.decoder_warnings import pass_on
+from utils.errors import PeerFailure, Stopped, UserError
+from utils.machine.limits import explanation
+from utils.machine.resources import keep_freed_memory
+
+SPIN_COUNT = "20000"
+USER_ERROR, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
+PEER_GRACE_S = 2.0
+SAME_KEYSTROKE_S = 1.0
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# What the machine refuses, whatever the program does.
+_REFUSED = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+
+
+def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> None:
+    """Runs ``main(argv)``; returns if there is nothing to report, else exits.
+
+    2 with one ``error:`` line (user error; what the machine refuses: a full disk, memory, files, a package), 2 without
+    when another process failed and has printed it, 130 after Ctrl-C, 75 after another signal that asked a training to
+    stop (sysexits.h's "try again": a batch system can requeue on it), 141 when the reader of the output has gone. Other
+    exceptions are bugs; they pass.
+    """
+    _reopen_closed_streams()
+    _calm_openmp()
+    keep_freed_memory()
+    threading.excepthook = _thread_ended
+    try:
+        main(argv)
+        sys.stdout.flush()
+    except PeerFailure:
+        # The process that failed says why. The launcher stops all once the first is gone, so let it finish speaking.
+        with contextlib.suppress(KeyboardInterrupt):
+            time.sleep(PEER_GRACE_S)
+        _leave(USER_ERROR)
+    except UserError as error:
+        _fail(str(error))
+    except Stopped as stop:
+        sys.exit(stop.code)
+    except KeyboardInterrupt:
+        _leave_undisturbed()
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # The interpreter flushes standard output once more on its way out; let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(PIPE_CLOSED)
+    except OSError as error:
+        if line := explanation(error):
+            _fail(line)
+        if error.errno not in _REFUSED:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        if error.errno in _FULL:
+            _fail(f"{where}the disk is full; free some space or choose another --project")
+        _fail(f"{where}{(error.strerror or str(error)).lower()}; mend that or choose another --project or --cache-dir")
+    except Exception as error:
+        line = explanation(error)
+        if line is None:
+            raise
+        _fail(line)
+    finally:
+        pass_on()
+
+
+def _reopen_closed_streams() -> None:
+    """Standard streams that the caller has closed (``>&-``) lead nowhere from here on. Left closed, their numbers would
+    go to the next files that are opened, and what a library prints would end in those."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            handle = os.open(os.devnull, os.O_RDWR)
+            if handle != number:
+                os.dup2(handle, number)
+                os.close(handle)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+
+
+def _thread_ended(ended: threading.ExceptHookArgs) -> None:
+    """Leaves what the disk refused a thread (TensorBoard writes in one) to the main thread, which meets it too."""
+    error = ended.exc_value
+    if not (isinstance(error, OSError) and (error.errno in _REFUSED or explanation(error))):
+        threading.__excepthook__(ended)
+
+
+def _leave_undisturbed() -> None:
+    """Ctrl-C reaches a process twice when its parent passes it on too; the second must not break its leaving. A third
+    that comes later ends it at once."""
+    first = time.monotonic()
+
+    def handle(*_: object) -> None:
+        if time.monotonic() - first > SAME_KEYSTROKE_S:
+            os._exit(INTERRUPTED)
+
+    signal.signal(signal.SIGINT, handle)
+
+
+def _is_in_a_group() -> bool:
+    distributed = sys.modules.get("torch.distributed")  # not imported for this alone
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+def _calm_openmp() -> None:
+    """Bounds how long an OpenMP thread spins for the others, unless the user has set it; torch is not loaded yet.
+
+    By default they spin for milliseconds, so a single busy process beside a CPU training (a loader worker, say) makes
+    steps ten times slower. The bound costs nothing on an idle machine (benchmarks/README.md).
+    """
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
+        os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
+
+
+def _fail(message: str) -> None:
+    line = " ".join(message.split())
+    sys.unraisablehook = lambda _: None  # of objects that were half made when it failed (torch's loader iterator)
+    print(f"error: {line}", file=sys.stderr, flush=True)
+    _leave(USER_ERROR)
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends a process that has failed."""
+    if not _is_in_a_group():
+        sys.exit(code)
+    # The group is broken: an orderly end could wait for it, and other processes wait for this one.
+    for child in multiprocessing.active_children():
+        child.terminate()
+    sys.stdout.flush()
+    pass_on()
+    os._exit(code)

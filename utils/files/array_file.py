@@ -1,0 +1,108 @@
+"""Arrays in one file: a small JSON header and aligned raw bytes, opened memory-mapped. No pickle, no surprises.
+
+Layout: magic (8 bytes), header length and CRC-32 of header and of everything after it (3 x uint32, little-endian), the
+header (UTF-8 JSON: ``meta``, and name, dtype, shape and offset of each array), the arrays, each at a multiple of 64.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import secrets
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from utils.files.locks import flock, remove_abandoned
+from utils.files.safe_io import open_regular
+
+_MAGIC = b"LKSTIDX1"
+_FIXED = struct.Struct("<8sIII")
+_ALIGN = 64
+
+
+class CacheError(Exception):
+    """The file is there but isn't a whole cache file; the message says what is wrong."""
+
+
+def write_arrays(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Writes beside ``path`` and renames, so that the file is whole or absent at any moment; what killed processes left
+    of it goes. Raises OSError."""
+    blocks, directory, at = [], {}, 0
+    for name, array in arrays.items():
+        array = np.ascontiguousarray(array)
+        directory[name] = [array.dtype.str, list(array.shape), at]
+        padding = -array.nbytes % _ALIGN
+        blocks += [array.tobytes(), bytes(padding)]
+        at += array.nbytes + padding
+    header = json.dumps({"meta": meta, "arrays": directory, "bytes": at}).encode()
+    header += b" " * (-(len(header) + _FIXED.size) % _ALIGN)
+    body_crc = 0
+    for block in blocks:
+        body_crc = zlib.crc32(block, body_crc)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(path.parent.glob(f"{path.name}.*.tmp"))
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")  # other nodes may write the same cache
+    try:
+        with open(temporary, "xb") as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                flock(file.fileno())
+            file.write(_FIXED.pack(_MAGIC, len(header), zlib.crc32(header), body_crc))
+            file.write(header)
+            file.writelines(blocks)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """The meta data alone; the arrays are not looked at. Raises as `open_arrays` does."""
+    with open_regular(path) as file:
+        fixed = file.read(_FIXED.size)
+        if len(fixed) < _FIXED.size:
+            raise CacheError("too short")
+        magic, length, header_crc, _ = _FIXED.unpack(fixed)
+        raw = file.read(length) if magic == _MAGIC else b""
+    if magic != _MAGIC:
+        raise CacheError("not written by this version")
+    if zlib.crc32(raw) != header_crc:
+        raise CacheError("the header is damaged")
+    return json.loads(raw)["meta"]
+
+
+def open_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The meta data and read-only arrays over the mapped file.
+
+    Raises CacheError when the file is damaged or of another layout, OSError when it can't be opened.
+    """
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size < _FIXED.size:
+            raise CacheError("too short")
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    magic, length, header_crc, body_crc = _FIXED.unpack(mapped[: _FIXED.size])
+    if magic != _MAGIC:
+        raise CacheError("not written by this version")
+    start = _FIXED.size + length
+    raw = mapped[_FIXED.size : start]
+    if zlib.crc32(raw) != header_crc:
+        raise CacheError("the header is damaged")
+    header = json.loads(raw)
+    if len(mapped) - start != header["bytes"]:
+        raise CacheError("truncated")
+    with memoryview(mapped) as view, view[start:] as body:
+        if zlib.crc32(body) != body_crc:
+            raise CacheError("the contents are damaged")
+    arrays = {}
+    for name, (dtype, shape, at) in header["arrays"].items():
+        count = int(np.prod(shape, dtype=np.int64))
+        flat = np.frombuffer(mapped, dtype, count, start + at) if count else np.empty(0, dtype)
+        arrays[name] = flat.reshape(shape)
+    return header["meta"], arrays

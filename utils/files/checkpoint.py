@@ -1,0 +1,133 @@
+"""Checkpoint files: plain tensors and plain data that load with ``weights_only=True``, replaced atomically.
+
+The sizes that a PyTorch zip states are checked against the file before anything in it is read or allocated.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from utils.errors import UserError
+from utils.files.safe_io import replacing
+from utils.machine.limits import explanation
+
+
+def open_zip(path: str | Path) -> zipfile.ZipFile:
+    """The archive, for its caller to close. Raises UserError for what is none, or compresses or overstates entries.
+
+    Torch stores entries as they are, so together they cannot exceed the file; one that inflates is no checkpoint.
+    """
+    if not Path(path).is_file():
+        raise UserError(f"{path}: no such checkpoint")
+    try:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        reading = error if isinstance(error, OSError) else error.__context__  # zipfile takes it for another file
+        if isinstance(reading, OSError) and explanation(reading):  # no fault of the file's
+            reading.filename = str(path)
+            raise reading from None
+        raise UserError(f"{path}: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)") from None
+    entries = archive.infolist()
+    why = ""
+    if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
+        why = "its entries are compressed, which PyTorch's are not"
+    elif min((e.header_offset for e in entries), default=0):  # torch would read that, and not what is checked here
+        why = "something stands before the archive"
+    elif len({e.filename for e in entries}) < len(entries):
+        why = "two of its entries have the same name"
+    elif sum(e.file_size for e in entries) > Path(path).stat().st_size:
+        why = "its entries declare more data than the file has"
+    if why:
+        archive.close()
+        raise UserError(f"{path}: refused: {why}")
+    return archive
+
+
+FORMAT = "lockstep"
+VERSION = 1
+_KINDS = {
+    **dict.fromkeys(("version", "imgsz"), int),
+    **dict.fromkeys(("model_spec", "model", "ema", "optimizer", "scaler", "progress", "run"), dict),
+    **dict.fromkeys(("config", "hyp", "data", "metrics"), dict),
+    "names": list,
+}
+
+
+def write_checkpoint(content: dict[str, Any], path: str | Path) -> None:
+    """Replaces ``path`` whole, and durably. Raises OSError (a full disk, say) with the old file untouched."""
+    with replacing(path, durable=True) as file:
+        sink = _Sink(file)
+        try:
+            torch.save({"format": FORMAT, "version": VERSION, **content}, sink)
+        except RuntimeError as error:
+            raise sink.error or error from None
+
+
+class _Sink:
+    """Passes writes on and keeps the system's error, of which torch's zip writer tells only that there was one."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _check_sums(path: Path) -> None:
+    """Raises UserError where an entry's checksum is wrong, at which torch does not look."""
+    with open_zip(path) as archive:
+        try:
+            wrong = archive.testzip()
+        except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError) as error:
+            if isinstance(error, OSError) and explanation(error):  # no fault of the file's
+                error.filename = str(path)
+                raise
+            raise UserError(f"{path}: damaged checkpoint ({str(error)[:100]})") from None
+        if wrong is not None:
+            raise UserError(f"{path}: damaged checkpoint (the checksum of its entry {wrong[:100]} is wrong)")
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """The content of one of our checkpoints, on the CPU. Raises UserError for anything else, running no code."""
+    path = Path(path)
+    _check_sums(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of odd kinds of tensors, which are refused below
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise UserError(f"{path}: not a checkpoint of this program (it holds foreign objects)") from None
+    except Exception as error:  # the unpickler has no error of its own for what it cannot make sense of
+        if isinstance(error, OSError) and explanation(error):  # no fault of the file's
+            error.filename = str(path)
+        if explanation(error):
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path}: damaged checkpoint ({reason})") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(f"{path}: not a checkpoint of this program")
+    for key, kind in _KINDS.items():
+        if not isinstance(content.get(key, kind()), kind) and (key, content[key]) != ("ema", None):
+            raise UserError(f"{path}: damaged checkpoint ('{key}' is no {kind.__name__})")
+    for key in ("model", "ema"):
+        for name, tensor in (content.get(key) or {}).items():
+            if not (isinstance(name, str) and isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided):
+                raise UserError(f"{path}: damaged checkpoint ('{key}' holds '{str(name)[:100]}', which is no weight)")
+    if content.get("version", 0) > VERSION:
+        raise UserError(f"{path}: written by a newer version (format {content['version']}); update this program")
+    return content

@@ -1,0 +1,100 @@
+"""Files replaced whole, and reads of regular files alone.
+
+Whoever looks at a file that `write_whole` replaces finds the old content or the new one, also after a crash or on a
+full disk. `open_regular` refuses pipes, whose readers wait, devices, which have no end, and files that are far too
+large.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path, *, durable: bool = False) -> Iterator[BinaryIO]:
+    """A file to write into that takes the place of ``path`` when the block ends; if it raises, ``path`` is untouched.
+
+    Args:
+        durable: also survive a power cut: fsync the content, and the folder where the file system can.
+
+    Raises OSError naming ``path``, whichever call failed.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name[:60]}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            error.filename, error.filename2 = str(path), None
+        raise
+    if durable:
+        _sync_folder(path.parent)
+
+
+def write_whole(path: str | Path, content: bytes | str) -> None:
+    """Replaces ``path`` by ``content``; text as UTF-8, where bytes of file names that are none are escaped."""
+    with replacing(path) as file:
+        file.write(content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace"))
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def open_regular(path: str | os.PathLike, most: int | None = None) -> BinaryIO:
+    """Opens a file for reading. Raises OSError, with a reason for the user, for what is no ordinary file or has more
+    than ``most`` bytes."""
+    return os.fdopen(_descriptor(path, most)[0], "rb")
+
+
+def read_regular(path: str | os.PathLike, most: int | None = None) -> bytes:
+    """The content of a file. Raises as `open_regular` does."""
+    handle, size = _descriptor(path, most)
+    try:
+        data = os.read(handle, size + 1)
+        if len(data) == size:
+            return data
+        parts = [data]
+        while parts[-1]:  # it grows, or is larger than one read gives
+            parts.append(os.read(handle, 1 << 24))
+        return b"".join(parts)
+    finally:
+        os.close(handle)
+
+
+def _descriptor(path: str | os.PathLike, most: int | None) -> tuple[int, int]:
+    """An open file and its size in bytes."""
+    # Without O_NONBLOCK, opening a pipe would wait until somebody writes to it.
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    try:
+        status = os.fstat(handle)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, "is a folder, not a file", os.fspath(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "is a pipe or device, not a file", os.fspath(path))
+        if most is not None and status.st_size > most:
+            reason = f"has {status.st_size / 2**30:,.2f} GiB, more than such a file can need"
+            raise OSError(errno.EFBIG, reason, os.fspath(path))
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle, status.st_size

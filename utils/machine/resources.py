@@ -1,0 +1,107 @@
+"""What this process may use of its machine: cores, loader workers, freed memory; and how long it has run."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from utils.logger import get_logger
+
+# Of one rank. A worker draws about 600 images a second at 640 px; yolov8n on an H100 takes about 2,500.
+MOST_WORKERS = 8
+
+
+def available_cores(root: Path = Path("/")) -> int:
+    """Cores that the system lets this process use, at least 1: those it may run on, and no more than the CPU quota of
+    its control groups (``docker --cpus``, a batch system's) pays for, rounded down.
+
+    Args:
+        root: where /proc and /sys are.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(min([allowed, *map(int, _quotas(root))]), 1)
+
+
+def loader_workers(asked: int, processes: int) -> int:
+    """``--workers`` as a number: ``asked``, or for -1 an equal share of the cores for each of the node's ``processes``,
+    from 1 to `MOST_WORKERS`; the log says which."""
+    if asked >= 0:
+        return asked
+    cores = available_cores()
+    workers = min(max(cores // processes, 1), MOST_WORKERS)
+    get_logger().info("--workers: %d a process (%d cores, %d process(es) on this node)", workers, cores, processes)
+    return workers
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Quotas, in cores, of the control groups that this process is in and of those around them, of either version."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        # A container may see its own group as the root, under whatever name /proc has for it: then only that is there.
+        own = mount / path.lstrip("/")
+        for folder in (own, *own.parents):
+            if not folder.is_relative_to(mount):
+                break
+            quota = _quota(folder, is_first_version=bool(controllers))
+            if quota is not None:
+                yield quota
+
+
+def _quota(folder: Path, *, is_first_version: bool) -> float | None:
+    """In cores; None without one."""
+    names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if is_first_version else ("cpu.max",)
+    try:
+        text = " ".join((folder / name).read_text(encoding="utf-8") for name in names)
+        quota, period = map(int, text.split())
+    except (OSError, ValueError):  # no such group, or "max"
+        return None
+    return quota / period if quota > 0 and period > 0 else None
+
+
+# Of mallopt(3), from glibc's <malloc.h>.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES = 2**31 - 1  # mallopt takes an int
+_OLDER_LIMIT = 2**25
+_USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+
+
+def keep_freed_memory() -> None:
+    """Lets this process and its children reuse the memory they free, instead of asking the system for it again.
+
+    By default glibc hands large blocks back. A training step on a CPU frees all its feature maps, so the next step met
+    20,000 page faults, one after another, while its threads waited: 15 % of its time (benchmarks/README.md). The
+    process now stays as large as its largest step. Does nothing under another C library, or where the user has set
+    malloc's environment variables.
+    """
+    if any(name in os.environ for name in _USERS_OWN):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is None:
+        return
+    if not mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES):  # older versions refuse more than half of a heap
+        mallopt(_M_MMAP_THRESHOLD, _OLDER_LIMIT)
+    mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def process_age_s() -> float | None:
+    """Seconds since the system started this process, the interpreter's start included; None where /proc doesn't tell.
+
+    A process forked from another counts from its own start.
+    """
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()  # the name in brackets may hold anything
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), seconds after boot
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+    except (OSError, AttributeError, IndexError, ValueError):
+        return None

@@ -1,0 +1,259 @@
+"""Figures of a run, and sheets of labelled pictures. Matplotlib is imported when a figure is made."""
+
+from __future__ import annotations
+
+import csv
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from utils.boxes import cxcywh_to_xyxy
+from utils.files.safe_io import replacing
+from utils.structures import Detections, EvalResult
+from utils.visualize.draw import class_colours, draw_boxes, tile_images, write_text
+
+
+def new_figure(width: float, height: float):
+    """A figure that belongs to nobody's pyplot: no global state, no display. Inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure, out: Path) -> None:
+    """Writes a PNG whole."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing")  # class names in a script matplotlib lacks
+        with replacing(out) as file:
+            figure.savefig(file, format="png", dpi=130)
+
+
+MANY_CLASSES = 20  # above this many, curves carry no legend and matrices no numbers
+CAPTION_GROUND = np.array([40, 40, 40])
+
+
+def _read_columns(csv_path: Path) -> dict[str, np.ndarray]:
+    with open(csv_path, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = list(rows[0]) if rows else []
+    return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
+
+
+def _panel_of(column: str) -> str:
+    """``train/box`` and ``val/box`` share the panel "box"; all learning rates share one."""
+    head, _, tail = column.partition("/")
+    return head if head == "lr" or not tail else tail
+
+
+def plot_curves(csv_path: Path, out: Path) -> None:
+    """results.csv over epochs: one panel a quantity, training and validation together. Nothing if there is no row."""
+    columns = _read_columns(csv_path)
+    epochs = columns.pop("epoch", np.empty(0))
+    panels: dict[str, list[str]] = {}
+    for name, values in columns.items():
+        if np.isfinite(values).any():
+            panels.setdefault(_panel_of(name), []).append(name)
+    if not panels:
+        return
+    across = min(5, len(panels))
+    down = math.ceil(len(panels) / across)
+    figure = new_figure(3.2 * across, 2.6 * down)
+    for axes, (title, names) in zip(figure.subplots(down, across, squeeze=False).flat, panels.items()):
+        for name in names:
+            known = np.isfinite(columns[name])
+            axes.plot(epochs[known], columns[name][known], marker=".", markersize=4, linewidth=1.3, label=name)
+        axes.set_title(title, fontsize=10)
+        axes.grid(alpha=0.3)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        if len(names) > 1:
+            axes.legend(fontsize=7)
+    for axes in figure.axes[len(panels) :]:
+        axes.set_visible(False)
+    save_figure(figure, out)
+
+
+def plot_metric_curves(result: EvalResult, names: Sequence[str], out_dir: Path) -> list[Path]:
+    """PR_curve.png, F1_curve.png, P_curve.png and R_curve.png at IoU 0.5: thin lines a class, a thick one their mean.
+
+    Classes without ground truth are left out; nothing is written when there is no other.
+    """
+    shown = np.flatnonzero(np.asarray(result.class_targets) > 0)
+    if not len(shown):
+        return []
+    precision, recall = np.nan_to_num(result.curve_precision), np.nan_to_num(result.curve_recall)
+    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
+    labels = [f"{names[c]} {result.class_ap50[c]:.3f}" for c in shown]
+    confidence = result.curve_confidence
+    plain = [names[c] for c in shown]
+    best = f"all {f1[shown].mean(0).max():.3f} at confidence {result.best_confidence:.3f}"
+    paths = [Path(out_dir) / f"{kind}_curve.png" for kind in ("PR", "F1", "P", "R")]
+    pr = np.nan_to_num(result.pr_precision[shown])
+    _plot_lines(result.pr_recall, pr, labels, f"all {result.ap50:.3f} mAP50", "recall", "precision", paths[0])
+    _plot_lines(confidence, f1[shown], plain, best, "confidence", "F1", paths[1])
+    _plot_lines(confidence, precision[shown], plain, "all", "confidence", "precision", paths[2])
+    _plot_lines(confidence, recall[shown], plain, "all", "confidence", "recall", paths[3])
+    return paths
+
+
+def _plot_lines(x, lines: np.ndarray, labels: list[str], mean_label: str, x_name: str, y_name: str, out: Path) -> None:
+    """Lines (C, S) over x (S,), and their mean."""
+    figure = new_figure(7.5, 5)
+    axes = figure.subplots()
+    few = len(labels) <= MANY_CLASSES
+    for line, label in zip(lines, labels):
+        axes.plot(
+            x, line, linewidth=1, alpha=1 if few else 0.4, color=None if few else "0.7", label=label if few else None
+        )
+    axes.plot(x, lines.mean(0), linewidth=3, zorder=3, color="tab:blue", label=mean_label)
+    axes.set(xlabel=x_name, ylabel=y_name, xlim=(0, 1), ylim=(0, 1.02))
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize=8)
+    save_figure(figure, out)
+
+
+def plot_confusion(confusion: np.ndarray, names: Sequence[str], out: Path) -> None:
+    """The confusion matrix (C + 1, C + 1), rows predicted, columns true, last background; shades are column shares."""
+    confusion = np.asarray(confusion)
+    labels = [*names, "background"]
+    shares = confusion / np.maximum(confusion.sum(0, keepdims=True), 1)
+    side = float(np.clip(0.55 * len(labels) + 2, 5, 24))
+    figure = new_figure(side * 1.15, side)
+    axes = figure.subplots()
+    figure.colorbar(axes.imshow(shares, cmap="Blues", vmin=0, vmax=1), label="share of the true class", shrink=0.8)
+    step = max(1, len(labels) // 60)
+    ticks = np.arange(0, len(labels), step)
+    axes.set_xticks(ticks, [labels[i] for i in ticks], rotation=90, fontsize=8)
+    axes.set_yticks(ticks, [labels[i] for i in ticks], fontsize=8)
+    axes.set(xlabel="true", ylabel="predicted", title="boxes matched at IoU 0.5")
+    if len(labels) <= MANY_CLASSES + 1:
+        for row, column in np.argwhere(confusion > 0):
+            ink = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, str(confusion[row, column]), ha="center", va="center", fontsize=7, color=ink)
+    save_figure(figure, out)
+
+
+def plot_labels(classes: np.ndarray, boxes_norm: np.ndarray, names: Sequence[str], out: Path) -> None:
+    """What a data set holds: boxes a class, their outlines about one centre, where they are, and how large.
+
+    Args:
+        classes: (n,) 0-based.
+        boxes_norm: (n, 4) centre and size, normalised to the image.
+    """
+    from matplotlib.collections import LineCollection
+
+    figure = new_figure(9, 8)
+    (bars, outlines), (centres, sizes) = figure.subplots(2, 2)
+    classes = np.asarray(classes, np.int64).reshape(-1)
+    boxes = np.asarray(boxes_norm, np.float64).reshape(-1, 4)
+    counts = np.bincount(classes, minlength=len(names))
+    bars.bar(np.arange(len(counts)), counts, color=class_colours(np.arange(len(counts))) / 255)
+    if len(names) <= 2 * MANY_CLASSES:
+        bars.set_xticks(np.arange(len(names)), names, rotation=90, fontsize=8)
+    bars.set_ylabel("boxes")
+    some = np.linspace(0, len(boxes) - 1, min(len(boxes), 800)).astype(int)
+    half = boxes[some, 2:] / 2
+    corners = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1], [-1, -1]])
+    lines = 0.5 + half[:, None, :] * corners
+    outlines.add_collection(LineCollection(lines, colors=class_colours(classes[some]) / 255, linewidths=0.6, alpha=0.6))
+    outlines.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title="shapes")
+    centres.hist2d(boxes[:, 0], boxes[:, 1], bins=50, range=((0, 1), (0, 1)), cmap="viridis")
+    centres.set(xlabel="centre x", ylabel="centre y", aspect="equal")
+    centres.invert_yaxis()
+    sizes.hist2d(boxes[:, 2], boxes[:, 3], bins=50, range=((0, 1), (0, 1)), cmap="viridis")
+    sizes.set(xlabel="width", ylabel="height", aspect="equal")
+    save_figure(figure, out)
+
+
+def _pictures(images: Tensor | np.ndarray, limit: int) -> np.ndarray:
+    """uint8 (B, 3, H, W) of any kind to at most ``limit`` arrays (H, W, 3)."""
+    images = images[:limit]
+    array = images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
+    return np.ascontiguousarray(array.transpose(0, 2, 3, 1))
+
+
+def _as_array(values: Tensor | np.ndarray) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+def _with_targets(picture: np.ndarray, targets: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """Boxes of targets (n, 5): class, cx, cy, w, h normalised to the picture."""
+    height, width = picture.shape[:2]
+    classes = targets[:, 0].astype(int)
+    boxes = cxcywh_to_xyxy(targets[:, 1:] * np.array([width, height, width, height]))
+    return draw_boxes(picture, boxes, [names[c] for c in classes], class_colours(classes))
+
+
+def _caption(picture: np.ndarray, text: str) -> None:
+    write_text(picture, text, (0, picture.shape[0]), 11, CAPTION_GROUND)
+
+
+def draw_batch(
+    images: Tensor | np.ndarray,
+    targets: Tensor | np.ndarray,
+    paths: Sequence[str],
+    names: Sequence[str],
+    *,
+    limit: int = 16,
+) -> np.ndarray | None:
+    """A sheet of the first ``limit`` training images with their targets; None for a batch of no images.
+
+    Args:
+        images: uint8 (B, 3, H, W) RGB.
+        targets: (M, 6) as in `Batch.targets`.
+        paths: B, or none; file names are written below.
+
+    Returns:
+        uint8 (H', W', 3) RGB.
+    """
+    pictures = _pictures(images, limit)
+    if not len(pictures):
+        return None
+    rows = _as_array(targets)
+    drawn = [_with_targets(picture, rows[rows[:, 0] == i, 1:], names) for i, picture in enumerate(pictures)]
+    for picture, path in zip(drawn, paths):
+        _caption(picture, Path(path).name)
+    return tile_images(drawn, math.ceil(math.sqrt(len(drawn))))
+
+
+def draw_detections(
+    images: Tensor | np.ndarray,
+    detections: Detections,
+    targets: Tensor | np.ndarray,
+    paths: Sequence[str],
+    names: Sequence[str],
+    *,
+    conf_thres: float = 0.25,
+    limit: int = 8,
+) -> np.ndarray | None:
+    """A sheet of pairs: each image with its labels on the left and the detections on the right.
+
+    Args:
+        images: uint8 (B, 3, H, W) RGB.
+        detections: in canvas pixels of ``images``; those below ``conf_thres`` are not drawn.
+        targets, paths: as for `draw_batch`.
+
+    Returns:
+        uint8 (H', W', 3) RGB, or None for a batch of no images.
+    """
+    pictures = _pictures(images, limit)
+    if not len(pictures):
+        return None
+    rows, counts = _as_array(targets), _as_array(detections.counts)
+    boxes, scores, classes = (_as_array(v) for v in (detections.boxes_xyxy, detections.scores, detections.classes))
+    drawn = []
+    for i, picture in enumerate(pictures):
+        keep = (np.arange(scores.shape[1]) < counts[i]) & (scores[i] >= conf_thres)
+        labels = [f"{names[c]} {s:.2f}" for c, s in zip(classes[i][keep], scores[i][keep])]
+        left = _with_targets(picture, rows[rows[:, 0] == i, 1:], names)
+        right = draw_boxes(picture, boxes[i][keep], labels, class_colours(classes[i][keep]))
+        _caption(left, f"labels: {Path(paths[i]).name}" if i < len(paths) else "labels")
+        _caption(right, "detections")
+        drawn += [left, right]
+    return tile_images(drawn, 4 if len(pictures) > 1 else 2)
