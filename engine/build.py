@@ -1,164 +1,170 @@
-"""The trainer of a run, from its settings and from what models and data have built."""
+"""A training run, put together from its settings."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 from torch import nn
 
-from engine.checkpoint.checkpointer import Checkpointer, Progress, SaveCadence, restore
-from engine.checkpoint.resume import resumed_position
+from data.index.dataset_yaml import DatasetSpec
+from data.index.index import class_names
+from data.loading.loader import InfiniteDataLoader
+from data.loading.run_loaders import build_loaders, check_loader_settings
+from data.open_dataset import open_dataset
+from engine.batch_size import check_batch_search, with_batch_that_fits
+from engine.checkpoint.checkpoint import Progress, RunDescription
+from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.resume import check_classes, resumed_position
 from engine.checkpoint.run import Run
-from engine.evaluation.evaluator import Evaluator, Postprocess
+from engine.checks import check_same_model, check_same_run, idle_on_head, idle_settings
+from engine.evaluation.evaluator import Evaluator
 from engine.optim.build import choose_optimizer
-from engine.optim.schedule import Pace, build_schedule, pace_of
-from engine.reporting.trackers import Tracker, build_tracker
-from engine.step_setup import build_step
+from engine.optim.schedule import StepPlan, build_schedule, step_plan
+from engine.process import open_folder, prepare_process
+from engine.reporting.plots import plot_run
+from engine.reporting.trackers import build_tracker
+from engine.step_setup import build_step, check_step_settings
 from engine.train_step import TrainStep
 from engine.trainer import Trainer
 from engine.watchdog import Watchdog
+from models.autoanchor import check_anchors, sides_at
+from models.build import build_starting_model
+from models.detector import Detector
+from models.losses.build import build_criterion
+from models.postprocess.detections import detections_to_score
 from utils.config.parser import to_dict
+from utils.config.settings import FIND_BATCH_SIZE
 from utils.distributed.collectives import broadcast_object
 from utils.distributed.context import DistributedContext
 from utils.distributed.stop_signals import StopSignals
+from utils.errors import errors_of
 from utils.files.folders import describe_location
 from utils.logger import get_logger
+from utils.machine.limits import require_package
 
 
-def build_trainer(
-    ctx: DistributedContext,
-    run: Run,
-    *,
-    signals: StopSignals,
-    watchdog: Watchdog,
-    model: nn.Module,
-    criterion: nn.Module,
-    pretrained: Collection[str],
-    postprocess: Postprocess,
-    data_source: str,
-    data_root: str,
-    train_loader: Any,
-    val_loader: Any,
-) -> Trainer:
-    """The trainer, where the run stands.
+@contextmanager
+def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Watchdog) -> Iterator[Trainer]:
+    """The trainer of a run, in the run's folder. Whatever can be refused is refused before that folder is made.
 
     Args:
         signals, watchdog: entered.
-        model: a detector on its device, with the weights that its next step is to find.
-        criterion: its loss, made for those.
-        pretrained: names of the parameters that came from weights when the run began.
-        postprocess: raw maps to the detections that validation scores.
-        data_source, data_root: the data set's YAML and folder, for the checkpoint; "": a folder of this node alone.
-        train_loader, val_loader: see `Trainer`; their ``index`` knows the labels.
     """
+    check_same_run(ctx, run)
+    check_settings(ctx, run)
+    prepare_process(ctx, run)
     config = run.config
-    pace = pace_of(config, len(train_loader))
-    rule = choose_optimizer(config.optimizer, pace.total)
-    pictures = train_loader.global_pictures(0)
-    take_step = build_step(ctx, run, model, criterion, rule=rule, pretrained=pretrained, pace=pace, pictures=pictures)
-    get_logger().info(
-        "%s, %d steps (%d an epoch, %d batch(es) each), autocast %s",
-        rule, pace.total, pace.steps, pace.accumulate, take_step.amp_dtype or "off",
-    )  # fmt: skip
-    # File stamps may differ where machines have copies of their own; what follows from them must not.
-    fingerprint = broadcast_object(ctx, train_loader.index.fingerprint)
-    progress = _restore_progress(ctx, run, model, take_step, pace, train_loader, fingerprint)
-    data = describe_location(data_source, data_root, run.folder) | {"fingerprint": fingerprint}
-    return Trainer(
-        ctx=ctx,
-        take_step=take_step,
-        schedule=build_schedule(run.hyp, pace, cosine=config.cos_lr),
-        optimizer=take_step.optimizer,
-        ema=take_step.ema,
-        train_loader=train_loader,
-        val_loader=val_loader,
-        tracker=_open_tracker(ctx, run, progress),
-        evaluator=_build_evaluator(ctx, model, take_step, val_loader, postprocess),
-        checkpointer=Checkpointer(
-            run.folder,
-            ctx=ctx,
-            description=_describe(run, model, rule, pretrained, data),
-            period=config.save_period,
-            enabled=ctx.is_main,
-        ),
-        saving=_save_cadence(ctx, run),
-        signals=signals,
-        watchdog=watchdog,
-        stall_s=config.stall_minutes * 60,
-        progress=progress,
-        run_dir=run.folder,
-        loss_names=criterion.names,
-        epochs=config.epochs,
-        accumulate=pace.accumulate,
-        val_every=config.val_every,
-        patience=config.patience,
-        max_bad_steps=config.max_bad_steps,
-        refining_epochs=run.hyp.close_mosaic,
-        image_weights=config.image_weights,
-        seconds=run.content.get("run", {}).get("seconds", 0.0) if run.content else 0.0,
+    spec = open_dataset(
+        config.data, ("train", "val"), stage=config.stage, cache_dir=config.cache_dir, ctx=ctx, known_root=run.data_root
     )
+    model, pretrained = build_model(ctx, run, spec)
+    if config.batch_size == FIND_BATCH_SIZE:
+        run = with_batch_that_fits(ctx, run, model, build_loss(ctx, run, model))
+        check_settings(ctx, run)
+        config = run.config
+    _warn_of_idle_settings(ctx, run, model)
+    train_loader, val_loader = build_loaders(ctx, config, run.hyp, spec, stride=model.stride)
+    load_or_fit_anchors(run, model, train_loader)
+    with open_folder(ctx, run) as run, closing(build_tracker(run.folder, enabled=ctx.is_main)) as tracker:
+        plan = step_plan(config, len(train_loader))
+        rule = choose_optimizer(config.optimizer, plan.total)
+        take_step = build_step(
+            ctx,
+            run,
+            model,
+            build_loss(ctx, run, model),
+            rule=rule,
+            pretrained=pretrained,
+            plan=plan,
+            images=train_loader.global_pictures(0),
+        )
+        get_logger().info(
+            "%s, %d steps (%d an epoch, %d batch(es) each), autocast %s",
+            rule, plan.total, plan.steps, plan.accumulate, take_step.amp_dtype or "off",
+        )  # fmt: skip
+        # Modification times may differ where machines have copies of their own; what follows from them must not.
+        fingerprint = broadcast_object(ctx, train_loader.index.fingerprint)
+        progress = _restore(ctx, run, model, take_step, plan, epoch_batches=len(train_loader), fingerprint=fingerprint)
+        tracker.truncate(progress.epoch + 1)
+        evaluator = build_evaluator(ctx, model, take_step, val_loader)
+        with plot_run(ctx, run, tracker, take_step.ema.module, train_loader, evaluator) as on_epoch_end:
+            trainer = Trainer(
+                ctx,
+                run,
+                take_step=take_step,
+                plan=plan,
+                schedule=build_schedule(run.hyp, plan, cosine=config.cos_lr),
+                train_loader=train_loader,
+                val_loader=val_loader,
+                evaluator=evaluator,
+                checkpointer=Checkpointer(
+                    run.folder,
+                    ctx=ctx,
+                    description=_describe(run, spec, model, rule, pretrained, fingerprint),
+                    period=config.save_period,
+                ),
+                signals=signals,
+                watchdog=watchdog,
+                tracker=tracker,
+                progress=progress,
+                on_epoch_end=on_epoch_end,
+            )
+            yield trainer
+        trainer.log_result()
 
 
-def _restore_progress(
-    ctx: DistributedContext,
-    run: Run,
-    model: nn.Module,
-    take_step: TrainStep,
-    pace: Pace,
-    train_loader: Any,
-    fingerprint: str,
-) -> Progress:
-    """Where the run stands, with the checkpoint's state put into its parts; the start of it without a checkpoint."""
-    if run.content is None:
-        return Progress()
-    parts = {"model": model, "ema": take_step.ema, "optimizer": take_step.optimizer, "scaler": take_step.scaler}
-    progress, lines = resumed_position(
-        restore(run.content, ctx=ctx, **parts, path=run.path),
-        run.content,
-        fingerprint=fingerprint,
-        batch_size=run.config.batch_size,
-        epoch_batches=len(train_loader),
-        accumulate=pace.accumulate,
-        epochs=run.config.epochs,
-    )
-    for line in lines:
-        get_logger().info("%s", line)
-    return progress
+def check_settings(ctx: DistributedContext, run: Run) -> None:
+    """Raises UserError for what the settings and the processes alone rule out: at once, not after hours of copying or
+    scanning images."""
+    if ctx.is_main and not run.config.noplots:
+        require_package("matplotlib", "plots", "use --noplots")
+    check_batch_search(ctx, run.config)
+    check_step_settings(ctx, run.config)
+    check_loader_settings(ctx, run.config, run.hyp)
 
 
-def _open_tracker(ctx: DistributedContext, run: Run, progress: Progress) -> Tracker:
-    """Its results go as far as the checkpoint that the run goes on from."""
-    tracker = build_tracker(run.folder, enabled=ctx.is_main)
-    tracker.truncate(progress.epoch + 1)
-    return tracker
+def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> tuple[Detector, list[str]]:
+    """The detector on its device, with starting weights and frozen layers; a resumed run's weights are loaded later.
+    Also the names of the parameters that came from weights when the run began."""
+    names, checkpoint = class_names(spec, run.config.single_cls), run.checkpoint
+    if checkpoint is None:
+        model, filled = build_starting_model(ctx, run.config, names, resumed=None)
+        pretrained = list(filled)
+        stored, from_files = model.state_dict(), pretrained
+    else:
+        check_classes(checkpoint, names, spec.source)
+        with errors_of(checkpoint.path):
+            model, _ = build_starting_model(ctx, run.config, names, resumed=checkpoint.model_spec)
+        pretrained = checkpoint.parameters_from_weights(model)
+        stored, from_files = checkpoint.model, list(checkpoint.model)
+    check_same_model(ctx, model, (stored[name] for name in from_files))
+    return model, pretrained
 
 
-def _describe(
-    run: Run, model: nn.Module, rule: str, pretrained: Collection[str], data: dict[str, str]
-) -> dict[str, Any]:
-    """What every checkpoint of the run says of it."""
-    config = to_dict(run.config) | {"optimizer": rule}  # a longer run must not choose another when it resumes
-    if config["data"] != "demo":
-        config["data"] = data["source"]  # which holds in any working folder
-    return {
-        "model_spec": model.spec,
-        "names": list(model.names),
-        "pretrained": list(pretrained),
-        "imgsz": run.config.imgsz,
-        "hyp": to_dict(run.hyp),
-        "config": config,
-        "data": data,
-    }
+def build_loss(ctx: DistributedContext, run: Run, model: Detector) -> nn.Module:
+    return build_criterion(model, run.hyp, label_smoothing=run.config.label_smoothing).to(ctx.device)
 
 
-def _build_evaluator(
-    ctx: DistributedContext, model: nn.Module, take_step: TrainStep, val_loader: Any, postprocess: Postprocess
+def load_or_fit_anchors(run: Run, model: Detector, train_loader: InfiniteDataLoader) -> None:
+    """Loads the weights of a resumed run, its anchors among them; in a new run fits the anchors to the training boxes,
+    alike on all processes. The loss copies anchors, so it is built afterwards."""
+    if run.checkpoint is not None:
+        run.checkpoint.load_model(model)
+    elif model.head.kind == "anchor":
+        config, sides = run.config, sides_at(train_loader.index.ground_truth(), run.config.imgsz)
+        refit = not config.noautoanchor
+        report = check_anchors(sides, model, anchor_t=run.hyp.anchor_t, refit=refit, seed=config.seed)
+        get_logger().info("%s", report.line)
+
+
+def build_evaluator(
+    ctx: DistributedContext, model: Detector, take_step: TrainStep, val_loader: InfiniteDataLoader
 ) -> Evaluator:
     return Evaluator(
         ground_truth=val_loader.index.ground_truth(),
         num_classes=model.num_classes,
-        postprocess=postprocess,
+        postprocess=detections_to_score,
         ctx=ctx,
         device=ctx.device,
         amp_dtype=take_step.amp_dtype,
@@ -167,11 +173,54 @@ def _build_evaluator(
     )
 
 
-def _save_cadence(ctx: DistributedContext, run: Run) -> SaveCadence:
-    """A run that goes on from another file than its last.pt saves at once."""
-    return SaveCadence(
-        minutes=run.config.save_minutes,
-        steps=run.config.save_steps,
-        has_clock=ctx.is_main,
-        at_start=run.content is not None and run.path.resolve() != (run.folder / "last.pt").resolve(),
+def _warn_of_idle_settings(ctx: DistributedContext, run: Run, model: Detector) -> None:
+    if ctx.is_main:
+        for line in (*idle_settings(ctx, run.config, run.hyp), *idle_on_head(model.head.kind, run.config)):
+            get_logger().warning("%s", line)
+
+
+def _restore(
+    ctx: DistributedContext,
+    run: Run,
+    model: Detector,
+    step: TrainStep,
+    plan: StepPlan,
+    *,
+    epoch_batches: int,
+    fingerprint: str,
+) -> Progress:
+    """Loads the state of a resumed run into its parts, and returns where the run stands."""
+    if run.checkpoint is None:
+        return Progress()
+    parts = {"model": model, "ema": step.ema, "optimizer": step.optimizer, "scaler": step.scaler}
+    progress, lines = resumed_position(
+        run.checkpoint,
+        run.checkpoint.restore(ctx=ctx, **parts),
+        fingerprint=fingerprint,
+        batch_size=run.config.batch_size,
+        epoch_batches=epoch_batches,
+        accumulate=plan.accumulate,
+        epochs=run.config.epochs,
+    )
+    for line in lines:
+        get_logger().info("%s", line)
+    return progress
+
+
+def _describe(
+    run: Run, spec: DatasetSpec, model: Detector, rule: str, pretrained: list[str], fingerprint: str
+) -> RunDescription:
+    root = "" if run.config.stage else str(spec.root)  # a staged copy is of this node alone
+    data = describe_location(spec.source, root, run.folder) | {"fingerprint": fingerprint}
+    config = to_dict(run.config) | {"optimizer": rule}  # a longer run must not choose another when it resumes
+    if config["data"] != "demo":
+        config["data"] = data["source"]  # which holds in any working folder
+    return RunDescription(
+        model_spec=model.spec,
+        names=list(model.names),
+        pretrained=pretrained,
+        imgsz=run.config.imgsz,
+        hyp=to_dict(run.hyp),
+        config=config,
+        data=data,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -36,7 +37,7 @@ def check_same_run(ctx: DistributedContext, run: Run) -> None:
     settings = _without(to_dict(run.config), MAY_DIFFER | _SOURCES_OF_HYPERPARAMETERS)
     facts: dict[str, object] = {f"setting {name}": value for name, value in settings.items()}
     facts |= {f"hyper-parameter {name}": value for name, value in to_dict(run.hyp).items()}
-    facts["the checkpoint's progress"] = run.content["progress"] if run.content else "none"
+    facts["the checkpoint's progress"] = asdict(run.checkpoint.progress) if run.checkpoint else "none"
     check_agreement(ctx, "run", facts)
 
 

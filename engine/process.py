@@ -1,4 +1,4 @@
-"""What a training process is before it builds anything: its log, its threads, its kernels."""
+"""What a training process sets before it builds anything: its log, threads and kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from utils.logger import configure_logging, continue_in_file, get_logger
 
 
 def prepare_process(ctx: DistributedContext, run: Run) -> None:
-    """Logging, determinism, and the effective settings, printed once; `open_folder` stores them with the run."""
+    """Sets up logging, threads and determinism, and prints the effective settings; `open_folder` stores them."""
     configure_logging(ctx.is_main, file_follows=True)
     if run.config.threads or (shares_of(ctx, run.config) and ctx.device.type == "cpu"):
         # How many threads share a sum decides its rounding, so every number of processes must use as many.
@@ -36,8 +36,8 @@ def prepare_process(ctx: DistributedContext, run: Run) -> None:
 
 @contextmanager
 def open_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
-    """The run in its folder (`claim_folder`, which see), with the effective settings and the log in it, from the log's
-    beginning. Every rank must enter it."""
+    """`claim_folder`, with the effective settings and the log, from its first line on, in the folder. Every rank enters
+    it."""
     with claim_folder(ctx, run) as run:
         if ctx.is_main:
             continue_in_file(run.folder / "train.log")
@@ -47,7 +47,7 @@ def open_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
 
 
 def _choose_kernels(ctx: DistributedContext, config: TrainConfig) -> None:
-    """Deterministic ones where they are asked for; else those that cuDNN finds fastest, if sizes stay what they are."""
+    """Deterministic kernels with ``--deterministic``; otherwise those that cuDNN finds fastest, if sizes are fixed."""
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch asks for it, or refuses matrix products
         torch.use_deterministic_algorithms(True)

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and with which settings."""
+"""Which checkpoint a run resumes from, and with which settings."""
 
 from __future__ import annotations
 
@@ -8,28 +8,17 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-from engine.checkpoint.checkpointer import Progress
+from engine.checkpoint.checkpoint import Checkpoint, Progress
 from utils.config.parser import from_mapping, read_recipe, with_overrides
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.errors import UserError
-from utils.files.checkpoint import read_checkpoint
 
-LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun process, and the run that it carries
+LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun process, with the run that it trains
 
-# These describe the process that resumes, not the run.
+# Settings of the process that resumes, not of the run.
 _OF_THE_PROCESS = ("resume", "local_rank", "local_world_size", "spawn")
-# Other values would be another run: its weights could not be put into the model, or its order would be undefined.
+# With other values the stored weights would not fit the model, or the order of images would be undefined.
 _FIXED = ("model", "weights", "single_cls", "name")
-_WEIGHTS = ("model", "ema", "optimizer", "scaler")
-_SETTINGS = ("model_spec", "names", "hyp", "data", "progress")
-# What is looked at of these parts by name; ``run`` is not in the oldest checkpoints.
-_READ_HERE = (
-    ("config", ("epochs", "batch_size"), int),
-    ("data", ("fingerprint",), str),
-    ("run", ("epoch_batches",), int),
-)
 
 
 def newest_checkpoint(project: str | Path) -> Path:
@@ -40,26 +29,9 @@ def newest_checkpoint(project: str | Path) -> Path:
     return found[-1]
 
 
-def read_run(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint that a run can go on from. Raises UserError for any other file."""
-    content = read_checkpoint(path)
-    if "config" not in content:
-        raise UserError(f"{path}: holds no run to go on with; start a new one with --weights {path}")
-    if any(key not in content for key in _WEIGHTS):
-        raise UserError(f"{path}: holds weights only (a best.pt?); resume from last.pt, or start with --weights {path}")
-    missing = [key for key in _SETTINGS if key not in content]
-    if missing:
-        raise UserError(f"{path}: damaged checkpoint (no {', '.join(missing)})")
-    Progress.of(content["progress"], path)
-    for key, names, kind in _READ_HERE:
-        for name in names:
-            if type(content.get(key, {}).get(name, kind())) is not kind or (key != "run" and name not in content[key]):
-                raise UserError(f"{path}: damaged checkpoint ('{key}' has no {kind.__name__} called '{name}')")
-    return content
-
-
-def check_classes(path: Path, names: Sequence[str], now: Sequence[str], source: str) -> None:
-    """Raises UserError when the data set's classes are not those that the run was begun with, in their order."""
+def check_classes(checkpoint: Checkpoint, now: Sequence[str], source: str) -> None:
+    """Raises UserError when the data set ``source`` has other classes than the run, or has them in another order."""
+    path, names = checkpoint.path, checkpoint.names
     if list(names) == list(now):
         return
     if len(names) != len(now):
@@ -70,18 +42,10 @@ def check_classes(path: Path, names: Sequence[str], now: Sequence[str], source: 
     raise UserError(f"{path}: {what}; for other classes start a new run with --weights {path}")
 
 
-def resumed_pretrained(content: dict[str, Any], model: nn.Module) -> tuple[str, ...]:
-    """Names of the parameters that came from weights when the run began. Checkpoints from before these were kept had
-    one rate for all, that of such parameters."""
-    if "pretrained" in content:
-        return tuple(content["pretrained"])
-    return tuple(name for name, _ in model.named_parameters()) if content["config"].get("weights") else ()
-
-
 def resumed_config(
     stored: dict[str, Any], current: TrainConfig, given: Collection[str], path: str | Path
 ) -> tuple[TrainConfig, list[str]]:
-    """The checkpoint's settings with those that the command line gives on top, and a line for each that changed."""
+    """The stored settings, overridden by those that the command line gives, and a line for each that changed."""
     base = from_mapping(TrainConfig, stored, f"{path}: config")
     changes: dict[str, Any] = {name: getattr(current, name) for name in _OF_THE_PROCESS}
     kept, added = [] if "hyp" in given else base.override, current.override
@@ -114,7 +78,7 @@ def resumed_hyperparameters(
 
 
 def circumstances_changed(stored: dict[str, Any], *, world_size: int, device: str) -> list[str]:
-    """A line for each circumstance of the run (a checkpoint's ``run``) that is not what it was."""
+    """A line for each circumstance (``stored`` is a checkpoint's ``run``) that has changed."""
     now = {"world_size": ("processes", world_size), "device": ("device", device)}
     return [
         f"resume: {name} {stored[key]} -> {value}"
@@ -124,8 +88,8 @@ def circumstances_changed(stored: dict[str, Any], *, world_size: int, device: st
 
 
 def resumed_position(
+    checkpoint: Checkpoint,
     progress: Progress,
-    content: dict[str, Any],
     *,
     fingerprint: str,
     batch_size: int,
@@ -133,37 +97,42 @@ def resumed_position(
     accumulate: int,
     epochs: int,
 ) -> tuple[Progress, list[str]]:
-    """Where a run goes on after what may have changed: ``progress`` as it is when nothing did.
+    """Where a run goes on, and a line for each thing that moved it: ``progress`` itself where nothing has changed.
 
-    Another global batch keeps the place among the epoch's images, rounded down to a step; other images begin the epoch
-    anew. The schedule is a function of the step among all steps, so steps are counted again.
+    Another global batch keeps the position among the epoch's images, rounded down to a step; other images begin the
+    epoch anew. The schedule is a function of the step among all steps, so steps are counted again.
+
+    Args:
+        progress: as `Checkpoint.restore` returns it.
+        fingerprint: of the training images and labels now.
     """
     where = dataclasses.replace(progress)
     lines = []
-    config, run = content["config"], content.get("run", {})
-    if content["data"]["fingerprint"] != fingerprint:
+    same_data = checkpoint.data["fingerprint"] == fingerprint
+    same_batches = checkpoint.run.get("epoch_batches", epoch_batches) == epoch_batches
+    if not same_data:
         lines.append("resume: the training images or labels are not the ones the run began with")
-    if run.get("epoch_batches", epoch_batches) == epoch_batches and config["batch_size"] == batch_size:
+    if same_batches and checkpoint.config["batch_size"] == batch_size:
         if where.batch not in (0, epoch_batches) and where.batch % accumulate:
             where.batch -= where.batch % accumulate
     elif where.batch:
-        images = where.batch * config["batch_size"]
+        images = where.batch * checkpoint.config["batch_size"]
         where.begin_epoch()
-        if content["data"]["fingerprint"] == fingerprint:
+        if same_data:
             where.batch = min(images // batch_size, epoch_batches) // accumulate * accumulate
         lines.append(f"resume: goes on at batch {where.batch} of the {epoch_batches} of epoch {where.epoch + 1}")
     where.step = where.epoch * epoch_batches + where.batch
     steps = -(-epoch_batches // accumulate)
     where.updates = where.epoch * steps + -(-where.batch // accumulate)
-    if config["epochs"] != epochs or where.updates != progress.updates:
-        share = where.updates / (steps * epochs)
-        lines.append(f"resume: the learning rate goes on where it is after {share:.0%} of a run of {epochs} epochs")
+    if checkpoint.config["epochs"] != epochs or where.updates != progress.updates:
+        done = where.updates / (steps * epochs)
+        lines.append(f"resume: the learning rate goes on where it is after {done:.0%} of a run of {epochs} epochs")
     return where, lines
 
 
 def note_launch(project: str | Path, launchers: Sequence[str], folder: Path) -> None:
-    """Writes down that the torchrun processes ``launchers`` (`DistributedContext.launcher`) carry the run in
-    ``folder``, so that a restart by any of them finds it."""
+    """Records that the torchrun processes ``launchers`` (`DistributedContext.launcher`) train the run in ``folder``, so
+    that a restart by any of them finds it."""
     new = set(launchers) - {""}
     if new:
         Path(project).mkdir(parents=True, exist_ok=True)
@@ -172,8 +141,8 @@ def note_launch(project: str | Path, launchers: Sequence[str], folder: Path) -> 
 
 
 def forget_launch(project: str | Path, folder: Path) -> None:
-    """Removes the note of a run whose folder has gone, if it is the only one: other lines are of runs under way, and
-    one that names no folder does no harm."""
+    """Removes the record of a run whose folder is gone, if it is the only one: other lines may be of live runs, and a
+    line without a folder does no harm."""
     path = Path(project) / LAUNCHES
     if path.is_file() and all(
         line.endswith(f"\t{folder.resolve()}") for line in path.read_text(encoding="utf-8").splitlines()
@@ -182,7 +151,7 @@ def forget_launch(project: str | Path, folder: Path) -> None:
 
 
 def run_of_launch(project: str | Path, launchers: Sequence[str]) -> Path | None:
-    """The folder of the run that one of ``launchers`` has carried already, which makes this a restart; or None."""
+    """The folder of the run that one of ``launchers`` has trained before, which makes this a restart; or None."""
     path = Path(project) / LAUNCHES
     if not any(launchers) or not path.is_file():
         return None

@@ -1,15 +1,20 @@
-"""What a run draws: labels, training batches and the graph at the start, curves and predictions as it goes."""
+"""The plots of a run: labels, training batches and the graph at the start, curves and predictions as it trains."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
+from data.loading.loader import InfiniteDataLoader
 from engine.checkpoint.run import Run
-from engine.trainer import Trainer
+from engine.evaluation.evaluator import Evaluator
+from engine.reporting.trackers import Tracker
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.distributed.context import DistributedContext
 from utils.structures import EvalResult, GroundTruth
@@ -24,31 +29,48 @@ from utils.visualize.plots import (
 )
 
 PICTURED_BATCHES = 3
-TIME_SHARE = 0.03  # of the run, at most, goes into pictures by epoch
+TIME_SHARE = 0.03  # of the run, at most, is spent on plots after epochs
 
 
-def illustrate(ctx: DistributedContext, run: Run, trainer: Trainer) -> RunPictures | None:
-    """On rank 0, what draws the run; data and graph are drawn at once."""
+@contextmanager
+def plot_run(
+    ctx: DistributedContext,
+    run: Run,
+    tracker: Tracker,
+    model: nn.Module,
+    train_loader: InfiniteDataLoader,
+    evaluator: Evaluator,
+) -> Iterator[Callable[[int, EvalResult | None], None] | None]:
+    """Yields the function to call after each epoch with its number and result; None with ``--noplots`` and on other
+    ranks than 0. Labels, batches and the graph are drawn at once, and pending plots when the block ends.
+
+    Args:
+        model: the averaged weights.
+    """
     if not ctx.is_main or run.config.noplots:
-        return None
-    pictures = RunPictures(run.folder, trainer)
-    if run.content is None:
-        pictures.before(run.config.imgsz)
-    return pictures
+        yield None
+        return
+    plots = RunPlots(run.folder, tracker, model, train_loader, evaluator)
+    if run.checkpoint is None:
+        plots.before(run.config.imgsz)
+    yield plots.after_epoch
+    plots.finish()
 
 
-class RunPictures:
-    """Draws into ``folder`` and hands the same pictures to the trainer's tracker."""
+class RunPlots:
+    """Draws into ``folder`` and hands the same pictures to the tracker."""
 
-    def __init__(self, folder: Path, trainer: Trainer) -> None:
-        self.folder, self.trainer, self.tracker = folder, trainer, trainer.tracker
-        self.names = trainer.ema.module.names
-        self._undrawn: tuple[int, EvalResult | None] | None = None
+    def __init__(
+        self, folder: Path, tracker: Tracker, model: nn.Module, train_loader: InfiniteDataLoader, evaluator: Evaluator
+    ) -> None:
+        self.folder, self.tracker, self.model = folder, tracker, model
+        self.train_loader, self.evaluator, self.names = train_loader, evaluator, model.names
+        self._pending: tuple[int, EvalResult | None] | None = None
         self._drawn_at, self._cost_s = time.monotonic(), 0.0
 
     def before(self, imgsz: int) -> None:
         """labels.png, train_batch0.jpg to train_batch2.jpg (augmented, as the model sees them), and the graph."""
-        loader = self.trainer.train_loader
+        loader = self.train_loader
         self._labels(loader.index.ground_truth())
         for number in range(min(PICTURED_BATCHES, len(loader))):
             batch = loader.render(0, number)
@@ -56,22 +78,22 @@ class RunPictures:
             if sheet is not None:
                 write_image(self.folder / f"train_batch{number}.jpg", sheet)
                 self.tracker.image(f"train/batch{number}", sheet, 0)
-        device = next(self.trainer.ema.module.parameters()).device
-        self.tracker.graph(self.trainer.ema.module, torch.zeros(1, 3, imgsz, imgsz, device=device))
+        device = next(self.model.parameters()).device
+        self.tracker.graph(self.model, torch.zeros(1, 3, imgsz, imgsz, device=device))
 
     def after_epoch(self, epoch: int, result: EvalResult | None) -> None:
-        """Draws the epoch, unless that would take more than `TIME_SHARE` of the run; then it waits for a later one."""
-        self._undrawn = (epoch, result)
+        """Draws the epoch, unless plots would take more than `TIME_SHARE` of the run; then it stays pending."""
+        self._pending = (epoch, result)
         if time.monotonic() - self._drawn_at >= self._cost_s / TIME_SHARE:
             self.finish()
 
     def finish(self) -> None:
-        """Draws the last epoch if that has not been done."""
-        if self._undrawn is None:
+        """Draws the pending epoch, if there is one."""
+        if self._pending is None:
             return
         started = time.monotonic()
-        self._draw(*self._undrawn)
-        self._undrawn, self._drawn_at = None, time.monotonic()
+        self._draw(*self._pending)
+        self._pending, self._drawn_at = None, time.monotonic()
         self._cost_s = self._drawn_at - started
 
     def _draw(self, epoch: int, result: EvalResult | None) -> None:
@@ -84,8 +106,8 @@ class RunPictures:
         plot_metric_curves(result, self.names, self.folder)
         plot_confusion(result.confusion, self.names, self.folder / "confusion_matrix.png")
         self.tracker.pr_curves(result, self.names, epoch)
-        if self.trainer.evaluator.preview is not None:
-            batch, detections = self.trainer.evaluator.preview
+        if self.evaluator.preview is not None:
+            batch, detections = self.evaluator.preview
             sheet = draw_detections(batch.images, detections, batch.targets, batch.paths, self.names)
             if sheet is not None:
                 write_image(self.folder / "val_predictions.jpg", sheet)

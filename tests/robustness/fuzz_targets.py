@@ -47,8 +47,8 @@ from data.index.files import list_split
 from data.index.index import DatasetIndex, load_index
 from data.index.partial_scan import PartialScan
 from data.labels.findings import NO_LABEL
-from engine.checkpoint.checkpointer import Progress
-from engine.checkpoint.resume import read_run, resumed_config, resumed_hyperparameters, resumed_position
+from engine.checkpoint.checkpoint import Checkpoint
+from engine.checkpoint.resume import resumed_config, resumed_hyperparameters, resumed_position
 from engine.reporting.trackers import ResultsCsv
 from models.detector import build_on_meta
 from models.spec import load_spec
@@ -775,14 +775,11 @@ class Checkpoints(Target):
 
     def resume(self, path: Path) -> None:
         """What --resume does with a checkpoint before anything is built."""
-        content = read_run(path)
-        flags = TrainConfig()
-        config, _ = resumed_config(content["config"], flags, (), path)
-        resumed_hyperparameters(content["hyp"], flags, (), path, pretrained=False)
-        progress = Progress.of(content["progress"], path)
-        resumed_position(
-            progress, content, fingerprint="", batch_size=4, epoch_batches=1, accumulate=1, epochs=config.epochs
-        )
+        checkpoint, flags = Checkpoint.read(path), TrainConfig()
+        config, _ = resumed_config(checkpoint.config, flags, (), path)
+        resumed_hyperparameters(checkpoint.hyp, flags, (), path, pretrained=False)
+        changed = {"fingerprint": "", "batch_size": 4, "epoch_batches": 1, "accumulate": 1}
+        resumed_position(checkpoint, checkpoint.progress, **changed, epochs=config.epochs)
 
     def write_other_values(self, path: Path, chance: random.Random) -> str:
         last = self.contents["last.pt"]
@@ -1158,7 +1155,7 @@ class OddKinds(Target):
         read = {
             "hyp.yaml": lambda: read_recipe(str(path), pretrained=False),
             "model.yaml": lambda: load_spec(path),
-            "last.pt": lambda: read_run(path),
+            "last.pt": lambda: Checkpoint.read(path),
             "x.safetensors": lambda: read_weights(path),
         }[which]
         done = attempt(read)

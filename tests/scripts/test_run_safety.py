@@ -119,7 +119,7 @@ def test_two_trainings_do_not_write_one_run(world, tmp_path):
                 second.ranks(1, *given)
                 assert second.codes() == [2], second.output()
                 (line,) = [line for line in second.output().splitlines() if line.startswith("error: ")]
-            assert f"exp: another training is writing this run (process {first.pid} on " in line
+            assert f"exp: another process is training this run (process {first.pid} on " in line
             (tmp_path / "second.txt").unlink()
         first.kill()
         first.wait()

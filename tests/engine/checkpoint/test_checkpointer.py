@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import utils.files.safe_io as whole_file
-from engine.checkpoint.checkpointer import Checkpointer, Progress, errors_of_fit, restore
-from engine.checkpoint.resume import read_run
+from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription
+from engine.checkpoint.checkpointer import Checkpointer
 from engine.optim.build import build_optimizer
 from engine.optim.ema import ModelEma
 from models.detector import build_detector
@@ -26,6 +26,9 @@ from utils.files.checkpoint import read_checkpoint, write_checkpoint
 
 ROOT = Path(__file__).parents[3]
 SINGLE = DistributedContext.single()
+DESCRIPTION = RunDescription(
+    model_spec={}, names=["a", "b"], config={"epochs": 3, "batch_size": 4}, hyp={}, data={"fingerprint": "x"}
+)
 
 
 def parts(wrap=lambda m: m, seed: int = 0) -> dict:
@@ -43,8 +46,7 @@ def parts(wrap=lambda m: m, seed: int = 0) -> dict:
 
 
 def save(folder: Path, state: dict, **changes) -> Checkpointer:
-    description = {"names": ["a", "b"], "config": {"epochs": 3}}
-    checkpointer = Checkpointer(folder, ctx=SINGLE, description=description, period=2)
+    checkpointer = Checkpointer(folder, ctx=SINGLE, description=DESCRIPTION, period=2)
     options = {"progress": Progress(epoch=2, step=9, updates=9), "is_best": True, "metrics": {"AP": 0.5}}
     checkpointer.save(**state, **{**options, **changes})
     checkpointer.finish()
@@ -59,7 +61,9 @@ def test_round_trip(tmp_path, wrap):
     content = read_checkpoint(tmp_path / "last.pt")
     assert not any(key.startswith("module.") for key in content["model"])
     fresh = parts(seed=7)
-    progress = restore(content, ctx=SINGLE, **fresh, path="x")
+    checkpoint = Checkpoint.read(tmp_path / "last.pt")
+    checkpoint.load_model(fresh["model"])
+    progress = checkpoint.restore(ctx=SINGLE, **fresh)
     assert progress == Progress(epoch=2, step=9, updates=9)
     bare = state["model"].module if hasattr(state["model"], "module") else state["model"]
     for key, value in bare.state_dict().items():
@@ -76,7 +80,7 @@ def test_best_holds_weights_only(tmp_path):
     content = read_checkpoint(tmp_path / "best.pt")
     assert "optimizer" not in content
     with pytest.raises(UserError, match=r"best\.pt: holds weights only"):
-        read_run(tmp_path / "best.pt")
+        Checkpoint.read(tmp_path / "best.pt")
 
 
 def test_saved_tensors_do_not_follow_training(tmp_path):
@@ -93,11 +97,12 @@ def test_another_optimiser_is_one_line(tmp_path):
     other = parts()
     other["optimizer"] = build_optimizer(other["model"], "SGD", lr=0.1, momentum=0.9, weight_decay=0)
     with pytest.raises(UserError, match="does not fit this run"):
-        restore(read_checkpoint(tmp_path / "last.pt"), ctx=SINGLE, **other, path="last.pt")
+        Checkpoint.read(tmp_path / "last.pt").restore(ctx=SINGLE, **other)
 
 
-def test_disabled_writes_nothing(tmp_path):
-    checkpointer = Checkpointer(tmp_path, ctx=SINGLE, description={}, enabled=False)
+def test_other_ranks_write_nothing(tmp_path):
+    ctx = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.device("cpu"),))
+    checkpointer = Checkpointer(tmp_path, ctx=ctx, description=DESCRIPTION)
     checkpointer.save(**parts(), progress=Progress(), is_best=True)
     checkpointer.finish()
     assert not list(tmp_path.iterdir())
@@ -279,5 +284,7 @@ def test_a_counter_of_another_shape_is_one_line(tmp_path):
     write_checkpoint(content, tmp_path / "last.pt")
     with pytest.raises(UserError, match=rf"last\.pt: its weights do not fit its model \(.*{name}"):
         load_detector(tmp_path / "last.pt")
-    with pytest.raises(UserError, match=rf"last\.pt: does not fit this run: .*{name}"), errors_of_fit("last.pt"):
-        model.load_state_dict(content["model"])
+    state = {"ema": {}, "optimizer": {}, "scaler": {}, "progress": {}, "hyp": {}, "data": DESCRIPTION.data}
+    write_checkpoint(content | state | {"config": DESCRIPTION.config}, tmp_path / "last.pt")
+    with pytest.raises(UserError, match=rf"last\.pt: does not fit this run: .*{name}"):
+        Checkpoint.read(tmp_path / "last.pt").load_model(model)

@@ -5,20 +5,20 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from engine.checkpoint.checkpointer import Progress, SaveCadence
+from engine.checkpoint.checkpoint import Checkpoint, Progress
 from engine.checkpoint.resume import (
     circumstances_changed,
     note_launch,
     resumed_position,
-    resumed_pretrained,
     run_of_launch,
 )
 
-CONTENT = {
-    "config": {"batch_size": 8, "epochs": 10},
-    "data": {"fingerprint": "x"},
-    "run": {"epoch_batches": 10, "world_size": 2, "device": "cpu"},
-}
+STORED = {
+    "model_spec": {}, "names": [], "hyp": {}, "data": {"fingerprint": "x"},
+    "config": {"batch_size": 8, "epochs": 10}, "run": {"epoch_batches": 10, "world_size": 2, "device": "cpu"},
+    "progress": Progress(), "model": {}, "ema": {}, "optimizer": {}, "scaler": {},
+}  # fmt: skip
+CHECKPOINT = Checkpoint(**STORED)
 SAME = {"fingerprint": "x", "batch_size": 8, "epoch_batches": 10, "accumulate": 1, "epochs": 10}
 
 
@@ -27,37 +27,37 @@ def inside() -> Progress:
 
 
 def test_nothing_changed_is_nothing_said():
-    assert resumed_position(inside(), CONTENT, **SAME) == (inside(), [])
+    assert resumed_position(CHECKPOINT, inside(), **SAME) == (inside(), [])
     boundary = Progress(epoch=3, step=30, updates=30)
-    assert resumed_position(boundary, CONTENT, **SAME) == (boundary, [])
+    assert resumed_position(CHECKPOINT, boundary, **SAME) == (boundary, [])
     trained = Progress(epoch=2, batch=10, step=30, updates=30, joined=True)
-    assert resumed_position(trained, CONTENT, **SAME) == (trained, [])
+    assert resumed_position(CHECKPOINT, trained, **SAME) == (trained, [])
 
 
 def test_more_epochs_keep_the_place_and_say_where_the_schedule_is():
-    where, lines = resumed_position(inside(), CONTENT, **SAME | {"epochs": 20})
+    where, lines = resumed_position(CHECKPOINT, inside(), **SAME | {"epochs": 20})
     assert where == inside()
     assert lines == ["resume: the learning rate goes on where it is after 13% of a run of 20 epochs"]
 
 
 def test_another_batch_keeps_the_place_among_the_images():
-    where, lines = resumed_position(inside(), CONTENT, **SAME | {"batch_size": 16, "epoch_batches": 5})
+    where, lines = resumed_position(CHECKPOINT, inside(), **SAME | {"batch_size": 16, "epoch_batches": 5})
     assert (where.epoch, where.batch, where.step, where.updates) == (2, 3, 13, 13)
     assert (where.loss_sums, where.finite_steps) == ([], 0)
     assert "goes on at batch 3 of the 5 of epoch 3" in lines[0]
-    where, _ = resumed_position(inside(), CONTENT, **SAME | {"batch_size": 4, "epoch_batches": 20, "accumulate": 5})
+    where, _ = resumed_position(CHECKPOINT, inside(), **SAME | {"batch_size": 4, "epoch_batches": 20, "accumulate": 5})
     assert (where.batch, where.updates) == (10, 2 * 4 + 2)
 
 
 def test_other_images_begin_the_epoch_anew():
-    where, lines = resumed_position(inside(), CONTENT, **SAME | {"fingerprint": "y", "epoch_batches": 12})
+    where, lines = resumed_position(CHECKPOINT, inside(), **SAME | {"fingerprint": "y", "epoch_batches": 12})
     assert (where.epoch, where.batch, where.updates) == (2, 0, 24)
     assert "not the ones the run began with" in lines[0]
 
 
 def test_circumstances():
-    assert circumstances_changed(CONTENT["run"], world_size=2, device="cpu") == []
-    assert circumstances_changed(CONTENT["run"], world_size=4, device="cuda") == [
+    assert circumstances_changed(CHECKPOINT.run, world_size=2, device="cpu") == []
+    assert circumstances_changed(CHECKPOINT.run, world_size=4, device="cuda") == [
         "resume: processes 2 -> 4",
         "resume: device cpu -> cuda",
     ]
@@ -78,26 +78,12 @@ def test_a_restart_finds_its_run_and_nobody_elses(tmp_path: Path):
     assert run_of_launch(tmp_path, ["job node0 1"]) is None
 
 
-def test_saving_by_steps_and_by_the_clock(monkeypatch: pytest.MonkeyPatch):
-    now = [100.0]
-    monkeypatch.setattr("engine.checkpoint.checkpointer.time.monotonic", lambda: now[0])
-    saving = SaveCadence(minutes=1, steps=3, has_clock=True)
-    assert [updates for updates in range(1, 10) if saving.due_after(updates)] == [3, 6, 9]
-    assert not saving.wants_save()
-    now[0] += 61
-    assert [saving.wants_save() for _ in range(3)] == [True, False, False]  # once, until it is done
-    saving.saved()
-    assert not saving.wants_save()
-    now[0] += 61
-    assert saving.wants_save()
-    other = SaveCadence(minutes=1, steps=0, has_clock=False)
-    now[0] += 1000
-    assert not other.wants_save()
-    assert not any(other.due_after(updates) for updates in range(10))
-
-
 def test_what_came_from_weights_is_remembered():
     model, config = nn.Linear(2, 2), {"weights": "a.pt"}
-    assert resumed_pretrained({"pretrained": ["bias"], "config": config}, model) == ("bias",)
-    assert resumed_pretrained({"config": {"weights": ""}}, model) == ()
-    assert resumed_pretrained({"config": config}, model) == ("weight", "bias")  # of before: one rate for all
+
+    def names(**stored) -> list[str]:
+        return Checkpoint(**STORED | stored).parameters_from_weights(model)
+
+    assert names(pretrained=["bias"], config=config) == ["bias"]
+    assert names(config={"weights": ""}) == []
+    assert names(config=config) == ["weight", "bias"]  # an older checkpoint: one rate for all

@@ -1,0 +1,233 @@
+"""What a checkpoint of a run holds, and how a run takes it back.
+
+Plain DDP keeps batch-norm statistics apart within an epoch and averages them at its end. A checkpoint from inside one
+must not average the run's own, or a run that saves would differ from one that does not. So it holds the mean in
+``model`` and ``ema``, which makes it a usable model, and every rank's own in ``rank_buffers``. The same number of ranks
+resumes with those, bit for bit; any other number starts from the mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from engine.optim.build import OptimizerSet
+from engine.optim.ema import ModelEma
+from engine.parallel.ddp import copy_flat, flat_copy, float_buffers
+from utils.distributed.collectives import gather_arrays, is_parallel, unwrap
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.files.checkpoint import read_checkpoint
+
+
+@dataclass
+class Progress:
+    """Where a run stands, at a step boundary. Everything random is keyed by these numbers, so no RNG is saved."""
+
+    epoch: int = 0  # epochs completed
+    batch: int = 0  # micro-batches of the next epoch taken
+    step: int = 0  # micro-batches taken by each rank
+    updates: int = 0  # optimizer steps taken
+    loss_sums: list[float] = field(default_factory=list)  # over the finite steps of the epoch; empty: none yet
+    finite_steps: int = 0  # of the epoch
+    bad_steps: int = 0  # non-finite ones in a row
+    joined: bool = False  # the epoch's steps are done and the ranks' buffers averaged
+    best_fitness: float = -1.0
+    best_epoch: int = -1
+    confidence: float | None = None  # with the best F1 in the newest validation; None: not known
+    class_weights: list[float] = field(default_factory=list)  # for --image-weights; empty: uniform
+
+    @classmethod
+    def of(cls, stored: dict[str, Any], path: str | Path) -> Progress:
+        """From a checkpoint. Raises UserError for values that no run writes."""
+        fresh = cls()
+        for name, value in stored.items():
+            kind = type(getattr(fresh, name, None)) if isinstance(name, str) else type(None)
+            if name == "confidence":
+                good = value is None or type(value) is float
+            elif kind is list:
+                good = type(value) is list and all(type(v) in (int, float) for v in value)
+            elif kind is float:
+                good = type(value) in (int, float)
+            elif kind is int:
+                good = type(value) is int and (-1 if name == "best_epoch" else 0) <= value < 2**62
+            else:
+                good = type(value) is kind and kind is not type(None)
+            if not good:
+                raise UserError(f"{path}: damaged checkpoint ('progress' has {str(name)[:60]}: {str(value)[:60]})")
+        return cls(**stored)
+
+    def add_losses(self, losses: Sequence[float]) -> None:
+        """Adds those of a finite step."""
+        self.loss_sums = [a + b for a, b in zip(self.loss_sums or [0.0] * len(losses), losses)]
+        self.finite_steps += 1
+
+    def mean_losses(self, names: Sequence[str]) -> dict[str, float]:
+        """Over the finite steps of the epoch; nan if there are none."""
+        sums = self.loss_sums or [math.nan] * len(names)
+        return {name: value / max(self.finite_steps, 1) for name, value in zip(names, sums)}
+
+    def begin_epoch(self) -> None:
+        """Resets what belongs to a position inside an epoch."""
+        self.batch, self.loss_sums, self.finite_steps, self.joined = 0, [], 0, False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDescription:
+    """What all checkpoints of a run have in common."""
+
+    model_spec: dict[str, Any]
+    names: list[str]  # of the classes
+    imgsz: int = 0
+    config: dict[str, Any]  # of `TrainConfig`
+    hyp: dict[str, Any]  # of `Hyperparameters`
+    data: dict[str, str]  # where the data set is, and its fingerprint
+    pretrained: list[str] | None = None  # parameters that came from weights; None: an older checkpoint does not say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(RunDescription):
+    """A checkpoint that a run can go on from. Tensors are on the CPU when it is read, and the run's own when it is
+    written."""
+
+    progress: Progress
+    model: dict[str, Tensor]
+    ema: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    scaler: dict[str, Any]
+    run: dict[str, Any] = field(default_factory=dict)  # world_size, device, seconds, epoch_batches
+    metrics: dict[str, float] = field(default_factory=dict)
+    rank_buffers: dict[str, Tensor] | None = None  # (ranks, values) by model, where ranks differ
+    path: Path = Path()
+
+    @classmethod
+    def read(cls, path: Path) -> Checkpoint:
+        """Raises UserError for any file that a run cannot go on from."""
+        content = read_checkpoint(path)
+        if "config" not in content:
+            raise UserError(f"{path}: holds no run to go on with; start a new one with --weights {path}")
+        if any(key not in content for key in _STATE):
+            raise UserError(
+                f"{path}: holds weights only (a best.pt?); resume from last.pt, or start with --weights {path}"
+            )
+        missing = [key for key in _SETTINGS if key not in content]
+        if missing:
+            raise UserError(f"{path}: damaged checkpoint (no {', '.join(missing)})")
+        content["progress"] = Progress.of(content["progress"], path)
+        for key, names, kind in _TYPED:
+            part = content.get(key, {})
+            for name in names:
+                if type(part.get(name, kind())) is not kind or (key != "run" and name not in part):
+                    raise UserError(f"{path}: damaged checkpoint ('{key}' has no {kind.__name__} called '{name}')")
+        known = {f.name for f in fields(cls)} - {"path"}
+        return cls(path=path, **{key: value for key, value in content.items() if key in known})
+
+    def content(self) -> dict[str, Any]:
+        """As it is stored."""
+        stored = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "path"}
+        if self.rank_buffers is None:
+            del stored["rank_buffers"]
+        return stored | {"progress": asdict(self.progress)}
+
+    def weights_only(self) -> dict[str, Any]:
+        """What best.pt stores: the averaged weights, and what describes them."""
+        return {key: value for key, value in self.content().items() if key not in _OF_THE_RUN}
+
+    def restore(
+        self,
+        *,
+        ctx: DistributedContext,
+        model: nn.Module,
+        ema: ModelEma,
+        optimizer: OptimizerSet,
+        scaler: torch.amp.GradScaler,
+    ) -> Progress:
+        """Loads the state of a run into its parts, and returns where it stood. The weights of ``model`` are loaded
+        before (`load_model`), because the other parts are built from them."""
+        with self.errors_of_fit():
+            ema.load_state_dict(self.ema)
+            restore_rank_buffers(self.rank_buffers, ctx, {"model": model, "ema": ema.module})
+            optimizer.load_state_dict(self.optimizer)
+        if self.scaler and scaler.is_enabled():
+            scaler.load_state_dict(self.scaler)
+        return Progress(**asdict(self.progress))
+
+    def load_model(self, model: nn.Module) -> None:
+        """Raises UserError when the weights do not fit."""
+        with self.errors_of_fit():
+            unwrap(model).load_state_dict(self.model)
+
+    def parameters_from_weights(self, model: nn.Module) -> list[str]:
+        """Names of the parameters that came from weights when the run began. Older checkpoints do not list them: their
+        runs had one learning rate for all, that of such parameters."""
+        if self.pretrained is not None:
+            return self.pretrained
+        return [name for name, _ in model.named_parameters()] if self.config.get("weights") else []
+
+    @contextlib.contextmanager
+    def errors_of_fit(self) -> Iterator[None]:
+        """Raises UserError for state that a part of the run cannot take."""
+        try:
+            yield
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[-1].strip()
+            raise UserError(f"{self.path}: does not fit this run: {reason}") from None
+
+
+_STATE = ("model", "ema", "optimizer", "scaler")
+_SETTINGS = ("model_spec", "names", "hyp", "data", "progress")
+_OF_THE_RUN = ("model", "optimizer", "scaler", "run", "rank_buffers")
+# Values of these parts that are read by name; ``run`` is not in the oldest checkpoints.
+_TYPED = (
+    ("config", ("epochs", "batch_size"), int),
+    ("data", ("fingerprint",), str),
+    ("run", ("epoch_batches",), int),
+)
+
+
+def gather_rank_buffers(ctx: DistributedContext, models: dict[str, nn.Module]) -> dict[str, Tensor] | None:
+    """On rank 0, for each of ``models`` the float buffers (ranks, values) if they differ between ranks; None elsewhere,
+    and when all ranks hold the same. Every rank must call it."""
+    if not ctx.is_distributed or not any(is_parallel(model) for model in models.values()):
+        return None
+    gathered = gather_arrays(
+        ctx, {name: flat_copy(float_buffers(unwrap(model))).cpu().numpy() for name, model in models.items()}
+    )
+    if gathered is None:
+        return None
+    stacked = {name: torch.from_numpy(np.stack([rank[name] for rank in gathered])) for name in models}
+    return None if all(bool((values == values[0]).all()) for values in stacked.values()) else stacked
+
+
+def put_means(values: Tensor, model: nn.Module, state: dict[str, Any]) -> None:
+    """Replaces the float buffers in ``state``, a state dict of ``model``, by their means over ranks."""
+    names = [name for name, buffer in unwrap(model).named_buffers() if buffer.is_floating_point()]
+    buffers = dict(unwrap(model).named_buffers())
+    pieces = _mean(values).split([buffers[name].numel() for name in names])
+    for name, piece in zip(names, pieces):
+        if name in state:
+            state[name] = piece.view(buffers[name].shape).clone()
+
+
+def restore_rank_buffers(
+    stored: dict[str, Tensor] | None, ctx: DistributedContext, models: dict[str, nn.Module]
+) -> None:
+    """Gives this rank its own buffers back when as many ranks stored theirs; otherwise the loaded means stay."""
+    for name, values in (stored or {}).items():
+        if len(values) == ctx.world_size:
+            buffers = float_buffers(unwrap(models[name]))
+            copy_flat(values[ctx.rank].to(buffers[0].device), buffers)
+
+
+def _mean(values: Tensor) -> Tensor:
+    """Over ranks (dimension 0); where all hold the same, exactly that."""
+    same = (values == values[0]).all(0)
+    return torch.where(same, values[0], values.mean(0))

@@ -1,0 +1,70 @@
+"""When the ranks of a run save and stop: all of them, after the same step."""
+
+from __future__ import annotations
+
+import time
+
+from engine.train_step import StepFlags
+from utils.config.settings import TrainConfig
+from utils.distributed.collectives import max_over_ranks
+from utils.distributed.context import DistributedContext
+from utils.distributed.stop_signals import INTERRUPTED, REQUEUE, StopSignals
+
+STOP_KEY = "stop"  # in the run's store: a rank was asked to stop while validating
+POLL_EVERY_S = 1.0
+
+
+class StopCoordinator:
+    """Turns this rank's signals and the save intervals into decisions that all ranks take alike.
+
+    What a rank requests travels with the sums of its step (`StepFlags`), so that all ranks read it after the same step.
+    Ranks do not meet during validation; there a key in the run's store carries the request.
+
+    Args:
+        signals: of this process, entered.
+    """
+
+    def __init__(self, ctx: DistributedContext, signals: StopSignals, config: TrainConfig) -> None:
+        self._ctx, self._signals = ctx, signals
+        self._save_every_s = config.save_minutes * 60 if ctx.is_main else 0.0  # one clock decides for all
+        self._save_every_updates = config.save_steps
+        self._saved_at, self._save_requested = time.monotonic(), False
+        self._polled_at = 0.0
+
+    def flags(self) -> StepFlags:
+        """What this rank requests with the step that begins. A save is requested once, until it is done."""
+        save = not self._save_requested and 0 < self._save_every_s <= time.monotonic() - self._saved_at
+        self._save_requested |= save
+        return StepFlags(save, self._signals.stop, self._signals.interrupt)
+
+    def save_is_due(self, flags: StepFlags, updates: int) -> bool:
+        """Whether the ranks save after ``updates`` steps, given the flags of all of them."""
+        return any(flags) or (self._save_every_updates > 0 and updates % self._save_every_updates == 0)
+
+    def saved(self) -> None:
+        self._saved_at, self._save_requested = time.monotonic(), False
+
+    def exit_code(self, flags: StepFlags) -> int:
+        """With which the ranks end after the step that had ``flags``; 0: they go on."""
+        if not (flags.stop or flags.interrupt):
+            return 0
+        return INTERRUPTED if flags.interrupt else REQUEUE
+
+    def stop_requested(self) -> bool:
+        """Between batches of validation: has a signal come to this rank, or lately to another?"""
+        local, store = self._signals.stop or self._signals.interrupt, self._ctx.store
+        if store is None:
+            return local
+        if local:
+            store.set(STOP_KEY, "")
+            return True
+        now = time.monotonic()
+        if now - self._polled_at < POLL_EVERY_S:
+            return False
+        self._polled_at = now
+        return store.check([STOP_KEY])
+
+    def exit_code_after_validation(self, *, broken_off: bool) -> int:
+        """As `exit_code`. Every rank calls it, and says whether `stop_requested` broke its validation off."""
+        local = 0 if not broken_off else INTERRUPTED if self._signals.interrupt else REQUEUE
+        return max_over_ranks(self._ctx, local)

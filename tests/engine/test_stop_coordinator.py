@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.stop_coordinator import StopCoordinator
+from engine.train_step import NO_FLAGS, StepFlags
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.distributed.stop_signals import INTERRUPTED, REQUEUE, StopSignals
+
+MAIN = DistributedContext.single()
+OTHER = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.device("cpu"),))
+
+
+def test_saving_by_steps_and_by_the_clock(monkeypatch: pytest.MonkeyPatch):
+    now = [100.0]
+    monkeypatch.setattr("engine.stop_coordinator.time.monotonic", lambda: now[0])
+    stops = StopCoordinator(MAIN, StopSignals(), TrainConfig(save_minutes=1, save_steps=3))
+    assert [updates for updates in range(1, 10) if stops.save_is_due(NO_FLAGS, updates)] == [3, 6, 9]
+    assert not stops.flags().save
+    now[0] += 61
+    assert [stops.flags().save for _ in range(3)] == [True, False, False]  # once, until it is done
+    stops.saved()
+    assert not stops.flags().save
+    now[0] += 61
+    assert stops.flags().save
+    other = StopCoordinator(OTHER, StopSignals(), TrainConfig(save_minutes=1, save_steps=0))
+    now[0] += 1000
+    assert not other.flags().save  # the clock of rank 0 alone decides
+    assert not any(other.save_is_due(NO_FLAGS, updates) for updates in range(10))
+    assert other.save_is_due(StepFlags(save=True), 1)
+
+
+def test_what_a_signal_asks_of_all_ranks():
+    signals = StopSignals()
+    stops = StopCoordinator(MAIN, signals, TrainConfig())
+    assert stops.flags() == NO_FLAGS
+    assert stops.exit_code(NO_FLAGS) == 0
+    assert not stops.stop_requested()
+    signals.stop = True
+    assert stops.exit_code(stops.flags()) == REQUEUE
+    assert stops.stop_requested()
+    assert stops.exit_code_after_validation(broken_off=True) == REQUEUE
+    assert stops.exit_code_after_validation(broken_off=False) == 0
+    signals.interrupt = True
+    assert stops.exit_code(stops.flags()) == INTERRUPTED  # Ctrl-C counts before a batch system's signal
+    assert stops.exit_code(StepFlags(save=True)) == 0
