@@ -36,14 +36,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     from engine.checkpoint.run import open_run
     from engine.checks import check_same_start
     from engine.watchdog import Watchdog
-    from utils.distributed.context import DistributedContext, one_voice
+    from utils.distributed.context import DistributedContext, report_errors_once
     from utils.distributed.stop_signals import StopSignals
     from utils.machine.limits import explained, smaller
 
     with StopSignals() as signals, Watchdog(signals) as watchdog:
         ctx = DistributedContext.from_environment(config.device, config.local_rank, config.local_world_size)
-        with ctx.closing(), one_voice(ctx):
-            watchdog.meet(ctx)
+        with ctx.closing(), report_errors_once(ctx):
+            watchdog.watch_peers(ctx)
             check_same_start(ctx, config)
             with open_run(ctx, config, given_flags(TrainConfig, argv)) as run:
                 size = run.config.batch_size, run.config.imgsz

@@ -12,7 +12,7 @@ from engine.checkpoint.resume import resumed_position
 from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import Evaluator, Postprocess
 from engine.optim.build import choose_optimizer
-from engine.optim.schedule import Pace, build_schedule, pace_of
+from engine.optim.schedule import StepPlan, build_schedule, step_plan
 from engine.reporting.trackers import Tracker, build_tracker
 from engine.step_setup import build_step
 from engine.train_step import TrainStep
@@ -53,22 +53,22 @@ def build_trainer(
         train_loader, val_loader: see `Trainer`; their ``index`` knows the labels.
     """
     config = run.config
-    pace = pace_of(config, len(train_loader))
-    rule = choose_optimizer(config.optimizer, pace.total)
+    plan = step_plan(config, len(train_loader))
+    rule = choose_optimizer(config.optimizer, plan.total)
     pictures = train_loader.global_pictures(0)
-    take_step = build_step(ctx, run, model, criterion, rule=rule, pretrained=pretrained, pace=pace, pictures=pictures)
+    take_step = build_step(ctx, run, model, criterion, rule=rule, pretrained=pretrained, plan=plan, pictures=pictures)
     get_logger().info(
         "%s, %d steps (%d an epoch, %d batch(es) each), autocast %s",
-        rule, pace.total, pace.steps, pace.accumulate, take_step.amp_dtype or "off",
+        rule, plan.total, plan.steps, plan.accumulate, take_step.amp_dtype or "off",
     )  # fmt: skip
     # File stamps may differ where machines have copies of their own; what follows from them must not.
     fingerprint = broadcast_object(ctx, train_loader.index.fingerprint)
-    progress = _restore_progress(ctx, run, model, take_step, pace, train_loader, fingerprint)
+    progress = _restore_progress(ctx, run, model, take_step, plan, train_loader, fingerprint)
     data = describe_location(data_source, data_root, run.folder) | {"fingerprint": fingerprint}
     return Trainer(
         ctx=ctx,
         take_step=take_step,
-        schedule=build_schedule(run.hyp, pace, cosine=config.cos_lr),
+        schedule=build_schedule(run.hyp, plan, cosine=config.cos_lr),
         optimizer=take_step.optimizer,
         ema=take_step.ema,
         train_loader=train_loader,
@@ -90,7 +90,7 @@ def build_trainer(
         run_dir=run.folder,
         loss_names=criterion.names,
         epochs=config.epochs,
-        accumulate=pace.accumulate,
+        accumulate=plan.accumulate,
         val_every=config.val_every,
         patience=config.patience,
         max_bad_steps=config.max_bad_steps,
@@ -105,7 +105,7 @@ def _restore_progress(
     run: Run,
     model: nn.Module,
     take_step: TrainStep,
-    pace: Pace,
+    plan: StepPlan,
     train_loader: Any,
     fingerprint: str,
 ) -> Progress:
@@ -119,7 +119,7 @@ def _restore_progress(
         fingerprint=fingerprint,
         batch_size=run.config.batch_size,
         epoch_batches=len(train_loader),
-        accumulate=pace.accumulate,
+        accumulate=plan.accumulate,
         epochs=run.config.epochs,
     )
     for line in lines:

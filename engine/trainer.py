@@ -16,10 +16,10 @@ from engine.optim.build import OptimizerSet
 from engine.optim.ema import ModelEma
 from engine.optim.schedule import Schedule
 from engine.parallel.ddp import average_buffers
-from engine.prefetcher import DeviceFeed
+from engine.prefetcher import Prefetcher
 from engine.reporting.progress_bar import EpochBar, log_start_time
 from engine.reporting.trackers import Tracker
-from engine.train_step import NO_ASKS, Asks, StepValues, TrainStep
+from engine.train_step import NO_FLAGS, StepFlags, StepValues, TrainStep
 from engine.watchdog import Watchdog
 from utils.distributed.collectives import broadcast_object, max_over_ranks
 from utils.distributed.context import DistributedContext
@@ -39,11 +39,11 @@ class Trainer:
     Args:
         take_step: the optimiser step.
         train_loader: endless; ``len`` is batches an epoch; ``start_at(epoch, batch)``, ``global_pictures(batch)``,
-            ``renderer`` as `DeviceFeed` takes it, ``class_weights`` (None without image weights) and
+            ``renderer`` as `Prefetcher` takes it, ``class_weights`` (None without image weights) and
             ``set_class_weights(weights)``.
         accumulate: micro-batches a step; an epoch's last step may have fewer.
         saving: when to save inside an epoch.
-        signals: entered; what asks this rank to stop.
+        signals: entered; the signals that ask this rank to stop.
         watchdog: of this rank, entered.
         stall_s: without a step after which it writes down where the run hangs; 0: never.
         val_every: validate after every so many epochs and after the last; 0: after the last only.
@@ -108,7 +108,7 @@ class Trainer:
                 if self.saving.at_start:
                     self._save()
                 loader = self.train_loader
-                with DeviceFeed(iter(loader), device=self.ctx.device, render=loader.renderer) as batches:
+                with Prefetcher(iter(loader), device=self.ctx.device, render=loader.renderer) as batches:
                     while not self._is_over():
                         self._train_epoch(batches)
                         self._close_epoch()
@@ -128,7 +128,7 @@ class Trainer:
             return True
         return False
 
-    def _train_epoch(self, batches: DeviceFeed) -> None:
+    def _train_epoch(self, batches: Prefetcher) -> None:
         """The steps that the epoch still wants."""
         progress, per_epoch = self.progress, len(self.train_loader)
         self.take_step.criterion.set_refining(progress.epoch >= self.epochs - self.refining_epochs)
@@ -146,15 +146,15 @@ class Trainer:
             if self._starting:
                 log_start_time()
                 self._starting = False
-            batches.stage(self._wanted_next())
-            asks = self._read(leave=0 if progress.batch == per_epoch else 1)
+            batches.prefetch(self._wanted_next())
+            flags = self._read(leave=0 if progress.batch == per_epoch else 1)
             self.watchdog.beat()
             bar.update(
                 self.progress.mean_losses(self.loss_names),
                 images=self._images(first, len(shares)),
                 data_wait_s=batches.take_wait(),
             )
-            self._at_boundary(asks)
+            self._at_boundary(flags)
         bar.close()
 
     def _wanted_next(self) -> int:
@@ -165,25 +165,25 @@ class Trainer:
         is_known = self.train_loader.class_weights is None and self.progress.epoch + 1 < self.epochs
         return min(self.accumulate, per_epoch) if is_known else 0
 
-    def _read(self, *, leave: int) -> Asks:
-        """Takes in the values of all steps but the newest ``leave``. Returns what the ranks asked for in them."""
-        progress, asks = self.progress, NO_ASKS
+    def _read(self, *, leave: int) -> StepFlags:
+        """Takes in the values of all steps but the newest ``leave``. Returns the flags that the ranks set in them."""
+        progress, flags = self.progress, NO_FLAGS
         for values in self.take_step.reader.pop(leave=leave):
             self._watch(values)
-            asks |= values.asks
+            flags |= values.flags
             if values.finite:
                 progress.add_losses(values.losses)
-        return asks
+        return flags
 
-    def _at_boundary(self, asks: Asks) -> None:
+    def _at_boundary(self, flags: StepFlags) -> None:
         """Between two steps: saves and stops if that is due, on all ranks alike."""
         self.checkpointer.check()
-        if not any(asks) and not self.saving.due_after(self.progress.updates):
+        if not any(flags) and not self.saving.due_after(self.progress.updates):
             return
-        asks |= self._read(leave=0)
+        flags |= self._read(leave=0)
         self._save()
-        if asks.stop or asks.interrupt:
-            self._stop(INTERRUPTED if asks.interrupt else REQUEUE)
+        if flags.stop or flags.interrupt:
+            self._stop(INTERRUPTED if flags.interrupt else REQUEUE)
 
     def _stop(self, code: int) -> NoReturn:
         """Once all is on disk, on every rank."""
@@ -216,8 +216,8 @@ class Trainer:
         """One optimiser step over micro-batches ``first``... of the epoch."""
         self.optimizer.set_rates(self.schedule, self.progress.updates)
         pictures = [self.train_loader.global_pictures(first + number) for number in range(len(shares))]
-        asks = Asks(self.saving.wants_save(), self.signals.stop, self.signals.interrupt)
-        self.take_step(shares, pictures, self.progress.updates + 1, asks)
+        flags = StepFlags(self.saving.wants_save(), self.signals.stop, self.signals.interrupt)
+        self.take_step(shares, pictures, self.progress.updates + 1, flags)
         self.progress.batch += len(shares)
         self.progress.step += len(shares)
         self.progress.updates += 1
@@ -232,7 +232,7 @@ class Trainer:
             self.progress.bad_steps = 0
             return
         self.progress.bad_steps += 1
-        if not values.share_finite:
+        if not values.local_finite:
             listed = self.run_dir / f"nonfinite_rank{self.ctx.rank}.txt"
             with open(listed, "a", encoding="utf-8", errors="surrogateescape") as file:
                 file.write(f"epoch {self.progress.epoch}: " + " ".join(values.paths) + "\n")

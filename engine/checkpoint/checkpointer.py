@@ -249,7 +249,7 @@ def restore(
 
 
 class SaveCadence:
-    """By steps, which every rank counts alike, and by the clock of one rank, which asks the others (`Asks.save`).
+    """By steps, which every rank counts alike, and by the clock of one rank, which tells the others (`StepFlags.save`).
 
     Args:
         minutes: between saves by the clock; 0: never.
