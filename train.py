@@ -31,13 +31,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     with StopSignals() as signals, Watchdog(signals) as watchdog:
         ctx = DistributedContext.from_environment(config.device, config.local_rank, config.local_world_size)
         with ctx.closing(), report_errors_once(ctx):
-            watchdog.meet(ctx)
+            watchdog.watch_peers(ctx)
             check_same_start(ctx, config)
             with open_run(ctx, config, given_flags(TrainConfig, argv)) as run:
                 size = run.config.batch_size, run.config.imgsz
-                with explained(partial(smaller, *size, least_batch=ctx.world_size, device=ctx.device.type)):
-                    with build_run(ctx, run, signals, watchdog) as trainer:
-                        trainer.fit()
+                advice = partial(smaller, *size, least_batch=ctx.world_size, device=ctx.device.type)
+                with explained(advice), build_run(ctx, run, signals, watchdog) as trainer:
+                    trainer.fit()
 
 
 if __name__ == "__main__":

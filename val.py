@@ -36,14 +36,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.spawn > 1 and not is_launched():
         spawn(run_main, config.spawn, (main, argv))
         return
-    from utils.distributed.context import DistributedContext, one_voice
+    from utils.distributed.context import DistributedContext, report_errors_once
     from utils.logger import configure_logging
     from utils.machine.limits import explained, smaller
 
     ctx = DistributedContext.from_environment(config.device, config.local_rank, config.local_world_size)
     configure_logging(ctx.is_main)
     advice = partial(smaller, config.batch_size, config.imgsz or 640, least_batch=1, device="")
-    with ctx.closing(), one_voice(ctx), explained(advice):
+    with ctx.closing(), report_errors_once(ctx), explained(advice):
         validate(config, ctx)
 
 

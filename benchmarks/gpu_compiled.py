@@ -66,7 +66,7 @@ def taken(options: argparse.Namespace, is_compiled: bool) -> list[StepValues]:
     for number, kind in enumerate(COURSE):
         batches = whole if kind is ACCUMULATED else [whole[number % 2]]
         if kind is PARTIAL:
-            batches = [whole[0].share(0, options.batch_size // 2)]
+            batches = [whole[0].shard(0, options.batch_size // 2)]
         take_step(batches, [len(batch.images) for batch in batches], number + 1)
         values += take_step.reader.pop(leave=0)
     return values

@@ -15,7 +15,7 @@ def compare_batches(options: argparse.Namespace) -> Iterator[str]:
     import torch
 
     from data.loading.shared_memory import PageLock
-    from engine.prefetcher import DeviceFeed
+    from engine.prefetcher import Prefetcher
     from utils.distributed.context import DistributedContext
     from utils.structures import Batch
 
@@ -43,10 +43,10 @@ def compare_batches(options: argparse.Namespace) -> Iterator[str]:
             torch.mm(weights, weights)
         return batch.to(device)
 
-    with DeviceFeed(iter(loader), device=device, render=move, ahead=True) as feed:
+    with Prefetcher(iter(loader), device=device, render=move, ahead=True) as prefetcher:
         for number in range(BATCHES):
-            images = next(feed).images.cpu()
-            feed.stage(2)
+            images = next(prefetcher).images.cpu()
+            prefetcher.prefetch(2)
             if not torch.equal(images, loader.render(*divmod(number, len(loader))).images):
                 sys.exit(f"batch {number} is not what was drawn")
     PageLock.lock = lock_pages

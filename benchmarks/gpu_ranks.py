@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.training_step import build_step, context_of, make_batches
 from utils.distributed.context import DistributedContext
-from utils.distributed.groups import share_bounds
+from utils.distributed.groups import shard_bounds
 from utils.distributed.spawn import spawn
 
 VIRTUAL_RANKS, PROCESSES, STEPS = 4, 2, 4
@@ -71,7 +71,7 @@ def take_steps(
     take_step = build_step(model, ctx=ctx, optimizer=optimizer, virtual_ranks=VIRTUAL_RANKS)
     whole = make_batches(2, images, imgsz, torch.device("cpu"))
     for number in range(STEPS):
-        share = whole[number % 2].share(*share_bounds(images, ctx.rank, ctx.world_size))
+        share = whole[number % 2].shard(*shard_bounds(images, ctx.rank, ctx.world_size))
         take_step([share.pin_memory() if ctx.device.type == "cuda" else share], [images], number + 1)
     if ctx.is_main:
         torch.save(state_of(take_step), Path(folder, f"{name}.pt"))

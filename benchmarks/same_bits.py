@@ -99,7 +99,7 @@ def sync_bn_rank(folder: str, model: str, steps: int) -> None:
     from models.losses.build import build_criterion
     from tests.helpers.tiny import make_batch
     from utils.config.settings import Hyperparameters
-    from utils.distributed.groups import share_bounds
+    from utils.distributed.groups import shard_bounds
 
     torch.set_num_threads(1)
     ctx = DistributedContext.from_environment("cpu")
@@ -128,7 +128,7 @@ def sync_bn_rank(folder: str, model: str, steps: int) -> None:
     for number in range(steps):
         take_step.optimizer.set_rates(schedule, number)
         batch = make_batch(16, size=96, seed=number, targets_per_image=4)
-        take_step([batch.share(*share_bounds(16, ctx.rank, ctx.world_size))], [16], number + 1)
+        take_step([batch.shard(*shard_bounds(16, ctx.rank, ctx.world_size))], [16], number + 1)
     if ctx.is_main:
         weights = torch.cat([v.double().reshape(-1) for v in detector.state_dict().values()])
         torch.save(weights, Path(folder, f"{model}-{ctx.world_size}.pt"))

@@ -50,7 +50,7 @@ def build_step(
     import torch
 
     from engine.checkpoint.run import Run
-    from engine.optim.schedule import pace_of
+    from engine.optim.schedule import step_plan
     from engine.step_setup import build_step as build
     from models.detector import build_detector
     from models.losses.build import build_criterion
@@ -71,7 +71,7 @@ def build_step(
         build_criterion(detector, hyp).to(ctx.device),
         rule=optimizer,
         pretrained=(),
-        pace=pace_of(config, 100),
+        plan=step_plan(config, 100),
         pictures=compiled_for or config.batch_size,
     )
 

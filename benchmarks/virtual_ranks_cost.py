@@ -49,8 +49,8 @@ def measure(model: str, imgsz: int, batch_size: int, rounds: int, bf16: bool, ou
     ctx = DistributedContext.from_environment("cpu")
     amp = torch.bfloat16 if bf16 else None
     share = batch_size // ctx.world_size
-    whole = make_batch(batch_size, size=imgsz, targets_per_image=8).share(ctx.rank * share, (ctx.rank + 1) * share)
-    halves = [whole.share(0, share // 2), whole.share(share // 2, share)]
+    whole = make_batch(batch_size, size=imgsz, targets_per_image=8).shard(ctx.rank * share, (ctx.rank + 1) * share)
+    halves = [whole.shard(0, share // 2), whole.shard(share // 2, share)]
     plain, exact = build(ctx, model, 0, amp), build(ctx, model, 4, amp)
     steps = {
         "plain DDP, 2 accumulated": lambda n: plain(halves, [batch_size // 2] * 2, n),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch.utils.data.distributed import DistributedSampler
 
-from utils.distributed.groups import share_bounds
+from utils.distributed.groups import shard_bounds
 from utils.rng import Stream, keyed_generator
 from utils.structures import SampleKey
 
@@ -226,7 +226,7 @@ class KeyedDistributedSampler(DistributedSampler):
     def __len__(self) -> int:
         """Sample keys of this rank in an epoch."""
         per_picture = 4 if self.quad else 1
-        bounds = (share_bounds(self.global_pictures(b), self.rank, self.num_replicas) for b in range(self.num_batches))
+        bounds = (shard_bounds(self.global_pictures(b), self.rank, self.num_replicas) for b in range(self.num_batches))
         return sum(end - start for start, end in bounds) * per_picture
 
     def __iter__(self) -> Iterator[SampleKey]:
@@ -243,7 +243,7 @@ class KeyedDistributedSampler(DistributedSampler):
     def _request(self, indices: np.ndarray, epoch: int, batch: int) -> BatchRequest:
         first = batch * self.order.batch_size
         canvas = self._canvas(indices[first : first + self.order.batch_size], epoch, batch)
-        start, end = share_bounds(self.global_pictures(batch), self.rank, self.num_replicas)
+        start, end = shard_bounds(self.global_pictures(batch), self.rank, self.num_replicas)
         if self.quad:
             double = (2 * canvas[0], 2 * canvas[1])
             quads = (self._quad(indices, epoch, first + 4 * i, canvas) for i in range(start, end))

@@ -2,7 +2,7 @@
 
 A step of the run is taken on a copy of its model with batches of growing size: with its loss, optimiser and averaged
 weights, in its floating-point type, on the largest canvas, with many boxes. Each process searches on its own device;
-the smallest of their results, times the shares that a batch is cut into, is the batch of the run.
+the smallest of their results, times the shards that a batch is cut into, is the batch of the run.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch import nn
 
 from engine.checkpoint.run import Run
 from engine.optim.build import choose_optimizer
-from engine.optim.schedule import Pace, pace_of
+from engine.optim.schedule import StepPlan, step_plan
 from engine.parallel.compile import plan_compilation
 from engine.parallel.sync_bn import convert_sync_bn
-from engine.parallel.virtual_ranks import shares_of
+from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from engine.step_setup import build_step
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.collectives import max_over_ranks
@@ -114,9 +114,9 @@ def with_batch_that_fits(
         UserError: not even one picture a share fits.
     """
     memory = memory or CudaMemory(ctx.device)
-    shares = shares_of(ctx, run.config) or ctx.world_size
+    shards = resolve_virtual_ranks(ctx, run.config) or ctx.world_size
     side = largest_side(run, model)
-    copies = 2 if plan_compilation(run.config, ctx, pictures=shares, shares=shares).cuda_graphs else 1
+    copies = 2 if plan_compilation(run.config, ctx, pictures=shards, shards=shards).cuda_graphs else 1
     with _alone(ctx, run.config) as group:
 
         def peak_bytes_of(pictures: int) -> int | None:
@@ -133,10 +133,10 @@ def with_batch_that_fits(
             f"that {ctx.device} has to spare; use a smaller --imgsz or model"
         )
     own = -max_over_ranks(ctx, -own)
-    images = own * shares * _samples(run.config)
+    images = own * shards * _samples(run.config)
     get_logger().info(
-        "--batch-size -1: %d images a step fit (%d share(s) of %d pictures of %d px, up to %d boxes each, in %.1f GiB)",
-        images, shares, own, side, _boxes(run.config), limit / 2**30,
+        "--batch-size -1: %d images a step fit (%d shard(s) of %d pictures of %d px, up to %d boxes each, in %.1f GiB)",
+        images, shards, own, side, _boxes(run.config), limit / 2**30,
     )  # fmt: skip
     return replace(run, config=replace(run.config, batch_size=images))
 
@@ -220,7 +220,7 @@ def prepare_step(
     pictures: int,
     group: dist.ProcessGroup | None = None,
 ) -> TakeStep:
-    """A step such as the run's, with this process's part of a batch whose shares have ``pictures``, on copies of the
+    """A step such as the run's, with this process's part of a batch whose shards have ``pictures``, on copies of the
     run's parts. It waits for no other process.
 
     Under DDP the run holds all gradients all the time. That room is here the model's, of which the run has one less.
@@ -229,10 +229,10 @@ def prepare_step(
         group: of this process alone, for ``--sync-bn``; None without.
     """
     config = run.config
-    virtual = shares_of(ctx, config)
-    own, shares = max(virtual // ctx.world_size, 1), virtual or ctx.world_size
-    images = pictures * shares * _samples(config)
-    accumulate = pace_of(replace(config, batch_size=images), 1).accumulate
+    virtual = resolve_virtual_ranks(ctx, config)
+    own, shards = max(virtual // ctx.world_size, 1), virtual or ctx.world_size
+    images = pictures * shards * _samples(config)
+    accumulate = step_plan(replace(config, batch_size=images), 1).accumulate
     alone = {"compile": False, "zero": False, "compress_grads": False, "sync_bn": False, "sync_bn_group": 0}
     model = copy.deepcopy(model)
     step = build_step(
@@ -242,7 +242,7 @@ def prepare_step(
         criterion,
         rule=choose_optimizer(config.optimizer, 1),
         pretrained=(),
-        pace=Pace(accumulate, 1, 1),
+        plan=StepPlan(accumulate, 1, 1),
         pictures=own * pictures,
     )
     if group is not None:  # later, like DDP: averaged weights are copies of the model as it was
@@ -261,7 +261,7 @@ def prepare_step(
 
 @contextmanager
 def _alone(ctx: DistributedContext, config: TrainConfig) -> Iterator[dist.ProcessGroup | None]:
-    """A group of this process alone where batch statistics are exchanged, since processes search at their own pace."""
+    """A group of this process alone where batch statistics are exchanged, since each process searches independently."""
     if not (ctx.is_distributed and (config.sync_bn or config.sync_bn_group)):
         yield None
         return

@@ -77,7 +77,7 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
             rule=rule,
             pretrained=pretrained,
             plan=plan,
-            images=train_loader.global_pictures(0),
+            pictures=train_loader.global_pictures(0),
         )
         get_logger().info(
             "%s, %d steps (%d an epoch, %d batch(es) each), autocast %s",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -146,8 +146,8 @@ def _idle_in_pictures(config: TrainConfig, hyp: Hyperparameters, asked: set[str]
 
 
 def _idle_rates(config: TrainConfig, hyp: Hyperparameters, asked: set[str]) -> Iterator[str]:
-    if "lr_share" in asked and not config.weights:
-        yield "--set lr_share does nothing without --weights"
+    if "lr_mult" in asked and not config.weights:
+        yield "--set lr_mult does nothing without --weights"
     if config.cos_lr and hyp.lrf == 1:
         yield "--cos-lr does nothing: lrf 1 keeps the learning rate where it is"
     for name in ("warmup_momentum", "warmup_bias_lr"):

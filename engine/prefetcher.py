@@ -1,4 +1,4 @@
-"""Batches from a loader to the device, copied while the step before them runs."""
+"""Copies batches from a loader to the device while the previous step runs."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ import torch
 from utils.structures import Batch
 
 
-class Done(Protocol):
-    """What is asked of an event, as `torch.cuda.Event` answers it."""
+class Event(Protocol):
+    """The part of `torch.cuda.Event` that is used here."""
 
     def query(self) -> bool: ...
 
     def synchronize(self) -> None: ...
 
 
-class InFlight:
-    """Keeps objects until the device has read their memory. A copy that does not block returns before it is made, and
-    whoever gives up its source meanwhile may find the next batch drawn into it."""
+class PendingCopies:
+    """Keeps host batches alive until the device has read their memory. A non-blocking copy returns before it has run,
+    and once its source is released a worker may write the next batch over it."""
 
     def __init__(self) -> None:
-        self._held: deque[tuple[Any, Done]] = deque()
+        self._sources: deque[tuple[Any, Event]] = deque()
 
-    def hold(self, source: Any, done: Done) -> None:
-        """``done``: recorded after the reading, on one and the same stream at all calls."""
-        self._held.append((source, done))
+    def add(self, source: Any, done: Event) -> None:
+        """``done`` is recorded after the copy, on the same stream in all calls."""
+        self._sources.append((source, done))
 
     def release(self) -> None:
-        """Gives up what has been read. Waits for nothing."""
-        while self._held and self._held[0][1].query():
-            self._held.popleft()
+        """Releases the sources of finished copies, without waiting."""
+        while self._sources and self._sources[0][1].query():
+            self._sources.popleft()
 
     def wait(self) -> None:
-        """Until all has been read."""
-        while self._held:
-            self._held[0][1].synchronize()
-            self._held.popleft()
+        """Waits until all copies have finished."""
+        while self._sources:
+            self._sources[0][1].synchronize()
+            self._sources.popleft()
 
 
 class SideStream:
-    """A CUDA stream of its own for what is copied and rendered ahead."""
+    """A separate CUDA stream on which batches are copied and rendered ahead."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
     def run(self, work: Callable[[], Batch]) -> tuple[Batch, torch.cuda.Event]:
-        """Queues ``work``. Returns its batch, and what tells that it has ended."""
+        """Queues ``work``. Returns its batch and an event that is recorded after it."""
         with torch.cuda.stream(self._stream):
             batch, done = work(), torch.cuda.Event()
             done.record()
@@ -64,13 +64,13 @@ class SideStream:
         batch.record_stream(current)
 
 
-class DeviceFeed:
+class Prefetcher:
     """An iterator of batches on the device.
 
-    On a GPU, what `stage` asks for is copied (and rendered, where that is done on the device) on a stream of its own
-    while the step before is still at work; whoever takes a batch makes the device, not the host, wait for it. Bytes
-    are copied, not floats, and a batch on the host is kept until they have been. Elsewhere a batch is fetched when it
-    is taken. As a context manager it ends when nothing on the host is read any more.
+    On a GPU, `prefetch` copies batches (and renders them, with ``--render-on device``) on a separate stream while the
+    previous step still runs; taking a batch makes the device wait for it, not the host. Images are copied as bytes, not
+    floats, and a host batch is kept until its copy has finished. On other devices a batch is fetched when it is taken.
+    Leaving the context waits until no copy reads host memory any more.
     """
 
     def __init__(
@@ -85,38 +85,38 @@ class DeviceFeed:
         """
         Args:
             batches: on the host.
-            render: makes a batch on the device of one of ``batches``; None: they are batches and only move.
-            ahead: stage at all; None: on a GPU.
-            side: where batches move; None: a `SideStream` on a GPU, and nowhere else than where they are asked for.
+            render: turns an element of ``batches`` into a batch on the device; None: elements are batches, to copy.
+            ahead: whether `prefetch` does anything; None: on a GPU.
+            side: the stream that batches are copied on; None: a `SideStream` on a GPU, no separate one elsewhere.
         """
         self._batches = batches
         self._render = render or (lambda batch: batch.to(device))
         self._side = SideStream(device) if side is None and device.type == "cuda" else side
         self._ahead = self._side is not None if ahead is None else ahead
-        self._staged: deque[tuple[Batch, Any]] = deque()
-        self._in_flight = InFlight()
+        self._ready: deque[tuple[Batch, Any]] = deque()
+        self._pending = PendingCopies()
         self._waited_s = 0.0
 
-    def __enter__(self) -> DeviceFeed:
+    def __enter__(self) -> Prefetcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._in_flight.wait()
+        self._pending.wait()
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        if not self._staged:
+        if not self._ready:
             self._fetch()
-        batch, done = self._staged.popleft()
+        batch, done = self._ready.popleft()
         if done is not None:
             self._side.hand_over(batch, done)
         return batch
 
-    def stage(self, count: int) -> None:
-        """Fetches ahead until ``count`` batches lie ready. To be called once a step has been queued."""
-        while self._ahead and len(self._staged) < count:
+    def prefetch(self, count: int) -> None:
+        """Fetches batches until ``count`` are ready. Call it after a step has been queued."""
+        while self._ahead and len(self._ready) < count:
             self._fetch()
 
     def take_wait(self) -> float:
@@ -125,13 +125,13 @@ class DeviceFeed:
         return waited
 
     def _fetch(self) -> None:
-        self._in_flight.release()  # the loader may draw there again
+        self._pending.release()  # workers may write there again
         started = time.perf_counter()
         batch = next(self._batches)
         self._waited_s += time.perf_counter() - started
         if self._side is None:
-            self._staged.append((self._render(batch), None))
+            self._ready.append((self._render(batch), None))
             return
         moved, done = self._side.run(lambda: self._render(batch))
-        self._in_flight.hold(batch, done)
-        self._staged.append((moved, done))
+        self._pending.add(batch, done)
+        self._ready.append((moved, done))

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from engine.checkpoint.run import Run, claim_folder
-from engine.parallel.virtual_ranks import shares_of
+from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from utils.config.parser import to_dict
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
@@ -22,7 +22,7 @@ from utils.logger import configure_logging, continue_in_file, get_logger
 def prepare_process(ctx: DistributedContext, run: Run) -> None:
     """Sets up logging, threads and determinism, and prints the effective settings; `open_folder` stores them."""
     configure_logging(ctx.is_main, file_follows=True)
-    if run.config.threads or (shares_of(ctx, run.config) and ctx.device.type == "cpu"):
+    if run.config.threads or (resolve_virtual_ranks(ctx, run.config) and ctx.device.type == "cpu"):
         # How many threads share a sum decides its rounding, so every number of processes must use as many.
         torch.set_num_threads(run.config.threads or 1)
     _choose_kernels(ctx, run.config)

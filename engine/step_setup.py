@@ -10,11 +10,11 @@ from torch import nn
 from engine.checkpoint.run import Run
 from engine.optim.build import DEFAULT_LR, OptimizerSet, build_optimizer
 from engine.optim.ema import ModelEma
-from engine.optim.schedule import Pace
+from engine.optim.schedule import StepPlan
 from engine.parallel.amp import resolve_amp
 from engine.parallel.compile import check_compilation, plan_compilation
 from engine.parallel.ddp import parallelise, unused_parameters
-from engine.parallel.virtual_ranks import shares_of
+from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from engine.train_step import TrainStep
 from utils.config.settings import TrainConfig
 from utils.distributed.collectives import broadcast_object
@@ -26,8 +26,8 @@ from utils.logger import get_logger
 
 def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
     """Raises UserError for settings that no step of these processes could have, before anything is built or read."""
-    shares = shares_of(ctx, config)
-    if config.compress_grads and (shares or not ctx.is_distributed):
+    virtual_ranks = resolve_virtual_ranks(ctx, config)
+    if config.compress_grads and (virtual_ranks or not ctx.is_distributed):
         raise UserError("--compress-grads is for plain DDP: several processes, no --virtual-ranks or --deterministic")
     if config.sync_bn_group and ctx.is_distributed:
         check_group_size(ctx, config.sync_bn_group)
@@ -43,7 +43,7 @@ def build_step(
     *,
     rule: str,
     pretrained: Collection[str],
-    pace: Pace,
+    plan: StepPlan,
     pictures: int,
 ) -> TrainStep:
     """The optimiser's step, by ``rule``, with the averaged weights and the model as its devices want it. The settings
@@ -60,9 +60,9 @@ def build_step(
     optimizer = _optimizer_of(ctx, run, model, rule, pretrained)
     ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
     amp = broadcast_object(ctx, resolve_amp(config.amp, ctx.device))
-    shares = shares_of(ctx, config)
-    wrapped = model if shares else _over_devices(ctx, run, model, pace)
-    compilation = plan_compilation(config, ctx, pictures=pictures, shares=shares or ctx.world_size)
+    virtual_ranks = resolve_virtual_ranks(ctx, config)
+    wrapped = model if virtual_ranks else _over_devices(ctx, run, model, plan)
+    compilation = plan_compilation(config, ctx, pictures=pictures, shards=virtual_ranks or ctx.world_size)
     compilation.apply(model, criterion)
     if compilation.line:
         get_logger().info("%s", compilation.line)
@@ -75,7 +75,7 @@ def build_step(
         amp_dtype=amp,
         clip_norm=hyp.clip_norm,
         channels_last=config.channels_last,
-        virtual_ranks=shares,
+        virtual_ranks=virtual_ranks,
         skip_zero_grads=config.skip_zero_grads,
         compilation=compilation,
     )
@@ -90,14 +90,14 @@ def _optimizer_of(
         rule,
         lr=DEFAULT_LR[rule] if hyp.lr0 is None else hyp.lr0,
         pretrained=pretrained,
-        pretrained_share=hyp.lr_share,
+        pretrained_lr_mult=hyp.lr_mult,
         momentum=hyp.momentum,
         weight_decay=hyp.weight_decay,
         sharded=run.config.zero and ctx.is_distributed,
     )
 
 
-def _over_devices(ctx: DistributedContext, run: Run, model: nn.Module, pace: Pace) -> nn.Module:
+def _over_devices(ctx: DistributedContext, run: Run, model: nn.Module, plan: StepPlan) -> nn.Module:
     """The model as its number of devices wants it."""
     side = 2 * model.stride
     unused = unused_parameters(model, torch.zeros(1, 3, side, side, device=ctx.device)) if ctx.is_distributed else []
@@ -111,6 +111,6 @@ def _over_devices(ctx: DistributedContext, run: Run, model: nn.Module, pace: Pac
         sync_bn_group=sync_bn_group(ctx, config.sync_bn_group),
         unused=unused,
         # Where torch.compile cuts graphs at DDP's buckets, DDP cannot take them for static (pytorch#109261).
-        static=pace.accumulate == 1 and not config.compile,
+        static=plan.accumulate == 1 and not config.compile,
         compress=config.compress_grads,
     )

@@ -20,36 +20,36 @@ from engine.parallel.ddp import all_reduce_sum, copy_flat, flat_copy, float_buff
 from engine.parallel.virtual_ranks import SubtreeSum, sum_over_processes
 from utils.distributed.collectives import unwrap
 from utils.distributed.context import DistributedContext
-from utils.distributed.groups import share_bounds
+from utils.distributed.groups import shard_bounds
 from utils.structures import Batch, LossOutput
 
 
-class Asks(NamedTuple):
-    """What any rank wants of all at a step boundary. It travels with the step's sums, so it costs nothing and all ranks
-    read it after the same step."""
+class StepFlags(NamedTuple):
+    """Requests of any rank to all ranks at a step boundary. They are reduced together with the step's sums, so they
+    cost nothing and all ranks read them after the same step."""
 
     save: bool = False
     stop: bool = False  # SIGTERM or SIGUSR1
     interrupt: bool = False  # SIGINT
 
-    def __or__(self, other: Asks) -> Asks:
-        return Asks(*(a or b for a, b in zip(self, other)))
+    def __or__(self, other: StepFlags) -> StepFlags:
+        return StepFlags(*(a or b for a, b in zip(self, other)))
 
 
 @dataclass(frozen=True, slots=True)
 class StepValues:
-    """What one step gave, on the host."""
+    """The results of one step, on the host."""
 
     finite: bool  # gradients of the global batch; False: the step was skipped
-    share_finite: bool  # this rank's own loss
+    local_finite: bool  # this rank's own loss
     grad_norm: float  # before clipping
     losses: tuple[float, ...]  # the criterion's parts over the global batch, normalised
-    paths: tuple[str, ...]  # images of this rank's share
+    paths: tuple[str, ...]  # images of this rank's shard
     images: int  # in the global batch
-    asks: Asks  # of all ranks, when the step began
+    flags: StepFlags  # of all ranks, when the step began
 
 
-NO_ASKS = Asks()
+NO_FLAGS = StepFlags()
 
 
 class DelayedReader:
@@ -76,19 +76,19 @@ class DelayedReader:
             host, event, paths, images = self._pending.popleft()
             if event is not None:
                 event.synchronize()
-            finite, share_finite, norm, *rest = host.tolist()
-            asks, losses = Asks(*(ask > 0 for ask in rest[: len(NO_ASKS)])), tuple(rest[len(NO_ASKS) :])
-            ready.append(StepValues(finite > 0, share_finite > 0, norm, losses, paths, images, asks))
+            finite, local_finite, norm, *rest = host.tolist()
+            flags, losses = StepFlags(*(flag > 0 for flag in rest[: len(NO_FLAGS)])), tuple(rest[len(NO_FLAGS) :])
+            ready.append(StepValues(finite > 0, local_finite > 0, norm, losses, paths, images, flags))
         return ready
 
 
 class TrainStep:
     """Holds what a step needs; calling it with the micro-batches of one step takes the step.
 
-    With ``virtual_ranks`` 0 this process's micro-batches are one share of the step and DDP adds the gradients.
-    Otherwise every global micro-batch is cut into that many shares, each with batch statistics of its own, whose
-    gradients, normalisers and running statistics are added in the order of one tree: the bits do not depend on how
-    many processes carry the shares. The model is then not wrapped, and the number of processes is a power of two.
+    With ``virtual_ranks`` 0 this process's micro-batches are one shard of the step, and DDP adds the gradients.
+    Otherwise every global micro-batch is cut into that many shards, each with its own batch statistics; gradients,
+    normalisers and running statistics are added in the order of one tree, so the bits do not depend on how many
+    processes the shards are spread over. The model is then not wrapped, and the number of processes is a power of two.
     """
 
     def __init__(
@@ -117,19 +117,21 @@ class TrainStep:
         self._counters = [b for b in self._bare.buffers() if not b.is_floating_point()]  # of batches that norms saw
         self._averaged_over = ctx.world_size if isinstance(model, nn.parallel.DistributedDataParallel) else 1
 
-    def __call__(self, batches: Sequence[Batch], pictures: Sequence[int], updates: int, asks: Asks = NO_ASKS) -> None:
+    def __call__(
+        self, batches: Sequence[Batch], pictures: Sequence[int], updates: int, flags: StepFlags = NO_FLAGS
+    ) -> None:
         """Takes one optimiser step.
 
         Args:
             batches: this rank's micro-batches; any may be empty.
             pictures: images of each micro-batch over all ranks.
             updates: optimiser steps taken, this one included.
-            asks: of this rank; those of all come back with the step's values.
+            flags: of this rank; those of all come back with the step's values.
         """
         before = flat_copy(self._statistics)
         gradients_of = self._gradients_by_tree if self.virtual_ranks else self._gradients_by_ddp
-        sums, share_total = gradients_of(batches, pictures, asks)
-        sums, asked = sums[: -len(asks)], sums[-len(asks) :]
+        sums, local_total = gradients_of(batches, pictures, flags)
+        sums, flag_sums = sums[: -len(flags)], sums[-len(flags) :]
         images = sum(pictures)
         losses = sums[1:] / sums[0].clamp(min=1)
         norm, bad = self._scale_and_clip(sums[0], images)
@@ -140,36 +142,38 @@ class TrainStep:
         if self._statistics:
             copy_flat(torch.where(bad > 0, before, flat_copy(self._statistics)), self._statistics)
         self.ema.update(self._bare, updates)
-        first = torch.stack([1 - bad, share_total.isfinite().to(norm), norm])
-        values = torch.cat([first, asked.to(norm), losses.to(norm)])
+        first = torch.stack([1 - bad, local_total.isfinite().to(norm), norm])
+        values = torch.cat([first, flag_sums.to(norm), losses.to(norm)])
         self.reader.push(values, tuple(path for batch in batches for path in batch.paths), images)
 
-    def _gradients_by_ddp(self, batches: Sequence[Batch], pictures: Sequence[int], asks: Asks) -> tuple[Tensor, Tensor]:
+    def _gradients_by_ddp(
+        self, batches: Sequence[Batch], pictures: Sequence[int], flags: StepFlags
+    ) -> tuple[Tensor, Tensor]:
         """Gradients of the step's total into ``.grad``, equal on all ranks.
 
-        Returns sums (1 + P + A,) over the step: normaliser, then parts, then asks; and () this rank's own total.
+        Returns sums (1 + P + A,) over the step: normaliser, then parts, then flags; and () this rank's own total.
         """
         totals, sums = zip(*self._accumulate(batches, pictures))
-        return all_reduce_sum(self.ctx, with_asks(torch.stack(sums).sum(0), asks)), torch.stack(totals).sum()
+        return all_reduce_sum(self.ctx, append_flags(torch.stack(sums).sum(0), flags)), torch.stack(totals).sum()
 
     def _gradients_by_tree(
-        self, batches: Sequence[Batch], pictures: Sequence[int], asks: Asks
+        self, batches: Sequence[Batch], pictures: Sequence[int], flags: StepFlags
     ) -> tuple[Tensor, Tensor]:
-        """As `_gradients_by_ddp`, by virtual ranks: each takes its share of every micro-batch, one after another."""
-        own = self.virtual_ranks // self.ctx.world_size
+        """As `_gradients_by_ddp`, by virtual ranks: each takes its shard of every micro-batch, one after another."""
+        per_process = self.virtual_ranks // self.ctx.world_size
         start, counted = flat_copy(self._statistics), flat_copy(self._counters)
         tree, totals = SubtreeSum(), []
         parameters = self.optimizer.parameters
-        for virtual in range(self.ctx.rank * own, (self.ctx.rank + 1) * own):
+        for virtual in range(self.ctx.rank * per_process, (self.ctx.rank + 1) * per_process):
             copy_flat(start, self._statistics)
             copy_flat(counted, self._counters)
-            shares = []
+            shards = []
             for batch, count in zip(batches, pictures):
-                first, last = share_bounds(count, virtual, self.virtual_ranks)
-                offset, _ = share_bounds(count, self.ctx.rank, self.ctx.world_size)
-                shares.append(batch.share(first - offset, last - offset))
-            outcomes = self._accumulate(shares, pictures)
-            sums = with_asks(torch.stack([s for _, s in outcomes]).sum(0), asks)
+                first, last = shard_bounds(count, virtual, self.virtual_ranks)
+                offset, _ = shard_bounds(count, self.ctx.rank, self.ctx.world_size)
+                shards.append(batch.shard(first - offset, last - offset))
+            outcomes = self._accumulate(shards, pictures)
+            sums = append_flags(torch.stack([s for _, s in outcomes]).sum(0), flags)
             totals += [total for total, _ in outcomes]
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
             rest = [sums.to(gradients[0]), flat_copy(self._statistics).to(gradients[0])]
@@ -178,8 +182,8 @@ class TrainStep:
         flat = sum_over_processes(self.ctx, tree.total())
         for parameter, gradient in zip(parameters, views_as(flat, parameters)):
             parameter.grad = gradient
-        held = sum(p.numel() for p in parameters)
-        sums, statistics = flat[held : held + len(sums)], flat[held + len(sums) :]
+        size = sum(p.numel() for p in parameters)
+        sums, statistics = flat[size : size + len(sums)], flat[size + len(sums) :]
         copy_flat((statistics / self.virtual_ranks).to(start), self._statistics)
         return sums, torch.stack(totals).sum()
 
@@ -206,9 +210,9 @@ class TrainStep:
             raw = self.model(images)
         out = self.criterion(raw, batch.targets, batch.max_targets, batch.host_targets)
         # DDP averages over ranks, the gradient wants the sum. Dividing by the images keeps float16 gradients in range
-        # until the real normaliser is known, after the last share.
-        share = out.total * (self._averaged_over / step_images)
-        self.scaler.scale(share).backward()
+        # until the real normaliser is known, after the last shard.
+        loss = out.total * (self._averaged_over / step_images)
+        self.scaler.scale(loss).backward()
         return out.total.detach(), torch.cat([out.normaliser.detach().reshape(1).to(out.parts), out.parts])
 
     def _scale_and_clip(self, normaliser: Tensor, global_images: int) -> tuple[Tensor, Tensor]:
@@ -226,23 +230,23 @@ class TrainStep:
         return norm.float(), 1 - norm.isfinite().float()
 
 
-def with_asks(sums: Tensor, asks: Asks) -> Tensor:
-    """``sums`` (n,) and after them a 1 for each ask that is made, without making the device wait."""
-    flags = sums.new_zeros(len(asks))
-    for number, asked in enumerate(asks):
-        if asked:
-            flags[number].fill_(1)
-    return torch.cat([sums, flags])
+def append_flags(sums: Tensor, flags: StepFlags) -> Tensor:
+    """``sums`` (n,) followed by a 1 for each flag that is set and a 0 for the others, without a host sync."""
+    values = sums.new_zeros(len(flags))
+    for number, is_set in enumerate(flags):
+        if is_set:
+            values[number].fill_(1)
+    return torch.cat([sums, values])
 
 
 @torch.no_grad()
 def drop_zero_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """Sets gradients that are exactly zero to None, so that momentum and weight decay leave those weights alone.
+    """Sets gradients that are exactly zero to None, so that neither momentum nor weight decay changes those weights.
 
-    Which they are is known on the device only, so this waits for it, once.
+    Costs one host sync: only the device knows which gradients are zero.
     """
-    held = [p for p in parameters if p.grad is not None]
-    asleep = torch.stack(torch._foreach_norm([p.grad for p in held], float("inf"))) == 0
-    for parameter, is_zero in zip(held, asleep.tolist()):
+    trained = [p for p in parameters if p.grad is not None]
+    all_zero = torch.stack(torch._foreach_norm([p.grad for p in trained], float("inf"))) == 0
+    for parameter, is_zero in zip(trained, all_zero.tolist()):
         if is_zero:
             parameter.grad = None

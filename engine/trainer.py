@@ -34,8 +34,8 @@ EpochEnd = Callable[[int, EvalResult | None], None]
 
 
 class Trainer:
-    """Trains the epochs that are left of a run. Every rank has one and calls it alike; what rank 0 does alone is done by
-    parts that do nothing elsewhere.
+    """Trains the epochs that are left of a run. Every rank has one and calls it alike; what rank 0 alone does is done
+    by parts that do nothing elsewhere.
 
     Args:
         take_step: the optimizer step, with the model, the optimizer and the averaged weights.
@@ -191,7 +191,7 @@ class Trainer:
             progress.bad_steps = 0
             return
         progress.bad_steps += 1
-        if not values.share_finite:
+        if not values.local_finite:
             listed = self.run.folder / f"nonfinite_rank{self.ctx.rank}.txt"
             with open(listed, "a", encoding="utf-8", errors="surrogateescape") as file:
                 file.write(f"epoch {progress.epoch}: " + " ".join(values.paths) + "\n")

@@ -24,8 +24,8 @@ log = logging.getLogger("lockstep")
 
 LOOK_EVERY_S = 0.5
 PEER_DEAD_S = 3.0  # without a step after another process of this machine has ended; gloo needs less to notice itself
-UNHEARD_S = 25.0  # without a step after a signal: batch systems give 30 s before they kill
-UNHEARD_BEFORE_S = 4.0  # the same before the training, when there is nothing to save
+STOP_TIMEOUT_S = 25.0  # without a step after a signal: batch systems give 30 s before they kill
+STOP_TIMEOUT_BEFORE_TRAINING_S = 4.0  # the same before the training, when there is nothing to save
 PEER_LOST = 2
 
 
@@ -44,7 +44,7 @@ class Watchdog:
         self._signals = signals
         self._ctx: DistributedContext | None = None
         self._stall_s, self._folder = 0.0, Path()
-        self._unheard_s = UNHEARD_BEFORE_S
+        self._stop_timeout_s = STOP_TIMEOUT_BEFORE_TRAINING_S
         self._beat_at = time.monotonic()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -55,8 +55,8 @@ class Watchdog:
         self._thread.start()
         return self
 
-    def meet(self, ctx: DistributedContext) -> None:
-        """Gets to know the others; every rank must call it."""
+    def watch_peers(self, ctx: DistributedContext) -> None:
+        """Collects the process ids of the other ranks; every rank must call it."""
         own = this_process()
         self._peers = [process for process in all_objects(ctx, own) if process != own]
         self._ctx = ctx
@@ -74,7 +74,7 @@ class Watchdog:
         """The training: beats are expected every ``stall_s`` seconds (0: no matter when), stacks go to ``folder``.
         After it the processes may end one by one, so nothing is looked after any more."""
         self.beat()
-        self._folder, self._stall_s, self._unheard_s = folder, stall_s, UNHEARD_S
+        self._folder, self._stall_s, self._stop_timeout_s = folder, stall_s, STOP_TIMEOUT_S
         yield
         self._closed.set()
 
@@ -93,8 +93,8 @@ class Watchdog:
                 bereft_at = now
             if told_at is None and self._ctx is not None and self._ctx.launcher and os.getppid() != self._parent:
                 os.kill(os.getpid(), signal.SIGTERM)
-            if told_at is not None and now - max(told_at, beat) > self._unheard_s:
-                training = self._unheard_s == UNHEARD_S
+            if told_at is not None and now - max(told_at, beat) > self._stop_timeout_s:
+                training = self._stop_timeout_s == STOP_TIMEOUT_S
                 self._end("asked to stop, but no step ends; not saved" if training else "", self._signals.code)
             if bereft_at is not None and now - max(bereft_at, beat) > PEER_DEAD_S:
                 self._end("", PEER_LOST)

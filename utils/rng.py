@@ -41,7 +41,7 @@ def keyed_generator(seed: int, stream: Stream, *counters: int) -> np.random.Gene
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
-def keyed_uniforms(seed: int, stream: Stream, places: Sequence[tuple[int, int]], count: int) -> np.ndarray:
+def keyed_uniforms(seed: int, stream: Stream, positions: Sequence[tuple[int, int]], count: int) -> np.ndarray:
     """float64 (n, count) in [0, 1): each row a function of ``(seed, stream)``, ``count`` and its own (epoch, position).
 
     Positions have consecutive stretches of one Philox sequence an epoch, so that a generator, which takes much longer
@@ -49,13 +49,13 @@ def keyed_uniforms(seed: int, stream: Stream, places: Sequence[tuple[int, int]],
     """
     key = np.array([seed % 2**64, int(stream)], dtype=np.uint64)
     steps = -(-count // 4)  # of the counter: each gives four numbers
-    rows = np.empty((len(places), 4 * steps))
+    rows = np.empty((len(positions), 4 * steps))
     first = 0
-    for last in range(1, len(places) + 1):
-        epoch, position = places[last - 1]
-        if last < len(places) and places[last] == (epoch, position + 1):
+    for last in range(1, len(positions) + 1):
+        epoch, position = positions[last - 1]
+        if last < len(positions) and positions[last] == (epoch, position + 1):
             continue
-        counter = np.array([places[first][1] * steps, epoch, 0, 0], dtype=np.uint64)
+        counter = np.array([positions[first][1] * steps, epoch, 0, 0], dtype=np.uint64)
         rows[first:last] = np.random.Generator(np.random.Philox(key=key, counter=counter)).random(
             (last - first, 4 * steps)
         )

@@ -30,7 +30,7 @@ class SampleKey(NamedTuple):
 
     index: int  # image in the data set
     epoch: int
-    position: int  # place in the epoch's permutation; unique within an epoch
+    position: int  # index in the epoch's permutation; unique within an epoch
     canvas_hw: tuple[int, int]  # height and width to render, pixels
     block: tuple[int, ...] = ()  # images that mosaic and mixup partners come from; empty: all
 
@@ -50,7 +50,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Batch(InlineTensors):
-    """Images of one canvas size and their targets; ``images`` may hold zero images (a rank with an empty share)."""
+    """Images of one canvas size and their targets; ``images`` may hold zero images (a rank with an empty shard)."""
 
     images: Tensor  # uint8 (B, 3, H, W)
     targets: Tensor  # float32 (M, 6): image in the batch, class, cx, cy, w, h normalised to the canvas; by image
@@ -76,7 +76,7 @@ class Batch(InlineTensors):
         for tensor in (v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)):
             tensor.record_stream(stream)
 
-    def share(self, start: int, end: int) -> Batch:
+    def shard(self, start: int, end: int) -> Batch:
         """Images ``start``..``end - 1`` as a batch that is as if it had been collated alone."""
         counts = self.counts
         if counts is None:
@@ -108,14 +108,14 @@ class Batch(InlineTensors):
 
 
 class LossOutput(NamedTuple):
-    """Sums over one share of the global batch, and what the whole batch's sum is to be divided by.
+    """Sums over one shard of the global batch, and what the whole batch's sum is to be divided by.
 
-    The engine adds ``normaliser`` over all shares (ranks, micro-batches) and divides once, so cutting a batch into
-    shares changes no gradient. All three live on the device; none is read in the step.
+    The engine adds ``normaliser`` over all shards (ranks, micro-batches) and divides once, so cutting a batch into
+    shards changes no gradient. All three live on the device; none is read in the step.
     """
 
     total: Tensor  # () sum of all terms, gains applied, differentiable
-    normaliser: Tensor  # () float32, no gradient; may be 0 in a share; the engine clamps the global sum to >= 1
+    normaliser: Tensor  # () float32, no gradient; may be 0 in a shard; the engine clamps the global sum to >= 1
     parts: Tensor  # (P,) the terms of ``total``, detached, in the order of the criterion's ``names``
 
 

@@ -14,7 +14,7 @@ from data.index.index import DatasetIndex
 from data.render.mipmap import PyramidLayout
 from utils.distributed.collectives import max_over_ranks
 from utils.distributed.context import DistributedContext
-from utils.distributed.groups import node_group, share_bounds
+from utils.distributed.groups import node_group, shard_bounds
 from utils.errors import UserError
 from utils.logger import get_logger, progress
 
@@ -52,7 +52,7 @@ def open_device_cache(
     several_nodes = ctx.is_distributed and ctx.local_world_size < ctx.world_size
     place = node_group(ctx) if several_nodes else None
     ranks = place.ranks if place else tuple(range(ctx.world_size)) if ctx.is_distributed else (ctx.rank,)
-    shares = [share_bounds(len(index), number, len(ranks)) for number in range(len(ranks))]
+    shares = [shard_bounds(len(index), number, len(ranks)) for number in range(len(ranks))]
     failure: UserError | None = None
     try:
         _decode(index, layout, cache, shares[ranks.index(ctx.rank)], threads, show_progress, complain)

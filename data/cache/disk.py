@@ -27,9 +27,9 @@ import numpy as np
 from data.image_io.decode import Complain, read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
-from utils.distributed.file_exchange import Piece, share_out
-from utils.distributed.groups import ProcessGroupPlace
-from utils.distributed.store_barrier import Meeting
+from utils.distributed.file_exchange import Piece, exchange_items
+from utils.distributed.groups import Subgroup
+from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.caches import hold, make_room
@@ -125,7 +125,7 @@ def open_disk_cache(
     threads: int = 4,
     show_progress: bool = True,
     ctx: DistributedContext | None = None,
-    leaders: ProcessGroupPlace | None = None,
+    leaders: Subgroup | None = None,
     complain: Complain | None = None,
 ) -> DiskCache:
     """The node's cache, filled first as far as it is not. See `data.cache.open.open_image_cache`."""
@@ -146,8 +146,8 @@ def open_disk_cache(
             assert leaders.handle is not None
             names = [f"node {n}" for n in range(leaders.group_size)]
             title = f"disk_cache/{leaders.handle.group_name}"
-            with Meeting(ctx.store, title, own=leaders.local_group_rank, names=names) as meeting:
-                together = filling.together(meeting, leaders)
+            with StoreBarrier(ctx.store, title, rank=leaders.local_group_rank, names=names) as barrier:
+                together = filling.together(barrier, leaders)
             if not together:
                 filling.alone()
     return DiskCache(path, source_hw)
@@ -187,7 +187,7 @@ class _Filling:
                 self._store(decoded, len(missing))
             self._seal()
 
-    def together(self, meeting: Meeting, leaders: ProcessGroupPlace) -> bool:
+    def together(self, barrier: StoreBarrier, leaders: Subgroup) -> bool:
         """By all leaders, a part each. False, on all of them and with nothing done, where they cannot: the nodes' data
         sets differ, or another run is filling a file on one of them."""
         import torch.distributed as dist
@@ -195,7 +195,7 @@ class _Filling:
         with self._lock:
             locked = not self._lock.acquire()
             own = _stored(self._path, len(self._index))
-            meeting.arrive()
+            barrier.wait_all()
             states: list = [None] * leaders.group_size
             dist.all_gather_object(states, (self._path.name, locked, np.packbits(own)), group=leaders.handle)
             if len({name for name, _, _ in states}) > 1 or not all(locked for _, locked, _ in states):
@@ -204,17 +204,17 @@ class _Filling:
             if held.all():
                 self._seal()
                 return True
-            pieces = share_out(
+            pieces = exchange_items(
                 self._sizes,
                 held,
                 lambda i: [self._decode(i)],
-                meeting=meeting,
+                barrier=barrier,
                 group=leaders,
                 threads=self._threads,
             )
             self._store(_whole(pieces, own), int((~own).sum()))
             self._seal()
-            meeting.arrive()
+            barrier.wait_all()
         return True
 
     def _decode(self, i: int) -> memoryview:

@@ -12,7 +12,7 @@ from data.cache.ram import SHARED_MEMORY, open_ram_cache
 from data.image_io.decode import Complain
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
-from utils.distributed.groups import ProcessGroupPlace
+from utils.distributed.groups import Subgroup
 
 
 class ImageCache(Protocol):
@@ -41,7 +41,7 @@ def open_image_cache(
     show_progress: bool = True,
     shared_memory: Path = SHARED_MEMORY,
     ctx: DistributedContext | None = None,
-    leaders: ProcessGroupPlace | None = None,
+    leaders: Subgroup | None = None,
     complain: Complain | None = None,
 ) -> ImageCache | None:
     """The node's cache, filled first if it is not there. Call under `torch_distributed_zero_first`.

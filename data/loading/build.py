@@ -22,7 +22,7 @@ from utils.config.settings import Hyperparameters, check_image_size
 from utils.distributed.agreement import check_agreement
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
-from utils.distributed.groups import ProcessGroupPlace, one_per_node_group
+from utils.distributed.groups import Subgroup, one_per_node_group
 from utils.errors import UserError
 
 
@@ -217,7 +217,7 @@ def _host_cache(cache: str, on_device: bool) -> str:
     return "none" if on_device else "ram"
 
 
-def _leaders_of_a_shared_cache(ctx: DistributedContext, cache: str, local_data: bool) -> ProcessGroupPlace | None:
+def _leaders_of_a_shared_cache(ctx: DistributedContext, cache: str, local_data: bool) -> Subgroup | None:
     """The nodes' first processes where they fill their disk caches together; None where each fills its own alone."""
     several_nodes = ctx.is_distributed and ctx.local_world_size < ctx.world_size
     return one_per_node_group(ctx) if several_nodes and cache == "disk" and not local_data else None

@@ -22,9 +22,9 @@ from data.staging.copy import NODE_NOTE, StageCopy
 from data.staging.plan import StagePlan, is_under, plan_stage
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
-from utils.distributed.file_exchange import Piece, share_out
-from utils.distributed.groups import ProcessGroupPlace, one_per_node_group
-from utils.distributed.store_barrier import Meeting
+from utils.distributed.file_exchange import Piece, exchange_items
+from utils.distributed.groups import Subgroup, one_per_node_group
+from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
 from utils.logger import get_logger, progress
 
@@ -67,8 +67,8 @@ def stage_dataset(
         else:
             names = [f"node {n}" for n in range(leaders.group_size)]
             title = f"stage/{leaders.handle.group_name}" if leaders.handle else ""
-            with Meeting(ctx.store, title, own=leaders.local_group_rank, names=names) as meeting:
-                yaml = str(_Leader(meeting, leaders, ctx.is_main, known_root).stage(source, place, splits, chunk_bytes))
+            with StoreBarrier(ctx.store, title, rank=leaders.local_group_rank, names=names) as barrier:
+                yaml = str(_Leader(barrier, leaders, ctx.is_main, known_root).stage(source, place, splits, chunk_bytes))
             if ctx.store is not None:
                 ctx.store.set(f"stage/{ctx.node_rank}/{splits}", yaml.encode("utf-8", "surrogateescape"))
         return dataclasses.replace(load_dataset_spec(yaml), source=source)
@@ -78,8 +78,8 @@ def stage_dataset(
 class _Leader:
     """The first process of a node, among those of the other nodes."""
 
-    meeting: Meeting
-    group: ProcessGroupPlace
+    barrier: StoreBarrier
+    group: Subgroup
     shows: bool  # progress
     known_root: str
 
@@ -97,24 +97,24 @@ class _Leader:
             held = self._share_held(own)
             missing = int((~held.all(axis=0)).sum())
             copy.check_space(~own)
-            self.meeting.arrive()
+            self.barrier.wait_all()
             self._say(copy, held, missing)
             if not own.all():
                 copy.begin()
-            pieces = share_out(
-                plan.sizes, held, copy.loader(own), meeting=self.meeting, group=self.group, chunk_bytes=chunk_bytes
+            pieces = exchange_items(
+                plan.sizes, held, copy.loader(own), barrier=self.barrier, group=self.group, chunk_bytes=chunk_bytes
             )
             files = self._written(copy, own, pieces)
             for _ in progress(files, desc="staging", total=missing, enabled=self.shows and missing > 0):
                 pass
             copy.finish()
-            self.meeting.arrive()
+            self.barrier.wait_all()
         return copy.yaml
 
     def _from_first(self, make: Callable[[], tuple[StagePlan, str]]) -> tuple[StagePlan, str]:
         """What ``make`` returns on the run's first node, on all; the others wait as long as it takes."""
         box = [make() if self.group.local_group_rank == 0 else None]
-        self.meeting.arrive()
+        self.barrier.wait_all()
         if self.group.group_size > 1:
             dist.broadcast_object_list(box, src=self.group.group_rank_base, group=self.group.handle)
         assert box[0] is not None
@@ -128,9 +128,9 @@ class _Leader:
         own = self.group.local_group_rank
         try:
             notes[own].touch()
-            self.meeting.arrive()
+            self.barrier.wait_all()
             others = [n for n, note in enumerate(notes) if n != own and note.exists()]
-            self.meeting.arrive()
+            self.barrier.wait_all()
         finally:
             notes[own].unlink(missing_ok=True)
         if others:
@@ -141,7 +141,7 @@ class _Leader:
 
     def _share_held(self, own: np.ndarray) -> np.ndarray:
         """What each node has, bool (N, F)."""
-        self.meeting.arrive()
+        self.barrier.wait_all()
         if self.group.group_size == 1:
             return own[None]
         packed: list[np.ndarray] = [np.empty(0)] * self.group.group_size

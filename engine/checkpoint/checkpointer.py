@@ -60,9 +60,7 @@ class Checkpointer:
         period: also keep epochN.pt every so many epochs; 0: never.
     """
 
-    def __init__(
-        self, folder: Path, *, ctx: DistributedContext, description: RunDescription, period: int = 0
-    ) -> None:
+    def __init__(self, folder: Path, *, ctx: DistributedContext, description: RunDescription, period: int = 0) -> None:
         self.folder, self.ctx, self.description, self.period = folder, ctx, description, period
         self._writer = BackgroundWriter(self._write)
 

@@ -128,8 +128,8 @@ def _new_folder(config: TrainConfig) -> tuple[Path, list[Path], FileLock]:
 
 @contextmanager
 def _discarding_unbegun(ctx: DistributedContext, project: str, folder: Path, made: list[Path]) -> Iterator[None]:
-    """If the block fails before the first checkpoint, removes the folders in ``made``, innermost first: there is nothing
-    to resume from. The stacks of a stalled run keep its folder. The caller holds the run's lock."""
+    """If the block fails before the first checkpoint, removes the folders in ``made``, innermost first: there is
+    nothing to resume from. The stacks of a stalled run keep its folder. The caller holds the run's lock."""
     try:
         yield
     except BaseException as error:
@@ -186,9 +186,7 @@ def _lock_run(folder: Path) -> FileLock:
 def _reopen(ctx: DistributedContext, config: TrainConfig, given: Collection[str], checkpoint: Checkpoint) -> Run:
     """The run that wrote ``checkpoint``, with what the command line changes."""
     path, stored = checkpoint.path, checkpoint.config
-    hyp, changes = resumed_hyperparameters(
-        checkpoint.hyp, config, given, path, pretrained=bool(stored.get("weights"))
-    )
+    hyp, changes = resumed_hyperparameters(checkpoint.hyp, config, given, path, pretrained=bool(stored.get("weights")))
     source, root = find_location(checkpoint.data, path)
     if stored.get("data") != "demo":
         stored = stored | {"data": source}

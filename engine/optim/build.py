@@ -94,9 +94,9 @@ class OptimizerSet:
 
     def rates(self) -> dict[str, float]:
         """By kind of parameter; where some come from weights, the others' under names of their own."""
-        shares = {group["share"] for group in self.param_groups}
+        lr_mults = {group["lr_mult"] for group in self.param_groups}
         return {
-            f"lr/{'new_' if group['share'] == 1 and len(shares) > 1 else ''}{group['kind']}": group["lr"]
+            f"lr/{'new_' if group['lr_mult'] == 1 and len(lr_mults) > 1 else ''}{group['kind']}": group["lr"]
             for group in self.param_groups
         }
 
@@ -117,6 +117,7 @@ class OptimizerSet:
             optimizer.load_state_dict(content)
             for group, options in zip(optimizer.param_groups, built):
                 group.update(options)
+                group.pop("share", None)  # the name of lr_mult in older checkpoints
             _lay_out_as_parameters(optimizer)
             _begin_momentum(optimizer)
 
@@ -163,15 +164,15 @@ def build_optimizer(
     momentum: float,
     weight_decay: float,
     pretrained: Collection[str] = (),
-    pretrained_share: float = 1.0,
+    pretrained_lr_mult: float = 1.0,
     sharded: bool = False,
 ) -> OptimizerSet:
     """SGD, Adam, AdamW, or Muon for weights with AdamW for the rest.
 
     Args:
         lr: initial rate; `DEFAULT_LR` has those that suit a run from scratch.
-        pretrained: names of parameters that come from weights. They take ``pretrained_share`` of the rate: what begins
-            at random has all to learn, what does not would forget.
+        pretrained: names of parameters that come from weights. Their rate is multiplied by ``pretrained_lr_mult``:
+            layers that start at random have everything to learn, pretrained ones would forget.
         momentum: of SGD and Muon, and beta1 of Adam and AdamW when they are the only rule.
         sharded: each process keeps the state of its part of the parameters only, updates those and hands them to the
             others (ZeRO stage 1, Rajbhandari et al. 2020). The saved state is the whole one.
@@ -185,18 +186,18 @@ def build_optimizer(
                 "params": parameters,
                 "weight_decay": weight_decay if kind == "weight" else 0.0,
                 "kind": kind,
-                "share": share,
-                "initial_lr": lr * share,
-                "lr": lr * share,
+                "lr_mult": lr_mult,
+                "initial_lr": lr * lr_mult,
+                "lr": lr * lr_mult,
                 "follow_momentum": follow_momentum,
             }
             for kind in wanted
-            for share, parameters in by_share(kinds[kind])
+            for lr_mult, parameters in by_lr_mult(kinds[kind])
         ]
 
-    def by_share(parameters: list[nn.Parameter]) -> list[tuple[float, list[nn.Parameter]]]:
+    def by_lr_mult(parameters: list[nn.Parameter]) -> list[tuple[float, list[nn.Parameter]]]:
         slow, full = [p for p in parameters if id(p) in known], [p for p in parameters if id(p) not in known]
-        return [(share, some) for share, some in ((pretrained_share, slow), (1.0, full)) if some]
+        return [(lr_mult, some) for lr_mult, some in ((pretrained_lr_mult, slow), (1.0, full)) if some]
 
     def rule(optimizer: type, groups: list[dict[str, Any]], **options) -> torch.optim.Optimizer:
         if sharded:

@@ -59,7 +59,7 @@ def plan_batches(shapes: Sequence[tuple[int, int]]) -> list[_Batch]:
     """
 
     def cost(batch: _Batch) -> float:
-        # The products' share of the time grows with the rows; below about 512 memory traffic outweighs them.
+        # The time of the products grows with the rows; below about 512 memory traffic outweighs them.
         return _BATCH_COST + len(batch.members) * batch.rows * batch.columns * (1 + batch.rows / 512)
 
     def united(a: _Batch, b: _Batch) -> _Batch:
@@ -81,7 +81,7 @@ def plan_batches(shapes: Sequence[tuple[int, int]]) -> list[_Batch]:
 
 
 class _PaddedBatch:
-    """The matrices of a batch, from their place in a vector of all matrices and back.
+    """The matrices of a batch, gathered from a vector of all matrices and scattered back.
 
     Args:
         batch: whose members lie in the vector one after another, in their order.
@@ -102,7 +102,7 @@ class _PaddedBatch:
             return  # nothing is padded
         source = torch.full(self._shape, zero, dtype=torch.int32, device=device)
         target = []
-        place = torch.arange(source.numel(), dtype=torch.int32, device=device).view(self._shape)
+        slots = torch.arange(source.numel(), dtype=torch.int32, device=device).view(self._shape)
         numbers = torch.arange(start, self._end, dtype=torch.int32, device=device)
         for slot, (number, values) in enumerate(zip(batch.members, numbers.split(sizes))):
             rows, columns = shapes[number]
@@ -110,7 +110,7 @@ class _PaddedBatch:
             inside = (slot, slice(min(rows, columns)), slice(max(rows, columns)))
             matrix = values.view(rows, columns)
             source[inside] = matrix.mT if is_tall else matrix
-            target.append((place[inside].mT if is_tall else place[inside]).reshape(-1))
+            target.append((slots[inside].mT if is_tall else slots[inside]).reshape(-1))
         self._source, self._target = source.view(-1), torch.cat(target)
 
     def take(self, vector: Tensor) -> Tensor:
@@ -184,13 +184,13 @@ class Muon(Optimizer):
             for parameter in group["params"]:
                 alike[(parameter.dtype, parameter.device)].append(parameter)
             for (dtype, device), parameters in alike.items():
-                held = [parameter for parameter in parameters if parameter.grad is not None]
-                if not held:
+                trained = [parameter for parameter in parameters if parameter.grad is not None]
+                if not trained:
                     continue
                 if pads_matrices(device) and all(map(memory_format, parameters)):
                     self._update_as_vector(parameters, group, (number, dtype, device))
                 else:
-                    self._update(held, group)
+                    self._update(trained, group)
 
     def _momenta(self, parameters: list[Tensor]) -> list[Tensor]:
         for parameter in parameters:
@@ -235,8 +235,8 @@ class Muon(Optimizer):
         update = gradient.lerp_(momentum, group["momentum"]) if group["nesterov"] else momentum
         moves = views_as(plan.orthogonal(update).to(update.dtype).mul_(keep * group["lr"]), parameters)
         torch._foreach_mul_(moves, [_size_factor(*shape) for shape in shapes])
-        held = [(p, move) for p, move in zip(parameters, moves) if p.grad is not None]
-        self._move([p for p, _ in held], [move for _, move in held], group, keep)
+        moved = [(p, move) for p, move in zip(parameters, moves) if p.grad is not None]
+        self._move([p for p, _ in moved], [move for _, move in moved], group, keep)
 
     @staticmethod
     def _move(parameters: list[Tensor], moves: list[Tensor], group: dict, keep: float | Tensor) -> None:

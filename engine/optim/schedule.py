@@ -9,19 +9,19 @@ from utils.config.settings import Hyperparameters, TrainConfig
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How batches become steps of the optimiser."""
+class StepPlan:
+    """How batches become optimiser steps."""
 
-    accumulate: int  # batches a step; the last one of an epoch may have fewer
-    steps: int  # an epoch
-    total: int  # of the run
+    accumulate: int  # batches per step; the last step of an epoch may have fewer
+    steps: int  # per epoch
+    total: int  # in the run
 
 
-def pace_of(config: TrainConfig, epoch_batches: int) -> Pace:
-    """The pace of a run whose epochs have ``epoch_batches`` on each rank."""
+def step_plan(config: TrainConfig, epoch_batches: int) -> StepPlan:
+    """The plan of a run whose epochs have ``epoch_batches`` on each rank."""
     accumulate = max(config.accumulate, round(config.nominal_batch / config.batch_size), 1)
     steps = -(-epoch_batches // accumulate)
-    return Pace(accumulate, steps, steps * config.epochs)
+    return StepPlan(accumulate, steps, steps * config.epochs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Schedule:
     warmup_bias_lr: float
 
     def decay(self, step: float) -> float:
-        """The share of the initial learning rate after warm-up's influence is taken away."""
+        """The factor on the initial learning rate, warm-up aside."""
         progress = min(max(step / max(self.total_steps - 1, 1), 0.0), 1.0)
         shape = (1 + math.cos(math.pi * progress)) / 2 if self.cosine else 1 - progress
         return self.final + (1 - self.final) * shape
@@ -59,11 +59,11 @@ class Schedule:
         return self.warmup_momentum + (self.momentum - self.warmup_momentum) * step / self.warmup_steps
 
 
-def build_schedule(hyp: Hyperparameters, pace: Pace, *, cosine: bool) -> Schedule:
+def build_schedule(hyp: Hyperparameters, plan: StepPlan, *, cosine: bool) -> Schedule:
     """The schedule of a run. Warm-up takes a quarter of it at the most."""
     return Schedule(
-        total_steps=pace.total,
-        warmup_steps=min(round(hyp.warmup_epochs * pace.steps), pace.total // 4),
+        total_steps=plan.total,
+        warmup_steps=min(round(hyp.warmup_epochs * plan.steps), plan.total // 4),
         final=hyp.lrf,
         cosine=cosine,
         momentum=hyp.momentum,

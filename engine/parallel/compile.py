@@ -50,7 +50,7 @@ class Compilation:
             model.compile(dynamic=self.dynamic, mode="reduce-overhead" if self.cuda_graphs else "default")
 
     def forward(self, pictures: int) -> AbstractContextManager:
-        """To run the forward pass of a share of a global batch of ``pictures`` in."""
+        """The context for the forward pass of a shard of a global batch of ``pictures``."""
         if self.pictures is None:
             return nullcontext()
         if pictures != self.pictures:
@@ -84,21 +84,21 @@ def check_compilation(config: TrainConfig, ctx: DistributedContext) -> None:
         raise UserError("--compile: wants a C++ compiler; install g++ or set CXX, or leave --compile")
 
 
-def plan_compilation(config: TrainConfig, ctx: DistributedContext, *, pictures: int, shares: int) -> Compilation:
+def plan_compilation(config: TrainConfig, ctx: DistributedContext, *, pictures: int, shards: int) -> Compilation:
     """What ``--compile`` means for a run that `check_compilation` has let pass.
 
     Args:
         config: of the run.
         ctx: this process among the others.
         pictures: of a whole global batch (of an epoch's first).
-        shares: that a batch is cut into: virtual ranks, or processes.
+        shards: that a batch is cut into: virtual ranks, or processes.
 
     Raises UserError for batches that leave processes without pictures: they would not run what the others run.
     """
     if not config.compile:
         return UNCOMPILED
-    if pictures < shares:
-        raise UserError(f"--compile: {pictures} pictures a batch leave some of {shares} shares without any")
+    if pictures < shards:
+        raise UserError(f"--compile: a batch of {pictures} pictures leaves some of its {shards} shards empty")
     # On a CPU the loss is a small part. Compiled scatters add in any order.
     loss = ctx.device.type == "cuda" and not config.deterministic
     varied = [flag for flag, is_on in (("--multi-scale", config.multi_scale), ("--rect", config.rect)) if is_on]

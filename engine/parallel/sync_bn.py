@@ -1,7 +1,7 @@
 """Batch normalisation over the whole global batch, on NCCL and on gloo.
 
 Not torch.nn.SyncBatchNorm: it takes GPU tensors only, and it makes the host wait three times a norm to learn which
-shares are empty. On a GPU its kernels are used without it.
+shards are empty. On a GPU its kernels are used without it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Values in an empty share, for a kernel that divides by them: lost when added to any other count, 0 as an integer.
+# Values in an empty shard, for a kernel that divides by them: lost when added to any other count, 0 as an integer.
 _EMPTY = 1e-30
 
 

@@ -17,11 +17,11 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 
 
-def shares_of(ctx: DistributedContext, config: TrainConfig) -> int:
-    """Virtual ranks that the step is to be cut into, 0 for plain DDP. That is as many shares as processes, added in an
-    order of its own, so it is taken only where neither ``--virtual-ranks`` nor ``--deterministic`` is asked for.
+def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
+    """The number of virtual ranks that a step is cut into; 0 for plain DDP, which has one shard per process and adds
+    gradients in its own order. DDP is used unless ``--virtual-ranks`` or ``--deterministic`` is given.
 
-    Raises UserError for a number that this run cannot have.
+    Raises UserError for a number that does not fit this run.
     """
     wanted, world = config.virtual_ranks or ctx.world_size, ctx.world_size
     if not config.virtual_ranks and (world == 1 or not config.deterministic):
@@ -32,7 +32,7 @@ def shares_of(ctx: DistributedContext, config: TrainConfig) -> int:
     if wanted > config.batch_size != FIND_BATCH_SIZE:
         raise UserError(f"--virtual-ranks {wanted}: more than the {config.batch_size} images of a batch")
     if config.sync_bn or config.sync_bn_group:
-        raise UserError("--sync-bn takes statistics over the whole batch, virtual ranks over a share: choose one")
+        raise UserError("--sync-bn takes statistics over the whole batch, virtual ranks over a shard: choose one")
     if len(ctx.devices) > 1:
         raise UserError("--virtual-ranks: one device a process; start with torchrun instead of --device 0,1")
     return wanted

@@ -19,7 +19,7 @@ from data.sampler import (
     inverse_frequency_weights,
     rect_shapes,
 )
-from utils.distributed.groups import share_bounds
+from utils.distributed.groups import shard_bounds
 
 IMAGE_HW = np.random.default_rng(0).integers(100, 600, (53, 2))
 
@@ -78,13 +78,13 @@ def test_blocks_cut_the_permutation(count, block, quad):
             assert key.index in key.block
 
 
-def test_share_bounds_cover_and_nest():
+def test_shard_bounds_cover_and_nest():
     for count in range(40):
         for world in (1, 2, 3, 4, 8):
-            bounds = [share_bounds(count, r, world) for r in range(world)]
+            bounds = [shard_bounds(count, r, world) for r in range(world)]
             assert [start for start, _ in bounds[1:]] == [end for _, end in bounds[:-1]]
             assert (bounds[0][0], bounds[-1][1]) == (0, count)
-            finer = [share_bounds(count, r, 2 * world) for r in range(2 * world)]
+            finer = [shard_bounds(count, r, 2 * world) for r in range(2 * world)]
             assert [(finer[2 * r][0], finer[2 * r + 1][1]) for r in range(world)] == bounds
 
 

@@ -192,8 +192,8 @@ def test_the_step_is_of_the_largest_kind(settings, images, side, boxes):
 
     noted.names = criterion.names
     prepare_step(CPU, run_of(**settings), model, noted, 3)()
-    shares = max(settings.get("virtual_ranks", 1), min(settings.get("accumulate", 1), 2))
-    assert seen == [(images, side, images * boxes, boxes)] * shares
+    shards = max(settings.get("virtual_ranks", 1), min(settings.get("accumulate", 1), 2))
+    assert seen == [(images, side, images * boxes, boxes)] * shards
 
 
 def test_each_picture_takes_as_much_more():
@@ -224,9 +224,9 @@ def test_the_run_gets_the_batch_that_fits(settings, batch, caplog):
     run, memory = run_of(**settings), Counted(peak_bytes(5) + 100)
     with caplog.at_level("INFO", logger="lockstep"):
         found = with_batch_that_fits(CPU, run, model, criterion, memory=memory)
-    shares = settings.get("virtual_ranks", 1)
+    shards = settings.get("virtual_ranks", 1)
     assert found == replace(run, config=replace(run.config, batch_size=batch))
-    assert f"--batch-size -1: {batch} images a step fit ({shares} share(s) of" in caplog.text
+    assert f"--batch-size -1: {batch} images a step fit ({shards} shard(s) of" in caplog.text
 
 
 def test_quads_are_four_images_each():
@@ -251,7 +251,7 @@ def _search_on_rank(ctx: DistributedContext, settings: dict, limits: list[int]) 
 
 @pytest.mark.parametrize(("settings", "factor"), [({}, 2), ({"virtual_ranks": 4}, 4)])
 def test_the_processes_agree_on_the_smallest(settings, factor):
-    """Each searches at its own pace, in as many steps as it needs."""
+    """Each process searches independently, in as many steps as it needs."""
     limits = [peak_bytes(9) + 100, peak_bytes(4) + 100]
     assert run_ranks(2, _search_on_rank, settings, limits) == [4 * factor] * 2
 

@@ -55,7 +55,7 @@ def test_each_gets_one_line(ctx, settings, line):
         ("mosaic=0.5", {"rect": True}),
         ("multi_scale_range=0.2", {}),
         ("mosaic_block=4", {"rect": True}),
-        ("lr_share=0.1", {}),
+        ("lr_mult=0.1", {}),
         ("lrf=1", {"cos_lr": True}),
     ],
 )
@@ -81,7 +81,7 @@ def test_hyperparameters_that_meet_no_use(override, settings):
 )
 def test_settings_that_do_something_say_nothing(ctx, settings):
     assert lines(ctx, **settings) == []
-    assert lines(ctx, "mosaic=0.5", "multi_scale_range=0.2", "lr_share=0.1", multi_scale=True, weights="a.pt") == []
+    assert lines(ctx, "mosaic=0.5", "multi_scale_range=0.2", "lr_mult=0.1", multi_scale=True, weights="a.pt") == []
 
 
 def test_what_a_head_does_not_read():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from data.loading.shared_memory import BatchSlots
-from engine.prefetcher import DeviceFeed, InFlight
+from engine.prefetcher import PendingCopies, Prefetcher
 from tests.data.loading.test_shared_memory import batch_in, sent
 from utils.structures import Batch
 
@@ -38,9 +38,9 @@ class Thing:
 
 
 def test_what_has_been_read_is_given_up_in_order():
-    held, gone, events = InFlight(), [], [Event() for _ in range(3)]
+    held, gone, events = PendingCopies(), [], [Event() for _ in range(3)]
     for number, event in enumerate(events):
-        held.hold(Thing(gone, number), event)
+        held.add(Thing(gone, number), event)
     held.release()
     assert gone == []
     events[0].is_done = True
@@ -89,11 +89,11 @@ def drawn_by_workers(slots: BatchSlots, count: int) -> Iterator[Batch]:
 def late_bytes(count: int, lag: int) -> tuple[list[bool], int]:
     """Whether each batch was read as it was drawn, and how many places they were read from."""
     slots, taken, right, places = BatchSlots(4, 144), deque(), [], set()
-    feed = DeviceFeed(drawn_by_workers(slots, count), device=torch.device("cpu"), render=Reading, side=LateSide())
-    with feed:
+    prefetcher = Prefetcher(drawn_by_workers(slots, count), device=torch.device("cpu"), render=Reading, side=LateSide())
+    with prefetcher:
         for number in range(count):
-            taken.append((number, next(feed)))
-            feed.stage(min(1, count - number - 1))
+            taken.append((number, next(prefetcher)))
+            prefetcher.prefetch(min(1, count - number - 1))
             if len(taken) > lag:
                 taken[0][1].synchronize()
                 expected, reading = taken.popleft()
@@ -112,7 +112,7 @@ def test_no_slot_is_drawn_into_while_it_is_read():
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
 def test_the_stand_in_would_notice(monkeypatch):
-    monkeypatch.setattr(InFlight, "hold", lambda self, source, done: None)
+    monkeypatch.setattr(PendingCopies, "add", lambda self, source, done: None)
     right, _ = late_bytes(count=40, lag=2)
     assert not all(right)
 
@@ -126,8 +126,8 @@ def test_the_end_waits_for_what_is_read():
             return readings[-1], readings[-1]
 
     batches = (batch_in(BatchSlots(1, 144), 0, number) for number in range(3))
-    with DeviceFeed(batches, device=torch.device("cpu"), render=Reading, side=Side()) as feed:
-        next(feed)
-        feed.stage(1)
+    with Prefetcher(batches, device=torch.device("cpu"), render=Reading, side=Side()) as prefetcher:
+        next(prefetcher)
+        prefetcher.prefetch(1)
         assert not any(reading.is_done for reading in readings)
     assert [reading.bytes[0] for reading in readings] == [0, 1]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.prefetcher import DeviceFeed
+from engine.prefetcher import Prefetcher
 from engine.trainer import Trainer
 from tests.helpers.tiny import make_batch
 from utils.structures import Batch
@@ -32,22 +32,22 @@ class Loader:
 @pytest.mark.parametrize("ahead", [False, True])
 def test_order_and_depth(ahead):
     loader = Loader()
-    feed = DeviceFeed(iter(loader), device=CPU, ahead=ahead)
+    prefetcher = Prefetcher(iter(loader), device=CPU, ahead=ahead)
     seen, fetched = [], []
     for wanted in (1, 1, 2, 2, 1, 0, 0):
-        seen.append(int(next(feed).indices))
-        feed.stage(wanted)
+        seen.append(int(next(prefetcher).indices))
+        prefetcher.prefetch(wanted)
         fetched.append(loader.fetched)
     assert seen == list(range(7))
     assert fetched == ([2, 3, 5, 6, 6, 6, 7] if ahead else [1, 2, 3, 4, 5, 6, 7])
-    assert [int(b.indices) for b in feed] == [7, 8, 9]
-    assert feed.take_wait() > 0 == feed.take_wait()
+    assert [int(b.indices) for b in prefetcher] == [7, 8, 9]
+    assert prefetcher.take_wait() > 0 == prefetcher.take_wait()
 
 
 def test_without_a_gpu_nothing_is_fetched_ahead():
     loader = Loader()
-    feed = DeviceFeed(iter(loader), device=CPU)
-    feed.stage(3)
+    prefetcher = Prefetcher(iter(loader), device=CPU)
+    prefetcher.prefetch(3)
     assert loader.fetched == 0
 
 
@@ -58,10 +58,10 @@ def test_what_the_loader_sends_is_rendered_once():
         rendered.append(int(batch.indices))
         return replace(batch, paths=("rendered",))
 
-    feed = DeviceFeed(iter(Loader()), device=CPU, render=render, ahead=True)
+    prefetcher = Prefetcher(iter(Loader()), device=CPU, render=render, ahead=True)
     for number in range(4):
-        assert next(feed).paths == ("rendered",)
-        feed.stage(1)
+        assert next(prefetcher).paths == ("rendered",)
+        prefetcher.prefetch(1)
         assert rendered == list(range(number + 2))
 
 
@@ -70,10 +70,10 @@ def test_a_mistake_in_the_data_comes_through():
         yield make_batch(1)
         raise ValueError("damaged")
 
-    feed = DeviceFeed(broken(), device=CPU, ahead=True)
-    next(feed)
+    prefetcher = Prefetcher(broken(), device=CPU, ahead=True)
+    next(prefetcher)
     with pytest.raises(ValueError, match="damaged"):
-        feed.stage(1)
+        prefetcher.prefetch(1)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def weights_of(model) -> torch.Tensor:
 
 def _train_share(ctx, kind: str, bounds: list[int]) -> tuple[torch.Tensor, tuple[float, ...], torch.Tensor]:
     step, model = make_step(ctx, kind, sync_bn=ctx.is_distributed)
-    share = global_batch().share(bounds[ctx.rank], bounds[ctx.rank + 1])
+    share = global_batch().shard(bounds[ctx.rank], bounds[ctx.rank + 1])
     for update in (1, 2, 3):
         step([share], [6], update)
     return weights_of(model), step.reader.pop(leave=0)[-1].losses, weights_of(step.ema.module)
@@ -85,7 +85,7 @@ def test_accumulation_equals_the_whole_batch(kind, cuts):
     parts, got = make_step(ctx, kind, norm_eval=True)
     whole([global_batch()], [6], 1)
     bounds = list(itertools.pairwise(cuts))
-    parts([global_batch().share(a, b) for a, b in bounds], [b - a for a, b in bounds], 1)
+    parts([global_batch().shard(a, b) for a, b in bounds], [b - a for a, b in bounds], 1)
     torch.testing.assert_close(weights_of(got), weights_of(expected), rtol=1e-5, atol=1e-7)
     a, b = (s.reader.pop(leave=0)[0] for s in (whole, parts))
     assert a.losses == pytest.approx(b.losses, rel=1e-5)
@@ -135,7 +135,7 @@ def test_a_non_finite_step_leaves_everything_as_it_was(optimizer):
     step([global_batch()], [6], 3)
     first, second, third = step.reader.pop(leave=0)
     assert (first.finite, second.finite, third.finite) == (True, False, True)
-    assert not second.share_finite
+    assert not second.local_finite
     assert second.paths == tuple(f"image{i}.png" for i in range(6))
     assert torch.isfinite(weights_of(model)).all()
 

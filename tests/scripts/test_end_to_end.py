@@ -386,7 +386,7 @@ def _train(ctx, kind: str, virtual_ranks: int) -> torch.Tensor:
         virtual_ranks=virtual_ranks,
     )
     own = 8 // ctx.world_size
-    share = make_batch(8).share(ctx.rank * own, (ctx.rank + 1) * own)
+    share = make_batch(8).shard(ctx.rank * own, (ctx.rank + 1) * own)
     for update in (1, 2):
         step([share], [8], update)
     return torch.cat([v.reshape(-1).double() for v in model.state_dict().values()])

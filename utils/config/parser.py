@@ -67,10 +67,20 @@ def from_mapping(cls: type[T], values: Any, where: str) -> T:
     if not isinstance(values, dict):
         raise UserError(f"{where}: wants 'key: value' lines, got {type(values).__name__}")
     known = {f.name: f for f in dataclasses.fields(cls)}
+    values = _renamed(cls, values, where)
     for key in values:
         if key not in known:
             raise UserError(f"{where}: unknown key '{key}'{suggestion(str(key), known)}")
     return cls(**{k: _check(v, known[k], cls, f"{where}: {k}") for k, v in values.items()})
+
+
+def _renamed(cls: type, values: dict[Any, Any], where: str) -> dict[Any, Any]:
+    """``values`` with former names of fields (`settings.setting`) replaced by the current ones."""
+    current = {old: f.name for f in dataclasses.fields(cls) for old in f.metadata.get("formerly", ())}
+    for old, new in current.items():
+        if old in values and new in values:
+            raise UserError(f"{where}: '{old}' is the former name of '{new}', which is there too; remove one")
+    return {current.get(key, key): value for key, value in values.items()}
 
 
 def hyperparameters_from(path: str, overrides: typing.Sequence[str] = ()) -> Hyperparameters:
@@ -92,6 +102,7 @@ def with_overrides(hyp: Hyperparameters, overrides: typing.Sequence[str]) -> Hyp
             raise UserError(f"--set {item}: the value is malformed YAML") from None
         except RecursionError:
             raise UserError(f"--set {key}: the value is nested too deeply") from None
+    changed = _renamed(Hyperparameters, changed, "--set")
     checked = from_mapping(Hyperparameters, changed, "--set")
     return dataclasses.replace(hyp, **{k: getattr(checked, k) for k in changed})
 

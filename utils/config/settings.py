@@ -27,11 +27,13 @@ def setting(
     aliases=(),
     factory=MISSING,
     bare=None,
+    formerly=(),
 ):
     """A dataclass field with what its flag or YAML key needs. Bounds are inclusive; ``also`` is one value beyond them
-    that has a meaning of its own. ``bare``: the value of a flag that is given without one; None: a value is wanted."""
+    that has a meaning of its own. ``bare``: the value of a flag that is given without one; None: a value is required.
+    ``formerly``: names that the field had in older checkpoints and recipes, which are still read."""
     metadata = {"help": help, "choices": choices, "low": low, "high": high}
-    metadata |= {"also": also, "aliases": aliases, "bare": bare}
+    metadata |= {"also": also, "aliases": aliases, "bare": bare, "formerly": formerly}
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
 
@@ -40,7 +42,9 @@ class Hyperparameters:
     """What a hyp YAML may hold (``configs/hyp``). Names are YOLOv5's where the meaning is the same."""
 
     lr0: float | None = setting(None, low=0, help="initial learning rate; null: the optimiser's own")
-    lr_share: float = setting(1.0, low=0, help="share of the learning rate for what comes from --weights")
+    lr_mult: float = setting(
+        1.0, low=0, formerly=("lr_share",), help="learning rate multiplier of parameters loaded from --weights"
+    )
     lrf: float = setting(0.01, low=0, high=1, help="final learning rate as a share of lr0")
     momentum: float = setting(0.937, low=0, high=1, help="SGD and Muon momentum, Adam beta1")
     weight_decay: float = setting(0.0005, low=0, help="decay of weights that are not biases or norms")

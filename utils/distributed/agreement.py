@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from utils.distributed.context import DistributedContext
-from utils.distributed.store_barrier import Meeting
+from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import PeerFailure, UserError
 from utils.files.folders import PROJECT
 
@@ -34,18 +34,18 @@ def check_agreement(ctx: DistributedContext, title: str, facts: Mapping[str, obj
     if not ctx.is_distributed or ctx.world_size == 1:
         return
     assert ctx.store is not None
-    own = {name: _shown(value) for name, value in facts.items()}
+    local = {name: _shown(value) for name, value in facts.items()}
     names = [f"process {rank}" for rank in range(ctx.world_size)]
-    with Meeting(ctx.store, f"agreement/{title}", own=ctx.rank, names=names) as meeting:
+    with StoreBarrier(ctx.store, f"agreement/{title}", rank=ctx.rank, names=names) as barrier:
         if ctx.is_main:
-            ctx.store.set(f"agreement/{title}/0", json.dumps(own))
-        meeting.arrive()
+            ctx.store.set(f"agreement/{title}/0", json.dumps(local))
+        barrier.wait_all()
         first = json.loads(ctx.store.get(f"agreement/{title}/0"))
-        different = {name: own.get(name) for name in {**first, **own} if own.get(name) != first.get(name)}
+        different = {name: local.get(name) for name in {**first, **local} if local.get(name) != first.get(name)}
         if different:
             number = ctx.store.add(f"agreement/{title}/different", 1)
             ctx.store.set(f"agreement/{title}/different/{number}", json.dumps([ctx.rank, different]))
-        meeting.arrive()
+        barrier.wait_all()
         count = ctx.store.add(f"agreement/{title}/different", 0)
         notes = [json.loads(ctx.store.get(f"agreement/{title}/different/{n + 1}")) for n in range(count)]
     if not notes:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from utils.distributed.context import DistributedContext
-from utils.distributed.store_barrier import Meeting
+from utils.distributed.store_barrier import StoreBarrier
 
 
 @contextmanager
@@ -33,13 +33,13 @@ def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
     leader = ctx.rank - ctx.local_rank
     names = [f"process {rank}" for rank in range(ctx.world_size)]
     names[leader] = f"the first process of node {ctx.node_rank}"
-    with Meeting(ctx.store, f"zero_first/{next(ctx._turns)}", own=ctx.rank, names=names) as meeting:
+    with StoreBarrier(ctx.store, f"zero_first/{next(ctx._turns)}", rank=ctx.rank, names=names) as barrier:
         if not ctx.is_node_leader:
-            meeting.hear(f"node {ctx.node_rank} is ready", leader)
+            barrier.wait(f"node {ctx.node_rank} is ready", leader)
         yield
         if ctx.is_node_leader:
-            meeting.tell(f"node {ctx.node_rank} is ready")
-        meeting.arrive()
+            barrier.set(f"node {ctx.node_rank} is ready")
+        barrier.wait_all()
 
 
 def gather_arrays(ctx: DistributedContext, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]] | None:

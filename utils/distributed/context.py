@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from utils.distributed.launch import Launch, read_launch
-from utils.distributed.rendezvous import cannot_meet, launcher_name, meet, share_of_all
+from utils.distributed.rendezvous import all_gather_json, launcher_name, open_store, rendezvous_error
 from utils.errors import PeerFailure, Stopped, UserError
 
 _BROKEN = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
@@ -29,7 +29,7 @@ _BROKEN = ("gloo/transport", "Connection closed by peer", "Connection reset by p
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """One process's place in the run. Ranks count from 0; ``local_rank`` is -1 when there is no process group."""
+    """One process's position in the run. Ranks count from 0; ``local_rank`` is -1 when there is no process group."""
 
     rank: int
     local_rank: int
@@ -85,23 +85,23 @@ class DistributedContext:
             devices = parse_devices(device)
             _make_current(devices[0])
             return DistributedContext(0, -1, 1, 1, 0, devices[0], "", devices)
-        store = meet(launch, timeout_s)
+        store = open_store(launch, timeout_s)
         try:
-            place = _place_on_node(store, launch, device)
+            position = _locate_on_node(store, launch, device)
         except dist.DistError as error:  # another process has ended, and the store with it
-            raise cannot_meet(launch, error) from None
-        backend = "cpu:gloo,cuda:nccl" if place.device.type == "cuda" else "gloo"
-        _make_current(place.device)
+            raise rendezvous_error(launch, error) from None
+        backend = "cpu:gloo,cuda:nccl" if position.device.type == "cuda" else "gloo"
+        _make_current(position.device)
         _form_group(backend, store, launch, timeout_s)
         return DistributedContext(
             launch.rank,
-            place.local_rank,
+            position.local_rank,
             launch.world_size,
-            place.local_world_size,
-            place.node_rank,
-            place.device,
+            position.local_world_size,
+            position.node_rank,
+            position.device,
             backend,
-            (place.device,),
+            (position.device,),
             store,
             launcher=launcher_name(),
         )
@@ -147,7 +147,7 @@ def _form_group(backend: str, store: dist.Store, launch: Launch, timeout_s: floa
             timeout=timeout,
         )
     except (RuntimeError, ValueError) as error:  # torch's own kinds, and gloo when another process goes meanwhile
-        raise cannot_meet(launch, error) from None
+        raise rendezvous_error(launch, error) from None
 
 
 def parse_devices(device: str) -> tuple[torch.device, ...]:
@@ -181,22 +181,22 @@ def parse_devices(device: str) -> tuple[torch.device, ...]:
     return tuple(torch.device("cuda", int(part)) for part in numbers)
 
 
-class _Place(NamedTuple):
+class _NodePosition(NamedTuple):
     local_rank: int
     local_world_size: int
     node_rank: int
     device: torch.device
 
 
-def _place_on_node(store: dist.Store, launch: Launch, device: str) -> _Place:
-    """Where on its node a process is. What the launcher does not tell follows from the machines' names, on all
-    processes alike. Every process of the run must call it.
+def _locate_on_node(store: dist.Store, launch: Launch, device: str) -> _NodePosition:
+    """The position of this process on its node. What the launcher does not set is derived from the machines' names,
+    the same way in all processes. Every process of the run must call it.
 
     Raises UserError for fewer devices than processes on the node, on all of its processes.
     """
     devices = _devices_for_ranks(device)
     told = (launch.node_rank, launch.local_rank, launch.local_world_size)
-    notes: list[Any] = share_of_all(store, "place", launch, [machine_name(), *told, _identities(devices)])
+    notes: list[Any] = all_gather_json(store, "node", launch, [machine_name(), *told, _identities(devices)])
     machines = [note[0] for note in notes]
     if any(None in note[1:4] for note in notes):
         order = list(dict.fromkeys(machines))  # by the lowest rank on each
@@ -208,12 +208,12 @@ def _place_on_node(store: dist.Store, launch: Launch, device: str) -> _Place:
         node_rank, local_rank, local_world_size = notes[launch.rank][1:4]
         node = [note for note in notes if note[1] == node_rank]
     if not devices:
-        return _Place(local_rank, local_world_size, node_rank, torch.device("cpu"))
+        return _NodePosition(local_rank, local_world_size, node_rank, torch.device("cpu"))
     # A launcher may show each process GPUs of its own, in which case their number is less than that of processes.
     shown = {identity for note in node for identity in note[4]}
     if local_world_size > len(shown):
         raise UserError(f"{local_world_size} processes on this node but {len(shown)} GPUs: lower --nproc_per_node")
-    return _Place(local_rank, local_world_size, node_rank, devices[local_rank % len(devices)])
+    return _NodePosition(local_rank, local_world_size, node_rank, devices[local_rank % len(devices)])
 
 
 def machine_name() -> str:
@@ -244,32 +244,32 @@ def _identities(devices: Sequence[torch.device]) -> list[str]:
 
 
 @contextmanager
-def one_voice(ctx: DistributedContext) -> Iterator[None]:
-    """What goes wrong is said once. A `UserError` that several ranks run into stays one on the first of them and is
-    `PeerFailure` on the others; so is the failure of a collective when another process ended."""
+def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
+    """Reports each failure once. A `UserError` that several ranks raise stays one on the first of them and becomes
+    `PeerFailure` on the others; so does the failure of a collective after another process ended."""
     try:
         yield
     except PeerFailure:
         raise
     except UserError as error:
-        if ctx.store is None or _is_first_to_speak(ctx.store):
+        if ctx.store is None or _is_reporter(ctx.store):
             raise
         raise PeerFailure(str(error)) from None
     except RuntimeError as error:
         text = str(error)
         if ctx.store is None or not (isinstance(error, dist.DistError) or any(mark in text for mark in _BROKEN)):
             raise
-        if "imed out" in text and _is_first_to_speak(ctx.store):
+        if "imed out" in text and _is_reporter(ctx.store):
             raise UserError(f"another process did not answer in time: {text.splitlines()[0]}") from None
-        if "/dev/shm" in text and _is_first_to_speak(ctx.store):
+        if "/dev/shm" in text and _is_reporter(ctx.store):
             raise UserError(
                 "NCCL wants more of /dev/shm than there is; start the container with --shm-size=8g or --ipc=host"
             ) from None
         raise PeerFailure("another process of this run has ended") from None
 
 
-def _is_first_to_speak(store: dist.Store) -> bool:
+def _is_reporter(store: dist.Store) -> bool:
     try:
         return store.add("user_error", 1) == 1
-    except dist.DistError:  # the store went with the rank that has spoken
+    except dist.DistError:  # the store is gone, and with it the rank that has reported
         return False

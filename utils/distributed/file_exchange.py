@@ -1,7 +1,7 @@
-"""Items that every node needs and one node reads: read once in the whole run, then sent round.
+"""Items that every node needs and one node reads: read once in the whole run, then broadcast.
 
 Each item is read by one of the node leaders, which send each other what they have read in rounds of bounded chunks.
-Before a round they meet on the store (`StoreBarrier`), so its collectives start when all have their chunk in memory
+Before each round they wait at a `StoreBarrier`, so its collectives start when all have their chunk in memory
 and the last round's on disk, and take no longer than the network does: a slow file system on one node trips no timeout.
 
 A leader's stream is its items' bytes in order, each followed by their BLAKE2b digest, which the receivers check.
@@ -17,8 +17,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from utils.distributed.groups import ProcessGroupPlace
-from utils.distributed.store_barrier import Meeting
+from utils.distributed.groups import Subgroup
+from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
 from utils.threads import map_ahead
 
@@ -44,40 +44,40 @@ def digest_of(buffers: Iterable[bytes | memoryview]) -> bytes:
     return digest.digest()
 
 
-def assign(sizes: np.ndarray, held: np.ndarray) -> list[np.ndarray]:
+def assign(sizes: np.ndarray, cached: np.ndarray) -> list[np.ndarray]:
     """Who reads what: for each leader the items, ascending, that it reads and sends.
 
-    An item that all hold is nobody's. One that some hold is read by one of these, from its own disk. The rest are cut
-    into contiguous runs of about equal bytes.
+    An item that all leaders have is not read. An item that some leaders have is read by one of them, from its own
+    disk. The rest are cut into contiguous runs of about equal size.
 
     Args:
         sizes: bytes of each item, int64 (F,).
-        held: whether a leader has an item already, bool (N, F).
+        cached: whether a leader has an item already, bool (N, F).
     """
-    leaders = len(held)
-    needed = np.flatnonzero(~held.all(axis=0))
-    shares: list[list[np.ndarray]] = [[] for _ in range(leaders)]
+    leaders = len(cached)
+    needed = np.flatnonzero(~cached.all(axis=0))
+    shards: list[list[np.ndarray]] = [[] for _ in range(leaders)]
     if len(needed) == 0:
         return [needed] * leaders
-    patterns, which = np.unique(held[:, needed], axis=1, return_inverse=True)
+    patterns, which = np.unique(cached[:, needed], axis=1, return_inverse=True)
     for number in range(patterns.shape[1]):
         items = needed[which.reshape(-1) == number]
         readers = np.flatnonzero(patterns[:, number]) if patterns[:, number].any() else np.arange(leaders)
         cost = sizes[items] + _COST_OF_ONE
         middle = np.cumsum(cost) - cost / 2
-        share = (middle * len(readers) / cost.sum()).astype(np.int64)
-        for place, reader in enumerate(readers):
-            shares[reader].append(items[share == place])
-    return [np.sort(np.concatenate([np.empty(0, np.int64), *parts])) for parts in shares]
+        part = (middle * len(readers) / cost.sum()).astype(np.int64)
+        for number, reader in enumerate(readers):
+            shards[reader].append(items[part == number])
+    return [np.sort(np.concatenate([np.empty(0, np.int64), *parts])) for parts in shards]
 
 
-def share_out(
+def exchange_items(
     sizes: np.ndarray,
-    held: np.ndarray,
+    cached: np.ndarray,
     load: Callable[[int], Iterable[bytes | memoryview]],
     *,
-    meeting: Meeting,
-    group: ProcessGroupPlace,
+    barrier: StoreBarrier,
+    group: Subgroup,
     threads: int = 8,
     chunk_bytes: int | None = None,
 ) -> Iterator[Piece]:
@@ -85,9 +85,9 @@ def share_out(
 
     Args:
         sizes: bytes of each item, int64 (F,), the same on all.
-        held: whether a leader has an item already, bool (N, F), the same on all.
+        cached: whether a leader has an item already, bool (N, F), the same on all.
         load: an item's buffers, called in a thread for the items that are this leader's to read.
-        meeting: of the leaders, in the group's order.
+        barrier: of the leaders, in the group's order.
         group: the leaders.
         threads: readers.
         chunk_bytes: a leader's part of a round; None: by the number of leaders.
@@ -97,21 +97,23 @@ def share_out(
         PeerFailure: another leader failed.
     """
     chunk = chunk_bytes or int(np.clip(_ROUND // group.group_size, _MIN_CHUNK, _MAX_CHUNK))
-    shares = assign(sizes, held)
-    lengths = [int(sizes[items].sum()) + DIGEST_BYTES * len(items) for items in shares]
-    own = group.local_group_rank
-    inboxes = [_Unpacker(items, sizes, check=place != own) for place, items in enumerate(shares)]
-    outbox = _chunks(_stream(shares[own], sizes, load, threads), chunk)
+    shards = assign(sizes, cached)
+    lengths = [int(sizes[items].sum()) + DIGEST_BYTES * len(items) for items in shards]
+    local = group.local_group_rank
+    inboxes = [_Unpacker(items, sizes, check=rank != local) for rank, items in enumerate(shards)]
+    outbox = _chunks(_stream(shards[local], sizes, load, threads), chunk)
     for start in range(0, max(lengths), chunk):
         parts = [max(min(chunk, length - start), 0) for length in lengths]
-        buffers = [next(outbox) if n and p == own else torch.empty(n, dtype=torch.uint8) for p, n in enumerate(parts)]
-        meeting.arrive()
-        _send_round(buffers, group, meeting)
+        buffers = [
+            next(outbox) if n and rank == local else torch.empty(n, dtype=torch.uint8) for rank, n in enumerate(parts)
+        ]
+        barrier.wait_all()
+        _send_round(buffers, group, barrier)
         for inbox, buffer in zip(inboxes, buffers):
             yield from inbox.feed(memoryview(buffer.numpy()))
 
 
-def _send_round(buffers: list[torch.Tensor], group: ProcessGroupPlace, meeting: Meeting) -> None:
+def _send_round(buffers: list[torch.Tensor], group: Subgroup, barrier: StoreBarrier) -> None:
     if group.group_size == 1:
         return
     try:
@@ -123,7 +125,7 @@ def _send_round(buffers: list[torch.Tensor], group: ProcessGroupPlace, meeting: 
         for work in sent:
             work.wait()
     except RuntimeError as error:
-        meeting.check()
+        barrier.check()
         raise UserError(f"lost contact with another node: {str(error).splitlines()[0]}") from None
 
 

@@ -1,7 +1,7 @@
-"""Groups of processes inside a run, and the words for a process's place among them.
+"""Groups of processes inside a run, and the names for a process's position in them.
 
 Every process makes the same groups in the same order (making one is collective over the whole run), whether it belongs
-to them or not; make them once and pass them on. The words, for two nodes of four processes:
+to them or not; make them once and pass them on. The names, for two nodes of four processes:
 
     rank                     0   1   2   3   |   4   5   6   7
     node, local rank         0,0 0,1 0,2 0,3 |   1,0 1,1 1,2 1,3
@@ -34,8 +34,8 @@ from utils.errors import UserError
 
 
 @dataclass(frozen=True)
-class ProcessGroupPlace:
-    """The group that this process belongs to, among its like, and this process's place in it."""
+class Subgroup:
+    """The group that this process belongs to, and this process's position in it."""
 
     group_size: int  # processes in this group
     group_world_size: int  # groups of this kind
@@ -46,22 +46,20 @@ class ProcessGroupPlace:
     handle: dist.ProcessGroup | None = field(repr=False, compare=False)  # None in a run of one process
 
 
-def node_group(ctx: DistributedContext, *, timeout_s: float | None = None) -> ProcessGroupPlace:
+def node_group(ctx: DistributedContext, *, timeout_s: float | None = None) -> Subgroup:
     """The processes of this node, in gloo. Collective over the whole run."""
-    places = _places(ctx)
-    return _make(ctx, [[r for r, (node, _) in enumerate(places) if node == n] for n in _values(places, 0)], timeout_s)
+    return _make(ctx, _ranks_by(0, _positions(ctx)), timeout_s)
 
 
-def one_per_node_group(ctx: DistributedContext, *, timeout_s: float | None = None) -> ProcessGroupPlace:
+def one_per_node_group(ctx: DistributedContext, *, timeout_s: float | None = None) -> Subgroup:
     """The processes of this one's local rank, one a node, in gloo; the node leaders where that is 0.
 
     Collective over the whole run.
     """
-    places = _places(ctx)
-    return _make(ctx, [[r for r, (_, local) in enumerate(places) if local == n] for n in _values(places, 1)], timeout_s)
+    return _make(ctx, _ranks_by(1, _positions(ctx)), timeout_s)
 
 
-def consecutive_group(ctx: DistributedContext, size: int) -> ProcessGroupPlace:
+def consecutive_group(ctx: DistributedContext, size: int) -> Subgroup:
     """The ``size`` consecutive ranks that this one is among, on the run's own backend. Collective over the whole run.
 
     Raises:
@@ -95,36 +93,36 @@ def check_group_size(ctx: DistributedContext, size: int) -> None:
         )
 
 
-def _places(ctx: DistributedContext) -> list[tuple[int, int]]:
+def _positions(ctx: DistributedContext) -> list[tuple[int, int]]:
     """(node_rank, local_rank) by rank."""
     if not ctx.is_distributed:
         return [(0, 0)]
-    places: list[tuple[int, int]] = [(0, 0)] * ctx.world_size
-    dist.all_gather_object(places, (ctx.node_rank, ctx.local_rank))
-    if len(set(places)) < len(places):
-        twice = next(p for p in places if places.count(p) > 1)
+    positions: list[tuple[int, int]] = [(0, 0)] * ctx.world_size
+    dist.all_gather_object(positions, (ctx.node_rank, ctx.local_rank))
+    if len(set(positions)) < len(positions):
+        twice = next(p for p in positions if positions.count(p) > 1)
         raise UserError(f"two processes are local rank {twice[1]} of node {twice[0]}; start with torchrun")
-    return places
+    return positions
 
 
-def _values(places: Sequence[tuple[int, int]], which: int) -> list[int]:
-    return sorted({place[which] for place in places})
+def _ranks_by(column: int, positions: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """The ranks of each value of one column of ``positions``, in the order of the values."""
+    values = sorted({position[column] for position in positions})
+    return [[rank for rank, position in enumerate(positions) if position[column] == value] for value in values]
 
 
-def _make(
-    ctx: DistributedContext, groups: list[list[int]], timeout_s: float | None, backend: str = "gloo"
-) -> ProcessGroupPlace:
-    own = next(i for i, ranks in enumerate(groups) if ctx.rank in ranks)
+def _make(ctx: DistributedContext, groups: list[list[int]], timeout_s: float | None, backend: str = "gloo") -> Subgroup:
+    group_rank = next(i for i, ranks in enumerate(groups) if ctx.rank in ranks)
     handle = None
     if ctx.is_distributed:
         timeout = None if timeout_s is None else datetime.timedelta(seconds=timeout_s)
         made = [dist.new_group(ranks, timeout=timeout, backend=backend) for ranks in groups]
-        handle = made[own]
-    ranks = groups[own]
-    return ProcessGroupPlace(
+        handle = made[group_rank]
+    ranks = groups[group_rank]
+    return Subgroup(
         group_size=len(ranks),
         group_world_size=len(groups),
-        group_rank=own,
+        group_rank=group_rank,
         local_group_rank=ranks.index(ctx.rank),
         group_rank_base=ranks[0],
         ranks=tuple(ranks),
@@ -132,9 +130,9 @@ def _make(
     )
 
 
-def share_bounds(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """The contiguous share [start, end) of ``count`` items for a rank.
+def shard_bounds(count: int, rank: int, world_size: int) -> tuple[int, int]:
+    """The contiguous shard [start, end) of ``count`` items for a rank.
 
-    Shares differ by one at most, and nest: those of 2k ranks cut those of k ranks in two.
+    Sizes differ by one at most, and shards nest: those of 2k ranks cut those of k ranks in two.
     """
     return rank * count // world_size, (rank + 1) * count // world_size

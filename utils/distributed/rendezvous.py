@@ -43,7 +43,7 @@ class _Patience:
         return True
 
 
-def meet(launch: Launch, timeout_s: float) -> dist.Store:
+def open_store(launch: Launch, timeout_s: float) -> dist.Store:
     """The store of the run, once all its processes are there.
 
     Raises UserError when the address cannot be reached or used, when processes do not come in ``timeout_s``, or when
@@ -63,23 +63,23 @@ def meet(launch: Launch, timeout_s: float) -> dist.Store:
             multi_tenant=True,
         )
     except (RuntimeError, ValueError) as error:
-        raise cannot_meet(launch, error) from None
+        raise rendezvous_error(launch, error) from None
     store = dist.PrefixStore(f"lockstep/{_generation(store)}", store)
     try:
         _check_in(store, launch, patience)
     except dist.DistError as error:
-        raise cannot_meet(launch, error) from None
+        raise rendezvous_error(launch, error) from None
     return store
 
 
-def cannot_meet(launch: Launch, error: Exception) -> UserError:
+def rendezvous_error(launch: Launch, error: Exception) -> UserError:
     """The line for what torch says of a group that could not be formed."""
     reason = str(error).split("\n")[0]
     hint = "is the port taken? choose another with --master-port" if "EADDRINUSE" in reason else "is it reachable?"
     return UserError(f"cannot form the process group at {launch.address}:{launch.port}: {reason}; {hint}")
 
 
-def share_of_all(store: dist.Store, title: str, launch: Launch, value: object) -> list[object]:
+def all_gather_json(store: dist.Store, title: str, launch: Launch, value: object) -> list[object]:
     """Every process's value (as JSON holds it), by rank, on every process."""
     store.set(f"{title}/{launch.rank}", json.dumps(value))
     return [json.loads(text) for text in store.multi_get([f"{title}/{rank}" for rank in range(launch.world_size)])]

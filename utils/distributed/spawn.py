@@ -129,7 +129,7 @@ def _spawned(index: int, processes: int, port: int, function: Callable[..., obje
 
 
 def _end_with_parent() -> None:
-    """Asks for Ctrl-C's signal when the parent is killed, where the system can."""
+    """Has the system send Ctrl-C's signal when the parent is killed, where it can."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None) if os.name == "posix" else None
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGINT))

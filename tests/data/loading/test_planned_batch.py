@@ -121,7 +121,7 @@ def test_the_pictures_of_the_run_are_rendered_where_it_trains(loader_of, door):
 def test_shares_of_a_rendered_batch_need_no_labels_on_the_host(door):
     batch = next(iter(door()))
     for start, end in ((0, 0), (0, 3), (3, 8)):
-        share, counted = batch.share(start, end), replace(batch, counts=None).share(start, end)
+        share, counted = batch.shard(start, end), replace(batch, counts=None).shard(start, end)
         assert_same(share, counted)
         assert share.targets.shape[0] == sum(batch.counts[start:end])
 

@@ -44,7 +44,7 @@ def test_what_arrives_is_the_batch_and_the_slot_is_free_when_its_last_tensor_goe
     assert (arrived.paths, arrived.counts, arrived.max_targets) == (("a", "b"), (1, 2), 16)
     assert slots.take(144) is not None
     assert slots.take(144) is None
-    view = replace(arrived, targets=arrived.targets * 2).share(1, 2).images[..., 1:]
+    view = replace(arrived, targets=arrived.targets * 2).shard(1, 2).images[..., 1:]
     del arrived
     gc.collect()
     assert slots.take(144) is None

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from torch import nn
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress

@@ -238,8 +238,8 @@ def test_rates_reach_the_groups():
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Muon"])
-def test_what_comes_from_weights_takes_its_share_of_the_rate(name):
-    """The first step of each parameter is its share of the one that it takes where nothing comes from weights."""
+def test_what_comes_from_weights_has_a_multiplied_rate(name):
+    """The first step of each parameter is a multiple of the step that it takes when nothing comes from weights."""
     known = ("0.weight", "1.weight", "1.bias")
 
     def moved(**options) -> dict[str, torch.Tensor]:
@@ -249,18 +249,36 @@ def test_what_comes_from_weights_takes_its_share_of_the_rate(name):
         take_steps(model, optimizer, 1)
         return {key: p.detach() - before[key] for key, p in model.named_parameters()}
 
-    plain, shared = moved(), moved(pretrained=known, pretrained_share=0.25)
+    plain, shared = moved(), moved(pretrained=known, pretrained_lr_mult=0.25)
     for key, change in shared.items():
         torch.testing.assert_close(change, plain[key] * (0.25 if key in known else 1), rtol=1e-3, atol=1e-7)
 
 
 def test_rates_of_layers_that_begin_at_random_are_logged_apart():
     optimizer = build_optimizer(
-        network(), "Muon", lr=0.1, momentum=0.9, weight_decay=0, pretrained=("0.weight", "1.bias"), pretrained_share=0.5
+        network(),
+        "Muon",
+        lr=0.1,
+        momentum=0.9,
+        weight_decay=0,
+        pretrained=("0.weight", "1.bias"),
+        pretrained_lr_mult=0.5,
     )
     assert optimizer.rates() == pytest.approx(
         {"lr/weight": 0.05, "lr/new_weight": 0.1, "lr/new_norm": 0.1, "lr/bias": 0.05, "lr/new_bias": 0.1}
     )
+
+
+def test_state_from_before_lr_mult_had_its_name_is_read():
+    def build():
+        return build_optimizer(network(), "SGD", lr=0.1, momentum=0.9, weight_decay=0, pretrained_lr_mult=0.5)
+
+    saved = build().state_dict()
+    for group in saved["optimizers"][0]["param_groups"]:
+        group["share"] = group.pop("lr_mult")
+    optimizer = build()
+    optimizer.load_state_dict(saved)
+    assert [set(group) for group in optimizer.param_groups] == [set(group) for group in build().param_groups]
 
 
 def test_auto_is_decided_by_the_length_of_the_run():

@@ -12,7 +12,7 @@ from torch import fx
 
 from benchmarks.gpu_compiled import compare_steps
 from engine import step_setup
-from engine.optim.schedule import Pace
+from engine.optim.schedule import StepPlan
 from engine.parallel import compile as compilation
 from engine.parallel.compile import UNCOMPILED, Compilation, check_compilation, plan_compilation
 from models.detector import build_detector
@@ -68,7 +68,7 @@ def compiled_step(backend, plan: Compilation, **options):
     ],
 )
 def test_what_is_chosen(ctx, flags, dynamic, cuda_graphs):
-    plan = plan_compilation(TrainConfig(compile=True, **flags), ctx, pictures=16, shares=4)
+    plan = plan_compilation(TrainConfig(compile=True, **flags), ctx, pictures=16, shards=4)
     assert (plan.pictures, plan.dynamic, plan.cuda_graphs) == (16, dynamic, cuda_graphs)
     assert plan.loss is (ctx.device.type == "cuda")
     assert plan.line.startswith("compiled: ")
@@ -77,7 +77,7 @@ def test_what_is_chosen(ctx, flags, dynamic, cuda_graphs):
 
 def test_a_deterministic_run_adds_gradients_of_the_loss_in_a_fixed_order():
     config = TrainConfig(compile=True, deterministic=True)
-    assert not plan_compilation(config, GPU, pictures=16, shares=1).loss
+    assert not plan_compilation(config, GPU, pictures=16, shards=1).loss
 
 
 def test_one_graph_of_a_loss_for_all_numbers_of_images_and_boxes(monkeypatch):
@@ -110,12 +110,12 @@ def build_detector_maps(model, batch) -> list[torch.Tensor]:
 
 
 def test_nothing_is_compiled_unasked():
-    assert plan_compilation(TrainConfig(), GPU, pictures=16, shares=1) is UNCOMPILED
+    assert plan_compilation(TrainConfig(), GPU, pictures=16, shards=1) is UNCOMPILED
 
 
-def test_a_batch_of_fewer_pictures_than_shares_is_refused():
-    with pytest.raises(UserError, match="3 pictures a batch leave some of 4 shares without any"):
-        plan_compilation(TrainConfig(compile=True), CPU, pictures=3, shares=4)
+def test_a_batch_of_fewer_pictures_than_shards_is_refused():
+    with pytest.raises(UserError, match="a batch of 3 pictures leaves some of its 4 shards empty"):
+        plan_compilation(TrainConfig(compile=True), CPU, pictures=3, shards=4)
 
 
 def test_several_devices_in_one_process_are_refused():
@@ -147,12 +147,12 @@ def test_one_graph_for_whole_batches_and_none_for_the_last_one():
     assert all(values.finite for values in step.reader.pop(leave=0))
 
 
-def test_virtual_ranks_compile_each_size_of_share_once():
+def test_virtual_ranks_compile_each_size_of_shard_once():
     graphs: list[fx.GraphModule] = []
     step, _ = compiled_step(counting(graphs), Compilation(pictures=6), virtual_ranks=4)
     for update, pictures in enumerate((6, 6, 3, 6), start=1):
         step([make_batch(pictures, seed=update)], [pictures], update)
-    assert len(graphs) == 2  # shares of one and of two pictures
+    assert len(graphs) == 2  # shards of one and of two pictures
 
 
 def test_one_version_for_all_sizes():
@@ -193,7 +193,7 @@ def test_ddp_takes_no_graph_for_static_that_is_cut_at_its_buckets(monkeypatch, f
     options = {}
     monkeypatch.setattr(step_setup, "parallelise", lambda model, ctx, **given: options.update(given) or model)
     run = Namespace(config=TrainConfig(**flags))
-    step_setup._over_devices(CPU, run, build_detector(TINY_MODEL, 2), Pace(accumulate, 4, 4))
+    step_setup._over_devices(CPU, run, build_detector(TINY_MODEL, 2), StepPlan(accumulate, 4, 4))
     assert options["static"] is static
 
 
@@ -232,7 +232,7 @@ def _share_of_steps(ctx: DistributedContext, sync_bn: bool, is_compiled: bool) -
     for update, pictures in enumerate((4, 4, 3, 4), start=1):
         cut = pictures // 2
         first, last = ((0, cut), (cut, pictures))[ctx.rank]
-        step([make_batch(pictures, seed=update).share(first, last)], [pictures], update)
+        step([make_batch(pictures, seed=update).shard(first, last)], [pictures], update)
     return weights_of(model)
 
 

@@ -91,7 +91,7 @@ def _sharded(ctx, optimizer: str, sharded: bool):
     step, model = make_step(ctx, "anchor_free", optimizer=optimizer, sync_bn=ctx.is_distributed)
     parts = {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4}
     step.optimizer = build_optimizer(model, optimizer, **parts, sharded=sharded)
-    share = global_batch().share(3 * ctx.rank, 3 * ctx.rank + 3)
+    share = global_batch().shard(3 * ctx.rank, 3 * ctx.rank + 3)
     for update in (1, 2, 3):
         if update == 2:
             step.optimizer.param_groups[0]["lr"] = 0.02
@@ -133,7 +133,7 @@ def test_zero_gradients_are_dropped_where_they_are_exactly_zero():
 
 def _compressed(ctx, compress: bool):
     step, model = make_step(ctx, "anchor_free", compress=compress)
-    share = global_batch().share(3 * ctx.rank, 3 * ctx.rank + 3)
+    share = global_batch().shard(3 * ctx.rank, 3 * ctx.rank + 3)
     for update in (1, 2, 3):
         step([share], [6], update)
     return nn.utils.parameters_to_vector(p for p in model.parameters() if p.requires_grad)

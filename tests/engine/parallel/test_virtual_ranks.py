@@ -117,7 +117,7 @@ def train(processes: int, world: Path, name: str, *more: str, workers: int = 0) 
     ids=["anchor-free, Muon", "anchors, SGD, accumulated"],
 )
 def test_one_two_and_four_processes_end_with_the_same_bits(tmp_path, model, more):
-    """Ten images in batches of six: shares of one and two images, and in the last batch shares of one; the workers
+    """Ten images in batches of six: shards of one and two images, and in the last batch shards of one; the workers
     differ too."""
     write_dataset(tmp_path / "set")
     more = ["--model", str(write_model(tmp_path / "model.yaml", model)), *more]

@@ -16,6 +16,7 @@ from utils.config.parser import (
     parse_config,
     read_recipe,
     to_dict,
+    with_overrides,
 )
 from utils.config.settings import DetectConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.yaml_files import load_yaml
@@ -201,6 +202,13 @@ def test_every_setting_has_help_and_a_valid_default(cls):
         assert field.metadata["help"], field.name
     required = {f.name: "x" for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING}
     from_mapping(cls, to_dict(cls(**required)), "defaults")
+
+
+def test_former_names_are_still_read():
+    assert from_mapping(Hyperparameters, {"lr_share": 0.5}, "x.yaml").lr_mult == 0.5
+    assert with_overrides(Hyperparameters(), ["lr_share=0.25"]).lr_mult == 0.25
+    with pytest.raises(UserError, match=r"x\.yaml: 'lr_share' is the former name of 'lr_mult', which is there too"):
+        from_mapping(Hyperparameters, {"lr_share": 0.5, "lr_mult": 1.0}, "x.yaml")
 
 
 @pytest.mark.parametrize("script", ["train.py", "val.py", "detect.py"])

@@ -19,7 +19,7 @@ from utils.distributed.collectives import (
     torch_distributed_zero_first,
     unwrap,
 )
-from utils.distributed.context import DistributedContext, one_voice, parse_devices
+from utils.distributed.context import DistributedContext, parse_devices, report_errors_once
 from utils.errors import PeerFailure, UserError
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -87,10 +87,10 @@ ncclSystemError: System call (e.g. socket, malloc) or external library call fail
 Last error:
 Error while creating shared memory segment /dev/shm/nccl-1YsMbG (size 7340384), error: No space left on device (28)"""
     ctx = replace(DistributedContext.single(), local_rank=0, world_size=2, store=dist.HashStore())
-    with pytest.raises(UserError, match="--shm-size=8g or --ipc=host") as first, one_voice(ctx):
+    with pytest.raises(UserError, match="--shm-size=8g or --ipc=host") as first, report_errors_once(ctx):
         raise dist.DistBackendError(text)
     assert type(first.value) is UserError
-    with pytest.raises(PeerFailure), one_voice(ctx):
+    with pytest.raises(PeerFailure), report_errors_once(ctx):
         raise dist.DistBackendError(text)
 
 

@@ -27,7 +27,7 @@ BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "2
 AT = {"MASTER_ADDR": "h", "MASTER_PORT": "29500"}
 
 
-def place(environ: dict[str, str], **flags) -> tuple | None:
+def process_of(environ: dict[str, str], **flags) -> tuple | None:
     launch = read_launch(environ=environ, **flags)
     return launch and astuple(launch)[:7]
 
@@ -54,7 +54,7 @@ def place(environ: dict[str, str], **flags) -> tuple | None:
     ],
 )  # fmt: skip
 def test_where_a_process_is(environ, expected):
-    assert place(environ) == expected
+    assert process_of(environ) == expected
     assert is_launched(environ) == (expected is not None)
 
 
@@ -97,8 +97,8 @@ def test_what_cannot_be_meant_is_one_line(environ, flags, line):
 
 
 def test_flags_of_old_examples():
-    assert place(BY_HAND, local_rank=1, local_world_size=2)[3:5] == (1, 2)
-    assert place({}, local_rank=-1, local_world_size=1) is None
+    assert process_of(BY_HAND, local_rank=1, local_world_size=2)[3:5] == (1, 2)
+    assert process_of({}, local_rank=-1, local_world_size=1) is None
 
 
 REPORT = """
@@ -110,17 +110,17 @@ def main(argv):
     from utils.distributed.collectives import all_objects
     ctx = DistributedContext.from_environment("cpu", timeout_s=60)
     with ctx.closing():
-        place = (ctx.rank, ctx.local_rank, ctx.world_size, ctx.local_world_size, ctx.node_rank)
-        places = all_objects(ctx, place)
+        position = (ctx.rank, ctx.local_rank, ctx.world_size, ctx.local_world_size, ctx.node_rank)
+        positions = all_objects(ctx, position)
         if ctx.is_main:
-            print(json.dumps(places))
+            print(json.dumps(positions))
 
 if __name__ == "__main__":
     run_main(main)
 """
 
 
-def run_places(environments: list[dict[str, str]]) -> list[list[int]]:
+def run_positions(environments: list[dict[str, str]]) -> list[list[int]]:
     """(rank, local_rank, world_size, local_world_size, node_rank) of real processes in these environments, by rank."""
     base = {k: v for k, v in os.environ.items() if k not in LAUNCHED} | {"OMP_NUM_THREADS": "1"}
     started = [
@@ -145,26 +145,26 @@ def by_hand(port: int, rank: int) -> dict[str, str]:
 def test_real_processes_by_hand():
     """RANK and WORLD_SIZE alone: the machines' names tell the rest."""
     port = free_port()
-    assert run_places([by_hand(port, rank) for rank in range(2)]) == [[0, 0, 2, 2, 0], [1, 1, 2, 2, 0]]
+    assert run_positions([by_hand(port, rank) for rank in range(2)]) == [[0, 0, 2, 2, 0], [1, 1, 2, 2, 0]]
 
 
 def test_real_processes_under_mpirun():
     ranks = [OMPI | {"OMPI_COMM_WORLD_RANK": str(r), "OMPI_COMM_WORLD_LOCAL_RANK": str(r)} for r in range(2)]
     named = {"PMIX_NAMESPACE": f"test-{os.getpid()}"}
-    assert run_places([rank | named for rank in ranks]) == [[0, 0, 2, 2, 0], [1, 1, 2, 2, 0]]
+    assert run_positions([rank | named for rank in ranks]) == [[0, 0, 2, 2, 0], [1, 1, 2, 2, 0]]
 
 
 @pytest.mark.slow
 def test_real_processes_under_srun():
     """What srun leaves open here (how many there are on a node) follows from the machines, which are one."""
-    assert run_places([srun(rank) for rank in range(4)]) == [[rank, rank, 4, 4, 0] for rank in range(4)]
+    assert run_positions([srun(rank) for rank in range(4)]) == [[rank, rank, 4, 4, 0] for rank in range(4)]
 
 
 class _Store:
-    """What `share_of_all` needs, with the other processes' notes put in beforehand."""
+    """What `all_gather_json` needs, with the other processes' notes put in beforehand."""
 
     def __init__(self, notes: list[list]) -> None:
-        self.values = {f"place/{rank}": json.dumps(note).encode() for rank, note in enumerate(notes)}
+        self.values = {f"node/{rank}": json.dumps(note).encode() for rank, note in enumerate(notes)}
 
     def set(self, key: str, value: str) -> None:
         self.values[key] = value.encode()
@@ -192,16 +192,16 @@ def test_which_gpu_a_process_takes(monkeypatch, seen, expected):
     launch = Launch("srun", 1, 2, 1, 2, 0, "h", 1)
     if isinstance(expected, str):
         with pytest.raises(UserError, match=expected):
-            distributed._place_on_node(store, launch, "")
+            distributed._locate_on_node(store, launch, "")
     else:
-        assert distributed._place_on_node(store, launch, "").device == torch.device("cuda", expected)
+        assert distributed._locate_on_node(store, launch, "").device == torch.device("cuda", expected)
 
 
-def test_places_follow_from_machines_where_launchers_tell_none():
+def test_positions_follow_from_machines_where_launchers_tell_none():
     """Ranks dealt out to two machines in turn."""
     machine = distributed.machine_name()
     notes = [["other", None, None, None, []], [machine, None, None, None, []]] * 2
-    found = distributed._place_on_node(_Store(notes), Launch("mpirun", 3, 4, None, None, None, "h", 1), "cpu")
+    found = distributed._locate_on_node(_Store(notes), Launch("mpirun", 3, 4, None, None, None, "h", 1), "cpu")
     assert found == (1, 2, 1, torch.device("cpu"))
 
 

@@ -29,7 +29,7 @@ def meet_in_thread(launch: Launch, timeout_s: float = 30) -> tuple[threading.Thr
 
     def run() -> None:
         try:
-            outcome.append(rendezvous.meet(launch, timeout_s))
+            outcome.append(rendezvous.open_store(launch, timeout_s))
         except UserError as error:
             outcome.append(str(error))
 
@@ -90,7 +90,7 @@ def test_processes_that_do_not_belong_together(rank, world_size, line):
 
 def _share(ctx):
     launch = launch_of(ctx.rank, ctx.world_size, 1)
-    return rendezvous.share_of_all(ctx.store, "test", launch, ctx.rank * 2)
+    return rendezvous.all_gather_json(ctx.store, "test", launch, ctx.rank * 2)
 
 
 def test_values_of_all():
