@@ -66,7 +66,7 @@ def build_step(
     detector = build_detector(model, classes).to(ctx.device, memory_format=torch.channels_last)
     return build(
         ctx,
-        Run(Path(), config, hyp, Path(), None, []),
+        Run(Path(), config, hyp, None, []),
         detector,
         build_criterion(detector, hyp).to(ctx.device),
         rule=optimizer,

@@ -57,7 +57,7 @@ def test_layers(name: str):
 def stack_of(layer: str) -> list[set[str]]:
     """The packages of a folder by level, the lowest first, as docs/architecture.md draws them."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    (line,) = re.findall(rf"^{layer}: +(.+)$", text, re.MULTILINE)
+    (line,) = re.findall(rf"^ *{layer}: +(.+)$", text, re.MULTILINE)
     return [set(level.split()) for level in line.split("<")]
 
 

@@ -127,7 +127,7 @@ class Counted:
 
 def run_of(**settings) -> Run:
     config = TrainConfig(**{"batch_size": -1, "imgsz": 64, "amp": "off", **settings})
-    return Run(Path("runs"), config, Hyperparameters(), Path("runs/last.pt"), None, [])
+    return Run(Path("runs"), config, Hyperparameters(), None, [])
 
 
 def model_and_loss(spec: dict = TINY_MODEL):

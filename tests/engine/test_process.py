@@ -74,7 +74,7 @@ def test_what_a_killed_process_left_half_written_goes(tmp_path):
 
 
 def run_with(folder: Path, **settings) -> Run:
-    return Run(folder, TrainConfig(**settings), Hyperparameters(), folder / "last.pt", None, [])
+    return Run(folder, TrainConfig(**settings), Hyperparameters(), None, [])
 
 
 @pytest.mark.parametrize(
