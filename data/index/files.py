@@ -11,11 +11,11 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from data.image_io.decode import IMAGE_SUFFIXES
-from data.index.dataset_yaml import DatasetSpec, SplitSource
+from data.index.dataset_yaml import FORMATS, DatasetSpec, SplitSource
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding, relative_name
+from data.labels.label_format import FileStamp, ImageFile, LabelFile, LabelFormat
 from utils.errors import UserError
 from utils.files.safe_io import read_regular
 from utils.machine.limits import explanation
@@ -27,30 +27,13 @@ NO_FILE = "a pipe or device, not a file; left out"
 _UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
 
 
-class FileStamp(NamedTuple):
-    """What changes when a file is edited."""
-
-    size: int  # bytes
-    mtime_ns: int
-
-
-class ImageFile(NamedTuple):
-    name: str  # relative to the data set's folder, with /
-    key: str  # relative to the split's folder, with /; the bare name for images of a .txt list
-    stamp: FileStamp
-
-
-class LabelFile(NamedTuple):
-    name: str  # relative to the data set's folder, with /
-    stamp: FileStamp | None  # None: there is no such file
-
-
 @dataclass(slots=True)
 class Listing:
     """Images sorted by name, which doesn't depend on the file system; one label file each unless all share one."""
 
     images: list[ImageFile]
-    labels: list[LabelFile]  # one an image, or the COCO JSON alone
+    labels: list[LabelFile]  # one per image, or one for all
+    label_format: LabelFormat
     findings: list[Finding] = field(default_factory=list)
     lists: dict[Path, list[str]] = field(default_factory=dict)  # names that each .txt list gives, in its order
 
@@ -81,7 +64,8 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
         places = ", ".join(map(str, source.images))
         raise UserError(f"{places}: no images found for '{split}' (looked for {' '.join(sorted(IMAGE_SUFFIXES))})")
     images = [found[name] for name in sorted(found)]
-    return Listing(images, _labels_of(images, source, spec), findings, lists)
+    label_format, labels = _list_labels(images, source, spec)
+    return Listing(images, labels, label_format, findings, lists)
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, list[os.DirEntry]]]:
@@ -218,53 +202,34 @@ class _StampedFolders:
         entry = self._folders[folder].get(name)
         return _stamp(entry) if entry else None
 
+    def exists(self, path: str) -> bool:
+        return self.stamp(path) is not None
+
     def is_regular(self, path: str) -> bool:
         """Of a path that has a stamp."""
         folder, name = os.path.split(path)
         return _is_regular(self._folders[folder][name])
 
 
-def _labels_of(images: list[ImageFile], source: SplitSource, spec: DatasetSpec) -> list[LabelFile]:
-    annotations = source.annotations
-    if annotations is None:
-        return _stamped([yolo_label_path(os.path.join(spec.root, i.name)) for i in images], spec.root)
-    if annotations.is_file() and annotations.suffix.lower() == ".json":
-        return [LabelFile(relative_name(annotations, spec.root), _stamp(annotations))]
-    if annotations.is_dir():
-        return _voc_labels(images, annotations, spec.root)
-    if annotations.exists():
-        raise UserError(f"{annotations}: neither a COCO .json nor a folder of VOC .xml (named by {spec.source})")
-    raise spec.missing(annotations)
-
-
-def yolo_label_path(image_path: str) -> str:
-    """The .txt of an image: the last folder called ``images`` read as ``labels``; beside the image if there is none."""
-    folders, separator, rest = image_path.rpartition(f"{os.sep}images{os.sep}")
-    path = f"{folders}{os.sep}labels{os.sep}{rest}" if separator else image_path
-    return os.path.splitext(path)[0] + ".txt"
-
-
-def _stamped(paths: list[str], root: Path) -> list[LabelFile]:
+def _list_labels(
+    images: list[ImageFile], source: SplitSource, spec: DatasetSpec
+) -> tuple[LabelFormat, list[LabelFile]]:
+    annotations, label_format = source.annotations, source.label_format
+    if label_format is None or (label_format.label_path is None and not annotations.is_file()):
+        if not annotations.exists():
+            raise spec.missing(annotations)
+        known = " nor ".join(f.annotations for f in FORMATS if f.annotations)
+        raise UserError(f"{annotations}: neither {known} (named by {spec.source})")
+    if label_format.label_path is None:
+        return label_format, [LabelFile(relative_name(annotations, spec.root), _stamp(annotations))]
     folders = _StampedFolders()
-    bases: dict[str, str] = {}  # relpath of a folder is slow enough to be kept
+    bases: dict[str, str] = {}  # relative names of folders, which are slow to find
     labels = []
-    for path in paths:
+    for image in images:
+        path = label_format.label_path(image, spec.root, annotations, folders.exists)
         folder, name = os.path.split(path)
         if folder not in bases:
-            base = relative_name(folder, root)
+            base = relative_name(folder, spec.root)
             bases[folder] = "" if base == "." else base + "/"
         labels.append(LabelFile(bases[folder] + name, folders.stamp(path)))
-    return labels
-
-
-def _voc_labels(images: list[ImageFile], folder: Path, root: Path) -> list[LabelFile]:
-    """XML files by the image's place in the split's folder, or by its bare name when all lie in one folder."""
-    folders = _StampedFolders()
-    paths = []
-    for image in images:
-        path = os.path.join(folder, os.path.splitext(image.key)[0] + ".xml")
-        if folders.stamp(path) is None:
-            flat = os.path.join(folder, os.path.basename(path))
-            path = flat if folders.stamp(flat) else path
-        paths.append(path)
-    return _stamped(paths, root)
+    return label_format, labels
