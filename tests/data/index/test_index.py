@@ -557,7 +557,7 @@ def test_a_disk_that_fails_makes_no_other_data_set(root, tmp_path, monkeypatch, 
     def fails_there(call):
         def called(path, *rest, **options):
             if str(path).endswith(failing):
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
             return call(path, *rest, **options)
 
         return called
