@@ -13,13 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.labels.coco import category_names
+from data.labels.coco import COCO
+from data.labels.label_format import LabelFormat
+from data.labels.voc import VOC
+from data.labels.yolo import YOLO
 from utils.config.yaml_files import load_yaml, suggestion
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
 
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
 SPLITS = ("train", "val", "test")
+FORMATS: tuple[LabelFormat, ...] = (YOLO, COCO, VOC)  # the first that detects a split's labels reads them
 _USED_KEYS = ("path", *SPLITS, "names", "nc", "annotations", "download", "channels")
 # In public YAMLs, of no meaning for training boxes: who made the set and where it came from.
 _DESCRIPTIVE_KEYS = ("roboflow", "license", "licence", "author", "url", "description", "version", "date", "validation")
@@ -31,7 +35,8 @@ class SplitSource:
     """Where a split's images and labels are. Paths are absolute; whether they exist is checked when they are read."""
 
     images: tuple[Path, ...]  # folders and .txt lists
-    annotations: Path | None = None  # COCO JSON file or VOC folder; None: YOLO txt beside the images
+    annotations: Path | None  # None: YOLO txt beside the images
+    label_format: LabelFormat | None  # None: unknown, or the annotations are missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     root = _resolve_root(values.get("path"), path, known_root)
     annotations = _read_annotations(values.get("annotations"), root, path)
     splits = {
-        split: SplitSource(_read_entries(values[split], root, f"{path}: {split}"), annotations.get(split))
+        split: _split_source(_read_entries(values[split], root, f"{path}: {split}"), annotations.get(split))
         for split in SPLITS
         if values.get(split) not in (None, "", [])
     }
@@ -141,6 +146,10 @@ def _resolve(given: Path, root: Path) -> Path:
     return _normal(root / given)
 
 
+def _split_source(images: tuple[Path, ...], annotations: Path | None) -> SplitSource:
+    return SplitSource(images, annotations, next((f for f in FORMATS if f.detect(annotations)), None))
+
+
 def _read_annotations(value: Any, root: Path, path: Path) -> dict[str, Path]:
     if value is None:
         return {}
@@ -161,9 +170,9 @@ def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tup
     if given is not None:
         names = _checked_names(given, path)
     else:
-        files = [s.annotations for s in splits.values() if s.annotations and s.annotations.suffix.lower() == ".json"]
-        if files:
-            names = category_names(files[0])
+        first = next((s for s in splits.values() if s.label_format and s.label_format.class_names), None)
+        if first:
+            names = first.label_format.class_names(first.annotations)
         elif count is not None:
             names = tuple(f"class_{i}" for i in range(count))
         else:

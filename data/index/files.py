@@ -1,58 +1,42 @@
-"""The files of a split with their sizes and modification times: what tells that nothing has changed.
+"""Lists the files of a split with their sizes and modification times, which tell whether the split has changed.
 
-Folders are read whole, one `os.scandir` each, rather than asking for every file by name. Names that begin with a dot
-(among them the ``._x.jpg`` that macOS leaves) are not part of a data set.
+Each folder is read once with `os.scandir`. Names that begin with a dot, such as the ``._x.jpg`` of macOS, are ignored.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeVar
 
 from data.image_io.decode import IMAGE_SUFFIXES
-from data.index.dataset_yaml import DatasetSpec, SplitSource
+from data.index.dataset_yaml import FORMATS, DatasetSpec, SplitSource
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding, relative_name
+from data.labels.label_format import FileStamp, ImageFile, LabelFile, LabelFormat
 from utils.errors import UserError
 from utils.files.safe_io import read_regular
 from utils.machine.limits import explanation
 
-# Pictures that users may expect to be read; they are told, other files (txt, json, ...) are none of our business.
+# Image formats that are not supported. They are reported; other files (txt, json, ...) are ignored.
 _UNREAD = ".avif .cr2 .dng .exr .gif .heic .heif .jxl .nef .pfm .svg"
-_MOST_OF_A_LIST = 1 << 31  # bytes
+_MAX_LIST_BYTES = 1 << 31
 NO_FILE = "a pipe or device, not a file; left out"
 _UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
-
-
-class FileStamp(NamedTuple):
-    """What changes when a file is edited."""
-
-    size: int  # bytes
-    mtime_ns: int
-
-
-class ImageFile(NamedTuple):
-    name: str  # relative to the data set's folder, with /
-    key: str  # relative to the split's folder, with /; the bare name for images of a .txt list
-    stamp: FileStamp
-
-
-class LabelFile(NamedTuple):
-    name: str  # relative to the data set's folder, with /
-    stamp: FileStamp | None  # None: there is no such file
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Listing:
-    """Images sorted by name, which doesn't depend on the file system; one label file each unless all share one."""
+    """The files of a split."""
 
-    images: list[ImageFile]
-    labels: list[LabelFile]  # one an image, or the COCO JSON alone
+    images: list[ImageFile]  # sorted by name
+    labels: list[LabelFile]  # one per image, or one for all
+    label_format: LabelFormat
     findings: list[Finding] = field(default_factory=list)
-    lists: dict[Path, list[str]] = field(default_factory=dict)  # names that each .txt list gives, in its order
+    lists: dict[Path, list[str]] = field(default_factory=dict)  # image names in each .txt list, in order
 
 
 def list_split(spec: DatasetSpec, split: str) -> Listing:
@@ -78,14 +62,15 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
             else:
                 found[image.name] = image
     if not found:
-        places = ", ".join(map(str, source.images))
-        raise UserError(f"{places}: no images found for '{split}' (looked for {' '.join(sorted(IMAGE_SUFFIXES))})")
+        searched = ", ".join(map(str, source.images))
+        raise UserError(f"{searched}: no images found for '{split}' (looked for {' '.join(sorted(IMAGE_SUFFIXES))})")
     images = [found[name] for name in sorted(found)]
-    return Listing(images, _labels_of(images, source, spec), findings, lists)
+    label_format, labels = _list_labels(images, source, spec)
+    return Listing(images, labels, label_format, findings, lists)
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, list[os.DirEntry]]]:
-    """(folder, its entries) for a folder and those inside it, symbolic links followed, each real folder once."""
+    """Yields (folder, its entries) for a folder and its subfolders. Symbolic links are followed, each folder once."""
     pending, seen = [str(folder)], set()
     while pending:
         current = pending.pop()
@@ -94,28 +79,8 @@ def _walk(folder: Path) -> Iterator[tuple[str, list[os.DirEntry]]]:
             continue
         seen.add(real)
         entries = _scan(current)
-        pending += [entry.path for entry in entries if _is_folder(entry)]
+        pending += [entry.path for entry in entries if _query(entry.is_dir)]
         yield current, entries
-
-
-def _is_directory(path: str) -> bool:
-    """Unlike ``os.path.isdir``, which takes a folder on a disk that fails for none."""
-    try:
-        return stat.S_ISDIR(os.stat(path).st_mode)
-    except OSError as error:
-        if explanation(error):
-            error.filename = path
-            raise
-        return False
-
-
-def _is_folder(entry: os.DirEntry) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError as error:
-        if explanation(error):
-            raise
-        return False  # a link to itself
 
 
 def _scan(folder: str) -> list[os.DirEntry]:
@@ -124,29 +89,26 @@ def _scan(folder: str) -> list[os.DirEntry]:
             return [e for e in entries if not e.name.startswith(".")]
     except OSError as error:
         if explanation(error):
-            error.filename = folder
             raise
         raise UserError(f"{folder}: cannot be listed ({error.strerror})") from None
 
 
-def _is_regular(entry: os.DirEntry) -> bool:
-    """Whether it can be read to its end; a pipe would keep its reader waiting."""
+def _query(call: Callable[..., T], *args: str) -> T | None:
+    """The result of a call about a file; None if the file does not exist or is a dangling link.
+
+    Raises OSError when the disk fails: the file may exist, and without it this would be another data set.
+    """
     try:
-        return entry.is_file()
+        return call(*args)
     except OSError as error:
         if explanation(error):
             raise
-        return False
+        return None
 
 
-def _stamp(entry: os.DirEntry | Path) -> FileStamp | None:
-    try:
-        status = entry.stat()
-    except OSError as error:
-        if explanation(error):  # the file may well be there: without it the data set would be another
-            raise
-        return None  # a dangling link, or gone since
-    return FileStamp(status.st_size, status.st_mtime_ns)
+def _stamp(file: os.DirEntry | Path) -> FileStamp | None:
+    status = _query(file.stat)
+    return FileStamp(status.st_size, status.st_mtime_ns) if status else None
 
 
 def _in_folder(folder: Path, root: Path, findings: list[Finding]) -> Iterator[tuple[str, ImageFile]]:
@@ -155,7 +117,7 @@ def _in_folder(folder: Path, root: Path, findings: list[Finding]) -> Iterator[tu
         if not entries and os.path.splitext(current)[1].lower() in IMAGE_SUFFIXES:
             findings.append(Finding(base, BAD_IMAGE, "an empty folder, not a file; left out"))
         for entry in entries:
-            if _is_folder(entry):
+            if _query(entry.is_dir):
                 continue
             name = entry.name if base == "." else f"{base}/{entry.name}"
             suffix = os.path.splitext(entry.name)[1].lower()
@@ -164,7 +126,7 @@ def _in_folder(folder: Path, root: Path, findings: list[Finding]) -> Iterator[tu
             if suffix not in IMAGE_SUFFIXES:
                 continue
             stamp = _stamp(entry)
-            if stamp is None or not _is_regular(entry):
+            if stamp is None or not _query(entry.is_file):
                 kind, text = (MISSING_IMAGE, "a link to nothing") if stamp is None else (BAD_IMAGE, NO_FILE)
                 findings.append(Finding(name, kind, text))
                 continue
@@ -173,15 +135,16 @@ def _in_folder(folder: Path, root: Path, findings: list[Finding]) -> Iterator[tu
 
 
 def _in_list(file: Path, root: Path, findings: list[Finding]) -> Iterator[tuple[str, ImageFile]]:
-    """Rows are paths: absolute, from the list's own folder (``./`` in front), or from the data set's folder."""
+    """Rows are absolute paths, or relative ones: to the list's folder if they begin with ``./``, else to the data
+    set's folder first."""
     try:
-        rows = read_regular(file, most=_MOST_OF_A_LIST).decode("utf-8-sig").splitlines()
+        rows = read_regular(file, most=_MAX_LIST_BYTES).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from None
     here = relative_name(file, root)
-    folders = _StampedFolders()
+    folders = _Folders()
     for line, row in enumerate(rows, 1):
         row = row.strip()
         if not row:
@@ -193,78 +156,60 @@ def _in_list(file: Path, root: Path, findings: list[Finding]) -> Iterator[tuple[
         bases = (file.parent, root) if row.startswith("./") else (root, file.parent)
         for base in bases:
             path = os.path.normpath(os.path.join(base, row))
-            stamp = folders.stamp(path)
-            if stamp is not None and not folders.is_regular(path):
-                findings.append(Finding(where, BAD_IMAGE, f"{row}: {NO_FILE}"))
-                break
-            if stamp is not None:
+            entry = folders.entry(path)
+            stamp = entry and _stamp(entry)
+            if stamp is None:
+                continue
+            if _query(entry.is_file):
                 yield where, ImageFile(relative_name(path, root), os.path.basename(path), stamp)
-                break
+            else:
+                findings.append(Finding(where, BAD_IMAGE, f"{row}: {NO_FILE}"))
+            break
         else:
             findings.append(Finding(where, MISSING_IMAGE, f"{row} not found"))
 
 
-class _StampedFolders:
-    """Stamps of files by path, each folder read once."""
+class _Folders:
+    """Directory entries by path. Each folder is read once."""
 
     def __init__(self) -> None:
-        self._folders: dict[str, dict[str, os.DirEntry]] = {}
+        self._entries: dict[str, dict[str, os.DirEntry]] = {}  # by folder and name
+
+    def entry(self, path: str) -> os.DirEntry | None:
+        folder, name = os.path.split(path)
+        if folder not in self._entries:
+            status = _query(os.stat, folder)  # os.path.isdir returns False for a folder on a disk that fails
+            entries = _scan(folder) if status and stat.S_ISDIR(status.st_mode) else []
+            self._entries[folder] = {e.name: e for e in entries}
+        return self._entries[folder].get(name)
 
     def stamp(self, path: str) -> FileStamp | None:
-        folder, name = os.path.split(path)
-        if folder not in self._folders:
-            entries = _scan(folder) if _is_directory(folder) else []
-            self._folders[folder] = {e.name: e for e in entries}
-        entry = self._folders[folder].get(name)
+        entry = self.entry(path)
         return _stamp(entry) if entry else None
 
-    def is_regular(self, path: str) -> bool:
-        """Of a path that has a stamp."""
-        folder, name = os.path.split(path)
-        return _is_regular(self._folders[folder][name])
+    def exists(self, path: str) -> bool:
+        return self.stamp(path) is not None
 
 
-def _labels_of(images: list[ImageFile], source: SplitSource, spec: DatasetSpec) -> list[LabelFile]:
-    annotations = source.annotations
-    if annotations is None:
-        return _stamped([yolo_label_path(os.path.join(spec.root, i.name)) for i in images], spec.root)
-    if annotations.is_file() and annotations.suffix.lower() == ".json":
-        return [LabelFile(relative_name(annotations, spec.root), _stamp(annotations))]
-    if annotations.is_dir():
-        return _voc_labels(images, annotations, spec.root)
-    if annotations.exists():
-        raise UserError(f"{annotations}: neither a COCO .json nor a folder of VOC .xml (named by {spec.source})")
-    raise spec.missing(annotations)
-
-
-def yolo_label_path(image_path: str) -> str:
-    """The .txt of an image: the last folder called ``images`` read as ``labels``; beside the image if there is none."""
-    folders, separator, rest = image_path.rpartition(f"{os.sep}images{os.sep}")
-    path = f"{folders}{os.sep}labels{os.sep}{rest}" if separator else image_path
-    return os.path.splitext(path)[0] + ".txt"
-
-
-def _stamped(paths: list[str], root: Path) -> list[LabelFile]:
-    folders = _StampedFolders()
-    bases: dict[str, str] = {}  # relpath of a folder is slow enough to be kept
+def _list_labels(
+    images: list[ImageFile], source: SplitSource, spec: DatasetSpec
+) -> tuple[LabelFormat, list[LabelFile]]:
+    annotations, label_format = source.annotations, source.label_format
+    if label_format is None or (label_format.label_path is None and not annotations.is_file()):
+        if not annotations.exists():
+            raise spec.missing(annotations)
+        known = " nor ".join(f.annotations for f in FORMATS if f.annotations)
+        raise UserError(f"{annotations}: neither {known} (named by {spec.source})")
+    if label_format.label_path is None:
+        return label_format, [LabelFile(relative_name(annotations, spec.root), _stamp(annotations))]
+    folders = _Folders()
+    bases: dict[str, str] = {}  # relative names of folders, which are slow to find
     labels = []
-    for path in paths:
+    for image in images:
+        path = label_format.label_path(image, spec.root, annotations, folders.exists)
         folder, name = os.path.split(path)
         if folder not in bases:
-            base = relative_name(folder, root)
+            base = relative_name(folder, spec.root)
             bases[folder] = "" if base == "." else base + "/"
         labels.append(LabelFile(bases[folder] + name, folders.stamp(path)))
-    return labels
-
-
-def _voc_labels(images: list[ImageFile], folder: Path, root: Path) -> list[LabelFile]:
-    """XML files by the image's place in the split's folder, or by its bare name when all lie in one folder."""
-    folders = _StampedFolders()
-    paths = []
-    for image in images:
-        path = os.path.join(folder, os.path.splitext(image.key)[0] + ".xml")
-        if folders.stamp(path) is None:
-            flat = os.path.join(folder, os.path.basename(path))
-            path = flat if folders.stamp(flat) else path
-        paths.append(path)
-    return _stamped(paths, root)
+    return label_format, labels

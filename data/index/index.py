@@ -252,9 +252,7 @@ def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
 def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, single_cls: bool, verify: str) -> str:
     """32 hex digits that change with any file's name, size or time, the classes, or the code's version; not with the
     place of the data set."""
-    annotations = spec.split(split).annotations
-    kind = "yolo" if annotations is None else "voc" if annotations.is_dir() else "coco"
-    settings = [CACHE_VERSION, PARSER_VERSION, kind, split, single_cls, spec.names]
+    settings = [CACHE_VERSION, PARSER_VERSION, listing.label_format.name, split, single_cls, spec.names]
     settings += [verify] if verify != "sample" else []  # it may leave out images that a sample does not show
     digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16)
     for files in (listing.images, listing.labels):

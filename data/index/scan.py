@@ -18,7 +18,6 @@ import numpy as np
 from data.image_io.decode import HiddenDamageError, check_image
 from data.index.dataset_yaml import DatasetSpec
 from data.index.files import Listing
-from data.index.label_reader import LabelSource, label_source
 from data.index.partial_scan import PartialScan, Placed, ScannedChunk
 from data.labels.clean import Boxes, LabelFileError, RawLabels, clean_rows, row_table
 from data.labels.findings import (
@@ -34,6 +33,7 @@ from data.labels.findings import (
     Finding,
     ScanReport,
 )
+from data.labels.label_format import LabelSource
 from utils.errors import UserError
 from utils.logger import get_logger, progress
 from utils.machine.resources import available_cores
@@ -75,7 +75,8 @@ def scan_split(
 
     Raises UserError when the labels don't fit the names.
     """
-    source = label_source(spec, split, listing, single_cls)
+    names = None if single_cls else spec.names
+    source = listing.label_format.read(listing.images, listing.labels, spec.root, names)
     count = len(source.images)
     decoded = np.ones(count, bool) if verify == "full" else _sample(count)
 

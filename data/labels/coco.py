@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.labels.clean import RawLabels, RowProblem
-from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
+from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS, Finding
+from data.labels.label_format import (
+    ImageEntry,
+    ImageFile,
+    LabelFile,
+    LabelFormat,
+    LabelSource,
+    LabelsPerSplit,
+    load_json,
+    read_json_text,
+)
 from utils.config.yaml_files import suggestion
 from utils.errors import UserError
-from utils.files.safe_io import open_regular
 
+_EXPECTED = "a COCO JSON: wants images, annotations and categories"
 _MOST = 1e300  # no number of pixels
-
-
-class CocoImage(NamedTuple):
-    """An entry of ``images`` with its annotations; lines are positions in ``annotations``."""
-
-    file_name: str  # with /
-    image_id: int | str
-    labels: RawLabels
 
 
 class CocoFile(NamedTuple):
     """A COCO JSON, with classes matched by name."""
 
-    images: list[CocoImage]
+    images: list[ImageEntry]
     category_ids: tuple[int, ...]  # the file's id of each class; an unused id where the file doesn't have the class
     annotation_ids: list[Any]  # by position
     strays: list[tuple[int, str]]  # positions of annotations of no image, and why
@@ -41,7 +42,7 @@ def read_coco(path: Path, names: tuple[str, ...] | None) -> CocoFile:
     try:
         category_name = {_typed(c["id"], int): str(_typed(c["name"], str, int, float)) for c in categories}
         found = {
-            _typed(i["id"], int, str): CocoImage(
+            _typed(i["id"], int, str): ImageEntry(
                 i["file_name"].replace("\\", "/"), i["id"], RawLabels([], [], _size(i))
             )
             for i in images
@@ -77,7 +78,7 @@ def category_names(path: Path) -> tuple[str, ...]:
 
     Only the list of categories is parsed where that can be found in the text: the files are large.
     """
-    text = _read_text(path)
+    text = read_json_text(path, _EXPECTED)
     decoder = json.JSONDecoder()
     for match in re.finditer(r'(?<!\\)"categories"\s*:\s*(?=\[)', text):
         try:
@@ -88,46 +89,11 @@ def category_names(path: Path) -> tuple[str, ...]:
     raise UserError(f"{path}: has no categories to take the names from; is it a COCO JSON?")
 
 
-def _read_text(path: Path) -> str:
-    try:
-        with open_regular(path) as file:
-            # What begins like no JSON is not read to its end: it may be a file of a terabyte, most of it a hole.
-            if not file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip().startswith((b"{", b"[")):
-                raise UserError(f"{path}: not a COCO JSON: wants images, annotations and categories")
-            file.seek(0)
-            return file.read().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such annotation file") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except MemoryError:
-        raise UserError(f"{path}: is larger than the memory of this machine") from None
-
-
 def _load(path: Path) -> dict:
-    try:
-        data = json.loads(_read_text(path), object_pairs_hook=_once_each)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: malformed JSON ({error.msg}, column {error.colno})") from None
-    except ValueError as error:  # a key twice, or a number of thousands of digits
-        raise UserError(f"{path}: malformed JSON ({str(error).split(';')[0]})") from None
-    except RecursionError:
-        raise UserError(f"{path}: malformed JSON (nested too deeply)") from None
+    data = load_json(path, _EXPECTED)
     if not isinstance(data, dict):
-        raise UserError(f"{path}: not a COCO JSON: wants images, annotations and categories")
+        raise UserError(f"{path}: not {_EXPECTED}")
     return data
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, which must not have a key twice: the last would be taken without a word."""
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for i, key in enumerate(keys) if key in keys[:i])
-        raise ValueError(f"the key '{twice[:60]}' is there twice in one object")
-    return content
 
 
 def _entries(data: dict, key: str, path: Path) -> list:
@@ -149,7 +115,7 @@ def _size(image: dict) -> tuple[int, int] | None:
     return (height, width) if isinstance(height, int) and isinstance(width, int) and height > 0 < width else None
 
 
-def _image_of(annotation: Any, found: dict[int | str, CocoImage]) -> CocoImage | None:
+def _image_of(annotation: Any, found: dict[int | str, ImageEntry]) -> ImageEntry | None:
     image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
     return found.get(image_id) if type(image_id) in (int, str) else None
 
@@ -178,3 +144,23 @@ def _parse_annotation(annotation: dict, position: int, class_of: dict, names: tu
     if not isinstance(area, int | float) or not 0 <= area < _MOST:
         area = w * h
     return (class_id, x, y, x + w, y + h, area, 1 if crowd else 0, position)
+
+
+def _detect(annotations: Path | None) -> bool:
+    return annotations is not None and annotations.suffix.lower() == ".json" and not annotations.is_dir()
+
+
+def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelSource:
+    name = files[0].name
+    coco = read_coco(root / name, names)
+    return LabelsPerSplit(
+        name,
+        images,
+        coco.images,
+        category_ids=coco.category_ids,
+        annotation_ids=coco.annotation_ids,
+        findings=[Finding(f"{name}: annotation {coco.annotation_ids[p]}", BAD_ROW, text) for p, text in coco.strays],
+    )
+
+
+COCO = LabelFormat("coco", "a COCO .json", _detect, _read, class_names=category_names)

@@ -6,12 +6,16 @@ So do the tools that people annotate with and the converters to YOLO txt. ``diff
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
 from math import isfinite
+from pathlib import Path
 from xml.parsers import expat
 
 from data.labels.clean import LabelFileError, RawLabels, RowProblem, is_plain_number_text
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
+from data.labels.label_format import ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
 from utils.config.yaml_files import suggestion
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -130,3 +134,24 @@ def _parse_object(fields: dict[str, str], line: int, class_ids: Mapping[str, int
         return RowProblem(line, UNKNOWN_CLASS, f"'{name}' is not in the names{suggestion(name, class_ids)}; left out")
     class_id = 0 if class_ids is None else class_ids[name]
     return (class_id, x1, y1, x2, y2, (x2 - x1) * (y2 - y1), 0, line)
+
+
+def _detect(annotations: Path | None) -> bool:
+    return annotations is not None and annotations.is_dir()
+
+
+def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelSource:
+    class_ids = None if names is None else {name: i for i, name in enumerate(names)}
+    return LabelPerImage(images, files, root, names, partial(parse_voc, class_ids=class_ids), normalised=False)
+
+
+def _label_path(image: ImageFile, root: Path, annotations: Path, exists: Callable[[str], bool]) -> str:
+    """By the image's path in the split's folder, else by its bare name, for XML files that all lie in one folder."""
+    path = os.path.join(annotations, os.path.splitext(image.key)[0] + ".xml")
+    if exists(path):
+        return path
+    flat = os.path.join(annotations, os.path.basename(path))
+    return flat if exists(flat) else path
+
+
+VOC = LabelFormat("voc", "a folder of VOC .xml", _detect, _read, _label_path)

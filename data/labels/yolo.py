@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import isfinite
+from pathlib import Path
 
 from data.labels.clean import LabelFileError, RawLabels, RowProblem, is_plain_number_text
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
+from data.labels.label_format import ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
 
 
 def parse_yolo(data: bytes, num_classes: int | None) -> RawLabels:
@@ -72,3 +76,23 @@ def polygon_area(xs: Sequence[float], ys: Sequence[float]) -> float:
     """Area inside a simple polygon (the shoelace formula)."""
     twice = sum(xs[i - 1] * ys[i] - xs[i] * ys[i - 1] for i in range(len(xs)))
     return abs(twice) / 2
+
+
+def _detect(annotations: Path | None) -> bool:
+    return annotations is None
+
+
+def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelSource:
+    parse = partial(parse_yolo, num_classes=None if names is None else len(names))
+    return LabelPerImage(images, files, root, names, parse, normalised=True)
+
+
+def _label_path(image: ImageFile, root: Path, annotations: Path | None, exists: Callable[[str], bool]) -> str:
+    """The last folder called ``images`` is replaced by ``labels``; without one, the file lies beside the image."""
+    path = os.path.join(root, image.name)
+    folders, separator, rest = path.rpartition(f"{os.sep}images{os.sep}")
+    path = f"{folders}{os.sep}labels{os.sep}{rest}" if separator else path
+    return os.path.splitext(path)[0] + ".txt"
+
+
+YOLO = LabelFormat("yolo", "", _detect, _read, _label_path)

@@ -17,7 +17,7 @@ from typing import IO
 
 import numpy as np
 
-from data.index.files import FileStamp
+from data.labels.label_format import FileStamp
 from data.staging.plan import StagePlan, from_line, is_under, to_line
 from utils.distributed.file_exchange import Piece, digest_of
 from utils.errors import UserError

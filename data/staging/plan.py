@@ -18,8 +18,9 @@ import numpy as np
 import yaml
 
 from data.index.dataset_yaml import DatasetSpec
-from data.index.files import FileStamp, Listing, list_split
+from data.index.files import Listing, list_split
 from data.labels.findings import relative_name
+from data.labels.label_format import FileStamp
 from utils.logger import get_logger
 
 
@@ -82,15 +83,13 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
         stamps |= {image.name: image.stamp for image in listing.images}
         stamps |= {label.name: label.stamp for label in listing.labels if label.stamp is not None}
         absent |= {label.name for label in listing.labels if label.stamp is None}
-        for entry in spec.split(split).images:
+        source = spec.split(split)
+        for entry in (*source.images, *filter(None, [source.annotations])):
             name = relative_name(entry, spec.root)
             if entry in listing.lists:
                 lists[name] = "".join(f"{row}\n" for row in listing.lists[entry])
-            else:
+            elif name not in stamps:
                 folders.append(name)
-        annotations = spec.split(split).annotations
-        if annotations is not None and annotations.is_dir():
-            folders.append(relative_name(annotations, spec.root))
     names = sorted(stamps)
     return StagePlan(
         spec=spec,

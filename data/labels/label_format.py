@@ -1,0 +1,231 @@
+"""What a label format is, and the two ways in which labels are stored: one file per image, or one file per split.
+
+A format is one module of this package with a `LabelFormat`, listed in `data.index.dataset_yaml.FORMATS`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from data.labels.clean import LabelFileError, RawLabels
+from data.labels.findings import ABSENT, UNLISTED, Finding
+from utils.errors import UserError
+from utils.files.safe_io import open_regular, read_regular
+from utils.machine.limits import explanation
+
+MAX_BYTES = 1 << 26  # of a label file of one image
+
+
+class FileStamp(NamedTuple):
+    """What changes when a file is edited."""
+
+    size: int  # bytes
+    mtime_ns: int
+
+
+class ImageFile(NamedTuple):
+    name: str  # relative to the data set's folder, with /
+    key: str  # relative to the split's folder, with /; the bare name for images of a .txt list
+    stamp: FileStamp
+
+
+class LabelFile(NamedTuple):
+    name: str  # relative to the data set's folder, with /
+    stamp: FileStamp | None  # None: there is no such file
+
+
+class LabelSource(Protocol):
+    """The labels of a split by image."""
+
+    normalised: bool  # coordinates are fractions of the image size, not pixels
+    images: list[ImageFile]  # those that have labels in this source, or may have
+    image_ids: list[int | str] | None  # None: the source has none
+    category_ids: tuple[int, ...]  # by class
+    findings: list[Finding]
+
+    def read(self, i: int) -> RawLabels | None:
+        """Labels of ``images[i]``; None when there is no file. Raises LabelFileError."""
+
+    def where(self, i: int, line: int | None = None) -> str:
+        """Name of the label file of ``images[i]`` and the line in it, for the report."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelFormat:
+    """A label format. All functions are module-level functions, so that a format can be pickled.
+
+    Attributes:
+        name: part of the fingerprint of an index.
+        annotations: what ``annotations`` in the YAML names, for messages; empty if this format needs none.
+        detect: whether the ``annotations`` of a split (None: the YAML has none) are of this format.
+        read: ``read(images, label_files, root, names)`` returns the labels of a split. With ``names`` None every object
+            is of class 0. Raises UserError when the labels cannot be used.
+        label_path: ``label_path(image, root, annotations, exists)`` returns the path of an image's label file, where
+            ``exists(path)`` tells whether a file exists. None: ``annotations`` is one file for all images.
+        class_names: returns the class names that ``annotations`` define, in the order of their ids. None: they define
+            none. Raises UserError.
+    """
+
+    name: str
+    annotations: str
+    detect: Callable[[Path | None], bool]
+    read: Callable[[list[ImageFile], list[LabelFile], Path, tuple[str, ...] | None], LabelSource]
+    label_path: Callable[[ImageFile, Path, Path | None, Callable[[str], bool]], str] | None = None
+    class_names: Callable[[Path], tuple[str, ...]] | None = None
+
+
+class LabelPerImage:
+    """A `LabelSource` of one file per image."""
+
+    image_ids = None
+
+    def __init__(
+        self,
+        images: list[ImageFile],
+        files: list[LabelFile],
+        root: Path,
+        names: tuple[str, ...] | None,
+        parse: Callable[[bytes], RawLabels],
+        *,
+        normalised: bool,
+    ) -> None:
+        self.images, self.normalised, self.findings = images, normalised, []
+        self.category_ids = (0,) if names is None else tuple(range(len(names)))
+        self._files, self._root, self._parse = files, root, parse
+
+    def read(self, i: int) -> RawLabels | None:
+        if self._files[i].stamp is None:
+            return None
+        path = os.path.join(self._root, self._files[i].name)
+        try:
+            data = read_regular(path, most=MAX_BYTES)
+        except OSError as error:
+            if explanation(error):  # the disk has failed, the file may be correct
+                error.filename = path
+                raise
+            raise LabelFileError(f"cannot be read ({error.strerror})") from None
+        return self._parse(data)
+
+    def where(self, i: int, line: int | None = None) -> str:
+        return self._files[i].name if line is None else f"{self._files[i].name}:{line}"
+
+
+class ImageEntry(NamedTuple):
+    """An image in an annotation file of a split. Lines of its labels are positions in the list of annotations."""
+
+    file_name: str  # with /
+    image_id: int | str
+    labels: RawLabels
+
+
+class LabelsPerSplit:
+    """A `LabelSource` of one file per split, in pixels. Images without an entry in it are left out."""
+
+    normalised = False
+
+    def __init__(
+        self,
+        name: str,
+        images: list[ImageFile],
+        entries: Sequence[ImageEntry],
+        *,
+        category_ids: tuple[int, ...],
+        annotation_ids: Sequence[Any],
+        findings: list[Finding],
+    ) -> None:
+        """
+        Args:
+            name: of the annotation file, relative to the data set's folder.
+            annotation_ids: by position in the list of annotations.
+
+        Raises UserError when no entry names one of ``images``.
+        """
+        self.findings, self.category_ids = findings, category_ids
+        self._name, self._annotation_ids = name, annotation_ids
+        self.images, matched = self._match(images, entries)
+        self.image_ids = [entry.image_id for entry in matched]
+        self._labels = [entry.labels for entry in matched]
+
+    def _match(
+        self, images: list[ImageFile], entries: Sequence[ImageEntry]
+    ) -> tuple[list[ImageFile], list[ImageEntry]]:
+        """Matches by ``file_name`` in the split's folder, else by the bare name where only one image has it."""
+        by_key = {image.key: i for i, image in enumerate(images)}
+        by_base: dict[str, list[int]] = {}
+        for i, image in enumerate(images):
+            by_base.setdefault(os.path.basename(image.name), []).append(i)
+        entry_of: dict[int, ImageEntry] = {}
+        for entry in entries:
+            alike = by_base.get(os.path.basename(entry.file_name), [])
+            i = by_key.get(os.path.normpath(entry.file_name), alike[0] if len(alike) == 1 else None)
+            if i is None or i in entry_of:
+                why = "is not among the split's images" if i is None else "is listed already"
+                where = f"{self._name}: image {entry.image_id}"
+                self.findings.append(Finding(where, ABSENT, f"{entry.file_name} {why}"))
+            else:
+                entry_of[i] = entry
+        for i, image in enumerate(images):
+            if i not in entry_of:
+                self.findings.append(Finding(image.name, UNLISTED, f"left out: {self._name} doesn't name it"))
+        matched = sorted(entry_of)
+        if not matched:
+            raise UserError(
+                f"{self._name}: names none of the split's {len(images)} images (first: {images[0].key}); "
+                "check 'annotations' against the split's folder"
+            )
+        return [images[i] for i in matched], [entry_of[i] for i in matched]
+
+    def read(self, i: int) -> RawLabels | None:
+        return self._labels[i]
+
+    def where(self, i: int, line: int | None = None) -> str:
+        if line is None:
+            return f"{self._name}: image {self.image_ids[i]}"
+        return f"{self._name}: annotation {self._annotation_ids[line]}"
+
+
+def load_json(path: Path, expected: str) -> Any:
+    """The content of a JSON file. Raises UserError; ``expected`` describes the file, for the message."""
+    try:
+        return json.loads(read_json_text(path, expected), object_pairs_hook=_unique_keys)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}: malformed JSON ({error.msg}, column {error.colno})") from None
+    except ValueError as error:  # a repeated key, or a number of thousands of digits
+        raise UserError(f"{path}: malformed JSON ({str(error).split(';')[0]})") from None
+    except RecursionError:
+        raise UserError(f"{path}: malformed JSON (nested too deeply)") from None
+
+
+def read_json_text(path: Path, expected: str) -> str:
+    """The text of a file whose first character is that of a JSON object or list. Raises as `load_json` does."""
+    try:
+        with open_regular(path) as file:
+            # Other files are not read to their end: one may be a sparse file of a terabyte.
+            if not file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip().startswith((b"{", b"[")):
+                raise UserError(f"{path}: not {expected}")
+            file.seek(0)
+            return file.read().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such annotation file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except MemoryError:
+        raise UserError(f"{path}: is larger than the memory of this machine") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Raises ValueError for a repeated key, of which ``json`` would silently take the last."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for i, key in enumerate(keys) if key in keys[:i])
+        raise ValueError(f"the key '{twice[:60]}' is there twice in one object")
+    return content
