@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # torch and all that needs it are imported once the flags are
     from torch import Tensor, nn
 
     from data.index.dataset_yaml import DatasetSpec
-    from data.loading.loader import InfiniteDataLoader
+    from data.loading.loader import InfiniteDataLoader, ValidationLoader
     from engine.checkpoint.run import Run
     from engine.trainer import Trainer
     from engine.watchdog import Watchdog
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Watchdog) -> None:
-    from data.loading.run_loaders import build_loaders
+    from data.loading.build import build_train_loader, build_val_loader, warn_of_shared_images
     from engine.checks import check_same_model, check_same_run, idle_on_head, idle_settings
     from engine.process import open_folder, prepare_process
     from engine.reporting.plots import illustrate
@@ -68,7 +68,10 @@ def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Wat
     idle = [*idle_settings(ctx, run.config, run.hyp), *idle_on_head(model.head.kind, run.config)]
     for line in idle if ctx.is_main else ():
         get_logger().warning("%s", line)
-    train_loader, val_loader = build_loaders(ctx, run.config, run.hyp, spec, stride=model.stride)
+    train_loader = build_train_loader(ctx, run.config, run.hyp, spec, stride=model.stride)
+    val_loader = build_val_loader(ctx, run.config, spec, stride=model.stride)
+    if ctx.is_main:
+        warn_of_shared_images(spec, train_loader.index, val_loader.index)
     settle_weights(run, model, train_loader)
     with open_folder(ctx, run) as run:
         trainer = make_trainer(ctx, run, signals, watchdog, spec, model, pretrained, train_loader, val_loader)
@@ -82,7 +85,7 @@ def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Wat
 
 def check_settings(ctx: DistributedContext, run: Run) -> None:
     """Refuses what settings and processes alone rule out: at once, not after hours of copying or scanning images."""
-    from data.loading.run_loaders import check_loader_settings
+    from data.loading.build import check_loader_settings
     from engine.batch_size import check_batch_search
     from engine.step_setup import check_step_settings
     from utils.machine.limits import require_package
@@ -173,7 +176,7 @@ def make_trainer(
     model: Detector,
     pretrained: tuple[str, ...],
     train_loader: InfiniteDataLoader,
-    val_loader: InfiniteDataLoader,
+    val_loader: ValidationLoader,
 ) -> Trainer:
     from engine.build import build_trainer
     from models.postprocess.detections import detections_to_score
