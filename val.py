@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.config.parser import parse_config, to_dict
-from utils.config.settings import Hyperparameters, ValConfig
+from utils.config.settings import ValConfig
 from utils.distributed.launch import is_launched
 from utils.distributed.spawn import spawn
 from utils.entrypoint import run_main
@@ -51,7 +52,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     """Scores ``config.weights``; all processes of the run call it, the first one prints and writes."""
     import torch
 
-    from data.loading.build import create_dataloader
+    from data.loading.build import build_val_loader
     from engine.checks import check_same_model, check_same_start
     from engine.evaluation.evaluator import Evaluator
     from engine.parallel.amp import resolve_amp
@@ -61,7 +62,6 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     from utils.files.folders import check_run_dir, increment_path
     from utils.logger import get_logger, progress
     from utils.machine.limits import require_package
-    from utils.machine.resources import loader_workers
 
     if ctx.is_main and not config.noplots:
         require_package("matplotlib", "plots", "use --noplots")
@@ -75,25 +75,9 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         check_names(model.names, spec, config.weights)
     check_same_model(ctx, model, model.state_dict().values())
     imgsz = config.imgsz or info["imgsz"]
-    loader, dataset = create_dataloader(
-        spec,
-        config.task,
-        ctx=ctx,
-        imgsz=imgsz,
-        batch_size=config.batch_size,
-        stride=model.stride,
-        hyp=Hyperparameters(),
-        augment=False,
-        rect=config.rect,
-        single_cls=config.single_cls,
-        cache_dir=config.cache_dir,
-        workers=loader_workers(config.workers, ctx.local_world_size),
-        max_bad=config.max_bad,
-        verify=config.verify,
-        pin_memory=ctx.device.type == "cuda",
-    )
-    names = dataset.index.names
-    gt = dataset.index.ground_truth()
+    loader = build_val_loader(ctx, replace(config, imgsz=imgsz), spec, stride=model.stride)
+    names = loader.index.names
+    gt = loader.index.ground_truth()
     evaluator = Evaluator(
         ground_truth=gt,
         num_classes=len(names),

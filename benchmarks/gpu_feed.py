@@ -73,7 +73,6 @@ def open_loader(options: argparse.Namespace, ctx):
         augment=True,
         epochs=1000,
         workers=4,
-        pin_memory=ctx.device.type == "cuda",
     )
     return loader
 

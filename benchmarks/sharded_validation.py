@@ -168,21 +168,21 @@ def loader_of(options: argparse.Namespace, ctx: DistributedContext, size: int, s
     from data.dataset import LoadImagesAndLabels
     from data.index.dataset_yaml import load_dataset_spec
     from data.index.index import DatasetIndex
-    from data.loading.build import create_dataloader
-    from data.loading.loader import InfiniteDataLoader
+    from data.loading.build import build_val_loader
+    from data.loading.loader import ValidationLoader
     from data.sampler import ShardedBatches
-    from utils.config.settings import Hyperparameters
+    from utils.config.settings import ValConfig
 
     spec = load_dataset_spec(options.folder / f"{size}.yaml")
-    shared = {"imgsz": options.imgsz, "stride": stride, "hyp": Hyperparameters(), "augment": False, "rect": True}
     if size:
-        return create_dataloader(
-            spec, "val", ctx=ctx, batch_size=options.batch_size, cache_dir=options.cache_dir, workers=options.workers,
-            **shared,
-        )[0]  # fmt: skip
+        config = ValConfig(
+            weights="", imgsz=options.imgsz, batch_size=options.batch_size, cache_dir=options.cache_dir,
+            workers=options.workers,
+        )  # fmt: skip
+        return build_val_loader(ctx, config, spec, stride=stride)
     index = DatasetIndex.of(spec.names, [], np.zeros((0, 2)), [0], np.zeros((0, 4)), [])
     requests = ShardedBatches([], rank=ctx.rank, world_size=ctx.world_size)
-    return InfiniteDataLoader(LoadImagesAndLabels(index, **shared), requests, workers=options.workers, pin_memory=False)
+    return ValidationLoader(LoadImagesAndLabels(index, imgsz=options.imgsz), requests, workers=options.workers)
 
 
 def verdict(first: dict | str, other: dict | str) -> tuple[bool, str]:

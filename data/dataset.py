@@ -28,9 +28,8 @@ class LoadImagesAndLabels:
         index: DatasetIndex,
         *,
         imgsz: int,
-        stride: int = 32,
-        hyp: Hyperparameters,
-        augment: bool,
+        hyp: Hyperparameters | None = None,
+        augment: bool = False,
         seed: int = 0,
         epochs: int = 1,
         rect: bool = False,
@@ -41,8 +40,7 @@ class LoadImagesAndLabels:
         Args:
             index: the scanned split.
             imgsz: longer side of source images, and of letterboxed ones, pixels.
-            stride: of the model; canvas sides are its multiples.
-            hyp: augmentation settings.
+            hyp: augmentation settings; None: the defaults.
             augment: render training samples.
             seed: of the run.
             epochs: of the whole run, for ``hyp.close_mosaic``.
@@ -55,8 +53,7 @@ class LoadImagesAndLabels:
         """
         self.index = index
         self.imgsz = imgsz
-        self.stride = stride
-        self.hyp = hyp
+        self.hyp = hyp = hyp or Hyperparameters()
         self.augment = augment
         self.seed = seed
         self.epochs = epochs

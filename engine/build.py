@@ -9,8 +9,8 @@ from torch import nn
 
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import class_names
-from data.loading.loader import InfiniteDataLoader
-from data.loading.run_loaders import build_loaders, check_loader_settings
+from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
+from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.open_dataset import open_dataset
 from engine.batch_size import check_batch_search, with_batch_that_fits
 from engine.checkpoint.checkpoint import Progress, RunDescription
@@ -64,7 +64,10 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
         check_settings(ctx, run)
         config = run.config
     _warn_of_idle_settings(ctx, run, model)
-    train_loader, val_loader = build_loaders(ctx, config, run.hyp, spec, stride=model.stride)
+    train_loader = build_train_loader(ctx, config, run.hyp, spec, stride=model.stride)
+    val_loader = build_val_loader(ctx, config, spec, stride=model.stride)
+    if ctx.is_main:
+        warn_of_shared_images(spec, train_loader.index, val_loader.index)
     load_or_fit_anchors(run, model, train_loader)
     with open_folder(ctx, run) as run, closing(build_tracker(run.folder, enabled=ctx.is_main)) as tracker:
         plan = step_plan(config, len(train_loader))
@@ -159,7 +162,7 @@ def load_or_fit_anchors(run: Run, model: Detector, train_loader: InfiniteDataLoa
 
 
 def build_evaluator(
-    ctx: DistributedContext, model: Detector, take_step: TrainStep, val_loader: InfiniteDataLoader
+    ctx: DistributedContext, model: Detector, take_step: TrainStep, val_loader: ValidationLoader
 ) -> Evaluator:
     return Evaluator(
         ground_truth=val_loader.index.ground_truth(),

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from data.loading.loader import InfiniteDataLoader
+from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.run import Run
@@ -56,7 +56,7 @@ class Trainer:
         plan: StepPlan,
         schedule: Schedule,
         train_loader: InfiniteDataLoader,
-        val_loader: InfiniteDataLoader,
+        val_loader: ValidationLoader,
         evaluator: Evaluator,
         checkpointer: Checkpointer,
         signals: StopSignals,

@@ -1,8 +1,9 @@
-"""`create_dataloader`: the one door to the data."""
+"""The loaders of a run, from its settings."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from functools import partial
 from typing import Any
 
@@ -14,16 +15,25 @@ from data.damaged_images import DamagedImages
 from data.dataset import LoadImagesAndLabels
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex, load_index
-from data.loading.loader import InfiniteDataLoader
+from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.loading.planned_batch import DeviceRenderer, PlannedBatches
 from data.render.mipmap import PyramidLayout
-from data.sampler import EndlessRequests, EpochOrder, KeyedDistributedSampler, ShardedBatches, fixed_batches
-from utils.config.settings import Hyperparameters, check_image_size
+from data.sampler import EpochOrder, KeyedDistributedSampler, ShardedBatches, fixed_batches
+from data.user_transforms import PixelTransforms
+from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, ValConfig, check_image_size
 from utils.distributed.agreement import check_agreement
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import Subgroup, one_per_node_group
 from utils.errors import UserError
+from utils.logger import get_logger
+from utils.machine.limits import require_package
+from utils.machine.resources import loader_workers
+
+# Images of a validation batch. One process has it whole, and an image takes a seventh of the memory that it takes in
+# training (yolov8n at 640 px): the global batch that fills eight GPUs is too large for one.
+MOST_VALIDATED = 64
+VALIDATION_PAD = 0.5  # strides around rectangular canvases, as in the published evaluations of YOLO models
 
 
 def create_dataloader(
@@ -31,132 +41,164 @@ def create_dataloader(
     split: str,
     *,
     ctx: DistributedContext,
-    imgsz: int,
-    batch_size: int,
-    stride: int = 32,
-    hyp: Hyperparameters,
     augment: bool,
-    seed: int = 0,
-    epochs: int = 1,
-    rect: bool = False,
-    pad: float | None = None,
-    image_weights: bool = False,
-    quad: bool = False,
-    multi_scale: bool = False,
-    single_cls: bool = False,
-    cache: str = "none",
-    render_on: str = "host",
-    fuse: bool = True,
-    cache_dir: str = "",
-    local_data: bool = False,
-    workers: int = 2,
-    max_bad: float = 0.1,
-    verify: str = "sample",
-    pin_memory: bool = False,
-) -> tuple[InfiniteDataLoader, LoadImagesAndLabels]:
-    """The loader of a split for this process; a training loader if ``augment``, else one for validation.
-
-    The node's first process scans and caches, the others read what it left.
+    hyp: Hyperparameters | None = None,
+    stride: int = 32,
+    **settings: Any,
+) -> tuple[InfiniteDataLoader | ValidationLoader, LoadImagesAndLabels]:
+    """The loader of a split, and its data set, as YOLOv5's function of this name returns them.
 
     Args:
         spec: the data set.
-        split: "train", "val" or "test".
+        split: "train" if ``augment``, else any.
         ctx: this process among the others.
-        imgsz: square training size, or longer side in validation, pixels.
-        batch_size: in training over all processes, in validation on each.
+        augment: shuffled and augmented batches without end; otherwise each image once.
+        hyp: augmentation settings; None: the defaults.
         stride: the model's largest.
-        hyp: augmentation settings.
-        augment: shuffle and augment.
-        seed, epochs: of the run.
-        rect: canvases by aspect; in training without mosaic and mixup.
-        pad: strides around rectangular canvases; None: 0.5 in validation, as published evaluations have it, else 0.
-        image_weights: draw images by class weights.
-        quad: four samples make a picture of twice the size, in some samples one of them fills it.
-        multi_scale: vary the canvas within +- ``hyp.multi_scale_range`` from batch to batch.
-        single_cls: all classes are one.
-        cache: "none", "ram", "disk", or "device" for pictures rendered there; validation then has "ram".
-        render_on: "host" or "device": where training pictures are rendered. On the device, the loader yields planned
-            batches and ``loader.renderer`` makes batches of them.
-        fuse: render with a compiled kernel on a GPU, see `DeviceRenderer`.
-        cache_dir: of index and disk cache; empty: ~/.cache/lockstep.
-        local_data: the images are on each node's own disk: each fills its disk cache alone, not over the network.
-        workers: loader processes.
-        max_bad: share of bad images above which the run stops: of those that the scan leaves out and, when it goes on,
-            those whose decoder complains.
-        verify: "full" decodes every image in the scan, "sample" those that look wrong and a few more.
-        pin_memory: for copies to a GPU.
+        settings: fields of `TrainConfig` if ``augment``, else of `ValConfig`.
+    """
+    loader: InfiniteDataLoader | ValidationLoader
+    if augment:
+        loader = build_train_loader(ctx, TrainConfig(**settings), hyp or Hyperparameters(), spec, stride=stride)
+    else:
+        loader = build_val_loader(ctx, ValConfig(weights="", task=split, **settings), spec, stride=stride)
+    return loader, loader.samples
+
+
+def build_train_loader(
+    ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, spec: DatasetSpec, *, stride: int
+) -> InfiniteDataLoader:
+    """This process's shards of the training batches, shuffled and augmented, without end.
+
+    Every process of the run must call this. The first one of each node scans and caches; the others read the results.
+    With ``--augment device`` the loader yields planned batches, and its ``renderer`` draws them.
+
+    Args:
+        stride: the model's largest.
 
     Raises:
-        UserError: a data set without images, or another one on each process, sizes or settings that don't fit each
-            other, what scan and cache refuse.
+        UserError: a data set without images, processes that read different data, settings that exclude each other,
+            and whatever the scan and the cache refuse.
     """
-    check_image_size(imgsz, stride)
-    if augment:
-        check_batch_size(ctx, batch_size, quad=quad)
-    check_rendering(render_on, cache, hyp)
-    on_device = augment and render_on == "device"
-    leaders = _leaders_of_a_shared_cache(ctx, cache, local_data)
-    with torch_distributed_zero_first(ctx):
-        index = load_index(
-            spec,
-            split,
-            cache_dir=cache_dir,
-            workers=max(workers, 1),
-            max_bad=max_bad,
-            single_cls=single_cls,
-            verify=verify,
-            progress=ctx.is_node_leader,
-        )
-    check_same_data(ctx, split, index)  # before nodes hand each other images of it
-    with torch_distributed_zero_first(ctx):
-        damaged = DamagedImages(index, split, cache_dir=cache_dir, max_bad=max_bad)
-        image_cache = open_image_cache(
-            index,
-            _host_cache(cache, on_device),
-            imgsz=imgsz,
-            cache_dir=cache_dir,
-            threads=min(max(workers, 2) * ctx.local_world_size, 64),  # the other ranks' share too: they wait
-            show_progress=ctx.is_main,
-            ctx=ctx,
-            leaders=leaders,
-            complain=damaged.add,
-        )
-        dataset = LoadImagesAndLabels(
-            index,
-            imgsz=imgsz,
-            stride=stride,
-            hyp=hyp,
-            augment=augment,
-            seed=seed,
-            epochs=epochs,
-            rect=rect,
-            image_cache=image_cache,
-            complain=damaged.add,
-        )
-        damaged.check(aloud=ctx.is_main)
-    requests: EndlessRequests | ShardedBatches
-    if augment:
-        _check_count(spec, split, len(index), quad)
-        spread = hyp.multi_scale_range if multi_scale else 0.0
-        requests = _training_requests(ctx, dataset, batch_size, pad=pad or 0.0, quad=quad, multi_scale=spread)
-    else:
-        requests = _validation_requests(ctx, dataset, batch_size, pad=0.5 if pad is None else pad)
-    loader = InfiniteDataLoader(
-        dataset,
-        requests,
+    check_image_size(config.imgsz, stride)
+    check_loader_settings(ctx, config, hyp)
+    workers = loader_workers(config.workers, ctx.local_world_size, "train")
+    dataset, damaged = _open_split(
+        ctx,
+        config,
+        spec,
+        "train",
         workers=workers,
-        pin_memory=pin_memory,
-        weighted=augment and image_weights,
-        after_batch=partial(damaged.check, aloud=ctx.is_main),
-        **(_render_on_device(ctx, dataset, cache, workers, fuse) if on_device else {}),
+        cache="none" if config.cache == "device" else config.cache,
+        hyp=hyp,
+        augment=True,
+        seed=config.seed,
+        epochs=config.epochs,
+        rect=config.rect,
     )
-    return loader, dataset
+    if len(dataset) == 0:
+        raise UserError(f"{spec.source}: train has no images to train on")
+    if config.quad and len(dataset) < 4:
+        raise UserError(f"--quad: wants at least 4 training images, train has {len(dataset)}")
+    order = EpochOrder(
+        len(dataset),
+        seed=config.seed,
+        batch_size=config.batch_size,
+        imgsz=config.imgsz,
+        stride=stride,
+        image_hw=dataset.index.image_hw if config.rect else None,
+        block=0 if config.rect else hyp.mosaic_block,
+    )
+    sampler = KeyedDistributedSampler(
+        order,
+        rank=ctx.rank,
+        world_size=ctx.world_size,
+        quad=config.quad,
+        multi_scale=hyp.multi_scale_range if config.multi_scale else 0.0,
+    )
+    return InfiniteDataLoader(
+        dataset,
+        sampler,
+        workers=workers,
+        pin_memory=ctx.device.type == "cuda",
+        weighted=config.image_weights,
+        after_batch=partial(damaged.check, aloud=ctx.is_main),
+        **(_render_on_device(ctx, config, dataset, workers) if config.augment == "device" else {}),
+    )
+
+
+def build_val_loader(
+    ctx: DistributedContext, config: TrainConfig | ValConfig, spec: DatasetSpec, *, stride: int
+) -> ValidationLoader:
+    """This process's batches of a split, each image once over all processes, letterboxed.
+
+    Every process of the run must call this, as for `build_train_loader`.
+
+    Args:
+        config: a `ValConfig` names the split, the batch size and the shape of the canvases; a training run validates
+            on "val", with rectangular batches of at most `MOST_VALIDATED` images.
+        stride: the model's largest.
+    """
+    check_image_size(config.imgsz, stride)
+    # Whole batches are dealt out to the ranks, so their size must not depend on the number of ranks.
+    if isinstance(config, TrainConfig):
+        split, batch_size, rect = "val", min(config.batch_size, MOST_VALIDATED), True
+        cache = "ram" if config.cache == "device" else config.cache
+    else:
+        split, batch_size, rect, cache = config.task, config.batch_size, config.rect, "none"
+    workers = loader_workers(config.workers, ctx.local_world_size, split)
+    dataset, damaged = _open_split(ctx, config, spec, split, workers=workers, cache=cache)
+    batches = fixed_batches(
+        dataset.index.image_hw,
+        batch_size=batch_size,
+        imgsz=config.imgsz,
+        stride=stride,
+        rect=rect,
+        pad=VALIDATION_PAD,
+    )
+    return ValidationLoader(
+        dataset,
+        ShardedBatches(batches, rank=ctx.rank, world_size=ctx.world_size),
+        workers=workers,
+        pin_memory=ctx.device.type == "cuda",
+        after_batch=partial(damaged.check, aloud=ctx.is_main),
+    )
+
+
+def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> None:
+    """Raises UserError for settings that suit no data set. Reads no data."""
+    if config.batch_size != FIND_BATCH_SIZE:  # that search tries only sizes that suit the processes
+        _check_batch_size(ctx, config.batch_size, quad=config.quad)
+    if config.augment == "device" and hyp.albumentations:
+        raise UserError(
+            "--augment device: the hyper-parameter albumentations needs pixels on the host; empty it, or use "
+            "--augment host"
+        )
+    if config.cache == "device" and config.augment != "device":
+        raise UserError("--cache device: pixels that lie there can only be used there; add --augment device")
+    if config.cache == "disk":
+        require_package("lmdb", "--cache disk", "use --cache ram")
+    if hyp.albumentations:
+        PixelTransforms(hyp.albumentations, config.seed)  # which checks them
+
+
+def _check_batch_size(ctx: DistributedContext, batch_size: int, *, quad: bool) -> None:
+    if batch_size < ctx.world_size:
+        raise UserError(
+            f"--batch-size {batch_size}: is the total over {ctx.world_size} processes and wants at least one image "
+            f"each; use {ctx.world_size} or more"
+        )
+    if quad and batch_size % (4 * ctx.world_size):
+        raise UserError(
+            f"--quad with --batch-size {batch_size} on {ctx.world_size} process(es): wants a multiple of "
+            f"{4 * ctx.world_size}"
+        )
 
 
 def check_same_data(ctx: DistributedContext, split: str, index: DatasetIndex) -> None:
-    """Raises UserError on all processes when what they read as ``split`` is not the same; once a run and split.
+    """Raises UserError on all processes if they have read different data as ``split``; call it once a run and split.
 
-    File stamps are left out: machines may have copies of their own.
+    File stamps are not compared: machines may have copies of their own.
     """
     if ctx.world_size == 1:
         return
@@ -177,98 +219,82 @@ def _digest(*arrays: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def check_batch_size(ctx: DistributedContext, batch_size: int, *, quad: bool) -> None:
-    """Raises UserError for a global training batch that cannot be shared out to the processes."""
-    if batch_size < ctx.world_size:
-        raise UserError(
-            f"--batch-size {batch_size}: is the total over {ctx.world_size} processes and wants at least one image "
-            f"each; use {ctx.world_size} or more"
+def warn_of_shared_images(spec: DatasetSpec, train: DatasetIndex, val: DatasetIndex) -> None:
+    """Warns about images that are in both splits: the scores then say nothing about other images."""
+    folders = [frozenset(map(os.path.realpath, spec.split(split).images)) for split in ("train", "val")]
+    of_val = set(val.paths)
+    shared = len(of_val) if folders[0] == folders[1] else sum(path in of_val for path in train.paths)
+    if shared:
+        get_logger().warning(
+            "%s: %s of the %s validation images are training images too; scores say little about other images",
+            spec.source, f"{shared:,}" if shared < len(of_val) else "all", f"{len(of_val):,}",
+        )  # fmt: skip
+
+
+def _open_split(
+    ctx: DistributedContext,
+    config: TrainConfig | ValConfig,
+    spec: DatasetSpec,
+    split: str,
+    *,
+    workers: int,
+    cache: str,
+    **options: Any,
+) -> tuple[LoadImagesAndLabels, DamagedImages]:
+    """The samples of a split, scanned and cached, and the list of its damaged images.
+
+    Args:
+        workers: of the loader that will be made.
+        cache: "none", "ram" or "disk".
+        options: of `LoadImagesAndLabels`.
+    """
+    leaders = _cache_leaders(ctx, cache, bool(config.stage))
+    with torch_distributed_zero_first(ctx):
+        index = load_index(
+            spec,
+            split,
+            cache_dir=config.cache_dir,
+            workers=max(workers, 1),
+            max_bad=config.max_bad,
+            single_cls=config.single_cls,
+            verify=config.verify,
+            progress=ctx.is_node_leader,
         )
-    if quad and batch_size % (4 * ctx.world_size):
-        raise UserError(
-            f"--quad with --batch-size {batch_size} on {ctx.world_size} process(es): wants a multiple of "
-            f"{4 * ctx.world_size}"
+    check_same_data(ctx, split, index)  # before nodes send each other images of it
+    with torch_distributed_zero_first(ctx):
+        damaged = DamagedImages(index, split, cache_dir=config.cache_dir, max_bad=config.max_bad)
+        image_cache = open_image_cache(
+            index,
+            cache,
+            imgsz=config.imgsz,
+            cache_dir=config.cache_dir,
+            threads=min(max(workers, 2) * ctx.local_world_size, 64),  # those of the waiting ranks too
+            show_progress=ctx.is_main,
+            ctx=ctx,
+            leaders=leaders,
+            complain=damaged.add,
         )
+        damaged.check(aloud=ctx.is_main)
+    dataset = LoadImagesAndLabels(index, imgsz=config.imgsz, image_cache=image_cache, complain=damaged.add, **options)
+    return dataset, damaged
 
 
-def check_rendering(render_on: str, cache: str, hyp: Hyperparameters) -> None:
-    """Raises UserError for pixels that are wanted where they will not be."""
-    if render_on == "device" and hyp.albumentations:
-        raise UserError(
-            "--augment device: the hyper-parameter albumentations needs pixels on the host; empty it, or use "
-            "--augment host"
-        )
-    if cache == "device" and render_on != "device":
-        raise UserError("--cache device: pixels that lie there can only be used there; add --augment device")
+def _cache_leaders(ctx: DistributedContext, cache: str, local_data: bool) -> Subgroup | None:
+    """The nodes' first processes if they fill their disk caches together; None if each fills its own.
 
-
-def _check_count(spec: DatasetSpec, split: str, images: int, quad: bool) -> None:
-    """Raises UserError for too few images to make a batch of."""
-    if images == 0:
-        raise UserError(f"{spec.source}: {split} has no images to train on")
-    if quad and images < 4:
-        raise UserError(f"--quad: wants at least 4 training images, {split} has {images}")
-
-
-def _host_cache(cache: str, on_device: bool) -> str:
-    """Which cache of the host's serves ``cache``: pictures that the device does not render have none of its pixels."""
-    if cache != "device":
-        return cache
-    return "none" if on_device else "ram"
-
-
-def _leaders_of_a_shared_cache(ctx: DistributedContext, cache: str, local_data: bool) -> Subgroup | None:
-    """The nodes' first processes where they fill their disk caches together; None where each fills its own alone."""
+    Args:
+        local_data: the images are on each node's own disk, so that nothing is gained by sending them.
+    """
     several_nodes = ctx.is_distributed and ctx.local_world_size < ctx.world_size
     return one_per_node_group(ctx) if several_nodes and cache == "disk" and not local_data else None
 
 
-def _training_requests(
-    ctx: DistributedContext,
-    dataset: LoadImagesAndLabels,
-    batch_size: int,
-    *,
-    pad: float,
-    quad: bool,
-    multi_scale: float,
-) -> EndlessRequests:
-    """This rank's shares of the epochs' batches, without end; canvases vary within +- the share ``multi_scale``."""
-    order = EpochOrder(
-        len(dataset),
-        seed=dataset.seed,
-        batch_size=batch_size,
-        imgsz=dataset.imgsz,
-        stride=dataset.stride,
-        image_hw=dataset.index.image_hw if dataset.rect else None,
-        pad=pad,
-        block=0 if dataset.rect else dataset.hyp.mosaic_block,
-    )
-    return EndlessRequests(
-        KeyedDistributedSampler(order, rank=ctx.rank, world_size=ctx.world_size, quad=quad, multi_scale=multi_scale)
-    )
-
-
-def _validation_requests(
-    ctx: DistributedContext, dataset: LoadImagesAndLabels, batch_size: int, *, pad: float
-) -> ShardedBatches:
-    """This rank's batches of a fixed list of them."""
-    batches = fixed_batches(
-        dataset.index.image_hw,
-        batch_size=batch_size,
-        imgsz=dataset.imgsz,
-        stride=dataset.stride,
-        rect=dataset.rect,
-        pad=pad,
-    )
-    return ShardedBatches(batches, rank=ctx.rank, world_size=ctx.world_size)
-
-
 def _render_on_device(
-    ctx: DistributedContext, dataset: LoadImagesAndLabels, cache: str, workers: int, fuse: bool
+    ctx: DistributedContext, config: TrainConfig, dataset: LoadImagesAndLabels, workers: int
 ) -> dict[str, Any]:
     """What a loader of planned batches takes."""
     layout, pixels = None, None
-    if cache == "device":
+    if config.cache == "device":
         layout = PyramidLayout.of(dataset.source_hw)
         pixels = open_device_cache(
             dataset.index,
@@ -278,5 +304,5 @@ def _render_on_device(
             show_progress=ctx.is_main,
             complain=dataset.complain,
         )
-    renderer = DeviceRenderer(ctx.device, pixels, fuse=fuse and ctx.device.type == "cuda")
-    return {"make_batch": PlannedBatches(dataset, layout), "renderer": renderer}
+    fuse = ctx.device.type == "cuda" and not config.deterministic
+    return {"make_batch": PlannedBatches(dataset, layout), "renderer": DeviceRenderer(ctx.device, pixels, fuse=fuse)}

@@ -25,14 +25,16 @@ def available_cores(root: Path = Path("/")) -> int:
     return max(min([allowed, *map(int, _quotas(root))]), 1)
 
 
-def loader_workers(asked: int, processes: int) -> int:
-    """``--workers`` as a number: ``asked``, or for -1 an equal share of the cores for each of the node's ``processes``,
-    from 1 to `MOST_WORKERS`; the log says which."""
+def loader_workers(asked: int, processes: int, split: str) -> int:
+    """``--workers`` as a number for the loader of ``split``: ``asked``, or for -1 an equal share of the cores for each
+    of the node's ``processes``, from 1 to `MOST_WORKERS`, which is logged."""
     if asked >= 0:
         return asked
     cores = available_cores()
     workers = min(max(cores // processes, 1), MOST_WORKERS)
-    get_logger().info("--workers: %d a process (%d cores, %d process(es) on this node)", workers, cores, processes)
+    get_logger().info(
+        "--workers (%s): %d a process (%d cores, %d process(es) on this node)", split, workers, cores, processes
+    )
     return workers
 
 

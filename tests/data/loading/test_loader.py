@@ -1,4 +1,4 @@
-"""The one door: batches that do not depend on workers or ranks, and a stream that starts anywhere."""
+"""Loaders: batches that do not depend on workers or ranks, and a stream that starts anywhere."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from data.dataset import LoadImagesAndLabels
-from data.loading.build import create_dataloader
+from data.loading.build import build_train_loader, build_val_loader, create_dataloader
 from data.loading.collate import collate, tile_quad
 from data.loading.loader import InfiniteDataLoader
-from data.sampler import EndlessRequests, EpochOrder, KeyedDistributedSampler
+from data.sampler import EpochOrder, KeyedDistributedSampler
 from tests.helpers.synthetic_index import write_dataset
-from utils.config.settings import Hyperparameters
+from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.structures import Sample
@@ -38,18 +38,20 @@ def index(tmp_path_factory):
 
 
 @pytest.fixture
-def door(index, monkeypatch):
-    """`create_dataloader` on a ready index."""
+def open_loader(index, monkeypatch):
+    """The builders on a ready index."""
     monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
 
     class Spec:
         source = "synthetic.yaml"
 
-    def open_door(*, ctx=SINGLE, **options):
-        defaults = {"imgsz": 64, "batch_size": 8, "hyp": HYP, "augment": True, "epochs": 20, "workers": 0}
-        return create_dataloader(Spec(), "train", ctx=ctx, **(defaults | options))[0]
+    def build(*, ctx=SINGLE, training=True, **options):
+        config = TrainConfig(**({"imgsz": 64, "batch_size": 8, "epochs": 20, "workers": 0} | options))
+        if training:
+            return build_train_loader(ctx, config, HYP, Spec(), stride=32)
+        return build_val_loader(ctx, config, Spec(), stride=32)
 
-    return open_door
+    return build
 
 
 def rank_of(rank, world):
@@ -63,10 +65,10 @@ def assert_same(a, b):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_change_nothing(door, workers):
-    for augment, count in ((True, 7), (False, 3)):
-        alone = list(islice(door(augment=augment), count))
-        shared = list(islice(door(augment=augment, workers=workers), count))
+def test_workers_change_nothing(open_loader, workers):
+    for training, count in ((True, 7), (False, 3)):
+        alone = list(islice(open_loader(training=training), count))
+        shared = list(islice(open_loader(training=training, workers=workers), count))
         assert len(alone) == len(shared) == count
         for a, b in zip(alone, shared):
             assert_same(a, b)
@@ -74,10 +76,10 @@ def test_workers_change_nothing(door, workers):
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
 @pytest.mark.parametrize("options", [{}, {"quad": True}, {"multi_scale": True}, {"rect": True}])
-def test_batches_share_memory_only_with_those_that_are_gone(door, options):
+def test_batches_share_memory_only_with_those_that_are_gone(open_loader, options):
     """Worker and parent use a few places again and again; what is still held stays as it is, however much that is."""
-    alone = list(islice(door(**options), 24))
-    loader = door(workers=2, **options)
+    alone = list(islice(open_loader(**options), 24))
+    loader = open_loader(workers=2, **options)
     for _ in range(2):  # another iteration, with batches on their way when the first one was given up
         kept, places = [], set()
         for number, batch in enumerate(islice(loader, 24)):
@@ -92,19 +94,19 @@ def test_batches_share_memory_only_with_those_that_are_gone(door, options):
         del batch, kept
 
 
-def test_global_randomness_changes_nothing(door):
+def test_global_randomness_changes_nothing(open_loader):
     torch.manual_seed(0)
-    first = list(islice(door(), 3))
+    first = list(islice(open_loader(), 3))
     torch.manual_seed(1)
     np.random.seed(1)  # noqa: NPY002
     state = torch.get_rng_state()
-    for a, b in zip(first, islice(door(), 3)):
+    for a, b in zip(first, islice(open_loader(), 3)):
         assert_same(a, b)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_layout(door):
-    for loader in (door(), door(workers=1)):
+def test_layout(open_loader):
+    for loader in (open_loader(), open_loader(workers=1)):
         batch = next(iter(loader))
         assert batch.images.shape == (8, 3, 64, 64)
         assert batch.images.dtype == torch.uint8
@@ -116,17 +118,17 @@ def test_layout(door):
 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("options", [{}, {"quad": True, "batch_size": 16}, {"image_weights": True}, {"rect": True}])
-def test_ranks_together_render_the_global_batch(door, world, options):
-    whole = islice(door(**options), 5)
-    shares = zip(*(islice(door(ctx=rank_of(r, world), **options), 5) for r in range(world)))
+def test_ranks_together_render_the_global_batch(open_loader, world, options):
+    whole = islice(open_loader(**options), 5)
+    shares = zip(*(islice(open_loader(ctx=rank_of(r, world), **options), 5) for r in range(world)))
     for batch, parts in zip(whole, shares):
         assert torch.equal(batch.images, torch.cat([p.images for p in parts]))
         assert torch.equal(batch.indices, torch.cat([p.indices for p in parts]))
         assert torch.equal(batch.targets[:, 1:], torch.cat([p.targets[:, 1:] for p in parts]))
 
 
-def test_empty_shares_have_no_images_but_a_canvas(door):
-    loaders = [door(ctx=rank_of(r, 8), workers=r % 2) for r in range(8)]
+def test_empty_shares_have_no_images_but_a_canvas(open_loader):
+    loaders = [open_loader(ctx=rank_of(r, 8), workers=r % 2) for r in range(8)]
     last = [next(islice(loader, 2, 3)) for loader in loaders]  # 22 images: 6 for 8 ranks
     assert sorted(len(b.images) for b in last) == [0, 0] + [1] * 6
     for batch in last:
@@ -137,8 +139,8 @@ def test_empty_shares_have_no_images_but_a_canvas(door):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_endless_reshuffled_and_alive(door, workers):
-    loader = door(workers=workers)
+def test_endless_reshuffled_and_alive(open_loader, workers):
+    loader = open_loader(workers=workers)
     assert len(loader) == 3
     stream = iter(loader)
     epochs = [[next(stream).indices.tolist() for _ in range(3)] for _ in range(4)]
@@ -148,9 +150,9 @@ def test_endless_reshuffled_and_alive(door, workers):
 
 
 @pytest.mark.parametrize("options", [{}, {"image_weights": True}, {"rect": True, "workers": 1}, {"multi_scale": True}])
-def test_resume_inside_an_epoch_equals_the_uninterrupted_stream(door, options):
-    whole = list(islice(door(**options), 9))
-    resumed = door(**options)
+def test_resume_inside_an_epoch_equals_the_uninterrupted_stream(open_loader, options):
+    whole = list(islice(open_loader(**options), 9))
+    resumed = open_loader(**options)
     resumed.start_at(1, 2)
     for a, b in zip(whole[5:], resumed):
         assert_same(a, b)
@@ -161,8 +163,8 @@ def test_resume_inside_an_epoch_equals_the_uninterrupted_stream(door, options):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_class_weights_hold_from_the_next_epoch_on(door, index, workers):
-    loader = door(image_weights=True, workers=workers)
+def test_class_weights_hold_from_the_next_epoch_on(open_loader, index, workers):
+    loader = open_loader(image_weights=True, workers=workers)
     start = loader.class_weights
     stream = iter(loader)
     first = [next(stream) for _ in range(3)]
@@ -171,24 +173,24 @@ def test_class_weights_hold_from_the_next_epoch_on(door, index, workers):
     has_labels = np.diff(index.offsets) > 0
     for i in torch.cat([b.indices for b in second]).tolist():
         assert not has_labels[i] or 2 in index.labels(i)[:, 0]
-    again = door(image_weights=True)
+    again = open_loader(image_weights=True)
     np.testing.assert_array_equal(again.class_weights, start)
     for a, b in zip(first, again):
         assert_same(a, b)
     with pytest.raises(ValueError, match="does not draw"):
-        door().set_class_weights(np.ones(3))
+        open_loader().set_class_weights(np.ones(3))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("world", [1, 2, 5])
-def test_validation_sees_each_image_once_and_can_be_repeated(door, world, workers):
-    loaders = [door(augment=False, rect=True, ctx=rank_of(r, world), workers=workers) for r in range(world)]
+def test_validation_sees_each_image_once_and_can_be_repeated(open_loader, world, workers):
+    loaders = [open_loader(training=False, ctx=rank_of(r, world), workers=workers) for r in range(world)]
     for _ in range(2):
         seen = [i for loader in loaders for batch in loader for i in batch.indices.tolist()]
         assert sorted(seen) == list(range(22))
     assert sum(len(loader) for loader in loaders) == 3
     if workers == 0:
-        batches = {b.indices[0].item(): b for b in door(augment=False, rect=True)}
+        batches = {b.indices[0].item(): b for b in open_loader(training=False)}
         for loader in loaders:
             for batch in loader:
                 assert_same(batch, batches[batch.indices[0].item()])
@@ -201,7 +203,7 @@ def test_a_damaged_file_is_one_clear_line(tmp_path, workers):
     dataset = LoadImagesAndLabels(index, imgsz=64, hyp=HYP, augment=True, epochs=20)
     order = EpochOrder(22, seed=0, batch_size=8, imgsz=64, stride=32)
     sampler = KeyedDistributedSampler(order, rank=0, world_size=1)
-    loader = InfiniteDataLoader(dataset, EndlessRequests(sampler), workers=workers)
+    loader = InfiniteDataLoader(dataset, sampler, workers=workers)
     with pytest.raises(UserError, match=r"004\.png") as caught:
         list(islice(loader, 3))
     assert "\n" not in str(caught.value)
@@ -216,9 +218,9 @@ def test_a_damaged_file_is_one_clear_line(tmp_path, workers):
         ({"quad": True, "ctx": rank_of(0, 4), "batch_size": 8}, "wants a multiple of 16"),
     ],
 )
-def test_sizes_that_do_not_fit_are_one_line(door, options, message):
+def test_sizes_that_do_not_fit_are_one_line(open_loader, options, message):
     with pytest.raises(UserError, match=message):
-        door(**options)
+        open_loader(**options)
 
 
 def test_quad_tiles_four_samples():
@@ -249,7 +251,7 @@ def test_bound_on_targets_is_bucketed():
         assert len(batch.targets) == sum(counts)
 
 
-def test_door_on_a_real_data_set(tmp_path):
+def test_loader_of_a_real_data_set(tmp_path):
     write_dataset(tmp_path / "images", SIZES[:5])
     (tmp_path / "labels").mkdir()
     for i in range(5):
@@ -258,8 +260,11 @@ def test_door_on_a_real_data_set(tmp_path):
     from data.index.dataset_yaml import load_dataset_spec
 
     spec = load_dataset_spec(tmp_path / "data.yaml")
-    options = {"ctx": SINGLE, "imgsz": 64, "hyp": HYP, "cache_dir": str(tmp_path / "cache"), "cache": "disk"}
-    loader, dataset = create_dataloader(spec, "val", batch_size=3, augment=False, workers=1, **options)
+    options = {"ctx": SINGLE, "imgsz": 64, "cache_dir": str(tmp_path / "cache"), "workers": 1}
+    endless, dataset = create_dataloader(spec, "train", batch_size=4, augment=True, hyp=HYP, cache="disk", **options)
+    assert len(dataset) == 5
+    assert [len(batch.images) for batch in islice(endless, 5)] == [4, 1, 4, 1, 4]
+    loader, dataset = create_dataloader(spec, "val", batch_size=3, augment=False, **options)
     assert len(dataset) == 5
     batches = list(loader)
     assert [len(b.images) for b in batches] == [3, 2]
@@ -269,13 +274,11 @@ def test_door_on_a_real_data_set(tmp_path):
 @pytest.mark.parametrize(("batch", "sizes"), [(16, [16] * 4 + [6]), (512, [64, 6])])
 def test_a_validation_batch_is_no_larger_than_one_process_can_take(tmp_path, batch, sizes):
     from data.index.dataset_yaml import load_dataset_spec
-    from data.loading.run_loaders import build_loaders
     from tests.helpers import tiny
-    from utils.config.settings import TrainConfig
 
     spec = load_dataset_spec(tiny.write_dataset(tmp_path / "set", train=4, val=70))
     config = TrainConfig(batch_size=batch, imgsz=64, workers=0, cache_dir=str(tmp_path / "cache"))
-    _, loader = build_loaders(SINGLE, config, HYP, spec, stride=32)
+    loader = build_val_loader(SINGLE, config, spec, stride=32)
     assert [len(batch.images) for batch in loader] == sizes
 
 
@@ -290,7 +293,7 @@ if __name__ == "__main__":
     dataset = LoadImagesAndLabels(index, imgsz=64, hyp=HYP, augment=True, epochs=20)
     order = EpochOrder(22, seed=0, batch_size=8, imgsz=64, stride=32)
     sampler = KeyedDistributedSampler(order, rank=0, world_size=1)
-    loader = InfiniteDataLoader(dataset, EndlessRequests(sampler), workers=2)
+    loader = InfiniteDataLoader(dataset, sampler, workers=2)
     try:
         for i, batch in enumerate(loader):
             if i == 3:
@@ -330,14 +333,14 @@ def test_an_interrupt_leaves_no_worker_and_no_trace(tmp_path, how):
         time.sleep(0.1)
 
 
-def test_sigterm_to_workers_is_left_to_the_parent(door):
-    loader = door(workers=2)
+def test_sigterm_to_workers_is_left_to_the_parent(open_loader):
+    loader = open_loader(workers=2)
     stream = iter(loader)
     first = [next(stream)]
     workers = [w.pid for w in loader._iterator._workers]
     subprocess.run(["kill", "-TERM", *map(str, workers)], check=True)
     first += islice(stream, 8)
-    for a, b in zip(first, door()):
+    for a, b in zip(first, open_loader()):
         assert_same(a, b)
     os.kill(workers[0], signal.SIGTERM)  # as multiprocessing does
     deadline = time.monotonic() + 5
@@ -361,8 +364,7 @@ def _is_alive(pid: int) -> bool:
 def test_a_worker_whose_parent_was_killed_before_it_was_set_up_ends():
     """A fork takes a while; the kernel then says that the worker's parent is another process."""
     program = (
-        "import os, time; from data.loading.loader import _set_worker_up; "
-        "_set_worker_up(os.getppid() + 1, 0); time.sleep(60)"
+        "import os, time; from data.loading.worker import init_worker; init_worker(os.getppid() + 1, 0); time.sleep(60)"
     )
     root = Path(__file__).parents[3]
     assert subprocess.run([sys.executable, "-c", program], cwd=root, timeout=50, check=False).returncode == 0

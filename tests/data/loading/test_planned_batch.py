@@ -14,12 +14,12 @@ import torch
 from data.cache.device import open_device_cache
 from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
-from data.loading.build import create_dataloader
+from data.loading.build import build_train_loader, build_val_loader
 from data.loading.planned_batch import DeviceRenderer, PlannedBatch, joined
 from data.render.mipmap import PyramidLayout
 from tests.helpers.ranks import run_ranks
 from tests.helpers.synthetic_index import write_dataset
-from utils.config.settings import Hyperparameters
+from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.structures import Batch
@@ -36,31 +36,35 @@ def index(tmp_path_factory) -> DatasetIndex:
 
 @pytest.fixture
 def loader_of(index, monkeypatch):
-    """`create_dataloader` on a ready index."""
+    """The builders on a ready index."""
     monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
 
     class Spec:
         source = "synthetic.yaml"
 
-    def open_loader(*, ctx=SINGLE, start=None, **options):
-        defaults = {"imgsz": 64, "batch_size": 8, "hyp": HYP, "augment": True, "epochs": 20, "workers": 0}
-        loader, _ = create_dataloader(Spec(), "train", ctx=ctx, **(defaults | {"render_on": "device"} | options))
+    def build(*, ctx=SINGLE, start=None, training=True, hyp=HYP, **options):
+        defaults = {"imgsz": 64, "batch_size": 8, "epochs": 20, "workers": 0, "augment": "device"}
+        config = TrainConfig(**(defaults | options))
+        if not training:
+            return build_val_loader(ctx, config, Spec(), stride=32)
+        loader = build_train_loader(ctx, config, hyp, Spec(), stride=32)
         if start:
             loader.start_at(*start)
         return loader
 
-    return open_loader
+    return build
 
 
 @pytest.fixture
-def door(loader_of):
+def batches_of(loader_of):
     """Batches, rendered."""
 
-    def open_door(**options):
+    def build(**options):
         loader = loader_of(**options)
-        return loader if loader.renderer is None else map(loader.renderer, loader)
+        renderer = getattr(loader, "renderer", None)
+        return loader if renderer is None else map(renderer, loader)
 
-    return open_door
+    return build
 
 
 def assert_same(a: Batch, b: Batch, *, but: tuple[str, ...] = ()) -> None:
@@ -78,10 +82,10 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_batches_are_those_of_the_host_but_for_rounding(door, options):
+def test_batches_are_those_of_the_host_but_for_rounding(batches_of, options):
     """The same images, labels and layout; pixels differ by interpolation and at edges of tiles only."""
-    host = dict(options, cache="none", render_on="host")
-    for ours, theirs in zip(islice(door(**options), 5), door(**host)):
+    host = dict(options, cache="none", augment="host")
+    for ours, theirs in zip(islice(batches_of(**options), 5), batches_of(**host)):
         assert_same(ours, theirs, but=("images",))
         assert ours.images.dtype == torch.uint8
         assert ours.images.is_contiguous(memory_format=torch.channels_last)
@@ -91,14 +95,14 @@ def test_batches_are_those_of_the_host_but_for_rounding(door, options):
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_workers_ranks_cache_and_restart_change_nothing(door, options):
-    whole = list(islice(door(**options), 5))
+def test_workers_ranks_cache_and_restart_change_nothing(batches_of, options):
+    whole = list(islice(batches_of(**options), 5))
     for other in ({"workers": 2}, {"cache": "device"}, {"cache": "none"}):
-        for a, b in zip(whole, door(**(options | other))):
+        for a, b in zip(whole, batches_of(**(options | other))):
             assert_same(a, b)
-    for a, b in zip(whole[2:], door(start=divmod(2, -(-22 // options.get("batch_size", 8))), **options)):
+    for a, b in zip(whole[2:], batches_of(start=divmod(2, -(-22 // options.get("batch_size", 8))), **options)):
         assert_same(a, b)
-    ranks = [door(ctx=replace(SINGLE, rank=rank, world_size=4), **options) for rank in range(4)]
+    ranks = [batches_of(ctx=replace(SINGLE, rank=rank, world_size=4), **options) for rank in range(4)]
     for batch, *parts in zip(whole, *ranks):
         assert torch.equal(batch.images, torch.cat([part.images for part in parts]))
         assert torch.equal(batch.targets[:, 1:], torch.cat([part.targets[:, 1:] for part in parts]))
@@ -114,12 +118,12 @@ def test_with_a_device_cache_little_travels(loader_of):
     assert planned.rest.images.numel() == 0
 
 
-def test_the_pictures_of_the_run_are_rendered_where_it_trains(loader_of, door):
-    assert_same(loader_of(cache="device").render(1, 2), next(door(start=(1, 2))))
+def test_the_pictures_of_the_run_are_rendered_where_it_trains(loader_of, batches_of):
+    assert_same(loader_of(cache="device").render(1, 2), next(batches_of(start=(1, 2))))
 
 
-def test_shares_of_a_rendered_batch_need_no_labels_on_the_host(door):
-    batch = next(iter(door()))
+def test_shares_of_a_rendered_batch_need_no_labels_on_the_host(batches_of):
+    batch = next(iter(batches_of()))
     for start, end in ((0, 0), (0, 3), (3, 8)):
         share, counted = batch.shard(start, end), replace(batch, counts=None).shard(start, end)
         assert_same(share, counted)
@@ -130,24 +134,24 @@ def test_shares_of_a_rendered_batch_need_no_labels_on_the_host(door):
     ("options", "message"),
     [
         ({"hyp": Hyperparameters(albumentations=[{"name": "Blur"}])}, "--augment device: .* --augment host"),
-        ({"render_on": "host", "cache": "device"}, "--cache device: .* add --augment device"),
+        ({"augment": "host", "cache": "device"}, "--cache device: .* add --augment device"),
     ],
 )
-def test_what_does_not_go_together_is_one_line(door, options, message):
+def test_what_does_not_go_together_is_one_line(batches_of, options, message):
     with pytest.raises(UserError, match=message) as caught:
-        door(**options)
+        batches_of(**options)
     assert "\n" not in str(caught.value)
 
 
-def test_a_data_set_that_does_not_fit_is_one_line(door, monkeypatch):
+def test_a_data_set_that_does_not_fit_is_one_line(batches_of, monkeypatch):
     monkeypatch.setattr("data.cache.device.MOST_OF_FREE", 1e-9)
     with pytest.raises(UserError, match=r"--cache device: needs .* use --cache ram"):
-        door(cache="device")
+        batches_of(cache="device")
 
 
-def test_validation_keeps_its_pixels(door, index):
-    host = list(door(augment=False, render_on="host"))
-    for ours, theirs in zip(door(augment=False, cache="device"), host):
+def test_validation_keeps_its_pixels(batches_of, index):
+    host = list(batches_of(training=False, augment="host"))
+    for ours, theirs in zip(batches_of(training=False, cache="device"), host):
         assert_same(ours, theirs)
 
 
@@ -187,14 +191,14 @@ def test_quarters_join_as_the_host_tiles_them():
         assert torch.equal(picture, torch.cat(rows, 0))
 
 
-def test_a_machine_that_cannot_compile_draws_all_the_same(door, monkeypatch):
+def test_a_machine_that_cannot_compile_draws_all_the_same(batches_of, monkeypatch):
     def broken(*_, **__):
         def fail(*_):
             raise RuntimeError("no compiler\nand a long story")
 
         return fail
 
-    expected = list(islice(door(), 2))
+    expected = list(islice(batches_of(), 2))
     monkeypatch.setattr(torch, "compile", broken)
     said: list[str] = []
     log = SimpleNamespace(info=lambda text, *values: said.append(text % values))
@@ -202,6 +206,6 @@ def test_a_machine_that_cannot_compile_draws_all_the_same(door, monkeypatch):
     monkeypatch.setattr(
         "data.loading.build.DeviceRenderer", lambda device, cache, fuse: DeviceRenderer(device, fuse=True)
     )
-    for a, b in zip(expected, door()):
+    for a, b in zip(expected, batches_of()):
         assert_same(a, b)
     assert said == ["--augment device: not compiled (no compiler); drawing is a few times slower"]

@@ -82,13 +82,13 @@ def test_this_machine_has_a_number():
 def test_workers_are_a_process_s_share_of_the_cores(monkeypatch, caplog, has, processes, expected):
     monkeypatch.setattr(cores, "available_cores", lambda: has)
     with caplog.at_level(logging.INFO, logger="lockstep"):
-        assert loader_workers(-1, processes) == expected
+        assert loader_workers(-1, processes, "val") == expected
     assert f"{expected} a process ({has} cores, {processes} process(es) on this node)" in caplog.text
 
 
 @pytest.mark.parametrize("asked", [0, 1, 11])
 def test_workers_that_are_asked_for_stay(asked, caplog):
-    assert loader_workers(asked, 4) == asked
+    assert loader_workers(asked, 4, "val") == asked
     assert not caplog.text
 
 
