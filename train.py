@@ -65,7 +65,7 @@ def train(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Wat
     model, pretrained = build_model(ctx, run, spec)
     check_same_model(ctx, model, weights_from_files(run, model, pretrained))
     run = settle_batch_size(ctx, run, model)
-    idle = [*idle_settings(ctx, run.config, run.hyp), *idle_on_head(model.head.kind, run.config)]
+    idle = [*idle_settings(ctx, run.config, run.hyp), *idle_on_head(model.head, run.config)]
     for line in idle if ctx.is_main else ():
         get_logger().warning("%s", line)
     train_loader, val_loader = build_loaders(ctx, run.config, run.hyp, spec, stride=model.stride)
@@ -136,9 +136,7 @@ def settle_batch_size(ctx: DistributedContext, run: Run, model: Detector) -> Run
 
 
 def build_loss(ctx: DistributedContext, run: Run, model: Detector) -> nn.Module:
-    from models.losses.build import build_criterion
-
-    return build_criterion(model, run.hyp, label_smoothing=run.config.label_smoothing).to(ctx.device)
+    return model.head.build_loss(run.hyp, label_smoothing=run.config.label_smoothing).to(ctx.device)
 
 
 def weights_from_files(run: Run, model: Detector, pretrained: tuple[str, ...]) -> Iterator[Tensor]:
@@ -157,7 +155,7 @@ def settle_weights(run: Run, model: Detector, train_loader: InfiniteDataLoader) 
     if run.content is not None:
         with errors_of_fit(run.path):
             model.load_state_dict(run.content["model"])
-    elif model.head.kind == "anchor":
+    elif model.head.anchors is not None:
         config, sides = run.config, sides_at(train_loader.index.ground_truth(), run.config.imgsz)
         refit = not config.noautoanchor
         report = check_anchors(sides, model, anchor_t=run.hyp.anchor_t, refit=refit, seed=config.seed)
