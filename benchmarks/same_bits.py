@@ -96,7 +96,6 @@ def sync_bn_rank(folder: str, model: str, steps: int) -> None:
     from engine.parallel.ddp import parallelise
     from engine.train_step import TrainStep
     from models.detector import build_detector
-    from models.losses.build import build_criterion
     from tests.helpers.tiny import make_batch
     from utils.config.settings import Hyperparameters
     from utils.distributed.groups import shard_bounds
@@ -104,7 +103,7 @@ def sync_bn_rank(folder: str, model: str, steps: int) -> None:
     torch.set_num_threads(1)
     ctx = DistributedContext.from_environment("cpu")
     detector = build_detector(model, 2).double()
-    criterion = build_criterion(detector, Hyperparameters()).double()
+    criterion = detector.head.build_loss(Hyperparameters()).double()
     take_step = TrainStep(
         model=parallelise(detector, ctx, sync_bn=True),
         criterion=criterion,

@@ -106,14 +106,13 @@ def _rank(model: str, imgsz: int, batch_size: int, rounds: int, out: str) -> Non
     from benchmarks.training_step import make_batches
     from engine.parallel.ddp import parallelise
     from models.detector import build_detector
-    from models.losses.build import build_criterion
     from utils.config.settings import Hyperparameters
     from utils.distributed.context import DistributedContext
 
     torch.set_num_threads(1)
     ctx = DistributedContext.from_environment("cpu")
     detector = build_detector(model, 80).to(memory_format=torch.channels_last)
-    criterion = build_criterion(detector, Hyperparameters())
+    criterion = detector.head.build_loss(Hyperparameters())
     ddp = parallelise(detector, ctx)
     (batch,) = make_batches(1, batch_size, imgsz, ctx.device)
     images = batch.images.to(memory_format=torch.channels_last).float() / 255

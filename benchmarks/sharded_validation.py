@@ -126,8 +126,7 @@ def evaluate_sets(options: argparse.Namespace) -> None:
     import torch
 
     from engine.evaluation.evaluator import Evaluator
-    from models.losses.build import build_criterion
-    from models.postprocess.detections import VALIDATION_IOU, non_max_suppression
+    from models.postprocess.detections import non_max_suppression
     from models.weights.load import load_detector
     from utils.config.settings import Hyperparameters
     from utils.logger import configure_logging
@@ -137,7 +136,7 @@ def evaluate_sets(options: argparse.Namespace) -> None:
     configure_logging(False)
     model, _ = load_detector(options.weights)
     model = model.to(memory_format=torch.channels_last)
-    iou = VALIDATION_IOU[model.head.kind]
+    iou = model.head.validation_iou
     for size in options.sizes:
         loader = loader_of(options, ctx, size, model.stride)
         evaluator = Evaluator(
@@ -148,7 +147,7 @@ def evaluate_sets(options: argparse.Namespace) -> None:
             ),
             ctx=ctx,
             device=ctx.device,
-            criterion=build_criterion(model, Hyperparameters()),
+            criterion=model.head.build_loss(Hyperparameters()),
         )
         result = evaluator.run(model, loader)
         if result is not None:

@@ -53,7 +53,6 @@ def build_step(
     from engine.optim.schedule import step_plan
     from engine.step_setup import build_step as build
     from models.detector import build_detector
-    from models.losses.build import build_criterion
     from utils.config.parser import hyperparameters_from
     from utils.config.settings import TrainConfig
 
@@ -68,7 +67,7 @@ def build_step(
         ctx,
         Run(Path(), config, hyp, None, []),
         detector,
-        build_criterion(detector, hyp).to(ctx.device),
+        detector.head.build_loss(hyp).to(ctx.device),
         rule=optimizer,
         pretrained=(),
         plan=step_plan(config, 100),

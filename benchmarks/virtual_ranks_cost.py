@@ -25,13 +25,12 @@ def build(ctx: DistributedContext, model: str, virtual_ranks: int, amp: torch.dt
     from engine.parallel.ddp import parallelise
     from engine.train_step import TrainStep
     from models.detector import build_detector
-    from models.losses.build import build_criterion
     from utils.config.settings import Hyperparameters
 
     detector = build_detector(model, 80).to(ctx.device, memory_format=torch.channels_last)
     return TrainStep(
         model=detector if virtual_ranks else parallelise(detector, ctx),
-        criterion=build_criterion(detector, Hyperparameters()).to(ctx.device),
+        criterion=detector.head.build_loss(Hyperparameters()).to(ctx.device),
         optimizer=build_optimizer(detector, "SGD", lr=0.01, momentum=0.9, weight_decay=5e-4),
         ema=ModelEma(detector, decay=0.99, tau=10),
         ctx=ctx,

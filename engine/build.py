@@ -31,7 +31,6 @@ from engine.watchdog import Watchdog
 from models.autoanchor import check_anchors, sides_at
 from models.build import build_starting_model
 from models.detector import Detector
-from models.losses.build import build_criterion
 from models.postprocess.detections import detections_to_score
 from utils.config.parser import to_dict
 from utils.config.settings import FIND_BATCH_SIZE
@@ -146,7 +145,7 @@ def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> tuple[D
 
 
 def build_loss(ctx: DistributedContext, run: Run, model: Detector) -> nn.Module:
-    return build_criterion(model, run.hyp, label_smoothing=run.config.label_smoothing).to(ctx.device)
+    return model.head.build_loss(run.hyp, label_smoothing=run.config.label_smoothing).to(ctx.device)
 
 
 def load_or_fit_anchors(run: Run, model: Detector, train_loader: InfiniteDataLoader) -> None:
@@ -154,7 +153,7 @@ def load_or_fit_anchors(run: Run, model: Detector, train_loader: InfiniteDataLoa
     alike on all processes. The loss copies anchors, so it is built afterwards."""
     if run.checkpoint is not None:
         run.checkpoint.load_model(model)
-    elif model.head.kind == "anchor":
+    elif model.head.anchors is not None:
         config, sides = run.config, sides_at(train_loader.index.ground_truth(), run.config.imgsz)
         refit = not config.noautoanchor
         report = check_anchors(sides, model, anchor_t=run.hyp.anchor_t, refit=refit, seed=config.seed)
@@ -178,7 +177,7 @@ def build_evaluator(
 
 def _warn_of_idle_settings(ctx: DistributedContext, run: Run, model: Detector) -> None:
     if ctx.is_main:
-        for line in (*idle_settings(ctx, run.config, run.hyp), *idle_on_head(model.head.kind, run.config)):
+        for line in (*idle_settings(ctx, run.config, run.hyp), *idle_on_head(model.head, run.config)):
             get_logger().warning("%s", line)
 
 

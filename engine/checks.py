@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.checkpoint.run import Run
+from models.heads.base import DetectionHead
 from utils.config.parser import to_dict
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.agreement import check_agreement, product_version
@@ -65,14 +66,6 @@ def _checksum(tensor: Tensor) -> int:
     return int(flat.view(torch.int32 if flat.element_size() == 4 else torch.uint8).sum(dtype=torch.int64))
 
 
-# By kind of head: hyper-parameters that its loss does not read.
-_UNREAD = {
-    "anchor": ("dfl", "tal_topk", "tal_alpha", "tal_beta", "one2one"),
-    "anchor_free": ("obj", "anchor_t"),
-    "objectness": ("anchor_t", "tal_topk", "tal_alpha", "tal_beta", "one2one"),
-}
-
-
 def idle_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> list[str]:
     """A line for each setting that is not at its default and changes nothing on these processes."""
     asked = {item.partition("=")[0].strip() for item in config.override}
@@ -80,11 +73,11 @@ def idle_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparame
     return [*found, *_idle_in_pictures(config, hyp, asked), *_idle_rates(config, hyp, asked)]
 
 
-def idle_on_head(kind: str, config: TrainConfig) -> list[str]:
-    """As `idle_settings`, for what does nothing with a head of that kind (its ``kind``)."""
-    asked = [item.partition("=")[0].strip() for item in config.override]
-    lines = [f"--set {name} does nothing: the model's loss has no such term" for name in asked if name in _UNREAD[kind]]
-    if config.noautoanchor and kind != "anchor":
+def idle_on_head(head: DetectionHead, config: TrainConfig) -> list[str]:
+    """As `idle_settings`, for settings that change nothing with this head."""
+    asked, unused = (item.partition("=")[0].strip() for item in config.override), head.unused_hyperparameters
+    lines = [f"--set {name} does nothing: the model's loss does not use it" for name in asked if name in unused]
+    if config.noautoanchor and head.anchors is None:
         lines.append("--noautoanchor does nothing: the model has no anchors")
     return lines
 

@@ -103,7 +103,7 @@ def check_anchors(
 
     Args:
         boxes_wh_px_at_imgsz: (M, 2) sides of the training boxes in pixels after scaling to the training size.
-        model: with ``head.kind == "anchor"``.
+        model: whose head has anchors.
         refit: whether anchors may be replaced.
         seed: of the fit's random numbers.
     """

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from models.heads.anchor import AnchorHead
-from models.heads.anchor_free import DFL
-from models.heads.base import BranchedHead
+from models.heads.base import DetectionHead
 from models.layers import conv
 from models.layers.gelan import RepConv
 from models.registry import Kind, build_head, build_layer, find_entry, make_activation
@@ -46,7 +44,7 @@ class Detector(nn.Module):
         )
 
     @property
-    def head(self) -> BranchedHead:
+    def head(self) -> DetectionHead:
         return self.model[-1]
 
     @property
@@ -62,16 +60,6 @@ class Detector(nn.Module):
     def stride(self) -> int:
         """Canvas sides must be multiples of this."""
         return max(self.strides)
-
-    @property
-    def reg_max(self) -> int:
-        """Bins a box side; 0 for the anchor head."""
-        return self.head.reg_max
-
-    @property
-    def anchors(self) -> Tensor | None:
-        """Anchor widths and heights (L, A, 2) in units of stride; None for the anchor-free head."""
-        return self.head.anchors
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Images float (B, 3, H, W) in [0, 1], RGB, to the head's raw maps, one (B, channels, H/s, W/s) a level.
@@ -100,7 +88,7 @@ class Detector(nn.Module):
         None both, for whoever wants the losses too.
         """
         fused = copy.deepcopy(self).eval()
-        if fused.head.is_pair and one_to_one is not None:
+        if fused.head.is_dual and one_to_one is not None:
             fused.head.keep_branch(one_to_one=one_to_one)
         for module in fused.modules():
             if isinstance(module, conv.Conv) and not isinstance(module.bn, nn.Identity):
@@ -225,7 +213,4 @@ def _initialise(detector: Detector, seed: int) -> None:
             module.reset_parameters()
         elif module is not detector and any(True for _ in module.parameters(recurse=False)):
             raise TypeError(f"no initialisation for {type(module).__name__}")
-    for module in detector.modules():  # after the convolutions they hold
-        if isinstance(module, DFL | AnchorHead):
-            module.reset_parameters()
-    detector.head.reset_biases()
+    detector.head.reset_parameters()

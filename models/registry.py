@@ -13,13 +13,14 @@ import types
 import typing
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import zip_longest
 
 from torch import nn
 
 from models.heads.anchor import AnchorHead
 from models.heads.anchor_free import AnchorFreeHead
-from models.heads.base import BranchedHead
-from models.heads.yolox import ObjectnessHead
+from models.heads.base import DetectionHead
+from models.heads.yolox import YOLOXHead
 from models.layers import conv, csp, gelan
 from models.spec import LayerSpec, ModelSpec, checked_anchors
 from utils.config.yaml_files import suggestion
@@ -74,8 +75,9 @@ REGISTRY: dict[str, Entry] = {
     "Concat": Entry(conv.Concat, Kind.MERGE),
     "Add": Entry(conv.Add, Kind.MERGE),
     "Detect": Entry(None, Kind.HEAD),
-    "ObjectnessDetect": Entry(ObjectnessHead, Kind.HEAD),
+    "YOLOXDetect": Entry(YOLOXHead, Kind.HEAD),
 }
+OLD_NAMES = {"ObjectnessDetect": "YOLOXDetect"}  # which older checkpoints hold
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     name: getattr(nn, name)
@@ -86,6 +88,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 def find_entry(layer: LayerSpec) -> Entry:
     """The registered module of a row; ``nn.`` and ``torch.nn.`` before the name are fine."""
     name = re.sub(r"^(torch\.)?nn\.", "", layer.module)
+    name = OLD_NAMES.get(name, name)
     if name not in REGISTRY:
         known = ", ".join(REGISTRY)
         raise layer.mistake("module", f"unknown module '{layer.module}'{suggestion(name, REGISTRY)}; known: {known}")
@@ -140,32 +143,35 @@ def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) ->
 
 def build_head(
     layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...], strides: tuple[int, ...], num_classes: int
-) -> BranchedHead:
-    """The detection head. Of ``Detect`` ``[nc]`` asks for the anchor-free one and ``[nc, anchors]`` for the anchor one;
-    ``ObjectnessDetect`` wants ``[nc, width]`` and, as a third, whether its convolutions are depthwise-separable."""
-    build = _detect if find_entry(layer).module is None else _objectness_detect
-    return build(layer, spec, channels, strides, num_classes)
+) -> DetectionHead:
+    """The detection head, from ``[nc, *args]``. An argument called ``width`` is a number of channels, to be scaled.
 
-
-def _objectness_detect(
-    layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...], strides: tuple[int, ...], num_classes: int
-) -> BranchedHead:
-    args = layer.args
-    if not 2 <= len(args) <= 3 or not (args[0] == "nc" or _fits(args[0], int)) or not _fits(args[1], int):
-        raise layer.mistake("args", f"{layer.module} wants [nc, width] or [nc, width, separable], got {list(args)}")
-    supplied = (channels, strides, num_classes)
-    return _with_branches(_construct(ObjectnessHead, supplied, (_scaled(args[1], spec), *args[2:]), layer), spec)
+    ``Detect`` stands for two heads: ``[nc]`` asks for the anchor-free one and ``[nc, anchors]`` for the anchor one.
+    """
+    if not layer.args or not (layer.args[0] == "nc" or _fits(layer.args[0], int)):
+        raise layer.mistake("args", f"{layer.module} wants nc first, got {list(layer.args)}")
+    module, supplied = find_entry(layer).module, (channels, strides, num_classes)
+    if module is None:
+        head = _detect(layer, spec, *supplied)
+    else:
+        names = [p.name for p in _parameters(module)][len(supplied) :]
+        is_width = [name == "width" and _fits(arg, int) for name, arg in zip(names, layer.args[1:])]
+        args = [_scaled(arg, spec) if scale else arg for scale, arg in zip_longest(is_width, layer.args[1:])]
+        head = _construct(module, supplied, args, layer)
+    if spec.end2end:
+        head.add_one_to_one()
+    return head
 
 
 def _detect(
     layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...], strides: tuple[int, ...], num_classes: int
-) -> BranchedHead:
+) -> DetectionHead:
     """In a graph with C3k2 blocks the class layers are depthwise-separable, as the public convention has it."""
-    if not 1 <= len(layer.args) <= 2 or not (layer.args[0] == "nc" or _fits(layer.args[0], int)):
+    if len(layer.args) > 2:
         raise layer.mistake("args", f"Detect wants [nc] or [nc, anchors], got {list(layer.args)}")
     if len(layer.args) == 1:
         depthwise = any(find_entry(other).module is csp.C3k2 for other in spec.layers)
-        return _with_branches(AnchorFreeHead(channels, strides, num_classes, spec.reg_max, depthwise), spec)
+        return AnchorFreeHead(channels, strides, num_classes, spec.reg_max, depthwise)
     anchors = spec.anchors
     if layer.args[1] != "anchors":
         anchors = checked_anchors(layer.args[1], f"{layer.where('args')}: anchors")
@@ -173,13 +179,7 @@ def _detect(
         raise layer.mistake("args", "anchors are asked for, but there is no top-level 'anchors'")
     if isinstance(anchors, list) and len(anchors) != len(channels):
         raise layer.mistake("args", f"{len(channels)} levels need {len(channels)} rows of anchors, got {len(anchors)}")
-    return _with_branches(AnchorHead(channels, strides, num_classes, anchors), spec)
-
-
-def _with_branches(head: BranchedHead, spec: ModelSpec) -> BranchedHead:
-    if spec.end2end:
-        head.add_one_to_one()
-    return head
+    return AnchorHead(channels, strides, num_classes, anchors)
 
 
 def _repeat(make: typing.Callable[[int], nn.Module], repeats: int) -> nn.Module:
@@ -203,13 +203,18 @@ def _scaled(channels: int, spec: ModelSpec) -> int:
     return math.ceil(min(channels, spec.max_channels) * spec.width / 8) * 8
 
 
+def _parameters(module: type[nn.Module]) -> list[inspect.Parameter]:
+    return [p for p in inspect.signature(module).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
 def _construct(module: type[nn.Module], supplied: tuple, args: typing.Sequence, layer: LayerSpec) -> nn.Module:
     """``module(*supplied, *args)`` after the args are checked against the constructor's annotations."""
-    parameters = [p for p in inspect.signature(module).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    parameters = parameters[len(supplied) :]
-    if len(args) > len(parameters):
-        wanted = ", ".join(p.name for p in parameters) or "none"
-        raise layer.mistake("args", f"{layer.module} takes at most {len(parameters)} here ({wanted}), got {len(args)}")
+    parameters = _parameters(module)[len(supplied) :]
+    wanted = ", ".join(p.name for p in parameters) or "none"
+    least = sum(p.default is p.empty for p in parameters)
+    if not least <= len(args) <= len(parameters):
+        limit = f"at least {least}" if len(args) < least else f"at most {len(parameters)}"
+        raise layer.mistake("args", f"{layer.module} takes {limit} here ({wanted}), got {len(args)}")
     hints = typing.get_type_hints(module.__init__)
     for parameter, arg in zip(parameters, args):
         if not _fits(arg, hints[parameter.name]):

@@ -203,9 +203,9 @@ def test_a_trace_counts_operations_and_ranks_them():
 def test_a_read_in_the_step_is_found_and_its_line_named(monkeypatch: pytest.MonkeyPatch):
     options = Namespace(models=["yolov8n"], optimizers=["SGD"], device="cpu", batch_size=1, imgsz=64)
     assert list(gpu_syncs.waits_of_steps(options)) == ["yolov8n SGD: 0 reads of values a step"]
-    from models.losses import build as losses
+    from models.heads.base import DetectionHead
 
-    build = losses.build_criterion
+    build = DetectionHead.build_loss
 
     class Reading:
         def __init__(self, criterion) -> None:
@@ -219,7 +219,7 @@ def test_a_read_in_the_step_is_found_and_its_line_named(monkeypatch: pytest.Monk
             out.total.item()  # READ
             return out
 
-    monkeypatch.setattr(losses, "build_criterion", lambda *a, **k: Reading(build(*a, **k)))
+    monkeypatch.setattr(DetectionHead, "build_loss", lambda *a, **k: Reading(build(*a, **k)))
     lines = []
     with pytest.raises(SystemExit, match="the host waits: yolov8n SGD"):
         lines.extend(gpu_syncs.waits_of_steps(options))

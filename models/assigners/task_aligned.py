@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from models.assigners.candidates import LEAST_OVERLAP, one_each, settle_conflicts, widened
-from models.heads.boxes import Shapes, grid_levels
+from models.box_coding import Shapes, grid_levels
 from utils.boxes import ArrayT, cxcywh_to_xyxy, iou, scale_boxes
 
 # Images are assigned in groups of at most so many pairs, unless one image alone has more. The size changes nothing but

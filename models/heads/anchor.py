@@ -6,27 +6,26 @@ Legend: B images, L levels, C classes, A anchors of a cell, N predictions over a
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from models.heads.anchor_free import REFERENCE_SIZE
-from models.heads.base import BranchedHead
-from models.heads.boxes import anchor_to_cxcywh, cell_centres
+from models.box_coding import anchor_to_cxcywh, cell_centres
+from models.heads.base import REFERENCE_SIZE, DetectionHead
+from models.losses.anchor import AnchorLoss
 from utils.boxes import cxcywh_to_xyxy
 
 
-class AnchorHead(BranchedHead):
+class AnchorHead(DetectionHead):
     """One 1x1 convolution a level; each anchor predicts x, y, w, h, objectness and classes (YOLOv3 to v5).
 
     Raw maps are (B, A(5 + C), h, w), anchor by anchor. The buffer ``anchors`` (L, A, 2) holds widths and heights in
     units of the level's stride.
     """
 
-    kind: Literal["anchor"] = "anchor"
     branch = ("m",)
-    reg_max = 0
+    loss = AnchorLoss
+    validation_iou = 0.6  # YOLOv5
 
     def __init__(
         self,
@@ -36,8 +35,7 @@ class AnchorHead(BranchedHead):
         anchors_px: list[list[float]] | int,
     ) -> None:
         """``anchors_px``: a row of w, h, w, h, ... in canvas pixels for each level; or how many, for squares."""
-        super().__init__()
-        self.num_classes, self.strides = num_classes, strides
+        super().__init__(strides, num_classes)
         if isinstance(anchors_px, int):
             sides = [[s * 2 ** (1 + (k + 0.5) * 2 / anchors_px) for k in range(anchors_px)] for s in strides]
             anchors_px = [[side for side in level for _ in "wh"] for level in sides]
@@ -46,12 +44,14 @@ class AnchorHead(BranchedHead):
         self.register_buffer("anchors", torch.zeros(len(strides), self.num_anchors, 2))
         self.m = nn.ModuleList(nn.Conv2d(c, self.num_anchors * (5 + num_classes), 1) for c in in_channels)
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
+        super().reset_parameters()
         pixels = torch.tensor(self.anchors_px, dtype=torch.float32).unflatten(1, (-1, 2))
         self.anchors.copy_(pixels / torch.tensor(self.strides, dtype=torch.float32).view(-1, 1, 1))
 
     @torch.no_grad()
-    def set_priors(self, outputs: nn.ModuleList) -> None:
+    def reset_branch(self, outputs: nn.ModuleList) -> None:
         """Boxes start as their anchors; about 8 objects in a typical image; a class has 0.6 of an even share."""
         for conv, stride in zip(outputs, self.strides):
             bias = conv.bias.view(self.num_anchors, 5 + self.num_classes)
@@ -59,13 +59,13 @@ class AnchorHead(BranchedHead):
             bias[:, 4] = math.log(8 / (REFERENCE_SIZE / stride) ** 2)
             bias[:, 5:] = math.log(0.6 / (self.num_classes - 0.99999))
 
-    def output_rows(self) -> dict[str, tuple[int, int]]:
+    def branch_class_rows(self) -> dict[str, tuple[int, int]]:
         return {f"m.{i}": (self.num_anchors, 5) for i in range(len(self.m))}
 
-    def maps(self, features: list[Tensor], outputs: nn.ModuleList) -> list[Tensor]:
+    def forward_branch(self, features: list[Tensor], outputs: nn.ModuleList) -> list[Tensor]:
         return [conv(x) for x, conv in zip(features, outputs)]
 
-    def decode_maps(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def decode_branch(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         """As in the base, the scores objectness x class. N runs over levels, then anchors, rows and columns."""
         boxes, scores = [], []
         for level, (x, stride) in enumerate(zip(raw, self.strides)):
@@ -77,3 +77,11 @@ class AnchorHead(BranchedHead):
             boxes.append(cxcywh_to_xyxy(cxcywh).flatten(1, 2))
             scores.append((objectness.sigmoid() * classes.sigmoid()).flatten(1, 2))
         return torch.cat(boxes, 1), torch.cat(scores, 1)
+
+    @property
+    def unused_hyperparameters(self) -> set[str]:
+        unused = super().unused_hyperparameters | {"dfl", "tal_topk"}
+        return unused if self.is_dual else unused | {"tal_alpha", "tal_beta"}
+
+    def loss_arguments(self) -> dict[str, Tensor]:
+        return {"anchors": self.anchors}

@@ -6,16 +6,14 @@ Legend: B images, L levels, C classes, R bins of a box side, N predictions over 
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from models.heads.base import BranchedHead
-from models.heads.boxes import cell_centres, distances_to_xyxy, expected_distances, flatten_levels
+from models.box_coding import cell_centres, distances_to_xyxy, expected_distances, flatten_levels
+from models.heads.base import REFERENCE_SIZE, DetectionHead
 from models.layers.conv import Conv, DWConv
-
-REFERENCE_SIZE = 640  # pixels of a typical canvas side, for the priors of the biases
+from models.losses.anchor_free import AnchorFreeLoss
 
 
 class DFL(nn.Module):
@@ -34,16 +32,16 @@ class DFL(nn.Module):
             self.conv.weight.copy_(torch.arange(self.bins, dtype=torch.float32).view(1, -1, 1, 1))
 
 
-class AnchorFreeHead(BranchedHead):
+class AnchorFreeHead(DetectionHead):
     """Decoupled box and class layers at each level; box sides are distributions over R bins of one stride.
 
     With R = 1 there are no distributions: the layers give the distances themselves, in strides. Raw maps are
     (B, 4R + C, h, w): left, top, right and bottom bins first.
     """
 
-    kind: Literal["anchor_free"] = "anchor_free"
     branch = ("cv2", "cv3")
-    anchors = None
+    loss = AnchorFreeLoss
+    validation_iou = 0.7  # YOLOv8
 
     def __init__(
         self,
@@ -54,8 +52,8 @@ class AnchorFreeHead(BranchedHead):
         depthwise: bool = False,
     ) -> None:
         """``depthwise``: class branches of depthwise-separable convolutions (YOLO11)."""
-        super().__init__()
-        self.num_classes, self.reg_max, self.strides = num_classes, reg_max, strides
+        super().__init__(strides, num_classes)
+        self.reg_max = reg_max
         box_width = max(16, in_channels[0] // 4, 4 * reg_max)
         class_width = max(in_channels[0], min(num_classes, 100))
         self.cv2 = nn.ModuleList(
@@ -74,8 +72,13 @@ class AnchorFreeHead(BranchedHead):
             first, second = Conv(channels, width, 3), Conv(width, width, 3)
         return nn.Sequential(first, second, nn.Conv2d(width, self.num_classes, 1))
 
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.reg_max > 1:
+            self.dfl.reset_parameters()
+
     @torch.no_grad()
-    def set_priors(self, boxes: nn.ModuleList, classes: nn.ModuleList) -> None:
+    def reset_branch(self, boxes: nn.ModuleList, classes: nn.ModuleList) -> None:
         """Box sides start at the middle of their bins, or two strides from the cell without bins; a class is as likely
         as 5 objects spread over a typical image make it."""
         for box, cls, stride in zip(boxes, classes, self.strides):
@@ -83,15 +86,22 @@ class AnchorFreeHead(BranchedHead):
             cells = (REFERENCE_SIZE / stride) ** 2
             cls[-1].bias.fill_(math.log(5 / self.num_classes / cells))
 
-    def output_rows(self) -> dict[str, tuple[int, int]]:
+    def branch_class_rows(self) -> dict[str, tuple[int, int]]:
         return {f"cv3.{i}.2": (1, 0) for i in range(len(self.cv3))}
 
-    def maps(self, features: list[Tensor], boxes: nn.ModuleList, classes: nn.ModuleList) -> list[Tensor]:
+    def forward_branch(self, features: list[Tensor], boxes: nn.ModuleList, classes: nn.ModuleList) -> list[Tensor]:
         return [torch.cat((box(x), cls(x)), 1) for x, box, cls in zip(features, boxes, classes)]
 
-    def decode_maps(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def decode_branch(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         sides, logits = flatten_levels(raw).split((4 * self.reg_max, self.num_classes), -1)
         distances = expected_distances(sides.unflatten(-1, (4, self.reg_max)))
         shapes = tuple((level.shape[2], level.shape[3]) for level in raw)
         boxes = distances_to_xyxy(distances, *cell_centres(shapes, self.strides, distances.device))
         return boxes, logits.sigmoid()
+
+    @property
+    def unused_hyperparameters(self) -> set[str]:
+        return super().unused_hyperparameters | {"obj", "anchor_t"}
+
+    def loss_arguments(self) -> dict[str, int]:
+        return {"reg_max": self.reg_max}

@@ -1,9 +1,9 @@
-"""What all heads share: a branch of prediction layers, and on request a second one, trained one-to-one.
+"""What all heads share: a branch of prediction layers and, on request, a second branch that is trained one-to-one.
 
-The pair needs no non-maximum suppression (consistent dual assignments, YOLOv10, Wang et al. 2024). The first branch
-learns with many cells a target, which teaches the backbone well; the second with one, so that it finds each object
-once. The second sees features without gradient: backbone and neck learn from the first alone, and the detections come
-from the second. YOLO26 does the same.
+A head with both branches needs no non-maximum suppression (consistent dual assignments, YOLOv10, Wang et al. 2024). The
+one-to-many branch learns with many cells a target, which teaches the backbone well; the one-to-one branch learns with
+one, so that it finds each object once. The second sees features without gradient: backbone and neck learn from the
+first alone, and the detections come from the second. YOLO26 does the same.
 
 Legend: B images, L levels, C classes, N predictions over all levels.
 """
@@ -11,61 +11,78 @@ Legend: B images, L levels, C classes, N predictions over all levels.
 from __future__ import annotations
 
 import copy
-from typing import ClassVar
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-SECOND = "one2one_"  # before the names of the second branch's layers, as in public state dicts
+from models.losses.base import Criterion, DualAssignmentLoss
+from utils.config.settings import Hyperparameters
+
+ONE_TO_ONE = "one2one_"  # before the names of the second branch's layers, as in public state dicts
+REFERENCE_SIZE = 640  # pixels of a typical canvas side, for the priors of the biases
 
 
-class BranchedHead(nn.Module):
-    """Base of the heads.
+class DetectionHead(nn.Module):
+    """Base of the heads: a head owns its layers, decoding, loss and defaults.
 
-    A subclass names the children that make up a branch in ``branch``, and writes `maps`, `decode_maps`, `set_priors`
-    and `output_rows`; none of them needs to know of the pair.
+    A subclass sets the class attributes and writes `forward_branch`, `decode_branch`, `reset_branch` and
+    `branch_class_rows`; none of them needs to know of the second branch. Its constructor takes the channels and strides
+    of the levels and the number of classes, then the arguments of the YAML row.
     """
 
-    branch: ClassVar[tuple[str, ...]]
-    strides: tuple[int, ...]
+    branch: ClassVar[tuple[str, ...]]  # the children that make up a branch
+    loss: ClassVar[Callable[..., Criterion]]  # of one branch, see `build_loss`
+    validation_iou: ClassVar[float]  # NMS threshold in validation, as published
+    anchors: Tensor | None  # buffer (L, A, 2), widths and heights in strides; training fits it to the boxes
 
-    def __init__(self) -> None:
+    def __init__(self, strides: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
+        self.strides, self.num_classes = strides, num_classes
         self.prefixes: tuple[str, ...] = ("",)
+        self.register_buffer("anchors", None)
 
-    def maps(self, features: list[Tensor], *layers: nn.ModuleList) -> list[Tensor]:
+    def forward_branch(self, features: list[Tensor], *layers: nn.ModuleList) -> list[Tensor]:
         """Features, one a level, through a branch's children in the order of ``branch``: raw maps, one a level."""
         raise NotImplementedError
 
-    def decode_maps(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def decode_branch(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Raw maps of one branch to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C)."""
         raise NotImplementedError
 
-    def set_priors(self, *layers: nn.ModuleList) -> None:
+    def reset_branch(self, *layers: nn.ModuleList) -> None:
         """Fills the biases of a branch's output layers."""
         raise NotImplementedError
 
-    def output_rows(self) -> dict[str, tuple[int, int]]:
+    def branch_class_rows(self) -> dict[str, tuple[int, int]]:
         """Layers of the first branch whose output rows belong to classes: name to (groups, rows before the classes)."""
         raise NotImplementedError
 
     @property
-    def is_end_to_end(self) -> bool:
-        """Whether the detections come from a one-to-one branch, so that none of them is to be suppressed."""
-        return self.prefixes[-1] == SECOND
+    def unused_hyperparameters(self) -> set[str]:
+        """Hyper-parameters of losses that this head's loss does not read."""
+        return set() if self.is_dual else {"one2one"}
 
     @property
-    def is_pair(self) -> bool:
+    def is_end_to_end(self) -> bool:
+        """Whether the detections come from a one-to-one branch and need no suppression."""
+        return self.prefixes[-1] == ONE_TO_ONE
+
+    @property
+    def is_dual(self) -> bool:
+        """Whether the head has both branches."""
         return len(self.prefixes) == 2
 
     def add_one_to_one(self) -> None:
         """Gives the head its second branch, equal to the first."""
         for name in self.branch:
-            setattr(self, SECOND + name, copy.deepcopy(getattr(self, name)))
-        self.prefixes = ("", SECOND)
+            setattr(self, ONE_TO_ONE + name, copy.deepcopy(getattr(self, name)))
+        self.prefixes = ("", ONE_TO_ONE)
 
     def keep_branch(self, *, one_to_one: bool) -> None:
-        """Drops a branch of a pair, for inference."""
+        """Drops one of two branches, for inference."""
         dropped, kept = self.prefixes if one_to_one else self.prefixes[::-1]
         for name in self.branch:
             delattr(self, dropped + name)
@@ -75,28 +92,46 @@ class BranchedHead(nn.Module):
         return [getattr(self, prefix + name) for name in self.branch]
 
     def forward(self, features: list[Tensor]) -> list[Tensor]:
-        """Features, one a level, to raw maps, one a level; of a pair the one-to-many branch's, then the other's."""
+        """Features, one a level, to raw maps, one a level; of two branches the one-to-many maps come first."""
         raw = []
         for prefix in self.prefixes:
-            seen = [x.detach() for x in features] if prefix == SECOND else features
-            raw += self.maps(seen, *self._layers(prefix))
+            inputs = [x.detach() for x in features] if prefix == ONE_TO_ONE else features
+            raw += self.forward_branch(inputs, *self._layers(prefix))
         return raw
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Raw maps to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C) in [0, 1].
 
-        Of a pair, the one-to-one branch's.
+        Of two branches, the one-to-one branch is decoded.
         """
-        return self.decode_maps(raw[-len(self.strides) :])
+        return self.decode_branch(raw[-len(self.strides) :])
 
     @torch.no_grad()
-    def reset_biases(self) -> None:
-        """Puts the priors into the biases. A pair starts with equal branches, so both first choose alike."""
-        self.set_priors(*self._layers(""))
-        if self.is_pair:
-            for first, second in zip(self._layers(""), self._layers(SECOND)):
+    def reset_parameters(self) -> None:
+        """Fills biases with priors. Two branches start equal, so both first choose alike."""
+        self.reset_branch(*self._layers(""))
+        if self.is_dual:
+            for first, second in zip(self._layers(""), self._layers(ONE_TO_ONE)):
                 second.load_state_dict(first.state_dict())
+
+    def build_loss(self, hyp: Hyperparameters, *, label_smoothing: float = 0.0) -> Criterion:
+        """The loss, on the head's device. Anchors are copied: build it when they are final."""
+        build = partial(
+            self.loss,
+            strides=self.strides,
+            num_classes=self.num_classes,
+            hyp=hyp,
+            label_smoothing=label_smoothing,
+            **self.loss_arguments(),
+        )
+        if not self.is_dual:
+            return build()
+        return DualAssignmentLoss(build(), build(one_to_one=True), gain=hyp.one2one)
+
+    def loss_arguments(self) -> dict[str, Any]:
+        """Arguments of the loss beside those that all losses have."""
+        return {}
 
     def class_rows(self) -> dict[str, tuple[int, int]]:
         """Layers whose output rows belong to classes: local name to (groups, rows before the classes of a group)."""
-        return {prefix + name: rows for prefix in self.prefixes for name, rows in self.output_rows().items()}
+        return {prefix + name: rows for prefix in self.prefixes for name, rows in self.branch_class_rows().items()}

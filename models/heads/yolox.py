@@ -6,29 +6,27 @@ Legend: B images, L levels, C classes, N cells over all levels.
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from models.heads.anchor_free import REFERENCE_SIZE
-from models.heads.base import BranchedHead
-from models.heads.boxes import cell_centres, flatten_levels, offsets_to_cxcywh
+from models.box_coding import cell_centres, flatten_levels, offsets_to_cxcywh
+from models.heads.base import REFERENCE_SIZE, DetectionHead
 from models.layers.conv import Conv
 from models.layers.csp import SeparableConv
+from models.losses.yolox import YOLOXLoss
 from utils.boxes import cxcywh_to_xyxy
 
 
-class ObjectnessHead(BranchedHead):
+class YOLOXHead(DetectionHead):
     """One box a cell, with its objectness. Raw maps are (B, 5 + C, h, w): x, y, w, h, objectness, classes.
 
     Attribute names are those of the public state-dict convention.
     """
 
-    kind: Literal["objectness"] = "objectness"
     branch = ("stems", "cls_convs", "reg_convs", "cls_preds", "reg_preds", "obj_preds")
-    anchors = None
-    reg_max = 0
+    loss = YOLOXLoss
+    validation_iou = 0.65  # YOLOX
 
     def __init__(
         self,
@@ -39,8 +37,7 @@ class ObjectnessHead(BranchedHead):
         separable: bool = False,
     ) -> None:
         """``width``: channels of both branches, at every level; ``separable``: whether their 3x3 convolutions are."""
-        super().__init__()
-        self.num_classes, self.strides = num_classes, strides
+        super().__init__(strides, num_classes)
         conv = SeparableConv if separable else Conv
 
         def two_convolutions() -> nn.Sequential:
@@ -53,15 +50,15 @@ class ObjectnessHead(BranchedHead):
         self.reg_preds = nn.ModuleList(nn.Conv2d(width, 4, 1) for _ in in_channels)
         self.obj_preds = nn.ModuleList(nn.Conv2d(width, 1, 1) for _ in in_channels)
 
-    def maps(self, features: list[Tensor], *layers: nn.ModuleList) -> list[Tensor]:
+    def forward_branch(self, features: list[Tensor], *layers: nn.ModuleList) -> list[Tensor]:
         raw = []
         for x, stem, class_convs, box_convs, classes, box, objectness in zip(features, *layers, strict=True):
             x = stem(x)
-            seen = box_convs(x)
-            raw.append(torch.cat((box(seen), objectness(seen), classes(class_convs(x))), 1))
+            box_features = box_convs(x)
+            raw.append(torch.cat((box(box_features), objectness(box_features), classes(class_convs(x))), 1))
         return raw
 
-    def decode_maps(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def decode_branch(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         """As in the base, the scores objectness x class."""
         box, objectness, classes = flatten_levels(raw).split((4, 1, self.num_classes), -1)
         shapes = tuple((level.shape[2], level.shape[3]) for level in raw)
@@ -69,7 +66,7 @@ class ObjectnessHead(BranchedHead):
         return boxes, objectness.sigmoid() * classes.sigmoid()
 
     @torch.no_grad()
-    def set_priors(self, *layers: nn.ModuleList) -> None:
+    def reset_branch(self, *layers: nn.ModuleList) -> None:
         """Boxes start in the middle of their cell, two strides wide; about 8 objects in a typical image; a class has
         0.6 of an even share."""
         for *_, classes, box, objectness, stride in zip(*layers, self.strides, strict=True):
@@ -77,5 +74,9 @@ class ObjectnessHead(BranchedHead):
             objectness.bias.fill_(math.log(8 / (REFERENCE_SIZE / stride) ** 2))
             classes.bias.fill_(math.log(0.6 / (self.num_classes - 0.99999)))
 
-    def output_rows(self) -> dict[str, tuple[int, int]]:
+    def branch_class_rows(self) -> dict[str, tuple[int, int]]:
         return {f"cls_preds.{i}": (1, 0) for i in range(len(self.cls_preds))}
+
+    @property
+    def unused_hyperparameters(self) -> set[str]:
+        return super().unused_hyperparameters | {"anchor_t", "tal_topk", "tal_alpha", "tal_beta"}

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from models.assigners.candidates import LEAST_OVERLAP, AnchorMatches, match_anchors, one_each
-from models.heads.boxes import anchor_to_cxcywh, flatten_levels
+from models.box_coding import anchor_to_cxcywh, flatten_levels
 from models.losses.base import Criterion, smooth_labels
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import Hyperparameters

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from models.assigners.task_aligned import PairGroup, TaskAlignedAssigner, group_pairs
-from models.heads.boxes import cell_centres, distances_to_xyxy, expected_distances, split_rows
+from models.box_coding import cell_centres, distances_to_xyxy, expected_distances, split_rows
 from models.losses.base import Criterion, canvas_targets, gather_cells, smooth_labels, sparse_cross_entropy
 from utils.boxes import iou
 from utils.config.settings import Hyperparameters

@@ -118,7 +118,7 @@ def sparse_cross_entropy(logits: Tensor, cells: Tensor, targets: Tensor) -> Tens
     return _SparseCrossEntropy.apply(logits, cells, targets)
 
 
-class PairLoss(Criterion):
+class DualAssignmentLoss(Criterion):
     """The one-to-many branch's loss plus ``gain`` times the one-to-one branch's (YOLOv10, Wang et al. 2024).
 
     In the paper each branch's sum is divided by that branch's own target scores. Here both are divided by the

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from models.assigners.simota import SimOtaAssigner
-from models.heads.boxes import cell_centres, cxcywh_to_offsets, flatten_levels, offsets_to_cxcywh
+from models.box_coding import cell_centres, cxcywh_to_offsets, flatten_levels, offsets_to_cxcywh
 from models.losses.base import Criterion, canvas_targets, gather_cells, smooth_labels
 from utils.boxes import cxcywh_to_xyxy, iou, xyxy_to_cxcywh
 from utils.config.settings import Hyperparameters
@@ -26,7 +26,7 @@ _CLASS_GAIN = 2.0
 _L1_GAIN = 2 / 3
 
 
-class ObjectnessLoss(Criterion):
+class YOLOXLoss(Criterion):
     """1 - IoU^2 and class BCE on the cells of targets, objectness BCE on all (YOLOX, Ge et al. 2021).
 
     A positive cell's class should score its IoU, its objectness 1. In the last epochs (`set_refining`) the L1 distance

@@ -11,13 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.heads.base import BranchedHead
+from models.heads.base import DetectionHead
 from models.postprocess.nms import standing
 from utils.errors import UserError
 from utils.structures import Detections
 
-# By kind of head, as published for YOLOv5, YOLOv8 and YOLOX.
-VALIDATION_IOU = {"anchor": 0.6, "anchor_free": 0.7, "objectness": 0.65}
 DETECTION_IOU = 0.45  # fewer boxes an object than in validation, as in YOLOv5's and YOLOv8's detection
 MAX_CANDIDATES = 30_000  # an image, the best by score
 SCORED_CONFIDENCE, SCORED_DETECTIONS = 0.001, 300  # the least of one, the most an image: nearly all of the PR curve
@@ -81,12 +79,12 @@ def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> tuple
     return (found.where(rank < MAX_CANDIDATES), MAX_CANDIDATES) if is_crowded else (found, fullest)
 
 
-def suppression_iou(head: BranchedHead, given: float | None = None, default: float | None = None) -> float | None:
+def suppression_iou(head: DetectionHead, given: float | None = None, default: float | None = None) -> float | None:
     """At which IoU boxes suppress each other: ``given``; else None for an end-to-end head, whose detections are not to
-    be suppressed; else ``default`` or, without one, the value for validation."""
+    be suppressed; else ``default`` or, without one, the head's value for validation."""
     if given is not None or head.is_end_to_end:
         return given
-    return VALIDATION_IOU[head.kind] if default is None else default
+    return head.validation_iou if default is None else default
 
 
 def select_detections(

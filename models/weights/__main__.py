@@ -71,8 +71,8 @@ def _show(path: Path) -> None:
     log.info("%s", describe(detector, path))
     log.info("classes: %s", ", ".join(detector.names))
     log.info("image size: %d", stored.content["imgsz"])
-    if detector.anchors is not None:
-        for stride, level in zip(detector.strides, detector.anchors.tolist()):
+    if detector.head.anchors is not None:
+        for stride, level in zip(detector.strides, detector.head.anchors.tolist()):
             pairs = ", ".join(f"{w * stride:g} x {h * stride:g}" for w, h in level)
             log.info("anchors of stride %d, pixels: %s", stride, pairs)
 

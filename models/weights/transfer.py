@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from models.detector import Detector
-from models.heads.base import SECOND
+from models.heads.base import ONE_TO_ONE
 from models.weights.identify import class_count, names_for
 from models.weights.read import COUNTERS, StoredWeights, read_weights
 from utils.errors import UserError
@@ -134,7 +134,7 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights) -> Tra
 
 def _for_both_branches(own: Iterable[str], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The file's tensors, those of its one branch also under the names that the model's second branch has for them."""
-    single = {name: name.replace(f".{SECOND}", ".") for name in own if f".{SECOND}" in name}
+    single = {name: name.replace(f".{ONE_TO_ONE}", ".") for name in own if f".{ONE_TO_ONE}" in name}
     if any(name in tensors for name in single):
         return tensors
     return tensors | {second: tensors[first] for second, first in single.items() if first in tensors}

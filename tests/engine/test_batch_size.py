@@ -30,7 +30,6 @@ from engine.batch_size import (
 from engine.checkpoint.run import Run
 from models.build import freeze_layers
 from models.detector import build_detector
-from models.losses.build import build_criterion
 from tests.helpers.ranks import run_ranks
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_model
@@ -132,7 +131,7 @@ def run_of(**settings) -> Run:
 
 def model_and_loss(spec: dict = TINY_MODEL):
     model = build_detector(spec, 2, seed=1)
-    return model, build_criterion(model, Hyperparameters())
+    return model, model.head.build_loss(Hyperparameters())
 
 
 def state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -8,6 +8,9 @@ import pytest
 
 import train
 from engine.checks import idle_on_head, idle_settings
+from models.heads.anchor import AnchorHead
+from models.heads.anchor_free import AnchorFreeHead
+from models.heads.yolox import YOLOXHead
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.parser import with_overrides
@@ -86,12 +89,18 @@ def test_settings_that_do_something_say_nothing(ctx, settings):
 
 def test_what_a_head_does_not_read():
     config = TrainConfig(noautoanchor=True, override=["obj=2", "anchor_t=3", "box=5"])
-    assert len(idle_on_head("anchor_free", config)) == 3
-    assert idle_on_head("anchor", config) == []
-    assert idle_on_head("objectness", config) == [
-        "--set anchor_t does nothing: the model's loss has no such term",
+    levels = ((8, 8), (8, 16), 2)
+    anchors = AnchorHead(*levels, 3)
+    assert len(idle_on_head(AnchorFreeHead(*levels), config)) == 3
+    assert idle_on_head(anchors, config) == []
+    assert idle_on_head(YOLOXHead(*levels, 8), config) == [
+        "--set anchor_t does nothing: the model's loss does not use it",
         "--noautoanchor does nothing: the model has no anchors",
     ]
+    dual = TrainConfig(override=["one2one=2", "tal_beta=3"])
+    assert len(idle_on_head(anchors, dual)) == 2
+    anchors.add_one_to_one()
+    assert idle_on_head(anchors, dual) == []
 
 
 def test_the_log_has_the_lines(tmp_path, capsys):

@@ -14,7 +14,6 @@ from engine.optim.ema import ModelEma
 from engine.parallel.ddp import parallelise
 from engine.train_step import TrainStep
 from models.detector import build_detector
-from models.losses.build import build_criterion
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch
 from utils.config.settings import Hyperparameters
@@ -29,7 +28,7 @@ def make_step(
 ):
     model = build_detector(MODELS[kind], 2, seed=1)
     hyp = Hyperparameters()
-    criterion = build_criterion(model, hyp)
+    criterion = model.head.build_loss(hyp)
     if norm_eval:  # batch statistics are the one thing that the cut of a batch is allowed to change
         for module in model.modules():
             if isinstance(module, torch.nn.BatchNorm2d):

@@ -80,7 +80,7 @@ def test_forward_and_backward(nano: dict[str, Detector], name: str, channels_las
     if channels_last:
         detector, images = detector.to(memory_format=torch.channels_last), images.to(memory_format=torch.channels_last)
     raw = detector(images)
-    channels = 4 * 16 + 5 if detector.head.kind == "anchor_free" else 3 * (5 + 5)
+    channels = 4 * 16 + 5 if detector.head.anchors is None else 3 * (5 + 5)
     assert [tuple(x.shape) for x in raw] == [(2, channels, 64 // s, 96 // s) for s in (8, 16, 32)]
     if channels_last:
         assert all(x.is_contiguous(memory_format=torch.channels_last) for x in raw)
@@ -94,7 +94,7 @@ def test_forward_and_backward(nano: dict[str, Detector], name: str, channels_las
 
 
 @pytest.mark.parametrize("name", NANO)
-def test_an_empty_share_takes_part(nano: dict[str, Detector], name: str) -> None:
+def test_an_empty_batch_takes_part(nano: dict[str, Detector], name: str) -> None:
     detector = copy.deepcopy(nano[name]).train()
     before = {k: v.clone() for k, v in detector.named_buffers() if "running" in k}
     raw = detector(torch.zeros(0, 3, 64, 64))
@@ -372,10 +372,10 @@ def test_scale_comes_from_the_key_or_the_file_name(tmp_path: Path, caplog: pytes
 
 def test_anchors_as_a_number_and_inline(tiny) -> None:
     counted = tiny("[nc]", "[nc, 2]")
-    assert counted.anchors.shape == (2, 2, 2)
-    assert torch.equal(counted.anchors[0], counted.anchors[1])  # in strides
+    assert counted.head.anchors.shape == (2, 2, 2)
+    assert torch.equal(counted.head.anchors[0], counted.head.anchors[1])  # in strides
     inline = tiny("[nc]", "[nc, [[8, 4], [16, 32]]]")
-    assert inline.anchors.tolist() == [[[2.0, 1.0]], [[2.0, 4.0]]]
+    assert inline.head.anchors.tolist() == [[[2.0, 1.0]], [[2.0, 4.0]]]
 
 
 def test_args_may_be_lists(tiny) -> None:
@@ -443,7 +443,7 @@ MISTAKES = [
     (
         "[[2, 3], 1, Detect, [nc]]",
         "[[2, 3], 1, Detect, []]",
-        r"head layer 4 \(args\): Detect wants \[nc\] or \[nc, anchors\]",
+        r"head layer 4 \(args\): Detect wants nc first, got \[\]",
     ),
     ("[[2, 3], 1, Detect", "[[2, 3], 2, Detect", r"head layer 4 \(repeats\): Detect is not repeated, got 2"),
     ("C2f, [16, True]", "SPP, [16, [5, 0]]", r"backbone layer 2 \(args\): SPP: kernels wants"),

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from models.detector import Detector, build_detector, build_on_meta
 from models.layers.conv import Conv
 from models.layers.gelan import AConv, ADown, RepConv
-from models.losses.build import build_criterion
 from models.spec import load_spec
 from models.weights.layouts import from_mit_yolov9, ungrouped
 from models.weights.load import load_detector
@@ -66,7 +65,7 @@ def test_every_block_trains_and_fuses(tiny: Detector) -> None:
 def test_steps_of_training_lower_the_loss(tiny: Detector) -> None:
     images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     targets = torch.tensor([[0, 1, 0.4, 0.5, 0.3, 0.4], [1, 2, 0.5, 0.5, 0.5, 0.5]])
-    criterion, optimizer = build_criterion(tiny, Hyperparameters()), torch.optim.SGD(tiny.parameters(), lr=0.01)
+    criterion, optimizer = tiny.head.build_loss(Hyperparameters()), torch.optim.SGD(tiny.parameters(), lr=0.01)
     losses = []
     for _ in range(6):
         output = criterion(tiny(images), targets, 16)

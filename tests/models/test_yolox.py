@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from models.detector import Detector, build_detector
-from models.heads.yolox import ObjectnessHead
-from models.losses.build import build_criterion
+from models.heads.yolox import YOLOXHead
 from models.spec import load_spec
 from models.weights.layouts import LAYERS, STEM, without_focus
 from models.weights.load import load_detector
@@ -41,7 +40,7 @@ def test_every_parameter_has_a_gradient(nano: Detector) -> None:
 def test_steps_of_training_lower_the_loss(nano: Detector) -> None:
     detector = build_detector(nano.spec, 4, seed=1).train()
     optimizer = torch.optim.SGD(detector.parameters(), lr=0.02, momentum=0.9)
-    criterion = build_criterion(detector, Hyperparameters())
+    criterion = detector.head.build_loss(Hyperparameters())
     images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     targets = torch.tensor([[0, 1, 0.4, 0.5, 0.3, 0.4], [1, 3, 0.6, 0.3, 0.2, 0.2], [1, 0, 0.5, 0.5, 0.9, 0.9]])
     losses = []
@@ -95,29 +94,39 @@ def test_fused_model_gives_the_same(nano: Detector) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("[nc]", r"wants \[nc, width\] or \[nc, width, separable\], got \['nc'\]"),
-        ("[nc, wide]", r"wants \[nc, width\]"),
+        ("[]", r"wants nc first, got \[\]"),
+        ("[nc]", r"takes at least 1 here \(width, separable\), got 0"),
+        ("[nc, wide]", "width wants int, got 'wide'"),
+        ("[nc, 0]", "width must be positive, got 0"),
         ("[nc, 16, 3]", "separable wants bool, got 3"),
     ],
 )
 def test_mistakes_in_the_heads_row(tmp_path: Path, row: str, message: str) -> None:
     path = tmp_path / "mine.yaml"
-    rows = f"head:\n  - [-1, 1, Conv, [8, 3, 2]]\n  - [[0, 1], 1, ObjectnessDetect, {row}]\n"
+    rows = f"head:\n  - [-1, 1, Conv, [8, 3, 2]]\n  - [[0, 1], 1, YOLOXDetect, {row}]\n"
     path.write_text(f"backbone:\n  - [-1, 1, Conv, [8, 3, 2]]\n{rows}")
     with pytest.raises(UserError, match=rf"mine\.yaml: head layer 2 \(args\): .*{message}"):
         build_detector(path, 2)
+
+
+def test_the_name_of_the_head_in_older_checkpoints() -> None:
+    plain = build_detector("yoloxnano", 2).spec
+    *rows, (source, repeats, module, args) = plain["head"]
+    assert module == "YOLOXDetect"
+    old = build_detector(plain | {"head": [*rows, [source, repeats, "ObjectnessDetect", args]]}, 2)
+    assert isinstance(old.head, YOLOXHead)
 
 
 def test_the_pair_of_heads_that_needs_no_nms(tmp_path: Path) -> None:
     path = tmp_path / "pair.yaml"
     path.write_text(
         "end2end: true\nbackbone:\n  - [-1, 1, Conv, [8, 3, 2]]\nhead:\n  - [-1, 1, Conv, [8, 3, 2]]\n"
-        "  - [[0, 1], 1, ObjectnessDetect, [nc, 8]]\n"
+        "  - [[0, 1], 1, YOLOXDetect, [nc, 8]]\n"
     )
     detector = build_detector(path, 3)
     raw = detector(torch.rand(2, 3, 32, 32))
     assert [tuple(x.shape) for x in raw] == [(2, 8, 16, 16), (2, 8, 8, 8)] * 2
-    criterion = build_criterion(detector, Hyperparameters())
+    criterion = detector.head.build_loss(Hyperparameters())
     output = criterion(raw, torch.tensor([[0, 1, 0.4, 0.5, 0.3, 0.4], [0, 2, 0.6, 0.4, 0.4, 0.4]]), 16)
     output.total.backward()
     assert len(criterion.names) == len(output.parts) == 8
@@ -189,4 +198,4 @@ def test_any_number_of_classes_is_recognised(tmp_path: Path) -> None:
     torch.save({"model": state}, tmp_path / "mine.pth")
     detector, _ = load_detector(tmp_path / "mine.pth")
     assert (detector.spec["name"], detector.num_classes) == ("yoloxtiny", 3)
-    assert isinstance(detector.head, ObjectnessHead)
+    assert isinstance(detector.head, YOLOXHead)

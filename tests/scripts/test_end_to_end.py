@@ -16,9 +16,8 @@ from engine.optim.ema import ModelEma
 from engine.train_step import TrainStep
 from models.assigners.task_aligned import PairGroup, TaskAlignedAssigner
 from models.detector import build_detector
-from models.heads.base import SECOND
-from models.losses.build import build_criterion
-from models.postprocess.detections import VALIDATION_IOU, best_detections, select_detections, suppression_iou
+from models.heads.base import ONE_TO_ONE
+from models.postprocess.detections import best_detections, select_detections, suppression_iou
 from models.weights.load import load_detector
 from models.weights.transfer import transfer_weights
 from tests.helpers.ranks import run_ranks
@@ -36,13 +35,13 @@ MODELS = {
     "bins": TINY_MODEL | PAIR,
     "no bins": TINY_MODEL | PAIR | {"reg_max": 1},
     "anchors": TINY_ANCHOR_MODEL | PAIR,
-    "objectness": TINY_MODEL | PAIR | {"head": [[[2, 3, 4], 1, "ObjectnessDetect", ["nc", 16]]]},
+    "yolox": TINY_MODEL | PAIR | {"head": [[[2, 3, 4], 1, "YOLOXDetect", ["nc", 16]]]},
 }
 NAMES = {
     "bins": ("box", "cls", "dfl"),
     "no bins": ("box", "cls", "l1"),
     "anchors": ("box", "obj", "cls"),
-    "objectness": ("box", "obj", "cls", "l1"),
+    "yolox": ("box", "obj", "cls", "l1"),
 }
 CANVAS = 64
 
@@ -63,7 +62,7 @@ def test_one_line_gives_any_family_the_pair(family: str) -> None:
     pair = build_detector(single.spec | PAIR, 3, seed=1)
     first, both = single.state_dict(), pair.state_dict()
     assert all(torch.equal(value, both[key]) for key, value in first.items())
-    added = {key.replace(SECOND, ""): value for key, value in both.items() if SECOND in key}
+    added = {key.replace(ONE_TO_ONE, ""): value for key, value in both.items() if ONE_TO_ONE in key}
     head = f"model.{len(single.model) - 1}."
     common = ("dfl.conv.weight", ".anchors")  # what both branches go by
     assert added.keys() == {key for key in first if key.startswith(head) and not key.endswith(common)}
@@ -77,8 +76,8 @@ def test_backbone_and_neck_learn_from_the_one_to_many_branch_alone(kind: str) ->
     single = build_detector({k: v for k, v in MODELS[kind].items() if k != "end2end"}, 2, seed=1)
     batch = make_batch(4)
     images = batch.images.float() / 255
-    output = build_criterion(pair, HYP)(pair(images), batch.targets, 16)
-    many = build_criterion(single, HYP)(single(images), batch.targets, 16)
+    output = pair.head.build_loss(HYP)(pair(images), batch.targets, 16)
+    many = single.head.build_loss(HYP)(single(images), batch.targets, 16)
     assert torch.equal(output.normaliser, many.normaliser)
     assert torch.equal(output.parts[: len(many.parts)], many.parts)
     output.total.backward()
@@ -89,13 +88,13 @@ def test_backbone_and_neck_learn_from_the_one_to_many_branch_alone(kind: str) ->
             torch.testing.assert_close(p.grad, wanted[key], rtol=1e-5, atol=1e-6)
         elif p.requires_grad:
             assert p.grad is not None, key
-    learnt = [p.grad.abs().sum() > 0 for key, p in pair.named_parameters() if SECOND in key]
+    learnt = [p.grad.abs().sum() > 0 for key, p in pair.named_parameters() if ONE_TO_ONE in key]
     assert sum(learnt) > len(learnt) / 2  # a level without a target of its own leaves its box layers alone
     alone = build_detector(MODELS[kind], 2, seed=1)
     raw = alone(images)
     sum(level.square().sum() for level in raw[len(raw) // 2 :]).backward()
     assert {key for key, p in alone.named_parameters() if p.grad is not None} == {
-        key for key, p in alone.named_parameters() if SECOND in key
+        key for key, p in alone.named_parameters() if ONE_TO_ONE in key
     }
 
 
@@ -104,20 +103,20 @@ def test_a_fused_copy_has_the_branch_that_is_asked_for(kind: str) -> None:
     pair, images = build_detector(MODELS[kind], 2, seed=1).eval(), torch.rand(2, 3, CANVAS, CANVAS)
     with torch.no_grad():
         for key, p in pair.named_parameters():
-            if SECOND in key:
+            if ONE_TO_ONE in key:
                 p += 0.1
         raw = pair(images)
         one, many = pair.fuse(), pair.fuse(one_to_one=False)
         for model, maps in ((one, raw[3:]), (many, raw[:3])):
             for level, expected in zip(model(images), maps, strict=True):
                 torch.testing.assert_close(level, expected, rtol=1e-4, atol=1e-4)
-            for found, expected in zip(model.decode(model(images)), pair.head.decode_maps(maps)):
+            for found, expected in zip(model.decode(model(images)), pair.head.decode_branch(maps)):
                 torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-2)
         assert not torch.equal(raw[0], raw[3])
-        assert torch.equal(pair.decode(raw)[0], pair.head.decode_maps(raw[3:])[0])
+        assert torch.equal(pair.decode(raw)[0], pair.head.decode_branch(raw[3:])[0])
     assert sum(p.numel() for p in one.parameters()) == sum(p.numel() for p in many.parameters())
     assert (suppression_iou(pair.head), suppression_iou(one.head)) == (None, None)
-    assert suppression_iou(many.head) == VALIDATION_IOU[many.head.kind]
+    assert suppression_iou(many.head) == many.head.validation_iou
     assert (suppression_iou(many.head, default=0.45), suppression_iou(one.head, 0.5, 0.45)) == (0.45, 0.5)
 
 
@@ -132,7 +131,7 @@ def test_yolo26_trains_and_detects() -> None:
     """A training step on the real thing: its maps, its losses, and a lower loss on the same pictures afterwards."""
     model = build_detector("yolo26n", 2, seed=1)
     assert not any("dfl" in key for key in model.state_dict())
-    criterion, batch = build_criterion(model, HYP), make_batch(4)
+    criterion, batch = model.head.build_loss(HYP), make_batch(4)
     images = batch.images.float() / 255
     optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
     losses = []
@@ -270,7 +269,7 @@ def test_the_one_anchor_is_the_best_of_the_matches() -> None:
     raw = [level.requires_grad_() for level in raw_maps(model, 3)]
     targets = make_batch(3, targets_per_image=4).targets
     targets[1, 2:] = targets[0, 2:] * 1.01  # both want the same places
-    criterion = build_criterion(model, HYP).one
+    criterion = model.head.build_loss(HYP).one
     output = criterion(raw[3:], targets, 16)
     gradients = torch.autograd.grad(output.total, raw[3:])
     found = set()
@@ -290,7 +289,7 @@ def test_the_one_anchor_is_the_best_of_the_matches() -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_pairs_loss_is_the_sum_of_both_and_divides_into_shares(kind: str) -> None:
     model = build_detector(MODELS[kind], 2, seed=1)
-    criterion = build_criterion(model, HYP)
+    criterion = model.head.build_loss(HYP)
     targets = make_batch(4).targets[2:]  # the first picture has none
     raw = [level.requires_grad_() for level in raw_maps(model, 4)]
     output = criterion(raw, targets, 16)
@@ -318,7 +317,7 @@ def test_the_pairs_loss_is_the_sum_of_both_and_divides_into_shares(kind: str) ->
 
 def test_without_bins_the_loss_of_distances_is_their_mean_error_in_cells() -> None:
     model = build_detector(MODELS["no bins"], 2, seed=1)
-    criterion = build_criterion(model, HYP).one
+    criterion = model.head.build_loss(HYP).one
     raw = raw_maps(model, 1)[3:]
     targets = torch.tensor([[0, 1, 0.5, 0.5, 0.3, 0.4]])
     seen = []
@@ -352,7 +351,7 @@ def test_descending_the_loss_finds_each_object_once_without_nms(kind: str) -> No
         (1, 0, 0.2, 0.8, 0.2, 0.2),
     ]
     targets = torch.tensor(rows)
-    criterion, optimiser = build_criterion(model, HYP), torch.optim.Adam(raw, lr=0.1)
+    criterion, optimiser = model.head.build_loss(HYP), torch.optim.Adam(raw, lr=0.1)
     for _ in range(300):
         output = criterion(raw, targets, 16)
         optimiser.zero_grad()
@@ -365,7 +364,7 @@ def test_descending_the_loss_finds_each_object_once_without_nms(kind: str) -> No
         overlap = iou(found.boxes_xyxy[int(image), :2], cxcywh_to_xyxy(torch.tensor(place)) * CANVAS)
         assert found.classes[int(image), overlap.argmax()] == label
         assert overlap.max() > 0.8
-    _, scores = model.head.decode_maps([level.detach() for level in raw[:3]])
+    _, scores = model.head.decode_branch([level.detach() for level in raw[:3]])
     assert (scores > 0.5).sum() > 8, "the other branch does want NMS"
 
 
@@ -376,7 +375,7 @@ def _train(ctx, kind: str, virtual_ranks: int) -> torch.Tensor:
     model = build_detector(MODELS[kind], 2, seed=1)
     step = TrainStep(
         model=model,
-        criterion=build_criterion(model, HYP),
+        criterion=model.head.build_loss(HYP),
         optimizer=build_optimizer(model, "Muon", lr=0.01, momentum=0.9, weight_decay=5e-4),
         ema=ModelEma(model, decay=0.9, tau=1.0),
         ctx=ctx,
@@ -471,7 +470,7 @@ def test_a_pair_takes_the_weights_of_a_single_head_twice(tmp_path) -> None:
     assert not report.unused
     state, source = pair.state_dict(), single.state_dict()
     head = f"model.{len(single.model) - 1}."
-    for prefix in ("", SECOND):
+    for prefix in ("", ONE_TO_ONE):
         assert torch.equal(state[f"{head}{prefix}cv2.0.0.conv.weight"], source[f"{head}cv2.0.0.conv.weight"])
         rows = f"{head}{prefix}cv3.1.2.weight"
         assert torch.equal(state[rows][0], source[f"{head}cv3.1.2.weight"][1])
@@ -480,7 +479,7 @@ def test_a_pair_takes_the_weights_of_a_single_head_twice(tmp_path) -> None:
     back = build_detector(TINY_MODEL, 2, names=["light", "dark"], seed=3)
     report = transfer_weights(back, tmp_path / "pair.pt")
     assert not report.skipped
-    assert {name.split(".")[2] for name in report.unused} == {f"{SECOND}cv2", f"{SECOND}cv3"}
+    assert {name.split(".")[2] for name in report.unused} == {f"{ONE_TO_ONE}cv2", f"{ONE_TO_ONE}cv3"}
 
 
 @pytest.fixture(scope="module")
@@ -503,7 +502,7 @@ def test_train_val_and_detect_take_a_pair(trained, tmp_path) -> None:
     content = read_checkpoint(folder / "last.pt")
     assert content["model_spec"]["end2end"] is True
     detector, _ = load_detector(folder / "last.pt")
-    assert detector.head.is_pair
+    assert detector.head.is_dual
     scores = {}
     for name, more in {"one": (), "many": ("--nms",), "both": ("--iou-thres", "0.3")}.items():
         common = ["--weights", str(folder / "last.pt"), "--device", "cpu", "--project", str(tmp_path), "--name", name]

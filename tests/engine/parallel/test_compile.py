@@ -16,7 +16,6 @@ from engine.optim.schedule import StepPlan
 from engine.parallel import compile as compilation
 from engine.parallel.compile import UNCOMPILED, Compilation, check_compilation, plan_compilation
 from models.detector import build_detector
-from models.losses.build import build_criterion
 from tests.engine.test_train_step import make_step, weights_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.replayed_memory import replayed_memory
@@ -85,7 +84,7 @@ def test_one_graph_of_a_loss_for_all_numbers_of_images_and_boxes(monkeypatch):
     graphs, real = [], torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, backend=counting(graphs), **options))
     model = build_detector(TINY_MODEL | {"end2end": True}, 2, seed=0)
-    plain, compiled = (build_criterion(model, Hyperparameters()) for _ in range(2))
+    plain, compiled = (model.head.build_loss(Hyperparameters()) for _ in range(2))
     compiled.compile_terms()
     made = []
     # The first sizes all differ: torch takes equal ones for the same.

@@ -16,7 +16,7 @@ from models.assigners.task_aligned import (
     group_pairs,
     list_pairs,
 )
-from models.heads.boxes import cell_centres
+from models.box_coding import cell_centres
 from utils.boxes import cxcywh_to_xyxy, iou, scale_boxes, xyxy_to_cxcywh
 
 STRIDES = (8, 16, 32)

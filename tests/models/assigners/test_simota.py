@@ -8,7 +8,7 @@ import torch
 
 from models.assigners import candidates as assigners
 from models.assigners.simota import SimOtaAssigner
-from models.heads.boxes import cell_centres
+from models.box_coding import cell_centres
 from tests.models.assigners.test_assigners import CANVAS, STRIDES, inside_by_hand, scene
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models.heads.boxes import (
+from models.box_coding import (
     anchor_to_cxcywh,
     cell_centres,
     distances_to_xyxy,
@@ -19,10 +18,13 @@ from models.heads.boxes import (
     flatten_levels,
     split_rows,
 )
+from models.heads.anchor import AnchorHead
+from models.heads.anchor_free import AnchorFreeHead
+from models.heads.base import DetectionHead
+from models.heads.yolox import YOLOXHead
 from models.losses.anchor import level_weights
 from models.losses.anchor_free import distribution_focal_loss
 from models.losses.base import scaled_difference, smooth_labels, sparse_cross_entropy
-from models.losses.build import build_criterion
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import Hyperparameters
 
@@ -30,18 +32,21 @@ STRIDES = (8, 16, 32)
 CANVAS = 96
 REG_MAX = 16
 HYP = Hyperparameters()
-ANCHORS_PX = [[[10, 13], [16, 30]], [[30, 61], [62, 45]], [[80, 70], [90, 96]]]
-KINDS = ("anchor_free", "anchor", "objectness")
+ANCHORS_PX = [[10, 13, 16, 30], [30, 61, 62, 45], [80, 70, 90, 96]]
+KINDS = ("anchor_free", "anchor", "yolox")
 
 
-def tiny_model(kind: str, classes: int = 3) -> SimpleNamespace:
-    anchors = torch.tensor(ANCHORS_PX, dtype=torch.float32) / torch.tensor(STRIDES)[:, None, None]
-    head = SimpleNamespace(kind=kind, reg_max=REG_MAX, anchors=anchors, is_pair=False)
-    return SimpleNamespace(head=head, strides=STRIDES, num_classes=classes)
+def tiny_head(kind: str, classes: int = 3) -> DetectionHead:
+    levels = ((8, 8, 8), STRIDES, classes)
+    if kind == "anchor_free":
+        return AnchorFreeHead(*levels, REG_MAX)
+    head = AnchorHead(*levels, ANCHORS_PX) if kind == "anchor" else YOLOXHead(*levels, 8)
+    head.reset_parameters()
+    return head
 
 
 def channels(kind: str, classes: int = 3) -> int:
-    return {"anchor_free": 4 * REG_MAX + classes, "anchor": 2 * (5 + classes), "objectness": 5 + classes}[kind]
+    return {"anchor_free": 4 * REG_MAX + classes, "anchor": 2 * (5 + classes), "yolox": 5 + classes}[kind]
 
 
 def raw_maps(kind: str, batch: int, classes: int = 3, seed: int = 0, bias: float = -2.0) -> list[torch.Tensor]:
@@ -148,8 +153,8 @@ def bce(logit: float, target: float) -> float:
 
 def test_anchor_free_loss_equals_loops_over_the_assignment():
     eps = 0.1
-    model, raw, targets = tiny_model("anchor_free"), raw_maps("anchor_free", 4), some_targets()
-    criterion = build_criterion(model, HYP, label_smoothing=eps)
+    head, raw, targets = tiny_head("anchor_free"), raw_maps("anchor_free", 4), some_targets()
+    criterion = head.build_loss(HYP, label_smoothing=eps)
     seen = {}
     inner = criterion.assigner
 
@@ -193,12 +198,12 @@ def test_anchor_free_loss_equals_loops_over_the_assignment():
 
 def test_anchor_loss_equals_loops():
     eps, classes = 0.1, 3
-    model, raw, targets = tiny_model("anchor"), raw_maps("anchor", 4), some_targets()
+    head, raw, targets = tiny_head("anchor"), raw_maps("anchor", 4), some_targets()
     targets = torch.cat((targets, targets[-1:]))  # two equal boxes: the same cells and anchors twice
     targets[-1, 1] = (targets[-1, 1] + 1) % classes
-    output = build_criterion(model, HYP, label_smoothing=eps)(raw, targets, 16)
+    output = head.build_loss(HYP, label_smoothing=eps)(raw, targets, 16)
     box = obj = cls = positives = 0.0
-    for level, stride, anchors, weight in zip(raw, STRIDES, model.head.anchors.double(), (1.0, 1.0, 1.6)):
+    for level, stride, anchors, weight in zip(raw, STRIDES, head.anchors.double(), (1.0, 1.0, 1.6)):
         grid = CANVAS // stride
         maps = level.detach().double().view(4, 2, 5 + classes, grid, grid)
         objectness = np.zeros((4, 2, grid, grid))
@@ -237,7 +242,7 @@ def test_anchor_loss_equals_loops():
 def test_shares_add_up_to_the_batch(kind):
     """Cut anywhere, with a share without targets among them: sums, normalisers and gradients are the whole batch's."""
     raw, targets = raw_maps(kind, 5), some_targets((3, 0, 5, 1, 7))
-    criterion = build_criterion(tiny_model(kind), HYP, label_smoothing=0.05)
+    criterion = tiny_head(kind).build_loss(HYP, label_smoothing=0.05)
     whole = criterion(raw, targets, 16)
     whole_gradients = gradients(whole, raw)
     outputs, share_gradients = [], []
@@ -259,9 +264,9 @@ def test_shares_add_up_to_the_batch(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_targets_only_the_background_is_learnt(kind):
     raw = raw_maps(kind, 2)
-    output = build_criterion(tiny_model(kind), HYP)(raw, torch.zeros(0, 6), 16)
+    output = tiny_head(kind).build_loss(HYP)(raw, torch.zeros(0, 6), 16)
     assert output.normaliser.item() == 0
-    names = build_criterion(tiny_model(kind), HYP).names
+    names = tiny_head(kind).build_loss(HYP).names
     background = "cls" if kind == "anchor_free" else "obj"
     for name, part in zip(names, output.parts.tolist()):
         assert (part > 0) == (name == background)
@@ -271,7 +276,7 @@ def test_without_targets_only_the_background_is_learnt(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_share_of_no_images_gives_zeros_and_gradients(kind):
     raw = raw_maps(kind, 0)
-    output = build_criterion(tiny_model(kind), HYP)(raw, torch.zeros(0, 6), 16)
+    output = tiny_head(kind).build_loss(HYP)(raw, torch.zeros(0, 6), 16)
     assert output.total.item() == output.normaliser.item() == 0
     assert not output.parts.any()
     assert [g.shape for g in gradients(output, raw)] == [level.shape for level in raw]
@@ -280,7 +285,7 @@ def test_a_share_of_no_images_gives_zeros_and_gradients(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_padding_and_the_order_of_targets_do_not_matter(kind):
     raw, targets = raw_maps(kind, 4), some_targets()
-    criterion = build_criterion(tiny_model(kind), HYP)
+    criterion = tiny_head(kind).build_loss(HYP)
     reference = criterion(raw, targets, 5)
     order = torch.tensor([2, 0, 1, 7, 6, 5, 4, 3, 8])
     for other in (criterion(raw, targets, 64), criterion(raw, targets[order], 16)):
@@ -305,7 +310,7 @@ class NoSync(TorchDispatchMode):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_never_waits_for_the_device(kind):
     raw, targets = raw_maps(kind, 4), some_targets()
-    criterion = build_criterion(tiny_model(kind), HYP, label_smoothing=0.1)
+    criterion = tiny_head(kind).build_loss(HYP, label_smoothing=0.1)
     with NoSync():
         gradients(criterion(raw, targets, 16), raw)
 
@@ -329,8 +334,8 @@ class Traffic(TorchDispatchMode):
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_copied_from_the_host_in_the_loss(kind):
     """On a GPU such a copy, of a number too, is one that the host waits for. The GPU's tensors here are fake."""
-    on_host, model = some_targets().numpy(), tiny_model(kind)
-    criterion = build_criterion(model, HYP)
+    on_host, head = some_targets().numpy(), tiny_head(kind)
+    criterion = head.build_loss(HYP)
     with FakeTensorMode(allow_non_fake_inputs=True):
         criterion = criterion.to("cuda")
         raw = [torch.empty(level.shape, device="cuda") for level in raw_maps(kind, 4)]
@@ -344,12 +349,12 @@ def test_nothing_is_copied_from_the_host_in_the_loss(kind):
 
 
 def test_assignment_makes_nothing_of_targets_times_cells():
-    model, images, boxes = tiny_model("anchor_free"), 2, 96
+    head, images, boxes = tiny_head("anchor_free"), 2, 96
     raw = [torch.randn(images, channels("anchor_free"), 320 // s, 320 // s) for s in STRIDES]
     targets = torch.rand(images * boxes, 6) * 0.05 + 0.1
     targets[:, 0], targets[:, 1] = torch.arange(images * boxes) // boxes, 0
     with Traffic() as traffic:
-        build_criterion(model, HYP)(raw, targets, boxes, targets.numpy())
+        head.build_loss(HYP)(raw, targets, boxes, targets.numpy())
     cells = sum(level.shape[2] * level.shape[3] for level in raw)
     assert traffic.largest <= images * cells * raw[0].shape[1] < images * cells * boxes
 
@@ -358,16 +363,15 @@ def test_assignment_makes_nothing_of_targets_times_cells():
 def test_shapes_do_not_depend_on_values(kind):
     """On the meta device there are no values to depend on."""
     raw = [level.detach().to("meta").requires_grad_() for level in raw_maps(kind, 4)]
-    model = tiny_model(kind)
-    model.head.anchors = model.head.anchors.to("meta")
-    output = build_criterion(model, HYP)(raw, some_targets().to("meta"), 16, some_targets().numpy())
+    head = tiny_head(kind).to("meta")
+    output = head.build_loss(HYP)(raw, some_targets().to("meta"), 16, some_targets().numpy())
     assert [g.shape for g in gradients(output, raw)] == [level.shape for level in raw]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_low_precision_maps_and_autocast_give_the_float32_loss_of_the_same_values(kind):
     low = [level.detach().bfloat16() for level in raw_maps(kind, 4)]
-    criterion, targets = build_criterion(tiny_model(kind), HYP), some_targets()
+    criterion, targets = tiny_head(kind).build_loss(HYP), some_targets()
     expected = criterion([level.float() for level in low], targets, 16)
     with torch.autocast("cpu", torch.bfloat16):
         output = criterion(low, targets, 16)
@@ -379,28 +383,28 @@ def test_low_precision_maps_and_autocast_give_the_float32_loss_of_the_same_value
 def test_extreme_maps_stay_finite(kind):
     for value in (-100.0, 100.0):
         raw = [torch.full_like(level, value).requires_grad_() for level in raw_maps(kind, 2)]
-        output = build_criterion(tiny_model(kind), HYP)(raw, some_targets((3, 2)), 16)
+        output = tiny_head(kind).build_loss(HYP)(raw, some_targets((3, 2)), 16)
         assert output.total.isfinite()
         assert all(g.isfinite().all() for g in gradients(output, raw))
 
 
-def decoded(kind: str, raw: list[torch.Tensor], model) -> tuple[torch.Tensor, torch.Tensor]:
+def decoded(head: DetectionHead, raw: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Boxes (B, N, 4) and scores (B, N, C)."""
     boxes, scores = [], []
     for i, (level, stride) in enumerate(zip(raw, STRIDES)):
         grid = level.shape[-1]
         centres, strides = cell_centres(((grid, grid),), (stride,), torch.device("cpu"))
         flat = level.permute(0, 2, 3, 1).flatten(1, 2)
-        if kind == "anchor_free":
+        if isinstance(head, AnchorFreeHead):
             boxes.append(distances_to_xyxy(expected_distances(flat[..., :-3].unflatten(-1, (4, -1))), centres, strides))
             scores.append(flat[..., -3:].sigmoid())
             continue
-        if kind == "objectness":
+        if isinstance(head, YOLOXHead):
             centre, size = flat[..., :2] + (centres - 0.5), flat[..., 2:4].exp()
             boxes.append(torch.cat((centre - size / 2, centre + size / 2), -1) * stride)
             scores.append(flat[..., 4:5].sigmoid() * flat[..., 5:].sigmoid())
             continue
-        anchors = model.head.anchors[i]
+        anchors = head.anchors[i]
         flat = flat.unflatten(-1, (len(anchors), -1))
         relative = anchor_to_cxcywh(flat[..., :4], anchors.expand(*flat.shape[:3], 2))
         corner = torch.cat((centres - 0.5, torch.zeros_like(centres)), -1)[:, None]
@@ -412,16 +416,16 @@ def decoded(kind: str, raw: list[torch.Tensor], model) -> tuple[torch.Tensor, to
 @pytest.mark.parametrize("kind", KINDS)
 def test_descending_the_loss_finds_every_target(kind):
     """Free maps, trained directly: each target has a well-scored cell with its box, the background has none."""
-    model, targets = tiny_model(kind), some_targets((2, 3), seed=3)
+    head, targets = tiny_head(kind), some_targets((2, 3), seed=3)
     targets[0, 4:] = 0.06
     raw = [torch.zeros_like(level).requires_grad_() for level in raw_maps(kind, 2)]
-    criterion, optimiser = build_criterion(model, HYP), torch.optim.Adam(raw, lr=0.1)
+    criterion, optimiser = head.build_loss(HYP), torch.optim.Adam(raw, lr=0.1)
     for _ in range(250):
         output = criterion(raw, targets, 16)
         optimiser.zero_grad()
         (output.total / output.normaliser.clamp(min=1)).backward()
         optimiser.step()
-    boxes, scores = decoded(kind, [level.detach() for level in raw], model)
+    boxes, scores = decoded(head, [level.detach() for level in raw])
     for image, label, *place in targets.tolist():
         true = cxcywh_to_xyxy(torch.tensor(place)) * CANVAS
         overlap = iou(boxes[int(image)], true)
@@ -439,14 +443,13 @@ def test_the_loss_reads_maps_as_the_real_head_does(name):
     from models.detector import build_detector
 
     model = build_detector(name, 3)
-    kind = model.head.kind
     images = torch.rand(4, 3, CANVAS, CANVAS, generator=torch.Generator().manual_seed(0))
     raw = model(images)
-    output = build_criterion(model, HYP)(raw, some_targets(), 16)
+    output = model.head.build_loss(HYP)(raw, some_targets(), 16)
     output.total.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
     boxes, scores = model.decode([level.detach() for level in raw])
-    ours = decoded(kind, [level.detach() for level in raw], model)
+    ours = decoded(model.head, [level.detach() for level in raw])
 
     def canonical(boxes, scores):  # the two heads may order anchors differently
         table = torch.cat((boxes, scores), -1)[0].double()
@@ -458,15 +461,13 @@ def test_the_loss_reads_maps_as_the_real_head_does(name):
 def test_gains_come_from_the_hyper_parameters():
     raw, targets = raw_maps("anchor_free", 4), some_targets()
     doubled = dataclasses.replace(HYP, box=HYP.box * 2, cls=0.0)
-    base = build_criterion(tiny_model("anchor_free"), HYP)(raw, targets, 16).parts
-    other = build_criterion(tiny_model("anchor_free"), doubled)(raw, targets, 16).parts
+    base = tiny_head("anchor_free").build_loss(HYP)(raw, targets, 16).parts
+    other = tiny_head("anchor_free").build_loss(doubled)(raw, targets, 16).parts
     torch.testing.assert_close(other, base * torch.tensor([2.0, 0.0, 1.0]))
 
 
-def test_the_criterion_has_nothing_to_save_and_an_unknown_head_is_refused():
+def test_the_criterion_has_nothing_to_save():
     for kind in KINDS:
-        criterion = build_criterion(tiny_model(kind), HYP)
+        criterion = tiny_head(kind).build_loss(HYP)
         assert not criterion.state_dict()
         assert not list(criterion.parameters())
-    with pytest.raises(ValueError, match="segment"):
-        build_criterion(tiny_model("segment"), HYP)

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from models.assigners.simota import SimOtaAssigner
-from models.heads.boxes import cell_centres
-from models.losses.build import build_criterion
+from models.box_coding import cell_centres
 from tests.models.assigners.test_simota import iou_by_hand, sigmoid
-from tests.models.losses.test_losses import CANVAS, HYP, STRIDES, raw_maps, some_targets, tiny_model
+from tests.models.losses.test_losses import CANVAS, HYP, STRIDES, raw_maps, some_targets, tiny_head
 from utils.boxes import cxcywh_to_xyxy
 from utils.structures import pad_targets
 
@@ -39,8 +38,8 @@ def cells_by_hand(raw: list[torch.Tensor]) -> list[list[tuple[list[float], list[
 @pytest.mark.parametrize("refining", [False, True])
 @pytest.mark.parametrize("eps", [0.0, 0.1])
 def test_the_loss_equals_loops(eps: float, refining: bool) -> None:
-    raw, targets, classes = raw_maps("objectness", 4), some_targets((3, 0, 5, 1)), 3
-    criterion = build_criterion(tiny_model("objectness"), HYP, label_smoothing=eps)
+    raw, targets, classes = raw_maps("yolox", 4), some_targets((3, 0, 5, 1)), 3
+    criterion = tiny_head("yolox").build_loss(HYP, label_smoothing=eps)
     criterion.set_refining(refining)
     output = criterion(raw, targets, 16)
     images = cells_by_hand(raw)
@@ -76,7 +75,7 @@ def test_the_loss_equals_loops(eps: float, refining: bool) -> None:
 
 
 def test_gains_come_from_the_hyper_parameters() -> None:
-    raw, targets = raw_maps("objectness", 4), some_targets()
+    raw, targets = raw_maps("yolox", 4), some_targets()
     other = dataclasses.replace(HYP, box=HYP.box * 2, obj=HYP.obj * 3, cls=0.0)
-    base, scaled = (build_criterion(tiny_model("objectness"), hyp)(raw, targets, 16).parts for hyp in (HYP, other))
+    base, scaled = (tiny_head("yolox").build_loss(hyp)(raw, targets, 16).parts for hyp in (HYP, other))
     torch.testing.assert_close(scaled, base * torch.tensor([2.0, 3.0, 0.0, 1.0]))

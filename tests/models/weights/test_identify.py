@@ -71,7 +71,7 @@ def with_focus(detector: Detector) -> nn.Sequential:
     first = layers[0]
     first.conv = nn.Conv2d(12, first.conv.out_channels, 3, 1, 1, bias=False)
     layers[0] = Focus(first)
-    anchors = detector.anchors * torch.tensor(detector.strides).view(-1, 1, 1)
+    anchors = detector.head.anchors * torch.tensor(detector.strides).view(-1, 1, 1)
     layers[-1].register_buffer("anchor_grid", anchors.view(3, 1, -1, 1, 1, 2))
     return layers
 
