@@ -51,6 +51,7 @@ class Evaluator:
         progress: wraps the loader to show how far it is.
 
     Attributes:
+        ground_truth: as given.
         detections: on rank 0, what the last run found, by image; None elsewhere and before.
         preview: the last run's first batch on this rank and its detections (canvas pixels), to be drawn.
     """
@@ -68,7 +69,7 @@ class Evaluator:
         for_inference: Callable[[nn.Module], nn.Module] | None = None,
         progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter,
     ) -> None:
-        self._gt = ground_truth
+        self.ground_truth = ground_truth
         self._num_classes = num_classes
         self._postprocess = postprocess
         self._ctx = ctx
@@ -99,7 +100,7 @@ class Evaluator:
             return None
         arrays = {key: np.concatenate([share[key] for share in gathered]) for key in gathered[0]}
         self.detections = self._merge(arrays)
-        result = score_detections(self._gt, self.detections, self._num_classes)
+        result = score_detections(self.ground_truth, self.detections, self._num_classes)
         result.extras.update(self._timing(arrays) | self._losses(arrays))
         return result
 
@@ -172,15 +173,16 @@ class Evaluator:
 
     def _merge(self, arrays: dict[str, np.ndarray]) -> DetectionTable:
         """All ranks' detections in the order of the images, those of an image as they came."""
-        visits = np.bincount(arrays["seen"], minlength=self._gt.num_images)
-        if visits.size != self._gt.num_images or not (visits == 1).all():
-            raise RuntimeError(f"{self._gt.num_images} images were to be seen once each; visits: {visits.tolist()}")
+        images = self.ground_truth.num_images
+        visits = np.bincount(arrays["seen"], minlength=images)
+        if visits.size != images or not (visits == 1).all():
+            raise RuntimeError(f"{images} images were to be seen once each; visits: {visits.tolist()}")
         order = np.argsort(arrays["image_index"], kind="stable")
         return DetectionTable(*(arrays[k][order] for k in ("image_index", "boxes", "scores", "classes")))
 
     def _timing(self, arrays: dict[str, np.ndarray]) -> dict[str, float]:
         inference, nms, wait, total = arrays["seconds"].T
-        images = max(self._gt.num_images, 1)
+        images = max(self.ground_truth.num_images, 1)
         return {
             "ms/inference": float(inference.sum() / images * 1000),
             "ms/nms": float(nms.sum() / images * 1000),
