@@ -147,7 +147,6 @@ def evaluate_sets(options: argparse.Namespace) -> None:
                 *m.decode(raw), conf_thres=0.001, iou_thres=iou, max_det=300
             ),
             ctx=ctx,
-            device=ctx.device,
             criterion=build_criterion(model, Hyperparameters()),
         )
         result = evaluator.run(model, loader)

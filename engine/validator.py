@@ -71,7 +71,6 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         num_classes=len(names),
         postprocess=make_postprocess(config),
         ctx=ctx,
-        device=ctx.device,
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
     )
