@@ -11,6 +11,7 @@ from utils.config.settings import TrainConfig
 from utils.distributed.launch import is_launched
 from utils.distributed.spawn import spawn
 from utils.entrypoint import run_main
+from utils.machine.limits import explained, smaller
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -19,18 +20,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.spawn > 1 and not is_launched():
         spawn(run_main, config.spawn, (main, argv))
         return
-    # torch and all that needs it are imported once the flags are known to be good
-    from engine.build import build_run
-    from engine.checkpoint.run import open_run
-    from engine.checks import check_same_start
+    # What imports torch is imported once the flags are known to be valid.
     from engine.watchdog import Watchdog
     from utils.distributed.context import DistributedContext, report_errors_once
     from utils.distributed.stop_signals import StopSignals
-    from utils.machine.limits import explained, smaller
 
     with StopSignals() as signals, Watchdog(signals) as watchdog:
         ctx = DistributedContext.from_environment(config.device, config.local_rank, config.local_world_size)
         with ctx.closing(), report_errors_once(ctx):
+            from engine.build import build_run  # in here, so that only one process reports a failing import
+            from engine.checkpoint.run import open_run
+            from engine.checks import check_same_start
+
             watchdog.watch_peers(ctx)
             check_same_start(ctx, config)
             with open_run(ctx, config, given_flags(TrainConfig, argv)) as run:

@@ -146,7 +146,6 @@ def evaluate_sets(options: argparse.Namespace) -> None:
                 *m.decode(raw), conf_thres=0.001, iou_thres=iou, max_det=300
             ),
             ctx=ctx,
-            device=ctx.device,
             criterion=model.head.build_loss(Hyperparameters()),
         )
         result = evaluator.run(model, loader)

@@ -168,7 +168,6 @@ def build_evaluator(
         num_classes=model.num_classes,
         postprocess=detections_to_score,
         ctx=ctx,
-        device=ctx.device,
         amp_dtype=take_step.amp_dtype,
         for_inference=lambda model: model.fuse(one_to_one=None),
         criterion=take_step.criterion,

@@ -1,7 +1,7 @@
-"""What detections tell beyond their scores: how errors divide, AP by size, and whether confidences mean what they say.
+"""What val.py measures besides the metrics: kinds of errors, AP by object size, and calibration.
 
-The reliability curve and the expected calibration error (Guo et al. 2017) are as Küppers et al. 2020 have them for
-detections: correct is one that takes an object of its class at IoU 0.5; those in a crowd are not counted.
+The reliability diagram and the expected calibration error (Guo et al. 2017) are those of Küppers et al. 2020 for
+detections: true positives at IoU 0.5 are correct; detections in a crowd region are not counted.
 
 Legend: K bins of confidence, D detections.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.evaluation.average_precision import interpolated_precision, mean_known
 from engine.evaluation.matching import AREA_RANGES, IOU_THRESHOLDS
-from engine.evaluation.outcomes import Judgement, Verdicts, judge, sort_by_class
+from engine.evaluation.outcomes import Matches, Outcomes, match_detections, sort_by_class
 from engine.evaluation.tide import ErrorSplit, split_errors
 from utils.structures import DetectionTable, GroundTruth
 
@@ -22,56 +22,54 @@ BINS = 20
 
 
 class Reliability(NamedTuple):
-    """Confidence against precision, in bins of equal width."""
+    """Precision against confidence, in bins of equal width."""
 
     edges: np.ndarray  # float64 (K + 1,)
     counts: np.ndarray  # int64 (K,)
-    confidence: np.ndarray  # float64 (K,) mean of the bin's detections; nan where there is none
-    precision: np.ndarray  # float64 (K,) share of them that is right
+    confidence: np.ndarray  # float64 (K,) mean over the bin's detections; nan where there is none
+    precision: np.ndarray  # float64 (K,) of the bin's detections
 
     @property
     def error(self) -> float:
-        """Expected calibration error: mean distance of confidence and precision, by detections. nan without any."""
+        """Expected calibration error: mean distance between confidence and precision, weighted by detections; nan
+        without detections."""
         if not self.counts.any():
             return float("nan")
         return float(np.nansum(self.counts * np.abs(self.confidence - self.precision)) / self.counts.sum())
 
     @property
     def bias(self) -> float:
-        """Mean confidence less precision, above 0 for a detector too sure of itself. nan without detections."""
+        """Mean confidence minus precision, above 0 for an overconfident detector; nan without detections."""
         if not self.counts.any():
             return float("nan")
         return float(np.nansum(self.counts * (self.confidence - self.precision)) / self.counts.sum())
 
 
 class Calibration(NamedTuple):
-    """Of all detections that were scored, most of which say themselves that they are hardly anything; and of those
-    that a user sees."""
-
-    scored: Reliability
-    shown: Reliability
-    threshold: float  # the confidence from which on detections are shown
+    scored: Reliability  # of all detections, most of which have a low confidence
+    shown: Reliability  # of those that a user sees
+    threshold: float  # the least confidence of those
 
 
-def measure_calibration(verdicts: Verdicts, threshold: float, *, bins: int = BINS) -> Calibration:
-    """``threshold`` as a rule is the confidence with the best F1."""
-    right, wrong = verdicts.plain()
-    counted = right | wrong
-    scores, right = verdicts.scores[counted], right[counted]
+def measure_calibration(outcomes: Outcomes, threshold: float, *, bins: int = BINS) -> Calibration:
+    """``threshold`` is usually the confidence with the best F1."""
+    true_positive, false_positive = outcomes.at_first_iou()
+    counted = true_positive | false_positive
+    scores, tp = outcomes.scores[counted], true_positive[counted]
     shown = scores >= threshold
-    return Calibration(_reliability(scores, right, bins), _reliability(scores[shown], right[shown], bins), threshold)
+    return Calibration(_reliability(scores, tp, bins), _reliability(scores[shown], tp[shown], bins), threshold)
 
 
-def _reliability(scores: np.ndarray, right: np.ndarray, bins: int) -> Reliability:
+def _reliability(scores: np.ndarray, true_positive: np.ndarray, bins: int) -> Reliability:
     edges = np.linspace(0.0, 1.0, bins + 1)
-    place = np.clip(np.searchsorted(edges, scores, side="right") - 1, 0, bins - 1)
-    counts = np.bincount(place, minlength=bins)
+    index = np.clip(np.searchsorted(edges, scores, side="right") - 1, 0, bins - 1)
+    counts = np.bincount(index, minlength=bins)
     known = np.where(counts > 0, counts, np.nan)
     return Reliability(
         edges=edges,
         counts=counts,
-        confidence=np.bincount(place, scores, minlength=bins) / known,
-        precision=np.bincount(place, right, minlength=bins) / known,
+        confidence=np.bincount(index, scores, minlength=bins) / known,
+        precision=np.bincount(index, true_positive, minlength=bins) / known,
     )
 
 
@@ -79,21 +77,21 @@ SIZES = ("all", "small", "medium", "large")
 
 
 class SizeScores(NamedTuple):
-    """Of each class and size; nan where there is no object."""
+    """Scores of each class and size; nan where there is no object."""
 
     targets: np.ndarray  # int64 (C, A)
     ap: np.ndarray  # float64 (C, A) IoU 0.50:0.95
     ap50: np.ndarray  # float64 (C, A)
     ap75: np.ndarray  # float64 (C, A)
-    recall: np.ndarray  # float64 (C, A) COCO's AR: of all detections that count, mean over IoU 0.50:0.95
+    recall: np.ndarray  # float64 (C, A) COCO's AR: recall of all detections that count, mean over IoU 0.50:0.95
 
 
-def score_sizes(judgement: Judgement) -> SizeScores:
-    """COCO's scores at its four sizes. Means over the classes that have objects are those of pycocotools."""
-    verdicts, targets = sort_by_class(judgement), judgement.targets()
-    precision = interpolated_precision(verdicts, targets)
+def score_sizes(matches: Matches) -> SizeScores:
+    """COCO's scores for its four sizes. Means over the classes that have objects equal those of pycocotools."""
+    outcomes, targets = sort_by_class(matches), matches.targets()
+    precision = interpolated_precision(outcomes, targets)
     found = np.zeros((*targets.shape, IOU_THRESHOLDS.size), dtype=np.int64)
-    np.add.at(found, verdicts.classes[verdicts.contender], verdicts.right)
+    np.add.at(found, outcomes.classes[outcomes.overlapping], outcomes.true_positive)
     recall = np.full(targets.shape, np.nan)
     some = targets > 0
     recall[some] = (found[some] / targets[some][:, None]).mean(-1)
@@ -107,23 +105,23 @@ def score_sizes(judgement: Judgement) -> SizeScores:
 
 
 def size_limits() -> dict[str, tuple[float, float]]:
-    """Areas in pixels from and up to which an object has a size."""
+    """Least and largest object area of each size, square pixels."""
     return {name: (float(low), float(high)) for name, (low, high) in zip(SIZES, AREA_RANGES)}
 
 
 class Analysis(NamedTuple):
     errors: ErrorSplit
     calibration: Calibration
-    sizes: SizeScores | None  # only where asked for
+    sizes: SizeScores | None  # None unless requested
 
 
 def analyse(
     gt: GroundTruth, table: DetectionTable, num_classes: int, *, threshold: float, per_size: bool = False
 ) -> Analysis:
-    """``threshold`` is the confidence from which on detections are shown to a user."""
-    judgement = judge(gt, table, num_classes)
+    """``threshold``: the least confidence of detections that a user sees."""
+    matches = match_detections(gt, table, num_classes)
     return Analysis(
-        errors=split_errors(judgement),
-        calibration=measure_calibration(sort_by_class(judgement), threshold),
-        sizes=score_sizes(judgement) if per_size else None,
+        errors=split_errors(matches),
+        calibration=measure_calibration(sort_by_class(matches), threshold),
+        sizes=score_sizes(matches) if per_size else None,
     )

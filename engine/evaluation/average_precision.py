@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.evaluation.matching import Objects, Pairs, match_by_overlap, overlapping_pairs
-from engine.evaluation.outcomes import Verdicts, judge, sort_by_class
+from engine.evaluation.outcomes import Outcomes, match_detections, sort_by_class
 from utils.structures import DetectionTable, EvalResult, GroundTruth
 
 CONFIDENCE = 0.25
@@ -26,9 +26,9 @@ def confusion_matrix(
 ) -> np.ndarray:
     """Counts by predicted and true class, matched without regard to class, larger IoU first, then larger score.
 
-    The sum of a column is the number of objects of that class (crowd left out); the sum of a row is the number of
-    detections of that class at or above ``confidence``, less those that match no object and lie in a crowd region of
-    their class, which are neither right nor wrong.
+    The sum of a column is the number of objects of that class, without crowd regions; the sum of a row is the number of
+    detections of that class at or above ``confidence``, without those that match no object and lie in a crowd region of
+    their class.
 
     Returns:
         int64 (C + 1, C + 1): rows predicted, columns true, the last of each is background.
@@ -48,13 +48,13 @@ def confusion_matrix(
     in_crowd = np.zeros(rows.size, dtype=bool)
     in_crowd[pairs.detection[same_class]] = True
 
-    hit = match >= 0
+    matched = match >= 0
     true = gt.classes[plain]
     missed = np.ones(true.size, dtype=bool)
-    missed[match[hit]] = False
-    counted = hit | ~in_crowd
+    missed[match[matched]] = False
+    counted = matched | ~in_crowd
     row = np.r_[predicted[counted], np.full(missed.sum(), num_classes)]
-    column = np.r_[np.where(hit, np.r_[true, num_classes][match], num_classes)[counted], true[missed]]
+    column = np.r_[np.where(matched, np.r_[true, num_classes][match], num_classes)[counted], true[missed]]
     size = num_classes + 1
     return np.bincount(row * size + column, minlength=size * size).astype(np.int64).reshape(size, size)
 
@@ -62,8 +62,8 @@ def confusion_matrix(
 def _all_pairs(image: np.ndarray, boxes: np.ndarray, objects: Objects, iou: float) -> Pairs:
     chunks = list(overlapping_pairs(image, boxes, objects, iou))
     if not chunks:
-        nothing = np.zeros(0, dtype=np.int64)
-        return Pairs(nothing, nothing, np.zeros(0))
+        no_rows = np.zeros(0, dtype=np.int64)
+        return Pairs(no_rows, no_rows, np.zeros(0))
     return Pairs(*(np.concatenate(parts) for parts in zip(*chunks)))
 
 
@@ -75,17 +75,17 @@ _SPACING = np.spacing(1)  # COCO adds it to the count of detections
 def score_detections(gt: GroundTruth, table: DetectionTable, num_classes: int, *, max_det: int = 100) -> EvalResult:
     """Scores detections against labels.
 
-    AP is that of COCO's evaluation of boxes to the last place: 10 IoU thresholds, 101 recall points, the best
+    AP equals that of COCO's evaluation of boxes to the last digit: 10 IoU thresholds, 101 recall points, the best
     ``max_det`` detections of each class in each image, crowd as ignore regions, size ranges by ``area_px``. Equal
     scores rank by the order of ``gt.image_ids``, then of the table, as they would from a predictions file.
 
-    Precision, recall and F1 are at IoU 0.5, at the one confidence with the best mean F1. Above its best score a
-    class keeps the precision of that score. Classes without objects are nan and left out of the means.
+    Precision, recall and F1 are at IoU 0.5, at the confidence with the best mean F1. Above the best score of a class
+    its precision stays that of this score. Classes without objects are nan, and the means leave them out.
     """
-    judgement = judge(gt, table, num_classes, max_det=max_det)
-    verdicts, targets = sort_by_class(judgement), judgement.targets()
-    precision = interpolated_precision(verdicts, targets)
-    curve_precision, curve_recall = _confidence_curves(verdicts, targets[:, 0])
+    matches = match_detections(gt, table, num_classes, max_det=max_det)
+    outcomes, targets = sort_by_class(matches), matches.targets()
+    precision = interpolated_precision(outcomes, targets)
+    curve_precision, curve_recall = _confidence_curves(outcomes, targets[:, 0])
     return _summarise(
         precision,
         curve_precision,
@@ -96,73 +96,73 @@ def score_detections(gt: GroundTruth, table: DetectionTable, num_classes: int, *
     )
 
 
-def interpolated_precision(verdicts: Verdicts, targets: np.ndarray) -> np.ndarray:
+def interpolated_precision(outcomes: Outcomes, targets: np.ndarray) -> np.ndarray:
     """The largest precision at or beyond each recall point.
 
     Args:
-        verdicts: sorted detections.
-        targets: int64 (C, A) objects that count.
+        outcomes: of the detections.
+        targets: int64 (C, A) number of objects that count.
 
     Returns:
         float64 (C, A, T, R); 0 where the recall is never reached, nan where there is no object.
     """
     classes, areas = targets.shape
-    result = np.full((classes, areas, verdicts.right.shape[-1], RECALL_POINTS.size), np.nan)
+    result = np.full((classes, areas, outcomes.true_positive.shape[-1], RECALL_POINTS.size), np.nan)
     result[targets > 0] = 0.0
-    cuts = np.searchsorted(verdicts.contender, verdicts.class_offsets)
+    cuts = np.searchsorted(outcomes.overlapping, outcomes.class_offsets)
     for c in np.flatnonzero((targets[:, 0] > 0) & (np.diff(cuts) > 0)):
-        # Only contenders can be right, so the envelope and the recall need no other rows; those enter as counts.
-        rows = slice(verdicts.class_offsets[c], verdicts.class_offsets[c + 1])
+        # Only overlapping detections can be true positives, so the envelope and the recall need no other rows; the
+        # others enter as counts.
+        rows = slice(outcomes.class_offsets[c], outcomes.class_offsets[c + 1])
         within = slice(cuts[c], cuts[c + 1])
-        alone = np.cumsum(verdicts.wrong_if_alone[rows], axis=0)[verdicts.contender[within] - rows.start]
-        right = np.cumsum(verdicts.right[within], axis=0)
-        wrong = np.cumsum(verdicts.wrong[within], axis=0) + alone[:, :, None]
-        precision = right / (wrong + right + _SPACING)
+        unmatched = np.cumsum(outcomes.unmatched[rows], axis=0)[outcomes.overlapping[within] - rows.start]
+        tp = np.cumsum(outcomes.true_positive[within], axis=0)
+        fp = np.cumsum(outcomes.false_positive[within], axis=0) + unmatched[:, :, None]
+        precision = tp / (fp + tp + _SPACING)
         envelope = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
         for a in np.flatnonzero(targets[c]):
-            result[c, a] = _at_recall_points(right[:, a].T, envelope[:, a].T, int(targets[c, a]))
+            result[c, a] = _at_recall_points(tp[:, a].T, envelope[:, a].T, int(targets[c, a]))
     return result
 
 
-def _at_recall_points(right: np.ndarray, envelope: np.ndarray, targets: int) -> np.ndarray:
-    """``envelope`` (T, n) at the first place where the recall ``right / targets`` is enough: (T, R), 0 if nowhere."""
-    rows, length = right.shape
+def _at_recall_points(tp: np.ndarray, envelope: np.ndarray, targets: int) -> np.ndarray:
+    """``envelope`` (T, n) where the recall ``tp / targets`` first reaches each recall point: (T, R), 0 if nowhere."""
+    rows, length = tp.shape
     # The recall at a count is compared as COCO does, in floating point; the counts are then searched as integers,
     # all rows in one sorted array.
     wanted = np.searchsorted(np.arange(targets + 1) / targets, RECALL_POINTS)
     shift = np.arange(rows)[:, None] * (targets + 1)
-    place = np.searchsorted((right + shift).ravel(), (wanted + shift).ravel()).reshape(rows, -1)
-    place -= np.arange(rows)[:, None] * length
-    reached = wanted <= right[:, -1:]
-    values = np.take_along_axis(envelope, np.minimum(place, length - 1), axis=1)
+    first = np.searchsorted((tp + shift).ravel(), (wanted + shift).ravel()).reshape(rows, -1)
+    first -= np.arange(rows)[:, None] * length
+    reached = wanted <= tp[:, -1:]
+    values = np.take_along_axis(envelope, np.minimum(first, length - 1), axis=1)
     return np.where(reached, values, 0.0)
 
 
-def _confidence_curves(verdicts: Verdicts, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Precision and recall (C, S) at IoU 0.5 of the detections that score at least each confidence of the grid."""
+def _confidence_curves(outcomes: Outcomes, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Precision and recall (C, S) at IoU 0.5 of the detections that score at least each of `CONFIDENCES`."""
     classes, steps = targets.size, CONFIDENCES.size
-    right, wrong = verdicts.plain()
-    last = np.clip(np.searchsorted(CONFIDENCES, verdicts.scores, side="right") - 1, 0, steps - 1)
-    cell = verdicts.classes * steps + last
+    last = np.clip(np.searchsorted(CONFIDENCES, outcomes.scores, side="right") - 1, 0, steps - 1)
+    cell = outcomes.classes * steps + last
 
     def counts(rows: np.ndarray) -> np.ndarray:
         histogram = np.bincount(cell[rows], minlength=classes * steps).reshape(classes, steps)
         return histogram[:, ::-1].cumsum(1)[:, ::-1]
 
-    true, false = counts(right), counts(wrong)
-    found = true + false
-    precision = true / np.maximum(found, 1)
-    # Beyond the best score of a class nothing is left to judge: keep the last value that was measured.
+    tp, fp = (counts(rows) for rows in outcomes.at_first_iou())
+    found = tp + fp
+    precision = tp / np.maximum(found, 1)
+    # No detection is left above the best score of a class: keep the last measured value.
     last_measured = np.maximum((found > 0).sum(1) - 1, 0)
     precision = np.take_along_axis(precision, np.minimum(np.arange(steps), last_measured[:, None]), axis=1)
-    recall = true / np.maximum(targets, 1)[:, None]
+    recall = tp / np.maximum(targets, 1)[:, None]
     precision[targets == 0] = np.nan
     recall[targets == 0] = np.nan
     return precision, recall
 
 
 def mean_known(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
-    """Mean of what is not nan; nan, and no warning, where nothing is left."""
+    """Mean of the values that are not nan; nan, without a warning, where there is none."""
     valid = ~np.isnan(values)
     count = valid.sum(axis)
     total = np.where(valid, values, 0.0).sum(axis)

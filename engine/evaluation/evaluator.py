@@ -1,23 +1,22 @@
-"""Validation: every rank runs its share of the images, rank 0 scores them all.
+"""Validation: each rank runs the model on its shard of the images, rank 0 scores all detections.
 
-The result is the same to the last bit on any number of ranks, given batches that do not depend on that number: boxes
-are put in the order of the images before they are scored, and loss sums in the order of the batches before they are
-added.
+If the batches do not depend on the number of ranks, neither does any bit of the result: boxes are sorted by image
+before they are scored, and loss sums by batch before they are added.
 """
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from engine.evaluation.average_precision import score_detections
-from engine.evaluation.timer import StageClock
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.distributed.collectives import gather_arrays, unwrap
 from utils.distributed.context import DistributedContext
@@ -25,34 +24,82 @@ from utils.structures import Batch, Detections, DetectionTable, EvalResult, Grou
 
 IMAGES_IN_CACHE = 4  # on a CPU; yolov8n at 640 px, float32, one thread: 0.78 s for 16 images, 0.93 s at once
 
+T = TypeVar("T")
 Postprocess = Callable[[nn.Module, list[Tensor]], Detections]
 
 
 class _Pending(NamedTuple):
-    """Detections on their way to the host."""
+    """Detections that are being copied to the host."""
 
     detections: Detections
     ready: torch.cuda.Event | None
     batch: Batch
 
 
+class PhaseTimer:
+    """Seconds by phase of a loop over batches. On CUDA a phase is timed by events on the current stream, so that the
+    host does not wait; elsewhere by the wall clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._device = device
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        if self._device.type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            yield
+            end.record()
+            self._events.append((name, start, end))
+            return
+        started = time.perf_counter()
+        yield
+        if self._device.type == "mps":
+            torch.mps.synchronize()
+        self._seconds[name] += time.perf_counter() - started
+
+    def waits(self, iterable: Iterable[T]) -> Iterator[T]:
+        """Yields the items of ``iterable`` and times how long the host waits for each."""
+        iterator = iter(iterable)
+        while True:
+            started = time.perf_counter()
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            finally:
+                self._seconds["wait"] += time.perf_counter() - started
+            yield item
+
+    def seconds(self) -> dict[str, float]:
+        """Totals so far; waits for the device."""
+        if self._events:
+            torch.cuda.synchronize(self._device)
+        for name, start, end in self._events:
+            self._seconds[name] += start.elapsed_time(end) / 1000
+        self._events.clear()
+        return dict(self._seconds)
+
+
 class Evaluator:
     """Scores a model on a split.
 
     Args:
-        ground_truth: labels of all images that the loaders of all ranks yield together, each once.
+        ground_truth: labels of all images; the loaders of all ranks together yield each image once.
         num_classes: C.
-        postprocess: model and its raw maps (float32) to detections in canvas pixels.
-        ctx: this process's place; every rank must call `run`.
-        device: where the model is.
-        amp_dtype: autocast type of the forward pass, None for none.
+        postprocess: maps the model and its raw outputs (float32) to detections in canvas pixels.
+        ctx: of this process, with the model's device; every rank must call `run`.
+        amp_dtype: autocast type of the forward pass; None: no autocast.
         criterion: as in training, with ``names``; adds validation losses to the result.
-        for_inference: the bare model to a faster one of the same outputs, made anew for each run; None: as it is.
-        progress: wraps the loader to show how far it is.
+        for_inference: maps the bare model to a faster one with the same outputs, for each run; None: the model itself.
+        progress: wraps the loader to show the progress.
 
     Attributes:
-        detections: on rank 0, what the last run found, by image; None elsewhere and before.
-        preview: the last run's first batch on this rank and its detections (canvas pixels), to be drawn.
+        ground_truth: as given.
+        detections: of the last run, by image, on rank 0; None elsewhere and before.
+        preview: the last run's first batch on this rank and its detections in canvas pixels, for a picture.
     """
 
     def __init__(
@@ -62,17 +109,16 @@ class Evaluator:
         num_classes: int,
         postprocess: Postprocess,
         ctx: DistributedContext,
-        device: torch.device,
         amp_dtype: torch.dtype | None = None,
         criterion: nn.Module | None = None,
         for_inference: Callable[[nn.Module], nn.Module] | None = None,
         progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter,
     ) -> None:
-        self._gt = ground_truth
+        self.ground_truth = ground_truth
         self._num_classes = num_classes
         self._postprocess = postprocess
         self._ctx = ctx
-        self._device = torch.device(device)
+        self._device = ctx.device
         self._amp_dtype = amp_dtype
         self._criterion = criterion
         self._for_inference = for_inference or (lambda model: model)
@@ -83,31 +129,31 @@ class Evaluator:
     def run(
         self, model: nn.Module, loader: Iterable[Batch], *, should_stop: Callable[[], bool] = lambda: False
     ) -> EvalResult | None:
-        """Scores ``model`` on ``loader``; the result on rank 0, None elsewhere. Modes of training are left as found.
+        """Scores ``model`` on ``loader``: the result on rank 0, None elsewhere. Modules keep their training modes.
 
-        ``should_stop`` is asked before each batch. Once it says so on any rank, that rank leaves its other batches out,
-        and there is no result.
+        ``should_stop`` is called before each batch. A rank on which it is true skips its remaining batches, and then
+        there is no result.
 
-        ``result.extras`` holds ``ms/inference`` and ``ms/nms`` (an image, on one device), ``ms/total`` (an image, wall
-        clock over all ranks), ``data_wait`` (share of the time spent waiting for batches), and with a criterion
-        ``val/total`` and ``val/<part>``: sums over all images divided by the sum of the normalisers.
+        ``result.extras`` holds, per image, ``ms/inference`` and ``ms/nms`` (of one device) and ``ms/total`` (wall clock
+        of all ranks); ``data_wait``, the fraction of time spent waiting for batches; and with a criterion ``val/total``
+        and ``val/<part>``, sums over all images divided by the sum of the normalisers.
         """
         self.detections, self.preview = None, None
         with evaluating(self._for_inference(unwrap(model))) as bare, without_kernel_search():
-            gathered = gather_arrays(self._ctx, self._run_share(bare, loader, should_stop))
-        if gathered is None or not all(share["complete"].all() for share in gathered):
+            gathered = gather_arrays(self._ctx, self._run_shard(bare, loader, should_stop))
+        if gathered is None or not all(shard["complete"].all() for shard in gathered):
             return None
-        arrays = {key: np.concatenate([share[key] for share in gathered]) for key in gathered[0]}
+        arrays = {key: np.concatenate([shard[key] for shard in gathered]) for key in gathered[0]}
         self.detections = self._merge(arrays)
-        result = score_detections(self._gt, self.detections, self._num_classes)
+        result = score_detections(self.ground_truth, self.detections, self._num_classes)
         result.extras.update(self._timing(arrays) | self._losses(arrays))
         return result
 
     @torch.no_grad()
-    def _run_share(
+    def _run_shard(
         self, model: nn.Module, loader: Iterable[Batch], should_stop: Callable[[], bool]
     ) -> dict[str, np.ndarray]:
-        clock = StageClock(self._device)
+        timer = PhaseTimer(self._device)
         channels_last = is_channels_last(model)
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
         tables: list[DetectionTable] = []
@@ -117,7 +163,7 @@ class Evaluator:
         pending: _Pending | None = None
         complete = True
         started = time.perf_counter()
-        for batch in clock.waits(self._progress(loader)):
+        for batch in timer.waits(self._progress(loader)):
             if should_stop():
                 complete = False
                 break
@@ -126,23 +172,23 @@ class Evaluator:
             seen.append(batch.indices.numpy())
             images = to_float(batch.images, self._device, dtype, channels_last)
             with (
-                clock.stage("inference"),
+                timer.phase("inference"),
                 torch.autocast(self._device.type, self._amp_dtype, enabled=self._amp_dtype is not None),
             ):
                 raw = [level.float() for level in _in_parts(model, images)]
-            with clock.stage("nms"):
+            with timer.phase("nms"):
                 detections = self._postprocess(model, raw)
             if self._criterion is not None:
                 first_image.append(int(batch.indices[0]))
                 losses.append(self._loss_sums(raw, batch))
-            # The copy is read one batch later, when it has had time to arrive.
+            # The copy is read one batch later, when it has arrived.
             if pending is not None:
                 tables.append(_to_table(pending))
             pending = self._send(detections, batch)
             self.preview = self.preview or (batch, pending.detections)
         if pending is not None:
             tables.append(_to_table(pending))
-        seconds = clock.seconds() | {"total": time.perf_counter() - started}
+        seconds = timer.seconds() | {"total": time.perf_counter() - started}
         parts = 2 + len(getattr(self._criterion, "names", ()))
         return {
             "image_index": _join([t.image_index for t in tables], np.int64),
@@ -171,16 +217,17 @@ class Evaluator:
         return _Pending(host, ready, batch)
 
     def _merge(self, arrays: dict[str, np.ndarray]) -> DetectionTable:
-        """All ranks' detections in the order of the images, those of an image as they came."""
-        visits = np.bincount(arrays["seen"], minlength=self._gt.num_images)
-        if visits.size != self._gt.num_images or not (visits == 1).all():
-            raise RuntimeError(f"{self._gt.num_images} images were to be seen once each; visits: {visits.tolist()}")
+        """All ranks' detections, stably sorted by image."""
+        images = self.ground_truth.num_images
+        visits = np.bincount(arrays["seen"], minlength=images)
+        if visits.size != images or not (visits == 1).all():
+            raise RuntimeError(f"{images} images were to be seen once each; visits: {visits.tolist()}")
         order = np.argsort(arrays["image_index"], kind="stable")
         return DetectionTable(*(arrays[k][order] for k in ("image_index", "boxes", "scores", "classes")))
 
     def _timing(self, arrays: dict[str, np.ndarray]) -> dict[str, float]:
         inference, nms, wait, total = arrays["seconds"].T
-        images = max(self._gt.num_images, 1)
+        images = max(self.ground_truth.num_images, 1)
         return {
             "ms/inference": float(inference.sum() / images * 1000),
             "ms/nms": float(nms.sum() / images * 1000),
@@ -198,8 +245,8 @@ class Evaluator:
 
 
 @contextmanager
-def evaluating(model: nn.Module):
-    """The model in eval mode; afterwards each module is in the mode it was in (frozen norms stay frozen)."""
+def evaluating(model: nn.Module) -> Iterator[nn.Module]:
+    """Puts the model in eval mode; afterwards each module is in its former mode (frozen norms stay frozen)."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -211,18 +258,18 @@ def evaluating(model: nn.Module):
 
 @contextmanager
 def without_kernel_search() -> Iterator[None]:
-    """Keeps cuDNN from timing its kernels for each new size, which takes longer than a batch of that size: rectangular
-    batches have many. Sizes that training has met keep the kernels that were found for them."""
-    searched = torch.backends.cudnn.benchmark
+    """Keeps cuDNN from benchmarking kernels for each new input size, which takes longer than a batch of that size:
+    rectangular batches have many sizes. Kernels that training has chosen stay chosen."""
+    before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
     try:
         yield
     finally:
-        torch.backends.cudnn.benchmark = searched
+        torch.backends.cudnn.benchmark = before
 
 
 def is_channels_last(model: nn.Module) -> bool:
-    """True when the convolution kernels lie in NHWC memory (1 x 1 kernels could be either and do not count)."""
+    """True if the convolution kernels are in NHWC memory format (1 x 1 kernels are in both and do not count)."""
     return any(
         p.dim() == 4 and not p.is_contiguous() and p.is_contiguous(memory_format=torch.channels_last)
         for p in model.parameters()
@@ -230,20 +277,20 @@ def is_channels_last(model: nn.Module) -> bool:
 
 
 def to_float(images: Tensor, device: torch.device, dtype: torch.dtype, channels_last: bool) -> Tensor:
-    """uint8 (B, 3, H, W) to [0, 1] on ``device``; the copy to the device is of bytes."""
+    """uint8 (B, 3, H, W) to [0, 1] on ``device``; bytes are copied to the device."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     return images.to(device, non_blocking=True).to(dtype, memory_format=layout).div_(255)
 
 
 def _in_parts(model: nn.Module, images: Tensor) -> list[Tensor]:
-    """``model(images)``, on a CPU a few images at a time: what a layer writes is then still in the cache when the next
-    one reads it."""
+    """``model(images)``; on a CPU a few images at a time, so that a layer's output is still in the cache when the next
+    layer reads it."""
     parts = [model(part) for part in images.split(IMAGES_IN_CACHE if images.device.type == "cpu" else len(images))]
     return parts[0] if len(parts) == 1 else [torch.cat(levels) for levels in zip(*parts)]
 
 
 def _to_table(pending: _Pending) -> DetectionTable:
-    """Detections of one batch in original pixels, clipped to the image."""
+    """Detections of a batch in original pixels, clipped to the image."""
     if pending.ready is not None:
         pending.ready.synchronize()
     boxes, scores, classes, counts = (t.numpy() for t in pending.detections)

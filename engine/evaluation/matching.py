@@ -1,8 +1,8 @@
-"""Which detection is which object: overlapping pairs as flat arrays, and COCO's greedy assignment over them.
+"""Matching of detections to objects: overlapping pairs as flat arrays, and COCO's greedy assignment over them.
 
-Everything here is ragged and flat. A detection takes part in the assignment only if it overlaps some object of its
-group by at least the lowest IoU threshold; on real detections that is a small share, and the rest is never padded,
-stored or looped over. Groups are (image, class) pairs, or images for class-agnostic matching.
+Only detections that overlap an object of their group by at least the lowest IoU threshold take part in the assignment.
+They are a small part of real detections; the others are never padded, stored or looped over. Groups are (image, class)
+pairs, or images in class-agnostic matching.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Objects(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """COCO's verdict on the detections that overlap something. A = area ranges, T = IoU thresholds."""
+    """COCO's matches of the detections that overlap an object. A = area ranges, T = IoU thresholds."""
 
-    contender: np.ndarray  # int64 (N,) rows of the detections, ascending
+    overlapping: np.ndarray  # int64 (N,) rows of these detections, ascending
     matched: np.ndarray  # bool (N, A, T)
-    ignored: np.ndarray  # bool (N, A, T) neither right nor wrong: matched to an ignored object (crowd, out of range)
-    taken: np.ndarray  # int64 (N,) the object in the first area range at the first threshold, -1: none
+    ignored: np.ndarray  # bool (N, A, T) matched to an ignored object (crowd, out of range): neither true nor false
+    target: np.ndarray  # int64 (N,) matched object in the first area range at the first threshold; -1: none
 
 
 def position_in_run(keys: np.ndarray) -> np.ndarray:
@@ -76,7 +76,7 @@ def overlapping_pairs(
     """
     first = np.searchsorted(objects.group, group, side="left")
     count = np.searchsorted(objects.group, group, side="right") - first
-    rows = np.flatnonzero(count)  # detections with anything to meet
+    rows = np.flatnonzero(count)  # detections whose group has objects
     if rows.size == 0:
         return
     first, count = first[rows], count[rows]
@@ -97,9 +97,9 @@ def overlapping_pairs(
 
 def _assign_chunk(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_ignored: np.ndarray) -> Assignment:
     """`assign_coco` for pairs of complete groups. ``target_ignored`` is bool (M, A)."""
-    contender, slot = np.unique(pairs.detection, return_inverse=True)
-    rank = position_in_run(group[contender])  # order of scores among the contenders of a group
-    # Within a detection: ascending overlap, equal ones in the order of the objects; COCO takes the last of the best.
+    overlapping, slot = np.unique(pairs.detection, return_inverse=True)
+    rank = position_in_run(group[overlapping])  # by score, among the overlapping detections of a group
+    # Within a detection: ascending overlap, equal ones in the order of the objects; COCO matches the last of the best.
     order = np.lexsort((pairs.target, pairs.overlap, slot, rank[slot]))
     slot, target, overlap = slot[order], pairs.target[order], pairs.overlap[order]
     step_ends = np.cumsum(np.bincount(rank[slot]))
@@ -107,35 +107,37 @@ def _assign_chunk(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_ign
     areas, thresholds = target_ignored.shape[1], IOU_THRESHOLDS.size
     local_targets, target = np.unique(target, return_inverse=True)
     crowd, target_ignored = crowd[local_targets], target_ignored[local_targets]
-    taken = np.zeros((local_targets.size, areas, thresholds), dtype=bool)
-    matched = np.zeros((contender.size, areas, thresholds), dtype=bool)
+    is_taken = np.zeros((local_targets.size, areas, thresholds), dtype=bool)
+    matched = np.zeros((overlapping.size, areas, thresholds), dtype=bool)
     ignored = np.zeros_like(matched)
-    object_taken = np.full(contender.size, -1, dtype=np.int64)
+    matched_target = np.full(overlapping.size, -1, dtype=np.int64)
     for low, high in zip(np.r_[0, step_ends[:-1]], step_ends):
         # One detection a group: no object appears twice in a step, so plain indexed assignment is safe.
-        goal, owner = target[low:high], slot[low:high]
-        free = ~taken[goal] | crowd[goal, None, None]
+        candidate, detection = target[low:high], slot[low:high]
+        free = ~is_taken[candidate] | crowd[candidate, None, None]
         free &= (overlap[low:high, None] >= IOU_THRESHOLDS)[:, None, :]
         # Any object that counts is preferred to any ignored one; then the larger overlap. Keys are unique.
-        preference = np.arange(1, high - low + 1)[:, None] + (high - low) * ~target_ignored[goal]
+        preference = np.arange(1, high - low + 1)[:, None] + (high - low) * ~target_ignored[candidate]
         key = np.where(free, preference[:, :, None], 0)
-        starts = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]])
+        starts = np.flatnonzero(np.r_[True, detection[1:] != detection[:-1]])
         best = np.maximum.reduceat(key, starts, axis=0)
-        winner = free & (key == np.repeat(best, np.diff(np.r_[starts, high - low]), axis=0))
-        taken[goal] |= winner
-        plain = np.flatnonzero(winner[:, 0, 0])
-        object_taken[owner[plain]] = local_targets[goal[plain]]
-        matched[owner[starts]] = best > 0
-        ignored[owner[starts]] = np.logical_or.reduceat(winner & target_ignored[goal][:, :, None], starts, axis=0)
-    return Assignment(contender, matched, ignored, object_taken)
+        chosen = free & (key == np.repeat(best, np.diff(np.r_[starts, high - low]), axis=0))
+        is_taken[candidate] |= chosen
+        at_first = np.flatnonzero(chosen[:, 0, 0])
+        matched_target[detection[at_first]] = local_targets[candidate[at_first]]
+        matched[detection[starts]] = best > 0
+        ignored[detection[starts]] = np.logical_or.reduceat(
+            chosen & target_ignored[candidate][:, :, None], starts, axis=0
+        )
+    return Assignment(overlapping, matched, ignored, matched_target)
 
 
 def assign_coco(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, target_ignored: np.ndarray) -> Assignment:
     """The greedy assignment of COCO's evaluation, for all groups, area ranges and IoU thresholds at once.
 
-    Detections choose in the order of their scores. Each takes the free object with the largest overlap at or above
-    the threshold; objects that are ignored (crowd, or outside the area range) are considered only if no other is
-    left; crowd may be taken any number of times.
+    Detections are matched in the order of their scores, each to the free object with the largest overlap at or above
+    the threshold. Ignored objects (crowd, or outside the area range) are matched only if no other is left; a crowd
+    region may be matched any number of times.
 
     Args:
         group: int64 (D,) ascending, scores descending within a group.
@@ -148,17 +150,17 @@ def assign_coco(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, tar
         for pairs in overlapping_pairs(group, boxes_xyxy, objects, float(IOU_THRESHOLDS[0]))
     ]
     if not chunks:
-        nobody = np.zeros(0, dtype=np.int64)
-        nothing = np.zeros((0, target_ignored.shape[1], IOU_THRESHOLDS.size), dtype=bool)
-        return Assignment(nobody, nothing, nothing, nobody)
+        no_rows = np.zeros(0, dtype=np.int64)
+        no_match = np.zeros((0, target_ignored.shape[1], IOU_THRESHOLDS.size), dtype=bool)
+        return Assignment(no_rows, no_match, no_match, no_rows)
     return Assignment(*(np.concatenate(parts) for parts in zip(*chunks)))
 
 
 def match_by_overlap(pairs: Pairs, preference: np.ndarray, detections: int, targets: int) -> np.ndarray:
-    """One-to-one matching that always takes the pair with the largest overlap left; equal ones by ``preference``.
+    """Greedy one-to-one matching by falling overlap; pairs of equal overlap by ``preference``.
 
-    A pair that is the best left of both its ends is what the one-by-one greedy would reach sooner or later, so all
-    such pairs are taken at once until none is left.
+    A greedy loop over single pairs would also match each pair that is the best remaining one of both its detection and
+    its object, so all such pairs are matched at once, until none remains.
 
     Args:
         pairs: candidates.
@@ -174,14 +176,14 @@ def match_by_overlap(pairs: Pairs, preference: np.ndarray, detections: int, targ
     result = np.full(detections, -1, dtype=np.int64)
     target_free = np.ones(targets, dtype=bool)
     while detection.size:
-        place = np.arange(detection.size)
+        rank = np.arange(detection.size)
         best_of_detection = np.full(detections, detection.size)
         best_of_target = np.full(targets, detection.size)
-        np.minimum.at(best_of_detection, detection, place)
-        np.minimum.at(best_of_target, target, place)
-        mutual = (best_of_detection[detection] == place) & (best_of_target[target] == place)
+        np.minimum.at(best_of_detection, detection, rank)
+        np.minimum.at(best_of_target, target, rank)
+        mutual = (best_of_detection[detection] == rank) & (best_of_target[target] == rank)
         result[detection[mutual]] = target[mutual]
         target_free[target[mutual]] = False
-        left = (result[detection] < 0) & target_free[target]
-        detection, target = detection[left], target[left]
+        remaining = (result[detection] < 0) & target_free[target]
+        detection, target = detection[remaining], target[remaining]
     return result

@@ -1,4 +1,4 @@
-"""What becomes of each detection: right, wrong or ignored, by COCO's rules. Every score starts from here.
+"""The outcome of each detection by COCO's rules: true positive, false positive or ignored. All scores start from here.
 
 Legend: D detections, M objects, C classes, A area ranges, T IoU thresholds.
 """
@@ -22,12 +22,12 @@ class Ranked(NamedTuple):
     classes: np.ndarray  # int64 (D,)
 
 
-class Judgement(NamedTuple):
-    """Detections and objects by (image, class), images in the order of their ids, and who took which."""
+class Matches(NamedTuple):
+    """Detections and objects by (image, class), images in the order of their ids, and the assignment between them."""
 
     ranked: Ranked
     objects: Objects
-    ignored: np.ndarray  # bool (M, A) objects that don't count: crowd, or out of the range
+    ignored: np.ndarray  # bool (M, A) objects that do not count: crowd, or out of the area range
     assignment: Assignment
     num_classes: int
 
@@ -37,36 +37,40 @@ class Judgement(NamedTuple):
         return self.objects.group % self.num_classes
 
     def targets(self) -> np.ndarray:
-        """Objects that count, by class and area range: int64 (C, A)."""
+        """Number of objects that count, by class and area range: int64 (C, A)."""
         counts = np.zeros((self.num_classes, self.ignored.shape[1]), dtype=np.int64)
         np.add.at(counts, self.object_classes, ~self.ignored)
         return counts
 
 
-class Verdicts(NamedTuple):
-    """Every detection, by class and then by falling score, with what became of it."""
+class Outcomes(NamedTuple):
+    """All detections, sorted by class and then by falling score, with their outcomes.
+
+    N of them overlap an object of their class in their image. The others cannot be true positives, and are the same at
+    all IoU thresholds.
+    """
 
     class_offsets: np.ndarray  # int64 (C + 1,)
     scores: np.ndarray  # float64 (D,)
     classes: np.ndarray  # int64 (D,)
-    wrong_if_alone: np.ndarray  # bool (D, A): overlaps nothing, and its size is in the range
-    contender: np.ndarray  # int64 (N,) rows that overlap something, ascending
-    right: np.ndarray  # bool (N, A, T)
-    wrong: np.ndarray  # bool (N, A, T)
+    unmatched: np.ndarray  # bool (D, A): false positives that overlap nothing, with an area in the range
+    overlapping: np.ndarray  # int64 (N,) rows of the detections that overlap an object, ascending
+    true_positive: np.ndarray  # bool (N, A, T)
+    false_positive: np.ndarray  # bool (N, A, T)
 
-    def plain(self) -> tuple[np.ndarray, np.ndarray]:
-        """Which detections are right and which wrong, of all sizes, at the lowest IoU threshold: bool (D,) twice.
+    def at_first_iou(self) -> tuple[np.ndarray, np.ndarray]:
+        """True positives and false positives, of all areas, at the lowest IoU threshold (0.5): bool (D,) each.
 
-        Those that are neither lie in a crowd.
+        Detections that are neither lie in a crowd region.
         """
-        right = np.zeros(self.scores.size, dtype=bool)
-        wrong = self.wrong_if_alone[:, 0].copy()
-        right[self.contender] = self.right[:, 0, 0]
-        wrong[self.contender] = self.wrong[:, 0, 0]
-        return right, wrong
+        true_positive = np.zeros(self.scores.size, dtype=bool)
+        false_positive = self.unmatched[:, 0].copy()
+        true_positive[self.overlapping] = self.true_positive[:, 0, 0]
+        false_positive[self.overlapping] = self.false_positive[:, 0, 0]
+        return true_positive, false_positive
 
 
-def judge(gt: GroundTruth, table: DetectionTable, num_classes: int, *, max_det: int = 100) -> Judgement:
+def match_detections(gt: GroundTruth, table: DetectionTable, num_classes: int, *, max_det: int = 100) -> Matches:
     """Assigns the best ``max_det`` detections of each class in each image to the objects, as COCO's evaluation does."""
     _check_classes(gt.classes, num_classes, "labels")
     _check_classes(table.classes, num_classes, "detections")
@@ -78,30 +82,45 @@ def judge(gt: GroundTruth, table: DetectionTable, num_classes: int, *, max_det: 
     objects = Objects(gt_group[order], gt.boxes_xywh_px[order], gt.crowd[order])
     ignored = objects.crowd[:, None] | _out_of_range(gt.area_px[order])
     assignment = assign_coco(ranked.group, ranked.boxes_xyxy, objects, ignored)
-    return Judgement(ranked, objects, ignored, assignment, num_classes)
+    return Matches(ranked, objects, ignored, assignment, num_classes)
 
 
-def sort_by_class(judgement: Judgement) -> Verdicts:
-    """The verdicts on all detections of a class together, best first; equal scores in the order of the images."""
-    ranked, assignment = judgement.ranked, judgement.assignment
+def sort_by_class(matches: Matches) -> Outcomes:
+    """The outcomes of all detections of a class together, best first; equal scores in the order of the images."""
+    ranked, assignment = matches.ranked, matches.assignment
     order = np.lexsort((-ranked.scores, ranked.classes))
-    is_contender = np.zeros(order.size, dtype=bool)
-    is_contender[assignment.contender] = True
-    where = np.empty(order.size, dtype=np.int64)
-    where[assignment.contender] = np.arange(assignment.contender.size)
-    contender = np.flatnonzero(is_contender[order])
-    verdict = where[order[contender]]
+    overlaps = np.zeros(order.size, dtype=bool)
+    overlaps[assignment.overlapping] = True
+    assigned_row = np.empty(order.size, dtype=np.int64)
+    assigned_row[assignment.overlapping] = np.arange(assignment.overlapping.size)
+    overlapping = np.flatnonzero(overlaps[order])
+    rows = assigned_row[order[overlapping]]
     x1, y1, x2, y2 = ranked.boxes_xyxy[order].T
     out_of_range = _out_of_range((x2 - x1) * (y2 - y1))
-    matched, ignored = assignment.matched[verdict], assignment.ignored[verdict]
-    return Verdicts(
-        class_offsets=np.searchsorted(ranked.classes[order], np.arange(judgement.num_classes + 1)),
+    matched, ignored = assignment.matched[rows], assignment.ignored[rows]
+    return Outcomes(
+        class_offsets=np.searchsorted(ranked.classes[order], np.arange(matches.num_classes + 1)),
         scores=ranked.scores[order],
         classes=ranked.classes[order],
-        wrong_if_alone=~out_of_range & ~is_contender[order, None],
-        contender=contender,
-        right=matched & ~ignored,
-        wrong=~matched & ~out_of_range[contender, :, None],
+        unmatched=~out_of_range & ~overlaps[order, None],
+        overlapping=overlapping,
+        true_positive=matched & ~ignored,
+        false_positive=~matched & ~out_of_range[overlapping, :, None],
+    )
+
+
+def known_outcomes(classes: np.ndarray, scores: np.ndarray, true_positive: np.ndarray, num_classes: int) -> Outcomes:
+    """Outcomes, at one IoU threshold and of all areas, of detections sorted by class and falling score: (D,) each.
+    Those that are no true positives are false positives."""
+    overlapping = np.flatnonzero(true_positive)
+    return Outcomes(
+        class_offsets=np.searchsorted(classes, np.arange(num_classes + 1)),
+        scores=scores,
+        classes=classes,
+        unmatched=~true_positive[:, None],
+        overlapping=overlapping,
+        true_positive=np.ones((overlapping.size, 1, 1), dtype=bool),
+        false_positive=np.zeros((overlapping.size, 1, 1), dtype=bool),
     )
 
 
@@ -111,7 +130,7 @@ def _check_classes(classes: np.ndarray, num_classes: int, what: str) -> None:
 
 
 def _image_ranks(image_ids: tuple[int | str, ...]) -> np.ndarray:
-    """Place of each image in the order of ids, numbers before names: int64 (N,)."""
+    """Rank of each image in the order of ids, numbers before names: int64 (N,)."""
     order = sorted(range(len(image_ids)), key=lambda i: (isinstance(image_ids[i], str), image_ids[i]))
     ranks = np.empty(len(image_ids), dtype=np.int64)
     ranks[order] = np.arange(len(image_ids))

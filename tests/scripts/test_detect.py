@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import detect
+from engine import predictor
 from models.detector import build_detector
 from models.postprocess.detections import non_max_suppression
 from tests.helpers.scripts import error_of
@@ -173,7 +174,7 @@ def test_threshold_is_the_checkpoints_unless_given(weights, pictures, tmp_path, 
     def scores(progress, *more):
         path = tmp_path / "weights.pt"
         write_checkpoint(content | {"progress": progress}, path)
-        folder = detect.detect(parse_config(DetectConfig, ["--weights", str(path), *common, *more], ""))
+        folder = predictor.detect(parse_config(DetectConfig, ["--weights", str(path), *common, *more], ""))
         return [r["score"] for r in json.loads((folder / "predictions.json").read_text())]
 
     everything = sorted(scores({}, "--conf-thres", "0"))
@@ -241,9 +242,16 @@ def test_no_display_is_one_line(weights, pictures, tmp_path, monkeypatch):
 
 def test_window_shows_each_picture_and_q_stops(weights, pictures, tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(detect, "_open_window", lambda: None)
-    monkeypatch.setattr(detect, "_close_window", lambda: shown.append("closed"))
-    monkeypatch.setattr(detect, "_show", lambda image, still: shown.append((image.shape, still)) or len(shown) < 2)
+
+    class FakeWindow:
+        def show(self, image, *, wait):
+            shown.append((image.shape, wait))
+            return len(shown) < 2
+
+        def close(self):
+            shown.append("closed")
+
+    monkeypatch.setattr(predictor, "Window", FakeWindow)
     folder = run(weights, pictures, tmp_path, "--view-img")
     assert shown == [((37, 90, 3), True), ((64, 64, 3), True), "closed"]
     assert names_in(folder) == ["a-2.png", "a.jpg"]
@@ -251,7 +259,7 @@ def test_window_shows_each_picture_and_q_stops(weights, pictures, tmp_path, monk
 
 def test_interrupted_run_keeps_what_it_has(weights, clip, tmp_path, monkeypatch):
     calls = []
-    true_add = detect.Tally.add
+    true_add = predictor.DetectionLog.add
 
     def interrupt(self, *args):
         calls.append(1)
@@ -259,7 +267,7 @@ def test_interrupted_run_keeps_what_it_has(weights, clip, tmp_path, monkeypatch)
             raise KeyboardInterrupt
         true_add(self, *args)
 
-    monkeypatch.setattr(detect.Tally, "add", interrupt)
+    monkeypatch.setattr(predictor.DetectionLog, "add", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run(weights, clip, tmp_path, "--save-json")
     folder = tmp_path / "runs" / "exp"
@@ -289,7 +297,7 @@ def test_stems_are_unique_and_safe():
 
 
 def test_boxes_without_pixels_make_no_crop(tmp_path):
-    files = DetectionFiles(tmp_path, ("a",), save_crop=True)
+    files = DetectionFiles(tmp_path, ("a",), DetectConfig(weights="", source="", save_crop=True))
     boxes = np.array([[5.0, 5, 5, 9], [1.2, 1.2, 3.5, 2.5]])
     found = DetectionTable(np.zeros(2, int), boxes, np.array([0.9, 0.8]), np.zeros(2, int))
     files.write("a.jpg", "a", None, np.zeros((10, 10, 3), np.uint8), found)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import cv2
 import numpy as np
 
 from utils.boxes import scale_boxes, xyxy_to_cxcywh, xyxy_to_xywh
+from utils.config.settings import DetectConfig
 from utils.errors import UserError
 from utils.files.safe_io import replacing, write_whole
 from utils.structures import DetectionTable, GroundTruth
@@ -105,6 +107,31 @@ class MediaWriter:
             raise UserError(f"{path}: this OpenCV cannot write mp4 videos; use --nosave with --save-txt or --save-json")
 
 
+class Window:
+    """A window on the screen that shows one image at a time. Raises UserError where none can be opened."""
+
+    NAME = "lockstep"
+
+    def __init__(self) -> None:
+        # Without a display, some builds of OpenCV end the process instead of raising.
+        if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            raise UserError(
+                "--view-img: there is no display here (neither DISPLAY nor WAYLAND_DISPLAY is set); leave it out"
+            )
+        try:
+            cv2.namedWindow(self.NAME, cv2.WINDOW_NORMAL)
+        except cv2.error:
+            raise UserError("--view-img: this OpenCV cannot open windows (a headless build?); leave it out") from None
+
+    def show(self, image: np.ndarray, *, wait: bool) -> bool:
+        """Shows ``image`` (RGB); with ``wait``, until a key is pressed. False if the key is q or Esc."""
+        cv2.imshow(self.NAME, image[..., ::-1])
+        return cv2.waitKey(0 if wait else 1) & 0xFF not in (ord("q"), 27)
+
+    def close(self) -> None:
+        cv2.destroyWindow(self.NAME)
+
+
 class UniqueStems:
     """A file stem for each source: the source's own, with a number where two sources share one."""
 
@@ -134,28 +161,16 @@ def _safe_name(text: str) -> str:
 
 
 class DetectionFiles:
-    """Writes the asked-for files of each frame into ``run_dir``; predictions.json when closed."""
+    """Writes the files of each frame into ``run_dir``, as the ``save_*`` flags of ``config`` ask:
 
-    def __init__(
-        self,
-        run_dir: Path,
-        names: tuple[str, ...],
-        *,
-        save_txt: bool = False,
-        save_conf: bool = False,
-        save_json: bool = False,
-        save_crop: bool = False,
-    ) -> None:
-        """
-        Args:
-            names: of the classes.
-            save_txt: labels/STEM.txt (STEM_FRAME.txt for videos), empty where nothing was found.
-            save_conf: with the confidence as a sixth number in each row.
-            save_json: predictions.json.
-            save_crop: crops/CLASS/STEM_NUMBER.jpg.
-        """
-        self.run_dir, self.names = Path(run_dir), names
-        self._txt, self._conf, self._json, self._crop = save_txt, save_conf, save_json, save_crop
+    - ``save_txt``: labels/STEM.txt (STEM_FRAME.txt for videos), empty if nothing was found; with ``save_conf`` each
+      row has the confidence as a sixth number;
+    - ``save_json``: predictions.json, when closed;
+    - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg.
+    """
+
+    def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig) -> None:
+        self.run_dir, self.names, self._config = Path(run_dir), names, config
         self._records: list[dict[str, Any]] = []
 
     def write(self, source: str, stem: str, frame: int | None, image: np.ndarray, found: DetectionTable) -> None:
@@ -168,16 +183,16 @@ class DetectionFiles:
             found: detections in this image.
         """
         label = stem if frame is None else f"{stem}_{frame:06d}"
-        if self._txt:
+        if self._config.save_txt:
             self._write_txt(label, image.shape[:2], found)
-        if self._json:
+        if self._config.save_json:
             self._records += self._rows(source, label, frame, found)
-        if self._crop:
+        if self._config.save_crop:
             self._write_crops(label, image, found)
 
     def close(self) -> None:
         """Writes predictions.json, whole or not at all."""
-        if not self._json:
+        if not self._config.save_json:
             return
         write_whole(self.run_dir / "predictions.json", json.dumps(self._records, ensure_ascii=False, indent=1))
 
@@ -185,7 +200,7 @@ class DetectionFiles:
         folder = self.run_dir / "labels"
         folder.mkdir(exist_ok=True)
         boxes = scale_boxes(xyxy_to_cxcywh(found.boxes_xyxy_px), 1 / image_hw[1], 1 / image_hw[0])
-        columns = [found.classes[:, None], boxes] + ([found.scores[:, None]] if self._conf else [])
+        columns = [found.classes[:, None], boxes] + ([found.scores[:, None]] if self._config.save_conf else [])
         rows = np.concatenate(columns, 1)
         form = "%d" + " %.6f" * (rows.shape[1] - 1) + "\n"
         write_whole(folder / f"{label}.txt", "".join(form % tuple(row) for row in rows.tolist()))

@@ -4,37 +4,28 @@ import numpy as np
 import pytest
 
 from engine.evaluation.analysis import measure_calibration
-from engine.evaluation.outcomes import Verdicts, judge, sort_by_class
+from engine.evaluation.outcomes import known_outcomes, match_detections, sort_by_class
 from tests.helpers.scoring import random_case
 
 
-def verdicts_of(scores, right):
-    """Detections of one class whose outcome is given."""
+def outcomes_of(scores, true_positive):
+    """Of detections of one class."""
     order = np.argsort(-scores, kind="stable")
-    hit = right[order]
-    return Verdicts(
-        class_offsets=np.array([0, scores.size]),
-        scores=scores[order],
-        classes=np.zeros(scores.size, dtype=np.int64),
-        wrong_if_alone=~hit[:, None],
-        contender=np.flatnonzero(hit),
-        right=np.ones((hit.sum(), 1, 1), dtype=bool),
-        wrong=np.zeros((hit.sum(), 1, 1), dtype=bool),
-    )
+    return known_outcomes(np.zeros(scores.size, dtype=np.int64), scores[order], true_positive[order], 1)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_equals_counting(seed):
     """On detections with crowd, ties and scores on the edges of bins."""
     gt, table, num_classes = random_case(seed, crowd_share=0.4, rounding=2)
-    verdicts = sort_by_class(judge(gt, table, num_classes))
-    right, wrong = verdicts.plain()
-    assert not (right | wrong).all()  # some lie in a crowd
+    outcomes = sort_by_class(match_detections(gt, table, num_classes))
+    tp, fp = outcomes.at_first_iou()
+    assert not (tp | fp).all()  # some lie in a crowd region
     threshold = 0.35
-    calibration = measure_calibration(verdicts, threshold, bins=10)
+    calibration = measure_calibration(outcomes, threshold, bins=10)
     for part, lowest in ((calibration.scored, -1.0), (calibration.shown, threshold)):
         bins = [[] for _ in range(10)]
-        for score, good, bad in zip(verdicts.scores, right, wrong):
+        for score, good, bad in zip(outcomes.scores, tp, fp):
             if (good or bad) and score >= lowest:
                 place = max(k for k in range(10) if score >= np.linspace(0, 1, 11)[k])
                 bins[place].append((score, good))
@@ -58,20 +49,20 @@ def test_equals_counting(seed):
 def test_honest_confidences_have_next_to_no_error():
     rng = np.random.default_rng(0)
     scores = rng.random(200_000)
-    honest = measure_calibration(verdicts_of(scores, rng.random(scores.size) < scores), 0.5)
+    honest = measure_calibration(outcomes_of(scores, rng.random(scores.size) < scores), 0.5)
     assert honest.scored.error < 0.01
     assert abs(honest.shown.bias) < 0.01
-    boasting = measure_calibration(verdicts_of(scores, rng.random(scores.size) < scores / 2), 0.5)
+    boasting = measure_calibration(outcomes_of(scores, rng.random(scores.size) < scores / 2), 0.5)
     assert boasting.scored.error == pytest.approx(0.25, abs=0.01)
     assert boasting.shown.bias == pytest.approx(0.375, abs=0.01)
 
 
 def test_certain_and_right_is_perfect():
-    part = measure_calibration(verdicts_of(np.ones(5), np.ones(5, dtype=bool)), 1.0).scored
+    part = measure_calibration(outcomes_of(np.ones(5), np.ones(5, dtype=bool)), 1.0).scored
     assert (part.error, part.bias, part.counts[-1]) == (0, 0, 5)
 
 
 @pytest.mark.filterwarnings("error")
 def test_no_detections_have_no_error():
-    calibration = measure_calibration(verdicts_of(np.zeros(0), np.zeros(0, dtype=bool)), 0.5)
+    calibration = measure_calibration(outcomes_of(np.zeros(0), np.zeros(0, dtype=bool)), 0.5)
     assert np.isnan([calibration.scored.error, calibration.shown.bias]).all()

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from engine.evaluation import evaluator as evaluator_module
-from engine.evaluation.evaluator import Evaluator, is_channels_last
-from engine.evaluation.timer import StageClock
+from engine.evaluation.evaluator import Evaluator, PhaseTimer, is_channels_last
 from utils.boxes import scale_boxes, xywh_to_xyxy
 from utils.distributed.context import DistributedContext
 from utils.distributed.spawn import spawn
@@ -120,7 +119,6 @@ def make_evaluator(gt, letterbox, ctx, criterion=None):
         num_classes=CLASSES,
         postprocess=Oracle(gt, letterbox),
         ctx=ctx,
-        device=ctx.device,
         criterion=criterion,
     )
 
@@ -260,7 +258,6 @@ def test_autocast_reaches_the_model_and_not_the_postprocess():
         num_classes=CLASSES,
         postprocess=lambda model, raw: (seen.append(raw[0].dtype), Oracle(gt, letterbox)(model, raw))[1],
         ctx=DistributedContext.single(CPU),
-        device=CPU,
         amp_dtype=torch.bfloat16,
     )
     evaluator.run(Spy(), make_batches(gt, letterbox))
@@ -306,9 +303,9 @@ def test_cudnn_searches_for_no_kernels_meanwhile(monkeypatch, before, fails):
     assert torch.backends.cudnn.benchmark == before
 
 
-def test_stage_clock_counts_waits():
-    clock = StageClock(CPU)
-    assert list(clock.waits(iter([1, 2]))) == [1, 2]
-    with clock.stage("work"):
+def test_phase_timer_counts_waits():
+    timer = PhaseTimer(CPU)
+    assert list(timer.waits(iter([1, 2]))) == [1, 2]
+    with timer.phase("work"):
         pass
-    assert set(clock.seconds()) == {"wait", "work"}
+    assert set(timer.seconds()) == {"wait", "work"}

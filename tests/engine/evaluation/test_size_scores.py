@@ -5,7 +5,7 @@ import pytest
 
 from engine.evaluation.analysis import SIZES, score_sizes
 from engine.evaluation.average_precision import score_detections
-from engine.evaluation.outcomes import judge
+from engine.evaluation.outcomes import match_detections
 from engine.evaluation.report import size_rows
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case
 
@@ -14,7 +14,7 @@ from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, 
 def test_ap_and_ar_by_size_equal_pycocotools(seed):
     gt, table, num_classes = random_case(seed, crowd_share=(0, 0.15, 0.6)[seed % 3], rounding=2)
     stats, precision = coco_evaluate(gt, table)
-    sizes = score_sizes(judge(gt, table, num_classes))
+    sizes = score_sizes(match_detections(gt, table, num_classes))
     expected = precision.mean((0, 1))  # (C, A); -1 where there is no object
     np.testing.assert_allclose(np.where(np.isnan(sizes.ap), -1, sizes.ap), expected, atol=1e-12)
     for t, ours in ((0, sizes.ap50), (5, sizes.ap75)):
@@ -28,7 +28,7 @@ def test_ap_and_ar_by_size_equal_pycocotools(seed):
 
 def test_sizes_share_out_the_objects():
     gt, table, num_classes = random_case(1)
-    sizes = score_sizes(judge(gt, table, num_classes))
+    sizes = score_sizes(match_detections(gt, table, num_classes))
     result = score_detections(gt, table, num_classes)
     np.testing.assert_array_equal(sizes.targets[:, 0], result.class_targets)
     np.testing.assert_array_equal(sizes.ap[:, 0], result.class_ap)
@@ -39,6 +39,6 @@ def test_sizes_share_out_the_objects():
 def test_no_objects_are_nan():
     nothing = np.zeros(0, dtype=int)
     gt = make_ground_truth(np.zeros((0, 4)), nothing, nothing > 0, np.zeros(0), nothing, 2, 3)
-    sizes = score_sizes(judge(gt, make_table([0], [[0, 0, 5, 5]], [0.5], [1]), 3))
+    sizes = score_sizes(match_detections(gt, make_table([0], [[0, 0, 5, 5]], [0.5], [1]), 3))
     assert np.isnan(sizes.ap).all()
     assert np.isnan(sizes.recall).all()

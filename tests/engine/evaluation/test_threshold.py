@@ -16,8 +16,8 @@ from utils.files.checkpoint import read_checkpoint
 
 def test_checkpoints_carry_the_threshold_of_their_validation(tmp_path, monkeypatch, capsys):
     true_score = evaluator.score_detections
-    verdicts = iter([{"ap": 0.9, "f1": 0.6, "best_confidence": 0.375}, {"ap": 0.1, "f1": 0.4, "best_confidence": 0.5}])
-    monkeypatch.setattr(evaluator, "score_detections", lambda *a: dataclasses.replace(true_score(*a), **next(verdicts)))
+    scores = iter([{"ap": 0.9, "f1": 0.6, "best_confidence": 0.375}, {"ap": 0.1, "f1": 0.4, "best_confidence": 0.5}])
+    monkeypatch.setattr(evaluator, "score_detections", lambda *a: dataclasses.replace(true_score(*a), **next(scores)))
     data, model = write_dataset(tmp_path / "set"), write_model(tmp_path / "tiny.yaml")
     common = ["--project", str(tmp_path / "runs"), "--data", str(data), "--model", str(model)]
     train.main([*common, *SMALL, "--epochs", "3", "--val-every", "2"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.evaluation.average_precision import score_detections
-from engine.evaluation.outcomes import judge
+from engine.evaluation.outcomes import match_detections
 from engine.evaluation.tide import KINDS, split_errors
 from tests.helpers.scoring import make_ground_truth, make_table, random_case
 from utils.structures import GroundTruth
@@ -117,7 +117,7 @@ def distinct_case(seed):
 @pytest.mark.parametrize("seed", range(6))
 def test_equals_the_definitions_read_one_by_one(seed):
     gt, table, num_classes = distinct_case(seed)
-    split = split_errors(judge(gt, table, num_classes))
+    split = split_errors(match_detections(gt, table, num_classes))
     base, counts, costs, false_positives, not_found = by_hand(gt, table, num_classes)
     np.testing.assert_array_equal(split.counts, counts)
     assert (counts.sum(0) > 0).all()  # every kind occurs
@@ -131,15 +131,15 @@ def test_equals_the_definitions_read_one_by_one(seed):
 def test_every_wrong_detection_has_one_kind_and_nothing_mended_lowers_ap(seed):
     """With crowd, ties, equal boxes and more than 100 detections of a class."""
     gt, table, num_classes = random_case(seed)
-    judgement = judge(gt, table, num_classes)
-    split, result = split_errors(judgement), score_detections(gt, table, num_classes)
+    matches = match_detections(gt, table, num_classes)
+    split, result = split_errors(matches), score_detections(gt, table, num_classes)
     assert split.ap == pytest.approx(result.ap50, abs=1e-12)
     with_objects = result.class_targets > 0
     assert (split.class_cost[with_objects] >= 0).all()
     assert np.isnan(split.class_cost[~with_objects]).all()
     assert (split.cost <= 1 - split.ap).all()
-    first = judgement.assignment.matched[:, 0, 0]
-    assert split.counts[:, :5].sum() == judgement.ranked.scores.size - first.sum()
+    first = matches.assignment.matched[:, 0, 0]
+    assert split.counts[:, :5].sum() == matches.ranked.scores.size - first.sum()
     assert split.false_positive_cost >= split.cost[[2, 3, 4]].max()
 
 
@@ -156,7 +156,7 @@ def test_each_kind_by_example():
         ([400, 400, 450, 450], 0.4, 1),  # nothing there
     ]
     corners, scores, classes = zip(*found)
-    split = split_errors(judge(gt, make_table([0] * 6, corners, scores, classes), 2))
+    split = split_errors(match_detections(gt, make_table([0] * 6, corners, scores, classes), 2))
     np.testing.assert_array_equal(split.counts, [[1, 1, 1, 1, 0, 1], [0, 0, 0, 0, 1, 0]])
     # Class 1 comes to its object by the detection called 0, ranked above the one on nothing: AP from 0 to 1.
     assert split.class_cost[1].tolist() == [pytest.approx(1), 0, 0, 0, 0, 0]
@@ -167,7 +167,7 @@ def test_a_detection_whose_object_another_takes_is_left_out_when_mended():
         np.array([[0, 0, 10, 10]]), np.array([0]), np.array([False]), np.array([100.0]), np.array([0]), 1, 2
     )
     table = make_table([0, 0], [[0, 4, 10, 14], [0, 0, 10, 10]], [0.9, 0.5], [0, 0])
-    split = split_errors(judge(gt, table, 2))
+    split = split_errors(match_detections(gt, table, 2))
     assert split.ap == pytest.approx(0.5)
     np.testing.assert_allclose(split.cost, [0, 0.5, 0, 0, 0, 0], atol=1e-12)
 
@@ -178,7 +178,7 @@ def test_nothing_to_split(objects, detections):
     boxes = np.tile([10.0, 10, 20, 20], (objects, 1))
     gt: GroundTruth = make_ground_truth(boxes, zeros, zeros > 0, zeros + 400.0, zeros, 2, 2)
     table = make_table([1] * detections, np.tile([0.0, 0, 5, 5], (detections, 1)), [0.5] * detections, [1] * detections)
-    split = split_errors(judge(gt, table, 2))
+    split = split_errors(match_detections(gt, table, 2))
     assert split.counts.sum(0).tolist() == [0, 0, 0, 0, detections, objects]
     assert np.isnan(split.cost).all() == (objects == 0)
     if objects:

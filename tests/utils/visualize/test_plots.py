@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.evaluation.analysis import measure_calibration
-from engine.evaluation.outcomes import judge, sort_by_class
+from engine.evaluation.outcomes import match_detections, sort_by_class
 from engine.evaluation.plots import plot_errors, plot_reliability
 from engine.evaluation.tide import split_errors
 from tests.helpers.scoring import make_table, random_case
@@ -67,11 +67,11 @@ def test_empty_table_draws_nothing(tmp_path):
 @pytest.mark.filterwarnings("error")
 def test_errors_and_reliability(tmp_path):
     gt, table, num_classes = random_case(0)
-    judgement = judge(gt, table, num_classes)
-    plot_errors(split_errors(judgement), tmp_path / "errors.png")
-    plot_reliability(measure_calibration(sort_by_class(judgement), 0.4), tmp_path / "calibration.png")
+    matches = match_detections(gt, table, num_classes)
+    plot_errors(split_errors(matches), tmp_path / "errors.png")
+    plot_reliability(measure_calibration(sort_by_class(matches), 0.4), tmp_path / "calibration.png")
     assert picture_of(tmp_path / "errors.png").shape != picture_of(tmp_path / "calibration.png").shape
-    nothing = sort_by_class(judge(gt, make_table([], [], [], []), num_classes))
+    nothing = sort_by_class(match_detections(gt, make_table([], [], [], []), num_classes))
     plot_reliability(measure_calibration(nothing, 0.4), tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
 

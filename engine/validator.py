@@ -1,0 +1,164 @@
+"""Validation of a checkpoint on a split: the work of val.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data.index.dataset_yaml import DatasetSpec
+from data.loading.build import build_val_loader
+from data.open_dataset import open_dataset
+from engine.checks import check_same_model, check_same_start
+from engine.evaluation.analysis import analyse
+from engine.evaluation.evaluator import Evaluator, Postprocess
+from engine.evaluation.plots import plot_errors, plot_reliability
+from engine.evaluation.report import (
+    analysis_content,
+    format_calibration,
+    format_errors,
+    format_sizes,
+    format_summary,
+    format_table,
+    result_rows,
+    write_class_csv,
+    write_results_json,
+    write_size_csv,
+)
+from engine.parallel.amp import resolve_amp
+from models.detector import Detector
+from models.postprocess.detections import select_detections, suppression_iou
+from models.postprocess.tta import TestTimeAugmentation
+from models.weights.load import load_detector
+from utils.config.parser import to_dict
+from utils.config.settings import ValConfig
+from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext
+from utils.download import fetch_weights
+from utils.errors import UserError
+from utils.files.folders import check_run_dir, find_location, increment_path
+from utils.logger import get_logger, progress
+from utils.machine.limits import require_package
+from utils.structures import Detections, EvalResult
+from utils.visualize.detection_writer import write_predictions
+from utils.visualize.draw import write_image
+from utils.visualize.plots import draw_detections, plot_confusion, plot_metric_curves
+
+
+def validate(config: ValConfig, ctx: DistributedContext) -> None:
+    """Scores ``config.weights``. All processes of the run call it; the main one prints and writes."""
+    if ctx.is_main and not config.noplots:
+        require_package("matplotlib", "plots", "use --noplots")
+    if len(ctx.devices) > 1:
+        get_logger().warning("one process scores on one device, %s; torchrun uses all", ctx.device)
+    check_same_start(ctx, config)
+    model, info = load_detector(fetch_weights(config.weights, ctx=ctx, offline=config.offline))
+    spec = _open_data(config, info, ctx)
+    if not config.single_cls:
+        check_names(model.names, spec, config.weights)
+    check_same_model(ctx, model, model.state_dict().values())
+    imgsz = config.imgsz or info["imgsz"]
+    loader = build_val_loader(ctx, replace(config, imgsz=imgsz), spec, stride=model.stride)
+    names = loader.index.names
+    evaluator = Evaluator(
+        ground_truth=loader.index.ground_truth(),
+        num_classes=len(names),
+        postprocess=make_postprocess(config),
+        ctx=ctx,
+        amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
+        progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
+    )
+    with torch_distributed_zero_first(ctx):  # before the work; the folder is made when there is something to write
+        if ctx.is_main:
+            check_run_dir(config.project, config.name, config.exist_ok)
+    fused = model.fuse(one_to_one=not (config.nms or config.tta))  # the views' boxes of an object are left to NMS
+    scored = TestTimeAugmentation(fused) if config.tta else fused
+    result = evaluator.run(scored.to(ctx.device, memory_format=torch.channels_last), loader)
+    if ctx.is_main:
+        _report(config, result, evaluator, names, imgsz)
+
+
+def _open_data(config: ValConfig, info: dict[str, Any], ctx: DistributedContext) -> DatasetSpec:
+    """The data set of ``--data``, else the one that the checkpoint was trained on."""
+    source, root = find_location(info.get("data", {}), config.weights)
+    data = config.data or source
+    if not data:
+        raise UserError(f"{config.weights}: does not say what data it was trained on; name a data set YAML with --data")
+    return open_dataset(
+        data,
+        (config.task,),
+        stage=config.stage,
+        cache_dir=config.cache_dir,
+        ctx=ctx,
+        known_root="" if config.data else root,
+    )
+
+
+def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
+    """Raises UserError unless the model's classes are the data set's, in the same order."""
+    if tuple(names) == spec.names:
+        return
+    if len(names) != len(spec.names):
+        what = f"{len(names)} classes against {len(spec.names)}"
+    else:
+        index = next(i for i, (a, b) in enumerate(zip(names, spec.names)) if a != b)
+        what = f"class {index} is '{names[index]}' against '{spec.names[index]}'"
+    raise UserError(
+        f"{weights} and {spec.source} do not have the same classes ({what}); "
+        "score on the data it was trained for, or with --single-cls"
+    )
+
+
+def make_postprocess(config: ValConfig) -> Postprocess:
+    """Maps raw outputs to detections, with the thresholds of the command line."""
+
+    def postprocess(model: Detector | TestTimeAugmentation, raw: list[Tensor]) -> Detections:
+        boxes, scores = model.decode(raw)
+        if config.single_cls:
+            scores = scores.amax(-1, keepdim=True)
+        return select_detections(
+            boxes,
+            scores,
+            conf_thres=config.conf_thres,
+            iou_thres=suppression_iou(model.head, config.iou_thres),
+            max_det=config.max_det,
+        )
+
+    return postprocess
+
+
+def _report(config: ValConfig, result: EvalResult, evaluator: Evaluator, names: Sequence[str], imgsz: int) -> None:
+    """Prints the tables and writes the run's folder."""
+    log, gt = get_logger(), evaluator.ground_truth
+    folder = increment_path(config.project, config.name, config.exist_ok)
+    rows = result_rows(result, gt, names)
+    log.info("%s\n%s", format_table(rows, verbose=config.verbose), format_summary(result))
+    analysis = analyse(gt, evaluator.detections, len(names), threshold=result.best_confidence, per_size=config.per_size)
+    if analysis.sizes is not None:
+        log.info("%s", format_sizes(analysis.sizes, names, verbose=config.verbose))
+        write_size_csv(folder / "sizes.csv", analysis.sizes, names)
+    log.info("%s\n%s", format_errors(analysis.errors), format_calibration(analysis.calibration))
+    settings = to_dict(config) | {"imgsz": imgsz}
+    write_results_json(folder / "results.json", result, rows, settings, analysis_content(analysis, names))
+    write_class_csv(folder / "classes.csv", rows)
+    if config.save_json:
+        write_predictions(folder / "predictions.json", evaluator.detections, gt)
+    if not config.noplots:
+        plot_errors(analysis.errors, folder / "errors.png")
+        plot_reliability(analysis.calibration, folder / "calibration.png")
+        plot_metric_curves(result, names, folder)
+        plot_confusion(result.confusion, names, folder / "confusion_matrix.png")
+        _draw_preview(evaluator, names, folder / "predictions.jpg")
+    log.info("results are in %s", folder)
+
+
+def _draw_preview(evaluator: Evaluator, names: Sequence[str], out: Path) -> None:
+    """The first batch with its labels and detections."""
+    if evaluator.preview is not None:
+        batch, detections = evaluator.preview
+        write_image(out, draw_detections(batch.images, detections, batch.targets, batch.paths, names))
