@@ -195,11 +195,11 @@ def check_rendering(render_on: str, cache: str, hyp: Hyperparameters) -> None:
     """Raises UserError for pixels that are wanted where they will not be."""
     if render_on == "device" and hyp.albumentations:
         raise UserError(
-            "--augment device: the hyper-parameter albumentations needs pixels on the host; empty it, or use "
-            "--augment host"
+            "--render-on device: the hyper-parameter albumentations needs pixels on the host; empty it, or use "
+            "--render-on host"
         )
     if cache == "device" and render_on != "device":
-        raise UserError("--cache device: pixels that lie there can only be used there; add --augment device")
+        raise UserError("--cache device: pixels that lie there can only be used there; add --render-on device")
 
 
 def _check_count(spec: DatasetSpec, split: str, images: int, quad: bool) -> None:

@@ -24,7 +24,7 @@ def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyp
     """Raises UserError for what no data set could be loaded with, before one is read."""
     if config.batch_size != FIND_BATCH_SIZE:  # then it will be found as the processes can share it out
         check_batch_size(ctx, config.batch_size, quad=config.quad)
-    check_rendering(config.augment, config.cache, hyp)
+    check_rendering(config.render_on, config.cache, hyp)
     if config.cache == "disk":
         require_package("lmdb", "--cache disk", "use --cache ram")
     if hyp.albumentations:
@@ -44,7 +44,7 @@ def build_loaders(
         "epochs": config.epochs,
         "single_cls": config.single_cls,
         "cache": config.cache,
-        "render_on": config.augment,
+        "render_on": config.render_on,
         "fuse": not config.deterministic,
         "cache_dir": config.cache_dir,
         "local_data": bool(config.stage),

@@ -129,8 +129,8 @@ def test_shares_of_a_rendered_batch_need_no_labels_on_the_host(door):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"hyp": Hyperparameters(albumentations=[{"name": "Blur"}])}, "--augment device: .* --augment host"),
-        ({"render_on": "host", "cache": "device"}, "--cache device: .* add --augment device"),
+        ({"hyp": Hyperparameters(albumentations=[{"name": "Blur"}])}, "--render-on device: .* --render-on host"),
+        ({"render_on": "host", "cache": "device"}, "--cache device: .* add --render-on device"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(door, options, message):
@@ -204,4 +204,4 @@ def test_a_machine_that_cannot_compile_draws_all_the_same(door, monkeypatch):
     )
     for a, b in zip(expected, door()):
         assert_same(a, b)
-    assert said == ["--augment device: not compiled (no compiler); drawing is a few times slower"]
+    assert said == ["--render-on device: not compiled (no compiler); drawing is a few times slower"]
