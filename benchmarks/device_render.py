@@ -1,5 +1,5 @@
-"""The torch renderer: training pictures a second on a device, from source images that lie there (as with ``--augment
-device --cache device``), and what one loader process does for them.
+"""The torch renderer: training pictures a second on a device, from source images that lie there (as with
+``--render-on device --cache device``), and what one loader process does for them.
 
     python -m benchmarks.device_render --device 0 --batch-size 64
 """

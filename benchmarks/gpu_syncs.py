@@ -163,7 +163,7 @@ def waits_of_loop(options: argparse.Namespace) -> Iterator[str]:
     """As `waits_of_steps`, about trainings by train.py in this process: loader, feed, step and whatever else the loop
     does between two steps, with pictures drawn by workers and by the device."""
     waiting, broken = [], []
-    for what, flags in (("pictures from workers", []), ("pictures drawn on the device", ["--augment", "device"])):
+    for what, flags in (("pictures from workers", []), ("pictures drawn on the device", ["--render-on", "device"])):
         try:
             found = waits_of_training(options, flags)
         except BaseException as error:  # train.py ends with exceptions of many kinds

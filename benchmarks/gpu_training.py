@@ -28,7 +28,7 @@ GOALS = {"step": 0.9, "peer": 2.0}  # of the images a second: times those of the
 # What draws the pictures; the first is what train.py does by itself, and the last takes its place if that fails.
 LAYOUTS = {
     "pictures from workers, cache ram": ["--cache", "ram"],
-    "pictures on the device, cache device": ["--augment", "device", "--cache", "device"],
+    "pictures on the device, cache device": ["--render-on", "device", "--cache", "device"],
     "pictures from workers, no cache": [],
 }
 

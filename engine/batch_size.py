@@ -96,8 +96,8 @@ def check_batch_search(ctx: DistributedContext, config: TrainConfig) -> None:
         raise UserError(f"--batch-size -1: finds what fits on a GPU, and this run is on {ctx.device}; use a number")
     if len(ctx.devices) > 1:
         raise UserError("--batch-size -1: one device a process; start with torchrun instead of --device 0,1")
-    if config.augment == "device":
-        raise UserError("--batch-size -1: does not know what --augment device takes of the GPU's memory; use a number")
+    if config.render_on == "device":
+        raise UserError("--batch-size -1: the GPU memory that --render-on device takes is not known; use a number")
 
 
 def with_batch_that_fits(

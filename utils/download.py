@@ -1,8 +1,11 @@
-"""Public weights, fetched when the user names some that are not on the disk; nothing else here uses the network.
+"""Downloads public weights that are not on the disk when the user names them; nothing else here uses the network.
 
-configs/weights.yaml lists them. A cut or stalled transfer goes on where it stopped, and no file is used whose checksum
-is not the listed one.
+configs/weights.yaml lists them. An interrupted or stalled transfer resumes where it stopped, and a file whose checksum
+differs from the listed one is never used.
 """
+
+# The standard library's HTTP client, since no packaged downloader does all of this: pooch, parfive and torch.hub start
+# again after a cut; pypdl resumes but bounds neither a trickle nor a body without end; huggingface_hub knows one host.
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def build_train_loader(
     """This process's shards of the training batches, shuffled and augmented, without end.
 
     Every process of the run must call this. The first one of each node scans and caches; the others read the results.
-    With ``--augment device`` the loader yields planned batches, and its ``renderer`` draws them.
+    With ``--render-on device`` the loader yields planned batches, and its ``renderer`` draws them.
 
     Args:
         stride: the model's largest.
@@ -123,7 +123,7 @@ def build_train_loader(
         pin_memory=ctx.device.type == "cuda",
         weighted=config.image_weights,
         after_batch=partial(damaged.check, aloud=ctx.is_main),
-        **(_render_on_device(ctx, config, dataset, workers) if config.augment == "device" else {}),
+        **(_render_on_device(ctx, config, dataset, workers) if config.render_on == "device" else {}),
     )
 
 
@@ -169,13 +169,13 @@ def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyp
     """Raises UserError for settings that suit no data set. Reads no data."""
     if config.batch_size != FIND_BATCH_SIZE:  # that search tries only sizes that suit the processes
         _check_batch_size(ctx, config.batch_size, quad=config.quad)
-    if config.augment == "device" and hyp.albumentations:
+    if config.render_on == "device" and hyp.albumentations:
         raise UserError(
-            "--augment device: the hyper-parameter albumentations needs pixels on the host; empty it, or use "
-            "--augment host"
+            "--render-on device: the hyper-parameter albumentations needs pixels on the host; empty it, or use "
+            "--render-on host"
         )
-    if config.cache == "device" and config.augment != "device":
-        raise UserError("--cache device: pixels that lie there can only be used there; add --augment device")
+    if config.cache == "device" and config.render_on != "device":
+        raise UserError("--cache device: pixels that lie there can only be used there; add --render-on device")
     if config.cache == "disk":
         require_package("lmdb", "--cache disk", "use --cache ram")
     if hyp.albumentations:

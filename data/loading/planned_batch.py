@@ -151,7 +151,7 @@ class FusedPainter:
             if self._has_painted:
                 raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            _log.info("--augment device: not compiled (%s); drawing is a few times slower", reason)
+            _log.info("--render-on device: not compiled (%s); drawing is a few times slower", reason)
             self._compiled = None
             return paint_layers(*arguments)
         self._has_painted = True

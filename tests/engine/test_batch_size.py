@@ -274,7 +274,7 @@ TWO = replace(GPU, devices=(torch.device("cuda", 0), torch.device("cuda", 1)))
         (CPU, {}, "finds what fits on a GPU, and this run is on cpu; use a number"),
         (MPS, {}, "finds what fits on a GPU, and this run is on mps; use a number"),
         (TWO, {}, "start with torchrun instead of --device 0,1"),
-        (GPU, {"augment": "device"}, "what --augment device takes"),
+        (GPU, {"render_on": "device"}, "that --render-on device takes"),
     ],
 )
 def test_refused(ctx, settings, complaint):

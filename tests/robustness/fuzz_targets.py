@@ -64,11 +64,23 @@ from utils.config.settings import Hyperparameters, TrainConfig
 from utils.entrypoint import run_main
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
-from utils.files.safetensors import DTYPES, read_safetensors
+from utils.files.safetensors import read_safetensors
 from utils.logger import get_logger
 from utils.visualize.plots import plot_curves
 
 MOST_CHARACTERS = 2000  # of a line
+SAFETENSORS_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 NAMES = ("light", "dark")
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
 
@@ -892,7 +904,7 @@ class Safetensors(Target):
             raw = tensors[name].contiguous().flatten().view(torch.uint8).numpy().tobytes() if end > begin else b""
             assert raw == data[8 + length + begin : 8 + length + end], name
             assert list(tensors[name].shape) == entry["shape"]
-            assert tensors[name].dtype == DTYPES[entry["dtype"]]
+            assert tensors[name].dtype == SAFETENSORS_DTYPES[entry["dtype"]]
 
 
 # Caches

@@ -92,7 +92,10 @@ def test_flags_of_training(world, tmp_path, capsys, given, line):
         (["--amp", "fp16"], "--amp fp16: not on a CPU"),
         (["--quad", "--batch-size", "6"], "--quad with --batch-size 6 on 1 process(es): wants a multiple of 4"),
         (["--cache", "device"], "--cache device: pixels that lie there can only be used there"),
-        (["--augment", "device", "--set", "albumentations=[{name: Blur}]"], "albumentations needs pixels on the host"),
+        (
+            ["--render-on", "device", "--set", "albumentations=[{name: Blur}]"],
+            "albumentations needs pixels on the",
+        ),
         (["--set", "albumentations=[{name: Blurr}]"], "hyper-parameter albumentations"),
     ],
 )
@@ -164,7 +167,7 @@ def test_a_canvas_of_one_cell_is_refused(world, tmp_path, capsys):
     model["head"] = [[[3, 4, 5], 1, "Detect", ["nc"]]]
     (tmp_path / "coarse.yaml").write_text(yaml.safe_dump(model))
     given = [*flags(world), "--model", str(tmp_path / "coarse.yaml"), "--project", str(tmp_path)]
-    assert "--imgsz 64: is too small for the model's stride 64; use 128 or more" in error_of(capsys, train.main, *given)
+    assert "--imgsz 64: too small for the model's stride 64; use 128 or more" in error_of(capsys, train.main, *given)
 
 
 def test_a_device_that_is_not_there(world, tmp_path, capsys, monkeypatch):

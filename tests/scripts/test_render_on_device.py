@@ -23,7 +23,7 @@ HYP = ["--set", "mixup=0.5", "close_mosaic=1"]
 def world(tmp_path_factory) -> list[str]:
     root = tmp_path_factory.mktemp("world")
     data, model = write_dataset(root / "set"), write_model(root / "tiny.yaml")
-    return ["--data", str(data), "--model", str(model), *SMALL, "--epochs", "2", "--augment", "device"]
+    return ["--data", str(data), "--model", str(model), *SMALL, "--epochs", "2", "--render-on", "device"]
 
 
 def trained(flags: list[str], folder: Path, *more: str) -> dict:
@@ -53,5 +53,5 @@ def test_processes_and_workers_change_no_bit(world, tmp_path):
 
 
 def test_pixels_on_the_device_want_their_renderer_there(world, tmp_path, capsys):
-    flags = [*world, "--project", str(tmp_path), "--cache", "device", "--augment", "host"]
+    flags = [*world, "--project", str(tmp_path), "--cache", "device", "--render-on", "host"]
     assert "--cache device: " in error_of(capsys, train.main, *flags)

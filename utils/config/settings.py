@@ -1,8 +1,8 @@
-"""Every setting of the program, as dataclasses.
+"""All settings of the program, as dataclasses.
 
-A field's metadata holds its help text, bounds and choices. Flags, YAML checks, help and the stored config all come from
-these fields (`utils.config.parser`), so a setting cannot exist as a flag and not in the stored config, or be accepted
-and not checked.
+The metadata of a field holds its help text, bounds and choices. Flags, YAML checks, help and the stored config are all
+derived from these fields (`utils.config.parser`), so no setting exists as a flag but not in the stored config, and none
+is accepted without a check.
 """
 
 from __future__ import annotations
@@ -29,9 +29,15 @@ def setting(
     bare=None,
     formerly=(),
 ):
-    """A dataclass field with what its flag or YAML key needs. Bounds are inclusive; ``also`` is one value beyond them
-    that has a meaning of its own. ``bare``: the value of a flag that is given without one; None: a value is required.
-    ``formerly``: names that the field had in older checkpoints and recipes, which are still read."""
+    """A dataclass field with the metadata that its flag or YAML key needs.
+
+    Args:
+        low, high: inclusive bounds.
+        also: one value outside the bounds that has a special meaning.
+        aliases: further names of the flag.
+        bare: the value of a flag given without a value; None: the flag requires one.
+        formerly: names of the field in older checkpoints and recipes, which are still read.
+    """
     metadata = {"help": help, "choices": choices, "low": low, "high": high}
     metadata |= {"also": also, "aliases": aliases, "bare": bare, "formerly": formerly}
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
@@ -39,49 +45,49 @@ def setting(
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters:
-    """What a hyp YAML may hold (``configs/hyp``). Names are YOLOv5's where the meaning is the same."""
+    """The keys of a hyper-parameter YAML (``configs/hyp``). Names are YOLOv5's where the meaning is the same."""
 
-    lr0: float | None = setting(None, low=0, help="initial learning rate; null: the optimiser's own")
+    lr0: float | None = setting(None, low=0, help="initial learning rate; null: the default of the optimizer")
     lr_mult: float = setting(
         1.0, low=0, formerly=("lr_share",), help="learning rate multiplier of parameters loaded from --weights"
     )
-    lrf: float = setting(0.01, low=0, high=1, help="final learning rate as a share of lr0")
-    momentum: float = setting(0.937, low=0, high=1, help="SGD and Muon momentum, Adam beta1")
-    weight_decay: float = setting(0.0005, low=0, help="decay of weights that are not biases or norms")
-    warmup_epochs: float = setting(3.0, low=0, help="warm-up length in epochs, fractions allowed")
+    lrf: float = setting(0.01, low=0, high=1, help="final learning rate as a fraction of lr0")
+    momentum: float = setting(0.937, low=0, high=1, help="momentum of SGD and Muon, beta1 of Adam")
+    weight_decay: float = setting(0.0005, low=0, help="weight decay; biases and norms are not decayed")
+    warmup_epochs: float = setting(3.0, low=0, help="length of the warm-up in epochs; may be fractional")
     warmup_momentum: float = setting(0.8, low=0, high=1, help="momentum at step 0")
     warmup_bias_lr: float = setting(0.0, low=0, help="learning rate of biases at step 0")
-    clip_norm: float = setting(10.0, low=0, help="gradient norm limit; 0 turns it off")
-    ema_decay: float = setting(0.9999, low=0, high=1, help="EMA decay reached late in training")
+    clip_norm: float = setting(10.0, low=0, help="maximum norm of the gradients; 0: no clipping")
+    ema_decay: float = setting(0.9999, low=0, high=1, help="final decay of the weight EMA")
     ema_tau: float = setting(2000.0, low=1e-9, help="EMA ramp in steps: decay * (1 - exp(-step / tau))")
     box: float = setting(7.5, low=0, help="box loss gain")
     cls: float = setting(0.5, low=0, help="class loss gain")
-    dfl: float = setting(1.5, low=0, help="distance loss gain: DFL, or L1 where reg_max is 1 (anchor-free heads)")
+    dfl: float = setting(1.5, low=0, help="distance loss gain (anchor-free heads): DFL, or L1 if reg_max is 1")
     obj: float = setting(1.0, low=0, help="objectness loss gain (anchor heads, YOLOX)")
-    one2one: float = setting(4.0, low=0, help="gain of the one-to-one branch's whole loss (models with end2end)")
-    anchor_t: float = setting(4.0, low=1, help="largest width or height ratio of an anchor to its target")
-    tal_topk: int = setting(10, low=1, help="candidates a target in task-aligned assignment")
+    one2one: float = setting(4.0, low=0, help="gain of the whole one-to-one loss (models with end2end)")
+    anchor_t: float = setting(4.0, low=1, help="maximum width or height ratio between an anchor and its target")
+    tal_topk: int = setting(10, low=1, help="candidates per target in task-aligned assignment")
     tal_alpha: float = setting(0.5, low=0, help="exponent of the class score in task-aligned assignment")
     tal_beta: float = setting(6.0, low=0, help="exponent of the IoU in task-aligned assignment")
-    hsv_h: float = setting(0.015, low=0, high=0.5, help="hue jitter, share of the circle")
-    hsv_s: float = setting(0.7, low=0, high=1, help="saturation jitter, share")
-    hsv_v: float = setting(0.4, low=0, high=1, help="value jitter, share")
+    hsv_h: float = setting(0.015, low=0, high=0.5, help="hue jitter, +- fraction of the color circle")
+    hsv_s: float = setting(0.7, low=0, high=1, help="saturation jitter, +- fraction")
+    hsv_v: float = setting(0.4, low=0, high=1, help="value jitter, +- fraction")
     degrees: float = setting(0.0, low=0, high=180, help="rotation, +- degrees")
-    translate: float = setting(0.1, low=0, high=1, help="translation, +- share of the canvas")
-    scale: float = setting(0.5, low=0, high=1, help="scale jitter, +- share")
+    translate: float = setting(0.1, low=0, high=1, help="translation, +- fraction of the canvas")
+    scale: float = setting(0.5, low=0, high=1, help="scale jitter, +- fraction")
     shear: float = setting(0.0, low=0, high=45, help="shear, +- degrees")
     perspective: float = setting(0.0, low=0, high=0.01, help="perspective coefficients, +-")
-    flipud: float = setting(0.0, low=0, high=1, help="probability of an up-down flip")
-    fliplr: float = setting(0.5, low=0, high=1, help="probability of a left-right flip")
+    flipud: float = setting(0.0, low=0, high=1, help="probability of a vertical flip")
+    fliplr: float = setting(0.5, low=0, high=1, help="probability of a horizontal flip")
     mosaic: float = setting(1.0, low=0, high=1, help="probability of a four-image mosaic")
     mosaic_block: int = setting(
         16,
         low=0,
-        help="mosaic and mixup partners come from so many neighbours in the order, decoded once; 0: from all images",
+        help="draw mosaic and mixup partners from blocks of n consecutive samples, decoded once; 0: from all images",
     )
-    mixup: float = setting(0.0, low=0, high=1, help="probability of mixing with a second picture")
-    close_mosaic: int = setting(10, low=0, help="epochs at the end without mosaic and mixup")
-    multi_scale_range: float = setting(0.5, low=0, high=0.9, help="--multi-scale: sizes within +- this share of imgsz")
+    mixup: float = setting(0.0, low=0, high=1, help="probability of mixing a sample with a second one")
+    close_mosaic: int = setting(10, low=0, help="disable mosaic and mixup in the last n epochs")
+    multi_scale_range: float = setting(0.5, low=0, high=0.9, help="range of --multi-scale, +- fraction of --imgsz")
     albumentations: list[dict] = setting(
         factory=list,
         help="pixel- or box-level transforms by name with arguments, e.g. [{name: Blur, p: 0.1}, {name: CLAHE}]",
@@ -89,173 +95,179 @@ class Hyperparameters:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class _RunConfig:
+    """Flags of all three scripts."""
+
+    name: str = setting("exp", help="name of this run")
+    exist_ok: bool = setting(False, help="write into an existing run folder")
+    offline: bool = setting(False, help="never download weights")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DataConfig(_RunConfig):
+    """Flags of train.py and val.py, which read a data set."""
+
+    single_cls: bool = setting(False, help="treat all classes as one")
+    max_bad: float = setting(0.1, low=0, high=1, help="stop if more than this fraction of the images is bad")
+    verify: str = setting(
+        "sample", choices=("sample", "full"), help="images decoded by the scan: suspicious ones and a sample, or all"
+    )
+    cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep")
+    stage: str = setting("", help="copy the data to this folder of each node's local disk first; may hold {node_rank}")
+    device: str = setting("", help="cpu, mps, 0 or 0,1; empty: the best available device")
+    workers: int = setting(-1, low=-1, help="loader workers per rank; -1: an equal part of the cores, at most 8")
+    noplots: bool = setting(False, help="do not write plots")
+    spawn: int = setting(0, low=0, help="start this many processes on this machine without torchrun")
+    local_rank: int | None = setting(None, help="set by launchers older than torchrun")
+    local_world_size: int | None = setting(None, low=1, help="processes per machine, as set by older launchers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(_DataConfig):
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
-    data: str = setting("demo", help="data set YAML, or 'demo' for the embedded set")
+    data: str = setting("demo", help="data set YAML, or 'demo' for the built-in data set")
     model: str = setting(
-        "", aliases=("--cfg",), help="model name (yolov8n, ...) or YAML file; empty: the model of --weights, or yolov8n"
+        "", aliases=("--cfg",), help="model name (yolov8n, ...) or YAML; empty: the model of --weights, or yolov8n"
     )
     weights: str = setting("", help="checkpoint to start from, or a public name such as yolov8n; empty: from scratch")
-    hyp: str = setting("auto", help="scratch, finetune, debug or a YAML file; auto: as --weights asks for")
-    override: list[str] = setting(factory=list, aliases=("--set",), help="hyper-parameters as key=value, over --hyp")
-    epochs: int = setting(100, low=1, help="epochs in all")
+    hyp: str = setting("auto", help="scratch, finetune, debug or a YAML; auto: finetune with --weights, else scratch")
+    override: list[str] = setting(factory=list, aliases=("--set",), help="hyper-parameters that override --hyp")
+    epochs: int = setting(100, low=1, help="number of epochs")
     batch_size: int = setting(
         16,
         low=1,
         also=FIND_BATCH_SIZE,
         aliases=("--batch",),
-        help="images a step over all processes; -1: as many as fit on the GPUs",
+        help="images per batch over all processes; -1: as many as fit on the GPUs",
     )
-    imgsz: int = setting(640, low=64, aliases=("--img", "--img-size"), help="square training size, pixels")
-    rect: bool = setting(False, help="rectangular batches by aspect, shuffled")
-    resume: str | None = setting(None, bare="", help="continue a run: a checkpoint, or no value for the newest run")
-    device: str = setting("", help="cpu, 0, 0,1, mps; empty: the best there is")
-    workers: int = setting(-1, low=-1, help="loader processes for each rank; -1: its share of the cores, 8 at most")
+    imgsz: int = setting(640, low=64, aliases=("--img", "--img-size"), help="size of square training images, pixels")
+    rect: bool = setting(False, help="shuffled rectangular batches of similar aspect ratio")
+    resume: str | None = setting(None, bare="", help="resume a checkpoint; without a value: the newest run")
     cache: str = setting(
         "none",
         choices=("none", "ram", "disk", "device"),
         bare="ram",
-        help="keep decoded images, one copy a node; bare: ram; device: in each GPU's memory (with --augment device)",
+        help="keep decoded images, one copy per node; device: in the memory of each GPU (with --render-on device)",
     )
-    augment: str = setting("host", choices=("host", "device"), help="where mosaic, affine, colour and flips are done")
-    cache_dir: str = setting("", help="where index and disk caches go; empty: ~/.cache/lockstep")
-    stage: str = setting("", help="copy the data to this folder of each node's own disk first; may hold {node_rank}")
-    image_weights: bool = setting(False, help="draw images by the weakness of their classes")
-    multi_scale: bool = setting(False, help="vary the size from step to step")
-    quad: bool = setting(False, help="collate four images into one of twice the size, in some samples")
-    single_cls: bool = setting(False, help="treat all classes as one")
-    max_bad: float = setting(0.1, low=0, high=1, help="share of bad images above which the run stops")
-    verify: str = setting(
-        "sample", choices=("sample", "full"), help="decode in the scan: images that look wrong and a sample, or all"
+    render_on: str = setting(
+        "host",
+        choices=("host", "device"),
+        formerly=("augment",),
+        help="where training images are rendered (mosaic, affine, color, flips)",
     )
-    optimizer: str = setting("auto", choices=("auto", "SGD", "Adam", "AdamW", "Muon"), help="optimiser")
-    cos_lr: bool = setting(False, help="cosine instead of linear schedule")
-    accumulate: int = setting(1, low=1, help="batches a step of the optimiser")
-    nominal_batch: int = setting(0, low=0, help="accumulate up to this many images a step; 0: never")
+    image_weights: bool = setting(False, help="sample images of classes with low AP more often")
+    multi_scale: bool = setting(False, help="vary the image size from step to step")
+    quad: bool = setting(False, help="collate some groups of four images into one of twice the size")
+    optimizer: str = setting("auto", choices=("auto", "SGD", "Adam", "AdamW", "Muon"), help="optimizer")
+    cos_lr: bool = setting(False, help="decay the learning rate by a cosine instead of linearly")
+    accumulate: int = setting(1, low=1, help="batches per optimizer step")
+    nominal_batch: int = setting(0, low=0, help="accumulate gradients up to this many images per step; 0: do not")
     amp: str = setting("auto", choices=("auto", "off", "bf16", "fp16"), help="autocast type; auto: bf16 if supported")
-    channels_last: bool = setting(True, help="NHWC memory layout")
-    compile: bool = setting(False, help="torch.compile the model, on a GPU with CUDA graphs if sizes are fixed")
-    sync_bn: bool = setting(False, help="batch statistics over all processes")
-    sync_bn_group: int = setting(0, low=0, help="batch statistics over groups of so many processes; 0: see --sync-bn")
-    compress_grads: bool = setting(False, help="exchange gradients as bfloat16 (plain DDP): half the bytes")
-    zero: bool = setting(False, help="shard the optimiser's state over the processes")
+    channels_last: bool = setting(True, help="NHWC memory format")
+    compile: bool = setting(False, help="torch.compile the model, with CUDA graphs on a GPU if sizes are fixed")
+    sync_bn: bool = setting(False, help="synchronize batch norm statistics over all processes")
+    sync_bn_group: int = setting(0, low=0, help="synchronize batch norm statistics over groups of n processes; 0: off")
+    compress_grads: bool = setting(False, help="exchange gradients as bfloat16, which halves the traffic (plain DDP)")
+    zero: bool = setting(False, help="shard the optimizer state over the processes (ZeRO stage 1)")
     virtual_ranks: int = setting(
-        0, low=0, help="cut batches into so many shares; the bits are the same on any fewer processes; 0: one a process"
+        0,
+        low=0,
+        help="cut each batch into n shards; bitwise equal on any number of processes dividing n; 0: one per process",
     )
-    threads: int = setting(0, low=0, help="CPU threads a process; 0: torch's choice, 1 with virtual ranks on CPUs")
-    skip_zero_grads: bool = setting(False, help="leave weights alone whose gradient is exactly zero")
+    threads: int = setting(0, low=0, help="CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs")
+    skip_zero_grads: bool = setting(False, help="skip weight updates where the gradient is exactly zero")
     freeze: list[int] = setting(factory=list, help="layers to freeze: one number n freezes 0..n-1, several name layers")
-    label_smoothing: float = setting(0.0, low=0, high=0.5, help="class label smoothing")
+    label_smoothing: float = setting(0.0, low=0, high=0.5, help="label smoothing of the classes")
     patience: int = setting(0, low=0, help="stop after this many epochs without a better AP; 0: never")
-    save_period: int = setting(0, low=0, help="also keep a checkpoint every n epochs; 0: never")
-    save_minutes: float = setting(10.0, low=0, help="also save inside an epoch every so many minutes; 0: never")
-    save_steps: int = setting(0, low=0, help="also save inside an epoch every n steps; 0: never")
-    stall_minutes: float = setting(10.0, low=0, help="write down where a run hangs that has done no step for so long")
+    save_period: int = setting(0, low=0, help="keep an additional checkpoint every n epochs; 0: never")
+    save_minutes: float = setting(10.0, low=0, help="also save within an epoch every n minutes; 0: never")
+    save_steps: int = setting(0, low=0, help="also save within an epoch every n steps; 0: never")
+    stall_minutes: float = setting(10.0, low=0, help="write stack traces after n minutes without a step; 0: never")
     val_every: int = setting(1, low=0, help="validate every n epochs and at the end; 0: at the end only")
-    noplots: bool = setting(False, help="write no plots")
     noautoanchor: bool = setting(False, help="never refit anchors")
-    seed: int = setting(0, low=0, help="every random choice follows from it")
-    deterministic: bool = setting(False, help="deterministic kernels")
-    max_bad_steps: int = setting(20, low=1, help="non-finite steps in a row that stop the run")
+    seed: int = setting(0, low=0, help="seed of all random numbers")
+    deterministic: bool = setting(False, help="use deterministic kernels")
+    max_bad_steps: int = setting(20, low=1, help="stop after this many consecutive non-finite steps")
     project: str = setting("runs/train", help="folder of runs")
-    name: str = setting("exp", help="name of this run")
-    exist_ok: bool = setting(False, help="write into an existing run folder")
-    offline: bool = setting(False, help="never download weights")
-    spawn: int = setting(0, low=0, help="start this many processes on this machine without torchrun")
-    local_rank: int | None = setting(None, help="set by the old launcher")
-    local_world_size: int | None = setting(None, low=1, help="processes a machine, as old launchers' examples pass it")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValConfig:
+class ValConfig(_DataConfig):
     """The flags of val.py."""
 
-    weights: str = setting(help="checkpoint to score")
+    weights: str = setting(help="checkpoint to evaluate")
     data: str = setting("", help="data set YAML; empty: the checkpoint's")
-    task: str = setting("val", choices=("train", "val", "test"), help="split")
-    batch_size: int = setting(16, low=1, aliases=("--batch",), help="images a batch on one process")
-    imgsz: int = setting(0, low=0, aliases=("--img", "--img-size"), help="longer side, pixels; 0: the checkpoint's")
-    rect: bool = setting(True, help="batches by aspect, padded as little as possible")
+    task: str = setting("val", choices=("train", "val", "test"), help="split to evaluate")
+    batch_size: int = setting(16, low=1, aliases=("--batch",), help="images per batch and process")
+    imgsz: int = setting(
+        0, low=0, aliases=("--img", "--img-size"), help="longer image side, pixels; 0: of the checkpoint"
+    )
+    rect: bool = setting(True, help="rectangular batches of similar aspect ratio, with minimum padding")
     conf_thres: float = setting(0.001, low=0, high=1, aliases=("--conf",), help="confidence threshold")
     iou_thres: float | None = setting(
-        None, low=0, high=1, aliases=("--iou",), help="NMS IoU threshold; default: by head (0.7, 0.6, or no NMS)"
+        None, low=0, high=1, aliases=("--iou",), help="IoU threshold of NMS; default: by head (0.7, 0.6, or no NMS)"
     )
-    nms: bool = setting(False, help="NMS-free models: score their one-to-many head with NMS")
+    nms: bool = setting(False, help="evaluate the one-to-many head of NMS-free models, with NMS")
     tta: bool = setting(
-        False, aliases=("--augment",), help="look at each image thrice: as it is, mirrored, mirrored and larger"
+        False,
+        aliases=("--augment",),
+        help="test-time augmentation: also use a flipped and a flipped, enlarged view",
     )
-    max_det: int = setting(300, low=1, help="detections an image")
-    single_cls: bool = setting(False, help="treat all classes as one")
-    device: str = setting("", help="cpu, 0, 0,1, mps; empty: the best there is")
-    workers: int = setting(-1, low=-1, help="loader processes for each rank; -1: its share of the cores, 8 at most")
+    max_det: int = setting(300, low=1, help="maximum number of detections per image")
     amp: str = setting("off", choices=("auto", "off", "bf16", "fp16"), help="autocast type")
-    cache_dir: str = setting("", help="where the index cache goes; empty: ~/.cache/lockstep")
-    stage: str = setting("", help="copy the data to this folder of each node's own disk first; may hold {node_rank}")
-    max_bad: float = setting(0.1, low=0, high=1, help="share of bad images above which the run stops")
-    verify: str = setting(
-        "sample", choices=("sample", "full"), help="decode in the scan: images that look wrong and a sample, or all"
-    )
-    save_json: bool = setting(True, help="write predictions.json in COCO's format")
-    noplots: bool = setting(False, help="write no plots")
-    per_size: bool = setting(False, help="print and write AP and AR of small, medium and large objects of each class")
-    verbose: bool = setting(True, help="print a line a class")
+    save_json: bool = setting(True, help="write predictions.json in COCO format")
+    per_size: bool = setting(False, help="print and write AP and AR of small, medium and large objects per class")
+    verbose: bool = setting(True, help="print one line per class")
     project: str = setting("runs/val", help="folder of runs")
-    name: str = setting("exp", help="name of this run")
-    exist_ok: bool = setting(False, help="write into an existing run folder")
-    offline: bool = setting(False, help="never download weights")
-    spawn: int = setting(0, low=0, help="start this many processes on this machine without torchrun")
-    local_rank: int | None = setting(None, help="set by the old launcher")
-    local_world_size: int | None = setting(None, low=1, help="processes a machine, as old launchers' examples pass it")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectConfig:
+class DetectConfig(_RunConfig):
     """The flags of detect.py."""
 
     weights: str = setting(help="checkpoint, or a public name such as yolov8n")
-    source: str = setting(help="image, folder, glob, video, .txt list, stream URL, or a webcam number")
-    imgsz: int = setting(0, low=0, aliases=("--img", "--img-size"), help="longer side, pixels; 0: the checkpoint's")
+    source: str = setting(help="image, folder, glob, video, .txt list, stream URL, or webcam number")
+    imgsz: int = setting(
+        0, low=0, aliases=("--img", "--img-size"), help="longer image side, pixels; 0: of the checkpoint"
+    )
     conf_thres: float | None = setting(
         None,
         low=0,
         high=1,
         aliases=("--conf",),
-        help="confidence threshold; default: that of the best F1 in the checkpoint's validation, else 0.25",
+        help="confidence threshold; default: the one with the best F1 in the checkpoint's validation, else 0.25",
     )
     iou_thres: float | None = setting(
-        None, low=0, high=1, aliases=("--iou",), help="NMS IoU threshold; default: 0.45, of NMS-free models no NMS"
+        None, low=0, high=1, aliases=("--iou",), help="IoU threshold of NMS; default: 0.45, no NMS for NMS-free models"
     )
-    nms: bool = setting(False, help="NMS-free models: detect with their one-to-many head and NMS")
-    max_det: int = setting(300, low=1, help="detections an image")
-    classes: list[int] = setting(factory=list, help="keep these classes only")
-    agnostic_nms: bool = setting(False, help="suppress across classes")
-    device: str = setting("", help="cpu, 0, mps; empty: the best there is")
+    nms: bool = setting(False, help="use the one-to-many head of NMS-free models, with NMS")
+    max_det: int = setting(300, low=1, help="maximum number of detections per image")
+    classes: list[int] = setting(factory=list, help="keep only these classes")
+    agnostic_nms: bool = setting(False, help="class-agnostic NMS")
+    device: str = setting("", help="cpu, mps or 0; empty: the best available device")
     amp: str = setting("off", choices=("auto", "off", "bf16", "fp16"), help="autocast type")
-    save_txt: bool = setting(False, help="write YOLO txt labels")
-    save_conf: bool = setting(False, help="append confidences to the txt rows")
+    save_txt: bool = setting(False, help="write labels in YOLO txt format")
+    save_conf: bool = setting(False, help="append the confidence to each row of the txt labels")
     save_json: bool = setting(False, help="write predictions.json")
-    save_crop: bool = setting(False, help="write the crop of each detection")
-    nosave: bool = setting(False, help="write no annotated media")
-    offline: bool = setting(False, help="never download weights")
+    save_crop: bool = setting(False, help="write a crop of each detection")
+    nosave: bool = setting(False, help="do not write annotated images and videos")
     view_img: bool = setting(False, help="show results in a window")
-    line_thickness: int = setting(0, low=0, help="box line width, pixels; 0: by image size")
+    line_thickness: int = setting(0, low=0, help="line width of boxes, pixels; 0: by image size")
     hide_labels: bool = setting(False, help="draw boxes without labels")
     hide_conf: bool = setting(False, help="draw labels without confidences")
-    vid_stride: int = setting(1, low=1, help="take every n-th frame of a video")
+    vid_stride: int = setting(1, low=1, help="process every n-th frame of a video")
     max_frames: int = setting(0, low=0, help="stop a video or stream after n frames; 0: never")
     project: str = setting("runs/detect", help="folder of runs")
-    name: str = setting("exp", help="name of this run")
-    exist_ok: bool = setting(False, help="write into an existing run folder")
 
 
 def check_image_size(imgsz: int, stride: int, *, least_cells: int = 1) -> None:
-    """Raises UserError unless ``imgsz`` is a multiple of the model's largest stride, of ``least_cells`` at least."""
+    """Raises UserError unless ``imgsz`` is a multiple of the model's largest stride, at least ``least_cells`` times."""
     least = least_cells * stride
     below = max(imgsz // stride * stride, least)
     if imgsz < least:
-        raise UserError(f"--imgsz {imgsz}: is too small for the model's stride {stride}; use {least} or more")
+        raise UserError(f"--imgsz {imgsz}: too small for the model's stride {stride}; use {least} or more")
     if imgsz % stride:
         raise UserError(
-            f"--imgsz {imgsz}: is no multiple of the model's stride {stride}; use {below} or {below + stride}"
+            f"--imgsz {imgsz}: not a multiple of the model's stride {stride}; use {below} or {below + stride}"
         )

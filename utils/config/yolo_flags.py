@@ -18,6 +18,7 @@ _MEANINGS: dict[str, dict[str, tuple[str, ...]]] = {
         "--linear-lr": ("--no-cos-lr",),
         "--cache-images": ("--cache", "ram"),
         "--nbs": ("--nominal-batch",),
+        "--augment": ("--render-on",),  # its former name; the peers' flag of that name is val.py's
     },
     "val": {**_HALF, "--split": ("--task",)},
     "detect": _HALF,

@@ -212,7 +212,7 @@ def test_a_damaged_file_is_one_clear_line(tmp_path, workers):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"imgsz": 100}, "--imgsz 100: is no multiple of the model's stride 32; use 96 or 128"),
+        ({"imgsz": 100}, "--imgsz 100: not a multiple of the model's stride 32; use 96 or 128"),
         ({"batch_size": 1, "ctx": rank_of(0, 2)}, "--batch-size 1: is the total over 2 processes"),
         ({"quad": True, "batch_size": 6}, "wants a multiple of 4"),
         ({"quad": True, "ctx": rank_of(0, 4), "batch_size": 8}, "wants a multiple of 16"),

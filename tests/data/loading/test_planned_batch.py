@@ -43,7 +43,7 @@ def loader_of(index, monkeypatch):
         source = "synthetic.yaml"
 
     def build(*, ctx=SINGLE, start=None, training=True, hyp=HYP, **options):
-        defaults = {"imgsz": 64, "batch_size": 8, "epochs": 20, "workers": 0, "augment": "device"}
+        defaults = {"imgsz": 64, "batch_size": 8, "epochs": 20, "workers": 0, "render_on": "device"}
         config = TrainConfig(**(defaults | options))
         if not training:
             return build_val_loader(ctx, config, Spec(), stride=32)
@@ -84,7 +84,7 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS)
 def test_batches_are_those_of_the_host_but_for_rounding(batches_of, options):
     """The same images, labels and layout; pixels differ by interpolation and at edges of tiles only."""
-    host = dict(options, cache="none", augment="host")
+    host = dict(options, cache="none", render_on="host")
     for ours, theirs in zip(islice(batches_of(**options), 5), batches_of(**host)):
         assert_same(ours, theirs, but=("images",))
         assert ours.images.dtype == torch.uint8
@@ -133,8 +133,8 @@ def test_shares_of_a_rendered_batch_need_no_labels_on_the_host(batches_of):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"hyp": Hyperparameters(albumentations=[{"name": "Blur"}])}, "--augment device: .* --augment host"),
-        ({"augment": "host", "cache": "device"}, "--cache device: .* add --augment device"),
+        ({"hyp": Hyperparameters(albumentations=[{"name": "Blur"}])}, "--render-on device: .* --render-on host"),
+        ({"render_on": "host", "cache": "device"}, "--cache device: .* add --render-on device"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(batches_of, options, message):
@@ -150,7 +150,7 @@ def test_a_data_set_that_does_not_fit_is_one_line(batches_of, monkeypatch):
 
 
 def test_validation_keeps_its_pixels(batches_of, index):
-    host = list(batches_of(training=False, augment="host"))
+    host = list(batches_of(training=False, render_on="host"))
     for ours, theirs in zip(batches_of(training=False, cache="device"), host):
         assert_same(ours, theirs)
 
@@ -208,4 +208,4 @@ def test_a_machine_that_cannot_compile_draws_all_the_same(batches_of, monkeypatc
     )
     for a, b in zip(expected, batches_of()):
         assert_same(a, b)
-    assert said == ["--augment device: not compiled (no compiler); drawing is a few times slower"]
+    assert said == ["--render-on device: not compiled (no compiler); drawing is a few times slower"]

@@ -54,7 +54,7 @@ def crowded(tmp_path_factory) -> list[str]:
     return ["--data", str(data), "--model", str(model), *SMALL, *more]
 
 
-@pytest.mark.parametrize(("kind", "more"), [("large", []), ("large", ["--augment", "device"]), ("crowded", [])])
+@pytest.mark.parametrize(("kind", "more"), [("large", []), ("large", ["--render-on", "device"]), ("crowded", [])])
 def test_training_needs_no_shared_memory_of_the_file_system(request, tmp_path, kind, more):
     flags = [*request.getfixturevalue(kind), "--workers", "1", *more, "--project", str(tmp_path)]
     done = in_small_memory(sys.executable, "train.py", *flags)

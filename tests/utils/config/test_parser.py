@@ -81,6 +81,9 @@ def test_bad_flags_exit_2_with_one_line(argv, complaint, capsys):
         (TrainConfig, ["--cache", "--epochs", "3"], {"cache": "ram", "epochs": 3}),
         (TrainConfig, ["--cache", "disk"], {"cache": "disk"}),
         (TrainConfig, ["--noval"], {"val_every": 0}),
+        (TrainConfig, ["--augment", "device"], {"render_on": "device"}),
+        (TrainConfig, ["--augment=device"], {"render_on": "device"}),
+        (ValConfig, ["--weights", "x.pt", "--augment"], {"tta": True}),
         (TrainConfig, ["--adam", "--nbs=64"], {"optimizer": "Adam", "nominal_batch": 64}),
         (TrainConfig, ["--img", "320", "--batch", "4", "--cfg", "yolov5s.yaml"], {"imgsz": 320, "batch_size": 4}),
         (ValConfig, ["--weights", "x.pt", "--half", "--split", "test"], {"amp": "fp16", "task": "test"}),
@@ -206,6 +209,7 @@ def test_every_setting_has_help_and_a_valid_default(cls):
 
 def test_former_names_are_still_read():
     assert from_mapping(Hyperparameters, {"lr_share": 0.5}, "x.yaml").lr_mult == 0.5
+    assert from_mapping(TrainConfig, {"augment": "device"}, "a.pt: config").render_on == "device"
     assert with_overrides(Hyperparameters(), ["lr_share=0.25"]).lr_mult == 0.25
     with pytest.raises(UserError, match=r"x\.yaml: 'lr_share' is the former name of 'lr_mult', which is there too"):
         from_mapping(Hyperparameters, {"lr_share": 0.5, "lr_mult": 1.0}, "x.yaml")
