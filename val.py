@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from data.index.dataset_yaml import DatasetSpec
     from engine.evaluation.evaluator import Evaluator, Postprocess
     from models.detector import Detector
-    from models.postprocess.tta import ManyViews
+    from models.postprocess.tta import TestTimeAugmentation
     from utils.distributed.context import DistributedContext
     from utils.structures import Detections, EvalResult, GroundTruth
 
@@ -113,13 +113,13 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         report(config, result, evaluator, gt, names, folder, imgsz)
 
 
-def for_inference(model: Detector, config: ValConfig) -> Detector | ManyViews:
-    """The detector without what only training needs. With ``--tta`` it looks at each picture several times, and what
-    it sees twice is left to NMS, also if it could do without."""
-    from models.postprocess.tta import ManyViews
+def for_inference(model: Detector, config: ValConfig) -> Detector | TestTimeAugmentation:
+    """The detector without what only training needs. With ``--tta`` it runs on several views of each image, and NMS
+    merges their detections, even those of an end-to-end head."""
+    from models.postprocess.tta import TestTimeAugmentation
 
     fused = model.fuse(one_to_one=not (config.nms or config.tta))
-    return ManyViews(fused) if config.tta else fused
+    return TestTimeAugmentation(fused) if config.tta else fused
 
 
 def _dataset(config: ValConfig, info: dict, ctx: DistributedContext) -> DatasetSpec:
@@ -159,7 +159,7 @@ def make_postprocess(config: ValConfig) -> Postprocess:
     """Raw maps to detections, by the thresholds of the command line."""
     from models.postprocess.detections import select_detections, suppression_iou
 
-    def postprocess(model: Detector | ManyViews, raw: list[Tensor]) -> Detections:
+    def postprocess(model: Detector | TestTimeAugmentation, raw: list[Tensor]) -> Detections:
         boxes, scores = model.decode(raw)
         if config.single_cls:
             scores = scores.amax(-1, keepdim=True)
