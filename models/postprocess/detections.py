@@ -1,4 +1,4 @@
-"""Maps' boxes to detections: by threshold and non-maximum suppression (the only one in the project), or by rank alone.
+"""Decoded boxes to detections: by threshold and non-maximum suppression, or by rank alone.
 
 Legend: B images, N boxes, C classes, M candidates of all images, K = ``max_det`` slots.
 """
@@ -12,18 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from models.heads.base import DetectionHead
-from models.postprocess.nms import standing
+from models.postprocess.nms import nms_keep
 from utils.errors import UserError
 from utils.structures import Detections
 
 DETECTION_IOU = 0.45  # fewer boxes an object than in validation, as in YOLOv5's and YOLOv8's detection
 MAX_CANDIDATES = 30_000  # an image, the best by score
-SCORED_CONFIDENCE, SCORED_DETECTIONS = 0.001, 300  # the least of one, the most an image: nearly all of the PR curve
-_FIRST_CANDIDATES = 4096  # an image; those after them are examined if these do not fill all slots
+# Of validation: the confidence threshold and the most detections an image, for nearly the whole PR curve.
+SCORED_CONFIDENCE, SCORED_DETECTIONS = 0.001, 300
+_FIRST_CANDIDATES = 4096  # an image; the rest is examined only if these do not fill all slots
 
 
 class _Candidates(NamedTuple):
-    """Image by image, in it by descending score; equal scores in the order of (box, class)."""
+    """Sorted by image, then by descending score; equal scores in the order of (box, class)."""
 
     image: Tensor  # int64 (M,)
     rank: Tensor  # int64 (M,) in the image, from 0
@@ -32,9 +33,9 @@ class _Candidates(NamedTuple):
     classes: Tensor  # int64 (M,)
 
     def where(self, chosen: Tensor) -> _Candidates:
-        """``chosen``: a mask, or places in a new order."""
-        places = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
-        return _Candidates(*(t[places] for t in self))
+        """The candidates that ``chosen`` selects, a mask or indices."""
+        index = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
+        return _Candidates(*(t[index] for t in self))
 
 
 def _allowed_scores(scores: Tensor, conf_thres: float, multi_label: bool, classes: Sequence[int] | None) -> Tensor:
@@ -54,25 +55,25 @@ def _allowed_scores(scores: Tensor, conf_thres: float, multi_label: bool, classe
 
 
 def _starts(image: Tensor, batch: int) -> Tensor:
-    """Where the images (M,), in ascending order, begin: int64 (batch + 1,), the last one M. Unlike bincount it does not
-    make the host wait."""
+    """Where each image begins in ascending ``image`` (M,): int64 (batch + 1,), the last one M. Unlike with bincount,
+    the host does not wait."""
     return torch.searchsorted(image, torch.arange(batch + 1, device=image.device))
 
 
 def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> tuple[_Candidates, int]:
-    """The allowed pairs, of each image at most the `MAX_CANDIDATES` best; and how many the image with most has."""
+    """The allowed pairs, at most the `MAX_CANDIDATES` best of each image, and the largest number of an image."""
     batch = boxes.shape[0]
     image, box, label = allowed.nonzero(as_tuple=True)
     starts = _starts(image, batch)
     fullest = max(starts.diff().tolist(), default=0)
     is_crowded = fullest > MAX_CANDIDATES
-    if is_crowded:  # sorting millions takes seconds, finding the last of the best does not
+    if is_crowded:  # sorting millions takes seconds, finding the worst score to keep does not
         last = torch.where(allowed, scores, -1.0).flatten(1).topk(MAX_CANDIDATES).values[:, -1]
         image, box, label = (allowed & (scores >= last[:, None, None])).nonzero(as_tuple=True)
         starts = _starts(image, batch)
     score = scores[image, box, label]
     order = score.argsort(descending=True, stable=True)
-    order = order[image[order].argsort(stable=True)]  # by image, in it by score, then by (box, class)
+    order = order[image[order].argsort(stable=True)]  # by image, then score, then (box, class)
     image, box = image[order], box[order]
     rank = torch.arange(len(image), device=image.device) - starts[image]
     found = _Candidates(image, rank, boxes[image, box], score[order], label[order])
@@ -80,8 +81,8 @@ def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> tuple
 
 
 def suppression_iou(head: DetectionHead, given: float | None = None, default: float | None = None) -> float | None:
-    """At which IoU boxes suppress each other: ``given``; else None for an end-to-end head, whose detections are not to
-    be suppressed; else ``default`` or, without one, the head's value for validation."""
+    """The IoU threshold of NMS: ``given`` if not None; None, which means no NMS, for an end-to-end head; otherwise
+    ``default`` or, without one, the head's threshold in validation."""
     if given is not None or head.is_end_to_end:
         return given
     return head.validation_iou if default is None else default
@@ -100,7 +101,7 @@ def select_detections(
 ) -> Detections:
     """`non_max_suppression`, or with ``iou_thres`` None `best_detections`.
 
-    A box whose sides have changed places (distances without bins may be negative) becomes one without area.
+    A box whose sides are swapped (distances without bins may be negative) becomes a box without area.
     """
     low, high = boxes_xyxy.split(2, -1)
     boxes_xyxy = torch.cat((low, torch.maximum(low, high)), -1)
@@ -111,7 +112,7 @@ def select_detections(
 
 
 def detections_to_score(model: nn.Module, raw: list[Tensor]) -> Detections:
-    """A detector's raw maps to detections, as validation wants them while it trains."""
+    """A detector's raw maps to detections, with the settings of validation during training."""
     boxes, scores = model.decode(raw)
     return select_detections(
         boxes,
@@ -122,12 +123,12 @@ def detections_to_score(model: nn.Module, raw: list[Tensor]) -> Detections:
     )
 
 
-def _ranked(scores: Tensor, places: Tensor, count: int) -> Tensor:
-    """Positions (B, count) of the highest scores (B, M), of equal ones those with the lowest ``places`` (B, M) first.
+def _top_positions(scores: Tensor, numbers: Tensor, count: int) -> Tensor:
+    """Positions (B, count) of the highest scores (B, M), of equal ones those with the lowest ``numbers`` (B, M) first.
 
-    A positive float32 and its bits read as an integer sort alike, so one int64 key holds both.
+    A positive float32 sorts like its bits read as an integer, so one int64 key holds both.
     """
-    keys = (scores.view(torch.int32).long() << 32) - places
+    keys = (scores.view(torch.int32).long() << 32) - numbers
     return keys.topk(count, dim=1).indices
 
 
@@ -141,27 +142,27 @@ def best_detections(
     multi_label: bool = True,
     classes: Sequence[int] | None = None,
 ) -> Detections:
-    """The ``max_det`` best (box, class) pairs of each image, none suppressed: for end-to-end heads.
+    """The ``max_det`` best (box, class) pairs of each image without suppression, for end-to-end heads.
 
-    Arguments and the order of equal scores are those of `non_max_suppression`. Shapes depend on no values, and nothing
-    waits for the device.
+    Arguments and the order of equal scores are those of `non_max_suppression`. No shape depends on values, and the host
+    does not wait for the device.
     """
     boxes_xyxy, scores = boxes_xyxy.float(), scores.float()
     batch, count, num_classes = scores.shape
     scores = torch.where(_allowed_scores(scores, conf_thres, multi_label, classes), scores, -1.0)
-    # A box of one of the best pairs is one of the best boxes by best pair: the others' pairs need no ranking.
-    places = torch.arange(count, device=scores.device).expand(batch, -1)
-    best = _ranked(scores.amax(-1), places, min(max_det, count))
-    pairs = scores.gather(1, best[..., None].expand(-1, -1, num_classes)).flatten(1)
-    places = (best[..., None] * num_classes + torch.arange(num_classes, device=scores.device)).flatten(1)
-    chosen = _ranked(pairs, places, min(max_det, pairs.shape[1]))
-    found, place = pairs.gather(1, chosen), places.gather(1, chosen)
-    box = place.div(num_classes, rounding_mode="floor")
+    # The best pairs belong to the boxes with the best highest scores, so only those boxes' pairs are ranked.
+    numbers = torch.arange(count, device=scores.device).expand(batch, -1)
+    best = _top_positions(scores.amax(-1), numbers, min(max_det, count))
+    pair_scores = scores.gather(1, best[..., None].expand(-1, -1, num_classes)).flatten(1)
+    pair_numbers = (best[..., None] * num_classes + torch.arange(num_classes, device=scores.device)).flatten(1)
+    chosen = _top_positions(pair_scores, pair_numbers, min(max_det, pair_scores.shape[1]))
+    found, pair = pair_scores.gather(1, chosen), pair_numbers.gather(1, chosen)
+    box = pair.div(num_classes, rounding_mode="floor")
     kept = found >= 0
     columns = (
         torch.where(kept[..., None], boxes_xyxy.gather(1, box[..., None].expand(-1, -1, 4)), 0.0),
         found * kept,
-        place.remainder(num_classes) * kept,
+        pair.remainder(num_classes) * kept,
     )
     missing = max_det - found.shape[1]
     padded = [torch.cat((t, t.new_zeros((batch, missing, *t.shape[2:]))), 1) for t in columns]
@@ -180,52 +181,51 @@ def non_max_suppression(
     multi_label: bool = True,
     classes: Sequence[int] | None = None,
 ) -> Detections:
-    """Keeps, of each image and class, the best boxes that overlap no better kept one by more than ``iou_thres``.
+    """Keeps the best boxes of each image and class that overlap no better kept one by more than ``iou_thres``.
 
     Args:
         boxes_xyxy: (B, N, 4) canvas pixels.
         scores: (B, N, C); NaN is below any threshold.
-        conf_thres: a score must be above it.
-        max_det: K, detections an image; the best are kept.
-        agnostic: boxes of different classes suppress each other too.
-        multi_label: every class above the threshold is a detection; otherwise only a box's best class may be one.
-        classes: only these. A box whose best class is another isn't kept without ``multi_label``.
+        conf_thres: scores must be above it.
+        max_det: K, the most detections an image; the best are kept.
+        agnostic: whether boxes of different classes suppress each other too.
+        multi_label: whether every class above the threshold is a detection; otherwise a box's best class alone.
+        classes: the classes to keep. Without ``multi_label``, a box whose best class is another one is not kept.
 
-    Equal scores keep the order of (box, class), so a box listed earlier wins.
+    Equal scores keep the order of (box, class), so the earlier box is kept.
     """
     boxes_xyxy, scores = boxes_xyxy.float(), scores.float()
     batch, _, num_classes = scores.shape
     allowed = _allowed_scores(scores, conf_thres, multi_label, classes)
     candidates, fullest = _collect_candidates(boxes_xyxy, scores, allowed)
 
-    def survivors(examined: _Candidates) -> _Candidates:
+    def suppress(examined: _Candidates) -> _Candidates:
         group, groups = examined.image, batch
         if not agnostic:
             group, groups = group * num_classes + examined.classes, groups * num_classes
-        return examined.where(standing(examined.boxes, group, groups, iou_thres, max_det))
+        return examined.where(nms_keep(examined.boxes, group, groups, iou_thres, max_det))
 
     if fullest <= _FIRST_CANDIDATES:
-        return _fill_slots(survivors(candidates), batch, max_det)
-    # What stands among the best candidates does so among all.
-    kept = survivors(candidates.where(candidates.rank < _FIRST_CANDIDATES))
+        return _fill_slots(suppress(candidates), batch, max_det)
+    # A box that is kept among the best candidates is kept among all.
+    kept = suppress(candidates.where(candidates.rank < _FIRST_CANDIDATES))
     has_more = _starts(candidates.image, batch).diff() > _FIRST_CANDIDATES
     again = has_more & (_starts(kept.image, batch).diff() < max_det)
     if again.any():
-        more = survivors(candidates.where(again[candidates.image]))
+        more = suppress(candidates.where(again[candidates.image]))
         kept = _Candidates(*map(torch.cat, zip(kept.where(~again[kept.image]), more)))
         kept = kept.where(kept.image.argsort(stable=True))
     return _fill_slots(kept, batch, max_det)
 
 
 def _fill_slots(kept: _Candidates, batch: int, max_det: int) -> Detections:
-    """The first ``max_det`` of each image."""
+    """The first ``max_det`` of each image, padded to `Detections`."""
     starts = _starts(kept.image, batch)
     slot = torch.arange(len(kept.image), device=kept.image.device) - starts[kept.image]
-    # One place more than there are slots: whatever finds none goes there.
-    place = torch.where(slot < max_det, kept.image * max_det + slot, batch * max_det)
+    row = torch.where(slot < max_det, kept.image * max_det + slot, batch * max_det)  # the last row is dropped
     padded = []
     for values in (kept.boxes, kept.scores, kept.classes):
-        slots = values.new_zeros((batch * max_det + 1, *values.shape[1:]))
-        slots[place] = values
-        padded.append(slots[:-1].view(batch, max_det, *values.shape[1:]))
+        rows = values.new_zeros((batch * max_det + 1, *values.shape[1:]))
+        rows[row] = values
+        padded.append(rows[:-1].view(batch, max_det, *values.shape[1:]))
     return Detections(*padded, starts.diff().clamp(max=max_det))

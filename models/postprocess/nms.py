@@ -1,16 +1,19 @@
-"""Greedy suppression: which candidates stand, given that a box falls to any better box of its group that stands.
+"""Greedy non-maximum suppression of many groups at once: a box is suppressed by a better kept box of its group alone.
 
-Greedy suppression is a chain. Here the chains of many groups are solved at once: groups of about the same size lie in
-one padded table, and within a block of a table's columns "a box stands unless a better standing one overlaps it" is
-repeated until nothing changes, which takes as many rounds as the longest chain is long and ends in the greedy answer
-(Cluster-NMS, Zheng et al. 2021). Only boxes of one group are ever compared, so groups are told apart without shifting
-coordinates, which would cost precision: a group's result is the same alone and in any company.
+Groups of about the same size are rows of one padded table. Within a block of a table's columns, "keep a box unless a
+better kept one overlaps it" is repeated until nothing changes, which takes as many rounds as the longest chain of
+suppressions is long and ends in the greedy answer (Cluster-NMS, Zheng et al. 2021). Only boxes of one group are ever
+compared, so coordinates are not shifted to tell groups apart, which would cost precision: a group's result does not
+depend on the other groups.
 
-Work is cut to fit the device: a CPU wants what stays in its cache, a GPU few kernels and few values that the host waits
-for. The result is the same bits whatever the cut: on every device the same float32 products are compared, one operation
-after another, and what is summed are whole numbers.
+The block and table sizes suit the device: a CPU wants what stays in its cache, a GPU few kernels and few values that
+the host waits for. They do not change the result: every device compares the same float32 products, one operation after
+another, and only whole numbers are summed.
 
-Legend: M candidates, G groups in a table, Q columns of it, T columns in a block, P places for boxes that stand.
+torchvision.ops.nms is not used because it compares quotients, which at an IoU of exactly the threshold gives other
+boxes, and because it takes several times as long on batches of many classes (benchmarks/nms.py).
+
+Legend: M candidates, G groups in a table, Q columns of it, T columns in a block, P kept boxes.
 """
 
 from __future__ import annotations
@@ -23,99 +26,98 @@ import torch
 from torch import Tensor
 
 
-class _Cut(NamedTuple):
+class _TableSizes(NamedTuple):
     """Changes speed and memory only."""
 
-    sizes: tuple[int, ...]  # groups up to one of these share no table with larger ones; who is alone in a group stands
-    block: int  # columns examined together
-    cells: int  # comparisons made together, or twice as many where more than a block is kept; three float32 of each
-    rounds: int  # of suppression between looks at whether anything still changes, for which the host waits
+    groups: tuple[int, ...]  # groups up to one of these sizes share no table with larger ones; a single box is kept
+    block: int  # columns compared together
+    cells: int  # comparisons made together, or twice as many with several blocks; three float32 of each
+    rounds: int  # of suppression between checks for a change, for which the host waits
 
 
-_ON_CPU = _Cut(sizes=(1, 8, 32, 128), block=256, cells=1 << 20, rounds=1)
-_ON_GPU = _Cut(sizes=(1,), block=512, cells=1 << 25, rounds=4)
+_ON_CPU = _TableSizes(groups=(1, 8, 32, 128), block=256, cells=1 << 20, rounds=1)
+_ON_GPU = _TableSizes(groups=(1,), block=512, cells=1 << 25, rounds=4)
 
 
-def _cut_for(device: torch.device) -> _Cut:
+def _sizes_for(device: torch.device) -> _TableSizes:
     return _ON_GPU if device.type == "cuda" else _ON_CPU
 
 
-def standing(boxes_xyxy: Tensor, group: Tensor, groups: int, iou_thres: float, most: int) -> Tensor:
-    """Which candidates stand: bool (M,).
+def nms_keep(boxes_xyxy: Tensor, group: Tensor, groups: int, iou_thres: float, max_det: int) -> Tensor:
+    """Which candidates are kept: bool (M,).
 
     Args:
         boxes_xyxy: float32 (M, 4), of each group the best first.
         group: int64 (M,), from 0 to ``groups`` - 1.
-        iou_thres: a box falls to one that it overlaps by more.
-        most: of a group, what comes after so many that stand may be reported to have fallen.
+        iou_thres: a box is suppressed by one that it overlaps by more.
+        max_det: once a group has so many kept boxes, its later boxes may be reported as suppressed.
     """
-    cut = _cut_for(group.device)
+    sizes = _sizes_for(group.device)
     order = group.argsort(stable=True)
     coordinates = boxes_xyxy[order].T.contiguous()
     count = len(group)
-    stands = torch.ones(count + 1, dtype=torch.bool, device=group.device)  # the last one is that of no candidate
-    for place, filled in _tables(group[order], groups, most, cut):
-        kept = _stand_in_table(coordinates[:, place.clamp(max=count - 1)], filled, iou_thres, most, cut)
-        stands.scatter_(0, torch.where(filled, place, count).flatten(), kept.flatten())
-    return torch.empty_like(stands[:-1]).scatter_(0, order, stands[:-1])
+    keep = torch.ones(count + 1, dtype=torch.bool, device=group.device)  # the last entry takes the padding's results
+    for index, is_box in _tables(group[order], groups, max_det, sizes):
+        kept = _keep_in_table(coordinates[:, index.clamp(max=count - 1)], is_box, iou_thres, max_det, sizes)
+        keep.scatter_(0, torch.where(is_box, index, count).flatten(), kept.flatten())
+    return torch.empty_like(keep[:-1]).scatter_(0, order, keep[:-1])
 
 
-def _tables(group: Tensor, groups: int, most: int, cut: _Cut) -> Iterator[tuple[Tensor, Tensor]]:
-    """Sorted groups (M,) as tables with a row for each, the largest first: places int64 (G, Q) and whether there is
-    one, bool (G, Q)."""
+def _tables(group: Tensor, groups: int, max_det: int, sizes: _TableSizes) -> Iterator[tuple[Tensor, Tensor]]:
+    """Sorted groups (M,) as tables with a row for each, the largest first: indices int64 (G, Q) into M, and bool (G,
+    Q), False for padding."""
     edges = torch.searchsorted(group, torch.arange(groups + 1, device=group.device))
-    sizes, rows = edges.diff().sort(descending=True)
+    lengths, rows = edges.diff().sort(descending=True)
     starts = edges[rows]
-    on_host = sizes.tolist()
-    first, end = 0, _larger(on_host, cut.sizes[0])
+    on_host = lengths.tolist()
+    first, end = 0, _count_larger(on_host, sizes.groups[0])
     while first < end:
         longest = on_host[first]
-        alike = _larger(on_host, max(size for size in cut.sizes if size < longest))
-        block = min(longest, cut.block)
-        compared = block if longest <= block else max(block, min(most, longest) // 2)  # with each column of a block
-        last = min(first + max(cut.cells // (block * compared), 1), alike)
+        similar = _count_larger(on_host, max(size for size in sizes.groups if size < longest))
+        block = min(longest, sizes.block)
+        compared = block if longest <= block else max(block, min(max_det, longest) // 2)  # with each column of a block
+        last = min(first + max(sizes.cells // (block * compared), 1), similar)
         columns = torch.arange(longest, device=group.device)
-        yield starts[first:last, None] + columns, columns < sizes[first:last, None]
+        yield starts[first:last, None] + columns, columns < lengths[first:last, None]
         first = last
 
 
-def _larger(descending: list[int], size: int) -> int:
+def _count_larger(descending: list[int], size: int) -> int:
     """How many are larger than ``size``."""
     return bisect_left(descending, -size, key=lambda value: -value)
 
 
-def _stand_in_table(coordinates: Tensor, filled: Tensor, iou_thres: float, most: int, cut: _Cut) -> Tensor:
-    """Which places of a table stand, bool (G, Q), its ``coordinates`` being (4, G, Q)."""
-    if filled.shape[1] <= cut.block:
-        return _stand_in_block(filled, overlaps(coordinates, coordinates, iou_thres), cut.rounds)
-    groups = filled.shape[0]
-    result = torch.zeros_like(filled)
-    # One place more than asked for: whatever is past the last one lands there and is not looked at.
-    kept = coordinates.new_zeros((4, groups, most + 1))
-    counts = torch.zeros(groups, dtype=torch.long, device=filled.device)
+def _keep_in_table(coordinates: Tensor, is_box: Tensor, iou_thres: float, max_det: int, sizes: _TableSizes) -> Tensor:
+    """Which boxes of a table are kept, bool (G, Q), from its ``coordinates`` (4, G, Q)."""
+    if is_box.shape[1] <= sizes.block:
+        return _keep_in_block(is_box, overlaps(coordinates, coordinates, iou_thres), sizes.rounds)
+    groups = is_box.shape[0]
+    keep = torch.zeros_like(is_box)
+    kept = coordinates.new_zeros((4, groups, max_det + 1))  # the last column takes what is not needed
+    counts = torch.zeros(groups, dtype=torch.long, device=is_box.device)
     fullest = 0
-    for start in range(0, filled.shape[1], cut.block):
-        block = coordinates[:, :, start : start + cut.block]
-        stands = filled[:, start : start + cut.block]
+    for start in range(0, is_box.shape[1], sizes.block):
+        block = coordinates[:, :, start : start + sizes.block]
+        block_keep = is_box[:, start : start + sizes.block]
         if fullest:
-            stands = stands & (overlaps(kept[:, :, :fullest], block, iou_thres).sum(1) == 0)
-        stands = _stand_in_block(stands, overlaps(block, block, iou_thres), cut.rounds)
-        result[:, start : start + cut.block] = stands
-        slot = counts[:, None] + stands.cumsum(1) - 1
-        slot = torch.where(stands, slot.clamp(max=most), most)
+            block_keep = block_keep & (overlaps(kept[:, :, :fullest], block, iou_thres).sum(1) == 0)
+        block_keep = _keep_in_block(block_keep, overlaps(block, block, iou_thres), sizes.rounds)
+        keep[:, start : start + sizes.block] = block_keep
+        slot = counts[:, None] + block_keep.cumsum(1) - 1
+        slot = torch.where(block_keep, slot.clamp(max=max_det), max_det)
         kept.scatter_(2, slot.expand(4, -1, -1), block)
-        counts = (counts + stands.sum(1)).clamp(max=most)
+        counts = (counts + block_keep.sum(1)).clamp(max=max_det)
         emptiest, fullest = torch.stack(counts.aminmax()).tolist()
-        if emptiest == most:
+        if emptiest == max_det:
             break
-    return result
+    return keep
 
 
 def overlaps(a: Tensor, b: Tensor, iou_thres: float) -> Tensor:
     """1 where a box of a, (4, G, P), has an IoU above the threshold with one of b, (4, G, Q), else 0: (G, P, Q).
 
-    Without a division, so that boxes without area overlap nothing. Coordinates come first: a pass over the last axis
-    is then a long one.
+    There is no division, so boxes without area overlap nothing. Coordinates come first, which makes a pass over the
+    last axis a long one.
     """
     ax1, ay1, ax2, ay2 = a[..., None].unbind()
     bx1, by1, bx2, by2 = b[:, :, None].unbind()
@@ -126,15 +128,15 @@ def overlaps(a: Tensor, b: Tensor, iou_thres: float) -> Tensor:
     return overlap.gt_(union.mul_(iou_thres))
 
 
-def _stand_in_block(stands: Tensor, suppresses: Tensor, rounds: int) -> Tensor:
-    """Greedy suppression in a block: ``stands`` bool (G, T) before it, ``suppresses`` float (G, T, T) row on column.
-    After every so many ``rounds`` it looks whether the last one changed anything."""
-    suppresses = suppresses.triu_(1)
-    kept = stands
+def _keep_in_block(candidates: Tensor, overlap: Tensor, rounds: int) -> Tensor:
+    """Greedy suppression in a block: ``candidates`` bool (G, T), ``overlap`` float (G, T, T) as by `overlaps`. It
+    checks for a change once every ``rounds``."""
+    overlap = overlap.triu_(1)
+    keep = candidates
     while True:
         for _ in range(rounds):
-            before = kept
-            blows = torch.bmm(kept[:, None].to(suppresses.dtype), suppresses)[:, 0]  # whole numbers, so exact
-            kept = stands & (blows == 0)
-        if torch.equal(kept, before):
-            return kept
+            before = keep
+            suppressed_by = torch.bmm(keep[:, None].to(overlap.dtype), overlap)[:, 0]  # counts, so exact
+            keep = candidates & (suppressed_by == 0)
+        if torch.equal(keep, before):
+            return keep

@@ -1,4 +1,4 @@
-"""Non-maximum suppression against brute force and torchvision, cut as for CPUs and as for GPUs."""
+"""Non-maximum suppression against brute force and torchvision, with the table sizes of CPUs and of GPUs."""
 
 import numpy as np
 import pytest
@@ -14,9 +14,9 @@ from utils.errors import UserError
 
 
 @pytest.fixture(params=["_ON_CPU", "_ON_GPU"], autouse=True)
-def cut(request, monkeypatch):
+def sizes(request, monkeypatch):
     chosen = getattr(suppression, request.param)
-    monkeypatch.setattr(suppression, "_cut_for", lambda device: chosen)
+    monkeypatch.setattr(suppression, "_sizes_for", lambda device: chosen)
     return chosen
 
 
@@ -45,7 +45,7 @@ def brute_force(boxes, scores, *, conf_thres, iou_thres, max_det, agnostic=False
 
 
 def greedy(boxes: torch.Tensor, iou_thres: float, max_det: int) -> list[int]:
-    """Numbers of those that are kept of boxes (N, 4), the best first, one after another in float32."""
+    """Indices of the kept boxes of (N, 4), the best first, one after another in float32."""
     boxes = boxes.numpy()
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     kept = []
@@ -97,8 +97,8 @@ def test_equals_brute_force(multi_label, agnostic, iou_thres):
 @pytest.mark.parametrize("block", [1, 7, 64])
 @pytest.mark.parametrize("first", [4, 40, 10_000])
 def test_blocks_tables_and_first_candidates_change_nothing(monkeypatch, block, first):
-    cut = suppression._Cut(sizes=(1, 3), block=block, cells=2 * block**2, rounds=1)
-    monkeypatch.setattr(suppression, "_cut_for", lambda device: cut)
+    sizes = suppression._TableSizes(groups=(1, 3), block=block, cells=2 * block**2, rounds=1)
+    monkeypatch.setattr(suppression, "_sizes_for", lambda device: sizes)
     monkeypatch.setattr(postprocess, "_FIRST_CANDIDATES", first)
     boxes, scores = crowd(3, 80, 3, seed=2)
     scores[1, 5:] = 0.0  # few candidates beside many, of classes with one, several and many
@@ -233,34 +233,34 @@ def test_groups_of_thousands(kind, iou_thres, max_det):
         assert found.boxes_xyxy.is_contiguous()
 
 
-@pytest.mark.parametrize("most", [10, 300])
-def test_what_is_compared_at_once_is_bounded(monkeypatch, most):
+@pytest.mark.parametrize("max_det", [10, 300])
+def test_what_is_compared_at_once_is_bounded(monkeypatch, max_det):
     """Whatever the sizes of groups and the boxes that are kept."""
-    bounded = suppression._Cut(sizes=(1,), block=32, cells=1 << 14, rounds=2)
-    sizes = []
+    bounded = suppression._TableSizes(groups=(1,), block=32, cells=1 << 14, rounds=2)
+    compared = []
 
-    def noted(a, b, iou_thres):
+    def recorded(a, b, iou_thres):
         result = overlaps(a, b, iou_thres)
-        sizes.append(result.numel())
+        compared.append(result.numel())
         return result
 
     overlaps = suppression.overlaps
-    monkeypatch.setattr(suppression, "_cut_for", lambda device: bounded)
-    monkeypatch.setattr(suppression, "overlaps", noted)
+    monkeypatch.setattr(suppression, "_sizes_for", lambda device: bounded)
+    monkeypatch.setattr(suppression, "overlaps", recorded)
     boxes = torch.stack([many_boxes("scattered")] * 4)
     scores = torch.rand(4, 4096, 3, generator=torch.Generator().manual_seed(0))
     scores[..., 1] *= 0.05
-    non_max_suppression(boxes, scores, conf_thres=0.04, iou_thres=0.5, max_det=most)
-    assert bounded.cells / 4 < max(sizes) <= 2 * bounded.cells
+    non_max_suppression(boxes, scores, conf_thres=0.04, iou_thres=0.5, max_det=max_det)
+    assert bounded.cells / 4 < max(compared) <= 2 * bounded.cells
 
 
 @pytest.mark.parametrize("classes", [80, 1])
-def test_kernels_and_waits_of_a_batch(cut, classes):
+def test_kernels_and_waits_of_a_batch(sizes, classes):
     """In blocks for CPUs, a validation batch of 64 took 13,000 operations, and 1,400 times the host waited."""
     given = make_input(batch=16, boxes=8400, classes=classes, objects=30)
     with KernelCount() as count:
         non_max_suppression(**given, conf_thres=0.001, iou_thres=0.7, max_det=300)
-    on_gpu = cut is suppression._ON_GPU
+    on_gpu = sizes is suppression._ON_GPU
     assert count.kernels.total() <= (300 if on_gpu else 2000)
     assert count.waits.total() <= (20 if on_gpu else 250)
 

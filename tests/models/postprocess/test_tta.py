@@ -1,4 +1,4 @@
-"""Views of a canvas: where their boxes come to lie, and that together they are what each alone would be."""
+"""Test-time augmentation: boxes of every view land in canvas pixels, and equal those of each view run alone."""
 
 import numpy as np
 import pytest
@@ -7,12 +7,12 @@ from torch import nn
 from torch.nn.functional import interpolate
 
 from models.detector import build_detector
-from models.postprocess.tta import AS_IT_IS, GREY, VIEWS, ManyViews, View, to_canvas
+from models.postprocess.tta import GREY, IDENTITY, VIEWS, TestTimeAugmentation, View, to_canvas
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL
 
 
 class BrightBox(nn.Module):
-    """A stand-in for a detector that sees the outline of what is bright, to a fraction of a pixel."""
+    """A stand-in for a detector that finds the outline of a bright region, to a fraction of a pixel."""
 
     strides, stride = (8, 16, 32), 32
 
@@ -24,7 +24,7 @@ class BrightBox(nn.Module):
             size = line.shape[1]
             left = (line > 0.5).float().argmax(1)
             right = size - 1 - (line.flip(1) > 0.5).float().argmax(1)
-            # The pixel outside the first bright one is lit by the share of it that the box covers.
+            # The pixel outside the first bright one is lit in proportion to the part that the box covers.
             before = line.gather(1, (left - 1).clamp(min=0)[:, None])[:, 0] * (left > 0)
             after = line.gather(1, (right + 1).clamp(max=size - 1)[:, None])[:, 0] * (right < size - 1)
             corners += [
@@ -40,14 +40,14 @@ class BrightBox(nn.Module):
 
 
 @pytest.mark.parametrize("canvas", [(64, 64), (96, 224), (160, 128)])
-def test_all_views_see_an_object_where_it_is(canvas):
+def test_all_views_find_an_object_where_it_is(canvas):
     height, width = canvas
     corners = torch.tensor([[9, 13, 37, 41], [0, 0, 20, 30], [width - 30, height - 25, width, height]])
     images = torch.full((3, 3, height, width), GREY)
     for image, (x1, y1, x2, y2) in zip(images, corners.tolist()):
         image[:, y1:y2, x1:x2] = 1.0
-    views = (AS_IT_IS, View(1.0, True), View(0.83, True), View(0.67, False), View(0.5, True), View(1.3, True))
-    model = ManyViews(BrightBox(), views)
+    views = (IDENTITY, View(1.0, True), View(0.83, True), View(0.67, False), View(0.5, True), View(1.3, True))
+    model = TestTimeAugmentation(BrightBox(), views)
     boxes, scores = model.decode(model(images))
     assert boxes.shape == (3, len(views), 4)
     assert scores.shape == (3, len(views), 1)
@@ -62,30 +62,30 @@ def test_frames_by_hand():
     in_view = torch.tensor([[10.0, 30.0, 20.0, 60.0]])  # 44 to 54 from the right side
     expected = [44 * 96 / 64, 30 * 224 / 150, 54 * 96 / 64, 60 * 224 / 150]
     np.testing.assert_allclose(to_canvas(in_view, view, (height, width))[0], expected, rtol=1e-6)
-    np.testing.assert_array_equal(to_canvas(in_view, AS_IT_IS, (height, width)), in_view)
+    np.testing.assert_array_equal(to_canvas(in_view, IDENTITY, (height, width)), in_view)
 
 
 @pytest.mark.parametrize("spec", [TINY_MODEL, TINY_ANCHOR_MODEL])
 def test_predictions_are_those_of_each_view_alone(spec):
     detector = build_detector(spec, 2, seed=3).fuse()
     images = torch.rand(2, 3, 96, 160, generator=torch.Generator().manual_seed(0))
-    model = ManyViews(detector)
+    model = TestTimeAugmentation(detector)
     with torch.no_grad():
         boxes, scores = model.decode(model(images))
         start = 0
         for scale, mirrored in VIEWS:
             height, width = round(96 * scale), round(160 * scale)
-            seen = images.flip(3) if mirrored else images
-            seen = seen if scale == 1 else interpolate(seen, (height, width), mode="bilinear")
+            view = images.flip(3) if mirrored else images
+            view = view if scale == 1 else interpolate(view, (height, width), mode="bilinear")
             canvas = torch.full((2, 3, -(-height // 32) * 32, -(-width // 32) * 32), GREY)
-            canvas[:, :, :height, :width] = seen
-            own, own_scores = (t.numpy().astype(np.float64) for t in detector.decode(detector(canvas)))
+            canvas[:, :, :height, :width] = view
+            expected, expected_scores = (t.numpy().astype(np.float64) for t in detector.decode(detector(canvas)))
             if mirrored:
-                own[..., [0, 2]] = width - own[..., [2, 0]]
-            own *= np.array([160 / width, 96 / height] * 2)
-            end = start + own.shape[1]
-            np.testing.assert_allclose(boxes[:, start:end], own, rtol=1e-5, atol=1e-4)
-            np.testing.assert_array_equal(scores[:, start:end], own_scores)
+                expected[..., [0, 2]] = width - expected[..., [2, 0]]
+            expected *= np.array([160 / width, 96 / height] * 2)
+            end = start + expected.shape[1]
+            np.testing.assert_allclose(boxes[:, start:end], expected, rtol=1e-5, atol=1e-4)
+            np.testing.assert_array_equal(scores[:, start:end], expected_scores)
             start = end
     assert start == boxes.shape[1] == scores.shape[1]
 
@@ -93,9 +93,9 @@ def test_predictions_are_those_of_each_view_alone(spec):
 def test_one_view_is_the_detector_itself():
     detector = build_detector(TINY_MODEL, 2, seed=3).fuse()
     images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    model = ManyViews(detector, (AS_IT_IS,))
+    model = TestTimeAugmentation(detector, (IDENTITY,))
     with torch.no_grad():
         for ours, plain in zip(model.decode(model(images)), detector.decode(detector(images))):
             assert torch.equal(ours, plain)
-    with pytest.raises(ValueError, match="as it is"):
-        ManyViews(detector, (View(0.5, False),))
+    with pytest.raises(ValueError, match="identity"):
+        TestTimeAugmentation(detector, (View(0.5, False),))
