@@ -2,7 +2,7 @@
 
 python -m data.cache list
 python -m data.cache prune --older-than 30      # days since a run last used it
-python -m data.cache prune --to 50              # GB that may stay; old versions of a data set go first
+python -m data.cache prune --to 50              # GB to keep; old versions of a data set are removed first
 python -m data.cache prune --all
 """
 
@@ -44,19 +44,19 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m data.cache", description="Lists or removes caches of data sets.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="what there is, how large, and when it was last used")
-    prune = commands.add_parser("prune", help="removes caches that no process uses")
+    commands.add_parser("list", help="print size, last use and content of each cache")
+    prune = commands.add_parser("prune", help="remove caches that no process uses")
     which = prune.add_mutually_exclusive_group(required=True)
-    which.add_argument("--older-than", metavar="DAYS", help="those not used for so many days")
-    which.add_argument("--to", metavar="GB", help="until so many gigabytes are left, old versions of data sets first")
-    which.add_argument("--all", action="store_true", help="all; a run that wants one makes it again")
+    which.add_argument("--older-than", metavar="DAYS", help="caches not used for this many days")
+    which.add_argument("--to", metavar="GB", help="caches in excess of this size, old versions of data sets first")
+    which.add_argument("--all", action="store_true", help="all caches; a run creates its own again")
     for command in commands.choices.values():
         command.add_argument("--cache-dir", default="", help="the --cache-dir of the runs; empty: ~/.cache/lockstep")
     return parser.parse_args(argv)
 
 
 def _chosen(options: argparse.Namespace, caches: list[CacheFile]) -> Callable[[CacheFile, int], bool]:
-    """Whether a cache is to go, given the bytes that are left."""
+    """Returns a function that tells whether to remove a cache, given the bytes of all caches that are left."""
     if options.all:
         return lambda cache, left: True
     if options.to is not None:
@@ -65,22 +65,22 @@ def _chosen(options: argparse.Namespace, caches: list[CacheFile]) -> Callable[[C
     try:
         days = float(options.older_than)
     except ValueError:
-        raise UserError(f"--older-than {options.older_than}: wants days, a number") from None
+        raise UserError(f"--older-than {options.older_than}: must be a number of days") from None
     before = time.time() - days * DAY_S
     return lambda cache, left: cache.used < before
 
 
-def _prune(caches: list[CacheFile], goes: Callable[[CacheFile, int], bool]) -> None:
+def _prune(caches: list[CacheFile], is_chosen: Callable[[CacheFile, int], bool]) -> None:
     left, count, total = sum(c.size for c in caches), 0, 0
     now = time.time()
     for cache in removal_order(caches):
-        if not goes(cache, left):
+        if not is_chosen(cache, left):
             continue
         if remove(cache):
             print(f"removed  {cache.line(now)}")
             left, count, total = left - cache.size, count + 1, total + cache.size
         else:
-            print(f"kept, a process uses it: {cache.line(now)}")
+            print(f"kept (in use): {cache.line(now)}")
     print(f"{count} removed, {amount(total)}; {amount(left)} left")
 
 
@@ -89,16 +89,12 @@ def _print_list(folder: Path, caches: list[CacheFile]) -> None:
     for cache in caches:
         print(cache.line(now))
     total = amount(sum(c.size for c in caches))
-    limit = (
-        f", of at most {amount(cache_limit(folder))} ({LIMIT_VARIABLE} sets another limit)" if folder.is_dir() else ""
-    )
+    limit = f", limit {amount(cache_limit(folder))} ({LIMIT_VARIABLE} changes it)" if folder.is_dir() else ""
     print(f"{len(caches)} caches in {folder} and memory: {total}{limit}")
     for name, what in (("demo", "the demo set"), ("weights", "downloaded weights")):
         files = [p for p in (folder / name).rglob("*") if p.is_file()]
         if files:
-            print(
-                f"{what} in {folder / name}, which prune leaves alone: {amount(sum(p.stat().st_size for p in files))}"
-            )
+            print(f"{what} in {folder / name}, not removed by prune: {amount(sum(p.stat().st_size for p in files))}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,6 @@
-"""``--cache device``: all source images of a split in the device's memory, decoded, at all levels of their pyramids."""
+"""``--cache device``: all decoded source images of a split in device memory, at all levels of their pyramids."""
 
 from __future__ import annotations
-
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,9 +14,11 @@ from utils.distributed.context import DistributedContext
 from utils.distributed.groups import node_group, shard_bounds
 from utils.errors import UserError
 from utils.logger import get_logger, progress
+from utils.machine.resources import available_memory
+from utils.threads import map_ahead
 
-MOST_OF_FREE = 0.7  # of the device's free memory; the rest is for training
-SENT_AT_ONCE = 2**28  # bytes
+MAX_FRACTION = 0.7  # of the device's free memory; the rest is for training
+BROADCAST_BYTES = 2**28
 
 
 def open_device_cache(
@@ -31,13 +30,13 @@ def open_device_cache(
     show_progress: bool = True,
     complain: Complain | None = None,
 ) -> Tensor:
-    """Source images of ``index`` as uint8 (P, 3) on ``ctx.device``, laid out as ``layout`` says.
+    """Source images of ``index`` as uint8 (P, 3) on ``ctx.device``, in the given layout.
 
-    Every process of the run must call this: each has all images on its device, and the processes of a node decode a
-    part of them each and send it to the others.
+    Every process of the run must call this. Each process decodes a shard of the images and broadcasts it to the other
+    processes of its node, so that each device holds all images.
 
     Args:
-        threads: decoders of this process.
+        threads: decoding threads of this process.
         complain: called for damaged images, see `data.image_io.decode`.
 
     Raises:
@@ -48,14 +47,14 @@ def open_device_cache(
         size = layout.pixels * 3 / 2**30
         get_logger().info("--cache device: %d images, %.2f GiB on %s", len(index), size, ctx.device)
     cache = torch.empty((layout.pixels, 3), dtype=torch.uint8, device=ctx.device)
-    # One node's processes are the run's own group, the fastest; several nodes need a group of each.
+    # On one node the default group, whose backend is the fastest; on several nodes a group per node.
     several_nodes = ctx.is_distributed and ctx.local_world_size < ctx.world_size
-    place = node_group(ctx) if several_nodes else None
-    ranks = place.ranks if place else tuple(range(ctx.world_size)) if ctx.is_distributed else (ctx.rank,)
-    shares = [shard_bounds(len(index), number, len(ranks)) for number in range(len(ranks))]
+    group = node_group(ctx) if several_nodes else None
+    ranks = group.ranks if group else tuple(range(ctx.world_size)) if ctx.is_distributed else (ctx.rank,)
+    shards = [shard_bounds(len(index), number, len(ranks)) for number in range(len(ranks))]
     failure: UserError | None = None
     try:
-        _decode(index, layout, cache, shares[ranks.index(ctx.rank)], threads, show_progress, complain)
+        _decode(index, layout, cache, range(*shards[ranks.index(ctx.rank)]), threads, show_progress, complain)
     except UserError as error:
         failure = error
     failed = max_over_ranks(ctx, int(failure is not None))
@@ -64,11 +63,11 @@ def open_device_cache(
     if failed:
         raise UserError("--cache device: another process could not decode its part of the images")
     if len(ranks) > 1:
-        for sender, (first, last) in zip(ranks, shares):
-            for piece in cache[int(layout.starts[first]) : int(layout.starts[last])].split(SENT_AT_ONCE // 3):
-                dist.broadcast(piece, src=sender, group=place.handle if place else None)
+        for sender, (first, last) in zip(ranks, shards):
+            for piece in cache[int(layout.starts[first]) : int(layout.starts[last])].split(BROADCAST_BYTES // 3):
+                dist.broadcast(piece, src=sender, group=group.handle if group else None)
     if ctx.device.type == "cuda":
-        torch.cuda.synchronize(ctx.device)  # other streams will read it
+        torch.cuda.synchronize(ctx.device)  # other streams read the cache
     return cache
 
 
@@ -76,36 +75,31 @@ def _decode(
     index: DatasetIndex,
     layout: PyramidLayout,
     cache: Tensor,
-    share: tuple[int, int],
+    images: range,
     threads: int,
     show_progress: bool,
     complain: Complain | None,
 ) -> None:
-    """Fills the images ``share`` [first, last)."""
+    """Decodes ``images`` into the cache."""
 
     def decode(i: int) -> None:
         image = read_source(index.path(i), index.image_hw[i], layout.source_hw[i], complain)
         cache[int(layout.starts[i]) : int(layout.starts[i + 1])] = torch.from_numpy(layout.flat(image))
 
-    pool = ThreadPoolExecutor(max(threads, 1))
-    try:
-        done = pool.map(decode, range(*share))
-        for _ in progress(done, desc="caching images (device)", total=share[1] - share[0], enabled=show_progress):
-            pass
-    finally:
-        pool.shutdown(cancel_futures=True)
+    done = map_ahead(decode, images, threads=threads)
+    for _ in progress(done, desc="caching images (device)", total=len(images), enabled=show_progress):
+        pass
 
 
 def _check_room(size: int, device: torch.device) -> None:
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
-    elif device.type == "cpu" and Path("/proc/meminfo").exists():
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
+    elif device.type == "cpu":
+        free = available_memory()
     else:
         return
-    if size > MOST_OF_FREE * free:
+    if size > MAX_FRACTION * free:
         raise UserError(
-            f"--cache device: needs {size / 2**30:.2f} GiB, {MOST_OF_FREE:.0%} of the {free / 2**30:.2f} GiB free on "
-            f"{device} may be taken; use --cache ram"
+            f"--cache device: needs {size / 2**30:.2f} GiB, but may use only {MAX_FRACTION:.0%} of the "
+            f"{free / 2**30:.2f} GiB free on {device}; use --cache ram"
         )

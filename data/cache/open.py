@@ -1,4 +1,4 @@
-"""``--cache ram|disk``: decoded source images, one copy a node for all its ranks and workers. It changes no pixel."""
+"""``--cache ram|disk``: decoded source images, one copy per node for all its ranks and workers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,10 @@ class ImageCache(Protocol):
     path: Path
     source_hw: np.ndarray  # int32 (N, 2)
 
-    def __len__(self) -> int:
-        """Images."""
+    def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> np.ndarray:
         """uint8 (h, w, 3) RGB, read-only."""
-
-    def close(self) -> None:
-        """Gives up what it holds."""
 
 
 def open_image_cache(
@@ -44,18 +40,18 @@ def open_image_cache(
     leaders: Subgroup | None = None,
     complain: Complain | None = None,
 ) -> ImageCache | None:
-    """The node's cache, filled first if it is not there. Call under `torch_distributed_zero_first`.
+    """Opens the node's cache and fills it first if necessary. Call it under `torch_distributed_zero_first`.
 
     Args:
         index: the images.
         kind: "none" (returns None), "ram" or "disk".
         imgsz: longer side of the source images, pixels.
-        cache_dir: where a disk cache goes, and stays for later runs; empty: as `cache_folder` says.
-        threads: decoders.
+        cache_dir: folder of a disk cache, which stays for later runs; empty: see `cache_folder`.
+        threads: decoding threads.
         shared_memory: a file system in memory.
-        ctx: this process among the others, wanted with ``leaders``.
-        leaders: the first processes of several nodes, which decode a part of the images each for all their disks; None:
-            each node decodes its own.
+        ctx: required with ``leaders``.
+        leaders: group of the first processes of the nodes, each of which decodes a shard of the images for the disk
+            caches of all nodes. None: each node decodes all images.
         complain: called for damaged images, see `data.image_io.decode`.
 
     Raises:
@@ -63,7 +59,7 @@ def open_image_cache(
     """
     if kind == "none" or len(index) == 0:
         return None
-    shared = {"imgsz": imgsz, "threads": threads, "show_progress": show_progress, "complain": complain}
+    common = {"imgsz": imgsz, "threads": threads, "show_progress": show_progress, "complain": complain}
     if kind == "ram":
-        return open_ram_cache(index, shared_memory=shared_memory, **shared)
-    return open_disk_cache(index, cache_dir=cache_dir, ctx=ctx, leaders=leaders, **shared)
+        return open_ram_cache(index, shared_memory=shared_memory, **common)
+    return open_disk_cache(index, cache_dir=cache_dir, ctx=ctx, leaders=leaders, **common)

@@ -86,7 +86,6 @@ def test_cache_changes_no_pixel(index, tmp_path, kind, augment):
     plain, cached = dataset_of(index, augment=augment), dataset_of(index, augment=augment, image_cache=cache)
     for key in keys():
         assert_same(plain[key], cached[key])
-    cache.close()
 
 
 def test_a_block_is_decoded_once(index, monkeypatch):

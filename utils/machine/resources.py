@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +70,20 @@ def _quota(folder: Path, *, is_first_version: bool) -> float | None:
     except (OSError, ValueError):  # no such group, or "max"
         return None
     return quota / period if quota > 0 and period > 0 else None
+
+
+def available_memory() -> int:
+    """Bytes that this process can still allocate: what the system has available, and what its control group leaves.
+    A very large number where neither is known."""
+    available = sys.maxsize
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        available = int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
+    with contextlib.suppress(OSError, ValueError):  # "max" in a container without a limit
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / f"memory.{name}").read_text(encoding="utf-8")) for name in ("max", "current"))
+        available = min(available, limit - used)
+    return available
 
 
 # Of mallopt(3), from glibc's <malloc.h>.

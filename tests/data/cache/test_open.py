@@ -5,16 +5,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from data.cache import disk as disk_cache
-from data.cache import ram as ram_cache
 from data.cache.open import open_image_cache
 from data.image_io.decode import read_source, reduced_sizes
 from tests.helpers.ranks import run_ranks
@@ -68,20 +69,18 @@ def test_same_pixels_as_the_files(kind, index, tmp_path):
     copy = pickle.loads(pickle.dumps(cache))
     assert np.array_equal(copy[1], cache[1])
     assert len(pickle.dumps(cache)) < 3000
-    copy.close()
-    cache.close()
 
 
 def test_memory_is_given_back_by_the_last_holder(index, tmp_path):
     first = open_image_cache(index, imgsz=64, **options("ram", tmp_path))
     second = open_image_cache(index, imgsz=64, **options("ram", tmp_path))
     assert first.path == second.path
-    first.close()
+    del first
     assert files(tmp_path) == [second.path]
-    expected = second[0].copy()
-    second.close()
+    view, expected = second[0], second[0].copy()
+    del second
     assert files(tmp_path) == []
-    assert np.array_equal(second[0], expected)  # what is mapped stays mapped
+    assert np.array_equal(view, expected)  # what is mapped stays mapped
 
 
 def test_a_run_that_ends_leaves_nothing_in_memory(index, tmp_path):
@@ -114,7 +113,6 @@ def test_what_a_killed_run_left_is_swept_by_another(index, tmp_path):
         path.write_bytes(b"x")
     cache = open_image_cache(index, imgsz=64, **options("ram", tmp_path))
     assert sorted(files(tmp_path)) == sorted([cache.path, stranger])
-    cache.close()
 
 
 def lmdbs(tmp_path: Path) -> list[Path]:
@@ -190,14 +188,14 @@ def test_what_was_stored_before_a_kill_is_kept(index, tmp_path, monkeypatch):
 def test_the_map_grows_when_images_need_more(index, tmp_path, monkeypatch):
     """The room is foreseen; should it not be enough, nothing is lost."""
     monkeypatch.setattr(disk_cache, "_BATCH_BYTES", 1)
-    plain = disk_cache._Filling._open
+    plain = disk_cache._Writer._open
 
     def small(self):
         environment = plain(self)
         environment.set_mapsize(32768)
         return environment
 
-    monkeypatch.setattr(disk_cache._Filling, "_open", small)
+    monkeypatch.setattr(disk_cache._Writer, "_open", small)
     assert same_as_the_files(open_image_cache(index, imgsz=64, **options("disk", tmp_path)), index)
 
 
@@ -282,7 +280,7 @@ def test_an_image_that_changed_size_is_named(index, tmp_path):
 
 @pytest.mark.parametrize(("kind", "remedy"), [("ram", "use --cache disk"), ("disk", "choose another --cache-dir")])
 def test_too_little_room_is_one_line(kind, remedy, index, tmp_path, monkeypatch):
-    monkeypatch.setattr(ram_cache if kind == "ram" else disk_cache, "_free_bytes", lambda folder: 1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=10**12, used=0, free=1000))
     with pytest.raises(UserError, match=rf"--cache {kind}: needs .* free; {remedy}") as caught:
         open_image_cache(index, imgsz=64, **options(kind, tmp_path))
     assert "\n" not in str(caught.value)
@@ -309,7 +307,7 @@ def test_a_flipped_bit_in_a_disk_cache_is_not_trained_on(index, tmp_path):
         damaged[3]
     del damaged
     disk_cache._environment.cache_clear()
-    pages = disk_cache._pages_without_pixels(path)
+    pages = disk_cache._tree_pages(path)
     at = int(pages[-1]) * 4096 + 20
     path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     assert same_as_the_files(open_image_cache(index, imgsz=64, **options("disk", tmp_path)), index)
@@ -332,9 +330,9 @@ def test_a_batch_that_failed_is_written_once_more(tmp_path, failures):
     with lmdb.open(str(tmp_path / "a.lmdb"), subdir=False) as environment:
         if failures == 2:
             with pytest.raises(lmdb.Error, match="Input/output"):
-                disk_cache._put(Failing(), [(b"key", b"value")])
+                disk_cache._commit(Failing(), [(b"key", b"value")])
             return
-        disk_cache._put(Failing(), [(b"key", b"value")])
+        disk_cache._commit(Failing(), [(b"key", b"value")])
         with environment.begin() as transaction:
             assert transaction.get(b"key") == b"value"
 

@@ -144,7 +144,7 @@ def test_what_does_not_go_together_is_one_line(batches_of, options, message):
 
 
 def test_a_data_set_that_does_not_fit_is_one_line(batches_of, monkeypatch):
-    monkeypatch.setattr("data.cache.device.MOST_OF_FREE", 1e-9)
+    monkeypatch.setattr("data.cache.device.MAX_FRACTION", 1e-9)
     with pytest.raises(UserError, match=r"--cache device: needs .* use --cache ram"):
         batches_of(cache="device")
 

@@ -82,7 +82,7 @@ def test_the_list_is_in_plain_words(caches, capsys):
     assert [line.endswith(", an older version") for line in lines[:-1]].count(True) == 2
     assert all("3 days ago" in line for line in lines[:-1] if line.endswith(", an older version"))
     assert lines[-1].startswith(f"6 caches in {folder} and memory: ")
-    assert f"({LIMIT_VARIABLE} sets another limit)" in lines[-1]
+    assert f"({LIMIT_VARIABLE} changes it)" in lines[-1]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_what_a_process_uses_stays(caches, capsys):
         age(folder, 50)
         run_main(command.main, ["prune", "--all", "--cache-dir", str(folder)])
         out = capsys.readouterr().out
-        assert out.count("kept, a process uses it: ") == 2
+        assert out.count("kept (in use): ") == 2
         assert sum(line.endswith(", in use") for line in words(folder)) == 2
     finally:
         user.kill()
@@ -202,7 +202,9 @@ def test_limits(tmp_path, monkeypatch, text, bytes_):
 
 def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch):
     assert "--to x: wants gigabytes" in error_of(capsys, command.main, "prune", "--to", "x", "--cache-dir", tmp_path)
-    assert "wants days" in error_of(capsys, command.main, "prune", "--older-than", "x", "--cache-dir", tmp_path)
+    assert "must be a number of days" in error_of(
+        capsys, command.main, "prune", "--older-than", "x", "--cache-dir", tmp_path
+    )
     monkeypatch.setenv(LIMIT_VARIABLE, "many")
     data, model = write_dataset(tmp_path / "set", train=4, val=1), write_model(tmp_path / "tiny.yaml")
     given = ["--data", data, "--model", model, *SMALL, "--project", tmp_path / "runs"]
@@ -218,5 +220,5 @@ def test_nothing_is_listed_of_other_files(tmp_path, capsys):
     assert (tmp_path / "train-notes.index").exists()
     capsys.readouterr()
     run_main(command.main, ["list", "--cache-dir", str(tmp_path)])
-    assert f"downloaded weights in {tmp_path / 'weights'}, which prune leaves alone: 2 kB" in capsys.readouterr().out
+    assert f"downloaded weights in {tmp_path / 'weights'}, not removed by prune: 2 kB" in capsys.readouterr().out
     run_main(command.main, ["list", "--cache-dir", str(tmp_path / "none")])
