@@ -13,7 +13,7 @@ from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import Evaluator, Postprocess
 from engine.optim.build import choose_optimizer
 from engine.optim.schedule import Pace, build_schedule, pace_of
-from engine.reporting.trackers import Tracker, build_tracker
+from engine.reporting.trackers import CompositeTracker, CsvTracker, TensorBoardTracker, Tracker
 from engine.step_setup import build_step
 from engine.train_step import TrainStep
 from engine.trainer import Trainer
@@ -128,9 +128,11 @@ def _restore_progress(
 
 
 def _open_tracker(ctx: DistributedContext, run: Run, progress: Progress) -> Tracker:
-    """Its results go as far as the checkpoint that the run goes on from."""
-    tracker = build_tracker(run.folder, enabled=ctx.is_main)
-    tracker.truncate(progress.epoch + 1)
+    """The trackers of the main process; other processes track nothing."""
+    tracker = Tracker()
+    if ctx.is_main:
+        tracker = CompositeTracker([CsvTracker(run.folder / "results.csv"), TensorBoardTracker(run.folder)])
+    tracker.start(to_dict(run.config), progress.epoch + 1)
     return tracker
 
 
