@@ -1031,7 +1031,7 @@ class Results(Target):
 
         def go_on() -> None:
             results = CsvTracker(path)
-            results.truncate(4)
+            results.start({}, 4)
             results.epoch(4, {"metrics/AP": 0.5, "new": 1.0})
 
         done = attempt(go_on)
