@@ -23,7 +23,7 @@ from engine.optim.build import choose_optimizer
 from engine.optim.schedule import StepPlan, build_schedule, step_plan
 from engine.process import open_folder, prepare_process
 from engine.reporting.plots import plot_run
-from engine.reporting.trackers import build_tracker
+from engine.reporting.trackers import CompositeTracker, CsvTracker, TensorBoardTracker, Tracker
 from engine.step_setup import build_step, check_step_settings
 from engine.train_step import TrainStep
 from engine.trainer import Trainer
@@ -68,7 +68,7 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
     if ctx.is_main:
         warn_of_shared_images(spec, train_loader.index, val_loader.index)
     load_or_fit_anchors(run, model, train_loader)
-    with open_folder(ctx, run) as run, closing(build_tracker(run.folder, enabled=ctx.is_main)) as tracker:
+    with open_folder(ctx, run) as run, closing(build_tracker(ctx, run)) as tracker:
         plan = step_plan(config, len(train_loader))
         rule = choose_optimizer(config.optimizer, plan.total)
         take_step = build_step(
@@ -88,7 +88,7 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
         # Modification times may differ where machines have copies of their own; what follows from them must not.
         fingerprint = broadcast_object(ctx, train_loader.index.fingerprint)
         progress = _restore(ctx, run, model, take_step, plan, epoch_batches=len(train_loader), fingerprint=fingerprint)
-        tracker.truncate(progress.epoch + 1)
+        tracker.start(to_dict(config), progress.epoch + 1)
         evaluator = build_evaluator(ctx, model, take_step, val_loader)
         with plot_run(ctx, run, tracker, take_step.ema.module, train_loader, evaluator) as on_epoch_end:
             trainer = Trainer(
@@ -142,6 +142,13 @@ def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> tuple[D
         stored, from_files = checkpoint.model, list(checkpoint.model)
     check_same_model(ctx, model, (stored[name] for name in from_files))
     return model, pretrained
+
+
+def build_tracker(ctx: DistributedContext, run: Run) -> Tracker:
+    """The trackers of the main process; other processes track nothing."""
+    if not ctx.is_main:
+        return Tracker()
+    return CompositeTracker([CsvTracker(run.folder / "results.csv"), TensorBoardTracker(run.folder)])
 
 
 def build_loss(ctx: DistributedContext, run: Run, model: Detector) -> nn.Module:

@@ -1,7 +1,4 @@
-"""What a run reports to: results.csv and TensorBoard on the main process, nothing elsewhere.
-
-Which it is gets decided once, by `build_tracker`; no caller asks for its rank.
-"""
+"""Trackers: where a run reports its results. The main process has several, listed in engine/build.py, others none."""
 
 from __future__ import annotations
 
@@ -9,28 +6,87 @@ import contextlib
 import csv
 import io
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from utils.distributed.collectives import unwrap
+from engine.evaluation.evaluator import evaluating
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, write_whole
 from utils.logger import get_logger
 from utils.structures import EvalResult
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
 MOST_BYTES = 1 << 26
+PR_POINTS = 127  # thresholds of a curve; TensorBoard shows no more
 
 
-class ResultsCsv:
-    """Rows by epoch, kept in memory and on disk alike.
+class Tracker:
+    """Base class, which tracks nothing: subclasses override what they track, and processes other than the main one use
+    it as it is. Epochs are numbered from 1."""
 
-    A run has some hundred short rows, so each change writes the whole file beside itself and renames it: no crash
-    leaves a torn line, and a column that first appears late (metrics, when epochs pass without validation) takes its
-    place in the one header, with empty cells above. Rows that a former process wrote are read at construction.
+    def start(self, config: dict[str, Any], epoch: int) -> None:
+        """Called once, before `epoch`: the run starts or resumes at ``epoch`` with the settings ``config``. Results of
+        that epoch and later ones are to be forgotten."""
+
+    def epoch(self, epoch: int, row: dict[str, float]) -> None:
+        """The results of an epoch by name."""
+
+    def image(self, tag: str, image: np.ndarray, step: int) -> None:
+        """``image``: uint8 (H, W, 3) RGB."""
+
+    def pr_curves(self, result: EvalResult, names: Sequence[str], epoch: int) -> None:
+        """Precision against recall at IoU 0.5, a curve for each class that has objects."""
+
+    def graph(self, model: nn.Module, example: Tensor) -> None:
+        """The graph of ``model``, traced with the input ``example``."""
+
+    def close(self) -> None:
+        """Flushes and closes the files."""
+
+
+class CompositeTracker(Tracker):
+    """Passes all calls on to ``trackers``, in their order."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._trackers = tuple(trackers)
+
+    def start(self, config: dict[str, Any], epoch: int) -> None:
+        for tracker in self._trackers:
+            tracker.start(config, epoch)
+
+    def epoch(self, epoch: int, row: dict[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.epoch(epoch, row)
+
+    def image(self, tag: str, image: np.ndarray, step: int) -> None:
+        for tracker in self._trackers:
+            tracker.image(tag, image, step)
+
+    def pr_curves(self, result: EvalResult, names: Sequence[str], epoch: int) -> None:
+        for tracker in self._trackers:
+            tracker.pr_curves(result, names, epoch)
+
+    def graph(self, model: nn.Module, example: Tensor) -> None:
+        for tracker in self._trackers:
+            tracker.graph(model, example)
+
+    def close(self) -> None:
+        for tracker in self._trackers:
+            tracker.close()
+
+
+class CsvTracker(Tracker):
+    """A CSV file with a row an epoch, kept in memory too.
+
+    A run has some hundred short rows, so each change writes a whole new file and renames it: a crash cannot leave half
+    a line, and a column that first appears in a later epoch (metrics, if epochs pass without validation) joins the
+    header, with empty cells above. Rows of a former process are read by the constructor.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,14 +96,7 @@ class ResultsCsv:
         if self.path.exists():
             self._read()
 
-    def put(self, epoch: int, row: dict[str, float]) -> None:
-        """Adds or replaces the row of ``epoch``. Raises UserError when the file cannot be written."""
-        self._columns += [name for name in row if name not in self._columns]
-        self._rows[epoch] = {"epoch": str(epoch), **{name: f"{float(value):.8g}" for name, value in row.items()}}
-        self._write()
-
-    def truncate(self, epoch: int) -> None:
-        """Removes the rows of ``epoch`` and later, which a run that starts at ``epoch`` will write again."""
+    def start(self, config: dict[str, Any], epoch: int) -> None:
         kept = {number: row for number, row in self._rows.items() if number < epoch}
         if len(kept) == len(self._rows):
             return
@@ -57,6 +106,12 @@ class ResultsCsv:
             self.path.unlink(missing_ok=True)
         else:
             self._write()
+
+    def epoch(self, epoch: int, row: dict[str, float]) -> None:
+        """Adds or replaces a row. Raises UserError if the file cannot be written."""
+        self._columns += [name for name in row if name not in self._columns]
+        self._rows[epoch] = {"epoch": str(epoch), **{name: f"{float(value):.8g}" for name, value in row.items()}}
+        self._write()
 
     def _read(self) -> None:
         try:
@@ -86,172 +141,87 @@ class ResultsCsv:
             raise UserError(f"{self.path}: cannot be written ({error.strerror or error})") from None
 
 
-PR_POINTS = 127  # as many thresholds as TensorBoard shows
+class TensorBoardTracker(Tracker):
+    """TensorBoard event files in the run's folder.
 
-
-class Tracker(Protocol):
-    """Epochs are numbered as the caller likes, in the order in which they are run."""
-
-    def epoch(self, epoch: int, row: dict[str, float]) -> None:
-        """One row of results; written again, it replaces the earlier one."""
-
-    def truncate(self, epoch: int) -> None:
-        """Forgets the results of ``epoch`` and later: called once with the epoch at which the run starts or resumes."""
-
-    def scalars(self, step: int, values: dict[str, float]) -> None:
-        """Numbers by step of the optimiser."""
-
-    def image(self, tag: str, image: np.ndarray, step: int) -> None:
-        """A picture: uint8 (H, W, 3) RGB."""
-
-    def pr_curves(self, result: EvalResult, names: Sequence[str], epoch: int) -> None:
-        """Precision against recall at IoU 0.5, one curve for each class that has ground truth."""
-
-    def graph(self, model: nn.Module, example: Tensor) -> None:
-        """The graph of the bare model, traced with ``example``; a model that cannot be traced costs one warning."""
-
-    def close(self) -> None:
-        """Flushes and releases the files."""
-
-
-class NullTracker:
-    """Drops everything: for processes other than the main one."""
-
-    def epoch(self, epoch: int, row: dict[str, float]) -> None: ...
-
-    def truncate(self, epoch: int) -> None: ...
-
-    def scalars(self, step: int, values: dict[str, float]) -> None: ...
-
-    def image(self, tag: str, image: np.ndarray, step: int) -> None: ...
-
-    def pr_curves(self, result: EvalResult, names: Sequence[str], epoch: int) -> None: ...
-
-    def graph(self, model: nn.Module, example: Tensor) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class CsvTracker(NullTracker):
-    """Keeps results.csv alone."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._results = ResultsCsv(Path(run_dir) / "results.csv")
-
-    def epoch(self, epoch: int, row: dict[str, float]) -> None:
-        self._results.put(epoch, row)
-
-    def truncate(self, epoch: int) -> None:
-        self._results.truncate(epoch)
-
-
-class TensorBoardTracker(CsvTracker):
-    """Keeps results.csv and TensorBoard event files in the run's folder.
-
-    A resumed run writes events of its own next to the earlier ones. Steps that were done twice came out the same, so
-    nothing needs to be purged. Where the events cannot be written (a full disk), a warning says so and the run goes on
-    without them.
+    A resumed run writes new event files beside the earlier ones. Repeated steps have the same results, so nothing needs
+    to be purged. If TensorBoard is not installed, or the events cannot be written (a full disk), a warning says so, and
+    the run goes on without them.
     """
 
-    def __init__(self, run_dir: Path, writer: Any) -> None:
-        super().__init__(run_dir)
-        self._writer = writer
+    def __init__(self, run_dir: Path) -> None:
+        self._writer: SummaryWriter | None = None
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(run_dir))
+        except (ImportError, OSError) as error:
+            _warn_off(error)
+
+    def start(self, config: dict[str, Any], epoch: int) -> None:
+        text = "\n".join(f"    {name}: {value}" for name, value in config.items())  # indented: preformatted Markdown
+        self._write(lambda writer: writer.add_text("config", text, epoch))
 
     def epoch(self, epoch: int, row: dict[str, float]) -> None:
-        super().epoch(epoch, row)
-        self.scalars(epoch, row)
-        with self._giving_up():
-            self._writer.flush()
+        def add(writer: SummaryWriter) -> None:
+            for tag, value in row.items():
+                writer.add_scalar(tag, value, epoch)
+            writer.flush()
 
-    def scalars(self, step: int, values: dict[str, float]) -> None:
-        with self._giving_up():
-            for tag, value in values.items():
-                self._writer.add_scalar(tag, value, step)
+        self._write(add)
 
     def image(self, tag: str, image: np.ndarray, step: int) -> None:
-        with self._giving_up():
-            self._writer.add_image(tag, image, step, dataformats="HWC")
+        self._write(lambda writer: writer.add_image(tag, image, step, dataformats="HWC"))
 
     def pr_curves(self, result: EvalResult, names: Sequence[str], epoch: int) -> None:
-        with self._giving_up():
-            for index, name in enumerate(names):
-                if result.class_targets[index] > 0:
-                    counts = _pr_counts(result, index)
-                    self._writer.add_pr_curve_raw(f"pr/{name}", *counts, epoch, num_thresholds=PR_POINTS)
+        def add(writer: SummaryWriter) -> None:
+            for index in np.flatnonzero(result.class_targets > 0):
+                counts = _pr_counts(result, index)
+                writer.add_pr_curve_raw(f"pr/{names[index]}", *counts, epoch, num_thresholds=PR_POINTS)
 
-    @contextlib.contextmanager
-    def _giving_up(self) -> Iterator[None]:
-        """Ends the events, and not the run, when the disk refuses the block one."""
-        try:
-            yield
-        except OSError as error:
-            _say_off(error)
-            writer, self._writer = self._writer, _NoWriter()
-            with contextlib.suppress(OSError):
-                writer.close()
+        self._write(add)
 
     def graph(self, model: nn.Module, example: Tensor) -> None:
-        bare = unwrap(model)
-        modes = [(module, module.training) for module in bare.modules()]
-        bare.eval()
+        """A model that cannot be traced costs one warning."""
+        if self._writer is None:
+            return
         try:
-            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # the tracer's own remarks
-                warnings.simplefilter("ignore")
-                self._writer.add_graph(bare, example, use_strict_trace=False)
-        except Exception as error:  # any kind, and a picture in TensorBoard is no reason to end a run
+            with evaluating(model), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+                warnings.simplefilter("ignore")  # of the tracer
+                self._writer.add_graph(model, example, use_strict_trace=False)
+        except Exception as error:  # of any kind: a graph in TensorBoard is no reason to end a run
             get_logger().warning(
                 "no model graph in TensorBoard: %s", (str(error).strip() or repr(error)).split("\n")[0]
             )
-        finally:
-            for module, training in modes:
-                module.training = training
 
     def close(self) -> None:
-        with self._giving_up():
-            self._writer.close()
+        self._write(lambda writer: writer.close())
+
+    def _write(self, add: Callable[[SummaryWriter], None]) -> None:
+        """Calls ``add``; if the disk refuses the events, goes on without TensorBoard."""
+        if self._writer is None:
+            return
+        try:
+            add(self._writer)
+        except OSError as error:
+            _warn_off(error)
+            writer, self._writer = self._writer, None
+            with contextlib.suppress(OSError):
+                writer.close()
 
 
-class _NoWriter:
-    """In place of a SummaryWriter that has failed: takes any call and does nothing."""
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_, **__: None
-
-
-def _say_off(error: Exception) -> None:
+def _warn_off(error: Exception) -> None:
     reason = getattr(error, "strerror", None) or str(error).split("\n")[0]
     get_logger().warning("TensorBoard is off (%s); results.csv is kept", reason)
 
 
 def _pr_counts(result: EvalResult, index: int) -> tuple[np.ndarray, ...]:
-    """Class ``index`` at evenly spaced thresholds: tp, fp, tn, fn, precision, recall, each (PR_POINTS,)."""
+    """TP, FP, TN, FN, precision and recall of class ``index`` at evenly spaced thresholds, each (PR_POINTS,)."""
     thresholds = np.linspace(0, 1, PR_POINTS)
     known = result.curve_confidence
     precision = np.interp(thresholds, known, np.nan_to_num(result.curve_precision[index]))
     recall = np.interp(thresholds, known, np.nan_to_num(result.curve_recall[index]))
     targets = float(result.class_targets[index])
-    found = recall * targets
-    false_alarms = np.where(precision > 0, found * (1 - precision) / np.maximum(precision, 1e-9), 0.0)
-    return found, false_alarms, np.zeros(PR_POINTS), targets - found, precision, recall
-
-
-def build_tracker(run_dir: Path, *, enabled: bool, tensorboard: bool = True) -> Tracker:
-    """The tracker of this process.
-
-    Args:
-        run_dir: folder of results.csv and the event files; must exist.
-        enabled: True on the main process; elsewhere nothing is kept.
-        tensorboard: False keeps results.csv alone, as does a missing tensorboard package (with a line saying so).
-    """
-    if not enabled:
-        return NullTracker()
-    if not tensorboard:
-        return CsvTracker(run_dir)
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-
-        writer = SummaryWriter(str(run_dir))
-    except (ImportError, OSError) as error:
-        _say_off(error)
-        return CsvTracker(run_dir)
-    return TensorBoardTracker(run_dir, writer)
+    tp = recall * targets
+    fp = np.where(precision > 0, tp * (1 - precision) / np.maximum(precision, 1e-9), 0.0)
+    return tp, fp, np.zeros(PR_POINTS), targets - tp, precision, recall

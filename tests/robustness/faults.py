@@ -279,7 +279,7 @@ class Bench:
 
     def difference(self, name: str) -> str:
         """What of the finished run differs from the undisturbed one; "" if nothing does."""
-        from engine.reporting.trackers import ResultsCsv
+        from engine.reporting.trackers import CsvTracker
         from tests.helpers.same_content import same_content
         from utils.files.checkpoint import read_checkpoint
 
@@ -291,7 +291,7 @@ class Bench:
                 same_content(read_checkpoint(self.whole / file), read_checkpoint(run / file), file)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-        one, two = (ResultsCsv(folder / "results.csv")._rows for folder in (self.whole, run))
+        one, two = (CsvTracker(folder / "results.csv")._rows for folder in (self.whole, run))
         if [{**row, "time": ""} for row in one.values()] != [{**row, "time": ""} for row in two.values()]:
             return f"results.csv: {two}"
         return ""

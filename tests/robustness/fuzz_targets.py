@@ -49,7 +49,7 @@ from data.index.partial_scan import PartialScan
 from data.labels.findings import NO_LABEL
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.resume import resumed_config, resumed_hyperparameters, resumed_position
-from engine.reporting.trackers import ResultsCsv
+from engine.reporting.trackers import CsvTracker
 from models.detector import build_on_meta
 from models.spec import load_spec
 from models.weights.__main__ import convert
@@ -1039,9 +1039,9 @@ class Results(Target):
         path.write_bytes(data)
 
         def go_on() -> None:
-            results = ResultsCsv(path)
-            results.truncate(4)
-            results.put(4, {"metrics/AP": 0.5, "new": 1.0})
+            results = CsvTracker(path)
+            results.start({}, 4)
+            results.epoch(4, {"metrics/AP": 0.5, "new": 1.0})
 
         done = attempt(go_on)
         if isinstance(done, Refused):
@@ -1153,7 +1153,7 @@ class OddKinds(Target):
         if which == "results.csv":
             shutil.copy(runs / "results.csv", path)
             make(path, kind)
-            done = attempt(lambda: ResultsCsv(path).put(3, {"x": 1.0}))
+            done = attempt(lambda: CsvTracker(path).epoch(3, {"x": 1.0}))
             return done.names(path) if isinstance(done, Refused) else "goes on"
         if which == "source":
             path = case.folder / "x.jpg"

@@ -33,7 +33,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine.reporting.trackers import ResultsCsv
+from engine.reporting.trackers import CsvTracker
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content
 from tests.helpers.tiny import write_dataset, write_model
@@ -161,7 +161,7 @@ def prove(root: Path, *, kills: int, worlds: list[int], seed: int) -> None:
     check_history(launches, logged(root / "logs" / "whole"))
     for name in ("last.pt", "best.pt"):
         same_content(*(read_checkpoint(root / run / name) for run in ("whole", "killed")))
-    one, two = (ResultsCsv(root / run / "results.csv")._rows for run in ("whole", "killed"))
+    one, two = (CsvTracker(root / run / "results.csv")._rows for run in ("whole", "killed"))
     assert [{**row, "time": ""} for row in one.values()] == [{**row, "time": ""} for row in two.values()]
 
 
@@ -214,7 +214,7 @@ class PhaseKills:
         for kind in ("last.pt", "best.pt"):
             pair = [read_checkpoint(self.root / of / "runs" / "exp" / kind) for of in ("whole", name)]
             same_content(*(content | {"data": content["data"]["fingerprint"]} for content in pair))
-        one, two = (ResultsCsv(self.root / of / "runs" / "exp" / "results.csv")._rows for of in ("whole", name))
+        one, two = (CsvTracker(self.root / of / "runs" / "exp" / "results.csv")._rows for of in ("whole", name))
         assert [{**row, "time": ""} for row in one.values()] == [{**row, "time": ""} for row in two.values()]
         left = files_left(folder)
         if over:  # killed after the last checkpoint, with caches in memory, which the next run that has one removes

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.reporting.trackers import ResultsCsv
+from engine.reporting.trackers import CsvTracker
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content
 from tests.helpers.tiny import write_dataset, write_model
@@ -49,7 +49,7 @@ def same_run(a: Path, b: Path) -> None:
     """Both checkpoints to the last bit, and the tables but for times."""
     for name in ("last.pt", "best.pt"):
         same_content(read_checkpoint(a / name), read_checkpoint(b / name))
-    one, two = (ResultsCsv(folder / "results.csv")._rows for folder in (a, b))
+    one, two = (CsvTracker(folder / "results.csv")._rows for folder in (a, b))
     assert [{**row, "time": ""} for row in one.values()] == [{**row, "time": ""} for row in two.values()]
 
 
@@ -158,7 +158,7 @@ def test_going_on_elsewhere_prints_what_changed(tmp_path):
     )
     assert len(changes) == len(expected), changes
     assert all(line.startswith(start) for line, start in zip(changes, expected)), changes
-    assert len(ResultsCsv(tmp_path / "exp" / "results.csv")._rows) == 2
+    assert len(CsvTracker(tmp_path / "exp" / "results.csv")._rows) == 2
 
 
 @pytest.mark.slow

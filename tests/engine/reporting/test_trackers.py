@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from engine.reporting.progress_bar import EpochBar, format_duration, memory_gb
-from engine.reporting.trackers import CsvTracker, NullTracker, ResultsCsv, TensorBoardTracker, _pr_counts, build_tracker
+from engine.reporting.trackers import CompositeTracker, CsvTracker, TensorBoardTracker, Tracker, _pr_counts
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.structures import EvalResult
@@ -33,6 +33,16 @@ def make_result(classes: int = 2) -> EvalResult:
     )  # fmt: skip
 
 
+CALLS = {
+    "start": ({"epochs": 3}, 1),
+    "epoch": (1, {"loss": 1.0}),
+    "image": ("a", np.zeros((2, 2, 3), np.uint8), 1),
+    "pr_curves": (make_result(), ["a", "b"], 1),
+    "graph": (nn.Identity(), torch.zeros(1)),
+    "close": (),
+}
+
+
 @pytest.fixture
 def plain_log():
     logger = get_logger()
@@ -55,54 +65,54 @@ def events_of(folder):
 
 
 def test_csv_has_one_header_and_a_row_an_epoch(tmp_path):
-    results = ResultsCsv(tmp_path / "results.csv")
-    results.put(0, {"train/box": 1.5, "val/ap": float("nan")})
-    results.put(1, {"train/box": 1 / 3, "val/ap": 0.25})
+    results = CsvTracker(tmp_path / "results.csv")
+    results.epoch(0, {"train/box": 1.5, "val/ap": float("nan")})
+    results.epoch(1, {"train/box": 1 / 3, "val/ap": 0.25})
     lines = (tmp_path / "results.csv").read_text().splitlines()
     assert lines == ["epoch,train/box,val/ap", "0,1.5,nan", "1,0.33333333,0.25"]
 
 
 def test_late_columns_join_the_header(tmp_path):
-    results = ResultsCsv(tmp_path / "results.csv")
-    results.put(0, {"loss": 2.0})
-    results.put(1, {"loss": 1.0, "ap": 0.5})
-    results.put(2, {"loss": 0.5})
+    results = CsvTracker(tmp_path / "results.csv")
+    results.epoch(0, {"loss": 2.0})
+    results.epoch(1, {"loss": 1.0, "ap": 0.5})
+    results.epoch(2, {"loss": 0.5})
     assert [r["ap"] for r in rows_of(tmp_path / "results.csv")] == ["", "0.5", ""]
 
 
 def test_resumed_file_equals_the_uninterrupted_one(tmp_path):
     whole, resumed = tmp_path / "whole.csv", tmp_path / "resumed.csv"
     rows = [{"loss": 1 / (e + 1), **({"ap": e / 7} if e % 2 else {})} for e in range(6)]
-    first = ResultsCsv(whole)
+    first = CsvTracker(whole)
     for epoch, row in enumerate(rows):
-        first.put(epoch, row)
-    before = ResultsCsv(resumed)
+        first.epoch(epoch, row)
+    before = CsvTracker(resumed)
     for epoch, row in enumerate(rows[:5]):
-        before.put(epoch, row)
-    after = ResultsCsv(resumed)  # the checkpoint was of epoch 3: 3 and 4 are done again
-    after.truncate(3)
+        before.epoch(epoch, row)
+    after = CsvTracker(resumed)  # the checkpoint was of epoch 3: 3 and 4 are done again
+    after.start({}, 3)
     assert [r["epoch"] for r in rows_of(resumed)] == ["0", "1", "2"]
     for epoch in (3, 4, 5):
-        after.put(epoch, rows[epoch])
+        after.epoch(epoch, rows[epoch])
     assert resumed.read_bytes() == whole.read_bytes()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["resumed.csv", "whole.csv"]
 
 
 def test_fresh_run_forgets_an_old_file(tmp_path):
-    ResultsCsv(tmp_path / "results.csv").put(0, {"old": 1.0})
-    results = ResultsCsv(tmp_path / "results.csv")
-    results.truncate(0)
+    CsvTracker(tmp_path / "results.csv").epoch(0, {"old": 1.0})
+    results = CsvTracker(tmp_path / "results.csv")
+    results.start({}, 0)
     assert not (tmp_path / "results.csv").exists()
-    results.put(0, {"new": 2.0})
+    results.epoch(0, {"new": 2.0})
     assert (tmp_path / "results.csv").read_text() == "epoch,new\n0,2\n"
 
 
 def test_foreign_or_unwritable_csv_is_a_user_error(tmp_path, monkeypatch):
     (tmp_path / "results.csv").write_text("a,b\n1,2\n")
     with pytest.raises(UserError, match="not a results file"):
-        ResultsCsv(tmp_path / "results.csv")
-    results = ResultsCsv(tmp_path / "other.csv")
-    results.put(0, {"loss": 1.0})
+        CsvTracker(tmp_path / "results.csv")
+    results = CsvTracker(tmp_path / "other.csv")
+    results.epoch(0, {"loss": 1.0})
 
     def full(*args):
         raise OSError(28, "No space left on device")
@@ -110,41 +120,57 @@ def test_foreign_or_unwritable_csv_is_a_user_error(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("utils.files.safe_io.os.replace", full)
         with pytest.raises(UserError, match="No space left"):
-            results.put(1, {"loss": 0.5})
+            results.epoch(1, {"loss": 0.5})
     assert (tmp_path / "other.csv").read_text() == "epoch,loss\n0,1\n"  # the old file is whole, nothing beside it
     assert sorted(p.name for p in tmp_path.iterdir()) == ["other.csv", "results.csv"]
 
 
-def test_other_processes_write_nothing(tmp_path):
-    tracker = build_tracker(tmp_path, enabled=False)
-    assert type(tracker) is NullTracker
-    tracker.epoch(0, {"loss": 1.0})
-    tracker.truncate(0)
-    tracker.scalars(0, {"lr": 0.1})
-    tracker.image("a", np.zeros((4, 4, 3), np.uint8), 0)
-    tracker.pr_curves(make_result(), ["a", "b"], 0)
-    tracker.graph(nn.Identity(), torch.zeros(1))
-    tracker.close()
+def test_the_base_class_tracks_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for tracker in (Tracker(), CompositeTracker([Tracker()]), CompositeTracker([])):
+        for name, arguments in CALLS.items():
+            assert getattr(tracker, name)(*arguments) is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_composite_passes_every_call_on_in_order():
+    calls = []
+
+    class Spy(Tracker):
+        def __init__(self, number):
+            self.number = number
+
+        def __getattribute__(self, name):
+            if name not in CALLS:
+                return super().__getattribute__(name)
+            return lambda *given: calls.append((self.number, name, given))
+
+    tracker = CompositeTracker([Spy(0), Spy(1)])
+    for name, arguments in CALLS.items():
+        getattr(tracker, name)(*arguments)
+    assert [(number, name) for number, name, _ in calls] == [(n, name) for name in CALLS for n in (0, 1)]
+    assert all(given is not None and len(given) == len(CALLS[name]) for _, name, given in calls)
+    public = {name for name in vars(Tracker) if not name.startswith("_")}
+    assert public == set(CALLS) == {name for name in vars(CompositeTracker) if not name.startswith("_")}
 
 
 @pytest.mark.usefixtures("tensorboard_available")
 def test_tensorboard_holds_what_was_tracked(tmp_path):
-    tracker = build_tracker(tmp_path, enabled=True)
+    tracker = TensorBoardTracker(tmp_path)
+    tracker.start({"epochs": 3, "data": "coco.yaml"}, 0)
     tracker.epoch(0, {"train/box": 1.5})
     tracker.epoch(1, {"train/box": 0.5})
-    tracker.scalars(7, {"lr": 0.125})
     image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     tracker.image("mosaic", image, 3)
     tracker.pr_curves(make_result(), ["cat", "dog"], 1)
     tracker.close()
     events = events_of(tmp_path)
     assert [(e.step, e.value) for e in events.Scalars("train/box")] == [(0, 1.5), (1, 0.5)]
-    assert events.Scalars("lr")[0].step == 7
+    text = events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert text == "    epochs: 3\n    data: coco.yaml"
     assert events.Images("mosaic")[0].width == 4
     assert "pr/cat" in events.Tags()["tensors"]
     assert "pr/dog" not in events.Tags()["tensors"]  # no ground truth
-    assert rows_of(tmp_path / "results.csv")[1]["train/box"] == "0.5"
 
 
 @pytest.mark.usefixtures("tensorboard_available")
@@ -154,8 +180,8 @@ def test_graph_is_traced_and_the_model_left_as_it_was(tmp_path):
     model[1].eval()  # a frozen norm stays frozen
     before = {k: v.clone() for k, v in model.state_dict().items()}
     rng = torch.get_rng_state()
-    tracker = build_tracker(tmp_path, enabled=True)
-    tracker.graph(nn.DataParallel(model), torch.zeros(1, 3, 8, 8))
+    tracker = TensorBoardTracker(tmp_path)
+    tracker.graph(model, torch.zeros(1, 3, 8, 8))
     tracker.close()
     assert events_of(tmp_path).Tags()["graph"]
     assert (model.training, model[0].training, model[1].training) == (True, True, False)
@@ -169,14 +195,14 @@ def test_untraceable_model_costs_one_warning(tmp_path, capsys):
         def forward(self, x):
             raise RuntimeError("not today\nsecond line")
 
-    tracker = build_tracker(tmp_path, enabled=True)
+    tracker = TensorBoardTracker(tmp_path)
     tracker.graph(Stubborn(), torch.zeros(1))
     tracker.close()
     assert capsys.readouterr().out == "warning: no model graph in TensorBoard: not today\n"
 
 
 @pytest.mark.usefixtures("plain_log")
-def test_missing_tensorboard_leaves_the_csv(tmp_path, monkeypatch, capsys):
+def test_missing_tensorboard_costs_one_warning(tmp_path, monkeypatch, capsys):
     true_import = builtins.__import__
 
     def without(name, *args, **kwargs):
@@ -185,11 +211,10 @@ def test_missing_tensorboard_leaves_the_csv(tmp_path, monkeypatch, capsys):
         return true_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    tracker = build_tracker(tmp_path, enabled=True)
-    assert type(tracker) is CsvTracker
-    tracker.epoch(0, {"loss": 1.0})
-    tracker.close()
-    assert [p.name for p in tmp_path.iterdir()] == ["results.csv"]
+    tracker = TensorBoardTracker(tmp_path)
+    for name, arguments in CALLS.items():
+        getattr(tracker, name)(*arguments)
+    assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().out.count("TensorBoard is off") == 1
 
 
@@ -203,21 +228,15 @@ class _FailingWriter:
         return refuse
 
 
-@pytest.mark.usefixtures("plain_log")
-@pytest.mark.parametrize("call", ["scalars", "image", "pr_curves", "epoch", "close"])
+@pytest.mark.usefixtures("tensorboard_available", "plain_log")
+@pytest.mark.parametrize("call", ["start", "image", "pr_curves", "epoch", "close"])
 def test_events_that_cannot_be_written_do_not_end_the_run(tmp_path, capsys, call):
-    tracker = TensorBoardTracker(tmp_path, _FailingWriter())
-    given = {
-        "scalars": (1, {"loss": 1.0}),
-        "image": ("a", np.zeros((2, 2, 3), np.uint8), 1),
-        "pr_curves": (make_result(), ["a", "b"], 1),
-        "epoch": (1, {"loss": 1.0}),
-        "close": (),
-    }
-    getattr(tracker, call)(*given[call])
-    for name, arguments in given.items():
+    tracker = TensorBoardTracker(tmp_path)
+    tracker._writer.close()
+    tracker._writer = _FailingWriter()
+    getattr(tracker, call)(*CALLS[call])
+    for name, arguments in CALLS.items():
         getattr(tracker, name)(*arguments)
-    assert rows_of(tmp_path / "results.csv") == [{"epoch": "1", "loss": "1"}]
     assert capsys.readouterr().out == "warning: TensorBoard is off (No space left on device); results.csv is kept\n"
 
 
@@ -266,7 +285,7 @@ def test_what_is_no_results_file_is_a_line(tmp_path, kind):
     path = tmp_path / "results.csv"
     {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "device": lambda: path.symlink_to("/dev/zero")}[kind]()
     with pytest.raises(UserError, match=r"results\.csv: cannot be read \(is a .*\); move it away"):
-        ResultsCsv(path)
+        CsvTracker(path)
 
 
 @pytest.mark.parametrize(
@@ -277,11 +296,11 @@ def test_a_results_file_that_says_two_things_or_none_is_a_line(tmp_path, text):
     path = tmp_path / "results.csv"
     path.write_text(text)
     with pytest.raises(UserError, match=r"results\.csv: not a results file of this program"):
-        ResultsCsv(path)
+        CsvTracker(path)
     assert path.read_text() == text
 
 
 def test_a_header_without_epochs_is_one_line(tmp_path):
     (tmp_path / "results.csv").write_text("metrics/AP,time\n")
     with pytest.raises(UserError, match="not a results file of this program"):
-        ResultsCsv(tmp_path / "results.csv")
+        CsvTracker(tmp_path / "results.csv")
