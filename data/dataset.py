@@ -88,26 +88,27 @@ class LoadImagesAndLabels:
         """The sample of ``key``. UserError names a file that cannot be decoded (any more)."""
         return self.samples([key])[0]
 
-    def samples(self, keys: Sequence[SampleKey], places: Sequence[np.ndarray] | None = None) -> list[Sample]:
-        """The samples of ``keys``, of one canvas size; each is what it would be alone.
+    def samples(self, keys: Sequence[SampleKey], outs: Sequence[np.ndarray | None] | None = None) -> list[Sample]:
+        """The samples of ``keys``; each is what it would be alone.
 
-        An image may be its place in ``places``, uint8 (H, W, 3), to save a copy; otherwise that place holds nothing of
-        use afterwards.
+        Args:
+            outs: uint8 (H, W, 3) a sample, to render into, which saves a copy. An image that is not its ``out`` leaves
+                nothing of use there.
         """
-        places = [None] * len(keys) if places is None else places
+        outs = [None] * len(keys) if outs is None else outs
         if not self.augment:
-            return [self._letterboxed(key, place) for key, place in zip(keys, places)]
+            return [self._letterboxed(key, out) for key, out in zip(keys, outs)]
         plans = self.plans(keys)
-        drawn = []
-        for key, plan, labels, place in zip(keys, plans, self._labels(plans), places):
-            image = render_plan(plan, self.source_image, place)
+        samples = []
+        for key, plan, labels, out in zip(keys, plans, self._labels(plans), outs):
+            image = render_plan(plan, self.source_image, out)
             if self._transforms is not None:
                 image, labels = self._transforms(image, labels, key)
-            drawn.append(self._sample(key, image, labels, (1.0, 1.0), (0.0, 0.0)))
-        return drawn
+            samples.append(self._sample(key, image, labels, (1.0, 1.0), (0.0, 0.0)))
+        return samples
 
     def plans(self, keys: Sequence[SampleKey]) -> list[SamplePlan]:
-        """How the training samples of ``keys``, of one canvas size, are drawn."""
+        """How the training samples of ``keys`` are rendered."""
         return draw_plans(
             keys,
             source_hw=self.source_hw,
@@ -117,18 +118,18 @@ class LoadImagesAndLabels:
             single_image=self.rect,
         )
 
-    def undrawn(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[Sample]:
-        """The training samples of ``keys`` but for their pictures, which are uint8 (0, 0, 3)."""
+    def planned(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[Sample]:
+        """The training samples of ``keys`` without their images, which are uint8 (0, 0, 3)."""
         empty = np.zeros((0, 0, 3), np.uint8)
         return [self._sample(key, empty, rows, (1.0, 1.0), (0.0, 0.0)) for key, rows in zip(keys, self._labels(plans))]
 
     def _labels(self, plans: Sequence[SamplePlan]) -> list[np.ndarray]:
         return plan_labels(plans, self.source_hw, self.index.labels_of)
 
-    def _letterboxed(self, key: SampleKey, place: np.ndarray | None) -> Sample:
+    def _letterboxed(self, key: SampleKey, out: np.ndarray | None) -> Sample:
         i, (canvas_h, canvas_w) = key.index, key.canvas_hw
         fit = fit_letterbox(self.index.image_hw[i], key.canvas_hw, self.imgsz)
-        image = letterbox(self.source_image(i), key.canvas_hw, fit, place)
+        image = letterbox(self.source_image(i), key.canvas_hw, fit, out)
         labels = self.index.labels(i).astype(np.float32, copy=True)
         labels[:, 1:] *= np.array([fit.width, fit.height] * 2, np.float32)
         labels[:, 1:3] += (fit.pad_x, fit.pad_y)

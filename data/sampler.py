@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from torch.utils.data.distributed import DistributedSampler
@@ -171,13 +173,40 @@ def image_weights(
 QUAD_PROBABILITY = 0.5  # that a quad is four pictures side by side, and not one at twice the size
 
 
+class Cell(NamedTuple):
+    """Where a sample lies in its batch: a picture, and a cell of that picture's grid."""
+
+    picture: int
+    row: int
+    column: int
+    grid: tuple[int, int]  # rows and columns; (1, 1): the sample is the whole picture
+
+
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """What a worker is asked for: pictures of one canvas size, each of one key, or of four in a 2 x 2 grid."""
+    """The samples of a batch. They fill its pictures one after the other, each picture's cells by rows: a sample whose
+    canvas is as large as the batch's is a whole picture."""
 
-    pictures: tuple[tuple[SampleKey, ...], ...]
-    canvas_hw: tuple[int, int]
-    slot: int | None = None  # of `data.loading.shared_memory`, to draw into
+    keys: tuple[SampleKey, ...]
+    canvas_hw: tuple[int, int]  # of the pictures
+    slot: int | None = None  # of `data.loading.shared_memory`, to render into
+
+    @property
+    def pictures(self) -> int:
+        """Their number."""
+        return sum(math.prod(key.canvas_hw) for key in self.keys) // math.prod(self.canvas_hw)
+
+    def cells(self) -> list[Cell]:
+        """One a key."""
+        cells: list[Cell] = []
+        picture = number = 0
+        for key in self.keys:
+            grid = (self.canvas_hw[0] // key.canvas_hw[0], self.canvas_hw[1] // key.canvas_hw[1])
+            cells.append(Cell(picture, *divmod(number, grid[1]), grid))
+            number += 1
+            if number == math.prod(grid):
+                picture, number = picture + 1, 0
+        return cells
 
 
 class KeyedDistributedSampler(DistributedSampler):
@@ -231,8 +260,7 @@ class KeyedDistributedSampler(DistributedSampler):
 
     def __iter__(self) -> Iterator[SampleKey]:
         for request in self.requests(self.epoch):
-            for picture in request.pictures:
-                yield from picture
+            yield from request.keys
 
     def requests(self, epoch: int, first_batch: int = 0) -> Iterator[BatchRequest]:
         """This rank's shares of the epoch's batches, from ``first_batch`` on."""
@@ -245,11 +273,9 @@ class KeyedDistributedSampler(DistributedSampler):
         canvas = self._canvas(indices[first : first + self.order.batch_size], epoch, batch)
         start, end = shard_bounds(self.global_pictures(batch), self.rank, self.num_replicas)
         if self.quad:
-            double = (2 * canvas[0], 2 * canvas[1])
             quads = (self._quad(indices, epoch, first + 4 * i, canvas) for i in range(start, end))
-            return BatchRequest(tuple(quads), double)
-        keys = self._keys(indices, epoch, range(first + start, first + end), canvas)
-        return BatchRequest(tuple((key,) for key in keys), canvas)
+            return BatchRequest(tuple(chain.from_iterable(quads)), (2 * canvas[0], 2 * canvas[1]))
+        return BatchRequest(tuple(self._keys(indices, epoch, range(first + start, first + end), canvas)), canvas)
 
     def _keys(self, indices: np.ndarray, epoch: int, positions: range, canvas: tuple[int, int]) -> Iterator[SampleKey]:
         bounds, block = (0, 0), ()
@@ -259,14 +285,14 @@ class KeyedDistributedSampler(DistributedSampler):
                 block = tuple(indices[slice(*bounds)].tolist())  # one object, so that it is sent to the worker once
             yield SampleKey(int(indices[position]), epoch, position, canvas, block)
 
-    def _quad(self, indices: np.ndarray, epoch: int, first: int, canvas: tuple[int, int]) -> tuple[SampleKey, ...]:
+    def _quad(self, indices: np.ndarray, epoch: int, first: int, canvas: tuple[int, int]) -> Iterator[SampleKey]:
         """Four samples side by side, or one of the four rendered at twice the size."""
         rng = keyed_generator(self.seed, Stream.QUAD, epoch, first)
         if rng.random() < QUAD_PROBABILITY:
-            return tuple(self._keys(indices, epoch, range(first, first + 4), canvas))
+            return self._keys(indices, epoch, range(first, first + 4), canvas)
         position = first + int(rng.integers(4))
         double = (2 * canvas[0], 2 * canvas[1])
-        return tuple(self._keys(indices, epoch, range(position, position + 1), double))
+        return self._keys(indices, epoch, range(position, position + 1), double)
 
     def _canvas(self, members: np.ndarray, epoch: int, batch: int) -> tuple[int, int]:
         height, width = self.order.canvas(members)
@@ -318,4 +344,4 @@ class ShardedBatches(Sequence[BatchRequest]):
 
     def __getitem__(self, i: int) -> BatchRequest:
         members, canvas = self._batches[i]
-        return BatchRequest(tuple((SampleKey(int(m), 0, int(m), canvas),) for m in members), canvas)
+        return BatchRequest(tuple(SampleKey(int(m), 0, int(m), canvas) for m in members), canvas)

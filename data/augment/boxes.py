@@ -55,7 +55,7 @@ def transform_labels(
     source_hw: np.ndarray,
     regions: np.ndarray,
     matrices: np.ndarray,
-    canvas_hw: tuple[int, int],
+    canvas_hw: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Labels of T tiles as they appear on the canvas; each moves as it would alone.
 
@@ -65,7 +65,7 @@ def transform_labels(
         source_hw: (T, 2), heights and widths of the tiles' source images, pixels.
         regions: (T, 4), the part of each that is rendered, x1, y1, x2, y2 in source pixels.
         matrices: (T, 3, 3), from source to canvas.
-        canvas_hw: size of the canvas, pixels.
+        canvas_hw: (T, 2), sizes of their canvases, pixels, or (2,), the same for all.
 
     Returns:
         float64 (m, 5) of class, x1, y1, x2, y2 in canvas pixels, of the labels that are kept, in their order; and which
@@ -77,16 +77,22 @@ def transform_labels(
     centre, half = rows[:, 1:3] * side, rows[:, 3:5] * (side / 2)
     low, high = centre - half, centre + half
     inside = (v.clip(region[:, :2], region[:, 2:]) for v in (low, high))
-    visible = clip_xyxy(project_boxes(matrix, *inside), canvas_hw[1], canvas_hw[0])
+    height, width = np.broadcast_to(canvas_hw, (len(matrices), 2))[tile].T
+    visible = clip_xyxy(project_boxes(matrix, *inside), width, height)
     keep = is_worth_keeping(visible, area_xyxy(project_boxes(matrix, low, high)))
     return np.concatenate([rows[:, :1], visible], 1)[keep], tile[keep]
 
 
-def to_normalised(labels_xyxy: np.ndarray, canvas_hw: tuple[int, int]) -> np.ndarray:
-    """Rows of class, x1, y1, x2, y2 in canvas pixels to float32 rows of class, cx, cy, w, h normalised to it."""
-    height, width = canvas_hw
+def to_normalised(labels_xyxy: np.ndarray, canvas_hw: np.ndarray | tuple[int, int]) -> np.ndarray:
+    """Rows of class, x1, y1, x2, y2 in canvas pixels to float32 rows of class, cx, cy, w, h normalised to it.
+
+    Args:
+        labels_xyxy: (n, 5).
+        canvas_hw: (2,), or a canvas for each row (n, 2).
+    """
+    canvas_wh = np.asarray(canvas_hw)[..., ::-1]
     rows = np.empty((len(labels_xyxy), 5), np.float32)
     rows[:, 0] = labels_xyxy[:, 0]
-    rows[:, 1:3] = (labels_xyxy[:, 1:3] + labels_xyxy[:, 3:5]) / 2 / (width, height)
-    rows[:, 3:5] = (labels_xyxy[:, 3:5] - labels_xyxy[:, 1:3]) / (width, height)
+    rows[:, 1:3] = (labels_xyxy[:, 1:3] + labels_xyxy[:, 3:5]) / 2 / canvas_wh
+    rows[:, 3:5] = (labels_xyxy[:, 3:5] - labels_xyxy[:, 1:3]) / canvas_wh
     return rows

@@ -29,7 +29,7 @@ class Placed(NamedTuple):
 
 
 def frames_to_canvas(
-    u: np.ndarray, flip_u: np.ndarray, hyp: Hyperparameters, frame_wh: np.ndarray, canvas_hw: tuple[int, int]
+    u: np.ndarray, flip_u: np.ndarray, hyp: Hyperparameters, frame_wh: np.ndarray, canvas_wh: np.ndarray
 ) -> np.ndarray:
     """(P, 3, 3): from the frame (the mosaic's double canvas, or the canvas itself) to the canvas.
 
@@ -39,7 +39,7 @@ def frames_to_canvas(
     Args:
         u: (P, 8) in [-1, 1]: angle, scale, two shears, two translations, two perspective coefficients.
         flip_u: (P, 2) in [0, 1]: left-right, up-down.
-        frame_wh: (P, 2).
+        frame_wh, canvas_wh: (P, 2).
     """
     centre_x, centre_y = (frame_wh / 2).T
     tilt_x, tilt_y = (u[:, 6:8] * hyp.perspective).T
@@ -58,18 +58,18 @@ def frames_to_canvas(
         (scale * (shear_y * cosine - sine), scale * (shear_y * sine + cosine)),
     )
     for axis, (along_x, along_y) in enumerate(of_axes):
-        limit, share = canvas_hw[1 - axis], (hyp.fliplr, hyp.flipud)[axis]
+        limit, probability = canvas_wh[:, axis], (hyp.fliplr, hyp.flipud)[axis]
         target = (0.5 + u[:, 4 + axis] * hyp.translate) * limit
         offset = -(along_x * centre_x + along_y * centre_y)
         row = np.stack([along_x, along_y, offset], 1) + target[:, None] * matrix[:, 2]
-        mirrored = (flip_u[:, axis] < share)[:, None]
-        matrix[:, axis] = np.where(mirrored, limit * matrix[:, 2] - row, row)
+        mirrored = (flip_u[:, axis] < probability)[:, None]
+        matrix[:, axis] = np.where(mirrored, limit[:, None] * matrix[:, 2] - row, row)
     return matrix
 
 
-def fitted_sizes(source_hw: np.ndarray, canvas_hw: tuple[int, int]) -> np.ndarray:
-    """Widths and heights (T, 2), whole numbers, of sources (T, 2) scaled to just fit the canvas."""
-    gain = np.minimum(canvas_hw[0] / source_hw[:, 0], canvas_hw[1] / source_hw[:, 1])
+def fitted_sizes(source_hw: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
+    """Widths and heights (T, 2), whole numbers, of sources (T, 2) scaled to just fit their canvases (T, 2)."""
+    gain = np.minimum(canvas_wh[:, 1] / source_hw[:, 0], canvas_wh[:, 0] / source_hw[:, 1])
     return np.maximum(np.rint(source_hw[:, ::-1] * gain[:, None]), 1.0)
 
 
@@ -85,7 +85,7 @@ def place_tiles(
     sizes: np.ndarray,
     frame_wh: np.ndarray,
     outer: np.ndarray,
-    canvas_hw: tuple[int, int],
+    canvas_wh: np.ndarray,
 ) -> Placed:
     """Sources that lie on frames, seen through ``outer``.
 
@@ -94,6 +94,7 @@ def place_tiles(
         corners, sizes: x, y and width, height (T, 2) on the frame, whole numbers.
         frame_wh: (T, 2).
         outer: (T, 3, 3), from `frames_to_canvas`.
+        canvas_wh: (T, 2).
     """
     source_wh = source_hw[:, ::-1].astype(np.float64)
     per_pixel = source_wh / sizes
@@ -107,29 +108,28 @@ def place_tiles(
     matrix[:, :, 2] = outer[:, :, 0] * corners[:, :1] + outer[:, :, 1] * corners[:, 1:] + outer[:, :, 2]
     aligned = are_axis_aligned(matrix)
     if aligned.all():
-        return _snapped(region, matrix, canvas_hw)
-    tilted = Placed(region.astype(np.int64), matrix, _touches_canvas(region, matrix, canvas_hw))
+        return _snapped(region, matrix, canvas_wh)
+    tilted = Placed(region.astype(np.int64), matrix, _touches_canvas(region, matrix, canvas_wh))
     if not aligned.any():
         return tilted
-    for part, snapped in zip(tilted, _snapped(region[aligned], matrix[aligned], canvas_hw)):
+    for part, snapped in zip(tilted, _snapped(region[aligned], matrix[aligned], canvas_wh[aligned])):
         part[aligned] = snapped
     return tilted
 
 
-def _touches_canvas(region: np.ndarray, matrix: np.ndarray, canvas_hw: tuple[int, int]) -> np.ndarray:
+def _touches_canvas(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
     x1, y1, x2, y2 = project_boxes(matrix, region[:, :2], region[:, 2:]).T
-    return (x1 < canvas_hw[1]) & (y1 < canvas_hw[0]) & (x2 > 0) & (y2 > 0)
+    return (x1 < canvas_wh[:, 0]) & (y1 < canvas_wh[:, 1]) & (x2 > 0) & (y2 > 0)
 
 
-def _snapped(region: np.ndarray, matrix: np.ndarray, canvas_hw: tuple[int, int]) -> Placed:
+def _snapped(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> Placed:
     """Tiles with their edges moved (by half a pixel at most) onto canvas pixels.
 
     A crop of whole source pixels then fills a rectangle of whole canvas pixels, which a resize renders several times
     faster than a warp. Labels use the moved matrix, so they stay exactly on the objects.
     """
     gain, offset = matrix[:, (0, 1), (0, 1)], matrix[:, :2, 2]
-    limit = np.array([canvas_hw[1], canvas_hw[0]], np.float64)
-    at_zero, at_limit = -offset / gain, (limit - offset) / gain
+    at_zero, at_limit = -offset / gain, (canvas_wh - offset) / gain
     low = np.maximum(region[:, :2], np.floor(np.minimum(at_zero, at_limit)))
     high = np.minimum(region[:, 2:], np.ceil(np.maximum(at_zero, at_limit)))
     start, end = np.rint(gain * low + offset), np.rint(gain * high + offset)

@@ -106,7 +106,7 @@ def draw_plans(
     worker and restart.
 
     Args:
-        keys: the samples, of one canvas size.
+        keys: the samples; each has a canvas size of its own.
         source_hw: int (N, 2), height and width of every source image as the renderer will be given it.
         hyp: probabilities and ranges.
         seed: of the run.
@@ -153,7 +153,6 @@ def _draw_pictures(
     hyp: Hyperparameters,
 ) -> list[Picture]:
     """A picture for each row of numbers (P, `Draw.COUNT`), with its key, main image, and whether it may be a mosaic."""
-    canvas_hw = keys[0].canvas_hw
     is_mosaic = (u[:, Draw.MOSAIC] < hyp.mosaic) & combine
     partners_u = u[:, Draw.PARTNERS].tolist()
     members = [
@@ -163,7 +162,8 @@ def _draw_pictures(
     colours: Sequence[np.ndarray | None] = [None] * len(u)
     if hyp.hsv_h or hyp.hsv_s or hyp.hsv_v:
         colours = colour_matrices((2 * u[:, Draw.COLOUR] - 1) * (hyp.hsv_h, hyp.hsv_s, hyp.hsv_v))
-    placed = _place(u, members, is_mosaic, source_hw, canvas_hw, hyp)
+    canvas_wh = np.array([key.canvas_hw[::-1] for key in keys], np.float64)
+    placed = _place(u, members, is_mosaic, source_hw, canvas_wh, hyp)
     tiles = iter(zip(placed.is_seen.tolist(), placed.region.tolist(), placed.matrix))
     pictures = []
     for own, colour in zip(members, colours):
@@ -177,23 +177,22 @@ def _place(
     members: Sequence[Sequence[int]],
     is_mosaic: np.ndarray,
     source_hw: np.ndarray,
-    canvas_hw: tuple[int, int],
+    canvas_wh: np.ndarray,
     hyp: Hyperparameters,
 ) -> Placed:
     """All tiles of pictures whose images are ``members``, in their order."""
-    canvas_wh = np.array(canvas_hw[::-1], np.float64)
     frame_wh = np.where(is_mosaic[:, None], 2 * canvas_wh, canvas_wh)
-    outer = frames_to_canvas(2 * u[:, Draw.AFFINE] - 1, u[:, Draw.FLIP], hyp, frame_wh, canvas_hw)
+    outer = frames_to_canvas(2 * u[:, Draw.AFFINE] - 1, u[:, Draw.FLIP], hyp, frame_wh, canvas_wh)
     counts = [len(own) for own in members]
     picture = np.repeat(np.arange(len(members)), counts)
     slots = np.concatenate([np.arange(count) for count in counts])
     sources = source_hw[np.array([i for own in members for i in own])]
-    sizes = fitted_sizes(sources, canvas_hw)
-    meeting = np.floor((0.5 + u[:, Draw.CENTRE]) * canvas_wh)[picture]
+    sizes = fitted_sizes(sources, canvas_wh[picture])
+    centres = np.floor((0.5 + u[:, Draw.CENTRE]) * canvas_wh)[picture]
     corners = np.where(
-        is_mosaic[picture, None], mosaic_corners(slots, meeting, sizes), np.floor((canvas_wh - sizes) / 2)
+        is_mosaic[picture, None], mosaic_corners(slots, centres, sizes), np.floor((canvas_wh[picture] - sizes) / 2)
     )
-    return place_tiles(sources, corners, sizes, frame_wh[picture], outer[picture], canvas_hw)
+    return place_tiles(sources, corners, sizes, frame_wh[picture], outer[picture], canvas_wh[picture])
 
 
 def plan_labels(
@@ -204,7 +203,7 @@ def plan_labels(
     """Float32 (n, 5) of each plan: class, cx, cy, w, h normalised to the canvas.
 
     Args:
-        plans: of one canvas size.
+        plans: of any canvas sizes.
         source_hw: int (N, 2) of all source images, for which the plans were drawn.
         labels_of: as `DatasetIndex.labels_of`.
     """
@@ -213,12 +212,13 @@ def plan_labels(
     if not tiles:
         return [np.zeros((0, 5), np.float32) for _ in plans]
     images = np.array([tile.index for tile in tiles])
+    canvas_hw = np.repeat([plan.canvas_hw for plan in plans], [len(some) for some in own], 0)
     moved, tile = transform_labels(
         *labels_of(images),
         source_hw=source_hw[images],
         regions=np.array([tile.region for tile in tiles]),
         matrices=np.array([tile.matrix for tile in tiles]),
-        canvas_hw=plans[0].canvas_hw,
+        canvas_hw=canvas_hw,
     )
     ends = np.searchsorted(tile, np.cumsum([len(some) for some in own]))
-    return np.split(to_normalised(moved, plans[0].canvas_hw), ends[:-1])
+    return np.split(to_normalised(moved, canvas_hw[tile]), ends[:-1])

@@ -1,4 +1,4 @@
-"""Samples to a batch, and the images that are rendered on the host."""
+"""Samples to a batch."""
 
 from __future__ import annotations
 
@@ -10,52 +10,59 @@ from torch import Tensor
 
 from data.dataset import LoadImagesAndLabels
 from data.loading.shared_memory import BatchSlots, SlottedBatch
-from data.sampler import BatchRequest
+from data.sampler import BatchRequest, Cell
 from utils.shared_tensors import new_pixels
-from utils.structures import Batch, Sample, SampleKey, bucketed
+from utils.structures import Batch, Sample, bucketed
 
 
-def collate(samples: Sequence[Sample], canvas_hw: tuple[int, int], pixels: Tensor | None = None) -> Batch:
-    """A batch of samples of one canvas size; of none, one with zero images of that size.
+def collate(samples: Sequence[Sample], cells: Sequence[Cell], pixels: Tensor) -> Batch:
+    """A batch of samples, each in its cell of a picture. Several samples in a picture carry the first one's identity.
 
     Images are stored (B, H, W, 3) and seen as (B, 3, H, W): the channels_last layout, without a copy.
 
     Args:
-        pixels: from `new_pixels`; samples that were rendered into their place in it are not copied.
+        samples, cells: the samples and where they lie, pictures in order.
+        pixels: uint8 (B, H, W, 3), from `new_pixels`; samples that were rendered into it are not copied.
     """
-    pixels = new_pixels(len(samples), canvas_hw) if pixels is None else pixels
-    for sample, place in zip(samples, pixels.numpy()):
-        if not np.may_share_memory(sample.image, place):
-            place[:] = sample.image
-    counts = [len(s.labels) for s in samples]
-    targets = np.zeros((sum(counts), 6), np.float32)
-    if samples:
-        targets[:, 0] = np.repeat(np.arange(len(samples)), counts)
-        targets[:, 1:] = np.concatenate([s.labels for s in samples])
+    for sample, out in zip(samples, cell_views(pixels.numpy(), cells)):
+        if not np.may_share_memory(sample.image, out):
+            out[:] = sample.image
+    targets = _targets(samples, cells)
+    counts = np.bincount(targets[:, 0].astype(np.int64), minlength=len(pixels)).tolist()
+    firsts = [sample for sample, cell in zip(samples, cells) if cell.row == cell.column == 0]
     return Batch(
         images=pixels.permute(0, 3, 1, 2),
         targets=torch.from_numpy(targets),
         max_targets=bucketed(max(counts, default=0)),
-        indices=torch.tensor([s.index for s in samples], dtype=torch.int64),
-        original_hw=torch.tensor([s.original_hw for s in samples], dtype=torch.int32).reshape(-1, 2),
-        letterbox=torch.tensor([(*s.gain_xy, *s.pad_xy) for s in samples], dtype=torch.float64).reshape(-1, 4),
-        paths=tuple(s.path for s in samples),
+        indices=torch.tensor([s.index for s in firsts], dtype=torch.int64),
+        original_hw=torch.tensor([s.original_hw for s in firsts], dtype=torch.int32).reshape(-1, 2),
+        letterbox=torch.tensor([(*s.gain_xy, *s.pad_xy) for s in firsts], dtype=torch.float64).reshape(-1, 4),
+        paths=tuple(s.path for s in firsts),
         counts=tuple(counts),
     )
 
 
-def tile_quad(samples: Sequence[Sample]) -> Sample:
-    """Four samples of one size in a 2 x 2 grid, as one sample that carries the first one's identity."""
-    images = [s.image for s in samples]
-    image = np.concatenate([np.concatenate(images[:2], 1), np.concatenate(images[2:], 1)], 0)
-    shifted = []
-    for slot, sample in enumerate(samples):
-        rows = sample.labels.copy()
-        rows[:, 1:] /= 2
-        rows[:, 1:3] += (0.5 * (slot % 2), 0.5 * (slot // 2))
-        shifted.append(rows)
-    first = samples[0]
-    return Sample(image, np.concatenate(shifted), first.index, first.path, first.original_hw, (1.0, 1.0), (0.0, 0.0))
+def cell_views(pixels: np.ndarray, cells: Sequence[Cell]) -> list[np.ndarray]:
+    """The part (h, w, 3) of ``pixels`` (B, H, W, 3) that belongs to each cell."""
+    views = []
+    for cell in cells:
+        height, width = pixels.shape[1] // cell.grid[0], pixels.shape[2] // cell.grid[1]
+        top, left = cell.row * height, cell.column * width
+        views.append(pixels[cell.picture, top : top + height, left : left + width])
+    return views
+
+
+def _targets(samples: Sequence[Sample], cells: Sequence[Cell]) -> np.ndarray:
+    """float32 (M, 6) as `Batch.targets`, from labels normalised to the cells."""
+    if not samples:
+        return np.zeros((0, 6), np.float32)
+    labels = np.concatenate([sample.labels for sample in samples])
+    frames = [(cell.picture, *cell.grid[::-1], cell.column / cell.grid[1], cell.row / cell.grid[0]) for cell in cells]
+    frame = np.repeat(np.array(frames, np.float32), [len(sample.labels) for sample in samples], 0)
+    targets = np.concatenate([frame[:, :1], labels], 1)
+    targets[:, 2:] /= np.tile(frame[:, 1:3], 2)
+    targets[:, 2:4] += frame[:, 3:]
+    return targets
 
 
 class RenderedBatches:
@@ -68,18 +75,13 @@ class RenderedBatches:
 
     def __call__(self, request: BatchRequest) -> Batch | SlottedBatch:
         if request.slot is None:
-            return self._drawn(request, new_pixels(len(request.pictures), request.canvas_hw))
-        shape = (len(request.pictures), *request.canvas_hw, 3)
-        batch = self._drawn(request, torch.from_numpy(self.slots.pixels(request.slot, shape)))
+            return self._render(request, new_pixels(request.pictures, request.canvas_hw))
+        shape = (request.pictures, *request.canvas_hw, 3)
+        batch = self._render(request, torch.from_numpy(self.slots.pixels(request.slot, shape)))
         return SlottedBatch(batch, self.slots, request.slot)
 
-    def _drawn(self, request: BatchRequest, pixels: torch.Tensor) -> Batch:
-        places = pixels.numpy()
-        if all(len(keys) == 1 for keys in request.pictures):
-            samples = self.dataset.samples([keys[0] for keys in request.pictures], places)
-        else:
-            samples = [self._quad(keys, place) for keys, place in zip(request.pictures, places)]
-        return collate(samples, request.canvas_hw, pixels)
-
-    def _quad(self, keys: Sequence[SampleKey], place: np.ndarray) -> Sample:
-        return tile_quad(self.dataset.samples(keys)) if len(keys) > 1 else self.dataset.samples(keys, [place])[0]
+    def _render(self, request: BatchRequest, pixels: Tensor) -> Batch:
+        cells = request.cells()
+        # OpenCV may round the ends of rows differently where the rows of a picture do not follow one another.
+        outs = [view if view.flags.c_contiguous else None for view in cell_views(pixels.numpy(), cells)]
+        return collate(self.dataset.samples(request.keys, outs), cells, pixels)

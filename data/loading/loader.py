@@ -44,7 +44,7 @@ class _SlottedRequests:
 
     def __iter__(self) -> Iterator[BatchRequest]:
         for request in self.requests:
-            yield replace(request, slot=self.slots.take(3 * len(request.pictures) * math.prod(request.canvas_hw)))
+            yield replace(request, slot=self.slots.take(3 * request.pictures * math.prod(request.canvas_hw)))
 
 
 class _RequestLoader(DataLoader):

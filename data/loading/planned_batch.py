@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from data.augment.plan import SamplePlan
 from data.dataset import LoadImagesAndLabels
-from data.loading.collate import collate, tile_quad
+from data.loading.collate import collate
 from data.render.device import paint_layers, render_table
 from data.render.mipmap import PyramidLayout
 from data.render.table import CachedPixels, PackedPixels, RenderTable, build_table
-from data.sampler import BatchRequest
-from utils.shared_tensors import InlineTensors
+from data.sampler import BatchRequest, Cell
+from utils.shared_tensors import InlineTensors, new_pixels
 from utils.structures import Batch
 
 
 @dataclass(frozen=True, slots=True)
 class RenderGroup(InlineTensors):
-    """Drawings of one canvas size: whole pictures, or quarters of which four in a row make a picture."""
+    """Samples of one canvas size, rendered together."""
 
     table: RenderTable
     pixels: Tensor | None  # uint8 (P, 3) that the table refers to; None: the device cache
-    places: Tensor  # int64 (n,) of the pictures in the batch
-    quarters: bool
+    cells: Tensor  # int64 (n, 3): picture in the batch, row and column in its grid of cells of this canvas size
 
     def map(self, function: Callable[[Tensor], Tensor]) -> RenderGroup:
         pixels = None if self.pixels is None else function(self.pixels)
-        return replace(self, table=self.table.map(function), pixels=pixels, places=function(self.places))
+        return replace(self, table=self.table.map(function), pixels=pixels, cells=function(self.cells))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,29 +65,18 @@ class PlannedBatches:
         self.layout = layout
 
     def __call__(self, request: BatchRequest) -> PlannedBatch:
-        if all(len(keys) == 1 for keys in request.pictures):
-            keys = [one[0] for one in request.pictures]
-            drawn = self.dataset.plans(keys)
-            plans, samples = [[p] for p in drawn], [[s] for s in self.dataset.undrawn(keys, drawn)]
-        else:  # a picture has a canvas size of its own
-            plans = [self.dataset.plans(keys) for keys in request.pictures]
-            samples = [self.dataset.undrawn(keys, own) for keys, own in zip(request.pictures, plans)]
-        rest = collate([s[0] if len(s) == 1 else tile_quad(s) for s in samples], (0, 0))
-        whole = [number for number, own in enumerate(plans) if len(own) == 1]
-        tiled = [number for number, own in enumerate(plans) if len(own) > 1]
-        groups = [self._group([plans[place] for place in places], places) for places in (whole, tiled) if places]
-        return PlannedBatch(request.canvas_hw, tuple(groups), rest)
+        plans, cells = self.dataset.plans(request.keys), request.cells()
+        pixels = new_pixels(request.pictures, (0, 0))
+        rest = collate(self.dataset.planned(request.keys, plans), cells, pixels)
+        sizes = dict.fromkeys(plan.canvas_hw for plan in plans)
+        members = ([(plan, cell) for plan, cell in zip(plans, cells) if plan.canvas_hw == size] for size in sizes)
+        return PlannedBatch(request.canvas_hw, tuple(self._group(*zip(*pairs)) for pairs in members), rest)
 
-    def _group(self, own: list[list[SamplePlan]], places: list[int]) -> RenderGroup:
-        plans = [plan for four_or_one in own for plan in four_or_one]
+    def _group(self, plans: Sequence[SamplePlan], cells: Sequence[Cell]) -> RenderGroup:
         sources = PackedPixels(self.dataset.source_image) if self.layout is None else CachedPixels(self.layout)
         table = build_table(plans, plans[0].canvas_hw, self.dataset.source_hw, sources)
-        return RenderGroup(
-            table=table,
-            pixels=sources.pixels if isinstance(sources, PackedPixels) else None,
-            places=torch.from_numpy(np.array(places)),
-            quarters=len(plans) > len(places),
-        )
+        pixels = sources.pixels if isinstance(sources, PackedPixels) else None
+        return RenderGroup(table, pixels, torch.tensor([cell[:3] for cell in cells], dtype=torch.int64))
 
 
 _log = logging.getLogger("lockstep")
@@ -112,27 +99,21 @@ class DeviceRenderer:
     def __call__(self, planned: PlannedBatch) -> Batch:
         """The batch on the device, images stored (B, H, W, 3)."""
         planned = planned.to(self.device)
-        if len(planned.groups) == 1 and not planned.groups[0].quarters:
-            return replace(planned.rest, images=self._drawn(planned.groups[0]))
-        shape = (len(planned.rest.images), *planned.canvas_hw, 3)
-        pictures = torch.empty(shape, dtype=torch.uint8, device=self.device)
+        if len(planned.groups) == 1 and planned.groups[0].table.canvas_hw == planned.canvas_hw:
+            return replace(planned.rest, images=self._render(planned.groups[0]))
+        (height, width), count = planned.canvas_hw, len(planned.rest.images)
+        pictures = torch.empty((count, height, width, 3), dtype=torch.uint8, device=self.device)
         for group in planned.groups:
-            drawn = self._drawn(group).permute(0, 2, 3, 1)
-            pictures.index_copy_(0, group.places, joined(drawn) if group.quarters else drawn)
+            h, w = group.table.canvas_hw
+            grid = pictures.view(count, height // h, h, width // w, w, 3).transpose(2, 3)
+            grid[group.cells.unbind(1)] = self._render(group).permute(0, 2, 3, 1)
         return replace(planned.rest, images=pictures.permute(0, 3, 1, 2))
 
-    def _drawn(self, group: RenderGroup) -> Tensor:
+    def _render(self, group: RenderGroup) -> Tensor:
         pixels = self._cache if group.pixels is None else group.pixels
         if pixels is None:
             raise ValueError("the batch refers to a device cache, and there is none")
         return render_table(group.table, pixels, self._paint)
-
-
-def joined(quarters: Tensor) -> Tensor:
-    """(4n, h, w, 3) to (n, 2h, 2w, 3): each four in a 2 x 2 grid."""
-    count, height, width, _ = quarters.shape
-    grid = quarters.view(count // 4, 2, 2, height, width, 3).permute(0, 1, 3, 2, 4, 5)
-    return grid.reshape(count // 4, 2 * height, 2 * width, 3)
 
 
 class FusedPainter:

@@ -35,7 +35,15 @@ def sampler_of(rank=0, world=1, **options):
 
 
 def keys_of(request):
-    return [key for picture in request.pictures for key in picture]
+    return list(request.keys)
+
+
+def pictures_of(request):
+    pictures = [[] for _ in range(request.pictures)]
+    for key, cell in zip(request.keys, request.cells()):
+        assert (cell.row, cell.column) == divmod(len(pictures[cell.picture]), cell.grid[1])
+        pictures[cell.picture].append(key)
+    return pictures
 
 
 @pytest.mark.parametrize(
@@ -48,7 +56,8 @@ def test_ranks_share_the_same_global_batches(world, options):
         shares = [list(sampler_of(rank, world, **options).requests(epoch)) for rank in range(world)]
         assert {len(s) for s in shares} == {len(whole)}
         for request, *parts in zip(whole, *shares):
-            assert sum((part.pictures for part in parts), ()) == request.pictures
+            assert sum((part.keys for part in parts), ()) == request.keys
+            assert sum(part.pictures for part in parts) == request.pictures
             assert {part.canvas_hw for part in parts} == {request.canvas_hw}
 
 
@@ -96,7 +105,7 @@ def test_every_epoch_is_a_new_order_of_all_images():
 
 def test_empty_share_keeps_its_canvas():
     requests = [list(sampler_of(rank, 4, count=3).requests(0)) for rank in range(4)]
-    assert sorted(len(r[0].pictures) for r in requests) == [0, 1, 1, 1]
+    assert sorted(r[0].pictures for r in requests) == [0, 1, 1, 1]
     assert {r[0].canvas_hw for r in requests} == {(320, 320)}
 
 
@@ -172,7 +181,7 @@ def test_image_weights_of_backgrounds_crowds_and_zeros():
 def test_quads():
     sampler = sampler_of(count=54, quad=True)
     assert [sampler.global_pictures(k) for k in range(sampler.num_batches)] == [4, 4, 4, 1]
-    pictures = [p for e in range(20) for r in sampler.requests(e) for p in r.pictures]
+    pictures = [p for e in range(20) for r in sampler.requests(e) for p in pictures_of(r)]
     tiled = [p for p in pictures if len(p) == 4]
     single = [p for p in pictures if len(p) == 1]
     assert len(tiled) + len(single) == len(pictures) == 20 * 13

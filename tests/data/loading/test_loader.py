@@ -18,14 +18,15 @@ import torch
 
 from data.dataset import LoadImagesAndLabels
 from data.loading.build import build_train_loader, build_val_loader, create_dataloader
-from data.loading.collate import collate, tile_quad
+from data.loading.collate import collate
 from data.loading.loader import InfiniteDataLoader
-from data.sampler import EpochOrder, KeyedDistributedSampler
+from data.sampler import BatchRequest, Cell, EpochOrder, KeyedDistributedSampler
 from tests.helpers.synthetic_index import write_dataset
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.structures import Sample
+from utils.shared_tensors import new_pixels
+from utils.structures import Sample, SampleKey
 
 SIZES = [(60 + 5 * (i % 7), 60 + 7 * (i % 5)) for i in range(22)]
 HYP = Hyperparameters(mixup=0.3)
@@ -223,20 +224,24 @@ def test_sizes_that_do_not_fit_are_one_line(open_loader, options, message):
         open_loader(**options)
 
 
-def test_quad_tiles_four_samples():
-    def sample(value, labels):
+def test_four_samples_share_a_picture():
+    def sample(value, size, labels):
         return Sample(
-            np.full((4, 6, 3), value, np.uint8), np.float32(labels), value, str(value), (9, 9), (1.0, 1.0), (0, 0)
+            np.full((*size, 3), value, np.uint8), np.float32(labels), value, str(value), (9, 9), (1.0, 1.0), (0, 0)
         )
 
-    box = [[1, 0.5, 0.5, 1, 0.5]]
-    tiled = tile_quad([sample(1, box), sample(2, np.zeros((0, 5))), sample(3, box), sample(4, box)])
-    assert tiled.image.shape == (8, 12, 3)
-    assert tiled.image[[0, 0, 7, 7], [0, 11, 0, 11], 0].tolist() == [1, 2, 3, 4]
-    np.testing.assert_allclose(
-        tiled.labels, [[1, 0.25, 0.25, 0.5, 0.25], [1, 0.25, 0.75, 0.5, 0.25], [1, 0.75, 0.75, 0.5, 0.25]]
-    )
-    assert (tiled.index, tiled.path) == (1, "1")
+    box, none, small = [[1, 0.5, 0.5, 1, 0.5]], np.zeros((0, 5)), (4, 6)
+    samples = [sample(v, small, none if v == 2 else box) for v in (1, 2, 3, 4)] + [sample(5, (8, 12), box)]
+    keys = tuple(SampleKey(s.index, 0, s.index, s.image.shape[:2]) for s in samples)
+    request = BatchRequest(keys, (8, 12))
+    assert request.pictures == 2
+    batch = collate(samples, request.cells(), new_pixels(2, request.canvas_hw))
+    assert batch.images.shape == (2, 3, 8, 12)
+    assert batch.images[0, 0, [0, 0, 7, 7], [0, 11, 0, 11]].tolist() == [1, 2, 3, 4]
+    assert (batch.images[1] == 5).all()
+    tiled = [[0, 1, 0.25, 0.25, 0.5, 0.25], [0, 1, 0.25, 0.75, 0.5, 0.25], [0, 1, 0.75, 0.75, 0.5, 0.25]]
+    np.testing.assert_allclose(batch.targets, [*tiled, [1, 1, 0.5, 0.5, 1, 0.5]])
+    assert (batch.indices.tolist(), batch.paths, batch.counts) == ([1, 5], ("1", "5"), (3, 1))
 
 
 def test_bound_on_targets_is_bucketed():
@@ -246,7 +251,8 @@ def test_bound_on_targets_is_bucketed():
         )
 
     for counts, bound in (([0], 16), ([16, 3], 16), ([3, 17], 32), ([33], 48)):
-        batch = collate([sample(c) for c in counts], (32, 32))
+        cells = [Cell(number, 0, 0, (1, 1)) for number in range(len(counts))]
+        batch = collate([sample(c) for c in counts], cells, new_pixels(len(counts), (32, 32)))
         assert batch.max_targets == bound
         assert len(batch.targets) == sum(counts)
 

@@ -15,7 +15,7 @@ from data.cache.device import open_device_cache
 from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
 from data.loading.build import build_train_loader, build_val_loader
-from data.loading.planned_batch import DeviceRenderer, PlannedBatch, joined
+from data.loading.planned_batch import DeviceRenderer, PlannedBatch
 from data.render.mipmap import PyramidLayout
 from tests.helpers.ranks import run_ranks
 from tests.helpers.synthetic_index import write_dataset
@@ -182,13 +182,6 @@ def test_each_node_decodes_for_itself(index):
     (alone,) = _caches_on_a_rank(SINGLE, index)
     for (cache,) in run_ranks(4, _caches_on_a_rank, index, local_world=2):
         assert np.array_equal(cache, alone)
-
-
-def test_quarters_join_as_the_host_tiles_them():
-    quarters = torch.arange(2 * 4 * 3 * 2 * 3).reshape(8, 3, 2, 3)
-    for four, picture in zip(quarters.split(4), joined(quarters)):
-        rows = [torch.cat([four[0], four[1]], 1), torch.cat([four[2], four[3]], 1)]
-        assert torch.equal(picture, torch.cat(rows, 0))
 
 
 def test_a_machine_that_cannot_compile_draws_all_the_same(batches_of, monkeypatch):
