@@ -151,7 +151,7 @@ class Predictor:
     def __init__(self, model: Detector, config: DetectConfig, imgsz: int, device: torch.device) -> None:
         import torch
 
-        from engine.parallel.amp import resolve_amp
+        from engine.process import resolve_amp
         from models.postprocess.detections import DETECTION_IOU, suppression_iou
         from utils.config.settings import check_image_size
 

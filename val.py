@@ -54,7 +54,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     from data.loading.build import create_dataloader
     from engine.checks import check_same_model, check_same_start
     from engine.evaluation.evaluator import Evaluator
-    from engine.parallel.amp import resolve_amp
+    from engine.process import resolve_amp
     from models.weights.load import load_detector
     from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
     from utils.download import fetch_weights
