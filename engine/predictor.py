@@ -16,7 +16,7 @@ import torch
 
 from data.render.opencv import fit_letterbox, letterbox
 from data.sources import Frame, open_source
-from engine.parallel.amp import resolve_amp
+from engine.process import resolve_amp
 from models.detector import Detector
 from models.postprocess.detections import DETECTION_IOU, select_detections, suppression_iou
 from models.weights.load import load_detector

@@ -11,10 +11,10 @@ from engine.checkpoint.run import Run
 from engine.optim.build import DEFAULT_LR, OptimizerSet, build_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.schedule import StepPlan
-from engine.parallel.amp import resolve_amp
 from engine.parallel.compile import check_compilation, plan_compilation
 from engine.parallel.ddp import parallelise, unused_parameters
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
+from engine.process import resolve_amp
 from engine.train_step import TrainStep
 from utils.config.settings import TrainConfig
 from utils.distributed.collectives import broadcast_object

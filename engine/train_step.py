@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from engine.optim.build import OptimizerSet
 from engine.optim.ema import ModelEma
-from engine.optim.memory_format import flatten_as, views_as
 from engine.parallel.compile import UNCOMPILED, Compilation
-from engine.parallel.ddp import all_reduce_sum, copy_flat, flat_copy, float_buffers, without_gradient_sync
+from engine.parallel.ddp import all_reduce_sum, without_gradient_sync
 from engine.parallel.virtual_ranks import SubtreeSum, sum_over_processes
 from utils.distributed.collectives import unwrap
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import shard_bounds
+from utils.flat_tensors import copy_from_flat, flatten, flatten_as, float_buffers, views_as
 from utils.structures import Batch, LossOutput
 
 
@@ -128,7 +128,7 @@ class TrainStep:
             updates: optimiser steps taken, this one included.
             flags: of this rank; those of all come back with the step's values.
         """
-        before = flat_copy(self._statistics)
+        before = flatten(self._statistics)
         gradients_of = self._gradients_by_tree if self.virtual_ranks else self._gradients_by_ddp
         sums, local_total = gradients_of(batches, pictures, flags)
         sums, flag_sums = sums[: -len(flags)], sums[-len(flags) :]
@@ -140,7 +140,7 @@ class TrainStep:
         self.scaler.update()
         self.optimizer.zero_grad()
         if self._statistics:
-            copy_flat(torch.where(bad > 0, before, flat_copy(self._statistics)), self._statistics)
+            copy_from_flat(torch.where(bad > 0, before, flatten(self._statistics)), self._statistics)
         self.ema.update(self._bare, updates)
         first = torch.stack([1 - bad, local_total.isfinite().to(norm), norm])
         values = torch.cat([first, flag_sums.to(norm), losses.to(norm)])
@@ -161,12 +161,12 @@ class TrainStep:
     ) -> tuple[Tensor, Tensor]:
         """As `_gradients_by_ddp`, by virtual ranks: each takes its shard of every micro-batch, one after another."""
         per_process = self.virtual_ranks // self.ctx.world_size
-        start, counted = flat_copy(self._statistics), flat_copy(self._counters)
+        start, counted = flatten(self._statistics), flatten(self._counters)
         tree, totals = SubtreeSum(), []
         parameters = self.optimizer.parameters
         for virtual in range(self.ctx.rank * per_process, (self.ctx.rank + 1) * per_process):
-            copy_flat(start, self._statistics)
-            copy_flat(counted, self._counters)
+            copy_from_flat(start, self._statistics)
+            copy_from_flat(counted, self._counters)
             shards = []
             for batch, count in zip(batches, pictures):
                 first, last = shard_bounds(count, virtual, self.virtual_ranks)
@@ -176,7 +176,7 @@ class TrainStep:
             sums = append_flags(torch.stack([s for _, s in outcomes]).sum(0), flags)
             totals += [total for total, _ in outcomes]
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-            rest = [sums.to(gradients[0]), flat_copy(self._statistics).to(gradients[0])]
+            rest = [sums.to(gradients[0]), flatten(self._statistics).to(gradients[0])]
             tree.add(torch.cat([*flatten_as(gradients, parameters), *rest]))
             self.optimizer.zero_grad()
         flat = sum_over_processes(self.ctx, tree.total())
@@ -184,7 +184,7 @@ class TrainStep:
             parameter.grad = gradient
         size = sum(p.numel() for p in parameters)
         sums, statistics = flat[size : size + len(sums)], flat[size + len(sums) :]
-        copy_flat((statistics / self.virtual_ranks).to(start), self._statistics)
+        copy_from_flat((statistics / self.virtual_ranks).to(start), self._statistics)
         return sums, torch.stack(totals).sum()
 
     def _accumulate(self, batches: Sequence[Batch], pictures: Sequence[int]) -> list[tuple[Tensor, Tensor]]:

@@ -75,6 +75,7 @@ class Trainer:
         earlier_s = run.checkpoint.run.get("seconds", 0.0) if run.checkpoint else 0.0
         self._started = time.monotonic() - earlier_s
         self._first_step_done = False
+        self._epoch_end_s = 0.0  # that the last validation and save took
 
     def fit(self) -> None:
         """Runs the epochs that are left.
@@ -92,7 +93,9 @@ class Trainer:
                 with Prefetcher(iter(loader), device=self.ctx.device, render=loader.renderer) as batches:
                     while not self._is_finished():
                         self._train_epoch(batches)
+                        ended = time.monotonic()
                         self._end_epoch()
+                        self._epoch_end_s = time.monotonic() - ended
                 self.checkpointer.finish()
                 max_over_ranks(self.ctx, 0)  # no rank leaves before all is written
             finally:
@@ -129,6 +132,8 @@ class Trainer:
             epochs=config.epochs,
             enabled=self.ctx.is_main,
             done_steps=-(-progress.batch // self.plan.accumulate),
+            device=self.ctx.device,
+            between_epochs_s=self._epoch_end_s,
         )
         while progress.batch < len(self.train_loader):
             self._train_step(batches, bar)

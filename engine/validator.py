@@ -30,7 +30,7 @@ from engine.evaluation.report import (
     write_results_json,
     write_size_csv,
 )
-from engine.parallel.amp import resolve_amp
+from engine.process import resolve_amp
 from models.detector import Detector
 from models.postprocess.detections import select_detections, suppression_iou
 from models.postprocess.tta import TestTimeAugmentation

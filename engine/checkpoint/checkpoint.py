@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from engine.optim.build import OptimizerSet
 from engine.optim.ema import ModelEma
-from engine.parallel.ddp import copy_flat, flat_copy, float_buffers
 from utils.distributed.collectives import gather_arrays, is_parallel, unwrap
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
+from utils.flat_tensors import copy_from_flat, flatten, float_buffers
 
 
 @dataclass
@@ -199,7 +199,7 @@ def gather_rank_buffers(ctx: DistributedContext, models: dict[str, nn.Module]) -
     if not ctx.is_distributed or not any(is_parallel(model) for model in models.values()):
         return None
     gathered = gather_arrays(
-        ctx, {name: flat_copy(float_buffers(unwrap(model))).cpu().numpy() for name, model in models.items()}
+        ctx, {name: flatten(float_buffers(unwrap(model))).cpu().numpy() for name, model in models.items()}
     )
     if gathered is None:
         return None
@@ -224,7 +224,7 @@ def restore_rank_buffers(
     for name, values in (stored or {}).items():
         if len(values) == ctx.world_size:
             buffers = float_buffers(unwrap(models[name]))
-            copy_flat(values[ctx.rank].to(buffers[0].device), buffers)
+            copy_from_flat(values[ctx.rank].to(buffers[0].device), buffers)
 
 
 def _mean(values: Tensor) -> Tensor:

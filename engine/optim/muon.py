@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from engine.optim.memory_format import as_matrix, flatten_as, memory_format, unflatten, views_as
+from utils.flat_tensors import dense_format, flatten_as, views_as
 
 # The quintic of the reference implementation: steepest at 0, singular values end in about [0.7, 1.2].
 _A, _B, _C = 3.4445, -4.7750, 2.0315
@@ -144,6 +144,19 @@ class _Plan:
         return torch.cat([batch.give(orthogonalise(batch.take(vector))) for batch in self._batches])
 
 
+def as_matrix(tensor: Tensor) -> Tensor:
+    """(first, product of the others): a view, unless a kernel has another memory order than channels_last."""
+    return (tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor).flatten(1)
+
+
+def unflatten(matrix: Tensor, like: Tensor) -> Tensor:
+    """A view of ``matrix`` in the shape of ``like``; undoes `as_matrix`."""
+    if like.dim() != 4:
+        return matrix.view(like.shape)
+    a, b, c, d = like.shape
+    return matrix.view(a, c, d, b).permute(0, 3, 1, 2)
+
+
 def _matrix_shape(tensor: Tensor) -> tuple[int, int]:
     return tensor.shape[0], tensor.numel() // tensor.shape[0]
 
@@ -187,7 +200,7 @@ class Muon(Optimizer):
                 trained = [parameter for parameter in parameters if parameter.grad is not None]
                 if not trained:
                     continue
-                if pads_matrices(device) and all(map(memory_format, parameters)):
+                if pads_matrices(device) and all(map(dense_format, parameters)):
                     self._update_as_vector(parameters, group, (number, dtype, device))
                 else:
                     self._update(trained, group)

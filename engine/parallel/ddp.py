@@ -15,6 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 
 from engine.parallel.sync_bn import convert_sync_bn
 from utils.distributed.context import DistributedContext
+from utils.flat_tensors import copy_from_flat, flatten, float_buffers
 
 log = logging.getLogger("lockstep")
 
@@ -132,34 +133,6 @@ def average_buffers(model: nn.Module, ctx: DistributedContext) -> None:
     buffers = float_buffers(model)
     if not ctx.is_distributed or not buffers:
         return
-    flat = flat_copy(buffers)
+    flat = flatten(buffers)
     dist.all_reduce(flat)
-    copy_flat(flat / ctx.world_size, buffers)
-
-
-def float_buffers(model: nn.Module) -> list[Tensor]:
-    """Of ``model`` (unwrapped), BatchNorm statistics for the most part."""
-    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-
-
-@torch.no_grad()
-def flat_copy(tensors: list[Tensor]) -> Tensor:
-    """The values of ``tensors`` one after another (1-D). Vectors and numbers, which batch norms have, are not reshaped
-    one by one: that would be an operation each."""
-    if not tensors:
-        return torch.zeros(0)
-    if all(t.dim() == 0 for t in tensors):
-        return torch.stack(tensors)
-    return torch.cat([t if t.dim() == 1 else t.reshape(-1) for t in tensors])
-
-
-@torch.no_grad()
-def copy_flat(flat: Tensor, tensors: list[Tensor]) -> None:
-    """Splits ``flat`` (1-D) back into ``tensors``, whose `flat_copy` it is."""
-    if not tensors:
-        return
-    if all(t.dim() == 0 for t in tensors):
-        pieces = flat.unbind()
-    else:
-        pieces = flat.split([t.numel() for t in tensors])
-    torch._foreach_copy_(tensors, [p if p.dim() == t.dim() else p.view(t.shape) for p, t in zip(pieces, tensors)])
+    copy_from_flat(flat / ctx.world_size, buffers)

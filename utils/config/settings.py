@@ -173,7 +173,7 @@ class TrainConfig(_DataConfig):
     virtual_ranks: int = setting(
         0,
         low=0,
-        help="cut each batch into n shards; bitwise equal on any number of processes dividing n; 0: one per process",
+        help="cut each batch into n shards; bitwise equal on 1, 2, 4, ... n processes; 0: one per process",
     )
     threads: int = setting(0, low=0, help="CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs")
     skip_zero_grads: bool = setting(False, help="skip weight updates where the gradient is exactly zero")

@@ -7,18 +7,18 @@ import torch
 
 from benchmarks.training_step import build_step, make_batches
 from engine import train_step as step_module
-from engine.parallel.ddp import copy_flat, flat_copy, float_buffers
 from models.detector import build_detector
 from tests.helpers.kernel_count import KernelCount
+from utils.flat_tensors import copy_from_flat, flatten, float_buffers
 
 
 @pytest.mark.parametrize("shapes", [[(3,), (5,)], [(), (), ()], [(2, 3, 2), (4,), (), (1,)], []])
 def test_back_and_forth(shapes):
     tensors = [torch.randn(shape) for shape in shapes]
-    flat = flat_copy(tensors)
+    flat = flatten(tensors)
     assert flat.tolist() == [value for t in tensors for value in t.reshape(-1).tolist()]
     others = [torch.zeros(shape) for shape in shapes]
-    copy_flat(flat, others)
+    copy_from_flat(flat, others)
     assert all(torch.equal(a, b) for a, b in zip(tensors, others))
     flat.zero_()
     assert all(t.any() for t in tensors)  # a copy
@@ -45,7 +45,7 @@ def test_statistics_are_remembered_and_put_back_in_few_operations(monkeypatch, v
 
         return call
 
-    for function in (flat_copy, copy_flat):
+    for function in (flatten, copy_from_flat):
         monkeypatch.setattr(step_module, function.__name__, counted(function))
     step(make_batches(1, 2, 64, step.ctx.device), [2], 1)
     assert 0 < count.operations.total() <= most + 4

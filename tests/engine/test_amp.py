@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.parallel.amp import resolve_amp
+from engine.process import resolve_amp
 from utils.errors import UserError
 
 CPU = torch.device("cpu")

@@ -1,0 +1,64 @@
+"""Lists of tensors as one vector and back, in few kernels.
+
+`flatten` and `copy_from_flat` order values as PyTorch indexes them. `flatten_as` and `views_as` order them as they lie
+in memory: kernels (O, I, h, w) are channels_last by default, so their values lie as (O, h, w, I).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+
+
+def float_buffers(model: nn.Module) -> list[Tensor]:
+    """The floating-point buffers of ``model`` (unwrapped), mostly running statistics of batch norms."""
+    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+
+
+@torch.no_grad()
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """A copy of the values of ``tensors``, concatenated (1-D). Tensors of dimension 1 (and lists of scalars), which
+    batch norms have, are not reshaped: that would be one operation each."""
+    if not tensors:
+        return torch.zeros(0)
+    if all(t.dim() == 0 for t in tensors):
+        return torch.stack(list(tensors))
+    return torch.cat([t if t.dim() == 1 else t.reshape(-1) for t in tensors])
+
+
+@torch.no_grad()
+def copy_from_flat(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copies ``flat`` (1-D), as `flatten` returns it, into ``tensors``."""
+    if not tensors:
+        return
+    if all(t.dim() == 0 for t in tensors):
+        pieces = flat.unbind()
+    else:
+        pieces = flat.split([t.numel() for t in tensors])
+    torch._foreach_copy_(tensors, [p if p.dim() == t.dim() else p.view(t.shape) for p, t in zip(pieces, tensors)])
+
+
+def dense_format(tensor: Tensor) -> torch.memory_format | None:
+    """The memory format in which ``tensor`` is dense; None if it is in neither."""
+    if tensor.is_contiguous():
+        return torch.contiguous_format
+    is_kernel = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if is_kernel else None
+
+
+@torch.no_grad()
+def flatten_as(tensors: Sequence[Tensor], likes: Sequence[Tensor]) -> list[Tensor]:
+    """The values (n,) of each tensor in the memory order of its ``like``, which has the same shape and is dense: a view
+    if the tensor has that order itself, else a copy."""
+    laid = (t.contiguous(memory_format=dense_format(like)) for t, like in zip(tensors, likes, strict=True))
+    return [t.as_strided((t.numel(),), (1,)) for t in laid]
+
+
+def views_as(vector: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
+    """Views of ``vector`` (1-D, the concatenation of what `flatten_as` returns) with the shapes and strides of
+    ``likes``. Fused optimizers require a gradient to have the strides of its parameter."""
+    ends = accumulate((like.numel() for like in likes), initial=vector.storage_offset())
+    return [vector.as_strided(like.shape, like.stride(), start) for like, start in zip(likes, ends)]
