@@ -235,7 +235,7 @@ def _absolute(spec: DatasetSpec, name: str) -> str:
 
 
 def _check_share(report: ScanReport, split: str, max_bad: float, details: str) -> None:
-    if report.bad_share <= max_bad and report.totals["images"]:
+    if report.bad_fraction <= max_bad and report.totals["images"]:
         return
     total = report.totals["images"] + report.bad_images
     raise UserError(
