@@ -1,9 +1,9 @@
-"""Data set YAMLs, as YOLOv5 and Ultralytics write them, to a `DatasetSpec`. Nothing is downloaded or run.
+"""Reads data set YAMLs in the format of YOLOv5 and Ultralytics. Nothing is downloaded or run.
 
-Keys: ``path`` (the data set's folder; looked up from the YAML's own folder first, then from the current one; absent:
-the YAML's folder), ``train`` / ``val`` / ``test`` (a folder, a list of folders, or a .txt list of images), ``names``
-(list or map), ``nc`` (checked against the names), and our own ``annotations``: COCO JSON files or Pascal VOC folders,
-by split.
+Keys: ``path`` (the data set's folder, relative to the YAML's folder or else to the current one; default: the YAML's
+folder), ``train`` / ``val`` / ``test`` (a folder, a list of folders, or a .txt list of images), ``names`` (list or
+map), ``nc`` (checked against the names), and ``annotations``, an extension: COCO JSON files or Pascal VOC folders, by
+split.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ YAML_FOLDER = CONFIGS / "data"  # of public data sets
 SPLITS = ("train", "val", "test")
 FORMATS: tuple[LabelFormat, ...] = (YOLO, COCO, VOC)  # the first that detects a split's labels reads them
 _USED_KEYS = ("path", *SPLITS, "names", "nc", "annotations", "download", "channels")
-# In public YAMLs, of no meaning for training boxes: who made the set and where it came from.
+# In public YAMLs; without effect on training.
 _DESCRIPTIVE_KEYS = ("roboflow", "license", "licence", "author", "url", "description", "version", "date", "validation")
 _OTHER_TASKS = {"kpt_shape": "keypoints", "flip_idx": "keypoints", "kpt_names": "keypoints"}
 
 
 @dataclass(frozen=True, slots=True)
 class SplitSource:
-    """Where a split's images and labels are. Paths are absolute; whether they exist is checked when they are read."""
+    """Absolute paths of the images and labels of a split. They are checked when the split is listed."""
 
     images: tuple[Path, ...]  # folders and .txt lists
     annotations: Path | None  # None: YOLO txt beside the images
@@ -41,16 +41,16 @@ class SplitSource:
 
 @dataclass(frozen=True, slots=True)
 class DatasetSpec:
-    """A data set YAML, resolved."""
+    """The content of a data set YAML."""
 
     names: tuple[str, ...]
     root: Path  # absolute
     splits: dict[str, SplitSource]
-    source: str  # the YAML, for messages
-    download: bool = False  # the YAML names a download (never run, mentioned when the data is missing)
+    source: str  # path of the YAML, for messages
+    download: bool = False  # the YAML names a download, which is never run but mentioned when the data is missing
 
     def split(self, name: str) -> SplitSource:
-        """Raises UserError when the YAML doesn't have it."""
+        """Raises UserError when the YAML does not have this split."""
         if name not in self.splits:
             raise UserError(
                 f"{self.source}: has no '{name}' split, only {', '.join(self.splits)}; add '{name}: <folder>'"
@@ -58,7 +58,7 @@ class DatasetSpec:
         return self.splits[name]
 
     def missing(self, path: Path) -> UserError:
-        """The error for a part of the data set that isn't there."""
+        """The error for a missing part of the data set."""
         hint = "; its 'download' is never run here: fetch and unpack it yourself" if self.download else ""
         if Path(self.source).parent == YAML_FOLDER:
             hint = "; fetch the data set and unpack it as that file's first lines say"
@@ -66,15 +66,15 @@ class DatasetSpec:
 
 
 def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
-    """Reads and checks a data set YAML. Raises UserError naming the file and the key.
+    """Reads and checks a data set YAML. Raises UserError with the file and the key.
 
     Args:
-        known_root: the folder that its ``path`` meant before, for one that was relative to another working folder.
+        known_root: folder of the data set in an earlier run; used where a relative ``path`` is not found.
     """
     path = Path(path)
     values = load_yaml(path)
     if not isinstance(values, dict):
-        raise UserError(f"{path}: wants keys (path, train, val, names), got {type(values).__name__}")
+        raise UserError(f"{path}: expected keys (path, train, val, names), got {type(values).__name__}")
     _check_keys(values, path)
     if "val" not in values and "validation" in values:
         values["val"] = values["validation"]
@@ -99,17 +99,17 @@ def _check_keys(values: dict, path: Path) -> None:
     for key in values:
         if key in _OTHER_TASKS:
             raise UserError(
-                f"{path}: '{key}' makes this a data set of {_OTHER_TASKS[key]}; only boxes are trained here"
+                f"{path}: '{key}' declares a data set of {_OTHER_TASKS[key]}; only bounding boxes are supported"
             )
         if key not in known:
             raise UserError(f"{path}: unknown key '{key}'{suggestion(str(key), known)}")
     if values.get("channels", 3) != 3:
-        raise UserError(f"{path}: channels: {values['channels']!r}; images are read as 3-channel RGB here")
+        raise UserError(f"{path}: channels: {values['channels']!r}; only 3-channel RGB images are supported")
 
 
 def _text_path(value: Any, where: str) -> Path:
     if not isinstance(value, str):
-        raise UserError(f"{where}: wants a path, got {value!r}")
+        raise UserError(f"{where}: expected a path, got {value!r}")
     path = Path(os.path.expanduser(value.strip()))
     if len(str(path)) > 4000 or any(len(part.encode("utf-8", "surrogatepass")) > 255 for part in path.parts):
         raise UserError(f"{where}: a path or a name in it is longer than file systems allow: {str(path)[:100]}...")
@@ -128,7 +128,7 @@ def _resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
 
 
 def _normal(path: Path) -> Path:
-    """Absolute, without ``..``; symbolic links stay as the user wrote them where that's possible."""
+    """Absolute, without ``..``. Symbolic links are kept where possible."""
     return path.resolve() if ".." in path.parts else path.absolute()
 
 
@@ -138,7 +138,7 @@ def _read_entries(value: Any, root: Path, where: str) -> tuple[Path, ...]:
 
 
 def _resolve(given: Path, root: Path) -> Path:
-    """An entry under the root. Exports of one labelling service write ``../train/images`` for ``train/images``."""
+    """The path of an entry. Exports of Roboflow have ``../train/images`` for ``train/images``."""
     if given.parts[:1] == ("..",):
         inside = Path(*given.parts[1:])
         if not os.path.exists(root / given) and os.path.exists(root / inside):
@@ -156,7 +156,7 @@ def _read_annotations(value: Any, root: Path, path: Path) -> dict[str, Path]:
     if isinstance(value, str):
         value = dict.fromkeys(SPLITS, value)
     if not isinstance(value, dict):
-        raise UserError(f"{path}: annotations: wants a path, or 'split: path' lines, got {value!r}")
+        raise UserError(f"{path}: annotations: expected a path or 'split: path' lines, got {value!r}")
     for split in value:
         if split not in SPLITS:
             raise UserError(f"{path}: annotations: unknown split '{split}'{suggestion(str(split), SPLITS)}")
@@ -166,7 +166,7 @@ def _read_annotations(value: Any, root: Path, path: Path) -> dict[str, Path]:
 def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tuple[str, ...]:
     given, count = values.get("names"), values.get("nc")
     if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-        raise UserError(f"{path}: nc: wants a positive number, got {count!r}")
+        raise UserError(f"{path}: nc: expected a positive number, got {count!r}")
     if given is not None:
         names = _checked_names(given, path)
     else:
@@ -183,7 +183,7 @@ def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tup
     if twice is not None:
         first, second = [i for i, n in enumerate(names) if n == twice][:2]
         raise UserError(
-            f"{path}: names: classes {first} and {second} are both called '{twice}'; give each class a name of its own"
+            f"{path}: names: classes {first} and {second} are both called '{twice}'; class names must be unique"
         )
     return names
 
@@ -191,7 +191,7 @@ def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tup
 def _checked_names(given: Any, path: Path) -> tuple[str, ...]:
     if isinstance(given, dict):
         if not all(isinstance(k, int) and not isinstance(k, bool) for k in given):
-            raise UserError(f"{path}: names: wants 'number: name' lines or a list")
+            raise UserError(f"{path}: names: expected 'number: name' lines or a list")
         missing = sorted(set(range(len(given))) - set(given))
         if missing:
             raise UserError(
@@ -199,8 +199,8 @@ def _checked_names(given: Any, path: Path) -> tuple[str, ...]:
             )
         given = [given[i] for i in range(len(given))]
     if not isinstance(given, list) or not given:
-        raise UserError(f"{path}: names: wants a list or 'number: name' lines, got {given!r}")
+        raise UserError(f"{path}: names: expected a list or 'number: name' lines, got {given!r}")
     for name in given:
         if isinstance(name, bool) or not isinstance(name, str | int | float) or not str(name).strip():
-            raise UserError(f"{path}: names: {name!r} is no name to YAML; put it in quotes")
+            raise UserError(f"{path}: names: {name!r} is not text in YAML; put it in quotes")
     return tuple(str(name).strip() for name in given)

@@ -1,4 +1,4 @@
-"""The scanned data set as flat arrays: opened from a cache file, or built and cached when something has changed."""
+"""A scanned split as flat arrays, opened from a cache file, or scanned and cached if the data set has changed."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from utils.files.folders import cache_folder
 from utils.structures import GroundTruth
 
 CACHE_VERSION = 2  # raise when the arrays or their meaning change
-# Above this share of images without a label file a warning names them. Of COCO's training images 0.9 % have none, since
-# they hold no object; of VOC's, and of the exports of labelling services, none. Advice for backgrounds goes up to 10 %,
-# and who adds more on purpose can declare them with empty files.
-UNLABELLED_SHARE = 0.1
+# A larger fraction of images without a label file causes a warning. In COCO 0.9 % of the training images have no
+# object and no label file; in VOC and exports of labelling services every image has one. The usual advice is at most
+# 10 % backgrounds, and further ones can be declared with empty files.
+MAX_UNLABELLED = 0.1
 SINGLE_CLASS_NAME = "object"
 
 _log = logging.getLogger("lockstep")
@@ -36,7 +36,7 @@ _log = logging.getLogger("lockstep")
 
 @dataclass(frozen=True)
 class DatasetIndex:
-    """A split: N images and M boxes in flat arrays (read-only views of a file where the index comes from a cache)."""
+    """A split: N images and M boxes in flat arrays, which are read-only views of a file if they come from a cache."""
 
     names: tuple[str, ...]  # class names
     root: Path  # absolute; paths are relative to it
@@ -46,11 +46,11 @@ class DatasetIndex:
     boxes_xywh_px: np.ndarray  # float64 (M, 4), inside the image
     classes: np.ndarray  # int32 (M,)
     crowd: np.ndarray  # bool (M,)
-    area_px: np.ndarray  # float64 (M,) of the object, where the labels tell it, else of the box
+    area_px: np.ndarray  # float64 (M,) of the object if the labels have it, else of the box
     report: ScanReport
     fingerprint: str = ""
-    image_ids: FlatStrings | None = None  # (N,) as JSON; None: the file stems, or paths if two stems are the same
-    category_ids: tuple[int, ...] = ()  # of each class in COCO JSON; empty: the class numbers
+    image_ids: FlatStrings | None = None  # (N,) as JSON; None: the file stems, or the paths if two stems are equal
+    category_ids: tuple[int, ...] = ()  # by class, from COCO JSON; empty: the class numbers
 
     @classmethod
     def of(
@@ -65,7 +65,7 @@ class DatasetIndex:
         area_px: np.ndarray | None = None,
         root: str | os.PathLike = "/",
     ) -> DatasetIndex:
-        """An index of given arrays, without files or cache; no crowd and box areas by default."""
+        """An index of arrays in memory. By default no box is a crowd region, and areas are those of the boxes."""
         boxes_xywh_px = np.asarray(boxes_xywh_px, np.float64).reshape(-1, 4)
         offsets = np.asarray(offsets, np.int64)
         crowd = np.zeros(len(boxes_xywh_px), bool) if crowd is None else np.asarray(crowd, bool)
@@ -97,28 +97,28 @@ class DatasetIndex:
         return os.path.normpath(os.path.join(self.root, self.paths[i]))
 
     def labels(self, i: int) -> np.ndarray:
-        """float32 (n, 5): class, then cx, cy, w, h as shares of image i. Crowd regions are left out."""
+        """float32 (n, 5): class, then cx, cy, w, h as fractions of the size of image i. Crowd regions are left out."""
         return self.labels_of(np.array([i]))[0]
 
     def labels_of(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The labels of several images (T,), perhaps the same ones again, one after the other: float32 (n, 5), and the
-        place in ``images`` of each one's image, int64 (n,)."""
+        """Labels of several ``images``, int64 (T,), which may repeat: float32 (n, 5) as `labels` returns them, and for
+        each the position of its image in ``images``, int64 (n,)."""
         starts = self.offsets[images]
         counts = self.offsets[images + 1] - starts
-        place = np.repeat(np.arange(len(images)), counts)
-        rows = np.arange(len(place)) + (starts - (np.cumsum(counts) - counts))[place]
-        shown = ~self.crowd[rows]
-        if not shown.all():
-            rows, place = rows[shown], place[shown]
+        position = np.repeat(np.arange(len(images)), counts)
+        rows = np.arange(len(position)) + (starts - (np.cumsum(counts) - counts))[position]
+        is_object = ~self.crowd[rows]
+        if not is_object.all():
+            rows, position = rows[is_object], position[is_object]
         labels = np.empty((len(rows), 5), np.float32)
         labels[:, 0] = self.classes[rows]
         boxes = xyxy_to_cxcywh(xywh_to_xyxy(self.boxes_xywh_px[rows]))
-        side = self.image_hw[images][place, ::-1]
-        labels[:, 1:3], labels[:, 3:5] = boxes[:, :2] / side, boxes[:, 2:] / side
-        return labels, place
+        size_wh = self.image_hw[images][position, ::-1]
+        labels[:, 1:3], labels[:, 3:5] = boxes[:, :2] / size_wh, boxes[:, 2:] / size_wh
+        return labels, position
 
     def ground_truth(self) -> GroundTruth:
-        """The labels as scoring wants them, crowd regions included."""
+        """The labels for evaluation, with crowd regions."""
         if self.image_ids is None:
             ids = tuple(os.path.splitext(os.path.basename(p))[0] for p in self.paths)
             if len(set(ids)) < len(ids):  # the same stem in two folders, or with two suffixes
@@ -148,18 +148,20 @@ def load_index(
     verify: str = "sample",
     progress: bool = True,
 ) -> DatasetIndex:
-    """The index of a split, from its cache file or by a scan that leaves one. The data set itself is only read.
+    """Opens the index of a split from its cache file, or scans the split and writes that file. Never writes to the
+    data set.
 
     Args:
-        cache_dir: where cache files and reports go; empty: $XDG_CACHE_HOME/lockstep, or ~/.cache/lockstep.
-        workers: threads of a scan: 0 for none, else at least one a CPU.
-        max_bad: largest share of images that may be left out because they or their labels can't be used.
-        single_cls: all classes as one.
+        cache_dir: folder of cache files and reports; empty: $XDG_CACHE_HOME/lockstep, or ~/.cache/lockstep.
+        workers: threads of a scan; 0: the calling thread, else at least one per CPU.
+        max_bad: largest fraction of images that may be left out because they or their labels cannot be used.
+        single_cls: treat all classes as one.
         verify: "sample" or "full", see `data.index.scan.scan_split`.
-        progress: show how far a scan is.
+        progress: show a progress bar.
 
-    Raises UserError: data missing, no images, not one label file, names that don't match the labels, more than
-    ``max_bad`` bad images, no object to train on.
+    Raises:
+        UserError: missing data, no images, no label file at all, names that do not match the labels, more than
+            ``max_bad`` bad images, or no object to train on.
     """
     listing = list_split(spec, split)
     _check_some_labels(listing, spec, split)
@@ -187,73 +189,73 @@ def load_index(
     details = f"; report: {report_path}" if index.report.problems and report_path.exists() else ""
     _log.info("%s: %s%s%s", split, index.report.summary(), " (cached)" if cached else "", details)
     _warn_of_missing_labels(listing, spec, split)
-    _check_share(index.report, split, max_bad, details)
+    _check_bad_images(index.report, split, max_bad, details)
     _check_some_objects(index, listing, spec, split)
     return index
 
 
 def _unlabelled(listing: Listing) -> list[str]:
-    """The label files that are looked for and not there."""
+    """Names of the label files that do not exist."""
     return [file.name for file in listing.labels if file.stamp is None]
 
 
 def _check_some_labels(listing: Listing, spec: DatasetSpec, split: str) -> None:
-    """Refuses a split without one label file, before its images are read."""
+    """Raises UserError for a split without any label file, before its images are read."""
     missing = _unlabelled(listing)
     if len(missing) == len(listing.labels):
         raise UserError(
-            f"{spec.source}: '{split}' has {len(listing.images)} images and not one label file; the first was looked "
-            f"for at {_absolute(spec, missing[0])}"
+            f"{spec.source}: '{split}' has {len(listing.images)} images and no label file; the first was expected at "
+            f"{_absolute(spec, missing[0])}"
         )
 
 
 def _warn_of_missing_labels(listing: Listing, spec: DatasetSpec, split: str) -> None:
     missing = _unlabelled(listing)
-    if len(missing) > UNLABELLED_SHARE * len(listing.labels):
+    if len(missing) > MAX_UNLABELLED * len(listing.labels):
         shown = ", ".join(_absolute(spec, name) for name in missing[:3]) + (", ..." if len(missing) > 3 else "")
         _log.warning(
-            "%s: %d of %d images have no label file and are taken as backgrounds; looked for at %s; where that is "
-            "meant, empty label files say so",
+            "%s: %d of %d images have no label file and are treated as backgrounds (expected %s); add empty label "
+            "files to avoid this warning",
             split, len(missing), len(listing.labels), shown,
         )  # fmt: skip
 
 
 def _check_some_objects(index: DatasetIndex, listing: Listing, spec: DatasetSpec, split: str) -> None:
-    """Refuses to train on backgrounds alone; of another split it is said that nothing can be scored."""
+    """Raises UserError for a training split without objects; warns about another split."""
     if len(index.classes):
         return
-    looked = next((file.name for file in listing.labels if file.stamp is not None), listing.labels[0].name)
-    text = f"{spec.source}: '{split}' has {len(index)} images and not one object (first label file: "
-    text += f"{_absolute(spec, looked)})"
+    first = next((file.name for file in listing.labels if file.stamp is not None), listing.labels[0].name)
+    text = f"{spec.source}: '{split}' has {len(index)} images and no object (first label file: "
+    text += f"{_absolute(spec, first)})"
     if split == "train":
-        raise UserError(f"{text}; there is nothing to learn from")
-    _log.warning("%s; nothing can be scored", text)
+        raise UserError(f"{text}; there is nothing to train on")
+    _log.warning("%s; all metrics will be 0", text)
 
 
 def _absolute(spec: DatasetSpec, name: str) -> str:
     return os.path.normpath(os.path.join(spec.root, name))
 
 
-def _check_share(report: ScanReport, split: str, max_bad: float, details: str) -> None:
-    if report.bad_share <= max_bad and report.totals["images"]:
+def _check_bad_images(report: ScanReport, split: str, max_bad: float, details: str) -> None:
+    if report.bad_fraction <= max_bad and report.totals["images"]:
         return
     total = report.totals["images"] + report.bad_images
     raise UserError(
-        f"'{split}': {report.bad_images} of {total} images can't be used (max_bad allows a share of {max_bad:g}): "
+        f"'{split}': {report.bad_images} of {total} images can't be used (--max-bad is {max_bad:g}): "
         f"{'; '.join(report.bad_lines)}{details}"
     )
 
 
 def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
-    """The names that a model of this data set has. A single class keeps its own."""
+    """Class names of a model trained on this data set. With ``single_cls`` a data set's only class keeps its name."""
     return (SINGLE_CLASS_NAME,) if single_cls and len(spec.names) > 1 else spec.names
 
 
 def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, single_cls: bool, verify: str) -> str:
-    """32 hex digits that change with any file's name, size or time, the classes, or the code's version; not with the
-    place of the data set."""
+    """32 hex digits that depend on name, size and time of all files, the classes, and the version of this code, but
+    not on the path of the data set."""
     settings = [CACHE_VERSION, PARSER_VERSION, listing.label_format.name, split, single_cls, spec.names]
-    settings += [verify] if verify != "sample" else []  # it may leave out images that a sample does not show
+    settings += [verify] if verify != "sample" else []  # "full" may leave out more images
     digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16)
     for files in (listing.images, listing.labels):
         rows = (f"{f.name}\0{f.stamp.size} {f.stamp.mtime_ns}" if f.stamp else f"{f.name}\0" for f in files)
@@ -285,10 +287,10 @@ _ARRAYS = ("image_hw", "offsets", "boxes_xywh_px", "classes", "crowd", "area_px"
 
 
 def write_cache(path: Path, index: DatasetIndex, origin: tuple[str, str, bool] = ("", "", False)) -> None:
-    """A cache that can't be written costs time, not the run: one line says so. Others may go to make room for it.
+    """Writes a cache file, or logs a warning if that is impossible. Removes other caches if necessary.
 
     Args:
-        origin: what tells the data set from others, whichever version of it this is: YAML, split and ``single_cls``.
+        origin: YAML, split and ``single_cls``, which identify the data set in all its versions.
     """
     report = index.report
     strings = {"paths": index.paths, "report": report.lines, "image_ids": index.image_ids}
@@ -310,15 +312,15 @@ def write_cache(path: Path, index: DatasetIndex, origin: tuple[str, str, bool] =
         if len(report.lines):
             report.write(path.with_suffix(".txt"))
     except OSError as error:
-        _log.warning("%s: the index can't be cached (%s); the next start scans again", path.parent, error.strerror)
+        _log.warning("%s: the index can't be cached (%s); the next run scans again", path.parent, error.strerror)
 
 
 def open_cached(path: Path, names: tuple[str, ...], root: Path, fingerprint: str) -> DatasetIndex | None:
-    """The index in a cache file, mapped; None if there is no such file, or, with a warning, one that can't be used."""
+    """Maps the index in a cache file. Returns None if there is no such file, or, with a warning, if it is unusable."""
     try:
         meta, arrays = open_arrays(path)
         if meta["fingerprint"] != fingerprint or meta["version"] != [CACHE_VERSION, PARSER_VERSION]:
-            raise CacheError("of another version")
+            raise CacheError("another version")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (CacheError, OSError) as error:

@@ -1,7 +1,7 @@
-"""What an interrupted scan has read, in a file beside the index caches, so that the next one goes on there.
+"""Progress of a scan, saved in a file beside the index caches, so that the next run continues an interrupted scan.
 
-Chunks are appended every few seconds and when the scan is interrupted, each with its checksum: what a kill or a full
-disk has left of the last one is ignored. A scan of a few seconds writes nothing, and a finished one removes the file.
+Chunks are appended every few seconds and on an interruption. Each has a checksum, so an incomplete last chunk, after a
+kill or on a full disk, is ignored. A scan of a few seconds writes nothing, and a finished scan removes the file.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from data.labels.findings import Finding
 from utils.files.safe_io import read_regular
 
 SAVE_EVERY_S = 5.0
-# First image, images, rows, bytes of JSON, and CRC-32 of all that follows.
-_FIXED = struct.Struct("<QIIII")
-_MOST_BYTES = 1 << 32
+_HEADER = struct.Struct("<QIIII")  # first image, images, rows, bytes of JSON, and CRC-32 of the chunk's content
+_MAX_BYTES = 1 << 32
 _COLUMNS = 9  # of data.labels.clean.row_table
 
 
-class Placed(NamedTuple):
-    """A finding with what the report is sorted by."""
+class LocatedFinding(NamedTuple):
+    """A finding and its position in the data set, by which the report is sorted."""
 
     image: int
     line: int  # -1: the image or the label file itself
@@ -37,12 +36,12 @@ class Placed(NamedTuple):
 
 
 class ScannedChunk(NamedTuple):
-    """What was read of n images in a row."""
+    """Sizes, labels and findings of n consecutive images."""
 
     first: int
-    image_hw: np.ndarray  # int32 (n, 2); (0, 0) where the image can't be read
+    image_hw: np.ndarray  # int32 (n, 2); (0, 0) if the image is unreadable
     table: np.ndarray  # float64 (R, 9), see data.labels.clean
-    found: list[Placed]
+    found: list[LocatedFinding]
     hidden: int  # images whose damage only decoding showed
 
     def __len__(self) -> int:
@@ -50,7 +49,7 @@ class ScannedChunk(NamedTuple):
 
 
 class PartialScan:
-    """Chunks on their way to ``path``; nothing is kept if that is None, or cannot be written."""
+    """Saves chunks in ``path``. Saves nothing if that is None or cannot be written."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -75,28 +74,28 @@ class PartialScan:
             self._save()
 
     def load(self, starts: range, size: int, count: int) -> list[ScannedChunk]:
-        """The whole chunks of an earlier scan of ``count`` images that begin at ``starts``, with ``size`` images but
-        perhaps for the last."""
+        """The complete chunks that an earlier scan of ``count`` images saved: those that begin at ``starts`` and have
+        ``size`` images, except for the last one."""
         if self._path is None:
             return []
         try:
-            data = read_regular(self._path, most=_MOST_BYTES)
+            data = read_regular(self._path, most=_MAX_BYTES)
         except OSError:
             return []
         found: dict[int, ScannedChunk] = {}
-        at = whole = 0
-        while at + _FIXED.size <= len(data):
-            first, images, rows, text_bytes, crc = _FIXED.unpack_from(data, at)
-            at += _FIXED.size
+        at = complete_to = 0
+        while at + _HEADER.size <= len(data):
+            first, images, rows, text_bytes, crc = _HEADER.unpack_from(data, at)
+            at += _HEADER.size
             end = at + 8 * images + 8 * _COLUMNS * rows + text_bytes
             if end > len(data) or zlib.crc32(data[at:end]) != crc:
                 break
             if first in starts and images == min(size, count - first):
                 found[first] = _unpacked(first, images, rows, data[at:end])
-            at = whole = end
-        if whole < len(data):  # what comes after it could not be found
+            at = complete_to = end
+        if complete_to < len(data):  # chunks appended after an incomplete one could not be found
             with contextlib.suppress(OSError):
-                os.truncate(self._path, whole)
+                os.truncate(self._path, complete_to)
         return list(found.values())
 
     def _save(self) -> None:
@@ -108,14 +107,14 @@ class PartialScan:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with open(self._path, "ab") as file:
                 file.write(b"".join(map(_packed, chunks)))
-        except OSError:  # it costs an interrupted scan its work, as it would without this file
+        except OSError:  # then an interrupted scan starts again
             self._path = None
 
 
 def _packed(chunk: ScannedChunk) -> bytes:
     text = json.dumps([chunk.hidden, *([p.image, p.line, *p.finding] for p in chunk.found)]).encode()
     body = chunk.image_hw.astype("<i4").tobytes() + chunk.table.astype("<f8").tobytes() + text
-    return _FIXED.pack(chunk.first, len(chunk), len(chunk.table), len(text), zlib.crc32(body)) + body
+    return _HEADER.pack(chunk.first, len(chunk), len(chunk.table), len(text), zlib.crc32(body)) + body
 
 
 def _unpacked(first: int, images: int, rows: int, body: bytes) -> ScannedChunk:
@@ -125,6 +124,6 @@ def _unpacked(first: int, images: int, rows: int, body: bytes) -> ScannedChunk:
         first,
         np.frombuffer(body, "<i4", 2 * images).reshape(images, 2),
         np.frombuffer(body, "<f8", _COLUMNS * rows, table_at).reshape(rows, _COLUMNS),
-        [Placed(image, line, Finding(*finding)) for image, line, *finding in found],
+        [LocatedFinding(image, line, Finding(*finding)) for image, line, *finding in found],
         hidden,
     )

@@ -1,8 +1,8 @@
-"""Reads and checks every image and label of a split, in parallel, into flat arrays and a report.
+"""Reads and checks all images and labels of a split in parallel, and returns flat arrays and a report.
 
-Threads and not processes: decoding (OpenCV) and reading release the interpreter lock and are nearly all of the work;
-threads start at once, share the listing, and are safe in a process that already talks to a GPU or to other ranks.
-Boxes are checked for the whole split at once afterwards.
+The scan uses threads, not processes: reading and decoding (OpenCV) are nearly all of the work and release the GIL.
+Threads start quickly, share the listing, and are safe in a process that uses a GPU or communicates with other ranks.
+Boxes are checked afterwards for the whole split at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from data.image_io.decode import HiddenDamageError, check_image
 from data.index.dataset_yaml import DatasetSpec
 from data.index.files import Listing
-from data.index.partial_scan import PartialScan, Placed, ScannedChunk
+from data.index.partial_scan import LocatedFinding, PartialScan, ScannedChunk
 from data.labels.clean import Boxes, LabelFileError, RawLabels, clean_rows, row_table
 from data.labels.findings import (
     BAD_IMAGE,
@@ -38,16 +38,16 @@ from utils.errors import UserError
 from utils.logger import get_logger, progress
 from utils.machine.resources import available_cores
 
-SAMPLED = 128  # images: if two in a hundred are damaged, they hold one such with a probability of 92 %
-_CHUNK = 32  # images a task: enough to hide the cost of a task, few enough to keep the bar moving
-_SPOILING = frozenset({BAD_ROW, OUTSIDE, UNKNOWN_CLASS})  # rows that mean an object, but can't be used
+SAMPLED = 128  # images: if 2 % of a data set are damaged, the sample has a damaged one with a probability of 92 %
+_CHUNK = 32  # images per task: many enough to hide its overhead, few enough to keep the progress bar moving
+_UNUSABLE = frozenset({BAD_ROW, OUTSIDE, UNKNOWN_CLASS})  # rows of objects that cannot be used
 
 
 class ScannedSplit(NamedTuple):
-    """Images that can be used, N, and their boxes, M; see `data.index.index.DatasetIndex` for the arrays."""
+    """N usable images and their M boxes; see `data.index.index.DatasetIndex` for the arrays."""
 
     names: list[str]  # relative paths, with /
-    image_ids: list[int | str] | None  # the source's ids, None where it has none
+    image_ids: list[int | str] | None  # from the labels; None if they have none
     category_ids: tuple[int, ...]
     image_hw: np.ndarray
     offsets: np.ndarray
@@ -66,14 +66,15 @@ def scan_split(
     verify: str = "sample",
     partial: Path | None = None,
 ) -> ScannedSplit:
-    """Reads a listed split. The result doesn't depend on ``workers`` (0: in this thread; else at least one a CPU).
+    """Reads a listed split. The result does not depend on ``workers``.
 
     Args:
-        verify: "full" decodes every image; "sample" those whose bytes look wrong, those of unusual kinds, and
-            `SAMPLED` others. If one of these is damaged, all are decoded.
-        partial: stem of the files that keep what an interrupted scan has read, for the next one; None: nothing is kept.
+        workers: threads; 0: the calling thread, else at least one per CPU.
+        verify: "full" decodes all images. "sample" decodes images whose bytes look wrong, images of unusual kinds, and
+            `SAMPLED` others; if one of the latter is damaged, it decodes all.
+        partial: stem of the files in which an interrupted scan saves its progress; None: it saves nothing.
 
-    Raises UserError when the labels don't fit the names.
+    Raises UserError when the labels do not match the names.
     """
     names = None if single_cls else spec.names
     source = listing.label_format.read(listing.images, listing.labels, spec.root, names)
@@ -81,14 +82,14 @@ def scan_split(
     decoded = np.ones(count, bool) if verify == "full" else _sample(count)
 
     def read(name: str, title: str) -> list[ScannedChunk]:
-        kept = PartialScan(None if partial is None else partial.with_name(f"{partial.name}-{name}.partial"))
-        return _read_all(spec.root, source, decoded, workers, title, show_progress, kept)
+        saved = PartialScan(None if partial is None else partial.with_name(f"{partial.name}-{name}.partial"))
+        return _read_all(spec.root, source, decoded, workers, title, show_progress, saved)
 
     chunks = read(verify, f"scanning {split}")
     hidden = sum(chunk.hidden for chunk in chunks)
     if hidden and not decoded.all():
         get_logger().warning(
-            "%s: %d of %d sampled images are damaged where only decoding shows it; all are decoded now",
+            "%s: decoding shows that %d of %d sampled images are damaged; decoding all images",
             split, hidden, decoded.sum(),
         )  # fmt: skip
         decoded[:] = True
@@ -96,7 +97,7 @@ def scan_split(
     image_hw = np.concatenate([c.image_hw for c in chunks])
     boxes, row_findings = clean_rows(np.concatenate([c.table for c in chunks]), image_hw, source.normalised)
     found = [p for c in chunks for p in c.found]
-    found += [Placed(f.image, f.line, Finding(source.where(f.image, f.line), f.kind, f.text)) for f in row_findings]
+    found += [_finding(source, f.image, f.kind, f.text, f.line) for f in row_findings]
     found += _unusable_labels(found, boxes, source)
     found.sort(key=lambda p: (p.image, p.line))
     _check_labels_fit(found, len(boxes.image), spec, split)
@@ -104,7 +105,7 @@ def scan_split(
 
 
 def _sample(count: int) -> np.ndarray:
-    """Which of ``count`` images are decoded whatever they look like, bool (count,): always the same ones."""
+    """Which of ``count`` images are always decoded, bool (count,). Deterministic."""
     chosen = np.zeros(count, bool)
     chosen[np.random.Generator(np.random.Philox(key=count)).permutation(count)[:SAMPLED]] = True
     return chosen
@@ -117,13 +118,13 @@ def _read_all(
     workers: int,
     title: str,
     show_progress: bool,
-    kept: PartialScan,
+    saved: PartialScan,
 ) -> list[ScannedChunk]:
     count = len(source.images)
     starts = range(0, count, _CHUNK)
-    chunks = kept.load(starts, _CHUNK, count)
+    chunks = saved.load(starts, _CHUNK, count)
     if chunks:
-        get_logger().info("%s: %d of %d images were read before an interruption", title, sum(map(len, chunks)), count)
+        get_logger().info("%s: %d of %d images were read by an interrupted run", title, sum(map(len, chunks)), count)
     missing = sorted(set(starts) - {chunk.first for chunk in chunks})
 
     def read(first: int) -> ScannedChunk:
@@ -132,7 +133,7 @@ def _read_all(
     def images_done(results: Iterator[ScannedChunk]) -> Iterator[int]:
         for chunk in results:
             chunks.append(chunk)
-            kept.add(chunk)
+            saved.add(chunk)
             yield from range(len(chunk))
 
     def drain(results: Iterator[ScannedChunk]) -> None:
@@ -140,14 +141,14 @@ def _read_all(
         for _ in progress(images_done(results), desc=title, total=total, enabled=show_progress):
             pass
 
-    with kept:
+    with saved:
         if workers == 0:
             drain(map(read, missing))
         else:
             with ThreadPoolExecutor(min(32, max(workers, available_cores()))) as pool:
                 try:
                     drain(pool.map(read, missing))
-                except BaseException:  # Ctrl-C: don't finish what is queued
+                except BaseException:  # such as KeyboardInterrupt: cancel queued tasks
                     pool.shutdown(wait=False, cancel_futures=True)
                     raise
     return sorted(chunks, key=lambda chunk: chunk.first)
@@ -168,43 +169,47 @@ def _read_chunk(images: range, root: Path, source: LabelSource, decoded: np.ndar
 
 def _read_one(
     i: int, root: Path, source: LabelSource, decode: bool
-) -> tuple[tuple[int, int], RawLabels | None, list[Placed], bool]:
-    """Upright size, rows (None where there are none to use), findings, and whether only decoding showed damage."""
+) -> tuple[tuple[int, int], RawLabels | None, list[LocatedFinding], bool]:
+    """Upright size, labels (None if there are none), findings, and whether only decoding showed damage."""
     name = source.images[i].name
     path = os.path.join(root, name)
     try:
         size = check_image(path, decode=decode)
     except UserError as error:
         finding = Finding(name, BAD_IMAGE, f"{str(error).removeprefix(path + ': ')}; left out")
-        return (0, 0), None, [Placed(i, -1, finding)], isinstance(error, HiddenDamageError)
+        return (0, 0), None, [LocatedFinding(i, -1, finding)], isinstance(error, HiddenDamageError)
     try:
         raw = source.read(i)
     except LabelFileError as error:
-        return size, None, [Placed(i, -1, Finding(source.where(i), BAD_LABEL, f"{error}; image left out"))], False
+        return size, None, [_finding(source, i, BAD_LABEL, f"{error}; image left out")], False
     if raw is None:
-        return size, None, [Placed(i, -1, Finding(source.where(i), NO_LABEL, f"{name} is taken as background"))], False
-    problems = [Placed(i, p.line, Finding(source.where(i, p.line), p.kind, p.text)) for p in raw.problems]
+        return size, None, [_finding(source, i, NO_LABEL, f"{name} is taken as background")], False
+    problems = [_finding(source, i, p.kind, p.text, p.line) for p in raw.problems]
     if raw.size_hw not in (None, size):
         (height, width), (h, w) = size, raw.size_hw
         text = f"labels are for {w}x{h}, the image is {width}x{height} upright; boxes are taken as they stand"
-        problems.append(Placed(i, -1, Finding(source.where(i), SIZE, text)))
+        problems.append(_finding(source, i, SIZE, text))
     return size, raw, problems, False
 
 
-def _unusable_labels(found: list[Placed], boxes: Boxes, source: LabelSource) -> list[Placed]:
-    """Images whose labels hold a number that is none, or whose objects are all unusable: taken as background they would
-    teach that the objects are none."""
+def _finding(source: LabelSource, image: int, kind: str, text: str, line: int | None = None) -> LocatedFinding:
+    return LocatedFinding(image, -1 if line is None else line, Finding(source.where(image, line), kind, text))
+
+
+def _unusable_labels(found: list[LocatedFinding], boxes: Boxes, source: LabelSource) -> list[LocatedFinding]:
+    """Findings for images whose labels have a number that is not finite, or whose objects are all unusable. As
+    backgrounds they would teach the model to ignore their objects."""
     diverged = {p.image: p.line for p in reversed(found) if p.finding.kind == NOT_FINITE}
-    spoilt = {p.image for p in found if p.finding.kind in _SPOILING} - set(np.unique(boxes.image).tolist())
+    without_boxes = {p.image for p in found if p.finding.kind in _UNUSABLE} - set(np.unique(boxes.image).tolist())
     lost = [
-        Placed(i, -1, Finding(source.where(i, line), BAD_LABEL, "a number is not finite; image left out"))
+        LocatedFinding(i, -1, Finding(source.where(i, line), BAD_LABEL, "a number is not finite; image left out"))
         for i, line in diverged.items()
     ]
     text = "no row can be used; image left out"
-    return lost + [Placed(i, -1, Finding(source.where(i), BAD_LABEL, text)) for i in spoilt - set(diverged)]
+    return lost + [_finding(source, i, BAD_LABEL, text) for i in without_boxes - set(diverged)]
 
 
-def _check_labels_fit(found: list[Placed], boxes: int, spec: DatasetSpec, split: str) -> None:
+def _check_labels_fit(found: list[LocatedFinding], boxes: int, spec: DatasetSpec, split: str) -> None:
     unknown = [p.finding for p in found if p.finding.kind == UNKNOWN_CLASS]
     if len(unknown) > boxes:
         first = unknown[0]
@@ -218,10 +223,10 @@ def _assemble(
     source: LabelSource,
     image_hw: np.ndarray,
     boxes: Boxes,
-    found: list[Placed],
+    found: list[LocatedFinding],
     general: list[Finding],
 ) -> ScannedSplit:
-    """Leaves out the lost images and renumbers the rest."""
+    """Removes unusable images and renumbers the others."""
     keep = np.ones(len(image_hw), bool)
     keep[[p.image for p in found if p.finding.kind in IMAGE_LOST]] = False
     of_kept = keep[boxes.image]

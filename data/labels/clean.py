@@ -1,7 +1,7 @@
-"""What all label formats share: the rows a parser hands over, and the one place where boxes are checked and mended.
+"""Rows of labels as a parser returns them, and the checks of their boxes, which are the same for all formats.
 
-A parser (labels_yolo, labels_voc, labels_coco) turns one file into rows and reports rows that are no boxes; geometry is
-checked here, for a whole data set at once, so that a set gives the same boxes in any format.
+A parser (`data.labels.yolo`, `voc`, `coco`) turns a file into rows and reports rows that are not boxes. Geometry is
+checked here for a whole data set at once, so a data set gives the same boxes in any format.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 from data.labels.findings import CLIPPED, DUPLICATE, NO_AREA, OUTSIDE
 from utils.boxes import clip_xyxy, xyxy_to_xywh
 
-# Raise this when the same label files would give other boxes: all caches are rebuilt.
+# Raise this when the same label files would give other boxes. Then all index caches are rebuilt.
 PARSER_VERSION = 2
 
-MIN_SIDE_PX = 1e-3  # a side below this is no side: what rounding leaves of a box without area
+MIN_SIDE_PX = 1e-3  # smaller sides are rounding errors of boxes without area
 
 
 class RowProblem(NamedTuple):
-    """A row that is no box."""
+    """A row that is not a box."""
 
     line: int
     kind: str
@@ -28,34 +28,34 @@ class RowProblem(NamedTuple):
 
 
 class RawLabels(NamedTuple):
-    """One image's labels as its file has them, before any check of geometry."""
+    """Labels of one image, before any check of geometry."""
 
-    rows: list[tuple]  # (class, x1, y1, x2, y2, area, crowd, line): numbers, in the order of the file
+    rows: list[tuple]  # (class, x1, y1, x2, y2, area, crowd, line): numbers, in file order
     problems: list[RowProblem]
-    size_hw: tuple[int, int] | None = None  # the image's size according to the file
+    size_hw: tuple[int, int] | None = None  # image size according to the file
 
 
 def is_plain_number_text(text: str) -> bool:
-    """Whether Python's float reads what any program would: it also takes 1_0, and the digits of all scripts."""
+    """False for numbers that only Python's float accepts: 1_0, and digits of other scripts."""
     return text.isascii() and "_" not in text
 
 
 class LabelFileError(Exception):
-    """A label file of which nothing can be used. The message begins with the line where there is one."""
+    """A label file that cannot be used at all. The message begins with the line number if there is one."""
 
 
-# Columns of a row table: which image, then the columns of RawLabels.rows.
+# Columns of a row table: the image's number, then the columns of RawLabels.rows.
 IMAGE, CLASS, X1, Y1, X2, Y2, AREA, CROWD, LINE = range(9)
 
 
 def row_table(images: list[int], labels: list[RawLabels]) -> np.ndarray:
-    """float64 (R, 9): all rows of some images, in order."""
+    """float64 (R, 9): the rows of all ``images``, in order."""
     rows = [(image, *row) for image, raw in zip(images, labels) for row in raw.rows]
     return np.array(rows, np.float64).reshape(-1, 9)
 
 
 class RowFinding(NamedTuple):
-    """What `clean_rows` did to a row."""
+    """A row that `clean_rows` removed or clipped."""
 
     image: int
     line: int
@@ -64,7 +64,7 @@ class RowFinding(NamedTuple):
 
 
 class Boxes(NamedTuple):
-    """Checked boxes, by image and in the order of the files."""
+    """Valid boxes, by image and in file order."""
 
     image: np.ndarray  # int64 (M,)
     classes: np.ndarray  # int32 (M,)
@@ -73,14 +73,14 @@ class Boxes(NamedTuple):
     crowd: np.ndarray  # bool (M,)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # rows of any numbers may come in; infinities are looked for
+@np.errstate(over="ignore", invalid="ignore")  # rows may hold any numbers; infinities are checked below
 def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalised: bool) -> tuple[Boxes, list[RowFinding]]:
-    """Clips boxes to their images and leaves out those without area, outside the image, or repeated exactly.
+    """Clips boxes to their images and removes boxes without area, outside the image, or repeated exactly.
 
     Args:
         table: float64 (R, 9), see `row_table`; images ascending.
         image_hw: int (N, 2) upright sizes.
-        normalised: whether corners and areas are shares of the image rather than pixels.
+        normalised: corners and areas are fractions of the image size, not pixels.
     """
     image = table[:, IMAGE].astype(np.int64)
     height, width = image_hw[image].astype(np.float64).T
@@ -94,7 +94,7 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalised: bool) -> tup
     outside = has_area & ~(inside_size >= MIN_SIDE_PX).all(1)
     kept = has_area & ~outside
     duplicate = kept & _repeated(np.column_stack([image, table[:, CLASS], table[:, CROWD], corners]), kept)
-    # Labels are rounded to 0.01 px (COCO) or a millionth (YOLO): that much over the edge is nobody's mistake.
+    # Labels are rounded to 0.01 px (COCO) or 1e-6 of the image size (YOLO); less is not reported.
     tolerance = 0.01 + 1e-5 * np.maximum(height, width)
     clipped = kept & ~duplicate & (np.abs(inside - corners).max(1, initial=0) > tolerance)
     findings = _findings(
@@ -103,7 +103,7 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalised: bool) -> tup
 
     kept &= ~duplicate
     table, area, inside_size = table[kept], area[kept], inside_size[kept]
-    # A clipped object keeps the share of its area that its box keeps.
+    # The area of a clipped object is reduced by the same factor as its box.
     area *= np.where(clipped[kept], (inside_size / size[kept]).prod(1), 1)
     area = np.where(np.isfinite(area), area, inside_size.prod(1))
     boxes = Boxes(image[kept], table[:, CLASS].astype(np.int32), xyxy_to_xywh(inside[kept]), area, table[:, CROWD] != 0)
@@ -111,7 +111,7 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalised: bool) -> tup
 
 
 def _repeated(keys: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """bool (R,): rows equal to an earlier row, both ``among`` those asked about."""
+    """bool (R,): rows in ``among``, bool (R,), that equal an earlier row in ``among``."""
     repeated = np.zeros(len(keys), bool)
     rows = np.flatnonzero(among)
     order = rows[np.lexsort(keys[rows].T[::-1])]  # stable: equal rows stay in file order

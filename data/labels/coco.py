@@ -1,4 +1,4 @@
-"""COCO detection JSON: a whole split in one file, boxes as x, y, w, h in pixels, classes matched by name."""
+"""COCO detection JSON: one file per split, boxes as x, y, w, h in pixels, classes matched by name."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from utils.config.yaml_files import suggestion
 from utils.errors import UserError
 
 _EXPECTED = "a COCO JSON: wants images, annotations and categories"
-_MOST = 1e300  # no number of pixels
+_MAX = 1e300  # larger numbers count as infinite
 
 
 class CocoFile(NamedTuple):
-    """A COCO JSON, with classes matched by name."""
+    """The content of a COCO JSON, with classes matched by name."""
 
     images: list[ImageEntry]
-    category_ids: tuple[int, ...]  # the file's id of each class; an unused id where the file doesn't have the class
+    category_ids: tuple[int, ...]  # by class; an unused id for a class that the file does not have
     annotation_ids: list[Any]  # by position
-    strays: list[tuple[int, str]]  # positions of annotations of no image, and why
+    strays: list[tuple[int, str]]  # positions of annotations without an image, and the reason
 
 
 def read_coco(path: Path, names: tuple[str, ...] | None) -> CocoFile:
-    """Reads a file. ``names`` None takes every category as class 0. Raises UserError when it is no COCO JSON."""
+    """Reads a file. With ``names`` None every object is of class 0. Raises UserError when it is not a COCO JSON."""
     data = _load(path)
     images, annotations, categories = (_entries(data, key, path) for key in ("images", "annotations", "categories"))
     try:
@@ -67,7 +67,7 @@ def read_coco(path: Path, names: tuple[str, ...] | None) -> CocoFile:
 
 
 def _typed(value: Any, *kinds: type) -> Any:
-    """``value`` if it is of one of ``kinds``, where true is no number; TypeError if not."""
+    """``value``. Raises TypeError unless its type is one of ``kinds``; unlike for isinstance, a bool is not an int."""
     if type(value) not in kinds:
         raise TypeError
     return value
@@ -76,7 +76,7 @@ def _typed(value: Any, *kinds: type) -> Any:
 def category_names(path: Path) -> tuple[str, ...]:
     """The names of a COCO JSON's categories, in the order of their ids. Raises UserError.
 
-    Only the list of categories is parsed where that can be found in the text: the files are large.
+    Only this list is parsed: the files are large.
     """
     text = read_json_text(path, _EXPECTED)
     decoder = json.JSONDecoder()
@@ -85,7 +85,7 @@ def category_names(path: Path) -> tuple[str, ...]:
             categories, _ = decoder.raw_decode(text, match.end())
             return tuple(str(c["name"]) for c in sorted(categories, key=lambda c: c["id"]))
         except (ValueError, KeyError, TypeError, RecursionError):
-            continue  # a key of that name elsewhere, such as in "info"
+            continue  # another key of this name, such as in "info"
     raise UserError(f"{path}: has no categories to take the names from; is it a COCO JSON?")
 
 
@@ -124,7 +124,7 @@ def _parse_annotation(annotation: dict, position: int, class_of: dict, names: tu
     box = annotation.get("bbox")
     if not (isinstance(box, list) and len(box) == 4 and all(type(v) in (int, float) for v in box)):
         return RowProblem(position, BAD_ROW, f"bbox wants four numbers, got {str(box)[:60]}")
-    if not all(-_MOST < v < _MOST for v in box):  # not isfinite: there are integers that no float holds
+    if not all(-_MAX < v < _MAX for v in box):  # not isfinite: there are integers that no float holds
         return RowProblem(position, NOT_FINITE, f"bbox {str(box)[:100]}")
     category = annotation.get("category_id")
     if type(category) is not int or category not in class_of:
@@ -141,7 +141,7 @@ def _parse_annotation(annotation: dict, position: int, class_of: dict, names: tu
         return RowProblem(position, BAD_ROW, f"iscrowd wants 0 or 1, got {str(crowd)[:60]}")
     x, y, w, h = box
     area = annotation.get("area")
-    if not isinstance(area, int | float) or not 0 <= area < _MOST:
+    if not isinstance(area, int | float) or not 0 <= area < _MAX:
         area = w * h
     return (class_id, x, y, x + w, y + h, area, 1 if crowd else 0, position)
 

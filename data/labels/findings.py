@@ -1,7 +1,4 @@
-"""What a scan found wrong, line by line, and the totals. Nothing is left out or changed without a line here.
-
-Names are kept as `FlatStrings`, in two arrays: nothing for the garbage collector to count.
-"""
+"""The report of a scan: totals, and a line for everything that was left out or changed."""
 
 from __future__ import annotations
 
@@ -17,7 +14,8 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class FlatStrings:
-    """An immutable sequence of strings. File names that are not UTF-8 survive (surrogateescape)."""
+    """An immutable sequence of strings in two arrays, of which the garbage collector tracks no elements. File names
+    that are not UTF-8 are kept (surrogateescape)."""
 
     data: np.ndarray  # uint8 (P,) UTF-8, one string after another
     offsets: np.ndarray  # int64 (N + 1,): string i is data[offsets[i]:offsets[i + 1]]
@@ -46,7 +44,7 @@ class FlatStrings:
 def _encoded(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # half a character, as an escape in JSON may have it: no file is called so
+    except UnicodeEncodeError:  # half a surrogate pair, from an escape in JSON; not a file name
         return text.encode("utf-8", "backslashreplace")
 
 
@@ -58,10 +56,10 @@ BAD_LABEL = "unusable label file"
 BAD_ROW = "bad row"
 UNKNOWN_CLASS = "unknown class"
 NO_AREA = "box without area"
-NOT_FINITE = "number not finite"  # and the image with it: what else the file says cannot be trusted
+NOT_FINITE = "number not finite"  # the image is left out too: the rest of the file cannot be trusted
 OUTSIDE = "box outside the image"
 DUPLICATE = "duplicate box"
-# Mended, or only told:
+# Corrected or only reported:
 CLIPPED = "box clipped"
 SIZE = "size mismatch"
 REPEATED_IMAGE = "image listed twice"
@@ -71,7 +69,7 @@ UNSUPPORTED = "file of an unsupported kind"
 NO_LABEL = "missing label file"
 
 IMAGE_LOST = (BAD_IMAGE, MISSING_IMAGE, BAD_LABEL)
-_NOT_A_PROBLEM = frozenset({NO_LABEL})
+_NO_PROBLEM = frozenset({"images", "backgrounds", "boxes", "crowd", NO_LABEL})
 
 
 class Finding(NamedTuple):
@@ -87,11 +85,11 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScanReport:
-    """Totals (``images``, ``backgrounds``, ``boxes``, ``crowd``, and a count for each kind) and lines of text."""
+    """Totals (``images``, ``backgrounds``, ``boxes``, ``crowd``, and a count per kind) and lines of text."""
 
     totals: dict[str, int]
     lines: FlatStrings  # "file:line: kind: what", paths relative to the data set's folder
-    bad_lines: tuple[str, ...] = ()  # the first few lines of images that were left out
+    bad_lines: tuple[str, ...] = ()  # the first three lines about images that were left out
 
     @classmethod
     def of(cls, findings: Iterable[Finding], totals: dict[str, int]) -> ScanReport:
@@ -101,18 +99,21 @@ class ScanReport:
 
     @property
     def problems(self) -> int:
-        """Findings that the user may want to mend; backgrounds are none."""
-        counts = {"images", "backgrounds", "boxes", "crowd"} | _NOT_A_PROBLEM
-        return sum(n for kind, n in self.totals.items() if kind not in counts)
+        """Number of findings that the user may want to correct. Backgrounds are not counted."""
+        return sum(self._problem_kinds.values())
+
+    @property
+    def _problem_kinds(self) -> dict[str, int]:
+        return {kind: n for kind, n in self.totals.items() if kind not in _NO_PROBLEM}
 
     @property
     def bad_images(self) -> int:
-        """Images left out because they, or their label files, can't be used."""
+        """Number of images that were left out because they or their label files cannot be used."""
         return sum(self.totals.get(kind, 0) for kind in IMAGE_LOST)
 
     @property
-    def bad_share(self) -> float:
-        """Of all images that were looked for."""
+    def bad_fraction(self) -> float:
+        """`bad_images` as a fraction of all images."""
         return self.bad_images / max(self.totals.get("images", 0) + self.bad_images, 1)
 
     def summary(self) -> str:
@@ -121,17 +122,16 @@ class ScanReport:
         unlabelled = f" ({t[NO_LABEL]:,} without a label file)" if t.get(NO_LABEL) else ""
         text = f"{t['images']:,} images, {t['backgrounds']:,} backgrounds{unlabelled}, {t['boxes']:,} boxes"
         text += f" and {t['crowd']:,} crowd regions" if t.get("crowd") else ""
-        kinds = {k: n for k, n in t.items() if k not in {"images", "backgrounds", "boxes", "crowd"} | _NOT_A_PROBLEM}
-        detail = ", ".join(f"{n:,} {k}" for k, n in sorted(kinds.items(), key=lambda item: -item[1]))
+        detail = ", ".join(f"{n:,} {k}" for k, n in sorted(self._problem_kinds.items(), key=lambda item: -item[1]))
         return f"{text}, {self.problems:,} problems" + (f" ({detail})" if detail else "")
 
     def write(self, path: str | os.PathLike) -> None:
-        """The totals and all lines as text."""
+        """Writes the totals and all lines as text."""
         with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(self.summary() + "\n")
             file.writelines(f"{line}\n" for line in self.lines)
 
 
 def relative_name(path: Path | str, root: Path) -> str:
-    """``path`` from the data set's folder, with ``/``; with leading ``..`` when it lies elsewhere."""
+    """``path`` relative to the data set's folder, with ``/``; begins with ``..`` if it lies elsewhere."""
     return os.path.relpath(path, root).replace(os.sep, "/")

@@ -1,7 +1,7 @@
-"""Pascal VOC XML: one file an image, objects with a name and the corners xmin, ymin, xmax, ymax in pixels.
+"""Pascal VOC XML: one file per image, objects with a name and the corners xmin, ymin, xmax, ymax in pixels.
 
-The corners are taken as they stand, without the shift by one of VOC's own 1-based pixel counting: width is xmax - xmin.
-So do the tools that people annotate with and the converters to YOLO txt. ``difficult`` objects are ordinary ones.
+Corners are used unchanged, as annotation tools and converters to YOLO txt do: width is xmax - xmin, without the shift
+by one of VOC's 1-based pixels. ``difficult`` objects are treated like all others.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from data.labels.label_format import ImageFile, LabelFile, LabelFormat, LabelPer
 from utils.config.yaml_files import suggestion
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
-_ODD = ""  # beside an object's fields: what makes them ambiguous
-_DEEP = 5  # levels; nothing that matters is as deep
+_AMBIGUITY = ""  # key among an object's fields: why they are ambiguous
+_MAX_DEPTH = 5  # elements that are read are less deep
 
 
 def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
-    """Rows with corners and areas in pixels, and the image size that the file states; lines are those of ``<object>``.
+    """Parses a file to rows in pixels, with the image size in the file. Lines are those of ``<object>``.
 
     Args:
         data: the file's bytes.
-        class_ids: by name; None takes every name as class 0.
+        class_ids: by name. None: every object is of class 0.
 
-    Raises LabelFileError when the file is no VOC annotation.
+    Raises LabelFileError when the file is not a VOC annotation.
     """
     reader = _Reader()
     reader.parse(data)
@@ -42,31 +42,31 @@ def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
 
 
 class _Reader:
-    """Collects the text of the elements that matter, with line numbers (which ElementTree doesn't keep)."""
+    """Collects fields of objects with their line numbers, which ElementTree does not provide."""
 
     def __init__(self) -> None:
         self.objects: list[tuple[int, dict[str, str]]] = []  # line, then name and corners as text
         self._size: dict[str, str] = {}
         self._path: list[str] = []
-        self._boxes = 0  # of the object
+        self._boxes = 0  # in the current object
         self._text: list[str] = []
         self._parser = expat.ParserCreate()
         self._parser.buffer_text = True
         self._parser.StartElementHandler = self._start
         self._parser.EndElementHandler = self._end
         self._parser.CharacterDataHandler = self._text.append
-        self._parser.EntityDeclHandler = self._declares_entity
+        self._parser.EntityDeclHandler = self._refuse_entity
 
     def parse(self, data: bytes) -> None:
         try:
             self._parser.Parse(data, True)
         except expat.ExpatError as error:
             raise LabelFileError(f"{error.lineno}: malformed XML ({expat.ErrorString(error.code)})") from None
-        except (ValueError, LookupError):  # of Python's, whose encodings the parser asks for
+        except (ValueError, LookupError):  # raised by Python's codecs, which the parser uses
             raise LabelFileError("1: malformed XML (in an encoding that cannot be read)") from None
 
     def size_hw(self) -> tuple[int, int] | None:
-        """None where the file has none; some tools write zeros."""
+        """Image size; None if the file has none. Some tools write zeros."""
         try:
             size = int(self._size["height"]), int(self._size["width"])
         except (KeyError, ValueError):
@@ -76,48 +76,48 @@ class _Reader:
     def _start(self, tag: str, _attributes: dict) -> None:
         if not self._path and tag != "annotation":
             raise LabelFileError(f"{self._parser.CurrentLineNumber}: <{tag}> where VOC has <annotation>")
-        if self._is_field(self._around(), self._path[-1] if self._path else ""):
-            self._note_odd(f"<{tag}> inside <{self._path[-1]}>")
-        if self._path[1:_DEEP] == ["object"] and tag == "bndbox":
+        if self._is_field(self._enclosing(), self._path[-1] if self._path else ""):
+            self._mark_ambiguous(f"<{tag}> inside <{self._path[-1]}>")
+        if self._path[1:_MAX_DEPTH] == ["object"] and tag == "bndbox":
             self._boxes += 1
             if self._boxes > 1:
-                self._note_odd("two <bndbox>")
+                self._mark_ambiguous("two <bndbox>")
         self._path.append(tag)
         self._text.clear()
-        if self._path[1:_DEEP] == ["object"]:
+        if self._path[1:_MAX_DEPTH] == ["object"]:
             self.objects.append((self._parser.CurrentLineNumber, {}))
             self._boxes = 0
 
-    def _around(self) -> list[str]:
-        """What the element is in, below <annotation>; of a deeper one the beginning."""
-        return self._path[1 : min(len(self._path) - 1, _DEEP)]
+    def _enclosing(self) -> list[str]:
+        """Path of the enclosing element below <annotation>, cut at `_MAX_DEPTH`."""
+        return self._path[1 : min(len(self._path) - 1, _MAX_DEPTH)]
 
-    def _declares_entity(self, name: str, *_: object) -> None:
-        """Entities can stand for other files, or for a billion letters; no annotation needs one."""
+    def _refuse_entity(self, name: str, *_: object) -> None:
+        """Refuses entities, which can include other files or expand to gigabytes."""
         raise LabelFileError(f"{self._parser.CurrentLineNumber}: declares the entity '{name}'")
 
     @staticmethod
     def _is_field(where: list[str], tag: str) -> bool:
         return (where == ["object"] and tag == "name") or (where == ["object", "bndbox"] and tag in _CORNERS)
 
-    def _note_odd(self, what: str) -> None:
-        self.objects[-1][1].setdefault(_ODD, what)
+    def _mark_ambiguous(self, what: str) -> None:
+        self.objects[-1][1].setdefault(_AMBIGUITY, what)
 
     def _end(self, tag: str) -> None:
-        where, text = self._around(), "".join(self._text).strip()
+        where, text = self._enclosing(), "".join(self._text).strip()
         if where == ["size"]:
             self._size[tag] = text
         elif self._is_field(where, tag):
             if tag in self.objects[-1][1]:
-                self._note_odd(f"two <{tag}>")
+                self._mark_ambiguous(f"two <{tag}>")
             self.objects[-1][1][tag] = text
         self._path.pop()
         self._text.clear()
 
 
 def _parse_object(fields: dict[str, str], line: int, class_ids: Mapping[str, int] | None) -> tuple | RowProblem:
-    if _ODD in fields:
-        return RowProblem(line, BAD_ROW, f"object with {fields[_ODD]}")
+    if _AMBIGUITY in fields:
+        return RowProblem(line, BAD_ROW, f"object with {fields[_AMBIGUITY]}")
     missing = [tag for tag in ("name", *_CORNERS) if not fields.get(tag)]
     if missing:
         return RowProblem(line, BAD_ROW, f"object without {', '.join(missing)}")

@@ -1,4 +1,7 @@
-"""YOLO txt, a row an object: ``class cx cy w h`` or a polygon ``class x1 y1 x2 y2 x3 y3 ...``, shares of the image."""
+"""YOLO txt: one file per image, one row per object, ``class cx cy w h`` or a polygon ``class x1 y1 x2 y2 x3 y3 ...``.
+
+Coordinates are fractions of the image size.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from data.labels.label_format import ImageFile, LabelFile, LabelFormat, LabelPer
 
 
 def parse_yolo(data: bytes, num_classes: int | None) -> RawLabels:
-    """Rows with corners and areas as shares of the image.
+    """Parses a file to rows in fractions of the image size.
 
     Args:
         data: the file's bytes.
-        num_classes: ids at or above this are reported and left out; None takes any id, as class 0.
+        num_classes: rows with this or a higher class are reported. None: every object is of class 0.
 
-    Raises LabelFileError when the file isn't text.
+    Raises LabelFileError when the file is not text.
     """
     try:
         text = data.decode("utf-8-sig")
@@ -73,7 +76,7 @@ def _not_numbers(fields: list[str], line: int) -> RowProblem:
 
 
 def polygon_area(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Area inside a simple polygon (the shoelace formula)."""
+    """Area of a simple polygon (shoelace formula)."""
     twice = sum(xs[i - 1] * ys[i] - xs[i] * ys[i - 1] for i in range(len(xs)))
     return abs(twice) / 2
 

@@ -1,8 +1,8 @@
-"""A node's copy of a data set: which of its files are whole, and how they are written.
+"""A node's copy of a data set: finds which files are complete, and writes the others.
 
-Layout of the folder: ``tree/`` the mirrored files; ``<splits>.yaml`` to open it with; ``manifest.jsonl`` a line for
-each file that was written whole, with its stamp and digest; ``synced``, present while everything in the manifest is
-known to have reached the disk. Without it (an interrupted copy) the digests decide which files are whole.
+The folder contains ``tree/``, the copied files; ``<splits>.yaml``, which describes the copy; ``manifest.jsonl``, a line
+with stamp and digest for each complete file; and ``synced``, which exists while all files of the manifest are known to
+be on the disk. Without it, after an interruption, the digests tell which files are complete.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from data.staging.plan import StagePlan, from_line, is_under, to_line
 from utils.distributed.file_exchange import Piece, digest_of
 from utils.errors import UserError
 from utils.files.locks import FileLock
+from utils.files.safe_io import write_whole
 from utils.logger import progress
 from utils.threads import map_ahead
 
-NODE_NOTE = ".node-"  # beginning of the names of notes by which nodes find out that they share the folder
+NODE_NOTE = ".node-"  # prefix of the files by which nodes detect that they use one folder
 _READ_BYTES = 4 << 20
-_BLOCK = 4096  # what a file occupies is rounded up to this
+_BLOCK = 4096  # disk usage of a file is a multiple of this
 
 
 class StageCopy:
-    """The copy in ``folder``, made if it is not there. Raises UserError when it cannot be."""
+    """The copy in ``folder``, which is created if necessary. Raises UserError when that is impossible."""
 
     def __init__(self, folder: Path, plan: StagePlan) -> None:
         self.folder = folder
@@ -45,38 +46,38 @@ class StageCopy:
         self._stamps = [FileStamp(int(s), int(t)) for s, t in zip(plan.sizes, plan.mtimes_ns)]
         self._writing: dict[int, IO[bytes]] = {}
         self._log: IO[str] | None = None
-        with self._failures():
+        with self._explained():
             self._incoming.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
-    def lock(self, *, patient: bool) -> Iterator[None]:
-        """Keeps other runs on this node out of the copy; waits for one that is at it if ``patient``, else UserError."""
+    def lock(self, *, wait: bool) -> Iterator[None]:
+        """Locks the copy. While another run on this node has locked it, waits if ``wait``, else raises UserError."""
         lock = FileLock(self.folder / "lock")
-        if patient:
+        if wait:
             lock.wait(f"another run that copies into {self.folder}")
         elif holder := lock.acquire():
             raise UserError(f"--stage: another run is copying into {self.folder} ({holder}); wait for it")
         try:
-            for note in self.folder.glob(f"{NODE_NOTE}*"):  # of processes that were killed
+            for note in self.folder.glob(f"{NODE_NOTE}*"):  # left by killed processes
                 note.unlink(missing_ok=True)
             yield
         finally:
             lock.release()
 
     def path(self, name: str) -> str:
-        """Where the file of that name is in the copy."""
+        """Path of a file in the copy."""
         return os.path.normpath(os.path.join(self._root, name))
 
-    def held(self, *, show_progress: bool) -> np.ndarray:
-        """Which of the plan's files are here and whole, bool (F,): by stamps, after an interruption by digests too."""
+    def complete_files(self, *, show_progress: bool) -> np.ndarray:
+        """Which files of the plan are complete, bool (F,), by stamp, and after an interruption by digest too."""
         self._read_manifest()
-        held = np.array([self._looks_whole(name, stamp) for name, stamp in zip(self.plan.names, self._stamps)], bool)
-        doubtful = np.flatnonzero(held) if not self._synced.exists() else np.empty(0, np.int64)
+        complete = np.array([self._has_stamp(name, stamp) for name, stamp in zip(self.plan.names, self._stamps)], bool)
+        doubtful = np.flatnonzero(complete) if not self._synced.exists() else np.empty(0, np.int64)
         if len(doubtful):
-            whole = map_ahead(self._is_whole, [self.plan.names[i] for i in doubtful], threads=8)
-            title = "checking what an interrupted copy left"
-            held[doubtful] = list(progress(whole, desc=title, total=len(doubtful), enabled=show_progress))
-        return held
+            correct = map_ahead(self._has_digest, [self.plan.names[i] for i in doubtful], threads=8)
+            title = "checking an interrupted copy"
+            complete[doubtful] = list(progress(correct, desc=title, total=len(doubtful), enabled=show_progress))
+        return complete
 
     def _read_manifest(self) -> None:
         with contextlib.suppress(FileNotFoundError), open(self._manifest_path, encoding="ascii") as file:
@@ -85,7 +86,7 @@ class StageCopy:
                 if entry is not None:
                     self._manifest[entry[0]] = entry[1:]
 
-    def _looks_whole(self, name: str, stamp: FileStamp) -> bool:
+    def _has_stamp(self, name: str, stamp: FileStamp) -> bool:
         if name not in self._manifest or self._manifest[name][0] != stamp:
             return False
         with contextlib.suppress(OSError):
@@ -93,45 +94,46 @@ class StageCopy:
             return (status.st_size, status.st_mtime_ns) == stamp
         return False
 
-    def _is_whole(self, name: str) -> bool:
+    def _has_digest(self, name: str) -> bool:
         try:
             return digest_of(_read_parts(self.path(name))) == self._manifest[name][1]
         except OSError:
             return False
 
     def check_space(self, missing: np.ndarray) -> None:
-        """Raises UserError unless the disk takes the files ``missing`` (F,)."""
+        """Raises UserError unless the disk has room for the files ``missing``, bool (F,)."""
         needed = int((-(-self.plan.sizes[missing] // _BLOCK) * _BLOCK).sum()) + 512 * int(missing.sum())
         free = shutil.disk_usage(self.folder).free
         if needed > 0.98 * free:
             raise UserError(
-                f"--stage: {int(missing.sum())} files of {_size(needed)} are to be copied to {self.folder}, where "
-                f"{_size(free)} are free; free some space or name another disk"
+                f"--stage: {int(missing.sum())} files of {format_size(needed)} are to be copied to {self.folder}, "
+                f"where {format_size(free)} are free; free some space or name another disk"
             )
 
-    def loader(self, held: np.ndarray) -> Callable[[int], Iterator[bytes]]:
-        """Reads a file of the plan: from this copy where ``held`` (F,), else from the original."""
+    def loader(self, local: np.ndarray) -> Callable[[int], Iterator[bytes]]:
+        """Returns a function that reads a file of the plan, from this copy where ``local``, bool (F,), else from the
+        original."""
 
         def load(item: int) -> Iterator[bytes]:
             name = self.plan.names[item]
             original = os.path.normpath(os.path.join(self.plan.spec.root, name))
-            return _read_checked(self.path(name) if held[item] else original, self._stamps[item])
+            return _read_checked(self.path(name) if local[item] else original, self._stamps[item])
 
         return load
 
     def begin(self) -> None:
-        """Before anything is written: from here on, until `finish`, the copy counts as interrupted."""
-        with self._failures():
+        """Must be called before `write`. Until `finish` the copy counts as interrupted."""
+        with self._explained():
             self._synced.unlink(missing_ok=True)
             shutil.rmtree(self._incoming)
             self._incoming.mkdir()
             lines = [to_line(name, *entry) for name, entry in self._manifest.items()]
-            _write_whole(self._manifest_path, "".join(lines))  # without lines cut short or overtaken
+            write_whole(self._manifest_path, "".join(lines))  # without incomplete or outdated lines
             self._log = self._manifest_path.open("a", encoding="ascii", buffering=1)
 
-    def write(self, piece: Piece) -> bool:
-        """Takes a piece of a file that is missing here; True when it was the last one, and the file is in its place."""
-        with self._failures():
+    def write(self, piece: Piece) -> None:
+        """Writes a piece of a missing file. After the last one, the file is moved to its final path."""
+        with self._explained():
             temporary = self._incoming / str(piece.item)
             if piece.item not in self._writing:
                 self._writing[piece.item] = temporary.open("wb", buffering=0)
@@ -140,7 +142,7 @@ class StageCopy:
             while len(view):
                 view = view[file.write(view) :]
             if not piece.digest:
-                return False
+                return
             file.close()
             del self._writing[piece.item]
             name, stamp = self.plan.names[piece.item], self._stamps[piece.item]
@@ -154,18 +156,17 @@ class StageCopy:
             self._manifest[name] = stamp, piece.digest
             assert self._log is not None
             self._log.write(to_line(name, stamp, piece.digest))
-            return True
 
     def finish(self) -> None:
-        """Removes what the original no longer has, writes lists and YAML, and marks the copy as on disk."""
-        with self._failures():
+        """Removes files that the original no longer has, writes lists and YAML, and marks the copy as synced."""
+        with self._explained():
             self._prune()
             for name in self.plan.folders:
                 os.makedirs(self.path(name), exist_ok=True)
             for name, text in self.plan.lists.items():
                 os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
-                _write_whole(Path(self.path(name)), text)
-            _write_whole(self.yaml, self.plan.yaml_text("tree"))
+                write_whole(self.path(name), text.encode("utf-8", "surrogateescape"))
+            write_whole(self.yaml, self.plan.yaml_text("tree").encode("utf-8", "surrogateescape"))
             if self._log is not None:
                 self._log.close()
             if not self._synced.exists():
@@ -179,12 +180,12 @@ class StageCopy:
                 Path(self.path(name)).unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _failures(self) -> Iterator[None]:
+    def _explained(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            remedy = "free some space or name another disk" if full else "name a folder that can be written"
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            remedy = "free some space or name another disk" if is_full else "name a writable folder"
             raise UserError(f"--stage: {error.filename or self.folder}: {error.strerror}; {remedy}") from None
 
 
@@ -195,9 +196,9 @@ def _read_parts(path: str) -> Iterator[bytes]:
 
 
 def _read_checked(path: str, stamp: FileStamp) -> Iterator[bytes]:
-    """The file's bytes, a small file's read at once. Raises UserError unless it is the file that was listed."""
+    """The bytes of a file; a small file is read at once. Raises UserError if it changed since it was listed."""
     try:
-        file = Path(path).open("rb", buffering=0)  # noqa: SIM115 (a large one is read while it is sent)
+        file = Path(path).open("rb", buffering=0)  # noqa: SIM115 (a large file is read while it is sent)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     parts = _parts_of(file, path, stamp)
@@ -221,11 +222,5 @@ def _parts_of(file: IO[bytes], path: str, stamp: FileStamp) -> Iterator[bytes]:
         raise UserError(f"{path}: changed while the data set was being copied; start again")
 
 
-def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
-    os.replace(temporary, path)
-
-
-def _size(count: int) -> str:
+def format_size(count: int) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

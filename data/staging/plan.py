@@ -1,8 +1,8 @@
-"""What a copy of a data set holds, and where in it: listed once, by one process, from names and stamps alone.
+"""The files of a copy of a data set. One process lists them; no file is opened.
 
-The copy mirrors the part of the file tree that the data set lies in, so that every file keeps its name relative to the
-data set's folder, and its modification time; the index of the copy then has the original's fingerprint. Two kinds of
-file are written anew, because they may name paths outside the copy: the YAML and .txt lists of images.
+The copy mirrors the data set's part of the file tree. Every file keeps its name relative to the data set's folder and
+its modification time, so the index of the copy has the fingerprint of the original. Only the YAML and .txt lists of
+images are written again, because they may name paths outside the copy.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from utils.logger import get_logger
 
 @dataclass(frozen=True)
 class StagePlan:
-    """The files of some splits. Names are from the data set's folder, with ``/``, perhaps with leading ``..``."""
+    """The files of some splits. Names are relative to the data set's folder, with ``/``; they may begin with ``..``."""
 
     spec: DatasetSpec
     splits: tuple[str, ...]
     names: list[str]  # sorted
     sizes: np.ndarray  # int64 (F,), bytes
     mtimes_ns: np.ndarray  # int64 (F,)
-    lists: dict[str, str]  # .txt lists of images: their text in the copy
-    folders: tuple[str, ...]  # of images: the copy has them even if empty, and nothing in them that the original hasn't
-    absent: frozenset[str]  # label files that images might have and do not
+    lists: dict[str, str]  # text of the .txt lists in the copy, by name
+    folders: tuple[str, ...]  # of images and annotations: created even if empty; other files in them are removed
+    absent: frozenset[str]  # missing label files
 
     @property
     def above(self) -> int:
-        """How many folders above the data set's own the copy begins."""
+        """How many levels above the data set's folder the copied tree begins."""
         names = [*self.names, *self.lists, *self.folders, *self.absent]
         return max((name.split("/").count("..") for name in names), default=0)
 
@@ -51,7 +51,7 @@ class StagePlan:
 
     @property
     def key(self) -> str:
-        """A folder name of this data set's own."""
+        """A folder name that is unique to this data set."""
         source = Path(self.spec.source).absolute()
         digest = hashlib.blake2b(f"{source}\0{self.spec.root}".encode("utf-8", "surrogateescape"), digest_size=6)
         return f"{source.stem}-{digest.hexdigest()}"
@@ -61,7 +61,7 @@ class StagePlan:
         return f"{'-'.join(self.splits)}.yaml"
 
     def yaml_text(self, tree: str) -> str:
-        """The YAML of the copy, for a file beside the folder ``tree``."""
+        """The YAML of the copy, which lies beside the folder ``tree``."""
         chosen = {split: self.spec.splits[split] for split in self.splits}
         root = self.spec.root
         content: dict[str, object] = {"path": (Path(tree) / self.root_in_tree).as_posix()}
@@ -72,14 +72,14 @@ class StagePlan:
 
 
 def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
-    """Lists the splits; no image or label is opened. Raises UserError as `list_split` does."""
+    """Lists the splits. Raises UserError as `list_split` does."""
     stamps: dict[str, FileStamp] = {}
     lists: dict[str, str] = {}
     absent: set[str] = set()
     folders: list[str] = []
     for split in splits:
         listing = list_split(spec, split)
-        _say_what_is_left_out(listing, split)
+        _warn_of_findings(listing, split)
         stamps |= {image.name: image.stamp for image in listing.images}
         stamps |= {label.name: label.stamp for label in listing.labels if label.stamp is not None}
         absent |= {label.name for label in listing.labels if label.stamp is None}
@@ -103,7 +103,7 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
     )
 
 
-def _say_what_is_left_out(listing: Listing, split: str) -> None:
+def _warn_of_findings(listing: Listing, split: str) -> None:
     if listing.findings:
         first = listing.findings[0]
         get_logger().warning(
@@ -113,7 +113,7 @@ def _say_what_is_left_out(listing: Listing, split: str) -> None:
 
 
 def is_under(name: str, folders: Sequence[str]) -> bool:
-    """Whether ``name`` lies in one of the folders, or in one inside it."""
+    """Whether ``name`` lies in one of the folders or their subfolders."""
     return any((folder == "." and not name.startswith("../")) or name.startswith(folder + "/") for folder in folders)
 
 
@@ -123,7 +123,7 @@ def to_line(name: str, stamp: FileStamp, digest: bytes) -> str:
 
 
 def from_line(line: str) -> tuple[str, FileStamp, bytes] | None:
-    """What `to_line` wrote; None for a line that an interruption has cut."""
+    """The content of a line written by `to_line`; None for an incomplete line."""
     try:
         name, size, mtime_ns, digest = json.loads(line)
         return os.fspath(name), FileStamp(int(size), int(mtime_ns)), bytes.fromhex(digest)

@@ -108,7 +108,7 @@ def test_what_a_sample_shows_has_all_decoded(tmp_path, lines, monkeypatch):  # n
     told(lines)
     sampled = load(root, tmp_path / "c2", max_bad=0.9)
     assert list(sampled.paths) == list(full.paths)
-    assert "of 8 sampled images are damaged where only decoding shows it; all are decoded now" in "".join(told(lines))
+    assert "of 8 sampled images are damaged; decoding all images" in "".join(told(lines))
 
 
 def test_each_verification_has_an_index_of_its_own(tmp_path):

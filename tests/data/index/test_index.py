@@ -147,8 +147,8 @@ def test_index_of_a_small_set(root, tmp_path, lines):
     assert index.labels(2).shape == (0, 5)
     assert index.path(1) == str(root / "images/train/b.png")
     missing = (
-        "train: 1 of 5 images have no label file and are taken as backgrounds; looked for at "
-        f"{root}/labels/train/ü.txt; where that is meant, empty label files say so"
+        "train: 1 of 5 images have no label file and are treated as backgrounds (expected "
+        f"{root}/labels/train/ü.txt); add empty label files to avoid this warning"
     )
     summary = "train: 5 images, 2 backgrounds (1 without a label file), 4 boxes, 0 problems"
     assert told(lines, unlabelled=True) == [summary, missing]
@@ -305,16 +305,14 @@ def test_labels_that_are_not_there_are_told_apart_from_empty_ones(root, tmp_path
     assert told(lines) == ["train: 5 images, 2 backgrounds, 4 boxes, 0 problems"]
     for name in ("a", "b", "sub/c"):
         (root / f"labels/train/{name}.txt").unlink()
-    with pytest.raises(
-        UserError, match=r"'train' has 5 images and not one object .first label file: .*/d\.txt.*nothing to"
-    ):
+    with pytest.raises(UserError, match=r"'train' has 5 images and no object .first label file: .*/d\.txt.*nothing to"):
         load(root, tmp_path / "cache")
     said = told(lines)
     assert "5 backgrounds (3 without a label file)" in said[0]
     assert "3 of 5 images have no label file" in said[1]
-    assert f"looked for at {root}/labels/train/a.txt, {root}/labels/train/b.txt, " in said[1]
+    assert f"(expected {root}/labels/train/a.txt, {root}/labels/train/b.txt, " in said[1]
     load(root, tmp_path / "cache", split="val")
-    assert "nothing can be scored" in told(lines)[-1]
+    assert "all metrics will be 0" in told(lines)[-1]
 
 
 def test_size_mismatch_and_rotated_picture(root, tmp_path):
@@ -410,7 +408,7 @@ def test_missing_and_empty_data(root, tmp_path):
     with pytest.raises(UserError, match="no 'test' split"):
         load_index(spec, "test", cache_dir=str(tmp_path))
     shutil.rmtree(root / "labels")
-    with pytest.raises(UserError, match=r"not one label file; the first was looked for at .*labels/train/a\.txt"):
+    with pytest.raises(UserError, match=r"no label file; the first was expected at .*labels/train/a\.txt"):
         load(root, tmp_path / "cache")
     shutil.rmtree(root / "images/train")
     with pytest.raises(UserError, match=r"images/train: not found \(named by .*d\.yaml\); correct its paths"):
