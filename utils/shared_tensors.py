@@ -54,6 +54,8 @@ class _Packed:
 
 
 def _packed(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_packed, value))
     if not isinstance(value, Tensor) or value.device.type != "cpu":
         return value
     if value.nbytes <= INLINE_BYTES and value.dtype != torch.bfloat16:
@@ -70,7 +72,13 @@ def _shared(tensor: Tensor) -> Tensor:
 
 
 def _rebuilt(kind: type, values: tuple) -> Any:
-    return kind(*(torch.from_numpy(v.array) if isinstance(v, _Packed) else v for v in values))
+    return kind(*map(_unpacked, values))
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_unpacked, value))
+    return torch.from_numpy(value.array) if isinstance(value, _Packed) else value
 
 
 def new_pixels(images: int, canvas_hw: tuple[int, int]) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from utils.shared_tensors import InlineTensors
 
 TARGET_BUCKET = 16
+GREY = 114  # of canvases, where no image lies
 
 
 def bucketed(most: int) -> int:

@@ -1,27 +1,27 @@
 """Tables to pixels with torch: a whole batch, on whatever device its tensors are.
 
 Every canvas pixel is taken back into the source of the tile that lies there (the last one painted wins), four
-neighbours are gathered and weighted, then come colour and mixing. Only sums and products of single numbers: a picture
-does not depend on what else is in its batch, given the same device. `data.render.opencv` draws the same picture, to
-within interpolation.
+neighbours are gathered and weighted, then come pixel operations and mixing. Only sums and products of single numbers:
+a picture does not depend on what else is in its batch, given the same device. `data.render.opencv` renders the same
+picture, to within interpolation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from data.render.opencv import GREY
 from data.render.table import Column, RenderTable
+from utils.structures import GREY
 
 PIXELS_AT_ONCE = {
     "cpu": 2**18,
     "cuda": 2**25,
 }  # of layers that are painted together: what fits a cache, or bounds memory
 
-Painter = Callable[[Tensor, Tensor, Tensor, Tensor, tuple[int, int], bool], Tensor]
+Painter = Callable[..., Tensor]
 
 
 def render_table(table: RenderTable, pixels: Tensor, paint: Painter | None = None) -> Tensor:
@@ -42,29 +42,43 @@ def render_table(table: RenderTable, pixels: Tensor, paint: Painter | None = Non
     at_once = max(PIXELS_AT_ONCE.get(pixels.device.type, 2**22) // max(height * width, 1), 1)
     for first in range(0, layers, at_once):
         part = slice(first, first + at_once)
-        arguments = (table.geometry[part], table.address[part], table.colour[part], pixels)
-        drawn[part] = paint(*arguments, table.canvas_hw, table.has_perspective)
+        drawn[part] = paint(
+            table.geometry[part],
+            table.address[part],
+            pixels,
+            table.canvas_hw,
+            table.has_perspective,
+            table.operations,
+            tuple(values[part] for values in table.parameters),
+        )
     return _mixed(drawn, table).permute(0, 3, 1, 2)
 
 
 def paint_layers(
-    geometry: Tensor, address: Tensor, colour: Tensor, pixels: Tensor, canvas_hw: tuple[int, int], has_perspective: bool
+    geometry: Tensor,
+    address: Tensor,
+    pixels: Tensor,
+    canvas_hw: tuple[int, int],
+    has_perspective: bool,
+    operations: Sequence[Callable[[Tensor, Tensor], Tensor]],
+    parameters: Sequence[Tensor],
 ) -> Tensor:
-    """Layers of a table, tiles and colour: uint8 (L, H, W, 3). Arguments as in `RenderTable`, pixels uint8 (P, 3)."""
+    """Layers of a table, tiles and pixel operations: uint8 (L, H, W, 3). Arguments as in `RenderTable`, pixels uint8
+    (P, 3)."""
     x, y, origin, pitch, covered = _sources(geometry, address, canvas_hw, has_perspective)
     left, top = x.floor(), y.floor()
-    right_share, low_share = (x - left).unsqueeze(-1), (y - top).unsqueeze(-1)
+    right_weight, low_weight = (x - left).unsqueeze(-1), (y - top).unsqueeze(-1)
     upper, lower = origin + pitch * top.long(), origin + pitch * y.ceil().long()
     left, right = left.long(), x.ceil().long()
 
     def row(start: Tensor) -> Tensor:
         first, second = (_gather(pixels, start + column) for column in (left, right))
-        return first * (1 - right_share) + second * right_share
+        return first * (1 - right_weight) + second * right_weight
 
-    value = row(upper) * (1 - low_share) + row(lower) * low_share
+    value = row(upper) * (1 - low_weight) + row(lower) * low_weight
     value = torch.where(covered.unsqueeze(-1), (value + 0.5).floor(), float(GREY))
-    columns = colour.transpose(1, 2)[:, :, None, None, :]  # (L, 3 from, 1, 1, 3 to)
-    value = value[..., 0:1] * columns[:, 0] + value[..., 1:2] * columns[:, 1] + value[..., 2:3] * columns[:, 2]
+    for operation, values in zip(operations, parameters):
+        value = operation(value, values)
     return (value.clamp(0, 255) + 0.5).to(torch.uint8)
 
 
@@ -109,6 +123,6 @@ def _mixed(drawn: Tensor, table: RenderTable) -> Tensor:
     first, second = drawn[: table.pictures], drawn[table.pictures :]
     if len(second) == 0:
         return first
-    share = table.share[:, None, None, None]
-    mixture = (first[table.mixed] * share + second * (1 - share) + 0.5).to(torch.uint8)
+    mix = table.mix[:, None, None, None]
+    mixture = (first[table.mixed] * mix + second * (1 - mix) + 0.5).to(torch.uint8)
     return first.index_copy(0, table.mixed, mixture)

@@ -42,14 +42,15 @@ class RenderTable(InlineTensors):
     has_perspective: bool
     geometry: Tensor  # float32 (L, K, 17), see `Column`
     address: Tensor  # int64 (L, K, 2): where pixel (0, 0) would lie in the flat source pixels, and pixels a row
-    colour: Tensor  # float32 (L, 3, 3) on RGB columns
+    operations: tuple[Callable[[Tensor, Tensor], Tensor], ...]  # `PixelOperation.apply_torch`, in order
+    parameters: tuple[Tensor, ...]  # float32 (L, k) of each of them
     mixed: Tensor  # int64 (L - B,): picture that a second layer is mixed into
-    share: Tensor  # float32 (L - B,): of that picture's first layer
+    mix: Tensor  # float32 (L - B,): weight of that picture's first layer
 
     def map(self, function: Callable[[Tensor], Tensor]) -> RenderTable:
         """The table with ``function`` applied to its tensors."""
         changed = {f.name: function(v) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-        return replace(self, **changed)
+        return replace(self, **changed, parameters=tuple(map(function, self.parameters)))
 
 
 class Tiles(NamedTuple):
@@ -134,9 +135,10 @@ def build_table(
         has_perspective=has_perspective,
         geometry=torch.from_numpy(geometry),
         address=torch.from_numpy(address),
-        colour=torch.from_numpy(_colours(layers)),
+        operations=tuple(operation.apply_torch for operation, _ in layers[0].operations) if layers else (),
+        parameters=_parameters(layers),
         mixed=torch.tensor(mixed, dtype=torch.int64),
-        share=torch.tensor([plans[number].mix for number in mixed], dtype=torch.float32),
+        mix=torch.tensor([plans[number].mix for number in mixed], dtype=torch.float32),
     )
 
 
@@ -180,10 +182,7 @@ def _visible(inverse: np.ndarray, canvas_hw: tuple[int, int]) -> np.ndarray:
     return np.where(is_affine[:, None], bounds, np.array([-np.inf, -np.inf, np.inf, np.inf]))
 
 
-def _colours(layers: Sequence[Picture]) -> np.ndarray:
-    """float32 (L, 3, 3); the identity for a picture whose colours stay."""
-    colours = np.tile(np.eye(3, dtype=np.float32), (len(layers), 1, 1))
-    for number, layer in enumerate(layers):
-        if layer.colour is not None:
-            colours[number] = layer.colour
-    return colours
+def _parameters(layers: Sequence[Picture]) -> tuple[Tensor, ...]:
+    """float32 (L, k) of each pixel operation; all pictures of a run have the same operations."""
+    rows = ([parameters for _, parameters in layer.operations] for layer in layers)
+    return tuple(torch.from_numpy(np.array(values, np.float32)) for values in zip(*rows, strict=True))

@@ -113,7 +113,8 @@ def test_with_a_device_cache_little_travels(loader_of):
     planned = next(iter(loader_of(cache="device")))
     assert isinstance(planned, PlannedBatch)
     assert planned.groups[0].pixels is None
-    tensors = [getattr(planned.groups[0].table, name) for name in ("geometry", "address", "colour", "mixed", "share")]
+    tensors = [getattr(planned.groups[0].table, name) for name in ("geometry", "address", "mixed", "mix")]
+    tensors += planned.groups[0].table.parameters
     assert sum(t.nbytes for t in tensors) < 8 * 2 * 4 * 100
     assert planned.rest.images.numel() == 0
 

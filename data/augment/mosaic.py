@@ -1,23 +1,100 @@
-"""Where source images lie on a canvas: for all tiles of a batch at once, in numbers that do not depend on what else is
-in it.
+"""Mosaic and MixUp: which images a picture has, and where they lie on its canvas.
 
-Only sums, products and roundings of single numbers, and trigonometry from `math`: the products of small matrices that
-linear algebra libraries make may round differently in a longer row. Legend: P pictures, T tiles.
+Mosaic (Bochkovskiy et al. 2020) pastes four images around a random centre of a frame of twice the canvas' size. MixUp
+(Zhang et al. 2018) blends two pictures. Where tiles lie is computed for all of a batch at once, in numbers that do not
+depend on what else is in it: only sums, products and roundings of single numbers. Legend: P pictures, T tiles.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from data.augment.augmentation import Augmentation, Draws
 from data.augment.boxes import are_axis_aligned, project_boxes
 from utils.config.settings import Hyperparameters
+from utils.rng import Stream, keyed_generator
+from utils.structures import SampleKey
 
-MIN_SCALE = 0.05
-# The horizon of a perspective draw stays at least this far away, in half-canvases, so that nothing folds over.
-HORIZON = 1 / 0.6
+MIXUP_BETA = 32.0
+
+
+class Mosaic(Augmentation):
+    """``mosaic``: four images around a point."""
+
+    name = "mosaic"
+    numbers = 6  # whether, three partners, two coordinates of the point
+    columns = slice(0, 6)
+
+    def members(
+        self, u: np.ndarray, keys: Sequence[SampleKey], indices: Sequence[int], combine: np.ndarray, images: int
+    ) -> list[list[int]]:
+        """The images of each picture: one, or four.
+
+        Args:
+            u: (P, 6).
+            keys, indices: of each picture its sample and its main image.
+            combine: bool (P,), whether it may be a mosaic.
+            images: N, in the data set.
+        """
+        is_mosaic = (u[:, 0] < self.hyp.mosaic) & combine
+        return [
+            [index, *choose_partners(own, index, key.block, images)] if mosaic else [index]
+            for own, index, key, mosaic in zip(u[:, 1:4].tolist(), indices, keys, is_mosaic.tolist())
+        ]
+
+    @staticmethod
+    def corners(
+        u: np.ndarray, slots: np.ndarray, is_mosaic: np.ndarray, sizes: np.ndarray, canvas_wh: np.ndarray
+    ) -> np.ndarray:
+        """Upper left corners (T, 2) on the frame: of tiles that meet in a point, and of lone ones in the middle.
+
+        Args:
+            u: (T, 6), of each tile's picture.
+            slots: (T,), left to right, top to bottom.
+            is_mosaic: bool (T,).
+            sizes, canvas_wh: (T, 2).
+        """
+        centres = np.floor((0.5 + u[:, 4:6]) * canvas_wh)
+        before = np.stack([slots % 2 == 0, slots < 2], 1)
+        around = np.where(before, centres - sizes, centres)
+        return np.where(is_mosaic[:, None], around, np.floor((canvas_wh - sizes) / 2))
+
+
+class MixUp:
+    """``mixup``: a sample that is the blend of two pictures."""
+
+    def __init__(self, hyp: Hyperparameters) -> None:
+        self.hyp = hyp
+
+    def choose(
+        self, draws: Draws, keys: Sequence[SampleKey], combine: np.ndarray, images: int
+    ) -> tuple[list[int], list[int]]:
+        """The keys that are mixed, by number, and the main image of the second picture of each."""
+        u = draws.of_mixing
+        mixed = np.flatnonzero(combine & (u[:, 0] < self.hyp.mixup)).tolist()
+        return mixed, [choose_partners(u[n, 1:].tolist(), keys[n].index, keys[n].block, images)[0] for n in mixed]
+
+    @staticmethod
+    def ratio(seed: int, key: SampleKey) -> float:
+        """The weight of the first picture."""
+        rng = keyed_generator(seed, Stream.MIXUP, key.epoch, key.position)
+        return float(rng.beta(MIXUP_BETA, MIXUP_BETA))
+
+
+def choose_partners(u: Sequence[float], index: int, block: Sequence[int], images: int) -> list[int]:
+    """Images to be combined with ``index``, one a number of ``u``: any of all, or of its block, without repetition
+    while there are enough."""
+    if not block:
+        return [int(number * images) for number in u]
+    left: list[int] = []
+    chosen = []
+    for number in u:
+        left = left or [i for i in block if i != index] or [index]
+        chosen.append(left.pop(int(number * len(left))))
+    return chosen
 
 
 class Placed(NamedTuple):
@@ -28,55 +105,10 @@ class Placed(NamedTuple):
     is_seen: np.ndarray  # bool (T,)
 
 
-def frames_to_canvas(
-    u: np.ndarray, flip_u: np.ndarray, hyp: Hyperparameters, frame_wh: np.ndarray, canvas_wh: np.ndarray
-) -> np.ndarray:
-    """(P, 3, 3): from the frame (the mosaic's double canvas, or the canvas itself) to the canvas.
-
-    Perspective, rotation and scale, then shear act about the frame's centre, which lands near the canvas' centre; then
-    come flips.
-
-    Args:
-        u: (P, 8) in [-1, 1]: angle, scale, two shears, two translations, two perspective coefficients.
-        flip_u: (P, 2) in [0, 1]: left-right, up-down.
-        frame_wh, canvas_wh: (P, 2).
-    """
-    centre_x, centre_y = (frame_wh / 2).T
-    tilt_x, tilt_y = (u[:, 6:8] * hyp.perspective).T
-    nearest = np.maximum((np.abs(tilt_x) * centre_x + np.abs(tilt_y) * centre_y) * HORIZON, 1.0)
-    tilt_x, tilt_y = tilt_x / nearest, tilt_y / nearest
-    angle = np.radians(u[:, 0] * hyp.degrees).tolist()
-    slope = np.radians(u[:, 2:4] * hyp.shear).tolist()
-    cosine, sine = (np.array([f(a) for a in angle]) for f in (math.cos, math.sin))
-    shear_x, shear_y = np.array([(math.tan(a), math.tan(b)) for a, b in slope]).T
-    scale = np.maximum(1 + u[:, 1] * hyp.scale, MIN_SCALE)
-    matrix = np.empty((len(u), 3, 3))
-    matrix[:, 2, 0], matrix[:, 2, 1] = tilt_x, tilt_y
-    matrix[:, 2, 2] = 1 - (tilt_x * centre_x + tilt_y * centre_y)
-    of_axes = (
-        (scale * (cosine - shear_x * sine), scale * (sine + shear_x * cosine)),
-        (scale * (shear_y * cosine - sine), scale * (shear_y * sine + cosine)),
-    )
-    for axis, (along_x, along_y) in enumerate(of_axes):
-        limit, probability = canvas_wh[:, axis], (hyp.fliplr, hyp.flipud)[axis]
-        target = (0.5 + u[:, 4 + axis] * hyp.translate) * limit
-        offset = -(along_x * centre_x + along_y * centre_y)
-        row = np.stack([along_x, along_y, offset], 1) + target[:, None] * matrix[:, 2]
-        mirrored = (flip_u[:, axis] < probability)[:, None]
-        matrix[:, axis] = np.where(mirrored, limit[:, None] * matrix[:, 2] - row, row)
-    return matrix
-
-
 def fitted_sizes(source_hw: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
     """Widths and heights (T, 2), whole numbers, of sources (T, 2) scaled to just fit their canvases (T, 2)."""
     gain = np.minimum(canvas_wh[:, 1] / source_hw[:, 0], canvas_wh[:, 0] / source_hw[:, 1])
     return np.maximum(np.rint(source_hw[:, ::-1] * gain[:, None]), 1.0)
-
-
-def mosaic_corners(slots: np.ndarray, centres: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Upper left corners (T, 2) on the double canvas; slots run left to right, top to bottom, and meet in a point."""
-    before = np.stack([slots % 2 == 0, slots < 2], 1)
-    return np.where(before, centres - sizes, centres)
 
 
 def place_tiles(
@@ -93,7 +125,7 @@ def place_tiles(
         source_hw: (T, 2).
         corners, sizes: x, y and width, height (T, 2) on the frame, whole numbers.
         frame_wh: (T, 2).
-        outer: (T, 3, 3), from `frames_to_canvas`.
+        outer: (T, 3, 3), from frame to canvas.
         canvas_wh: (T, 2).
     """
     source_wh = source_hw[:, ::-1].astype(np.float64)
