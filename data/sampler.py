@@ -189,7 +189,7 @@ class BatchRequest:
 
     keys: tuple[SampleKey, ...]
     canvas_hw: tuple[int, int]  # of the pictures
-    slot: int | None = None  # of `data.loading.shared_memory`, to render into
+    slot: int | None = None  # of `data.shared_memory`, to render into
 
     @property
     def pictures(self) -> int:

@@ -16,7 +16,8 @@ from data.dataset import LoadImagesAndLabels
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex, load_index
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
-from data.loading.planned_batch import DeviceRenderer, PlannedBatches
+from data.loading.worker import PlannedBatches
+from data.render.device import DeviceRenderer
 from data.render.mipmap import PyramidLayout
 from data.sampler import EpochOrder, KeyedDistributedSampler, ShardedBatches, fixed_batches
 from data.user_transforms import PixelTransforms

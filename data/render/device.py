@@ -8,13 +8,18 @@ picture, to within interpolation.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from data.render.table import Column, RenderTable
-from utils.structures import GREY
+from utils.structures import GREY, Batch
+
+_log = logging.getLogger("lockstep")
 
 PIXELS_AT_ONCE = {
     "cpu": 2**18,
@@ -22,6 +27,94 @@ PIXELS_AT_ONCE = {
 }  # of layers that are painted together: what fits a cache, or bounds memory
 
 Painter = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderGroup:
+    """Samples of one canvas size, rendered together."""
+
+    table: RenderTable
+    pixels: Tensor | None  # uint8 (P, 3) that the table refers to; None: the device cache
+    cells: Tensor  # int64 (n, 3): picture in the batch, row and column in its grid of cells of this canvas size
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> RenderGroup:
+        pixels = None if self.pixels is None else function(self.pixels)
+        return replace(self, table=self.table.map(function), pixels=pixels, cells=function(self.cells))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """A `Batch` whose images are to be drawn from ``groups``."""
+
+    canvas_hw: tuple[int, int]
+    groups: tuple[RenderGroup, ...]
+    rest: Batch  # images are (B, 3, 0, 0)
+
+    def to(self, device: torch.device, non_blocking: bool = True) -> PlannedBatch:
+        groups = (group.map(lambda t: t.to(device, non_blocking=non_blocking)) for group in self.groups)
+        return replace(self, groups=tuple(groups), rest=self.rest.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> PlannedBatch:
+        """Called by torch's DataLoader when ``pin_memory=True``."""
+        groups = (group.map(lambda t: t.pin_memory()) for group in self.groups)
+        return replace(self, groups=tuple(groups), rest=self.rest.pin_memory())
+
+
+class DeviceRenderer:
+    """Moves planned batches to a device and draws them there, on the stream that is current. Waits for nothing."""
+
+    def __init__(self, device: torch.device, cache: Tensor | None = None, *, fuse: bool = False) -> None:
+        """
+        Args:
+            device: where to.
+            cache: uint8 (P, 3) on the device, of `open_device_cache`, if the batches refer to one.
+            fuse: paint with one compiled kernel. Its rounding may differ from that of single operations.
+        """
+        self.device = device
+        self._cache = cache
+        self._paint: Callable[..., Tensor] = FusedPainter() if fuse else paint_layers
+
+    def __call__(self, planned: PlannedBatch) -> Batch:
+        """The batch on the device, images stored (B, H, W, 3)."""
+        planned = planned.to(self.device)
+        if len(planned.groups) == 1 and planned.groups[0].table.canvas_hw == planned.canvas_hw:
+            return replace(planned.rest, images=self._render(planned.groups[0]))
+        (height, width), count = planned.canvas_hw, len(planned.rest.images)
+        pictures = torch.empty((count, height, width, 3), dtype=torch.uint8, device=self.device)
+        for group in planned.groups:
+            h, w = group.table.canvas_hw
+            grid = pictures.view(count, height // h, h, width // w, w, 3).transpose(2, 3)
+            grid[group.cells.unbind(1)] = self._render(group).permute(0, 2, 3, 1)
+        return replace(planned.rest, images=pictures.permute(0, 3, 1, 2))
+
+    def _render(self, group: RenderGroup) -> Tensor:
+        pixels = self._cache if group.pixels is None else group.pixels
+        if pixels is None:
+            raise ValueError("the batch refers to a device cache, and there is none")
+        return render_table(group.table, pixels, self._paint)
+
+
+class FusedPainter:
+    """`paint_layers` as one kernel; operation by operation where none can be compiled, which is said once."""
+
+    def __init__(self) -> None:
+        self._compiled: Callable[..., Tensor] | None = torch.compile(paint_layers, dynamic=True)
+        self._has_painted = False
+
+    def __call__(self, *arguments: Any) -> Tensor:
+        if self._compiled is None:
+            return paint_layers(*arguments)
+        try:
+            painted = self._compiled(*arguments)
+        except Exception as error:  # whatever a machine without a working compiler comes up with
+            if self._has_painted:
+                raise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            _log.info("--augment device: not compiled (%s); drawing is a few times slower", reason)
+            self._compiled = None
+            return paint_layers(*arguments)
+        self._has_painted = True
+        return painted
 
 
 def render_table(table: RenderTable, pixels: Tensor, paint: Painter | None = None) -> Tensor:

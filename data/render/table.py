@@ -16,7 +16,7 @@ from torch import Tensor
 
 from data.augment.plan import Picture, SamplePlan
 from data.render.mipmap import PyramidLayout, level_image, level_sizes, levels_for
-from utils.shared_tensors import InlineTensors, new_pixels
+from data.shared_memory import new_pixels
 
 MOSAIC_SLOTS = 4
 # A pixel between two tiles must not miss both for a rounding error; half a canvas pixel is never as little as this.
@@ -34,7 +34,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class RenderTable(InlineTensors):
+class RenderTable:
     """What is painted where. An empty slot has a region that nothing lies in."""
 
     canvas_hw: tuple[int, int]

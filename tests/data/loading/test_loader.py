@@ -21,11 +21,11 @@ from data.loading.build import build_train_loader, build_val_loader, create_data
 from data.loading.collate import collate
 from data.loading.loader import InfiniteDataLoader
 from data.sampler import BatchRequest, Cell, EpochOrder, KeyedDistributedSampler
+from data.shared_memory import new_pixels
 from tests.helpers.synthetic_index import write_dataset
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.shared_tensors import new_pixels
 from utils.structures import Sample, SampleKey
 
 SIZES = [(60 + 5 * (i % 7), 60 + 7 * (i % 5)) for i in range(22)]

@@ -15,7 +15,7 @@ from data.cache.device import open_device_cache
 from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
 from data.loading.build import build_train_loader, build_val_loader
-from data.loading.planned_batch import DeviceRenderer, PlannedBatch
+from data.render.device import DeviceRenderer, PlannedBatch
 from data.render.mipmap import PyramidLayout
 from tests.helpers.ranks import run_ranks
 from tests.helpers.synthetic_index import write_dataset
@@ -196,7 +196,7 @@ def test_a_machine_that_cannot_compile_draws_all_the_same(batches_of, monkeypatc
     monkeypatch.setattr(torch, "compile", broken)
     said: list[str] = []
     log = SimpleNamespace(info=lambda text, *values: said.append(text % values))
-    monkeypatch.setattr("data.loading.planned_batch._log", log)
+    monkeypatch.setattr("data.render.device._log", log)
     monkeypatch.setattr(
         "data.loading.build.DeviceRenderer", lambda device, cache, fuse: DeviceRenderer(device, fuse=True)
     )
