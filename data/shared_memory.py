@@ -35,8 +35,8 @@ PORTABLE = 1  # cudaHostRegisterPortable: for every device of the process
 class PageLock:
     """Locks ranges of memory that were allocated without CUDA; tensors there are then pinned.
 
-    Where the system refuses once (a limit on locked memory, a driver that cannot), nothing more is tried, and that is
-    said. What is not locked is no less usable: torch copies it to pinned memory of its own.
+    After the system has refused once (a limit on locked memory, a driver that cannot), it is not asked again, and the
+    log says so. Memory that is not locked works too: torch copies it to pinned memory of its own.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class PageLock:
         self._has_been_refused = False
 
     def lock(self, address: int, nbytes: int) -> bool:
-        """Whether ``nbytes`` from ``address`` on are locked now. They must be to `unlock` before they are unmapped."""
+        """Whether ``nbytes`` from ``address`` on are locked now. If so, `unlock` them before they are unmapped."""
         if self._has_been_refused:
             return False
         reason = self._register(address, nbytes)
@@ -87,13 +87,13 @@ class BatchSlots:
     """Slots of equal size in one shared mapping. A page takes memory once something has been written to it."""
 
     def __init__(self, count: int, slot_bytes: int, page_lock: PageLock | None = None) -> None:
-        """OSError where the system refuses. ``page_lock``: locks slots, so that a GPU copies straight from them."""
+        """Raises OSError if the system refuses. ``page_lock``: locks slots, so that a GPU copies straight from them."""
         handle = os.memfd_create("lockstep-batches")
         os.truncate(handle, count * _whole_pages(slot_bytes))
         self._map(handle, slot_bytes)
         self.number = next(_numbers)
         self._free = list(range(count))  # the last one given back goes out first: its pages exist
-        self._out: set[int] = set()  # with a worker
+        self._sent: set[int] = set()  # to a worker, with a request
         self._page_lock = page_lock
         self._tried_to_lock: set[int] = set()
         _by_number[self.number] = self
@@ -114,17 +114,17 @@ class BatchSlots:
         self._map(state["handle"].detach(), state["slot_bytes"])
 
     def take(self, wanted_bytes: int) -> int | None:
-        """A slot for a worker to draw into, if there is one as large as that."""
+        """A slot for a worker to render into, if one is free and as large as that."""
         if wanted_bytes > self.slot_bytes or not self._free:
             return None
         slot = self._free.pop()
-        self._out.add(slot)
+        self._sent.add(slot)
         return slot
 
     def take_back(self) -> None:
-        """Slots that workers have. To be called when these have ended."""
-        self._free.extend(self._out)
-        self._out.clear()
+        """Frees the slots that workers have. Call it when the workers have ended."""
+        self._free.extend(self._sent)
+        self._sent.clear()
 
     def pixels(self, slot: int, shape: tuple[int, ...]) -> np.ndarray:
         """uint8 of ``shape`` in a slot."""
@@ -132,15 +132,15 @@ class BatchSlots:
         return self._memory[first : first + math.prod(shape)].reshape(shape)
 
     def arrived(self, slot: int, shape: tuple[int, ...]) -> Tensor:
-        """The same as a tensor; the slot is free again when its memory is not referred to any more."""
+        """The same as a tensor; the slot is free again when nothing refers to its memory any more."""
         pixels = self.pixels(slot, shape)
-        self._out.discard(slot)
+        self._sent.discard(slot)
         self._lock(slot)
         weakref.finalize(pixels, self._free.append, slot).atexit = False  # torch's storage keeps the array alive
         return torch.from_numpy(pixels)
 
     def _lock(self, slot: int) -> None:
-        """Once, when the first batch has come in it: to lock pages takes memory, and some slots are never used."""
+        """Locks a slot when its first batch arrives: locked pages take memory, and some slots are never used."""
         if self._page_lock is None or slot in self._tried_to_lock:
             return
         self._tried_to_lock.add(slot)

@@ -22,7 +22,7 @@ def color_matrices(jitter: np.ndarray) -> np.ndarray:
     YIQ, which keep the luma, then a brightness gain. Zeros give the identity, to rounding."""
     hue, saturation, value = jitter.T[:, :, None, None]
     turns = [2 * math.pi * h for h in hue.ravel().tolist()]
-    # math's functions, which give a number the same bits wherever it stands
+    # math's functions, which give a number the same bits at any position in a row
     cosine, sine = (np.array([f(t) for t in turns])[:, None, None] for f in (math.cos, math.sin))
     return (1 + value) * (_LUMA + (1 + saturation) * (cosine * _CHROMA + sine * _QUARTER_TURN))
 

@@ -1,8 +1,8 @@
-"""Mosaic and MixUp: which images a picture has, and where they lie on its canvas.
+"""Mosaic and MixUp: which images a picture has, and where they are on its canvas.
 
 Mosaic (Bochkovskiy et al. 2020) pastes four images around a random centre of a frame of twice the canvas' size. MixUp
-(Zhang et al. 2018) blends two pictures. Where tiles lie is computed for all of a batch at once, in numbers that do not
-depend on what else is in it: only sums, products and roundings of single numbers. Legend: P pictures, T tiles.
+(Zhang et al. 2018) blends two pictures. All tiles of a batch are computed at once, in numbers that do not depend on
+what else is in it: only sums, products and roundings of single numbers. Legend: P pictures, T tiles.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Mosaic(Augmentation):
         """
         is_mosaic = (u[:, 0] < self.hyp.mosaic) & combine
         return [
-            [index, *choose_partners(own, index, key.block, images)] if mosaic else [index]
-            for own, index, key, mosaic in zip(u[:, 1:4].tolist(), indices, keys, is_mosaic.tolist())
+            [index, *choose_partners(row, index, key.block, images)] if mosaic else [index]
+            for row, index, key, mosaic in zip(u[:, 1:4].tolist(), indices, keys, is_mosaic.tolist())
         ]
 
     @staticmethod
@@ -97,7 +97,7 @@ def choose_partners(u: Sequence[float], index: int, block: Sequence[int], images
     return chosen
 
 
-class Placed(NamedTuple):
+class TilePlacement(NamedTuple):
     """Tiles; those that miss the canvas have no meaning but in ``is_seen``."""
 
     region: np.ndarray  # int64 (T, 4): x1, y1, x2, y2, the part that is rendered, source pixels
@@ -118,8 +118,8 @@ def place_tiles(
     frame_wh: np.ndarray,
     outer: np.ndarray,
     canvas_wh: np.ndarray,
-) -> Placed:
-    """Sources that lie on frames, seen through ``outer``.
+) -> TilePlacement:
+    """Sources on frames, seen through ``outer``.
 
     Args:
         source_hw: (T, 2).
@@ -141,7 +141,7 @@ def place_tiles(
     aligned = are_axis_aligned(matrix)
     if aligned.all():
         return _snapped(region, matrix, canvas_wh)
-    tilted = Placed(region.astype(np.int64), matrix, _touches_canvas(region, matrix, canvas_wh))
+    tilted = TilePlacement(region.astype(np.int64), matrix, _touches_canvas(region, matrix, canvas_wh))
     if not aligned.any():
         return tilted
     for part, snapped in zip(tilted, _snapped(region[aligned], matrix[aligned], canvas_wh[aligned])):
@@ -154,7 +154,7 @@ def _touches_canvas(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarra
     return (x1 < canvas_wh[:, 0]) & (y1 < canvas_wh[:, 1]) & (x2 > 0) & (y2 > 0)
 
 
-def _snapped(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> Placed:
+def _snapped(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> TilePlacement:
     """Tiles with their edges moved (by half a pixel at most) onto canvas pixels.
 
     A crop of whole source pixels then fills a rectangle of whole canvas pixels, which a resize renders several times
@@ -171,4 +171,4 @@ def _snapped(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> P
     snapped[:, (0, 1), (0, 1)] = new_gain
     snapped[:, :2, 2] = start - new_gain * low
     snapped[:, 2, 2] = 1.0
-    return Placed(np.concatenate([low, high], 1).astype(np.int64), snapped, is_seen)
+    return TilePlacement(np.concatenate([low, high], 1).astype(np.int64), snapped, is_seen)

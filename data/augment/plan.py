@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from data.augment.affine import RandomFlip, RandomPerspective, composed
 from data.augment.augmentation import Draws, GeometricTransform, PixelOperation
 from data.augment.boxes import to_normalised, transform_labels
 from data.augment.color import ColorJitter
-from data.augment.mosaic import MixUp, Mosaic, Placed, fitted_sizes, place_tiles
+from data.augment.mosaic import MixUp, Mosaic, TilePlacement, fitted_sizes, place_tiles
 from utils.config.settings import Hyperparameters
 from utils.structures import SampleKey
 
@@ -35,7 +36,7 @@ Region = tuple[int, int, int, int]  # x1, y1, x2, y2 in source pixels
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Where one source image lies on the canvas."""
+    """One source image on the canvas."""
 
     index: int  # image in the data set
     region: Region  # the part that is rendered
@@ -111,17 +112,17 @@ def _draw_pictures(
     parameters = [operation.parameters(draws.of_pictures(operation), canvas_hw) for operation in operations]
     tiles = iter(zip(placed.is_seen.tolist(), placed.region.tolist(), placed.matrix))
     pictures = []
-    for number, own in enumerate(members):
-        seen = (Tile(i, tuple(region), matrix) for i, (is_seen, region, matrix) in zip(own, tiles) if is_seen)
+    for number, images in enumerate(members):
+        seen = (Tile(i, tuple(region), matrix) for i, (is_seen, region, matrix) in zip(images, tiles) if is_seen)
         pictures.append(Picture(tuple(seen), tuple((o, rows[number]) for o, rows in zip(operations, parameters))))
     return pictures
 
 
 def _place(
     draws: Draws, mosaic: Mosaic, members: Sequence[Sequence[int]], source_hw: np.ndarray, canvas_wh: np.ndarray
-) -> Placed:
+) -> TilePlacement:
     """All tiles of pictures whose images are ``members``, in their order."""
-    counts = np.array([len(own) for own in members])
+    counts = np.array([len(images) for images in members])
     is_mosaic = counts > 1
     frame_wh = np.where(is_mosaic[:, None], 2 * canvas_wh, canvas_wh)
     outer, from_wh = np.tile(np.eye(3), (len(members), 1, 1)), frame_wh
@@ -131,7 +132,7 @@ def _place(
         from_wh = canvas_wh
     picture = np.repeat(np.arange(len(members)), counts)
     slots = np.concatenate([np.arange(count) for count in counts])
-    sources = source_hw[np.array([i for own in members for i in own])]
+    sources = source_hw[np.array([i for images in members for i in images])]
     sizes = fitted_sizes(sources, canvas_wh[picture])
     u = draws.of_pictures(mosaic)[picture]
     corners = mosaic.corners(u, slots, is_mosaic[picture], sizes, canvas_wh[picture])
@@ -150,12 +151,13 @@ def plan_labels(
         source_hw: int (N, 2) of all source images, for which the plans were drawn.
         labels_of: as `DatasetIndex.labels_of`.
     """
-    own = [[tile for picture in plan.pictures for tile in picture.tiles] for plan in plans]
-    tiles = [tile for some in own for tile in some]
+    tiles_of = [[tile for picture in plan.pictures for tile in picture.tiles] for plan in plans]
+    tiles = list(chain.from_iterable(tiles_of))
+    counts = [len(members) for members in tiles_of]
     if not tiles:
         return [np.zeros((0, 5), np.float32) for _ in plans]
     images = np.array([tile.index for tile in tiles])
-    canvas_hw = np.repeat([plan.canvas_hw for plan in plans], [len(some) for some in own], 0)
+    canvas_hw = np.repeat([plan.canvas_hw for plan in plans], counts, 0)
     moved, tile = transform_labels(
         *labels_of(images),
         source_hw=source_hw[images],
@@ -163,5 +165,5 @@ def plan_labels(
         matrices=np.array([tile.matrix for tile in tiles]),
         canvas_hw=canvas_hw,
     )
-    ends = np.searchsorted(tile, np.cumsum([len(some) for some in own]))
+    ends = np.searchsorted(tile, np.cumsum(counts))
     return np.split(to_normalised(moved, canvas_hw[tile]), ends[:-1])

@@ -18,7 +18,7 @@ def collate(samples: Sequence[Sample], cells: Sequence[Cell], pixels: Tensor) ->
     Images are stored (B, H, W, 3) and seen as (B, 3, H, W): the channels_last layout, without a copy.
 
     Args:
-        samples, cells: the samples and where they lie, pictures in order.
+        samples, cells: the samples and their cells, pictures in order.
         pixels: uint8 (B, H, W, 3); samples that were rendered into it are not copied.
     """
     for sample, out in zip(samples, cell_views(pixels.numpy(), cells)):

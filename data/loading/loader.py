@@ -163,7 +163,7 @@ class InfiniteDataLoader(_RequestLoader):
         if not self._weighted:
             yield from super().__iter__()
             return
-        # The next epoch's order waits for its weights, so each epoch is an iteration of its own: nothing is prefetched
+        # The next epoch's order waits for its weights, so each epoch is a separate iteration: nothing is prefetched
         # across the boundary, and the order is drawn when the epoch's first batch is asked for.
         epoch, batch = self._requests.start
         self._requests.one_epoch = True

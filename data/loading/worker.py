@@ -85,7 +85,7 @@ class PlannedBatches:
         """
         Args:
             dataset: of training samples.
-            layout: of the device cache that holds its images; None: seen pixels travel with the batch.
+            layout: of the device cache that holds its images; None: visible pixels are sent with the batch.
         """
         self.dataset = dataset
         self.layout = layout

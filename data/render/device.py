@@ -1,6 +1,6 @@
 """Tables to pixels with torch: a whole batch, on whatever device its tensors are.
 
-Every canvas pixel is taken back into the source of the tile that lies there (the last one painted wins), four
+Every canvas pixel is mapped back into the source of the tile that covers it (the last one painted wins), four
 neighbours are gathered and weighted, then come pixel operations and mixing. Only sums and products of single numbers:
 a picture does not depend on what else is in its batch, given the same device. `data.render.opencv` renders the same
 picture, to within interpolation.
@@ -44,7 +44,7 @@ class RenderGroup:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """A `Batch` whose images are to be drawn from ``groups``."""
+    """A `Batch` whose images will be rendered from ``groups``."""
 
     canvas_hw: tuple[int, int]
     groups: tuple[RenderGroup, ...]
@@ -61,7 +61,7 @@ class PlannedBatch:
 
 
 class DeviceRenderer:
-    """Moves planned batches to a device and draws them there, on the stream that is current. Waits for nothing."""
+    """Moves planned batches to a device and renders them there, on the current stream. Waits for nothing."""
 
     def __init__(self, device: torch.device, cache: Tensor | None = None, *, fuse: bool = False) -> None:
         """
@@ -95,7 +95,7 @@ class DeviceRenderer:
 
 
 class FusedPainter:
-    """`paint_layers` as one kernel; operation by operation where none can be compiled, which is said once."""
+    """`paint_layers` as one kernel; operation by operation where none can be compiled, which is logged once."""
 
     def __init__(self) -> None:
         self._compiled: Callable[..., Tensor] | None = torch.compile(paint_layers, dynamic=True)
@@ -110,7 +110,7 @@ class FusedPainter:
             if self._has_painted:
                 raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            _log.info("--augment device: not compiled (%s); drawing is a few times slower", reason)
+            _log.info("--augment device: not compiled (%s); rendering is a few times slower", reason)
             self._compiled = None
             return paint_layers(*arguments)
         self._has_painted = True
@@ -131,11 +131,11 @@ def render_table(table: RenderTable, pixels: Tensor, paint: Painter | None = Non
     paint = paint or paint_layers
     height, width = table.canvas_hw
     layers = len(table.geometry)
-    drawn = torch.empty((layers, height, width, 3), dtype=torch.uint8, device=pixels.device)
+    rendered = torch.empty((layers, height, width, 3), dtype=torch.uint8, device=pixels.device)
     at_once = max(PIXELS_AT_ONCE.get(pixels.device.type, 2**22) // max(height * width, 1), 1)
     for first in range(0, layers, at_once):
         part = slice(first, first + at_once)
-        drawn[part] = paint(
+        rendered[part] = paint(
             table.geometry[part],
             table.address[part],
             pixels,
@@ -144,7 +144,7 @@ def render_table(table: RenderTable, pixels: Tensor, paint: Painter | None = Non
             table.operations,
             tuple(values[part] for values in table.parameters),
         )
-    return _mixed(drawn, table).permute(0, 3, 1, 2)
+    return _mixed(rendered, table).permute(0, 3, 1, 2)
 
 
 def paint_layers(
@@ -206,14 +206,14 @@ def _sources(
     return x, y, origin, pitch, covered
 
 
-def _gather(pixels: Tensor, places: Tensor) -> Tensor:
-    """float32 (L, H, W, 3) of places (L, H, W)."""
-    return pixels[places].float()
+def _gather(pixels: Tensor, addresses: Tensor) -> Tensor:
+    """float32 (L, H, W, 3) of addresses (L, H, W)."""
+    return pixels[addresses].float()
 
 
-def _mixed(drawn: Tensor, table: RenderTable) -> Tensor:
+def _mixed(rendered: Tensor, table: RenderTable) -> Tensor:
     """uint8 (B, H, W, 3): second layers (L - B of them) mixed into the pictures that they belong to."""
-    first, second = drawn[: table.pictures], drawn[table.pictures :]
+    first, second = rendered[: table.pictures], rendered[table.pictures :]
     if len(second) == 0:
         return first
     mix = table.mix[:, None, None, None]

@@ -35,7 +35,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class RenderTable:
-    """What is painted where. An empty slot has a region that nothing lies in."""
+    """What is painted where. An empty slot has an empty region."""
 
     canvas_hw: tuple[int, int]
     pictures: int  # B
@@ -62,14 +62,14 @@ class Tiles(NamedTuple):
 
 
 class SourcePixels(Protocol):
-    """Knows where source pixels lie, or puts them somewhere."""
+    """Finds source pixels in memory, or copies them there."""
 
     def locate(self, tiles: Tiles) -> np.ndarray:
         """int64 (T, 2), as `RenderTable.address`."""
 
 
 class CachedPixels:
-    """Source pixels that lie in a device cache."""
+    """Source pixels in a device cache."""
 
     def __init__(self, layout: PyramidLayout) -> None:
         self.layout = layout
@@ -80,7 +80,7 @@ class CachedPixels:
 
 
 class PackedPixels:
-    """Source pixels that travel with the table: what is seen of each tile's image, one after the other.
+    """Source pixels that are sent with the table: the visible part of each tile's image, one after the other.
 
     After `locate`, ``pixels`` is uint8 (P, 3), P at least 1.
     """
@@ -97,8 +97,8 @@ class PackedPixels:
         flat = self.pixels.numpy()
         for number, (index, level) in enumerate(zip(tiles.index.tolist(), tiles.level.tolist())):
             x1, y1, x2, y2 = tiles.box[number].tolist()
-            place = flat[starts[number] : starts[number + 1]].reshape(y2 - y1, x2 - x1, 3)
-            place[:] = level_image(self._load(index), level)[y1:y2, x1:x2]
+            out = flat[starts[number] : starts[number + 1]].reshape(y2 - y1, x2 - x1, 3)
+            out[:] = level_image(self._load(index), level)[y1:y2, x1:x2]
         origin = starts[:-1] - tiles.box[:, 1] * sizes[:, 0] - tiles.box[:, 0]
         return np.stack([origin, sizes[:, 0]], 1)
 

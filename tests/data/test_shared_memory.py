@@ -1,4 +1,4 @@
-"""Memory that workers draw batches into: whose it is, and when it is free again."""
+"""Memory that workers render batches into: whose it is, and when it is free again."""
 
 from __future__ import annotations
 

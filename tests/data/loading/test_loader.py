@@ -215,8 +215,8 @@ def test_a_damaged_file_is_one_clear_line(tmp_path, workers):
     [
         ({"imgsz": 100}, "--imgsz 100: is no multiple of the model's stride 32; use 96 or 128"),
         ({"batch_size": 1, "ctx": rank_of(0, 2)}, "--batch-size 1: is the total over 2 processes"),
-        ({"quad": True, "batch_size": 6}, "wants a multiple of 4"),
-        ({"quad": True, "ctx": rank_of(0, 4), "batch_size": 8}, "wants a multiple of 16"),
+        ({"quad": True, "batch_size": 6}, "needs a multiple of 4"),
+        ({"quad": True, "ctx": rank_of(0, 4), "batch_size": 8}, "needs a multiple of 16"),
     ],
 )
 def test_sizes_that_do_not_fit_are_one_line(open_loader, options, message):

@@ -202,4 +202,4 @@ def test_a_machine_that_cannot_compile_draws_all_the_same(batches_of, monkeypatc
     )
     for a, b in zip(expected, batches_of()):
         assert_same(a, b)
-    assert said == ["--augment device: not compiled (no compiler); drawing is a few times slower"]
+    assert said == ["--augment device: not compiled (no compiler); rendering is a few times slower"]
