@@ -14,7 +14,7 @@ def compare_batches(options: argparse.Namespace) -> Iterator[str]:
     """Lines with figures; SystemExit if a batch does not arrive as it is drawn here, or is not pinned."""
     import torch
 
-    from data.loading.shared_memory import PageLock
+    from data.shared_memory import PageLock
     from engine.prefetcher import Prefetcher
     from utils.distributed.context import DistributedContext
     from utils.structures import Batch
@@ -82,7 +82,7 @@ def copy_rates(options: argparse.Namespace, device) -> str:
     import torch
 
     from benchmarks.our_side import seconds_of
-    from data.loading.shared_memory import BatchSlots, PageLock
+    from data.shared_memory import BatchSlots, PageLock
 
     shape = (options.batch_size, options.imgsz, options.imgsz, 3)
     slot, plain = (BatchSlots(1, torch.Size(shape).numel(), lock).arrived(0, shape) for lock in (PageLock(), None))

@@ -11,7 +11,7 @@ from data.cache.open import ImageCache
 from data.image_io.decode import Complain, read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from data.render.opencv import fit_letterbox, letterbox, render_plan
-from data.user_transforms import PixelTransforms
+from data.user_transforms import UserTransforms
 from utils.config.settings import Hyperparameters
 from utils.structures import Sample, SampleKey
 
@@ -62,7 +62,7 @@ class LoadImagesAndLabels:
         self.complain = complain
         self.source_hw = reduced_sizes(index.image_hw, imgsz)
         self._recent: dict[int, np.ndarray] = {}  # source images of the block that is being rendered
-        self._transforms = PixelTransforms(hyp.albumentations, seed) if augment and hyp.albumentations else None
+        self._transforms = UserTransforms(hyp.albumentations, seed) if augment and hyp.albumentations else None
 
     def __len__(self) -> int:
         return len(self.index)

@@ -105,8 +105,8 @@ def rect_shapes(low: np.ndarray, high: np.ndarray, imgsz: int, stride: int, pad:
     Returns:
         int64 (n, 2), height and width, rounded up to strides after adding ``pad`` strides.
     """
-    share = np.stack([np.minimum(high, 1), np.minimum(1 / low, 1)], 1)
-    return (np.ceil(share * imgsz / stride + pad - 1e-9) * stride).astype(np.int64)
+    sides = np.stack([np.minimum(high, 1), np.minimum(1 / low, 1)], 1)
+    return (np.ceil(sides * imgsz / stride + pad - 1e-9) * stride).astype(np.int64)
 
 
 def fixed_batches(
@@ -131,8 +131,9 @@ def fixed_batches(
         members = order[start : start + batch_size]
         canvas = (side, side)
         if rect:
-            own = aspects[members]
-            shape = rect_shapes(own.min(keepdims=True), own.max(keepdims=True), imgsz, stride, pad)
+            members_aspects = aspects[members]
+            low, high = members_aspects.min(keepdims=True), members_aspects.max(keepdims=True)
+            shape = rect_shapes(low, high, imgsz, stride, pad)
             canvas = (int(shape[0, 0]), int(shape[0, 1]))
         batches.append((members, canvas))
     return batches
@@ -150,7 +151,7 @@ def image_weights(
 ) -> np.ndarray:
     """The weight with which each image is drawn: the sum of its labels' class weights.
 
-    Images without labels get the mean of the others, so that the share of background stays what it is.
+    Images without labels get the mean of the others, so that the fraction of background images stays the same.
 
     Args:
         class_weights: (C,), not negative.
@@ -174,7 +175,7 @@ QUAD_PROBABILITY = 0.5  # that a quad is four pictures side by side, and not one
 
 
 class Cell(NamedTuple):
-    """Where a sample lies in its batch: a picture, and a cell of that picture's grid."""
+    """Where a sample is in its batch: a picture, and a cell of that picture's grid."""
 
     picture: int
     row: int
@@ -189,7 +190,7 @@ class BatchRequest:
 
     keys: tuple[SampleKey, ...]
     canvas_hw: tuple[int, int]  # of the pictures
-    slot: int | None = None  # of `data.loading.shared_memory`, to render into
+    slot: int | None = None  # of `data.shared_memory`, to render into
 
     @property
     def pictures(self) -> int:
@@ -224,9 +225,9 @@ class KeyedDistributedSampler(DistributedSampler):
         """
         Args:
             order: the epochs' orders, with seed and global batch size.
-            rank, world_size: whose share.
+            rank, world_size: of the process that the keys are for.
             quad: four samples make one picture of twice the size.
-            multi_scale: canvases vary within +- this share from batch to batch; 0: never.
+            multi_scale: canvas sizes vary within +- this fraction from batch to batch; 0: never.
         """
         super().__init__(order, num_replicas=world_size, rank=rank, shuffle=True, seed=order.seed)
         self.order = order
@@ -263,7 +264,7 @@ class KeyedDistributedSampler(DistributedSampler):
             yield from request.keys
 
     def requests(self, epoch: int, first_batch: int = 0) -> Iterator[BatchRequest]:
-        """This rank's shares of the epoch's batches, from ``first_batch`` on."""
+        """This rank's shards of the epoch's batches, from ``first_batch`` on."""
         indices = self.order.indices(epoch)
         for batch in range(first_batch, self.num_batches):
             yield self._request(indices, epoch, batch)

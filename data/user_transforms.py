@@ -5,8 +5,8 @@
       - {name: OneOf, p: 0.3, transforms: [{name: CLAHE}, {name: RandomGamma}]}
       - {name: RandomCrop, height: 300, width: 300, p: 0.2}
 
-Any transform by name with its arguments, pixel-level or box-aware. albumentations (MIT) is imported only when such a
-list is given.
+Any transform by name with its arguments, pixel-level or box-aware. The pipeline runs in the workers, after the plan of
+`data.augment` has been rendered. albumentations (MIT) is imported only if the list is not empty.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OFFLINE_VARIABLE = "NO_ALBUMENTATIONS_UPDATE"
 
 
 def import_albumentations() -> ModuleType:
-    """The package, without the connection that it would make on import to look for a newer version."""
+    """The package, without the connection that it makes on import to look for a newer version."""
     before = os.environ.get(_OFFLINE_VARIABLE)
     os.environ[_OFFLINE_VARIABLE] = "1"
     try:
@@ -51,7 +51,7 @@ def import_albumentations() -> ModuleType:
     return albumentations
 
 
-class PixelTransforms:
+class UserTransforms:
     """The pipeline. Its result depends on the seed, the key and its input alone."""
 
     def __init__(self, entries: list[dict], seed: int) -> None:
@@ -135,7 +135,7 @@ def _make(package: ModuleType, entry: Any) -> Any:
     """One transform, or a nest of them, from its YAML mapping."""
     where = "hyper-parameter albumentations"
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise UserError(f"{where}: wants mappings such as {{name: Blur, p: 0.1}}, got {entry!r}")
+        raise UserError(f"{where}: needs mappings such as {{name: Blur, p: 0.1}}, got {entry!r}")
     name = entry["name"]
     known = _transform_classes(package)
     if name not in known:
@@ -148,7 +148,7 @@ def _make(package: ModuleType, entry: Any) -> Any:
     if "transforms" in accepted:
         nested = arguments.get("transforms")
         if not isinstance(nested, list) or not nested:
-            raise UserError(f"{where}: {name} wants a list of transforms under 'transforms'")
+            raise UserError(f"{where}: {name} needs a list of transforms under 'transforms'")
         arguments["transforms"] = [_make(package, inner) for inner in nested]
     try:
         with warnings.catch_warnings():

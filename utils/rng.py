@@ -6,6 +6,7 @@ depend on rank, worker, restart or the order in which samples are rendered, and 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -27,6 +28,11 @@ class Stream(IntEnum):
     MIXUP = 9
 
 
+def named_stream(name: str) -> int:
+    """The stream of what has a name and no entry in `Stream`; distinct from all of those."""
+    return 2**32 + zlib.crc32(name.encode())
+
+
 def keyed_generator(seed: int, stream: Stream, *counters: int) -> np.random.Generator:
     """A generator for ``(seed, stream, counters)``; equal arguments give equal numbers on every machine.
 
@@ -41,7 +47,7 @@ def keyed_generator(seed: int, stream: Stream, *counters: int) -> np.random.Gene
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
-def keyed_uniforms(seed: int, stream: Stream, positions: Sequence[tuple[int, int]], count: int) -> np.ndarray:
+def keyed_uniforms(seed: int, stream: int, positions: Sequence[tuple[int, int]], count: int) -> np.ndarray:
     """float64 (n, count) in [0, 1): each row a function of ``(seed, stream)``, ``count`` and its own (epoch, position).
 
     Positions have consecutive stretches of one Philox sequence an epoch, so that a generator, which takes much longer

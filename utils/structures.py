@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.shared_tensors import InlineTensors
-
 TARGET_BUCKET = 16
+GREY = 114  # of canvases, where no image lies
 
 
 def bucketed(most: int) -> int:
@@ -49,7 +48,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch(InlineTensors):
+class Batch:
     """Images of one canvas size and their targets; ``images`` may hold zero images (a rank with an empty shard)."""
 
     images: Tensor  # uint8 (B, 3, H, W)

@@ -61,15 +61,15 @@ def transform_labels(
 
     Args:
         labels: float (n, 5) of class, cx, cy, w, h normalised to the source image.
-        tile: int (n,), on which each lies.
+        tile: int (n,), the tile of each.
         source_hw: (T, 2), heights and widths of the tiles' source images, pixels.
         regions: (T, 4), the part of each that is rendered, x1, y1, x2, y2 in source pixels.
         matrices: (T, 3, 3), from source to canvas.
         canvas_hw: (T, 2), sizes of their canvases, pixels, or (2,), the same for all.
 
     Returns:
-        float64 (m, 5) of class, x1, y1, x2, y2 in canvas pixels, of the labels that are kept, in their order; and which
-        tiles these lie on, (m,).
+        float64 (m, 5) of class, x1, y1, x2, y2 in canvas pixels, of the labels that are kept, in their order; and the
+        tiles of these, (m,).
     """
     rows = labels.astype(np.float64)
     side = np.asarray(source_hw, np.float64)[tile, ::-1]

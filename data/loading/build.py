@@ -16,10 +16,11 @@ from data.dataset import LoadImagesAndLabels
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex, load_index
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
-from data.loading.planned_batch import DeviceRenderer, PlannedBatches
+from data.loading.worker import PlannedBatches
+from data.render.device import DeviceRenderer
 from data.render.mipmap import PyramidLayout
 from data.sampler import EpochOrder, KeyedDistributedSampler, ShardedBatches, fixed_batches
-from data.user_transforms import PixelTransforms
+from data.user_transforms import UserTransforms
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, ValConfig, check_image_size
 from utils.distributed.agreement import check_agreement
 from utils.distributed.collectives import torch_distributed_zero_first
@@ -71,7 +72,7 @@ def build_train_loader(
     """This process's shards of the training batches, shuffled and augmented, without end.
 
     Every process of the run must call this. The first one of each node scans and caches; the others read the results.
-    With ``--render-on device`` the loader yields planned batches, and its ``renderer`` draws them.
+    With ``--render-on device`` the loader yields planned batches, and its ``renderer`` renders them.
 
     Args:
         stride: the model's largest.
@@ -99,7 +100,7 @@ def build_train_loader(
     if len(dataset) == 0:
         raise UserError(f"{spec.source}: train has no images to train on")
     if config.quad and len(dataset) < 4:
-        raise UserError(f"--quad: wants at least 4 training images, train has {len(dataset)}")
+        raise UserError(f"--quad: needs at least 4 training images, train has {len(dataset)}")
     order = EpochOrder(
         len(dataset),
         seed=config.seed,
@@ -171,26 +172,26 @@ def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyp
         _check_batch_size(ctx, config.batch_size, quad=config.quad)
     if config.render_on == "device" and hyp.albumentations:
         raise UserError(
-            "--render-on device: the hyper-parameter albumentations needs pixels on the host; empty it, or use "
+            "--render-on device: the hyper-parameter albumentations needs images on the host; empty it, or use "
             "--render-on host"
         )
     if config.cache == "device" and config.render_on != "device":
-        raise UserError("--cache device: pixels that lie there can only be used there; add --render-on device")
+        raise UserError("--cache device: images on the device can only be rendered there; add --render-on device")
     if config.cache == "disk":
         require_package("lmdb", "--cache disk", "use --cache ram")
     if hyp.albumentations:
-        PixelTransforms(hyp.albumentations, config.seed)  # which checks them
+        UserTransforms(hyp.albumentations, config.seed)  # which checks them
 
 
 def _check_batch_size(ctx: DistributedContext, batch_size: int, *, quad: bool) -> None:
     if batch_size < ctx.world_size:
         raise UserError(
-            f"--batch-size {batch_size}: is the total over {ctx.world_size} processes and wants at least one image "
-            f"each; use {ctx.world_size} or more"
+            f"--batch-size {batch_size}: is the total over {ctx.world_size} processes, and each needs at least one "
+            f"image; use {ctx.world_size} or more"
         )
     if quad and batch_size % (4 * ctx.world_size):
         raise UserError(
-            f"--quad with --batch-size {batch_size} on {ctx.world_size} process(es): wants a multiple of "
+            f"--quad with --batch-size {batch_size} on {ctx.world_size} process(es): needs a multiple of "
             f"{4 * ctx.world_size}"
         )
 
@@ -280,7 +281,7 @@ def _open_split(
 
 
 def _cache_leaders(ctx: DistributedContext, cache: str, local_data: bool) -> Subgroup | None:
-    """The nodes' first processes if they fill their disk caches together; None if each fills its own.
+    """The nodes' first processes if these fill their disk caches together; None if each node fills its own.
 
     Args:
         local_data: the images are on each node's own disk, so that nothing is gained by sending them.

@@ -8,10 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.dataset import LoadImagesAndLabels
-from data.loading.shared_memory import BatchSlots, SlottedBatch
-from data.sampler import BatchRequest, Cell
-from utils.shared_tensors import new_pixels
+from data.sampler import Cell
 from utils.structures import Batch, Sample, bucketed
 
 
@@ -21,8 +18,8 @@ def collate(samples: Sequence[Sample], cells: Sequence[Cell], pixels: Tensor) ->
     Images are stored (B, H, W, 3) and seen as (B, 3, H, W): the channels_last layout, without a copy.
 
     Args:
-        samples, cells: the samples and where they lie, pictures in order.
-        pixels: uint8 (B, H, W, 3), from `new_pixels`; samples that were rendered into it are not copied.
+        samples, cells: the samples and their cells, pictures in order.
+        pixels: uint8 (B, H, W, 3); samples that were rendered into it are not copied.
     """
     for sample, out in zip(samples, cell_views(pixels.numpy(), cells)):
         if not np.may_share_memory(sample.image, out):
@@ -63,25 +60,3 @@ def _targets(samples: Sequence[Sample], cells: Sequence[Cell]) -> np.ndarray:
     targets[:, 2:] /= np.tile(frame[:, 1:3], 2)
     targets[:, 2:4] += frame[:, 3:]
     return targets
-
-
-class RenderedBatches:
-    """What workers run: a request to a batch."""
-
-    def __init__(self, dataset: LoadImagesAndLabels, slots: BatchSlots | None = None) -> None:
-        """``slots``: those that requests name; only in workers."""
-        self.dataset = dataset
-        self.slots = slots
-
-    def __call__(self, request: BatchRequest) -> Batch | SlottedBatch:
-        if request.slot is None:
-            return self._render(request, new_pixels(request.pictures, request.canvas_hw))
-        shape = (request.pictures, *request.canvas_hw, 3)
-        batch = self._render(request, torch.from_numpy(self.slots.pixels(request.slot, shape)))
-        return SlottedBatch(batch, self.slots, request.slot)
-
-    def _render(self, request: BatchRequest, pixels: Tensor) -> Batch:
-        cells = request.cells()
-        # OpenCV may round the ends of rows differently where the rows of a picture do not follow one another.
-        outs = [view if view.flags.c_contiguous else None for view in cell_views(pixels.numpy(), cells)]
-        return collate(self.dataset.samples(request.keys, outs), cells, pixels)

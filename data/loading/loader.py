@@ -17,9 +17,7 @@ from torch.utils.data import DataLoader
 
 from data.dataset import LoadImagesAndLabels
 from data.index.index import DatasetIndex
-from data.loading.collate import RenderedBatches
-from data.loading.shared_memory import BatchSlots, PageLock, open_slots
-from data.loading.worker import Failure, RequestDataset, init_worker
+from data.loading.worker import Failure, RenderedBatches, RequestDataset, init_worker
 from data.sampler import (
     BatchRequest,
     EndlessRequests,
@@ -28,6 +26,7 @@ from data.sampler import (
     image_weights,
     inverse_frequency_weights,
 )
+from data.shared_memory import BatchSlots, PageLock, open_slots
 from utils.errors import UserError
 from utils.structures import Batch
 
@@ -76,7 +75,7 @@ class _RequestLoader(DataLoader):
         uses_slots = workers > 0 and make_batch is None
         self._slots = open_slots(slots, 3 * requests.most_pixels, page_lock) if uses_slots else None
         super().__init__(
-            RequestDataset(make_batch or RenderedBatches(dataset, self._slots)),
+            RequestDataset(make_batch or RenderedBatches(dataset, self._slots), self._slots),
             batch_size=None,
             sampler=requests if self._slots is None else _SlottedRequests(requests, self._slots),
             num_workers=workers,
@@ -164,7 +163,7 @@ class InfiniteDataLoader(_RequestLoader):
         if not self._weighted:
             yield from super().__iter__()
             return
-        # The next epoch's order waits for its weights, so each epoch is an iteration of its own: nothing is prefetched
+        # The next epoch's order waits for its weights, so each epoch is a separate iteration: nothing is prefetched
         # across the boundary, and the order is drawn when the epoch's first batch is asked for.
         epoch, batch = self._requests.start
         self._requests.one_epoch = True

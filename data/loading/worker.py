@@ -6,17 +6,26 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import cv2
 import torch
+from torch.utils.data import get_worker_info
 
-from data.sampler import BatchRequest
+from data.augment.plan import SamplePlan
+from data.dataset import LoadImagesAndLabels
+from data.loading.collate import cell_views, collate
+from data.render.device import PlannedBatch, RenderGroup
+from data.render.mipmap import PyramidLayout
+from data.render.table import CachedPixels, PackedPixels, build_table
+from data.sampler import BatchRequest, Cell
+from data.shared_memory import BatchSlots, SentBatch, new_pixels
 from utils.errors import UserError
 from utils.machine.limits import explanation
+from utils.structures import Batch
 
 PARENT_CHECK_S = 0.5  # until it notices, an orphan holds sockets by which other ranks would see that its parent died
 
@@ -32,12 +41,15 @@ class RequestDataset:
     """What torch takes for the data set: a request is an index. User errors, and what the machine refuses a worker,
     come back as `Failure`."""
 
-    def __init__(self, make_batch: Callable[[BatchRequest], Any]) -> None:
+    def __init__(self, make_batch: Callable[[BatchRequest], Any], slots: BatchSlots | None = None) -> None:
+        """``slots``: those that requests name; ``make_batch`` renders into them."""
         self.make_batch = make_batch
+        self.slots = slots
 
     def __getitem__(self, request: BatchRequest) -> Any:
         try:
-            return self.make_batch(request)
+            batch = self.make_batch(request)
+            return batch if get_worker_info() is None else SentBatch(batch, self.slots, request.slot)
         except UserError as error:
             return Failure(str(error))
         except Exception as error:
@@ -45,6 +57,52 @@ class RequestDataset:
             if line is None:
                 raise
             return Failure(line)
+
+
+class RenderedBatches:
+    """A request to a batch that is rendered on the host."""
+
+    def __init__(self, dataset: LoadImagesAndLabels, slots: BatchSlots | None = None) -> None:
+        """``slots``: those that requests name."""
+        self.dataset = dataset
+        self.slots = slots
+
+    def __call__(self, request: BatchRequest) -> Batch:
+        if self.slots is None or request.slot is None:
+            pixels = new_pixels(request.pictures, request.canvas_hw)
+        else:
+            pixels = torch.from_numpy(self.slots.pixels(request.slot, (request.pictures, *request.canvas_hw, 3)))
+        cells = request.cells()
+        # OpenCV may round the ends of rows differently where the rows of a picture do not follow one another.
+        outs = [view if view.flags.c_contiguous else None for view in cell_views(pixels.numpy(), cells)]
+        return collate(self.dataset.samples(request.keys, outs), cells, pixels)
+
+
+class PlannedBatches:
+    """A request to a batch that `DeviceRenderer` renders."""
+
+    def __init__(self, dataset: LoadImagesAndLabels, layout: PyramidLayout | None) -> None:
+        """
+        Args:
+            dataset: of training samples.
+            layout: of the device cache that holds its images; None: visible pixels are sent with the batch.
+        """
+        self.dataset = dataset
+        self.layout = layout
+
+    def __call__(self, request: BatchRequest) -> PlannedBatch:
+        plans, cells = self.dataset.plans(request.keys), request.cells()
+        pixels = new_pixels(request.pictures, (0, 0))
+        rest = collate(self.dataset.planned(request.keys, plans), cells, pixels)
+        sizes = dict.fromkeys(plan.canvas_hw for plan in plans)
+        members = ([(plan, cell) for plan, cell in zip(plans, cells) if plan.canvas_hw == size] for size in sizes)
+        return PlannedBatch(request.canvas_hw, tuple(self._group(*zip(*pairs)) for pairs in members), rest)
+
+    def _group(self, plans: Sequence[SamplePlan], cells: Sequence[Cell]) -> RenderGroup:
+        sources = PackedPixels(self.dataset.source_image) if self.layout is None else CachedPixels(self.layout)
+        table = build_table(plans, plans[0].canvas_hw, self.dataset.source_hw, sources)
+        pixels = sources.pixels if isinstance(sources, PackedPixels) else None
+        return RenderGroup(table, pixels, torch.tensor([cell[:3] for cell in cells], dtype=torch.int64))
 
 
 def init_worker(parent: int, worker: int) -> None:

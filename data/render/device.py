@@ -1,27 +1,120 @@
 """Tables to pixels with torch: a whole batch, on whatever device its tensors are.
 
-Every canvas pixel is taken back into the source of the tile that lies there (the last one painted wins), four
-neighbours are gathered and weighted, then come colour and mixing. Only sums and products of single numbers: a picture
-does not depend on what else is in its batch, given the same device. `data.render.opencv` draws the same picture, to
-within interpolation.
+Every canvas pixel is mapped back into the source of the tile that covers it (the last one painted wins), four
+neighbours are gathered and weighted, then come pixel operations and mixing. Only sums and products of single numbers:
+a picture does not depend on what else is in its batch, given the same device. `data.render.opencv` renders the same
+picture, to within interpolation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from data.render.opencv import GREY
 from data.render.table import Column, RenderTable
+from utils.structures import GREY, Batch
+
+_log = logging.getLogger("lockstep")
 
 PIXELS_AT_ONCE = {
     "cpu": 2**18,
     "cuda": 2**25,
 }  # of layers that are painted together: what fits a cache, or bounds memory
 
-Painter = Callable[[Tensor, Tensor, Tensor, Tensor, tuple[int, int], bool], Tensor]
+Painter = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderGroup:
+    """Samples of one canvas size, rendered together."""
+
+    table: RenderTable
+    pixels: Tensor | None  # uint8 (P, 3) that the table refers to; None: the device cache
+    cells: Tensor  # int64 (n, 3): picture in the batch, row and column in its grid of cells of this canvas size
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> RenderGroup:
+        pixels = None if self.pixels is None else function(self.pixels)
+        return replace(self, table=self.table.map(function), pixels=pixels, cells=function(self.cells))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """A `Batch` whose images will be rendered from ``groups``."""
+
+    canvas_hw: tuple[int, int]
+    groups: tuple[RenderGroup, ...]
+    rest: Batch  # images are (B, 3, 0, 0)
+
+    def to(self, device: torch.device, non_blocking: bool = True) -> PlannedBatch:
+        groups = (group.map(lambda t: t.to(device, non_blocking=non_blocking)) for group in self.groups)
+        return replace(self, groups=tuple(groups), rest=self.rest.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> PlannedBatch:
+        """Called by torch's DataLoader when ``pin_memory=True``."""
+        groups = (group.map(lambda t: t.pin_memory()) for group in self.groups)
+        return replace(self, groups=tuple(groups), rest=self.rest.pin_memory())
+
+
+class DeviceRenderer:
+    """Moves planned batches to a device and renders them there, on the current stream. Waits for nothing."""
+
+    def __init__(self, device: torch.device, cache: Tensor | None = None, *, fuse: bool = False) -> None:
+        """
+        Args:
+            device: where to.
+            cache: uint8 (P, 3) on the device, of `open_device_cache`, if the batches refer to one.
+            fuse: paint with one compiled kernel. Its rounding may differ from that of single operations.
+        """
+        self.device = device
+        self._cache = cache
+        self._paint: Callable[..., Tensor] = FusedPainter() if fuse else paint_layers
+
+    def __call__(self, planned: PlannedBatch) -> Batch:
+        """The batch on the device, images stored (B, H, W, 3)."""
+        planned = planned.to(self.device)
+        if len(planned.groups) == 1 and planned.groups[0].table.canvas_hw == planned.canvas_hw:
+            return replace(planned.rest, images=self._render(planned.groups[0]))
+        (height, width), count = planned.canvas_hw, len(planned.rest.images)
+        pictures = torch.empty((count, height, width, 3), dtype=torch.uint8, device=self.device)
+        for group in planned.groups:
+            h, w = group.table.canvas_hw
+            grid = pictures.view(count, height // h, h, width // w, w, 3).transpose(2, 3)
+            grid[group.cells.unbind(1)] = self._render(group).permute(0, 2, 3, 1)
+        return replace(planned.rest, images=pictures.permute(0, 3, 1, 2))
+
+    def _render(self, group: RenderGroup) -> Tensor:
+        pixels = self._cache if group.pixels is None else group.pixels
+        if pixels is None:
+            raise ValueError("the batch refers to a device cache, and there is none")
+        return render_table(group.table, pixels, self._paint)
+
+
+class FusedPainter:
+    """`paint_layers` as one kernel; operation by operation where none can be compiled, which is logged once."""
+
+    def __init__(self) -> None:
+        self._compiled: Callable[..., Tensor] | None = torch.compile(paint_layers, dynamic=True)
+        self._has_painted = False
+
+    def __call__(self, *arguments: Any) -> Tensor:
+        if self._compiled is None:
+            return paint_layers(*arguments)
+        try:
+            painted = self._compiled(*arguments)
+        except Exception as error:  # whatever a machine without a working compiler comes up with
+            if self._has_painted:
+                raise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            _log.info("--render-on device: not compiled (%s); rendering is a few times slower", reason)
+            self._compiled = None
+            return paint_layers(*arguments)
+        self._has_painted = True
+        return painted
 
 
 def render_table(table: RenderTable, pixels: Tensor, paint: Painter | None = None) -> Tensor:
@@ -38,33 +131,47 @@ def render_table(table: RenderTable, pixels: Tensor, paint: Painter | None = Non
     paint = paint or paint_layers
     height, width = table.canvas_hw
     layers = len(table.geometry)
-    drawn = torch.empty((layers, height, width, 3), dtype=torch.uint8, device=pixels.device)
+    rendered = torch.empty((layers, height, width, 3), dtype=torch.uint8, device=pixels.device)
     at_once = max(PIXELS_AT_ONCE.get(pixels.device.type, 2**22) // max(height * width, 1), 1)
     for first in range(0, layers, at_once):
         part = slice(first, first + at_once)
-        arguments = (table.geometry[part], table.address[part], table.colour[part], pixels)
-        drawn[part] = paint(*arguments, table.canvas_hw, table.has_perspective)
-    return _mixed(drawn, table).permute(0, 3, 1, 2)
+        rendered[part] = paint(
+            table.geometry[part],
+            table.address[part],
+            pixels,
+            table.canvas_hw,
+            table.has_perspective,
+            table.operations,
+            tuple(values[part] for values in table.parameters),
+        )
+    return _mixed(rendered, table).permute(0, 3, 1, 2)
 
 
 def paint_layers(
-    geometry: Tensor, address: Tensor, colour: Tensor, pixels: Tensor, canvas_hw: tuple[int, int], has_perspective: bool
+    geometry: Tensor,
+    address: Tensor,
+    pixels: Tensor,
+    canvas_hw: tuple[int, int],
+    has_perspective: bool,
+    operations: Sequence[Callable[[Tensor, Tensor], Tensor]],
+    parameters: Sequence[Tensor],
 ) -> Tensor:
-    """Layers of a table, tiles and colour: uint8 (L, H, W, 3). Arguments as in `RenderTable`, pixels uint8 (P, 3)."""
+    """Layers of a table, tiles and pixel operations: uint8 (L, H, W, 3). Arguments as in `RenderTable`, pixels uint8
+    (P, 3)."""
     x, y, origin, pitch, covered = _sources(geometry, address, canvas_hw, has_perspective)
     left, top = x.floor(), y.floor()
-    right_share, low_share = (x - left).unsqueeze(-1), (y - top).unsqueeze(-1)
+    right_weight, low_weight = (x - left).unsqueeze(-1), (y - top).unsqueeze(-1)
     upper, lower = origin + pitch * top.long(), origin + pitch * y.ceil().long()
     left, right = left.long(), x.ceil().long()
 
     def row(start: Tensor) -> Tensor:
         first, second = (_gather(pixels, start + column) for column in (left, right))
-        return first * (1 - right_share) + second * right_share
+        return first * (1 - right_weight) + second * right_weight
 
-    value = row(upper) * (1 - low_share) + row(lower) * low_share
+    value = row(upper) * (1 - low_weight) + row(lower) * low_weight
     value = torch.where(covered.unsqueeze(-1), (value + 0.5).floor(), float(GREY))
-    columns = colour.transpose(1, 2)[:, :, None, None, :]  # (L, 3 from, 1, 1, 3 to)
-    value = value[..., 0:1] * columns[:, 0] + value[..., 1:2] * columns[:, 1] + value[..., 2:3] * columns[:, 2]
+    for operation, values in zip(operations, parameters):
+        value = operation(value, values)
     return (value.clamp(0, 255) + 0.5).to(torch.uint8)
 
 
@@ -99,16 +206,16 @@ def _sources(
     return x, y, origin, pitch, covered
 
 
-def _gather(pixels: Tensor, places: Tensor) -> Tensor:
-    """float32 (L, H, W, 3) of places (L, H, W)."""
-    return pixels[places].float()
+def _gather(pixels: Tensor, addresses: Tensor) -> Tensor:
+    """float32 (L, H, W, 3) of addresses (L, H, W)."""
+    return pixels[addresses].float()
 
 
-def _mixed(drawn: Tensor, table: RenderTable) -> Tensor:
+def _mixed(rendered: Tensor, table: RenderTable) -> Tensor:
     """uint8 (B, H, W, 3): second layers (L - B of them) mixed into the pictures that they belong to."""
-    first, second = drawn[: table.pictures], drawn[table.pictures :]
+    first, second = rendered[: table.pictures], rendered[table.pictures :]
     if len(second) == 0:
         return first
-    share = table.share[:, None, None, None]
-    mixture = (first[table.mixed] * share + second * (1 - share) + 0.5).to(torch.uint8)
+    mix = table.mix[:, None, None, None]
+    mixture = (first[table.mixed] * mix + second * (1 - mix) + 0.5).to(torch.uint8)
     return first.index_copy(0, table.mixed, mixture)

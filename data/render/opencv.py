@@ -14,33 +14,38 @@ import numpy as np
 
 from data.augment.boxes import project_points
 from data.augment.plan import Picture, SamplePlan, Tile
+from utils.structures import GREY
 
-GREY = 114
 _POLYGON_BITS = 4  # sub-pixel bits of OpenCV's polygon filler
 _MIRRORED = {(False, False): None, (True, False): 1, (False, True): 0, (True, True): -1}  # x, y: code of cv2.flip
 
 
-def render_plan(plan: SamplePlan, load: Callable[[int], np.ndarray], place: np.ndarray | None = None) -> np.ndarray:
+def render_plan(plan: SamplePlan, load: Callable[[int], np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
     """One training picture: uint8 (H, W, 3). `data.augment.plan` has its labels.
 
     Args:
         plan: from `data.augment.plan.draw_plans`, drawn for the very source sizes that ``load`` returns.
         load: image index to source image, uint8 (h, w, 3) RGB.
-        place: uint8 (H, W, 3) to draw into; then it is what is returned.
+        out: uint8 (H, W, 3) to render into; then it is what is returned.
     """
-    place = np.empty((*plan.canvas_hw, 3), np.uint8) if place is None else place
+    out = np.empty((*plan.canvas_hw, 3), np.uint8) if out is None else out
     if len(plan.pictures) == 1:
-        return _render_picture(plan.pictures[0], load, place)
-    first, second = (_render_picture(picture, load, np.empty_like(place)) for picture in plan.pictures)
-    return cv2.addWeighted(first, plan.mix, second, 1 - plan.mix, 0, dst=place)
+        return _render_picture(plan.pictures[0], load, out)
+    first, second = (_render_picture(picture, load, np.empty_like(out)) for picture in plan.pictures)
+    return cv2.addWeighted(first, plan.mix, second, 1 - plan.mix, 0, dst=out)
 
 
-def _render_picture(picture: Picture, load: Callable[[int], np.ndarray], place: np.ndarray) -> np.ndarray:
-    canvas = place if picture.colour is None else np.empty_like(place)
+def _render_picture(picture: Picture, load: Callable[[int], np.ndarray], out: np.ndarray) -> np.ndarray:
+    canvas, other = (np.empty_like(out), out) if picture.operations else (out, out)
     canvas[:] = GREY
     for tile in picture.tiles:
         draw_tile(tile, load(tile.index), canvas)
-    return canvas if picture.colour is None else cv2.transform(canvas, picture.colour, dst=place)
+    for operation, parameters in picture.operations:
+        if operation.apply_opencv(canvas, parameters, other) is other:
+            canvas, other = other, canvas
+    if canvas is not out:
+        out[:] = canvas
+    return out
 
 
 def draw_tile(tile: Tile, source: np.ndarray, canvas: np.ndarray) -> None:
@@ -160,10 +165,10 @@ def fit_letterbox(image_hw: tuple[int, int], canvas_hw: tuple[int, int], longest
 
 
 def letterbox(
-    image: np.ndarray, canvas_hw: tuple[int, int], fit: Letterbox, place: np.ndarray | None = None
+    image: np.ndarray, canvas_hw: tuple[int, int], fit: Letterbox, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """Resizes bilinearly and pads with grey: uint8 (H, W, 3), ``place`` if that is given."""
-    canvas = np.empty((*canvas_hw, 3), np.uint8) if place is None else place
+    """Resizes bilinearly and pads with grey: uint8 (H, W, 3), ``out`` if that is given."""
+    canvas = np.empty((*canvas_hw, 3), np.uint8) if out is None else out
     right, bottom = fit.pad_x + fit.width, fit.pad_y + fit.height
     canvas[: fit.pad_y], canvas[bottom:] = GREY, GREY
     middle = canvas[fit.pad_y : bottom]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from data.augment.plan import Picture, SamplePlan
 from data.render.mipmap import PyramidLayout, level_image, level_sizes, levels_for
-from utils.shared_tensors import InlineTensors, new_pixels
+from data.shared_memory import new_pixels
 
 MOSAIC_SLOTS = 4
 # A pixel between two tiles must not miss both for a rounding error; half a canvas pixel is never as little as this.
@@ -34,22 +34,23 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class RenderTable(InlineTensors):
-    """What is painted where. An empty slot has a region that nothing lies in."""
+class RenderTable:
+    """What is painted where. An empty slot has an empty region."""
 
     canvas_hw: tuple[int, int]
     pictures: int  # B
     has_perspective: bool
     geometry: Tensor  # float32 (L, K, 17), see `Column`
     address: Tensor  # int64 (L, K, 2): where pixel (0, 0) would lie in the flat source pixels, and pixels a row
-    colour: Tensor  # float32 (L, 3, 3) on RGB columns
+    operations: tuple[Callable[[Tensor, Tensor], Tensor], ...]  # `PixelOperation.apply_torch`, in order
+    parameters: tuple[Tensor, ...]  # float32 (L, k) of each of them
     mixed: Tensor  # int64 (L - B,): picture that a second layer is mixed into
-    share: Tensor  # float32 (L - B,): of that picture's first layer
+    mix: Tensor  # float32 (L - B,): weight of that picture's first layer
 
     def map(self, function: Callable[[Tensor], Tensor]) -> RenderTable:
         """The table with ``function`` applied to its tensors."""
         changed = {f.name: function(v) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-        return replace(self, **changed)
+        return replace(self, **changed, parameters=tuple(map(function, self.parameters)))
 
 
 class Tiles(NamedTuple):
@@ -61,14 +62,14 @@ class Tiles(NamedTuple):
 
 
 class SourcePixels(Protocol):
-    """Knows where source pixels lie, or puts them somewhere."""
+    """Finds source pixels in memory, or copies them there."""
 
     def locate(self, tiles: Tiles) -> np.ndarray:
         """int64 (T, 2), as `RenderTable.address`."""
 
 
 class CachedPixels:
-    """Source pixels that lie in a device cache."""
+    """Source pixels in a device cache."""
 
     def __init__(self, layout: PyramidLayout) -> None:
         self.layout = layout
@@ -79,7 +80,7 @@ class CachedPixels:
 
 
 class PackedPixels:
-    """Source pixels that travel with the table: what is seen of each tile's image, one after the other.
+    """Source pixels that are sent with the table: the visible part of each tile's image, one after the other.
 
     After `locate`, ``pixels`` is uint8 (P, 3), P at least 1.
     """
@@ -96,8 +97,8 @@ class PackedPixels:
         flat = self.pixels.numpy()
         for number, (index, level) in enumerate(zip(tiles.index.tolist(), tiles.level.tolist())):
             x1, y1, x2, y2 = tiles.box[number].tolist()
-            place = flat[starts[number] : starts[number + 1]].reshape(y2 - y1, x2 - x1, 3)
-            place[:] = level_image(self._load(index), level)[y1:y2, x1:x2]
+            out = flat[starts[number] : starts[number + 1]].reshape(y2 - y1, x2 - x1, 3)
+            out[:] = level_image(self._load(index), level)[y1:y2, x1:x2]
         origin = starts[:-1] - tiles.box[:, 1] * sizes[:, 0] - tiles.box[:, 0]
         return np.stack([origin, sizes[:, 0]], 1)
 
@@ -134,9 +135,10 @@ def build_table(
         has_perspective=has_perspective,
         geometry=torch.from_numpy(geometry),
         address=torch.from_numpy(address),
-        colour=torch.from_numpy(_colours(layers)),
+        operations=tuple(operation.apply_torch for operation, _ in layers[0].operations) if layers else (),
+        parameters=_parameters(layers),
         mixed=torch.tensor(mixed, dtype=torch.int64),
-        share=torch.tensor([plans[number].mix for number in mixed], dtype=torch.float32),
+        mix=torch.tensor([plans[number].mix for number in mixed], dtype=torch.float32),
     )
 
 
@@ -180,10 +182,7 @@ def _visible(inverse: np.ndarray, canvas_hw: tuple[int, int]) -> np.ndarray:
     return np.where(is_affine[:, None], bounds, np.array([-np.inf, -np.inf, np.inf, np.inf]))
 
 
-def _colours(layers: Sequence[Picture]) -> np.ndarray:
-    """float32 (L, 3, 3); the identity for a picture whose colours stay."""
-    colours = np.tile(np.eye(3, dtype=np.float32), (len(layers), 1, 1))
-    for number, layer in enumerate(layers):
-        if layer.colour is not None:
-            colours[number] = layer.colour
-    return colours
+def _parameters(layers: Sequence[Picture]) -> tuple[Tensor, ...]:
+    """float32 (L, k) of each pixel operation; all pictures of a run have the same operations."""
+    rows = ([parameters for _, parameters in layer.operations] for layer in layers)
+    return tuple(torch.from_numpy(np.array(values, np.float32)) for values in zip(*rows, strict=True))

@@ -18,7 +18,7 @@ import torch
 from data import dataset
 from data.cache.open import open_image_cache
 from data.dataset import LoadImagesAndLabels
-from data.user_transforms import PixelTransforms
+from data.user_transforms import UserTransforms
 from tests.helpers.synthetic_index import OBJECT, write_dataset
 from utils.boxes import cxcywh_to_xyxy, scale_boxes, xywh_to_xyxy
 from utils.config.settings import Hyperparameters
@@ -173,7 +173,7 @@ def transformed(entries, *, size=(80, 100), position=0, labels=None):
     image[20:50, 30:70] = OBJECT
     if labels is None:
         labels = np.array([[2, 0.5, 35 / 80, 0.4, 30 / 80]], np.float32)
-    return PixelTransforms(entries, seed=0)(image, labels, SampleKey(0, 0, position, size))
+    return UserTransforms(entries, seed=0)(image, labels, SampleKey(0, 0, position, size))
 
 
 def test_spatial_transforms_take_the_boxes_along():
@@ -206,16 +206,16 @@ def test_samples_differ_by_key():
         ([{"name": "Blur", "p": 2}], "Blur: p"),
         ([{"name": "RandomCrop", "height": "tall", "width": 3}], "RandomCrop: height"),
         ([{"name": "RandomCrop"}], "RandomCrop: "),
-        ([{"name": "OneOf"}], "OneOf wants a list of transforms"),
+        ([{"name": "OneOf"}], "OneOf needs a list of transforms"),
         ([{"name": "OneOf", "transforms": [{"name": "Nope"}]}], "no transform is called 'Nope'"),
-        (["Blur"], "wants mappings"),
-        ([{"p": 1}], "wants mappings"),
+        (["Blur"], "needs mappings"),
+        ([{"p": 1}], "needs mappings"),
         ([{"name": "DualTransform"}], "no transform|DualTransform"),
     ],
 )
 def test_mistakes_in_the_list_are_one_line(entries, message):
     with pytest.raises(UserError, match=message) as caught:
-        PixelTransforms(entries, seed=0)
+        UserTransforms(entries, seed=0)
     assert "\n" not in str(caught.value)
 
 
@@ -235,8 +235,8 @@ def test_import_makes_no_connection_and_leaves_the_environment_alone(tmp_path):
         "socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse\n"
         "import cv2\n"  # sets LD_LIBRARY_PATH itself
         "before = dict(os.environ)\n"
-        "from data.user_transforms import PixelTransforms\n"
-        "PixelTransforms([{'name': 'Blur'}], 0)\n"
+        "from data.user_transforms import UserTransforms\n"
+        "UserTransforms([{'name': 'Blur'}], 0)\n"
         "assert dict(os.environ) == before\n"
     )
     environment = {k: v for k, v in os.environ.items() if k != "NO_ALBUMENTATIONS_UPDATE"}

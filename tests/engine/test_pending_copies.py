@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from data.loading.shared_memory import BatchSlots
+from data.shared_memory import BatchSlots
 from engine.prefetcher import PendingCopies, Prefetcher
-from tests.data.loading.test_shared_memory import batch_in, sent
+from tests.data.test_shared_memory import batch_in, sent
 from utils.structures import Batch
 
 

@@ -90,12 +90,9 @@ def test_flags_of_training(world, tmp_path, capsys, given, line):
         (["--virtual-ranks", "8"], "--virtual-ranks 8: more than the 4 images of a batch"),
         (["--virtual-ranks", "2", "--sync-bn"], "--sync-bn takes statistics over the whole batch"),
         (["--amp", "fp16"], "--amp fp16: not on a CPU"),
-        (["--quad", "--batch-size", "6"], "--quad with --batch-size 6 on 1 process(es): wants a multiple of 4"),
-        (["--cache", "device"], "--cache device: pixels that lie there can only be used there"),
-        (
-            ["--render-on", "device", "--set", "albumentations=[{name: Blur}]"],
-            "albumentations needs pixels on the",
-        ),
+        (["--quad", "--batch-size", "6"], "--quad with --batch-size 6 on 1 process(es): needs a multiple of 4"),
+        (["--cache", "device"], "--cache device: images on the device can only be rendered there"),
+        (["--render-on", "device", "--set", "albumentations=[{name: Blur}]"], "albumentations needs images on the"),
         (["--set", "albumentations=[{name: Blurr}]"], "hyper-parameter albumentations"),
     ],
 )

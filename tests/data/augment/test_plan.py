@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from data.augment import plan as plan_module
 from data.augment.boxes import (
     MAX_ASPECT,
     are_axis_aligned,
@@ -16,7 +17,9 @@ from data.augment.boxes import (
     project_points,
     transform_labels,
 )
-from data.augment.plan import choose_partners, colour_matrices, draw_plans
+from data.augment.color import ColorJitter, color_matrices
+from data.augment.mosaic import choose_partners
+from data.augment.plan import draw_plans
 from tests.helpers.plans import draw_plan
 from utils.config.settings import Hyperparameters
 from utils.structures import SampleKey
@@ -34,7 +37,7 @@ def plan_of(hyp: Hyperparameters, position: int = 0, *, epoch: int = 0, epochs: 
 
 def flat(plan) -> list:
     return [plan.canvas_hw, plan.mix] + [
-        (t.index, t.region, t.matrix.tolist(), None if p.colour is None else p.colour.tolist())
+        (t.index, t.region, t.matrix.tolist(), [parameters.tolist() for _, parameters in p.operations])
         for p in plan.pictures
         for t in p.tiles
     ]
@@ -61,6 +64,26 @@ def test_a_plan_does_not_depend_on_what_it_is_drawn_with():
         assert together == [flat(draw_plan(key, **options)) for key in keys]
         assert together[5:] == [flat(plan) for plan in draw_plans(keys[5:], **options)]
     assert draw_plans([], **options) == []
+
+
+def test_another_augmentation_changes_no_draw_of_the_others(monkeypatch):
+    """It has a stream of its own, and a mixed sample's second picture has numbers of its own."""
+
+    class Doubled(ColorJitter):
+        name, columns = "doubled", None
+
+    hyp = Hyperparameters(mixup=0.5, degrees=5)
+    before = [plan_of(hyp, p) for p in range(12)]
+    monkeypatch.setattr(plan_module, "PIXEL", (Doubled, *plan_module.PIXEL))
+    drawn = set()
+    for position, old in enumerate(before):
+        new = plan_of(hyp, position)
+        assert new.mix == old.mix
+        for ours, theirs in zip(new.pictures, old.pictures, strict=True):
+            assert [t.matrix.tolist() for t in ours.tiles] == [t.matrix.tolist() for t in theirs.tiles]
+            assert np.array_equal(ours.operations[1][1], theirs.operations[0][1])
+            drawn |= {o[1].tobytes() for o in (*ours.operations, *theirs.operations)}
+    assert len(drawn) == 2 * sum(len(plan.pictures) for plan in before)
 
 
 def test_choosing_partners():
@@ -144,7 +167,7 @@ def test_mosaic_tiles_meet_in_one_point_and_cover_nothing_twice(canvas):
 
 def test_unaugmented_image_fills_the_canvas_centred():
     (picture,) = plan_of(PLAIN, 0).pictures
-    assert picture.colour is None
+    assert picture.operations == ()
     corners = project_points(picture.tiles[0].matrix, np.array([[0, 0], [640, 480]], float))
     np.testing.assert_allclose(corners, [[0, 40], [320, 280]])
 
@@ -181,9 +204,9 @@ def test_full_scale_jitter_never_collapses():
     assert np.abs(gains).min() > 0
 
 
-def test_colour_matrices():
+def test_color_matrices():
     def of(*jitter: float) -> np.ndarray:
-        return colour_matrices(np.array([jitter]))[0]
+        return color_matrices(np.array([jitter]))[0]
 
     np.testing.assert_allclose(of(0, 0, 0), np.eye(3), atol=1e-12)
     grey = np.array([80.0, 80.0, 80.0])

@@ -21,11 +21,11 @@ from data.loading.build import build_train_loader, build_val_loader, create_data
 from data.loading.collate import collate
 from data.loading.loader import InfiniteDataLoader
 from data.sampler import BatchRequest, Cell, EpochOrder, KeyedDistributedSampler
+from data.shared_memory import new_pixels
 from tests.helpers.synthetic_index import write_dataset
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.shared_tensors import new_pixels
 from utils.structures import Sample, SampleKey
 
 SIZES = [(60 + 5 * (i % 7), 60 + 7 * (i % 5)) for i in range(22)]
@@ -215,8 +215,8 @@ def test_a_damaged_file_is_one_clear_line(tmp_path, workers):
     [
         ({"imgsz": 100}, "--imgsz 100: not a multiple of the model's stride 32; use 96 or 128"),
         ({"batch_size": 1, "ctx": rank_of(0, 2)}, "--batch-size 1: is the total over 2 processes"),
-        ({"quad": True, "batch_size": 6}, "wants a multiple of 4"),
-        ({"quad": True, "ctx": rank_of(0, 4), "batch_size": 8}, "wants a multiple of 16"),
+        ({"quad": True, "batch_size": 6}, "needs a multiple of 4"),
+        ({"quad": True, "ctx": rank_of(0, 4), "batch_size": 8}, "needs a multiple of 16"),
     ],
 )
 def test_sizes_that_do_not_fit_are_one_line(open_loader, options, message):

@@ -9,13 +9,13 @@ import torch
 from data.augment.plan import Picture, SamplePlan, Tile
 from data.render.device import render_table
 from data.render.mipmap import MAX_LEVEL, PyramidLayout, level_image, levels_for
-from data.render.opencv import GREY, render_plan
+from data.render.opencv import render_plan
 from data.render.table import CachedPixels, PackedPixels, RenderTable, build_table
 from tests.engine.test_train_step import _NoSync
 from tests.helpers.plans import draw_plan
 from tests.helpers.synthetic_index import GEOMETRIES, smooth_image
 from utils.config.settings import Hyperparameters
-from utils.structures import SampleKey
+from utils.structures import GREY, SampleKey
 
 SIZES = np.array([(240, 320), (320, 240), (256, 256), (180, 300), (90, 120)])
 
@@ -74,12 +74,12 @@ def test_detail_agrees_too():
 def test_untouched_pixels_stay():
     image = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
     whole = Tile(0, (0, 0, 96, 64), np.eye(3))
-    drawn = pictures([SamplePlan((64, 96), (Picture((whole,), None),), 1.0)], [image])
+    drawn = pictures([SamplePlan((64, 96), (Picture((whole,)),), 1.0)], [image])
     assert np.array_equal(drawn[0], image)
 
 
 def test_a_picture_without_tiles_is_grey_and_a_batch_without_pictures_empty(images):
-    blank = SamplePlan((64, 32), (Picture((), None),), 1.0)
+    blank = SamplePlan((64, 32), (Picture(()),), 1.0)
     drawn = pictures([blank], images)
     assert drawn.shape == (1, 64, 32, 3)
     assert (drawn == GREY).all()
@@ -124,7 +124,7 @@ def test_strong_shrink_is_antialiased():
     for gain in (0.5, 0.2, 0.06):
         side = round(640 * gain) // 32 * 32 or 32
         tile = Tile(0, (0, 0, 640, 640), np.diag([gain, gain, 1.0]))
-        drawn = pictures([SamplePlan((side, side), (Picture((tile,), None),), 1.0)], [stripes])
+        drawn = pictures([SamplePlan((side, side), (Picture((tile,)),), 1.0)], [stripes])
         assert np.abs(drawn[0].astype(int) - 127).max() <= 2
 
 
@@ -144,7 +144,7 @@ def test_regions_of_a_smaller_level_stay_inside_it(images):
             region = (size - 2, size - 1, size, size)
             move = np.array([[gain, 0, -gain * (size - 2) + 8], [0, gain, -gain * (size - 1) + 8], [0, 0, 1.0]])
             turned = move @ np.array([[1, 1e-4, 0], [0, 1, 0], [0, 0, 1.0]])
-            plans.append((size, SamplePlan((32, 32), (Picture((Tile(0, region, turned),), None),), 1.0)))
+            plans.append((size, SamplePlan((32, 32), (Picture((Tile(0, region, turned),)),), 1.0)))
     for size, plan in plans:
         lone = [np.full((size, size, 3), 9, np.uint8)]
         assert set(np.unique(pictures([plan], lone))) <= {9, GREY}

@@ -6,16 +6,17 @@ import cv2
 import numpy as np
 import pytest
 
+from data.augment.affine import HORIZON, MIN_SCALE, RandomFlip, RandomPerspective
+from data.augment.augmentation import MIXUP_COLUMNS
 from data.augment.boxes import project_boxes
-from data.augment.geometry import HORIZON, MIN_SCALE
-from data.augment.plan import NUMBERS, Draw, SamplePlan, plan_labels
-from data.render.opencv import GREY, fit_letterbox, letterbox, render_plan
+from data.augment.plan import SamplePlan, plan_labels
+from data.render.opencv import fit_letterbox, letterbox, render_plan
 from tests.helpers.plans import draw_plan
 from tests.helpers.synthetic_index import GEOMETRIES, OBJECT, smooth_image
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.settings import Hyperparameters
 from utils.rng import Stream, keyed_uniforms
-from utils.structures import SampleKey
+from utils.structures import GREY, SampleKey
 
 CANVAS = 256
 SIZES = [(240, 320), (320, 240), (256, 256), (180, 300), (90, 120)]
@@ -41,7 +42,7 @@ def translation(x: float, y: float) -> np.ndarray:
 
 
 def affine_matrix(u: np.ndarray, hyp: Hyperparameters, frame_hw: tuple, canvas_hw: tuple) -> np.ndarray:
-    """`data.augment.geometry.frames_to_canvas` for one picture, as a product of matrices."""
+    """`RandomPerspective` for one picture, as a product of matrices."""
     perspective, turn, shear = np.eye(3), np.eye(3), np.eye(3)
     tilt = u[6:8] * hyp.perspective
     reach = abs(tilt[0]) * frame_hw[1] / 2 + abs(tilt[1]) * frame_hw[0] / 2
@@ -64,11 +65,11 @@ def flip_matrix(u: np.ndarray, hyp: Hyperparameters, canvas_hw: tuple) -> np.nda
 
 def two_step(key: SampleKey, images: list[np.ndarray], hyp: Hyperparameters, seed: int) -> np.ndarray:
     """Paste onto a double canvas, then warp a window out of it at four samples a pixel and side, in floating point."""
-    (u,) = keyed_uniforms(seed, Stream.AUGMENT, [(key.epoch, key.position)], NUMBERS)
+    (u,) = keyed_uniforms(seed, Stream.AUGMENT, [(key.epoch, key.position)], MIXUP_COLUMNS.stop)
     height, width = key.canvas_hw
-    is_mosaic = u[Draw.MOSAIC] < hyp.mosaic
-    members = [key.index, *(u[Draw.PARTNERS] * len(images)).astype(int)]
-    centre_u, affine_u, flip_u = 0.5 + u[Draw.CENTRE], 2 * u[Draw.AFFINE] - 1, u[Draw.FLIP]
+    is_mosaic = u[0] < hyp.mosaic
+    members = [key.index, *(u[1:4] * len(images)).astype(int)]
+    centre_u, affine_u, flip_u = 0.5 + u[4:6], 2 * u[RandomPerspective.columns] - 1, u[RandomFlip.columns]
     frame_h, frame_w = (2 * height, 2 * width) if is_mosaic else (height, width)
     frame = np.full((frame_h, frame_w, 3), GREY, np.float32)
     cx, cy = int(centre_u[0] * width), int(centre_u[1] * height)

@@ -1,10 +1,10 @@
-"""Memory that workers draw batches into and that their parent reads them from, used again and again.
+"""How batches get from workers to their parent: in memory that both map.
 
-A fresh segment a batch, which is how torch hands tensors over, costs the kernel more than drawing a picture costs us:
-each of its pages is found, cleared and mapped anew. Here the parent gives every request a slot of one mapping, and has
+A fresh segment a batch, which is how torch hands over tensors, costs the kernel more than rendering a picture costs us:
+each of its pages is found, cleared and mapped anew. Here the parent gives every request a slot of one mapping, and gets
 it back when the last tensor that shows the batch is gone. Whoever lets a device copy from such a tensor keeps it until
 the copy has ended (`engine.prefetcher`). Where there is no such memory (not on Linux), or all slots are in use, a batch
-has memory of its own (`data.loading.collate.new_pixels`).
+has memory of its own (`new_pixels`).
 """
 
 from __future__ import annotations
@@ -15,26 +15,28 @@ import math
 import mmap
 import os
 import weakref
-from dataclasses import replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from multiprocessing.reduction import DupFd
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from utils.structures import Batch
 
 _log = logging.getLogger("lockstep")
 
+INLINE_BYTES = 65536  # larger tensors are shared
 PORTABLE = 1  # cudaHostRegisterPortable: for every device of the process
 
 
 class PageLock:
     """Locks ranges of memory that were allocated without CUDA; tensors there are then pinned.
 
-    Where the system refuses once (a limit on locked memory, a driver that cannot), nothing more is tried, and that is
-    said. What is not locked is no less usable: torch copies it to pinned memory of its own.
+    After the system has refused once (a limit on locked memory, a driver that cannot), it is not asked again, and the
+    log says so. Memory that is not locked works too: torch copies it to pinned memory of its own.
     """
 
     def __init__(self) -> None:
@@ -42,7 +44,7 @@ class PageLock:
         self._has_been_refused = False
 
     def lock(self, address: int, nbytes: int) -> bool:
-        """Whether ``nbytes`` from ``address`` on are locked now. They must be to `unlock` before they are unmapped."""
+        """Whether ``nbytes`` from ``address`` on are locked now. If so, `unlock` them before they are unmapped."""
         if self._has_been_refused:
             return False
         reason = self._register(address, nbytes)
@@ -85,13 +87,13 @@ class BatchSlots:
     """Slots of equal size in one shared mapping. A page takes memory once something has been written to it."""
 
     def __init__(self, count: int, slot_bytes: int, page_lock: PageLock | None = None) -> None:
-        """OSError where the system refuses. ``page_lock``: locks slots, so that a GPU copies straight from them."""
+        """Raises OSError if the system refuses. ``page_lock``: locks slots, so that a GPU copies straight from them."""
         handle = os.memfd_create("lockstep-batches")
         os.truncate(handle, count * _whole_pages(slot_bytes))
         self._map(handle, slot_bytes)
         self.number = next(_numbers)
         self._free = list(range(count))  # the last one given back goes out first: its pages exist
-        self._out: set[int] = set()  # with a worker
+        self._sent: set[int] = set()  # to a worker, with a request
         self._page_lock = page_lock
         self._tried_to_lock: set[int] = set()
         _by_number[self.number] = self
@@ -112,17 +114,17 @@ class BatchSlots:
         self._map(state["handle"].detach(), state["slot_bytes"])
 
     def take(self, wanted_bytes: int) -> int | None:
-        """A slot for a worker to draw into, if there is one as large as that."""
+        """A slot for a worker to render into, if one is free and as large as that."""
         if wanted_bytes > self.slot_bytes or not self._free:
             return None
         slot = self._free.pop()
-        self._out.add(slot)
+        self._sent.add(slot)
         return slot
 
     def take_back(self) -> None:
-        """Slots that workers have. To be called when these have ended."""
-        self._free.extend(self._out)
-        self._out.clear()
+        """Frees the slots that workers have. Call it when the workers have ended."""
+        self._free.extend(self._sent)
+        self._sent.clear()
 
     def pixels(self, slot: int, shape: tuple[int, ...]) -> np.ndarray:
         """uint8 of ``shape`` in a slot."""
@@ -130,15 +132,15 @@ class BatchSlots:
         return self._memory[first : first + math.prod(shape)].reshape(shape)
 
     def arrived(self, slot: int, shape: tuple[int, ...]) -> Tensor:
-        """The same as a tensor; the slot is free again when its memory is not referred to any more."""
+        """The same as a tensor; the slot is free again when nothing refers to its memory any more."""
         pixels = self.pixels(slot, shape)
-        self._out.discard(slot)
+        self._sent.discard(slot)
         self._lock(slot)
         weakref.finalize(pixels, self._free.append, slot).atexit = False  # torch's storage keeps the array alive
         return torch.from_numpy(pixels)
 
     def _lock(self, slot: int) -> None:
-        """Once, when the first batch has come in it: to lock pages takes memory, and some slots are never used."""
+        """Locks a slot when its first batch arrives: locked pages take memory, and some slots are never used."""
         if self._page_lock is None or slot in self._tried_to_lock:
             return
         self._tried_to_lock.add(slot)
@@ -148,22 +150,98 @@ class BatchSlots:
             weakref.finalize(self._memory, self._page_lock.unlock, address).atexit = False
 
 
-class SlottedBatch:
-    """A `Batch` about to leave a worker, with its images in a slot. What arrives is the batch."""
+class SentBatch:
+    """A batch (a dataclass of tensors, perhaps nested) about to leave a worker. What arrives is the batch.
 
-    def __init__(self, batch: Batch, slots: BatchSlots, slot: int) -> None:
+    Torch makes a file and a connection for every tensor, which takes longer than to copy a few numbers into the message
+    that is sent anyway: small tensors travel inside the message, large ones in memory that both processes map.
+    """
+
+    def __init__(self, batch: Any, slots: BatchSlots | None = None, slot: int | None = None) -> None:
+        """``slot``: where the images of a `Batch` lie; None: nowhere special."""
         self.batch = batch
         self.slots = slots
         self.slot = slot
 
     def __reduce__(self) -> tuple:
+        if self.slots is None or self.slot is None:
+            return _unpacked, (_packed(self.batch),)
         images = self.batch.images
         shape = tuple(images.permute(0, 2, 3, 1).shape)
-        return _arrived, (self.slots.number, self.slot, shape, replace(self.batch, images=images[..., :0, :0].clone()))
+        rest = _packed(replace(self.batch, images=images[..., :0, :0].clone()))
+        return _arrived, (self.slots.number, self.slot, shape, rest)
 
 
-def _arrived(number: int, slot: int, shape: tuple[int, ...], batch: Batch) -> Batch:
-    return replace(batch, images=_by_number[number].arrived(slot, shape).permute(0, 3, 1, 2))
+def _arrived(number: int, slot: int, shape: tuple[int, ...], rest: _Fields) -> Batch:
+    return replace(_unpacked(rest), images=_by_number[number].arrived(slot, shape).permute(0, 3, 1, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """A small tensor as numpy's array, which is pickled whole."""
+
+    array: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """A dataclass of tensors."""
+
+    kind: type
+    values: tuple
+
+
+def _packed(value: Any) -> Any:
+    if type(value) is tuple:
+        return tuple(map(_packed, value))
+    if is_dataclass(value):
+        return _Fields(type(value), tuple(_packed(getattr(value, field.name)) for field in fields(value)))
+    if not isinstance(value, Tensor) or value.device.type != "cpu":
+        return value
+    if value.nbytes <= INLINE_BYTES and value.dtype != torch.bfloat16:
+        return _Array(value.detach().numpy())
+    return value if value.is_shared() or value.nbytes == 0 else _shared(value.detach())
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, _Array):
+        return torch.from_numpy(value.array)
+    if isinstance(value, _Fields):
+        return value.kind(*map(_unpacked, value.values))
+    return tuple(map(_unpacked, value)) if type(value) is tuple else value
+
+
+def _shared(tensor: Tensor) -> Tensor:
+    """``tensor``, laid out as it is, in shared memory."""
+    source = tensor.untyped_storage()
+    storage = new_shared(source.nbytes())
+    storage.copy_(source)
+    return tensor.new_empty(0).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def new_shared(nbytes: int) -> torch.UntypedStorage:
+    """Unset memory that another process maps too once a tensor in it is sent there.
+
+    Torch would take a file in /dev/shm, which containers often limit to 64 MiB (``docker --shm-size``): training ends
+    where that is full. This memory has no such limit; elsewhere than on Linux it is torch's.
+    """
+    if not hasattr(os, "memfd_create"):
+        return torch.UntypedStorage._new_shared(nbytes)
+    handle = os.memfd_create("lockstep-tensor")
+    try:
+        os.truncate(handle, nbytes)
+        return torch.UntypedStorage._new_shared_fd_cpu(handle, nbytes)  # has a handle of its own, which is what is sent
+    finally:
+        os.close(handle)
+
+
+def new_pixels(images: int, canvas_hw: tuple[int, int]) -> Tensor:
+    """Unset uint8 (images, H, W, 3). In a loader's worker it lies in shared memory from the start, where torch would
+    otherwise copy a batch to hand it over."""
+    shape = (images, *canvas_hw, 3)
+    if get_worker_info() is None or math.prod(shape) == 0:
+        return torch.empty(shape, dtype=torch.uint8)
+    return torch.empty(0, dtype=torch.uint8).set_(new_shared(math.prod(shape)), 0, shape)
 
 
 def _whole_pages(nbytes: int) -> int:

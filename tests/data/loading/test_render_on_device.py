@@ -15,7 +15,7 @@ from data.cache.device import open_device_cache
 from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
 from data.loading.build import build_train_loader, build_val_loader
-from data.loading.planned_batch import DeviceRenderer, PlannedBatch
+from data.render.device import DeviceRenderer, PlannedBatch
 from data.render.mipmap import PyramidLayout
 from tests.helpers.ranks import run_ranks
 from tests.helpers.synthetic_index import write_dataset
@@ -113,7 +113,8 @@ def test_with_a_device_cache_little_travels(loader_of):
     planned = next(iter(loader_of(cache="device")))
     assert isinstance(planned, PlannedBatch)
     assert planned.groups[0].pixels is None
-    tensors = [getattr(planned.groups[0].table, name) for name in ("geometry", "address", "colour", "mixed", "share")]
+    tensors = [getattr(planned.groups[0].table, name) for name in ("geometry", "address", "mixed", "mix")]
+    tensors += planned.groups[0].table.parameters
     assert sum(t.nbytes for t in tensors) < 8 * 2 * 4 * 100
     assert planned.rest.images.numel() == 0
 
@@ -195,10 +196,10 @@ def test_a_machine_that_cannot_compile_draws_all_the_same(batches_of, monkeypatc
     monkeypatch.setattr(torch, "compile", broken)
     said: list[str] = []
     log = SimpleNamespace(info=lambda text, *values: said.append(text % values))
-    monkeypatch.setattr("data.loading.planned_batch._log", log)
+    monkeypatch.setattr("data.render.device._log", log)
     monkeypatch.setattr(
         "data.loading.build.DeviceRenderer", lambda device, cache, fuse: DeviceRenderer(device, fuse=True)
     )
     for a, b in zip(expected, batches_of()):
         assert_same(a, b)
-    assert said == ["--render-on device: not compiled (no compiler); drawing is a few times slower"]
+    assert said == ["--render-on device: not compiled (no compiler); rendering is a few times slower"]

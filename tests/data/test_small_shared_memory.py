@@ -15,7 +15,7 @@ import pytest
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 UNSHARE = ["unshare", "--mount", *([] if hasattr(os, "geteuid") and os.geteuid() == 0 else ["--map-root-user"])]
 MOUNT = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
 

@@ -1,4 +1,4 @@
-"""Memory that workers draw batches into: whose it is, and when it is free again."""
+"""Memory that workers render batches into: whose it is, and when it is free again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from data.loading import shared_memory as page_lock
-from data.loading.shared_memory import BatchSlots, PageLock, SlottedBatch, open_slots
+from data import shared_memory as page_lock
+from data.shared_memory import BatchSlots, PageLock, SentBatch, open_slots
 from utils.structures import Batch
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
@@ -31,7 +31,7 @@ def batch_in(slots: BatchSlots, slot: int, value: int) -> Batch:
 
 
 def sent(batch: Batch, slots: BatchSlots, slot: int) -> Batch:
-    return pickle.loads(ForkingPickler.dumps(SlottedBatch(batch, slots, slot)))
+    return pickle.loads(ForkingPickler.dumps(SentBatch(batch, slots, slot)))
 
 
 def test_what_arrives_is_the_batch_and_the_slot_is_free_when_its_last_tensor_goes():
@@ -74,7 +74,7 @@ def test_a_batch_that_is_thrown_away_unseen_leaves_its_slot():
 
 
 def _fill(slots: BatchSlots, results) -> None:
-    results.send_bytes(ForkingPickler.dumps(SlottedBatch(batch_in(slots, 1, 9), slots, 1)))
+    results.send_bytes(ForkingPickler.dumps(SentBatch(batch_in(slots, 1, 9), slots, 1)))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -104,12 +104,12 @@ def test_memory_goes_with_the_last_reference():
 
 def test_small_tensors_travel_in_the_message_and_can_be_written_to():
     message = Batch(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), *(torch.rand(2, 6), 16), *[torch.ones(1)] * 3)
-    again = pickle.loads(ForkingPickler.dumps(message))
+    again = pickle.loads(ForkingPickler.dumps(SentBatch(message)))
     assert torch.equal(again.targets, message.targets)
     again.targets.add_(1)
     assert not again.targets.is_shared()
     large = replace(message, images=torch.zeros(1, 3, 200, 200, dtype=torch.uint8))
-    assert pickle.loads(ForkingPickler.dumps(large)).images.is_shared()
+    assert pickle.loads(ForkingPickler.dumps(SentBatch(large))).images.is_shared()
     assert np.prod(large.images.shape) > 65536
 
 
@@ -118,7 +118,7 @@ def test_a_large_tensor_travels_as_it_lies_in_memory_that_is_no_file():
     targets = torch.rand(10_000, 6)[1:]
     images = torch.randint(0, 256, (2, 3, 200, 200), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
     message = Batch(images, targets, 16, *[torch.ones(1)] * 3)
-    sent_bytes = ForkingPickler.dumps(message)
+    sent_bytes = ForkingPickler.dumps(SentBatch(message))
     assert not message.images.is_shared()
     assert len(sent_bytes) < 5000
     again = pickle.loads(sent_bytes)

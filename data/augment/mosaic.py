@@ -1,0 +1,174 @@
+"""Mosaic and MixUp: which images a picture has, and where they are on its canvas.
+
+Mosaic (Bochkovskiy et al. 2020) pastes four images around a random centre of a frame of twice the canvas' size. MixUp
+(Zhang et al. 2018) blends two pictures. All tiles of a batch are computed at once, in numbers that do not depend on
+what else is in it: only sums, products and roundings of single numbers. Legend: P pictures, T tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from data.augment.augmentation import Augmentation, Draws
+from data.augment.boxes import are_axis_aligned, project_boxes
+from utils.config.settings import Hyperparameters
+from utils.rng import Stream, keyed_generator
+from utils.structures import SampleKey
+
+MIXUP_BETA = 32.0
+
+
+class Mosaic(Augmentation):
+    """``mosaic``: four images around a point."""
+
+    name = "mosaic"
+    numbers = 6  # whether, three partners, two coordinates of the point
+    columns = slice(0, 6)
+
+    def members(
+        self, u: np.ndarray, keys: Sequence[SampleKey], indices: Sequence[int], combine: np.ndarray, images: int
+    ) -> list[list[int]]:
+        """The images of each picture: one, or four.
+
+        Args:
+            u: (P, 6).
+            keys, indices: of each picture its sample and its main image.
+            combine: bool (P,), whether it may be a mosaic.
+            images: N, in the data set.
+        """
+        is_mosaic = (u[:, 0] < self.hyp.mosaic) & combine
+        return [
+            [index, *choose_partners(row, index, key.block, images)] if mosaic else [index]
+            for row, index, key, mosaic in zip(u[:, 1:4].tolist(), indices, keys, is_mosaic.tolist())
+        ]
+
+    @staticmethod
+    def corners(
+        u: np.ndarray, slots: np.ndarray, is_mosaic: np.ndarray, sizes: np.ndarray, canvas_wh: np.ndarray
+    ) -> np.ndarray:
+        """Upper left corners (T, 2) on the frame: of tiles that meet in a point, and of lone ones in the middle.
+
+        Args:
+            u: (T, 6), of each tile's picture.
+            slots: (T,), left to right, top to bottom.
+            is_mosaic: bool (T,).
+            sizes, canvas_wh: (T, 2).
+        """
+        centres = np.floor((0.5 + u[:, 4:6]) * canvas_wh)
+        before = np.stack([slots % 2 == 0, slots < 2], 1)
+        around = np.where(before, centres - sizes, centres)
+        return np.where(is_mosaic[:, None], around, np.floor((canvas_wh - sizes) / 2))
+
+
+class MixUp:
+    """``mixup``: a sample that is the blend of two pictures."""
+
+    def __init__(self, hyp: Hyperparameters) -> None:
+        self.hyp = hyp
+
+    def choose(
+        self, draws: Draws, keys: Sequence[SampleKey], combine: np.ndarray, images: int
+    ) -> tuple[list[int], list[int]]:
+        """The keys that are mixed, by number, and the main image of the second picture of each."""
+        u = draws.of_mixing
+        mixed = np.flatnonzero(combine & (u[:, 0] < self.hyp.mixup)).tolist()
+        return mixed, [choose_partners(u[n, 1:].tolist(), keys[n].index, keys[n].block, images)[0] for n in mixed]
+
+    @staticmethod
+    def ratio(seed: int, key: SampleKey) -> float:
+        """The weight of the first picture."""
+        rng = keyed_generator(seed, Stream.MIXUP, key.epoch, key.position)
+        return float(rng.beta(MIXUP_BETA, MIXUP_BETA))
+
+
+def choose_partners(u: Sequence[float], index: int, block: Sequence[int], images: int) -> list[int]:
+    """Images to be combined with ``index``, one a number of ``u``: any of all, or of its block, without repetition
+    while there are enough."""
+    if not block:
+        return [int(number * images) for number in u]
+    left: list[int] = []
+    chosen = []
+    for number in u:
+        left = left or [i for i in block if i != index] or [index]
+        chosen.append(left.pop(int(number * len(left))))
+    return chosen
+
+
+class TilePlacement(NamedTuple):
+    """Tiles; those that miss the canvas have no meaning but in ``is_seen``."""
+
+    region: np.ndarray  # int64 (T, 4): x1, y1, x2, y2, the part that is rendered, source pixels
+    matrix: np.ndarray  # float64 (T, 3, 3), source to canvas
+    is_seen: np.ndarray  # bool (T,)
+
+
+def fitted_sizes(source_hw: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
+    """Widths and heights (T, 2), whole numbers, of sources (T, 2) scaled to just fit their canvases (T, 2)."""
+    gain = np.minimum(canvas_wh[:, 1] / source_hw[:, 0], canvas_wh[:, 0] / source_hw[:, 1])
+    return np.maximum(np.rint(source_hw[:, ::-1] * gain[:, None]), 1.0)
+
+
+def place_tiles(
+    source_hw: np.ndarray,
+    corners: np.ndarray,
+    sizes: np.ndarray,
+    frame_wh: np.ndarray,
+    outer: np.ndarray,
+    canvas_wh: np.ndarray,
+) -> TilePlacement:
+    """Sources on frames, seen through ``outer``.
+
+    Args:
+        source_hw: (T, 2).
+        corners, sizes: x, y and width, height (T, 2) on the frame, whole numbers.
+        frame_wh: (T, 2).
+        outer: (T, 3, 3), from frame to canvas.
+        canvas_wh: (T, 2).
+    """
+    source_wh = source_hw[:, ::-1].astype(np.float64)
+    per_pixel = source_wh / sizes
+    # What the frame's edge cuts off, to whole source pixels; at least one stays.
+    low = np.minimum(np.rint((np.maximum(corners, 0) - corners) * per_pixel), source_wh - 1)
+    high = np.rint((np.minimum(corners + sizes, frame_wh) - corners) * per_pixel)
+    region = np.concatenate([low, np.maximum(high, low + 1)], 1)
+    gain = sizes / source_wh
+    matrix = np.empty_like(outer)
+    matrix[:, :, 0], matrix[:, :, 1] = outer[:, :, 0] * gain[:, :1], outer[:, :, 1] * gain[:, 1:]
+    matrix[:, :, 2] = outer[:, :, 0] * corners[:, :1] + outer[:, :, 1] * corners[:, 1:] + outer[:, :, 2]
+    aligned = are_axis_aligned(matrix)
+    if aligned.all():
+        return _snapped(region, matrix, canvas_wh)
+    tilted = TilePlacement(region.astype(np.int64), matrix, _touches_canvas(region, matrix, canvas_wh))
+    if not aligned.any():
+        return tilted
+    for part, snapped in zip(tilted, _snapped(region[aligned], matrix[aligned], canvas_wh[aligned])):
+        part[aligned] = snapped
+    return tilted
+
+
+def _touches_canvas(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
+    x1, y1, x2, y2 = project_boxes(matrix, region[:, :2], region[:, 2:]).T
+    return (x1 < canvas_wh[:, 0]) & (y1 < canvas_wh[:, 1]) & (x2 > 0) & (y2 > 0)
+
+
+def _snapped(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> TilePlacement:
+    """Tiles with their edges moved (by half a pixel at most) onto canvas pixels.
+
+    A crop of whole source pixels then fills a rectangle of whole canvas pixels, which a resize renders several times
+    faster than a warp. Labels use the moved matrix, so they stay exactly on the objects.
+    """
+    gain, offset = matrix[:, (0, 1), (0, 1)], matrix[:, :2, 2]
+    at_zero, at_limit = -offset / gain, (canvas_wh - offset) / gain
+    low = np.maximum(region[:, :2], np.floor(np.minimum(at_zero, at_limit)))
+    high = np.minimum(region[:, 2:], np.ceil(np.maximum(at_zero, at_limit)))
+    start, end = np.rint(gain * low + offset), np.rint(gain * high + offset)
+    is_seen = ((high > low) & (start != end)).all(1)
+    snapped = np.zeros_like(matrix)
+    new_gain = (end - start) / np.where(high > low, high - low, 1.0)
+    snapped[:, (0, 1), (0, 1)] = new_gain
+    snapped[:, :2, 2] = start - new_gain * low
+    snapped[:, 2, 2] = 1.0
+    return TilePlacement(np.concatenate([low, high], 1).astype(np.int64), snapped, is_seen)
