@@ -180,7 +180,7 @@ def assign(logits, predicted, centres, labels, boxes, mask, *, topk: int = 10, o
     return assigner(logits, predicted, labels, boxes, mask, ((side, side),), (8,), groups)
 
 
-def one_each_by_loops(logits, predicted, centres, boxes) -> dict[int, int]:
+def one_to_one_by_loops(logits, predicted, centres, boxes) -> dict[int, int]:
     """{target: cell} of one image: in turns the cell-less claim their best free candidate, the best overlap wins."""
     candidates = {}
     for k, box in enumerate(boxes):
@@ -207,7 +207,7 @@ def test_each_target_gets_the_best_cell_that_no_other_has() -> None:
     assert one.cells.shape == (*mask.shape, 1)
     given = 0
     for b in range(3):
-        expected = one_each_by_loops(logits[b], predicted[b], centres, boxes[b, mask[b]])
+        expected = one_to_one_by_loops(logits[b], predicted[b], centres, boxes[b, mask[b]])
         found = {k: int(one.cells[b, k, 0]) for k in range(mask.shape[1]) if one.scores[b, k, 0] > 0}
         assert found == expected
         given += len(found)
