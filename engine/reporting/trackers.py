@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor, nn
 
-from utils.distributed.collectives import unwrap
+from utils.distributed.collectives import eval_mode, unwrap
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, write_whole
 from utils.logger import get_logger
@@ -191,20 +191,18 @@ class TensorBoardTracker(CsvTracker):
                 writer.close()
 
     def graph(self, model: nn.Module, example: Tensor) -> None:
-        bare = unwrap(model)
-        modes = [(module, module.training) for module in bare.modules()]
-        bare.eval()
         try:
-            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # the tracer's own remarks
+            with (
+                eval_mode(unwrap(model)) as bare,
+                warnings.catch_warnings(),  # of the tracer, which also prints
+                contextlib.redirect_stdout(io.StringIO()),
+            ):
                 warnings.simplefilter("ignore")
                 self._writer.add_graph(bare, example, use_strict_trace=False)
         except Exception as error:  # any kind, and a picture in TensorBoard is no reason to end a run
             get_logger().warning(
                 "no model graph in TensorBoard: %s", (str(error).strip() or repr(error)).split("\n")[0]
             )
-        finally:
-            for module, training in modes:
-                module.training = training
 
     def close(self) -> None:
         with self._giving_up():
