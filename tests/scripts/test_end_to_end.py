@@ -121,7 +121,7 @@ def test_a_fused_copy_has_the_branch_that_is_asked_for(kind: str) -> None:
 
 
 def test_mistakes_in_the_line() -> None:
-    with pytest.raises(UserError, match="end2end: wants true or false, got 'yes'"):
+    with pytest.raises(UserError, match="end2end: must be true or false, got 'yes'"):
         build_detector(TINY_MODEL | {"end2end": "yes"}, 2)
     with pytest.raises(UserError, match=r"unknown key 'end2endd'.*end2end"):
         build_detector(TINY_MODEL | {"end2endd": True}, 2)
