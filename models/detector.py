@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ class Detector(nn.Module):
 
 
 def build_detector(
-    model: str | Path | dict, num_classes: int, *, names: tuple[str, ...] | list[str] | None = None, seed: int = 0
+    model: str | Path | dict, num_classes: int, *, names: Sequence[str] | None = None, seed: int = 0
 ) -> Detector:
     """A freshly initialised float32 detector on the CPU, in training mode.
 
@@ -115,8 +116,7 @@ def build_detector(
     """
     if num_classes < 1:
         raise UserError(f"a detector needs at least one class, got {num_classes}")
-    names = tuple(names) if names is not None else tuple(map(str, range(num_classes)))
-    if len(names) != num_classes:
+    if names is not None and len(names) != num_classes:
         raise UserError(f"{len(names)} class names for {num_classes} classes")
     detector = build_on_meta(load_spec(model), num_classes, names)
     detector.load_state_dict(_storage(detector), assign=True)
@@ -124,7 +124,7 @@ def build_detector(
     return detector
 
 
-def build_on_meta(spec: ModelSpec, num_classes: int, names: tuple[str, ...]) -> Detector:
+def build_on_meta(spec: ModelSpec, num_classes: int, names: Sequence[str] | None = None) -> Detector:
     """A detector without storage: shapes only, in milliseconds. Raises UserError for layers that do not fit
     together."""
     _check_head_position(spec)
@@ -145,6 +145,7 @@ def build_on_meta(spec: ModelSpec, num_classes: int, names: tuple[str, ...]) -> 
         head = build_head(spec.layers[-1], spec, channels, strides, num_classes)
         if activation is not None:
             _set_activation(head, activation)
+    names = tuple(map(str, range(num_classes))) if names is None else tuple(names)
     return Detector([*layers, head], spec, names).train()
 
 

@@ -63,7 +63,7 @@ def tiny(tmp_path: Path):
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_parameter_counts(name: str) -> None:
-    detector = build_on_meta(load_spec(name), 80, tuple(map(str, range(80))))
+    detector = build_on_meta(load_spec(name), 80)
     assert sum(p.numel() for p in detector.parameters()) == COUNTS[name]
     assert detector.strides == (8, 16, 32)
 
@@ -353,7 +353,7 @@ def test_the_older_public_form_with_multiples_at_the_top() -> None:
     values = yaml.safe_load((MODEL_FOLDER / "yolov5.yaml").read_text())
     del values["scales"]
     values |= {"nc": 80, "depth_multiple": 0.33, "width_multiple": 0.5}
-    detector = build_on_meta(load_spec(values), 80, tuple(map(str, range(80))))
+    detector = build_on_meta(load_spec(values), 80)
     assert sum(p.numel() for p in detector.parameters()) == COUNTS["yolov5s"]
 
 
