@@ -1,4 +1,4 @@
-"""Raw maps to boxes: cell centres of a feature pyramid, and the geometry that heads, losses and assigners share.
+"""Cell centres of a feature pyramid and the coding of boxes, which heads, losses and assigners share.
 
 Legend: B images, N cells over all levels (level by level, row by row), R bins of a side's distance, S any shape.
 Units: "cells" are multiples of the cell's own stride; the rest is canvas pixels.
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-Shapes = tuple[tuple[int, int], ...]
+Shapes = tuple[tuple[int, int], ...]  # rows and columns by level
+LARGEST_SIDE = 20_000.0  # strides
 
 
 def _make(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -31,7 +32,7 @@ def _make(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> tup
 
 @lru_cache(maxsize=64)
 def _cached(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    # A tensor born in inference mode could not be used in training later.
+    # A tensor created in inference mode could not be used in training later.
     with torch.inference_mode(False), torch.no_grad():
         return _make(shapes, strides, device)
 
@@ -39,20 +40,20 @@ def _cached(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> t
 def cell_centres(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Centres float32 (N, 2), x and y in units of each level's stride, and strides float32 (N, 1) in canvas pixels.
 
-    The result is shared between callers: never write into it.
+    Callers share the result and must not write into it.
     """
-    if torch.compiler.is_compiling():  # constants of the graph there; a cache would only break it
+    if torch.compiler.is_compiling():  # they become constants of the graph; a cache would break it
         return _make(shapes, strides, device)
     return _cached(shapes, strides, device)
 
 
 class GridLevels(NamedTuple):
-    """Numbers of the levels' grids, on a device."""
+    """The levels' grids, as tensors on a device."""
 
     strides: Tensor  # float32 (L, 1), canvas pixels
     last: Tensor  # float32 (L, 2), the last column and row
     columns: Tensor  # int64 (L,)
-    offset: Tensor  # int64 (L,), cells of all levels before
+    offset: Tensor  # int64 (L,), number of cells in all levels before
     cells: int  # of all levels
 
 
@@ -75,11 +76,8 @@ def _cached_levels(shapes: Shapes, strides: tuple[int, ...], device: torch.devic
 
 
 def grid_levels(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> GridLevels:
-    """As `cell_centres`: shared between callers, never to be written into."""
+    """The grids of all levels. As with `cell_centres`, callers share the result and must not write into it."""
     return (_make_levels if torch.compiler.is_compiling() else _cached_levels)(shapes, strides, device)
-
-
-LARGEST_SIDE = 20_000.0  # strides
 
 
 def flatten_levels(raw: Sequence[Tensor]) -> Tensor:
@@ -89,7 +87,7 @@ def flatten_levels(raw: Sequence[Tensor]) -> Tensor:
 
 
 class _SplitRows(torch.autograd.Function):
-    """See `split_rows`. Autograd's way by cat, cast and split takes three times the passes over memory."""
+    """See `split_rows`. With cat, cast and split, autograd makes three times as many passes over memory."""
 
     @staticmethod
     def forward(ctx, width: int, *raw: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,7 +129,7 @@ def split_rows(raw: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
 def expected_distances(logits: Tensor) -> Tensor:
     """Mean of each side's distribution over distances 0..R-1 (Li et al. 2020): (*S, R) -> (*S), cells.
 
-    With a single bin there is no distribution, and the output is the distance.
+    With one bin there is no distribution, and the output is the distance.
     """
     if logits.shape[-1] == 1:
         return logits.squeeze(-1)
@@ -142,7 +140,7 @@ def expected_distances(logits: Tensor) -> Tensor:
 def distances_to_xyxy(distances: Tensor, centres: Tensor, strides: Tensor) -> Tensor:
     """Distances (*S, 4) in cells to the left, top, right and bottom side -> xyxy pixels.
 
-    ``centres`` (*S, 2) in cells and ``strides`` (*S, 1) in pixels, as `grid.cell_centres` makes them, broadcast.
+    ``centres`` (*S, 2) in cells and ``strides`` (*S, 1) in pixels, as from `cell_centres`, broadcast.
     """
     left_top, right_bottom = distances.split(2, -1)
     return torch.cat((centres - left_top, centres + right_bottom), -1) * strides
@@ -159,11 +157,11 @@ def anchor_to_cxcywh(logits: Tensor, anchors: Tensor) -> Tensor:
 
 
 def offsets_to_cxcywh(logits: Tensor, centres: Tensor, strides: Tensor) -> Tensor:
-    """YOLOX's outputs (*S, 4) -> boxes cxcywh in pixels: the centre from the cell's top-left corner in strides, and the
-    logarithms of the sides in strides.
+    """YOLOX's outputs (*S, 4) -> boxes cxcywh in pixels. The outputs are the centre relative to the cell's top-left
+    corner, and the logarithms of the sides, in strides.
 
-    ``centres`` (*S, 2) in cells and ``strides`` (*S, 1) in pixels, as `grid.cell_centres` makes them, broadcast. Sides
-    end at `LARGEST_SIDE` strides, beyond any canvas, so that they stay finite.
+    ``centres`` (*S, 2) in cells and ``strides`` (*S, 1) in pixels, as from `cell_centres`, broadcast. Sides
+    are clamped to `LARGEST_SIDE` strides, beyond any canvas, so that they stay finite.
     """
     offset, size = logits.split(2, -1)
     size = size.clamp(max=math.log(LARGEST_SIDE)).exp()
@@ -171,7 +169,7 @@ def offsets_to_cxcywh(logits: Tensor, centres: Tensor, strides: Tensor) -> Tenso
 
 
 def cxcywh_to_offsets(boxes: Tensor, centres: Tensor, strides: Tensor) -> Tensor:
-    """The outputs (*S, 4) that `offsets_to_cxcywh` would make boxes cxcywh (*S, 4), pixels, of. A side of
-    nothing counts as 1e-8 strides, so that its logarithm is finite."""
+    """The inverse of `offsets_to_cxcywh`: boxes cxcywh (*S, 4) in pixels -> outputs (*S, 4). A side of 0 counts as 1e-8
+    strides, so that its logarithm is finite."""
     centre, size = (boxes / strides).split(2, -1)
     return torch.cat((centre - centres + 0.5, size.clamp(min=1e-8).log()), -1)

@@ -1,4 +1,4 @@
-"""The model that a run starts from: its weights, and the layers that stay as they are."""
+"""The model that a run starts from: starting weights and frozen layers."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from utils.logger import get_logger
 
 
 def layers_to_freeze(asked: Sequence[int], count: int) -> set[int]:
-    """The layers that ``--freeze`` means in a model of ``count``: a single number n means 0 to n - 1.
+    """The layers to freeze in a model of ``count``: of a single number n, layers 0 to n - 1.
 
-    Raises UserError for layers that are not there, and where none would be left to train.
+    Raises UserError for layers that do not exist, and if no layer would be left to train.
     """
     flag = f"--freeze {' '.join(map(str, asked))}"
     if any(not 0 <= layer <= count - (len(asked) > 1) for layer in asked):
         raise UserError(f"{flag}: the model has layers 0 to {count - 1}")
     frozen = set(range(asked[0])) if len(asked) == 1 else set(asked)
     if len(frozen) == count:
-        raise UserError(f"{flag}: would leave nothing to train")
+        raise UserError(f"{flag}: leaves no layer to train")
     return frozen
 
 
 def freeze_layers(model: nn.Module, layers: Collection[int]) -> None:
-    """Stops gradients and batch statistics of ``model.model[i]`` for each i of ``layers``.
+    """Stops gradients and batch statistics of ``model.model[i]`` for each i in ``layers``.
 
-    Their batch norms normalise with the stored statistics from now on, whatever mode the model is put into.
+    From now on their batch norms use the stored statistics, also in training mode.
     """
     for index in layers:
         layer = model.model[index]
@@ -57,15 +57,15 @@ DEFAULT_MODEL = "yolov8n"
 def build_starting_model(
     ctx: DistributedContext, config: TrainConfig, names: Sequence[str], *, resumed: dict[str, Any] | None
 ) -> tuple[Detector, tuple[str, ...]]:
-    """The detector on its device, with starting weights and frozen layers; resumed weights come later. And the names
-    of those parameters that starting weights filled, be it in part.
+    """The detector on its device, with starting weights and frozen layers (resumed weights are loaded later), and the
+    names of the parameters that starting weights filled, wholly or in part.
 
     Args:
         names: of the classes.
-        resumed: the spec of the model that a resumed run has; None: the run begins, and the settings say which.
+        resumed: the model spec of a resumed run; None for a new run, whose settings name the model.
 
     Raises:
-        UserError: weights that cannot be had, a model that cannot be built, or settings that do not fit it.
+        UserError: weights that cannot be read, a model that cannot be built, or settings that do not fit it.
     """
     stored = None
     if config.weights and resumed is None:
@@ -75,7 +75,7 @@ def build_starting_model(
     else:
         source = config.model or (model_of(stored) if stored else DEFAULT_MODEL)
     model = build_detector(source, len(names), names=names, seed=config.seed)
-    check_image_size(config.imgsz, model.stride, least_cells=2)  # batch norm cannot take one picture of one cell
+    check_image_size(config.imgsz, model.stride, least_cells=2)  # batch norm needs more than one image of one cell
     log = get_logger()
     log.info(
         "%s: %s parameters, %d classes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ PROBE_SIZE = 512  # canvas side from which strides are read; a multiple of any s
 
 
 class Detector(nn.Module):
-    """Runs the layers in order and feeds each from the layers it names.
+    """Runs the layers in order, each on the outputs of the layers it names.
 
-    Made by `build_detector`. State-dict keys are ``model.<layer>.…``, as in public checkpoints.
+    Built by `build_detector`. State-dict keys are ``model.<layer>.…``, as in public checkpoints.
     """
 
     def __init__(self, layers: list[nn.Module], spec: ModelSpec, names: tuple[str, ...]) -> None:
@@ -36,12 +37,8 @@ class Detector(nn.Module):
         self._sources = tuple(
             layer.sources if find_entry(layer).takes_list else layer.sources[0] for layer in spec.layers
         )
-        self._kept = frozenset(
-            s
-            for layer in spec.layers
-            for s in layer.sources
-            if s != layer.index - 1  # others are used at once
-        )
+        # The output of the previous layer is used at once and need not be kept.
+        self._kept = frozenset(s for layer in spec.layers for s in layer.sources if s != layer.index - 1)
 
     @property
     def head(self) -> DetectionHead:
@@ -53,7 +50,7 @@ class Detector(nn.Module):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Canvas pixels a cell, one for each level."""
+        """Canvas pixels a cell, by level."""
         return self.head.strides
 
     @property
@@ -64,7 +61,7 @@ class Detector(nn.Module):
     def forward(self, images: Tensor) -> list[Tensor]:
         """Images float (B, 3, H, W) in [0, 1], RGB, to the head's raw maps, one (B, channels, H/s, W/s) a level.
 
-        A pair of heads gives the maps of its one-to-many branch, then those of its one-to-one branch.
+        A head with two branches gives its one-to-many maps, then its one-to-one maps.
         """
         x, kept = images, {}
         for index, (layer, sources) in enumerate(zip(self.model, self._sources)):
@@ -81,11 +78,11 @@ class Detector(nn.Module):
         return self.head.decode(raw)
 
     def fuse(self, *, one_to_one: bool | None = True) -> Detector:
-        """A copy for inference, in eval mode, with every batch norm folded into its convolution, `RepConv` merged, and
-        activations that write over what they read, which nothing else needs.
+        """A copy for inference, in eval mode, with batch norms folded into convolutions, each `RepConv` merged into one
+        convolution, and in-place activations.
 
-        Of a pair of heads it has one branch: the one-to-one, or else the one-to-many, whose detections want NMS; with
-        None both, for whoever wants the losses too.
+        ``one_to_one``: which branch of a head with two to keep; detections of the one-to-many branch need NMS. None
+        keeps both, to compute losses.
         """
         fused = copy.deepcopy(self).eval()
         if fused.head.is_dual and one_to_one is not None:
@@ -103,23 +100,23 @@ class Detector(nn.Module):
 
 
 def build_detector(
-    model: str | Path | dict, num_classes: int, *, names: tuple[str, ...] | list[str] | None = None, seed: int = 0
+    model: str | Path | dict, num_classes: int, *, names: Sequence[str] | None = None, seed: int = 0
 ) -> Detector:
     """A freshly initialised float32 detector on the CPU, in training mode.
 
-    The weights depend on the model, the number of classes and ``seed`` alone; no global random state is read or moved.
+    The weights depend on the model, the number of classes and ``seed`` alone; no global random state is used.
 
     Args:
         model: a built-in name such as ``yolov8n``, the path of a model YAML, or a `Detector.spec`.
         num_classes: C, whatever the YAML's ``nc`` says.
-        names: of the classes, C of them; numbers when None.
+        names: of the C classes; their numbers if None.
 
-    Raises UserError in one line for an unknown model or a mistake in a YAML.
+    Raises:
+        UserError: an unknown model, or a mistake in a YAML.
     """
     if num_classes < 1:
         raise UserError(f"a detector needs at least one class, got {num_classes}")
-    names = tuple(names) if names is not None else tuple(map(str, range(num_classes)))
-    if len(names) != num_classes:
+    if names is not None and len(names) != num_classes:
         raise UserError(f"{len(names)} class names for {num_classes} classes")
     detector = build_on_meta(load_spec(model), num_classes, names)
     detector.load_state_dict(_storage(detector), assign=True)
@@ -127,8 +124,9 @@ def build_detector(
     return detector
 
 
-def build_on_meta(spec: ModelSpec, num_classes: int, names: tuple[str, ...]) -> Detector:
-    """A detector without storage: shapes only, in milliseconds. Raises UserError for a graph that does not fit."""
+def build_on_meta(spec: ModelSpec, num_classes: int, names: Sequence[str] | None = None) -> Detector:
+    """A detector without storage: shapes only, in milliseconds. Raises UserError for layers that do not fit
+    together."""
     _check_head_position(spec)
     activation = make_activation(spec)
     layers: list[nn.Module] = []
@@ -147,15 +145,16 @@ def build_on_meta(spec: ModelSpec, num_classes: int, names: tuple[str, ...]) -> 
         head = build_head(spec.layers[-1], spec, channels, strides, num_classes)
         if activation is not None:
             _set_activation(head, activation)
+    names = tuple(map(str, range(num_classes))) if names is None else tuple(names)
     return Detector([*layers, head], spec, names).train()
 
 
 def _check_head_position(spec: ModelSpec) -> None:
     heads = [layer for layer in spec.layers if find_entry(layer).kind is Kind.HEAD]
     if not heads:
-        raise UserError(f"{spec.label}: head: ends without a Detect layer")
+        raise UserError(f"{spec.label}: head: the last layer must be a detection head, such as Detect")
     if heads[0] is not spec.layers[-1]:
-        raise heads[0].mistake("module", "Detect must be the last layer, and the only one")
+        raise heads[0].mistake("module", f"{heads[0].module} must be the last layer, and the only head")
 
 
 def _set_activation(module: nn.Module, activation: nn.Module) -> None:
@@ -170,9 +169,9 @@ def _storage(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _probe(layer: LayerSpec, module: nn.Module, inputs: list[Tensor]) -> Tensor:
-    """The layer's output for a batch of no images, or a UserError that shows which inputs do not go together.
+    """The layer's output for an empty batch. Raises UserError naming inputs that do not fit together.
 
-    Not on the meta device, whose kernels, partly written in Python, take a second to import.
+    It runs on the CPU: importing the meta device's kernels, partly written in Python, takes a second.
     """
     merges = find_entry(layer).takes_list
     if merges:
@@ -183,7 +182,7 @@ def _probe(layer: LayerSpec, module: nn.Module, inputs: list[Tensor]) -> Tensor:
                 for s, x in zip(layer.sources, inputs)
             )
             raise layer.mistake(
-                "from", f"{layer.module} wants inputs of one {'shape' if whole else 'size'}, got {shapes}"
+                "from", f"{layer.module} needs inputs of equal {'shape' if whole else 'size'}, got {shapes}"
             )
     try:
         return functional_call(module, _storage(module), (inputs if merges else inputs[0],))
@@ -195,7 +194,7 @@ def _stride(layer: LayerSpec, level: Tensor) -> int:
     stride = PROBE_SIZE // max(level.shape[2], 1)
     if level.shape[2] * stride != PROBE_SIZE or level.shape[2] != level.shape[3]:
         size = f"{level.shape[2]}x{level.shape[3]}"
-        raise layer.mistake("from", f"a level of {size} cells for {PROBE_SIZE} pixels has no whole stride")
+        raise layer.mistake("from", f"a level of {size} cells for {PROBE_SIZE} pixels has no integer stride")
     return stride
 
 

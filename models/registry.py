@@ -1,7 +1,7 @@
-"""Which modules a model YAML may name, and how a row becomes one of them.
+"""The modules that a model YAML may name, and how a row is built.
 
-A row's args are bound to the constructor's own annotated parameters, after those that the graph supplies, so a block
-is registered by its name and its kind alone.
+A row's args are bound to the constructor's annotated parameters, after those that the graph supplies. So one line
+registers a block or a head.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from models.spec import LayerSpec, ModelSpec, checked_anchors
 from utils.config.yaml_files import suggestion
 from utils.errors import UserError
 
-MOST_REPEATS = 1000  # of a row; more would be built for hours
-MOST_CHANNELS = 1 << 16
+MAX_REPEATS = 1000  # of a row; more would take hours to build
+MAX_CHANNELS = 1 << 16
 
 
 class Kind(Enum):
-    """What the graph supplies to a constructor before the row's args, and what its output looks like."""
+    """What the graph supplies to a constructor before the row's args, and what the module does with its input."""
 
     CONVOLUTION = auto()  # (in, out); repeats stack whole modules
     STACK = auto()  # (in, out, repeats)
-    KEEP = auto()  # nothing; channels pass through
+    CHANNELWISE = auto()  # nothing; the number of channels stays
     MERGE = auto()  # nothing; takes a list of inputs
-    HEAD = auto()
+    HEAD = auto()  # (channels, strides, number of classes), the first two by level
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Entry:
 
     @property
     def takes_list(self) -> bool:
-        """Whether ``forward`` wants a list of inputs rather than one."""
+        """Whether ``forward`` takes a list of inputs."""
         return self.kind in (Kind.MERGE, Kind.HEAD)
 
 
@@ -69,9 +69,9 @@ REGISTRY: dict[str, Entry] = {
     "ADown": Entry(gelan.ADown, Kind.CONVOLUTION),
     "SeparableConv": Entry(csp.SeparableConv, Kind.CONVOLUTION),
     "SeparableC3": Entry(csp.SeparableC3, Kind.STACK),
-    "Upsample": Entry(conv.Upsample, Kind.KEEP),
-    "MaxPool2d": Entry(conv.MaxPool, Kind.KEEP),
-    "Identity": Entry(nn.Identity, Kind.KEEP),
+    "Upsample": Entry(conv.Upsample, Kind.CHANNELWISE),
+    "MaxPool2d": Entry(conv.MaxPool, Kind.CHANNELWISE),
+    "Identity": Entry(nn.Identity, Kind.CHANNELWISE),
     "Concat": Entry(conv.Concat, Kind.MERGE),
     "Add": Entry(conv.Add, Kind.MERGE),
     "Detect": Entry(None, Kind.HEAD),
@@ -86,7 +86,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def find_entry(layer: LayerSpec) -> Entry:
-    """The registered module of a row; ``nn.`` and ``torch.nn.`` before the name are fine."""
+    """The registered module of a row; its name may begin with ``nn.`` or ``torch.nn.``."""
     name = re.sub(r"^(torch\.)?nn\.", "", layer.module)
     name = OLD_NAMES.get(name, name)
     if name not in REGISTRY:
@@ -94,12 +94,12 @@ def find_entry(layer: LayerSpec) -> Entry:
         raise layer.mistake("module", f"unknown module '{layer.module}'{suggestion(name, REGISTRY)}; known: {known}")
     entry = REGISTRY[name]
     if entry.takes_list and layer.repeats != 1:
-        raise layer.mistake("repeats", f"{layer.module} is not repeated, got {layer.repeats}")
+        raise layer.mistake("repeats", f"{layer.module} cannot be repeated, got {layer.repeats}")
     return entry
 
 
 def make_activation(spec: ModelSpec) -> nn.Module | None:
-    """The module of the YAML's ``activation``, read as a name with at most one number: ``nn.LeakyReLU(0.1)``."""
+    """The module of the YAML's ``activation``: a name with at most one number, as in ``nn.LeakyReLU(0.1)``."""
     if spec.activation is None:
         return None
     match = re.fullmatch(r"(?:torch\.)?(?:nn\.)?(\w+)(?:\(\s*(?:[a-z_]+\s*=\s*)?([0-9.eE+-]*)\s*\))?", spec.activation)
@@ -110,13 +110,13 @@ def make_activation(spec: ModelSpec) -> nn.Module | None:
     try:
         return ACTIVATIONS[name](*([float(number)] if number else []))
     except ValueError:
-        raise UserError(f"{spec.label}: activation: '{number}' is no number") from None
+        raise UserError(f"{spec.label}: activation: '{number}' is not a number") from None
 
 
 def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) -> nn.Module:
-    """The module of a row that is not the head. ``channels``: of each source.
+    """The module of a row that is not the head; ``channels`` are those of its sources.
 
-    Raises UserError naming layer and field.
+    Raises UserError naming the layer and the field.
     """
     entry = find_entry(layer)
     if entry.kind is Kind.MERGE:
@@ -125,12 +125,12 @@ def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) ->
         raise layer.mistake("from", f"{layer.module} takes one layer, got {len(channels)}")
     repeats = layer.repeats
     if repeats > 1:
-        repeats = max(round(min(repeats, MOST_REPEATS + 1) * spec.depth), 1)
-        if repeats > MOST_REPEATS:
+        repeats = max(round(min(repeats, MAX_REPEATS + 1) * spec.depth), 1)
+        if repeats > MAX_REPEATS:
             raise layer.mistake(
-                "repeats", f"{str(layer.repeats)[:20]} times depth {spec.depth:g} is more than {MOST_REPEATS}"
+                "repeats", f"{str(layer.repeats)[:20]} times depth {spec.depth:g} is more than {MAX_REPEATS}"
             )
-    if entry.kind is Kind.KEEP:
+    if entry.kind is Kind.CHANNELWISE:
         return _repeat(lambda _: _construct(entry.module, (), layer.args, layer), repeats)
     out = _out_channels(layer, spec)
     args = [tuple(arg) if isinstance(arg, list) else arg for arg in layer.args[1:]]
@@ -144,12 +144,12 @@ def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) ->
 def build_head(
     layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...], strides: tuple[int, ...], num_classes: int
 ) -> DetectionHead:
-    """The detection head, from ``[nc, *args]``. An argument called ``width`` is a number of channels, to be scaled.
+    """The detection head, from ``[nc, *args]``. A parameter called ``width`` is a number of channels and is scaled.
 
-    ``Detect`` stands for two heads: ``[nc]`` asks for the anchor-free one and ``[nc, anchors]`` for the anchor one.
+    ``Detect`` is one of two heads: anchor-free for ``[nc]``, with anchors for ``[nc, anchors]``.
     """
     if not layer.args or not (layer.args[0] == "nc" or _fits(layer.args[0], int)):
-        raise layer.mistake("args", f"{layer.module} wants nc first, got {list(layer.args)}")
+        raise layer.mistake("args", f"{layer.module} needs nc first, got {list(layer.args)}")
     module, supplied = find_entry(layer).module, (channels, strides, num_classes)
     if module is None:
         head = _detect(layer, spec, *supplied)
@@ -168,7 +168,7 @@ def _detect(
 ) -> DetectionHead:
     """In a graph with C3k2 blocks the class layers are depthwise-separable, as the public convention has it."""
     if len(layer.args) > 2:
-        raise layer.mistake("args", f"Detect wants [nc] or [nc, anchors], got {list(layer.args)}")
+        raise layer.mistake("args", f"Detect takes [nc] or [nc, anchors], got {list(layer.args)}")
     if len(layer.args) == 1:
         depthwise = any(find_entry(other).module is csp.C3k2 for other in spec.layers)
         return AnchorFreeHead(channels, strides, num_classes, spec.reg_max, depthwise)
@@ -176,7 +176,7 @@ def _detect(
     if layer.args[1] != "anchors":
         anchors = checked_anchors(layer.args[1], f"{layer.where('args')}: anchors")
     if anchors is None:
-        raise layer.mistake("args", "anchors are asked for, but there is no top-level 'anchors'")
+        raise layer.mistake("args", "Detect needs anchors, but there is no top-level 'anchors'")
     if isinstance(anchors, list) and len(anchors) != len(channels):
         raise layer.mistake("args", f"{len(channels)} levels need {len(channels)} rows of anchors, got {len(anchors)}")
     return AnchorHead(channels, strides, num_classes, anchors)
@@ -187,15 +187,15 @@ def _repeat(make: typing.Callable[[int], nn.Module], repeats: int) -> nn.Module:
 
 
 def _out_channels(layer: LayerSpec, spec: ModelSpec) -> int:
-    """The row's channels under the width multiple: capped, scaled, rounded up to a multiple of 8."""
+    """The row's output channels: capped, scaled by the width multiple, rounded up to a multiple of 8."""
     if not layer.args:
-        raise layer.mistake("args", f"{layer.module} wants its output channels first, got nothing")
+        raise layer.mistake("args", f"{layer.module} needs its output channels first, got nothing")
     channels = layer.args[0]
     if not isinstance(channels, int) or isinstance(channels, bool) or channels < 1:
-        raise layer.mistake("args", f"{layer.module} wants its output channels first, got {channels!r}")
-    scaled = _scaled(min(channels, MOST_CHANNELS + 1), spec)
-    if scaled > MOST_CHANNELS:
-        raise layer.mistake("args", f"{layer.module} would have more than {MOST_CHANNELS} output channels")
+        raise layer.mistake("args", f"{layer.module} needs its output channels first, got {channels!r}")
+    scaled = _scaled(min(channels, MAX_CHANNELS + 1), spec)
+    if scaled > MAX_CHANNELS:
+        raise layer.mistake("args", f"{layer.module} would have more than {MAX_CHANNELS} output channels")
     return scaled
 
 
@@ -208,7 +208,7 @@ def _parameters(module: type[nn.Module]) -> list[inspect.Parameter]:
 
 
 def _construct(module: type[nn.Module], supplied: tuple, args: typing.Sequence, layer: LayerSpec) -> nn.Module:
-    """``module(*supplied, *args)`` after the args are checked against the constructor's annotations."""
+    """``module(*supplied, *args)``, the args checked against the constructor's annotations."""
     parameters = _parameters(module)[len(supplied) :]
     wanted = ", ".join(p.name for p in parameters) or "none"
     least = sum(p.default is p.empty for p in parameters)
@@ -219,7 +219,7 @@ def _construct(module: type[nn.Module], supplied: tuple, args: typing.Sequence, 
     for parameter, arg in zip(parameters, args):
         if not _fits(arg, hints[parameter.name]):
             wanted = getattr(hints[parameter.name], "__name__", str(hints[parameter.name]))
-            raise layer.mistake("args", f"{layer.module}: {parameter.name} wants {wanted}, got {arg!r}")
+            raise layer.mistake("args", f"{layer.module}: {parameter.name} must be {wanted}, got {arg!r}")
         if parameter.name != "padding" and _is_number(arg) and arg <= 0:
             raise layer.mistake("args", f"{layer.module}: {parameter.name} must be positive, got {arg!r}")
     try:

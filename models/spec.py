@@ -1,4 +1,4 @@
-"""Model YAML to a checked, plain description of the graph. Nothing is evaluated, no module is built.
+"""A model YAML as a checked, plain description of its graph. Nothing is evaluated and no module is built.
 
 The format is the public one of YOLO model YAMLs: ``backbone`` and ``head`` are lists of ``[from, repeats, module,
 args]``; ``from`` is a layer index, negative ones counted back from the row, or a list of such.
@@ -74,15 +74,15 @@ class ModelSpec:
     anchors: list[list[float]] | int | None  # rows in pixels, or how many a cell
     activation: str | None
     reg_max: int
-    end2end: bool  # the pair of heads that needs no NMS
+    end2end: bool  # whether the head has a one-to-one branch and needs no NMS
     layers: tuple[LayerSpec, ...]
     plain: dict[str, Any]  # what rebuilds this spec
 
 
 @lru_cache(maxsize=1)
 def _built_in() -> dict[str, dict[str, Any]]:
-    """Parsed YAMLs by name: family and scale, as in ``yolov8n``, or the file's own where it has no scales. Read once:
-    whoever takes one must copy it."""
+    """Parsed YAMLs by name: family and scale, as in ``yolov8n``, or the file's name if it has no scales. They are read
+    once, so callers must copy them."""
     found = {}
     for path in sorted(MODEL_FOLDER.glob("*.yaml")):
         values = load_yaml(path)
@@ -93,14 +93,14 @@ def _built_in() -> dict[str, dict[str, Any]]:
 
 
 def known_models() -> list[str]:
-    """Names that resolve without a file."""
+    """Names of the built-in models."""
     return list(_built_in())
 
 
 def load_spec(model: str | Path | dict) -> ModelSpec:
-    """A model by name (``yolov8n``, ``yolov8n.yaml``), by path of a YAML, or as the plain ``Detector.spec``.
+    """A model by name (``yolov8n``, ``yolov8n.yaml``), by the path of a YAML, or from a plain ``Detector.spec``.
 
-    Raises UserError, in one line: an unknown name (with a suggestion), or a mistake in the YAML (file, layer, field).
+    Raises UserError for an unknown name (with a suggestion) or a mistake in the YAML (with file, layer and field).
     """
     if isinstance(model, dict):
         return parse_spec(model, str(model.get("name", "model")))
@@ -115,7 +115,7 @@ def load_spec(model: str | Path | dict) -> ModelSpec:
     if is_yaml:
         raise UserError(f"{model}: no such file; built-in models are named like yolov8n")
     hint = suggestion(name.lower(), known_models())
-    raise UserError(f"--model {model}: unknown model{hint}; wants one of {', '.join(known_models())}, or a YAML")
+    raise UserError(f"--model {model}: unknown model{hint}; known: {', '.join(known_models())}, and YAML files")
 
 
 def _from_file(path: Path) -> ModelSpec:
@@ -129,15 +129,15 @@ def _from_file(path: Path) -> ModelSpec:
 
 
 def parse_spec(values: Any, label: str) -> ModelSpec:
-    """Checks a parsed YAML. Raises UserError beginning with ``label``."""
+    """A parsed YAML, checked. Raises UserError beginning with ``label``."""
     if not isinstance(values, dict):
-        raise UserError(f"{label}: wants a mapping with backbone and head, got {type(values).__name__}")
+        raise UserError(f"{label}: must be a mapping with backbone and head, got {type(values).__name__}")
     for key in values:
         if key not in KEYS:
             raise UserError(f"{label}: unknown key '{key}'{suggestion(str(key), KEYS)}")
     for key in ("ch", "channels"):
         if values.get(key, 3) != 3:
-            raise UserError(f"{label}: {key}: images have 3 channels here, got {values[key]!r}")
+            raise UserError(f"{label}: {key}: images have 3 channels, got {values[key]!r}")
     depth, width, max_channels = _multiples(values, label)
     plain = {key: values[key] for key in PLAIN_KEYS if key in values}
     plain |= {"depth_multiple": depth, "width_multiple": width, "name": label}
@@ -147,7 +147,7 @@ def parse_spec(values: Any, label: str) -> ModelSpec:
         plain["scale"] = _scale(values, label)
     activation = values.get("activation")
     if activation is not None and not isinstance(activation, str):
-        raise UserError(f"{label}: activation: wants text like nn.ReLU(), got {activation!r}")
+        raise UserError(f"{label}: activation: must be text like nn.ReLU(), got {activation!r}")
     return ModelSpec(
         label=label,
         depth=depth,
@@ -169,29 +169,29 @@ def _number(values: dict, key: str, default: float, label: str, low: float = 0.0
         return default
     good = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and low <= value < 1e6
     if not good or value == 0:
-        raise UserError(f"{label}: {key}: wants a {'whole ' if whole else 'positive '}number, got {value!r}")
+        raise UserError(f"{label}: {key}: must be a positive {'integer' if whole else 'number'}, got {value!r}")
     return value
 
 
 def _flag(values: dict, key: str, label: str) -> bool:
     value = values.get(key, False)
     if not isinstance(value, bool):
-        raise UserError(f"{label}: {key}: wants true or false, got {value!r}")
+        raise UserError(f"{label}: {key}: must be true or false, got {value!r}")
     return value
 
 
 def _scale(values: dict, label: str) -> str:
-    """The scale asked for, or the only or first one of ``scales``, with a line that says so."""
+    """The chosen scale, or the first one of ``scales``, with a warning if there are several."""
     scales = values.get("scales")
     scale = values.get("scale")
     if scales is None:
         return str(scale)
     if not isinstance(scales, dict) or not scales:
-        raise UserError(f"{label}: scales: wants 'n: [depth, width, max_channels]' lines, got {scales!r}")
+        raise UserError(f"{label}: scales: must be lines like 'n: [depth, width, max_channels]', got {scales!r}")
     if scale is None:
         scale = next(iter(scales))
         if len(scales) > 1:
-            note = "%s: no scale chosen, building '%s'; choose with a line 'scale: %s'"
+            note = "%s: no scale chosen, building '%s'; choose one with a line 'scale: %s'"
             logging.getLogger("lockstep").warning(note, label, scale, "|".join(map(str, scales)))
     if scale not in scales:
         raise UserError(f"{label}: scale: '{scale}' is not in scales ({', '.join(map(str, scales))})")
@@ -199,12 +199,12 @@ def _scale(values: dict, label: str) -> str:
 
 
 def _multiples(values: dict, label: str) -> tuple[float, float, float]:
-    """Depth multiple, width multiple and most channels: of the scale where there are scales, else top-level keys."""
+    """Depth multiple, width multiple and maximum channels, from the scale or, without scales, from top-level keys."""
     if values.get("scales") is not None:
         scale = _scale(values, label)
         row = values["scales"][scale]
         if not isinstance(row, list) or len(row) not in (2, 3):
-            raise UserError(f"{label}: scales ({scale}): wants [depth, width, max_channels], got {row!r}")
+            raise UserError(f"{label}: scales ({scale}): must be [depth, width, max_channels], got {row!r}")
         values = dict(zip(("depth_multiple", "width_multiple", "max_channels"), row))
     depth = _number(values, "depth_multiple", 1.0, label)
     width = _number(values, "width_multiple", 1.0, label)
@@ -212,16 +212,16 @@ def _multiples(values: dict, label: str) -> tuple[float, float, float]:
 
 
 def checked_anchors(anchors: Any, where: str) -> list[list[float]] | int:
-    """Rows of w, h, w, h, ... in pixels, or how many anchors a cell has. Raises UserError beginning with ``where``."""
+    """Rows w, h, w, h, ... in pixels, or the number of anchors a cell. Raises UserError beginning with ``where``."""
     if isinstance(anchors, int) and not isinstance(anchors, bool) and anchors >= 1:
         return anchors
     if not isinstance(anchors, list) or not anchors or not all(isinstance(row, list) for row in anchors):
-        raise UserError(f"{where}: wants a list of rows [w, h, w, h, ...] or a number, got {anchors!r}")
+        raise UserError(f"{where}: must be a list of rows [w, h, w, h, ...] or a number, got {anchors!r}")
     for i, row in enumerate(anchors):
         if not row or len(row) % 2 or len(row) != len(anchors[0]):
-            raise UserError(f"{where} (row {i}): wants w, h pairs, as many in every row, got {row!r}")
+            raise UserError(f"{where} (row {i}): must be w, h pairs, as many in every row, got {row!r}")
         if not all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in row):
-            raise UserError(f"{where} (row {i}): wants positive numbers of pixels, got {row!r}")
+            raise UserError(f"{where} (row {i}): must be positive numbers of pixels, got {row!r}")
     return anchors
 
 
@@ -231,8 +231,8 @@ def _layers(values: dict, label: str) -> tuple[LayerSpec, ...]:
         rows = values.get(section)
         if not isinstance(rows, list) or not rows:
             close = difflib.get_close_matches(section, [k for k in values if k not in ("backbone", "head")], n=1)
-            found = f"; is '{close[0]}' meant?" if close else ""
-            raise UserError(f"{label}: {section}: wants a list of [from, repeats, module, args] rows{found}")
+            found = f"; did you mean '{close[0]}'?" if close else ""
+            raise UserError(f"{label}: {section}: must be a list of [from, repeats, module, args] rows{found}")
         for row in rows:
             layers.append(_layer(row, label, section, len(layers)))
     return tuple(layers)
@@ -241,25 +241,25 @@ def _layers(values: dict, label: str) -> tuple[LayerSpec, ...]:
 def _layer(row: Any, label: str, section: str, index: int) -> LayerSpec:
     where = f"{label}: {section} layer {index}"
     if not isinstance(row, list) or len(row) != 4:
-        raise UserError(f"{where}: wants [from, repeats, module, args], got {row!r}")
+        raise UserError(f"{where}: must be [from, repeats, module, args], got {row!r}")
     source, repeats, module, args = row
     if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats < 1:
-        raise UserError(f"{where} (repeats): wants a whole number of at least 1, got {repeats!r}")
+        raise UserError(f"{where} (repeats): must be an integer of at least 1, got {repeats!r}")
     if not isinstance(module, str):
-        raise UserError(f"{where} (module): wants a name, got {module!r}")
+        raise UserError(f"{where} (module): must be a name, got {module!r}")
     if not isinstance(args, list):
-        raise UserError(f"{where} (args): wants a list, got {args!r}")
+        raise UserError(f"{where} (args): must be a list, got {args!r}")
     sources = tuple(_source(s, index, f"{where} (from)") for s in (source if isinstance(source, list) else [source]))
     if not sources:
         raise UserError(f"{where} (from): names no layer")
-    args = tuple(None if arg == "None" else arg for arg in args)  # YAML spells it null, model YAMLs None
+    args = tuple(None if arg == "None" else arg for arg in args)  # YAML writes null, model YAMLs write None
     return LayerSpec(label, section, index, sources, repeats, module, args)
 
 
 def _source(source: Any, index: int, where: str) -> int:
     """An absolute index below ``index``; IMAGE when the first row says -1."""
     if not isinstance(source, int) or isinstance(source, bool):
-        raise UserError(f"{where}: wants a layer index or a list of them, got {source!r}")
+        raise UserError(f"{where}: must be a layer index or a list of them, got {source!r}")
     absolute = index + source if source < 0 else source
     if absolute >= index:
         raise UserError(f"{where}: {source} is not before this layer; the layers before are 0 to {index - 1}")

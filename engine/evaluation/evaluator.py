@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from engine.evaluation.average_precision import score_detections
 from utils.boxes import clip_xyxy, letterbox_to_original
-from utils.distributed.collectives import gather_arrays, unwrap
+from utils.distributed.collectives import eval_mode, gather_arrays, unwrap
 from utils.distributed.context import DistributedContext
 from utils.structures import Batch, Detections, DetectionTable, EvalResult, GroundTruth
 

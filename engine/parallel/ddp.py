@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from engine.parallel.sync_bn import convert_sync_bn
+from utils.distributed.collectives import eval_mode
 from utils.distributed.context import DistributedContext
 from utils.flat_tensors import copy_from_flat, flatten, float_buffers
 
@@ -26,13 +27,10 @@ def unused_parameters(model: nn.Module, example: Tensor) -> list[str]:
     Args:
         example: images float (B, 3, H, W); no statistics are moved by them.
     """
-    training = [module for module in model.modules() if module.training]
-    model.eval()
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    total = sum(level.float().sum() for level in model(example))
-    reached = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
-    for module in training:
-        module.training = True
+    with eval_mode(model):
+        total = sum(level.float().sum() for level in model(example))
+        reached = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
     return [name for (name, _), gradient in zip(named, reached) if gradient is None]
 
 

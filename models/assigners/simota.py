@@ -1,4 +1,4 @@
-"""SimOTA (YOLOX, Ge et al. 2021): the cheapest cells near each target, as many as its overlaps call for.
+"""SimOTA (YOLOX, Ge et al. 2021): the cheapest cells near each target, as many as its largest IoUs add up to.
 
 Fixed shapes, no host sync, no gradient.
 
@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from models.assigners.candidates import candidate_cells, images_a_group, one_each, settle_conflicts
+from models.assigners.candidates import candidate_cells, images_per_group, match_one_to_one, resolve_conflicts
 from utils.boxes import iou
 
-MOST_CELLS = 10  # a target; its cells number the sum of this many of its largest overlaps (OTA, Ge et al. 2021)
-CENTRE_RADIUS = 2.5  # strides around a target's middle in which its cells lie
-OVERLAP_WEIGHT = 3.0  # of the cost of a poor overlap beside that of a poor score
-_OUTSIDE = 1e5  # added to the cost of cells that are only in the target or only near its middle: the last resort
-_LEAST_LOG = -100.0  # logarithms of probabilities are cut off here
+MOST_CELLS = 10  # a target; it gets as many as the sum of this many of its largest IoUs (OTA, Ge et al. 2021)
+CENTRE_RADIUS = 2.5  # strides between a target's middle and its candidates, by x and by y
+OVERLAP_WEIGHT = 3.0  # of the IoU's cost, relative to the score's
+_OUTSIDE = 1e5  # added to the cost of cells that are only in the target or only near its middle
+_LEAST_LOG = -100.0  # logarithms of probabilities are clamped here
 
 
-class CellClaims(NamedTuple):
-    """The cells of every target. A cell belongs to at most one slot that is held."""
+class SimOtaAssignment(NamedTuple):
+    """The cells of every target. A cell is assigned to at most one slot."""
 
-    cells: Tensor  # int64 (B, K, T), any valid index where it is not held
-    held: Tensor  # bool (B, K, T)
+    cells: Tensor  # int64 (B, K, T), any valid index where it is not assigned
+    assigned: Tensor  # bool (B, K, T)
     overlap: Tensor  # float32 (B, K, T): IoU of the cell's box with the target
 
 
@@ -47,7 +47,8 @@ def near_middle(centres: Tensor, strides: Tensor, boxes: Tensor) -> Tensor:
 def score_cost(objectness: Tensor, class_logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy of sqrt(objectness x class score) with the target's class, summed over classes: (B, K, N).
 
-    The background's share of the sum is the same for every target, so nothing of shape (B, K, N, C) is made.
+    The sum over the other classes is the same for every target up to one term, so nothing of shape (B, K, N, C) is
+    made.
 
     Args:
         objectness: (B, N, 1) logits; class_logits: (B, N, C); labels: int64 (B, K).
@@ -55,16 +56,16 @@ def score_cost(objectness: Tensor, class_logits: Tensor, labels: Tensor) -> Tens
     log_yes = ((logsigmoid(objectness) + logsigmoid(class_logits)) / 2).clamp_(min=_LEAST_LOG)
     log_no = torch.log1p(-log_yes.exp()).clamp_(min=_LEAST_LOG)
     index = labels[..., None].expand(-1, -1, class_logits.shape[1])
-    own = (log_no - log_yes).transpose(1, 2).gather(1, index)
-    return own.sub_(log_no.sum(-1)[:, None]).clamp_(min=0)
+    target_term = (log_no - log_yes).transpose(1, 2).gather(1, index)
+    return target_term.sub_(log_no.sum(-1)[:, None]).clamp_(min=0)
 
 
 class SimOtaAssigner:
-    """Gives each target the cells of lowest cost: a poor score and a poor overlap both cost.
+    """Assigns to each target the cells of lowest cost, which a low score and a low IoU both raise.
 
     Candidates are the cells in the target and those near its middle; cells that are both come first. A target gets as
-    many cells as the sum of its largest overlaps, at least one. A cell that several targets claim goes to the one for
-    which it costs least. With ``one_to_one`` a target gets the cheapest cell that no other takes.
+    many cells as the sum of its largest IoUs, at least one. A cell that several targets select goes to the one for
+    which it costs least. With ``one_to_one`` a target gets the cheapest cell that no other has.
     """
 
     def __init__(self, *, one_to_one: bool = False) -> None:
@@ -82,7 +83,7 @@ class SimOtaAssigner:
         boxes: Tensor,
         mask: Tensor,
         finest_stride: float,
-    ) -> CellClaims:
+    ) -> SimOtaAssignment:
         """Assigns every image's cells; T = min(10, N), or 1.
 
         Args:
@@ -97,18 +98,19 @@ class SimOtaAssigner:
             finest_stride: smallest stride, pixels.
         """
         batch, slots = labels.shape
-        group = images_a_group(slots, predicted.shape[1], predicted.device)
+        group = images_per_group(slots, predicted.shape[1], predicted.device)
         images = (objectness, class_logits, predicted, labels, boxes, mask)
         parts = [
             self._cheapest(*(t[i : i + group] for t in images), centres, strides, finest_stride)
             for i in range(0, max(batch, 1), group)
         ]
-        cells, wanted, cost, overlap = (torch.cat(column) for column in zip(*parts))
+        cells, selected, cost, overlap = (torch.cat(column) for column in zip(*parts))
         cheapness = 1 / (1 + cost)
-        if self.one_to_one:  # of any of its candidates, however few its overlaps call for
-            chosen, held = one_each(cells, cheapness, cheapness, predicted.shape[1])
-            return CellClaims(cells.gather(-1, chosen), held, overlap.gather(-1, chosen))
-        return CellClaims(cells, settle_conflicts(cells, wanted, cheapness, predicted.shape[1]), overlap)
+        if self.one_to_one:  # among all candidates, however small the sum of IoUs
+            chosen, assigned = match_one_to_one(cells, cheapness, cheapness, predicted.shape[1])
+            return SimOtaAssignment(cells.gather(-1, chosen), assigned, overlap.gather(-1, chosen))
+        assigned = resolve_conflicts(cells, selected, cheapness, predicted.shape[1])
+        return SimOtaAssignment(cells, assigned, overlap)
 
     def _cheapest(
         self,
@@ -122,7 +124,7 @@ class SimOtaAssigner:
         strides: Tensor,
         finest_stride: float,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The cheapest cells of every target of a group: index, whether it is wanted, cost, IoU; (B, K, T) each."""
+        """The cheapest cells of every target of a group: index, whether selected, cost, IoU; (B, K, T) each."""
         inside = candidate_cells(centres, boxes, finest_stride)
         near = near_middle(centres, strides, boxes)
         candidates = (inside | near).logical_and_(mask[..., None])
@@ -133,5 +135,5 @@ class SimOtaAssigner:
         most = min(MOST_CELLS, centres.shape[0])
         count = overlap.topk(most, dim=-1).values.sum(-1, keepdim=True).floor().clamp(min=1)
         lowest, cells = cost.topk(most, dim=-1, largest=False)
-        wanted = (torch.arange(most, device=cells.device) < count) & lowest.isfinite()
-        return cells, wanted, lowest, overlap.gather(-1, cells)
+        selected = (torch.arange(most, device=cells.device) < count) & lowest.isfinite()
+        return cells, selected, lowest, overlap.gather(-1, cells)

@@ -1,8 +1,7 @@
 """Task-aligned assignment (TOOD, Feng et al. 2021): fixed shapes, no host sync, no gradient.
 
-Only cells that a target holds can answer for it, and those are few of all: they are listed pair by pair, target by
-target, and nothing of shape (B, K, N) is made. How many pairs there are is known on the host from the labels, which
-travel with the batch.
+Only cells inside a target can be assigned to it, and these are few: they are listed as pairs, target by target, and
+nothing of shape (B, K, N) is made. The host knows the number of pairs from the batch's labels.
 
 Legend: B images, K target slots, N cells over all levels, L levels, C classes, T candidates a target, S = B * K slots,
 P pairs of a target and a candidate cell.
@@ -19,17 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.assigners.candidates import LEAST_OVERLAP, one_each, settle_conflicts, widened
+from models.assigners.candidates import LEAST_OVERLAP, match_one_to_one, resolve_conflicts, widened
 from models.box_coding import Shapes, grid_levels
 from utils.boxes import ArrayT, cxcywh_to_xyxy, iou, scale_boxes
 
-# Images are assigned in groups of at most so many pairs, unless one image alone has more. The size changes nothing but
-# speed and memory: on a CPU the intermediates should stay in the cache, on an accelerator it bounds them (64 MiB each).
+# Images are assigned in groups of at most so many pairs, unless one image alone has more. The limit only affects speed
+# and memory: on a CPU the intermediates should stay in the cache, on an accelerator it bounds them (64 MiB each).
 _GROUP_PAIRS_CPU = 2**17
 _GROUP_PAIRS = 2**24
-# Room for pairs comes in multiples of so many. On a CPU these are whole vectors: what is left of a tensor after the
-# last one is computed by other instructions, which may round differently. On an accelerator sizes are to be few, so
-# that its allocator finds them again.
+# Capacities for pairs are multiples of this. On a CPU that makes whole vectors: the rest of a tensor after the last
+# whole vector is computed by other instructions, which may round differently. On an accelerator, few different sizes
+# let the allocator reuse its blocks.
 _BUCKET_CPU = 2**6
 _BUCKET = 2**12
 
@@ -45,19 +44,19 @@ class Assignment(NamedTuple):
 
 
 class CandidatePairs(NamedTuple):
-    """Pairs of a target and a candidate cell: target by target, those of one by ascending cell. Pairs past the last
-    real one have any valid slot and cell."""
+    """Pairs of a target and a candidate cell, sorted by target, then by cell. Padding pairs have any valid slot and
+    cell."""
 
     slot: Tensor  # int64 (P,) in 0..S-1
     cell: Tensor  # int64 (P,) in 0..N-1, in the slot's image
-    ends: Tensor  # int64 (S,) number of pairs of this slot and those before it
+    ends: Tensor  # int64 (S,) number of pairs of this slot and all before it
 
 
 def candidate_windows(boxes: Tensor, shapes: Shapes, strides: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The cells whose centres lie in a box are a window of each level's grid: boxes (S, 4) -> first column and row, and
-    number of columns and rows, int64 (S, L, 2) each.
+    """The windows of each level's grid with the cells whose centres lie in a box: boxes (S, 4) -> first column and row,
+    and number of columns and rows, int64 (S, L, 2) each.
 
-    A box narrower than the finest stride is widened, see `assigners.widened`. Strides are powers of two, so nothing
+    A box narrower than the finest stride is widened, see `candidates.widened`. Strides are powers of two, so nothing
     here rounds differently on another device.
     """
     low, high = widened(boxes, min(strides))
@@ -67,8 +66,8 @@ def candidate_windows(boxes: Tensor, shapes: Shapes, strides: tuple[int, ...]) -
 
 
 def _windows(low: ArrayT, high: ArrayT, strides: ArrayT, last: ArrayT, library: ModuleType) -> tuple[ArrayT, ArrayT]:
-    """First cells and numbers of cells whose centres lie between ``low`` and ``high``, of those up to ``last``, with
-    torch or with numpy: whole numbers as floats."""
+    """First cell and number of cells whose centres lie between ``low`` and ``high``, up to the cell ``last``: whole
+    numbers as floats. ``library`` is torch or numpy."""
     first = library.clip(library.ceil(low / strides - 0.5), 0, None)
     end = library.minimum(library.floor(high / strides - 0.5), last) + 1
     return first, library.clip(end - first, 0, None)
@@ -79,7 +78,7 @@ class PairGroup(NamedTuple):
 
     start: int  # first image
     end: int  # last image + 1
-    room: int  # for their pairs: P of `list_pairs`
+    capacity: int  # for their pairs: P of `list_pairs`
 
 
 def group_pairs(
@@ -90,7 +89,7 @@ def group_pairs(
     canvas_hw: tuple[int, int],
     device: torch.device,
 ) -> list[PairGroup]:
-    """Groups of ``count`` images, with as much room as `list_pairs` will want on ``device``. ``targets`` (M, 6) are
+    """Groups of ``count`` images with the capacities that `list_pairs` needs on ``device``. ``targets`` (M, 6) are
     those of `Batch`, on the host."""
     limit, bucket = (_GROUP_PAIRS_CPU, _BUCKET_CPU) if device.type == "cpu" else (_GROUP_PAIRS, _BUCKET)
     groups, start, total = [], 0, 0
@@ -105,8 +104,8 @@ def group_pairs(
 def count_pairs(
     targets: np.ndarray, count: int, shapes: Shapes, strides: tuple[int, ...], canvas_hw: tuple[int, int]
 ) -> list[int]:
-    """How many pairs `list_pairs` finds in each of ``count`` images; ``targets`` (M, 6) are those of `Batch`, on the
-    host, where the number is wanted."""
+    """How many pairs `list_pairs` finds in each of ``count`` images. ``targets`` (M, 6) are those of `Batch`, on the
+    host, where the number is needed."""
     boxes = scale_boxes(cxcywh_to_xyxy(targets[:, 2:]), canvas_hw[1], canvas_hw[0])
     low, high = widened(boxes, min(strides))
     last = np.array([[width - 1, height - 1] for height, width in shapes], boxes.dtype)
@@ -114,9 +113,9 @@ def count_pairs(
     return np.bincount(targets[:, 0].astype(np.int64), size.prod(-1).sum(-1), minlength=count).astype(int).tolist()
 
 
-def list_pairs(boxes: Tensor, mask: Tensor, shapes: Shapes, strides: tuple[int, ...], room: int) -> CandidatePairs:
-    """The candidate pairs of boxes (S, 4) where ``mask`` bool (S,) says that there is one. ``room`` is P: at least 1,
-    and no less than there are pairs."""
+def list_pairs(boxes: Tensor, mask: Tensor, shapes: Shapes, strides: tuple[int, ...], capacity: int) -> CandidatePairs:
+    """The candidate pairs of the boxes (S, 4) where ``mask`` bool (S,) is set. ``capacity`` is P: at least 1 and at
+    least the number of pairs."""
     levels = grid_levels(shapes, strides, boxes.device)
     first, size = candidate_windows(boxes, shapes, strides)
     count = size.prod(-1) * mask[:, None]  # (S, L)
@@ -125,12 +124,12 @@ def list_pairs(boxes: Tensor, mask: Tensor, shapes: Shapes, strides: tuple[int, 
     rows = torch.stack(
         (ends.view_as(count) - count, size[..., 0].clamp(min=1), corner, levels.columns.expand_as(corner)), -1
     )
-    number = torch.arange(room, device=boxes.device)
+    number = torch.arange(capacity, device=boxes.device)
     window = torch.searchsorted(ends, number, right=True).clamp_(max=len(ends) - 1)
-    start, across, corner, pitch = rows.flatten(0, 1).index_select(0, window).unbind(-1)
-    place = number - start
-    row = place.div(across, rounding_mode="floor")
-    cell = (corner + place + row * (pitch - across)).clamp_(max=levels.cells - 1)
+    start, columns, corner, pitch = rows.flatten(0, 1).index_select(0, window).unbind(-1)
+    offset = number - start  # in the window, row by row
+    row = offset.div(columns, rounding_mode="floor")
+    cell = (corner + offset + row * (pitch - columns)).clamp_(max=levels.cells - 1)
     slot = window.div(len(shapes), rounding_mode="floor")
     return CandidatePairs(slot, cell, ends[len(shapes) - 1 :: len(shapes)])
 
@@ -147,22 +146,23 @@ def _power(x: Tensor, exponent: float) -> Tensor:
     return x.sqrt() if exponent == 0.5 else x.pow(exponent)
 
 
-def best_pairs(pairs: CandidatePairs, metric: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """The pairs of highest ``metric`` (P,), at least 0, of each slot, among equals those listed first: int64 (S, T)
-    into P with T = ``most``, and whether there is one, bool (S, T)."""
+def best_pairs(pairs: CandidatePairs, metric: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+    """The pairs of highest ``metric`` (P,), at least 0, of each slot, among equals the first ones: int64 (S, T) into P
+    with T = ``topk``, and whether there is one, bool (S, T)."""
     real = torch.arange(len(metric), device=metric.device) < pairs.ends[-1]
-    # A float32 that is not negative and its bits read as an integer sort alike. Slots ascend, and in them metrics fall.
+    # A float32 that is not negative sorts like its bits read as an integer. Slots ascend; metrics descend within a
+    # slot.
     slot = torch.where(real, pairs.slot, len(pairs.ends))
     order = ((slot << 32) - metric.float().view(torch.int32)).sort(stable=True).indices
     start = torch.nn.functional.pad(pairs.ends[:-1], (1, 0))
-    rank = start[:, None] + torch.arange(most, device=metric.device)
+    rank = start[:, None] + torch.arange(topk, device=metric.device)
     return order[rank.clamp(max=len(metric) - 1)], rank < pairs.ends[:, None]
 
 
 def normalised_scores(metric: Tensor, overlap: Tensor, kept: Tensor) -> Tensor:
     """The metric (B, K, T) scaled so that a target's best cell gets the target's best IoU (Feng et al. 2021, sec. 3.2).
 
-    No epsilon beside the maximum: metrics go down to 1e-15 while boxes fit badly, and would drown in it. A target
+    The maximum has no epsilon added: metrics go down to 1e-15 while boxes fit badly, far below any epsilon. A target
     without cells has only zeros to divide.
     """
     metric, overlap = metric * kept, overlap * kept
@@ -171,12 +171,11 @@ def normalised_scores(metric: Tensor, overlap: Tensor, kept: Tensor) -> Tensor:
 
 
 class TaskAlignedAssigner:
-    """Task-aligned assignment with CIoU as its overlap.
+    """Task-aligned assignment, with CIoU as the overlap.
 
-    For each target the ``topk`` candidates of highest alignment become its cells, less those that another target with a
-    higher overlap claims too. With ``one_to_one`` a target gets the best of its candidates that no other target takes.
-    Both ways measure alignment alike, so that a target's one cell is the best of its many: a consistent match (YOLOv10,
-    Wang et al. 2024).
+    Each target gets its ``topk`` candidates of highest alignment, except those that another target with a higher
+    overlap selects too. With ``one_to_one`` a target gets its best candidate that no other target has. Both use the
+    same metric, so that a target's one cell is the best of its many: consistent matching (YOLOv10, Wang et al. 2024).
     """
 
     def __init__(self, *, topk: int, alpha: float, beta: float, one_to_one: bool = False):
@@ -203,7 +202,7 @@ class TaskAlignedAssigner:
             boxes: (B, K, 4).
             mask: bool (B, K), where there is a target.
             shapes: rows and columns of each level; strides: pixels.
-            groups: of all images, see `group_pairs`.
+            groups: of all images, from `group_pairs`.
 
         Returns:
             The assignment, with T = min(topk, N), or 1.
@@ -213,16 +212,16 @@ class TaskAlignedAssigner:
             return Assignment(none.long(), none)
         parts = [
             self._top_candidates(
-                *(t[start:end] for t in (class_logits, predicted, labels, boxes, mask)), shapes, strides, room
+                *(t[start:end] for t in (class_logits, predicted, labels, boxes, mask)), shapes, strides, capacity
             )
-            for start, end, room in groups
+            for start, end, capacity in groups
         ]
         cells, metric, overlap = (torch.cat(column) for column in zip(*parts))
         if self.one_to_one:
-            chosen, kept = one_each(cells, metric, overlap, predicted.shape[1])
+            chosen, kept = match_one_to_one(cells, metric, overlap, predicted.shape[1])
             cells, metric, overlap = (t.gather(-1, chosen) for t in (cells, metric, overlap))
         else:
-            kept = settle_conflicts(cells, metric, overlap, predicted.shape[1])
+            kept = resolve_conflicts(cells, metric, overlap, predicted.shape[1])
         return Assignment(cells, normalised_scores(metric, overlap, kept))
 
     def _top_candidates(
@@ -234,16 +233,16 @@ class TaskAlignedAssigner:
         mask: Tensor,
         shapes: Shapes,
         strides: tuple[int, ...],
-        room: int,
+        capacity: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The best cells of every target of a group: index, metric and CIoU, (B, K, T) each."""
         (batch, slots), num_cells = labels.shape, predicted.shape[1]
         boxes = boxes.flatten(0, 1)
-        pairs = list_pairs(boxes, mask.flatten(), shapes, strides, room)
+        pairs = list_pairs(boxes, mask.flatten(), shapes, strides, capacity)
         row = pairs.slot.div(slots, rounding_mode="floor") * num_cells + pairs.cell  # among all images' cells
         label = labels.flatten().index_select(0, pairs.slot)
         logits = class_logits.flatten().index_select(0, row * class_logits.shape[-1] + label)
-        # Coordinates lie one after another in memory: each is read many times.
+        # Coordinates are contiguous, since each is read many times.
         ours, theirs = predicted.flatten(0, 1).T.contiguous(), boxes.T.contiguous()
         overlap = iou(ours.index_select(1, row).T, theirs.index_select(1, pairs.slot).T, kind="ciou")
         overlap = overlap.clamp_(min=LEAST_OVERLAP)
@@ -251,6 +250,6 @@ class TaskAlignedAssigner:
         top, exists = best_pairs(pairs, metric, min(self.topk, num_cells))
         exists = exists.view(batch, slots, -1)
         cells, metric, overlap = (values[top].view_as(exists) for values in (pairs.cell, metric, overlap))
-        # Unused slots name different cells: what all of them add to one cell, if only 0, has to wait for each other.
+        # Unused slots get different cells: additions to one cell, even of 0, would wait for each other.
         spare = torch.arange(exists[0].numel(), device=top.device).view_as(exists[0]) % num_cells
         return torch.where(exists, cells, spare), metric * exists, overlap * exists

@@ -19,8 +19,7 @@ from utils.boxes import cxcywh_to_xyxy
 class AnchorHead(DetectionHead):
     """One 1x1 convolution a level; each anchor predicts x, y, w, h, objectness and classes (YOLOv3 to v5).
 
-    Raw maps are (B, A(5 + C), h, w), anchor by anchor. The buffer ``anchors`` (L, A, 2) holds widths and heights in
-    units of the level's stride.
+    Raw maps are (B, A * (5 + C), h, w), anchor by anchor.
     """
 
     branch = ("m",)
@@ -34,7 +33,7 @@ class AnchorHead(DetectionHead):
         num_classes: int,
         anchors_px: list[list[float]] | int,
     ) -> None:
-        """``anchors_px``: a row of w, h, w, h, ... in canvas pixels for each level; or how many, for squares."""
+        """``anchors_px``: for each level a row w, h, w, h, ... in canvas pixels; or the number of square anchors."""
         super().__init__(strides, num_classes)
         if isinstance(anchors_px, int):
             sides = [[s * 2 ** (1 + (k + 0.5) * 2 / anchors_px) for k in range(anchors_px)] for s in strides]
@@ -52,7 +51,7 @@ class AnchorHead(DetectionHead):
 
     @torch.no_grad()
     def reset_branch(self, outputs: nn.ModuleList) -> None:
-        """Boxes start as their anchors; about 8 objects in a typical image; a class has 0.6 of an even share."""
+        """Boxes start as their anchors, objectness at 8 objects in a typical image, class scores at about 0.6 / C."""
         for conv, stride in zip(outputs, self.strides):
             bias = conv.bias.view(self.num_anchors, 5 + self.num_classes)
             bias[:, :4] = 0.0
@@ -66,7 +65,7 @@ class AnchorHead(DetectionHead):
         return [conv(x) for x, conv in zip(features, outputs)]
 
     def decode_branch(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """As in the base, the scores objectness x class. N runs over levels, then anchors, rows and columns."""
+        """Scores are objectness times class. N runs over levels, then anchors, rows and columns."""
         boxes, scores = [], []
         for level, (x, stride) in enumerate(zip(raw, self.strides)):
             centres, _ = cell_centres(((x.shape[2], x.shape[3]),), (stride,), x.device)

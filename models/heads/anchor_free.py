@@ -17,9 +17,9 @@ from models.losses.anchor_free import AnchorFreeLoss
 
 
 class DFL(nn.Module):
-    """The values 0..R-1 that a side's distribution ranges over (Generalized Focal Loss, Li et al. 2020).
+    """The values 0..R-1 of a side's distribution (Generalized Focal Loss, Li et al. 2020).
 
-    A frozen convolution weight because public state dicts hold it as one; `expected_distances` does the sum.
+    They are a frozen convolution weight, as in public state dicts; `expected_distances` computes the sum.
     """
 
     def __init__(self, bins: int) -> None:
@@ -35,7 +35,7 @@ class DFL(nn.Module):
 class AnchorFreeHead(DetectionHead):
     """Decoupled box and class layers at each level; box sides are distributions over R bins of one stride.
 
-    With R = 1 there are no distributions: the layers give the distances themselves, in strides. Raw maps are
+    With R = 1 there are no distributions, and the outputs are the distances in strides. Raw maps are
     (B, 4R + C, h, w): left, top, right and bottom bins first.
     """
 
@@ -79,8 +79,8 @@ class AnchorFreeHead(DetectionHead):
 
     @torch.no_grad()
     def reset_branch(self, boxes: nn.ModuleList, classes: nn.ModuleList) -> None:
-        """Box sides start at the middle of their bins, or two strides from the cell without bins; a class is as likely
-        as 5 objects spread over a typical image make it."""
+        """Box sides start at the middle of their bins or, without bins, at two strides. Class scores start at 5 objects
+        in a typical image."""
         for box, cls, stride in zip(boxes, classes, self.strides):
             box[-1].bias.fill_(1.0 if self.reg_max > 1 else 2.0)
             cells = (REFERENCE_SIZE / stride) ** 2

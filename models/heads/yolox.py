@@ -1,4 +1,4 @@
-"""YOLOX's decoupled head: class scores in one branch, box and objectness in the other (Ge et al. 2021).
+"""YOLOX's decoupled head: one tower for class scores, one for box and objectness (Ge et al. 2021).
 
 Legend: B images, L levels, C classes, N cells over all levels.
 """
@@ -19,7 +19,7 @@ from utils.boxes import cxcywh_to_xyxy
 
 
 class YOLOXHead(DetectionHead):
-    """One box a cell, with its objectness. Raw maps are (B, 5 + C, h, w): x, y, w, h, objectness, classes.
+    """One box a cell, with objectness. Raw maps are (B, 5 + C, h, w): x, y, w, h, objectness, classes.
 
     Attribute names are those of the public state-dict convention.
     """
@@ -36,7 +36,7 @@ class YOLOXHead(DetectionHead):
         width: int,
         separable: bool = False,
     ) -> None:
-        """``width``: channels of both branches, at every level; ``separable``: whether their 3x3 convolutions are."""
+        """``width``: channels of both towers at every level; ``separable``: depthwise-separable 3x3 convolutions."""
         super().__init__(strides, num_classes)
         conv = SeparableConv if separable else Conv
 
@@ -59,7 +59,7 @@ class YOLOXHead(DetectionHead):
         return raw
 
     def decode_branch(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """As in the base, the scores objectness x class."""
+        """Scores are objectness times class."""
         box, objectness, classes = flatten_levels(raw).split((4, 1, self.num_classes), -1)
         shapes = tuple((level.shape[2], level.shape[3]) for level in raw)
         boxes = cxcywh_to_xyxy(offsets_to_cxcywh(box, *cell_centres(shapes, self.strides, box.device)))
@@ -67,8 +67,8 @@ class YOLOXHead(DetectionHead):
 
     @torch.no_grad()
     def reset_branch(self, *layers: nn.ModuleList) -> None:
-        """Boxes start in the middle of their cell, two strides wide; about 8 objects in a typical image; a class has
-        0.6 of an even share."""
+        """Boxes start in the middle of their cell, two strides wide, objectness at 8 objects in a typical image, class
+        scores at about 0.6 / C."""
         for *_, classes, box, objectness, stride in zip(*layers, self.strides, strict=True):
             box.bias.copy_(torch.tensor([0.5, 0.5, math.log(2), math.log(2)]))
             objectness.bias.fill_(math.log(8 / (REFERENCE_SIZE / stride) ** 2))

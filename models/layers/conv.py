@@ -53,7 +53,7 @@ class DWConv(Conv):
 
 
 class _DoubleNearest(torch.autograd.Function):
-    """Twice the height and width by repetition. torch's backward takes six times as long on a CPU as these sums."""
+    """Twice the height and width by repetition. torch's backward pass takes six times as long on a CPU."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -71,9 +71,9 @@ class Upsample(nn.Upsample):
 
     def __init__(self, size: int | None = None, scale: float | None = None, mode: str = "nearest") -> None:
         if (size is None) == (scale is None):
-            raise ValueError("wants either a size or a scale, the other None")
+            raise ValueError("needs either a size or a scale, the other None")
         if mode not in ("nearest", "nearest-exact", "bilinear", "bicubic"):
-            raise ValueError(f"knows no mode '{mode}' (nearest, nearest-exact, bilinear, bicubic)")
+            raise ValueError(f"has no mode '{mode}' (nearest, nearest-exact, bilinear, bicubic)")
         super().__init__(size=size, scale_factor=scale, mode=mode)
 
     def forward(self, x: Tensor) -> Tensor:

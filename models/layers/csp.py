@@ -92,7 +92,7 @@ class C2f(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = list(self.cv1(x).split(self.hidden, 1))
-        outputs[-1] = outputs[-1].clone()  # dense once, else every reader of the half makes its own copy of it
+        outputs[-1] = outputs[-1].clone()  # dense once; otherwise every reader of the half copies it
         for block in self.m:
             outputs.append(block(outputs[-1]))
         return self.cv2(torch.cat(outputs, 1))
@@ -184,7 +184,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, channels, height, width = x.shape
-        # Cells before channels: free of copies in channels_last, and the layout that attention kernels want.
+        # Cells before channels: no copies in channels_last, and the layout that attention kernels want.
         tokens = self.qkv(x).flatten(2).transpose(1, 2).unflatten(2, (self.heads, -1)).transpose(1, 2)
         query, key, value = tokens.split((self.key_width, self.key_width, self.value_width), -1)
         mixed = F.scaled_dot_product_attention(query, key, value)  # (B, heads, cells, value_width)
@@ -225,7 +225,7 @@ class C2PSA(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, repeats: int = 1, expansion: float = 0.5) -> None:
         super().__init__()
         if in_channels != out_channels:
-            raise ValueError(f"keeps its channels: {in_channels} come in, {out_channels} are asked for")
+            raise ValueError(f"needs as many output as input channels: got {in_channels} in and {out_channels} out")
         self.hidden = int(in_channels * expansion)
         heads = attention_heads(self.hidden)
         self.cv1 = Conv(in_channels, 2 * self.hidden)

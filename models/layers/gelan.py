@@ -105,7 +105,7 @@ class SPPELAN(nn.Module):
 
 
 class AConv(nn.Module):
-    """Halves height and width: means of 2x2 cells at every place, then a 3x3 convolution of stride 2."""
+    """Halves height and width: 2x2 average pooling of stride 1, then a 3x3 convolution of stride 2."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -116,8 +116,8 @@ class AConv(nn.Module):
 
 
 class ADown(nn.Module):
-    """Halves height and width: means of 2x2 cells, then half the channels by a 3x3 convolution of stride 2, the other
-    half by a max pool and a 1x1 convolution.
+    """Halves height and width: 2x2 average pooling of stride 1, then half the channels by a 3x3 convolution of stride
+    2, the other half by a max pool and a 1x1 convolution.
 
     Raises ValueError for odd numbers of channels.
     """
@@ -125,7 +125,7 @@ class ADown(nn.Module):
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
         if in_channels % 2 or out_channels % 2:
-            raise ValueError(f"wants even numbers of channels, got {in_channels} and {out_channels}")
+            raise ValueError(f"needs even numbers of channels, got {in_channels} and {out_channels}")
         self.cv1 = Conv(in_channels // 2, out_channels // 2, 3, 2)
         self.cv2 = Conv(in_channels // 2, out_channels // 2)
 

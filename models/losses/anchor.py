@@ -1,4 +1,4 @@
-"""The loss of anchor heads, as sums over a share of the batch and one normaliser (`LossOutput`); see losses.py.
+"""The loss of anchor heads, as sums over a shard of the batch and one normaliser (`LossOutput`); see losses/base.py.
 
 Legend: B images, M targets, A anchors of a cell, C classes, P pairs of a target and an anchor in a cell, T pairs of one
 target over all levels.
@@ -15,27 +15,28 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from models.assigners.candidates import LEAST_OVERLAP, AnchorMatches, match_anchors, one_each
+from models.assigners.anchor_match import AnchorMatches, match_anchors
+from models.assigners.candidates import LEAST_OVERLAP, match_one_to_one
 from models.box_coding import anchor_to_cxcywh, flatten_levels
 from models.losses.base import Criterion, smooth_labels
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import Hyperparameters
 from utils.structures import LossOutput
 
-# Gains of an anchor loss that is divided by its positives. What matters is the balance between one positive's box, its
-# objectness and one of its classes. YOLOX (Ge et al. 2021) has 5 : 1 : 1; YOLOv5, which takes means over
-# different sets, works out at about 7 : 1 : 1 with its published gains, both at 640 px and, as it scales them, at other
-# sizes. The defaults box 7.5, obj 1, cls 0.5 give 7.5 : 1 : 1 with this constant, and a box term (7.5 times the mean of
-# 1 - CIoU) that equals the anchor-free one, so that one learning rate suits both heads.
+# This loss is divided by its positives, so what matters is the balance between one positive's box, its objectness and
+# one of its classes. YOLOX (Ge et al. 2021) has 5 : 1 : 1. YOLOv5 takes means over different sets and comes to about 7
+# : 1 : 1 with its published gains, at 640 px and, as it scales them, at other sizes. The defaults box 7.5, obj 1, cls
+# 0.5 give 7.5 : 1 : 1 with this constant, and a box term (7.5 times the mean of 1 - CIoU) that equals the anchor-free
+# one, so that one learning rate suits both heads.
 _CLASS_GAIN = 2.0
 
-# YOLOv5's objectness balance of P3, P4, P5, meant for the mean over a level's cells. Of two levels the coarser has a
-# quarter of the cells, so as weights of a cell in a sum they are 1 : 1 : 1.6.
+# YOLOv5's objectness balance of P3, P4, P5, for means over a level's cells. Each level has a quarter of the cells of
+# the finer one, so as weights of a cell in a sum they are 1 : 1 : 1.6.
 _LEVEL_MEAN_BALANCE = {3: (4.0, 1.0, 0.4)}
 
 
 def level_weights(strides: Sequence[int]) -> tuple[float, ...]:
-    """Weight of one cell's objectness on each level; the finest has 1. Without a published balance all have 1."""
+    """Weight of one cell's objectness on each level, 1 on the finest one and, without a published balance, on all."""
     balance = _LEVEL_MEAN_BALANCE.get(len(strides))
     if balance is None:
         return (1.0,) * len(strides)
@@ -43,7 +44,7 @@ def level_weights(strides: Sequence[int]) -> tuple[float, ...]:
 
 
 class LevelPairs(NamedTuple):
-    """A level's (target, anchor, cell) pairs, P in all, target by target, and what the loss takes of each."""
+    """A level's (target, anchor, cell) triples, P in all and sorted by target, and what the loss reads of each."""
 
     valid: Tensor  # bool (P,)
     row: Tensor  # int64 (P,) into the level's B * h * w * A outputs
@@ -55,8 +56,8 @@ class LevelPairs(NamedTuple):
 
 @torch.no_grad()
 def best_of_levels(levels: Sequence[LevelPairs], num_targets: int, alpha: float, beta: float) -> list[LevelPairs]:
-    """The levels with one valid pair a target at most: the pair of highest score^alpha * CIoU^beta (the alignment that
-    anchor-free heads go by) in a place that no other target takes."""
+    """The levels with at most one valid pair a target: the pair of highest score^alpha * CIoU^beta (the alignment of
+    anchor-free heads) whose output no other target has."""
     if num_targets == 0:
         return list(levels)
     sizes = [pairs.row.shape[0] // num_targets for pairs in levels]
@@ -69,21 +70,21 @@ def best_of_levels(levels: Sequence[LevelPairs], num_targets: int, alpha: float,
     overlap = by_target([pairs.overlap.clamp(min=LEAST_OVERLAP) for pairs in levels])
     metric = by_target([pairs.score for pairs in levels]).pow(alpha) * overlap.pow(beta)
     metric *= by_target([pairs.valid for pairs in levels])
-    chosen, held = one_each(by_target(rows), metric, overlap, sum(pairs.objectness.shape[0] for pairs in levels))
-    valid = torch.zeros_like(metric, dtype=torch.bool).scatter_(-1, chosen, held)[0]
+    num_outputs = sum(pairs.objectness.shape[0] for pairs in levels)
+    chosen, matched = match_one_to_one(by_target(rows), metric, overlap, num_outputs)
+    valid = torch.zeros_like(metric, dtype=torch.bool).scatter_(-1, chosen, matched)[0]
     return [pairs._replace(valid=part.flatten()) for pairs, part in zip(levels, valid.split(sizes, -1))]
 
 
 class AnchorLoss(Criterion):
-    """CIoU and class BCE on matched anchors; on all, objectness BCE with the IoU reached as target (YOLOv5's facts).
+    """CIoU and class BCE on matched anchors, and objectness BCE with the predicted box's IoU as target on all (YOLOv5).
 
-    ``names`` label ``LossOutput.parts``. All terms are divided by the number of positives. A mean over cells would
-    tie the weight of an object's objectness to the size of the canvas and let it fall behind its box on sets with one
-    or two objects an image. Per positive, the pull of an object is the same on every set; the push of the background
-    is as strong only until the objectness bias has found the base rate, where logistic regression has both
-    cancel. That takes few steps, the fewer the nearer the head's initial bias is to the rate of objects.
+    All terms are divided by the number of positives. A mean over cells would tie the weight of an object's objectness
+    to the canvas size, and make it smaller than its box's on data sets with one or two objects an image. Per positive,
+    an object's gradient is the same on every data set. The background's is large only until the objectness bias equals
+    the base rate, where logistic regression balances both: a few steps, fewer if the head's initial bias is near it.
 
-    With ``one_to_one`` only the best aligned of a target's matches, over all levels, is a positive.
+    With ``one_to_one`` only the best aligned match of a target, over all levels, is a positive.
     """
 
     names = ("box", "obj", "cls")
@@ -111,7 +112,7 @@ class AnchorLoss(Criterion):
         self, raw: Sequence[Tensor], targets: Tensor, max_targets: int, host_targets: np.ndarray | None = None
     ) -> LossOutput:
         """Args: raw maps (B, A * (5 + C), h, w) a level; ``targets`` (M, 6) as in `Batch`. Shapes depend on M alone, so
-        ``max_targets`` and ``host_targets`` go unread."""
+        ``max_targets`` and ``host_targets`` are not read."""
         levels = [self._pairs(level, targets, anchors) for level, anchors in zip(raw, self.anchors, strict=True)]
         if self.one_to_one:
             levels = best_of_levels(levels, targets.shape[0], self.tal_alpha, self.tal_beta)
@@ -136,7 +137,7 @@ class AnchorLoss(Criterion):
         """Sums of the box, objectness and class terms, and the number of positives."""
         valid = pairs.valid.float()
         reached = torch.zeros_like(pairs.objectness)
-        # Of several targets in a place the best: no order in it.
+        # The maximum over several targets of one output does not depend on their order.
         reached.scatter_reduce_(0, pairs.row, pairs.overlap.detach().clamp(min=0) * valid, "amax")
         obj = weight * binary_cross_entropy_with_logits(pairs.objectness, reached, reduction="sum")
         return (valid * (1 - pairs.overlap)).sum(), obj, (valid * pairs.cls).sum(), valid.sum()

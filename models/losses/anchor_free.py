@@ -1,14 +1,4 @@
-"""Which loss a model has, and the anchor-free one: sums over a share of the batch and one normaliser (`LossOutput`).
-
-No loss waits for the device or has a shape that depends on values. Every image's contribution is independent of the
-others', so totals and normalisers of shares add up to the whole batch's.
-
-Label smoothing (Szegedy et al. 2016) moves the share eps of a positive cell's class score evenly onto all C classes.
-It keeps the sum over classes, so it alters neither the normaliser nor the background, and does nothing for one class.
-
-Reproducibility: the forward pass scatters only by maximum, which no order changes. Backwards, picking rows of logits
-becomes an indexed addition. In the anchor-free loss one term a place is not 0; in the anchor loss there may be several
-(two targets in one cell), whose order CUDA fixes only under torch.use_deterministic_algorithms.
+"""The loss of anchor-free heads, as sums over a shard of the batch and one normaliser (`LossOutput`).
 
 Legend: B images, K target slots, N cells over all levels, C classes, R distance bins, T candidates a target,
 P picked cells.
@@ -49,10 +39,10 @@ def distribution_focal_loss(logits: Tensor, distance: Tensor) -> Tensor:
 
 
 class AnchorFreeLoss(Criterion):
-    """BCE on all cells, CIoU and a loss of distances on assigned ones (TOOD and GFL papers).
+    """BCE on all cells, CIoU and a distance loss on assigned ones (TOOD, Feng et al. 2021; GFL, Li et al. 2020).
 
-    The loss of distances is the distribution focal loss, or without bins (R = 1) their mean absolute error in cells.
-    ``names`` label ``LossOutput.parts``. The normaliser is the sum of target scores.
+    The distance loss is the distribution focal loss or, without bins (R = 1), the mean absolute error in cells. The
+    normaliser is the sum of target scores.
     """
 
     def __init__(
@@ -93,7 +83,7 @@ class AnchorFreeLoss(Criterion):
     def _terms(
         self, raw: Sequence[Tensor], targets: Tensor, max_targets: int, groups: Sequence[PairGroup]
     ) -> LossOutput:
-        """`forward`, from where the device takes over."""
+        """The part of `forward` that runs on the device."""
         shapes = tuple((x.shape[2], x.shape[3]) for x in raw)
         centres, strides = cell_centres(shapes, self.strides, raw[0].device)
         box_logits, class_logits = split_rows(raw, 4 * self.reg_max)
@@ -117,7 +107,7 @@ class AnchorFreeLoss(Criterion):
     def _box_terms(
         self, logits: Tensor, boxes: Tensor, centres: Tensor, strides: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Weighted sums over slots of 1 - CIoU and of the loss of distances.
+        """Weighted sums over slots of 1 - CIoU and of the distance loss.
 
         Args: logits (B, P, 4R); boxes (B, P, 4) pixels; centres (B, P, 2) in cells; strides (B, P, 1); weight (B, P).
         """

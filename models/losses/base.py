@@ -1,4 +1,15 @@
-"""What the losses of several heads share, and the loss of a pair of heads.
+"""What the losses of several heads share, and the loss of a head with two branches.
+
+A loss returns sums over a shard of the batch and one normaliser (`LossOutput`). No loss waits for the device or has a
+shape that depends on values. Images contribute independently, so the sums of shards add up to the whole batch's.
+
+Label smoothing (Szegedy et al. 2016) spreads the part eps of a positive cell's class score evenly over all C classes.
+The sum over classes stays the same, so it changes neither the normaliser nor the background, and nothing for one class.
+
+Reproducibility: the forward pass scatters by maximum only, which does not depend on the order. In the backward pass,
+selecting rows of logits becomes an indexed addition. In the anchor-free loss only one term of each sum is not 0; in the
+anchor loss there may be several (two targets in one cell), and CUDA fixes their order only under
+torch.use_deterministic_algorithms.
 
 Legend: B images, K target slots, N cells over all levels, C classes, D channels, P picked cells, S any shape.
 """
@@ -20,21 +31,21 @@ THRESHOLD = 40.0  # softplus(x) becomes x beyond it; even float64 cannot tell th
 
 
 class Criterion(nn.Module):
-    """Base of the losses: ``names`` label ``LossOutput.parts``."""
+    """Base of the losses."""
 
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of ``LossOutput.parts``
 
     def compile_terms(self) -> None:
-        """Compiles what training does on the device, for all sizes at once. Losses that have no such part of their own
-        stay as they are, and so does validation."""
+        """Compiles what training computes on the device, for all sizes at once. By default nothing is compiled, and
+        validation never is."""
 
     def set_refining(self, refining: bool) -> None:
-        """Tells of the run's last epochs, whose pictures are whole again: a loss may want more of boxes in them."""
+        """Is called with True for the run's last epochs, without mosaic: a loss may refine boxes in them."""
 
 
 def canvas_targets(level: Tensor, stride: int, targets: Tensor, max_targets: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Targets in a fixed shape: labels int64 (B, K), boxes (B, K, 4) xyxy canvas pixels, and bool (B, K), whether there
-    is one.
+    """Targets in a fixed shape: labels int64 (B, K), boxes (B, K, 4) xyxy canvas pixels, and mask bool (B, K), False
+    for padding.
 
     Args:
         level: raw map (B, D, h, w) of one level, ``stride`` pixels a cell.
@@ -46,13 +57,13 @@ def canvas_targets(level: Tensor, stride: int, targets: Tensor, max_targets: int
 
 
 def smooth_labels(scores: Tensor, labels: Tensor, num_classes: int, eps: float) -> Tensor:
-    """Class targets (*S, C): ``scores`` (*S) at ``labels`` (*S), the share ``eps`` of it spread over all classes."""
+    """Class targets (*S, C): ``scores`` (*S) at ``labels`` (*S), with the part ``eps`` spread over all classes."""
     one_hot = labels[..., None] == torch.arange(num_classes, device=labels.device)
     return scores[..., None] * (one_hot * (1 - eps) + eps / num_classes)
 
 
 class _GatherCells(torch.autograd.Function):
-    """See `gather_cells`. Autograd's way backwards through index_select copies the zeros that it adds to."""
+    """See `gather_cells`. Autograd's backward pass of index_select makes one more copy of the zeros it adds to."""
 
     @staticmethod
     def forward(ctx, values: Tensor, cells: Tensor) -> Tensor:
@@ -76,12 +87,12 @@ def gather_cells(values: Tensor, cells: Tensor) -> Tensor:
 
 
 def _row_numbers(cells: Tensor, num_cells: int) -> Tensor:
-    """``cells`` int64 (B, P) of N an image as int64 (B * P), numbers among all images' cells."""
+    """``cells`` int64 (B, P) of N an image as row numbers int64 (B * P) among the cells of all images."""
     return (torch.arange(cells.shape[0], device=cells.device)[:, None] * num_cells + cells).flatten()
 
 
 class _SparseCrossEntropy(torch.autograd.Function):
-    """See `sparse_cross_entropy`. The gradient, sigmoid less target, is made in one tensor."""
+    """See `sparse_cross_entropy`. The gradient, sigmoid minus target, is computed in one tensor."""
 
     @staticmethod
     def forward(ctx, logits: Tensor, cells: Tensor, targets: Tensor) -> Tensor:
@@ -101,19 +112,19 @@ class _SparseCrossEntropy(torch.autograd.Function):
 
 
 def scaled_difference(logits: Tensor, rows: Tensor, targets: Tensor, gradient: Tensor) -> Tensor:
-    """``gradient`` () times sigmoid less target. The derivative of softplus is the sigmoid, and its kernel
-    multiplies by the gradient on the way: one pass over memory less than by sigmoid and multiplication."""
+    """``gradient`` () times (sigmoid minus target). The derivative of softplus is the sigmoid, and its kernel
+    multiplies by the gradient too, which saves one pass over memory."""
     result = torch.ops.aten.softplus_backward(gradient.expand_as(logits), logits, 1, THRESHOLD)
     result.view(-1, logits.shape[-1]).index_add_(0, rows, (targets * gradient).flatten(0, 1), alpha=-1)
     return result
 
 
 def sparse_cross_entropy(logits: Tensor, cells: Tensor, targets: Tensor) -> Tensor:
-    """Sum of the binary cross-entropy of all logits (B, N, C), with targets that are 0 but in a few cells.
+    """Sum of the binary cross-entropy of all logits (B, N, C), with targets that are 0 except in a few cells.
 
     Args:
         cells: int64 (B, P).
-        targets: (B, P, C); where cells repeat, they add up.
+        targets: (B, P, C); targets of repeated cells add up.
     """
     return _SparseCrossEntropy.apply(logits, cells, targets)
 
@@ -122,10 +133,9 @@ class DualAssignmentLoss(Criterion):
     """The one-to-many branch's loss plus ``gain`` times the one-to-one branch's (YOLOv10, Wang et al. 2024).
 
     In the paper each branch's sum is divided by that branch's own target scores. Here both are divided by the
-    one-to-many branch's, for a loss has one normaliser; ``gain`` stands for the ratio of the two, which was found to be
-    about 2 on a fresh model and 6 on a trained one. It weighs no gradient against another, since no parameter serves
-    both branches' losses: it is a learning rate of the one-to-one layers, which an optimiser that normalises gradients
-    (Muon, Adam) hardly sees.
+    one-to-many branch's, because a loss has one normaliser; ``gain`` stands for the ratio of the two, measured as about
+    2 on a fresh model and 6 on a trained one. No parameter receives gradients of both losses, so the gain only acts as
+    a learning rate of the one-to-one layers; optimisers that normalise gradients (Muon, Adam) hardly depend on it.
     """
 
     def __init__(self, many: Criterion, one: Criterion, *, gain: float):
@@ -144,7 +154,8 @@ class DualAssignmentLoss(Criterion):
     def forward(
         self, raw: Sequence[Tensor], targets: Tensor, max_targets: int, host_targets: np.ndarray | None = None
     ) -> LossOutput:
-        """Args: ``raw`` the maps of the one-to-many branch, then those of the one-to-one branch; the rest as there."""
+        """Args: ``raw`` the maps of the one-to-many branch, then those of the one-to-one branch; the others as in the
+        branches' losses."""
         levels = len(raw) // 2
         many = self.many(raw[:levels], targets, max_targets, host_targets)
         one = self.one(raw[levels:], targets, max_targets, host_targets)

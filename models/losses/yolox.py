@@ -1,6 +1,6 @@
-"""The loss of YOLOX's head, as sums over a share of the batch and one normaliser (`LossOutput`).
+"""The loss of YOLOX's head, as sums over a shard of the batch and one normaliser (`LossOutput`).
 
-Legend: B images, N cells over all levels, C classes, P slots: places for cells of targets, most of them unused.
+Legend: B images, N cells over all levels, C classes, P slots for cells of targets, most of them unused.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from utils.boxes import cxcywh_to_xyxy, iou, xyxy_to_cxcywh
 from utils.config.settings import Hyperparameters
 from utils.structures import LossOutput
 
-# YOLOX weighs a positive's box : its objectness : one of its classes : its L1 as 5 : 1 : 1 : 1. The defaults box 7.5,
-# obj 1, cls 0.5 and dfl 1.5, which are made for other heads, give just that with these constants.
+# YOLOX weights a positive's box : objectness : one class : L1 as 5 : 1 : 1 : 1. With these constants the defaults box
+# 7.5, obj 1, cls 0.5 and dfl 1.5, which are tuned for other heads, give that ratio.
 _BOX_GAIN = 2 / 3
 _CLASS_GAIN = 2.0
 _L1_GAIN = 2 / 3
 
 
 class YOLOXLoss(Criterion):
-    """1 - IoU^2 and class BCE on the cells of targets, objectness BCE on all (YOLOX, Ge et al. 2021).
+    """1 - IoU^2 and class BCE on positive cells, objectness BCE on all cells (YOLOX, Ge et al. 2021).
 
-    A positive cell's class should score its IoU, its objectness 1. In the last epochs (`set_refining`) the L1 distance
-    of a positive's four outputs is added. The normaliser is the number of positive cells.
+    The class target of a positive cell is its IoU, the objectness target 1. In the last epochs (`set_refining`) the L1
+    distance of a positive's four outputs is added. The normaliser is the number of positive cells.
     """
 
     names = ("box", "obj", "cls", "l1")
@@ -58,30 +58,32 @@ class YOLOXLoss(Criterion):
         self, raw: Sequence[Tensor], targets: Tensor, max_targets: int, host_targets: np.ndarray | None = None
     ) -> LossOutput:
         """Args: raw maps (B, 5 + C, h, w) a level; ``targets`` (M, 6) and ``max_targets`` as in `Batch`. No shape
-        depends on values of targets, so ``host_targets`` goes unread."""
+        depends on values of targets, so ``host_targets`` is not read."""
         centres, strides = cell_centres(tuple(tuple(x.shape[2:]) for x in raw), self.strides, raw[0].device)
         outputs = flatten_levels(raw)
         with torch.no_grad():
             box, objectness, classes = outputs.split((4, 1, self.num_classes), -1)
             predicted = cxcywh_to_xyxy(offsets_to_cxcywh(box, centres, strides))
             labels, boxes, mask = canvas_targets(raw[0], self.strides[0], targets, max_targets)
-            cells, held, overlap = self.assigner(
+            cells, assigned, overlap = self.assigner(
                 objectness, classes, predicted, centres * strides, strides, labels, boxes, mask, min(self.strides)
             )
-            wanted = smooth_labels(overlap, labels[..., None].expand_as(cells), self.num_classes, self.label_smoothing)
-            wanted, boxes = wanted.flatten(1, 2), boxes.repeat_interleave(cells.shape[-1], dim=1)
-            cells, weight = cells.flatten(1), held.flatten(1).float()  # (B, P)
-            responsible = torch.zeros_like(outputs[..., 4]).scatter_reduce_(1, cells, weight, "amax")
+            class_targets = smooth_labels(
+                overlap, labels[..., None].expand_as(cells), self.num_classes, self.label_smoothing
+            )
+            class_targets, boxes = class_targets.flatten(1, 2), boxes.repeat_interleave(cells.shape[-1], dim=1)
+            cells, weight = cells.flatten(1), assigned.flatten(1).float()  # (B, P)
+            is_positive = torch.zeros_like(outputs[..., 4]).scatter_reduce_(1, cells, weight, "amax")
 
         positives = gather_cells(outputs, cells)  # (B, P, 5 + C)
         predicted = cxcywh_to_xyxy(offsets_to_cxcywh(positives[..., :4], centres[cells], strides[cells]))
         box = (weight * (1 - iou(predicted, boxes).square())).sum()
-        obj = binary_cross_entropy_with_logits(outputs[..., 4], responsible, reduction="sum")
-        cls = binary_cross_entropy_with_logits(positives[..., 5:], wanted, reduction="none").sum(-1)
+        obj = binary_cross_entropy_with_logits(outputs[..., 4], is_positive, reduction="sum")
+        cls = binary_cross_entropy_with_logits(positives[..., 5:], class_targets, reduction="none").sum(-1)
         l1 = torch.zeros_like(box)
         if self.refining:
-            exact = cxcywh_to_offsets(xyxy_to_cxcywh(boxes), centres[cells], strides[cells])
-            l1 = (weight * (positives[..., :4] - exact).abs().sum(-1)).sum()
+            target_offsets = cxcywh_to_offsets(xyxy_to_cxcywh(boxes), centres[cells], strides[cells])
+            l1 = (weight * (positives[..., :4] - target_offsets).abs().sum(-1)).sum()
         terms = (box, obj, (weight * cls).sum(), l1)
         parts = [gain * term for gain, term in zip(self.gains, terms, strict=True)]
         return LossOutput(sum(parts), weight.sum(), torch.stack(parts).detach())

@@ -1,4 +1,4 @@
-"""Shows what a checkpoint file holds, and converts it.
+"""Shows the contents of a checkpoint file, or converts it.
 
 python -m models.weights show yolov8n.pt
 python -m models.weights convert yolov8n.pt yolov8n.safetensors
@@ -22,22 +22,22 @@ from utils.files.checkpoint import VERSION, write_checkpoint
 from utils.files.safetensors import write_safetensors
 from utils.logger import configure_logging, get_logger
 
-NOT_DESCRIPTION = ("format", "version", "model", "ema")  # of our checkpoints; written anew
-OF_A_RUN = ("optimizer", "scaler", "progress", "run", "config", "rank_buffers")  # not kept: weights only are converted
+# Keys of our checkpoints that are written anew, and those of a run, which are not converted.
+NOT_COPIED = ("format", "version", "model", "ema", "optimizer", "scaler", "progress", "run", "config", "rank_buffers")
 
 
 def convert(source: str | Path, target: str | Path) -> str:
-    """Writes the weights of one checkpoint file as another: safetensors or, with the suffix .pt, our own checkpoint.
+    """Writes the weights of a checkpoint file to another: safetensors or, with the suffix .pt, our own checkpoint.
 
-    Both hold float32 weights and what rebuilds the detector; of a run's checkpoint, not the state of the run. Weights
-    of no model known here are written to safetensors as they are. Returns a line that says what was written.
+    Both contain float32 weights and what rebuilds the detector, but not the state of a run. Weights of an unknown model
+    are written to safetensors under their names. Returns a line that says what was written.
     """
     source, target = Path(source), Path(target)
     if target.suffix not in (".safetensors", ".pt"):
-        raise UserError(f"{target}: wants a name that ends in .safetensors or .pt")
+        raise UserError(f"{target}: must end in .safetensors or .pt")
     stored = read_weights(source)
     if target.exists() and target.samefile(source):
-        raise UserError(f"{target}: is the file that is to be read")
+        raise UserError(f"{target}: source and target are the same file")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         detector = detector_of(stored)
@@ -45,8 +45,8 @@ def convert(source: str | Path, target: str | Path) -> str:
         if stored.is_ours or target.suffix == ".pt":
             raise
         write_safetensors(target, stored.tensors, {"format": "pt"})
-        return f"{error}; {len(stored.tensors)} tensors written to {target} under the names they have"
-    kept = {key: value for key, value in stored.content.items() if key not in (*NOT_DESCRIPTION, *OF_A_RUN)}
+        return f"{error}; {len(stored.tensors)} tensors written to {target} under their names"
+    kept = {key: value for key, value in stored.content.items() if key not in NOT_COPIED}
     description = kept | {"model_spec": detector.spec, "names": list(detector.names)}
     weights = {name: tensor for name, tensor in detector.state_dict().items() if not name.endswith(COUNTERS)}
     if target.suffix == ".pt":
@@ -58,7 +58,7 @@ def convert(source: str | Path, target: str | Path) -> str:
 
 
 def describe(detector: Detector, source: str | Path) -> str:
-    """What a checkpoint holds, in a line."""
+    """One line about a checkpoint's model."""
     count = sum(p.numel() for p in detector.parameters())
     line = f"{source}: {detector.spec['name']}, {count:,} parameters, {detector.num_classes} classes"
     return f"{line}, strides {', '.join(map(str, detector.strides))}"
@@ -80,12 +80,15 @@ def _show(path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m models.weights", description="Shows and converts checkpoints.")
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, help_text in (("show", "what a checkpoint holds"), ("convert", "write its weights as another file")):
+    for name, help_text in (
+        ("show", "show the contents of a checkpoint"),
+        ("convert", "write its weights to another file"),
+    ):
         command = commands.add_parser(name, help=help_text)
-        command.add_argument("source", help="checkpoint, or a name in configs/weights.yaml")
+        command.add_argument("source", help="checkpoint, or a name from configs/weights.yaml")
         command.add_argument("--offline", action="store_true", help="never download weights")
         if name == "convert":
-            command.add_argument("target", help="file to write: .safetensors, or .pt for a checkpoint of ours")
+            command.add_argument("target", help="file to write: .safetensors, or .pt for our own format")
     given = parser.parse_args(argv)
     configure_logging(True)
     path = fetch_weights(given.source, ctx=DistributedContext.single(), offline=given.offline)

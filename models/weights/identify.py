@@ -1,4 +1,4 @@
-"""Which model a checkpoint's tensors belong to: family and size by names and shapes, classes by the head's rows."""
+"""Recognises the model of a checkpoint: its family and size by tensor names and shapes, its classes by the head."""
 
 from __future__ import annotations
 
@@ -20,28 +20,25 @@ from utils.files.folders import CONFIGS
 from utils.logger import get_logger
 
 COCO = CONFIGS / "data" / "coco.yaml"
+USUAL_ACTIVATION = "nn.SiLU()"
 
 
 def names_for(count: int, names: tuple[str, ...] | None, source: str | Path) -> tuple[str, ...] | None:
-    """``names`` if there are ``count``. Without names, 80 classes are taken to be COCO's, in the usual order, and the
-    log says so: YOLOX's files and bare state dicts hold none. Otherwise None."""
+    """``names`` if there are ``count``. YOLOX's files and bare state dicts have no names; then 80 classes are taken to
+    be COCO's, which is logged. Otherwise None."""
     if names is not None:
         return names if len(names) == count else None
-    listed = load_yaml(COCO)["names"]
-    coco = tuple(listed[i] for i in range(len(listed)))
+    coco = load_yaml(COCO)["names"]
     if count != len(coco):
         return None
-    get_logger().info("%s: holds no class names; its %d classes are taken to be COCO's", source, count)
-    return coco
-
-
-USUAL_ACTIVATION = "nn.SiLU()"
+    get_logger().info("%s: no class names in the file; its %d classes are taken to be COCO's", source, count)
+    return tuple(coco[i] for i in range(count))
 
 
 def recognise(stored: StoredWeights) -> tuple[ModelSpec, int]:
     """The model whose tensors have exactly these names and shapes, and its number of classes.
 
-    Built-in models are tried first, then the YAML that some foreign files carry. Raises UserError where none fits.
+    Built-in models are tried first, then the YAML that some foreign files contain. Raises UserError if none fits.
     """
     shapes = stored.shapes
     for spec in map(load_spec, known_models()):
@@ -49,45 +46,45 @@ def recognise(stored: StoredWeights) -> tuple[ModelSpec, int]:
             return _with_activation(spec, stored.activation), num_classes
     reason = ""
     try:
-        spec = _own_graph(stored)
+        spec = _stored_graph(stored)
         if spec and (num_classes := _matching_classes(spec, shapes)):
             return _with_activation(spec, stored.activation), num_classes
     except UserError as error:
-        reason = f"; its own graph: {error}"
+        reason = f"; its stored graph: {error}"
     families = ", ".join(dict.fromkeys(re.match(r"yolo(v?\d+|x)", name)[0] for name in known_models()))
-    raise UserError(f"{stored.path}: its tensors are those of no model known here ({families}; unfused){reason}")
+    raise UserError(f"{stored.path}: its tensors match no known model ({families}; unfused){reason}")
 
 
 def model_of(stored: StoredWeights) -> dict[str, Any]:
-    """The spec from which `build_detector` makes the model that the weights belong to."""
+    """The spec of the model that the weights belong to, for `build_detector`."""
     return stored.content["model_spec"] if stored.is_ours else recognise(stored)[0].plain
 
 
 def _matching_classes(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> int:
     """The number of classes with which a model has exactly these shapes; 0 for none. Only the head depends on it, so
-    that most models are dismissed by their other layers."""
+    the other layers rule out most models."""
     head = f"model.{len(spec.layers) - 1}."
-    if not any(name.startswith(head) for name in shapes) or not _begin_alike(spec, shapes):
+    if not any(name.startswith(head) for name in shapes) or not _has_first_layer(spec, shapes):
         return 0
-    with_one = _on_meta(spec, 1)
+    with_one = build_on_meta(spec, 1)
     body = {name: shape for name, shape in shapes.items() if not name.startswith(head)}
     if body != {name: shape for name, shape in shapes_of(with_one.state_dict()).items() if not name.startswith(head)}:
         return 0
     count = class_count(with_one, shapes)
-    return count if count and shapes_of(_on_meta(spec, count).state_dict()) == shapes else 0
+    return count if count and shapes_of(build_on_meta(spec, count).state_dict()) == shapes else 0
 
 
-def _begin_alike(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> bool:
-    """Whether the first layers agree. Most models differ there, and one layer is built in no time."""
+def _has_first_layer(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> bool:
+    """Whether the first layer has these shapes. Most models differ there, and one layer is quick to build."""
     with torch.device("meta"):
         first = build_layer(spec.layers[0], spec, (3,))
-    own = {f"model.0.{name}": shape for name, shape in shapes_of(first.state_dict()).items()}
-    return own == {name: shape for name, shape in shapes.items() if name.startswith("model.0.")}
+    expected = {f"model.0.{name}": shape for name, shape in shapes_of(first.state_dict()).items()}
+    return expected == {name: shape for name, shape in shapes.items() if name.startswith("model.0.")}
 
 
 def class_count(detector: Detector, shapes: Mapping[str, torch.Size]) -> int:
-    """How many classes the rows of the head's output layers mean in tensors of these shapes, whatever the detector's
-    own number; 0 if they mean none."""
+    """The number of classes that tensors of these shapes have in the output layers of the detector's head; 0 if none
+    fits. The detector's own number of classes does not matter."""
     head = len(detector.model) - 1
     for layer, (groups, before) in detector.head.class_rows().items():
         shape = shapes.get(f"model.{head}.{layer}.weight")
@@ -96,8 +93,8 @@ def class_count(detector: Detector, shapes: Mapping[str, torch.Size]) -> int:
     return 0
 
 
-def _own_graph(stored: StoredWeights) -> ModelSpec | None:
-    """The graph that the file carries, checked. Raises UserError where it is not one."""
+def _stored_graph(stored: StoredWeights) -> ModelSpec | None:
+    """The graph in the file, checked; None without one. Raises UserError if it is invalid."""
     if stored.graph is None:
         return None
     graph = {key: value for key, value in stored.graph.items() if key in KEYS and key != "name"}
@@ -111,12 +108,8 @@ def _graph_name(stored: StoredWeights) -> str:
     return re.sub(r".*[/\\]|\.ya?ml$", "", file)[:60] if isinstance(file, str) and file else stored.path.stem
 
 
-def _on_meta(spec: ModelSpec, num_classes: int) -> Detector:
-    return build_on_meta(spec, num_classes, tuple(map(str, range(num_classes))))
-
-
 def _with_activation(spec: ModelSpec, activation: str | None) -> ModelSpec:
-    """Shapes do not tell activations apart; where the file does, its word counts."""
+    """The spec with the file's activation, if the file has one: shapes do not show it."""
     if activation in (None, USUAL_ACTIVATION, spec.activation):
         return spec
     return parse_spec(spec.plain | {"activation": activation}, spec.label)

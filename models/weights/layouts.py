@@ -1,4 +1,4 @@
-"""How other trainers name the tensors of models that we have too: YOLOX, YOLOv5, and YOLOv9 of MultimediaTechLab/YOLO.
+"""Tensor names of other trainers, converted to ours: YOLOX, old YOLOv5, and YOLOv9 of MultimediaTechLab/YOLO.
 
 A layout is a few functions and a row of `LAYOUTS`.
 """
@@ -43,12 +43,12 @@ def is_yolox(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def image_size_of_yolox(tensors: Mapping[str, Tensor]) -> int:
-    """Pixels that the public weights are meant for: nano and tiny, at most 24 channels wide, for smaller images."""
+    """The image size of the public weights, pixels: nano and tiny, at most 24 channels wide, use smaller images."""
     return 416 if len(tensors[f"{STEM}conv.weight"]) <= 24 else 640
 
 
 def from_yolox(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """By the public convention; what has no place in the model keeps its name."""
+    """With the names of the public convention; tensors that the model does not have keep their names."""
     renamed = {_name(name): tensor for name, tensor in tensors.items()}
     kernel = renamed["model.0.conv.weight"]
     if kernel.ndim == 4 and kernel.shape[1:] == (12, 3, 3):
@@ -83,7 +83,7 @@ def is_old_yolov5(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def from_old_yolov5(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """As release v6.0 would have written them."""
+    """With the names and shapes of release v6.0."""
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(DERIVED)}
     if not _has_focus(kept):
         return kept
@@ -97,7 +97,7 @@ def _has_focus(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def row_without_focus(row: Any) -> Any:
-    """A row of a model YAML, a focus and 3x3 convolution as the 6x6 convolution that equals them."""
+    """A row of a model YAML, with a focus and 3x3 convolution replaced by the equal 6x6 convolution."""
     match row:
         case [source, repeats, "Focus", [channels, 3]]:
             return [source, repeats, "Conv", [channels, 6, 2, 2]]
@@ -114,7 +114,7 @@ def is_mit_yolov9(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def from_mit_yolov9(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """By the public convention."""
+    """With the names of the public convention."""
     head = min(int(match[1]) for match in map(_HEAD.match, tensors) if match)  # later ones are auxiliary
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -128,7 +128,7 @@ def from_mit_yolov9(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _block_name(rest: str) -> str:
-    """Names within a layer. A re-parametrised convolution, first of a bottleneck, calls its two parts as we do."""
+    """Names within a layer. The two parts of a re-parametrised convolution have the same names as ours."""
     outer, bottleneck, inner = rest.partition(".bottleneck.")
     outer = re.sub(r"\bconv(\d)\b", r"cv\1", outer)
     number, _, inner = inner.partition(".")
@@ -138,7 +138,7 @@ def _block_name(rest: str) -> str:
 
 
 def _head_name(rest: str) -> str:
-    """Empty for the bins' values."""
+    """The name within the head; empty for the values of the bins."""
     match = re.match(r"heads\.(\d+)\.(anchor_conv|class_conv)\.(.+)", rest)
     return f"{_BRANCHES[match[2]]}.{match[1]}.{match[3]}" if match else ""
 
@@ -168,12 +168,11 @@ USUAL_IMAGE_SIZE = 640
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One trainer's names."""
+    """The tensor names of one trainer."""
 
-    name: str  # for messages
-    fits: Callable[[Mapping[str, Tensor]], bool]
-    convert: Callable[[dict[str, Tensor]], dict[str, Tensor]]  # may also change values: other units, other orders
-    image_size: Callable[[Mapping[str, Tensor]], int] = lambda _: USUAL_IMAGE_SIZE  # its public weights' pixels
+    fits: Callable[[Mapping[str, Tensor]], bool]  # whether tensors have this layout
+    convert: Callable[[dict[str, Tensor]], dict[str, Tensor]]  # of names, and of values with other units or orders
+    image_size: Callable[[Mapping[str, Tensor]], int] = lambda _: USUAL_IMAGE_SIZE  # of its public weights, pixels
 
 
 def _is_prefixed(tensors: Mapping[str, Tensor]) -> bool:
@@ -184,17 +183,17 @@ def _without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
 
 
-# In this order; each sees what those before it have made.
+# Applied in this order, each to the result of those before it.
 LAYOUTS: tuple[Layout, ...] = (
-    Layout("(Distributed)DataParallel", _is_prefixed, _without_prefix),
-    Layout("YOLOv5 up to v5.0", is_old_yolov5, from_old_yolov5),
-    Layout("YOLOX", is_yolox, from_yolox, image_size_of_yolox),
-    Layout("MultimediaTechLab/YOLO", is_mit_yolov9, from_mit_yolov9),
+    Layout(_is_prefixed, _without_prefix),  # (Distributed)DataParallel
+    Layout(is_old_yolov5, from_old_yolov5),  # up to release v5.0
+    Layout(is_yolox, from_yolox, image_size_of_yolox),
+    Layout(is_mit_yolov9, from_mit_yolov9),  # MultimediaTechLab/YOLO
 )
 
 
 def to_public_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by the names of the public convention, whoever wrote them."""
+    """Tensors of any known layout with the names of the public convention."""
     for layout in LAYOUTS:
         if layout.fits(tensors):
             tensors = layout.convert(tensors)
@@ -202,6 +201,6 @@ def to_public_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def usual_image_size(tensors: Mapping[str, Tensor]) -> int:
-    """The size, pixels, for which weights under their writer's names are meant where the file does not say."""
+    """The usual image size, pixels, of weights under their original names, for files that do not state it."""
     sizes = {layout.image_size(tensors) for layout in LAYOUTS if layout.fits(tensors)}
     return min(sizes, default=USUAL_IMAGE_SIZE)

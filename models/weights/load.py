@@ -14,9 +14,9 @@ from utils.errors import UserError, errors_of
 def load_detector(path: str | Path) -> tuple[Detector, dict[str, Any]]:
     """A detector in eval mode, float32 on the CPU, and its checkpoint's content.
 
-    Of our checkpoints the EMA weights are taken if there are any. A foreign file is recognised by its tensors; the
-    content then holds ``format`` ("foreign"), ``names`` and ``imgsz`` alone. Raises UserError for a file that is
-    missing, damaged, not a checkpoint, or of no known model.
+    EMA weights are preferred. A foreign file is recognised by its tensors; its content has only ``format`` ("foreign"),
+    ``names`` and ``imgsz``. Raises UserError for a file that is missing, damaged, not a checkpoint, or of an unknown
+    model.
     """
     stored = read_weights(path)
     detector = detector_of(stored)
@@ -24,7 +24,7 @@ def load_detector(path: str | Path) -> tuple[Detector, dict[str, Any]]:
 
 
 def detector_of(stored: StoredWeights) -> Detector:
-    """The detector whose weights were read, in eval mode. Raises UserError as `load_detector` does."""
+    """The detector with the stored weights, in eval mode. Raises UserError as `load_detector` does."""
     if stored.is_ours:
         names = stored.names or ()
         with errors_of(stored.path):
@@ -33,19 +33,18 @@ def detector_of(stored: StoredWeights) -> Detector:
         spec, num_classes = recognise(stored)
         names = names_for(num_classes, stored.names, stored.path)
         detector = build_detector(spec.plain, num_classes, names=names)
-    problem = _misfit(detector, stored)
-    if problem:
+    if problem := _misfit(detector, stored):
         raise UserError(f"{stored.path}: its weights do not fit its model ({problem})")
     try:
-        detector.load_state_dict(stored.tensors, strict=False)  # strict, but for the counters
-    except RuntimeError as error:  # a counter that is none
+        detector.load_state_dict(stored.tensors, strict=False)  # names were checked; counters may be missing
+    except RuntimeError as error:  # a counter with a wrong shape
         reason = str(error).splitlines()[-1].strip()
         raise UserError(f"{stored.path}: its weights do not fit its model ({reason})") from None
     return detector.eval()
 
 
 def _misfit(detector: Detector, stored: StoredWeights) -> str:
-    """The first difference in names, shapes or strides, or nothing."""
+    """The first difference in names, shapes or strides; empty if there is none."""
     wanted, found = shapes_of(detector.state_dict()), stored.shapes
     for name in [*wanted, *found]:
         if wanted.get(name) != found.get(name):

@@ -1,6 +1,6 @@
-"""What a checkpoint file holds, whoever wrote it: ours, public ones of other trainers, safetensors.
+"""Reads the weights of checkpoint files: ours, public ones of other trainers, and safetensors.
 
-Foreign files are read as inert data (foreign_file.py).
+Foreign files are read as inert data (safe_torch_file.py).
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from utils.errors import UserError
 from utils.files.checkpoint import FORMAT, VERSION, read_checkpoint
 from utils.files.safetensors import is_safetensors, read_safetensors
 
-COUNTERS = "num_batches_tracked"  # batch norm's step counters: no use without momentum=None
-METADATA_KEY = "lockstep"  # of a safetensors file that we wrote: JSON of what rebuilds the detector
-LARGE_IMAGE = 1280  # pixels, at which public models with a fourth level are trained
-BIGGEST_IMAGE = 2**14
+COUNTERS = "num_batches_tracked"  # batch norm's step counters, used only with momentum=None
+METADATA_KEY = "lockstep"  # in a safetensors file of ours: JSON that rebuilds the detector
+FOUR_LEVEL_IMAGE_SIZE = 1280  # pixels, at which public models with a fourth level are trained
+MAX_IMAGE_SIZE = 2**14
 
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """Weights, and what the file says about them."""
+    """Weights, and what the file says about their model."""
 
     path: Path
-    tensors: dict[str, Tensor]  # EMA weights if there, floating ones float32, names of the public convention
+    tensors: dict[str, Tensor]  # EMA weights if there are any, float32, with the names of the public convention
     names: tuple[str, ...] | None  # of the classes
-    content: dict[str, Any]  # our checkpoint; for a foreign one, what val.py and detect.py need of it
-    graph: dict[str, Any] | None = None  # model YAML that a foreign module carries
-    activation: str | None = None  # of a foreign module, as a model YAML has it; None where the file does not say
-    strides: tuple[int, ...] | None = None  # pixels a cell; None where the file does not say
+    content: dict[str, Any]  # our checkpoint; for a foreign one, only what val.py and detect.py need
+    graph: dict[str, Any] | None = None  # model YAML in a foreign module
+    activation: str | None = None  # of a foreign module, as in a model YAML; None if unknown
+    strides: tuple[int, ...] | None = None  # pixels a cell; None if unknown
 
     @property
     def is_ours(self) -> bool:
@@ -48,12 +48,12 @@ class StoredWeights:
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    """Shapes by name, but for counters."""
+    """Shapes by name, without counters."""
     return {name: tensor.shape for name, tensor in tensors.items() if not name.endswith(COUNTERS)}
 
 
 def read_weights(path: str | Path) -> StoredWeights:
-    """The weights in a checkpoint, ours or foreign. Raises UserError for anything else, running no code."""
+    """The weights in a checkpoint, ours or foreign; no code in it is run. Raises UserError for other files."""
     if is_safetensors(path):
         return _read_safetensors(Path(path))
     with ForeignFile(path) as file:
@@ -64,15 +64,15 @@ def read_weights(path: str | Path) -> StoredWeights:
         written = file.state_dict(module)
         tensors = to_public_names(written)
         if not tensors:
-            raise UserError(f"{path}: holds no weights of a detector (neither 'model' nor 'ema' nor a state dict)")
+            raise UserError(f"{path}: no detector weights in the file (neither 'model' nor 'ema' nor a state dict)")
         names, strides = _class_names(module, content), _strides(file, module)
         has_fourth_level = strides is not None and max(strides) > 32
-        imgsz = _image_size(content) or (LARGE_IMAGE if has_fourth_level else usual_image_size(written))
+        imgsz = _image_size(content) or (FOUR_LEVEL_IMAGE_SIZE if has_fourth_level else usual_image_size(written))
         return StoredWeights(
             Path(path),
             tensors,
             names,
-            {"format": "foreign", "names": list(names or ()), "imgsz": imgsz},
+            _foreign_content(names, imgsz),
             graph=_graph(module),
             activation=_activation(file, module),
             strides=strides,
@@ -82,7 +82,7 @@ def read_weights(path: str | Path) -> StoredWeights:
 def _read_own(path: Path) -> StoredWeights:
     content = read_checkpoint(path)
     missing = [key for key in ("model_spec", "names", "imgsz") if not content.get(key)]
-    if not (content.get("ema") or content.get("model")):  # best.pt holds the averaged weights alone
+    if not (content.get("ema") or content.get("model")):  # best.pt has EMA weights alone
         missing.append("weights")
     if missing:
         raise UserError(f"{path}: damaged checkpoint (no {', '.join(missing)})")
@@ -94,7 +94,7 @@ def _read_safetensors(path: Path) -> StoredWeights:
     tensors, metadata = read_safetensors(path)
     imgsz, tensors = usual_image_size(tensors), to_public_names(_as_float32(tensors))
     if METADATA_KEY not in metadata:
-        return StoredWeights(path, tensors, None, {"format": "foreign", "names": [], "imgsz": imgsz})
+        return StoredWeights(path, tensors, None, _foreign_content(None, imgsz))
     try:
         content = json.loads(metadata[METADATA_KEY])
         if content.get("version", 0) > VERSION:
@@ -104,8 +104,12 @@ def _read_safetensors(path: Path) -> StoredWeights:
         if not (whole and isinstance(content["model_spec"], dict) and type(content["imgsz"]) is int):
             raise ValueError
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise UserError(f"{path}: damaged checkpoint (its '{METADATA_KEY}' metadata is not what we write)") from None
+        raise UserError(f"{path}: damaged checkpoint (its '{METADATA_KEY}' metadata is not ours)") from None
     return StoredWeights(path, tensors, names, {**content, "format": FORMAT})
+
+
+def _foreign_content(names: tuple[str, ...] | None, imgsz: int) -> dict[str, Any]:
+    return {"format": "foreign", "names": list(names or ()), "imgsz": imgsz}
 
 
 def _as_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -113,7 +117,7 @@ def _as_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _find_model(content: Any) -> Any:
-    """The module or state dict inside a foreign checkpoint: EMA before model, as its writers mean it."""
+    """The module or state dict inside a foreign checkpoint, EMA weights preferred."""
     if isinstance(content, dict):
         for key in ("ema", "model", "state_dict"):
             value = content.get(key)
@@ -123,7 +127,7 @@ def _find_model(content: Any) -> Any:
 
 
 def _class_names(module: Any, content: Any) -> tuple[str, ...] | None:
-    """Class names, which public files hold on the module (or beside it), as a list or by number."""
+    """Class names, which public files store in the module or next to it, as a list or by number."""
     holders = [module] if isinstance(module, Record) else []
     holders += [content] if isinstance(content, dict) else []
     for holder in holders:
@@ -136,11 +140,11 @@ def _class_names(module: Any, content: Any) -> tuple[str, ...] | None:
 
 
 def _image_size(content: Any) -> int | None:
-    """The training size that a foreign checkpoint notes beside its model: Ultralytics in train_args, YOLOv5 in opt."""
+    """The training size in a foreign checkpoint: Ultralytics stores it in train_args, YOLOv5 in opt."""
     for key in ("train_args", "opt"):
         settings = content.get(key) if isinstance(content, dict) else None
         size = settings.get("imgsz") if isinstance(settings, dict | Record) else None
-        if type(size) is int and 0 < size < BIGGEST_IMAGE:
+        if type(size) is int and 0 < size < MAX_IMAGE_SIZE:
             return size
     return None
 
@@ -151,7 +155,7 @@ def _graph(module: Any) -> dict[str, Any] | None:
 
 
 def _activation(file: ForeignFile, module: Any) -> str | None:
-    """The activation of a module's convolutions. Raises UserError where they differ, since no YAML can say that."""
+    """The activation of a module's convolutions. Raises UserError if they differ, which no YAML can express."""
     found = set()
     for _, part in file.modules(module):
         act = part.get("_modules").get("act")

@@ -1,6 +1,6 @@
-"""Tensors of PyTorch files that this program did not write: a zip of raw storages and one pickle.
+"""Reads tensors from PyTorch files of other programs: a zip of raw storages and one pickle.
 
-Nothing in the file is run: every class or function that the pickle names becomes an inert record. Sizes are checked
+No code in the file is run: every class or function that the pickle names becomes an inert record. Sizes are checked
 against the file before anything is allocated.
 """
 
@@ -22,9 +22,9 @@ from torch import Tensor
 from utils.errors import UserError
 from utils.files.checkpoint import open_zip
 
-MAX_OPCODES = 2_000_000  # each may make an object, a hundred times the size of the opcode
-OPCODES_REFUSED = {"INST", "OBJ", "EXT1", "EXT2", "EXT4", "PERSID"}  # torch writes none
-PLAIN_STDLIB = {  # data that public checkpoints hold, kept as inert records like everything else
+MAX_OPCODES = 2_000_000  # each may create an object of a hundred times its size
+OPCODES_REFUSED = {"INST", "OBJ", "EXT1", "EXT2", "EXT4", "PERSID"}  # torch never writes these
+PLAIN_STDLIB = {  # plain data in public checkpoints, kept as inert records like everything else
     ("_codecs", "encode"),
     ("argparse", "Namespace"),
     ("builtins", "bytearray"),
@@ -48,8 +48,8 @@ TORCH_FUNCTIONS = {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter"
 class Record:
     """An object of a foreign class: its arguments and state, and no behaviour.
 
-    Subclasses are made for each file and each name, so that nothing a file does to one outlives it. ``__setstate__``
-    on the class is what keeps the pickle's BUILD from setting attributes of its choice.
+    Each file and each name gets its own subclass, so a file cannot affect another one. ``__setstate__`` on the class
+    prevents the pickle's BUILD opcode from setting arbitrary attributes.
     """
 
     module = ""
@@ -73,7 +73,7 @@ class Record:
         self.items.append((key, value))
 
     def get(self, key: str) -> Any:
-        """An entry of the state, where that is a dict."""
+        """An entry of the state, if that is a dict."""
         return self.state.get(key) if isinstance(self.state, dict) else None
 
 
@@ -83,7 +83,7 @@ def _named_record(module: str, name: str) -> type[Record]:
 
 def _inert_mapping() -> type[dict]:
     class Mapping(dict):
-        def __setstate__(self, state: Any) -> None:  # hooks and _metadata of an OrderedDict: not wanted
+        def __setstate__(self, state: Any) -> None:  # ignores the hooks and _metadata of an OrderedDict
             pass
 
     return Mapping
@@ -110,7 +110,7 @@ class _Unpickler(pickle.Unpickler):
             return _inert_set()
         standard = root in sys.stdlib_module_names and (module, name) not in PLAIN_STDLIB
         if standard or (root == "torch" and not _is_torch_data(module, name)):
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which has no place in a checkpoint")
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which does not belong in a checkpoint")
         return _named_record(module, name)
 
     def persistent_load(self, pid: Any) -> Any:
@@ -123,7 +123,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _is_torch_data(module: str, name: str) -> bool:
-    """Module classes, tensors, storages, sizes and dtypes; no function that loads, compiles or downloads."""
+    """True for module classes, tensors, storages, sizes and dtypes, but not for functions that load or run code."""
     if module.startswith("torch.nn."):
         return True
     if module == "torch._utils":
@@ -137,7 +137,7 @@ def _is_torch_data(module: str, name: str) -> bool:
 def load_inert(program: bytes) -> Any:
     """The object that a pickle describes: dicts, lists, plain values and `Record` objects.
 
-    Raises pickle.UnpicklingError with the reason for whatever torch would not have written.
+    Raises pickle.UnpicklingError with the reason for anything that torch does not write.
     """
     try:
         _check_program(program)
@@ -149,12 +149,12 @@ def load_inert(program: bytes) -> Any:
 
 
 def is_module(value: Any) -> bool:
-    """Whether a record has what every torch module has."""
+    """Whether a value is the record of a torch module."""
     return isinstance(value, Record) and isinstance(value.get("_modules"), dict)
 
 
 def _check_program(program: bytes) -> None:
-    """Refuses opcodes that torch never writes, and memo slots far beyond the program's length (they allocate)."""
+    """Refuses opcodes that torch never writes, and memo slots beyond the program's length, which would allocate."""
     highest, count = 0, 0
     for opcode, argument, _ in pickletools.genops(program):
         count += 1
@@ -170,7 +170,7 @@ def _check_program(program: bytes) -> None:
 
 MAX_PICKLE_BYTES = 64 * 2**20
 MAX_MODULES = MAX_TENSORS = 100_000
-MAX_AMPLIFICATION = 16  # bytes of tensors read out for each byte of the file: float16 to float32, and some sharing
+MAX_AMPLIFICATION = 16  # tensor bytes a file byte: float16 to float32, and some shared storages
 STORAGE_DTYPES = {
     "DoubleStorage": torch.float64,
     "FloatStorage": torch.float32,
@@ -186,10 +186,10 @@ STORAGE_DTYPES = {
 
 
 class ForeignFile:
-    """A PyTorch zip file, opened for reading data only. A context manager.
+    """A context manager for a PyTorch zip file, opened for reading data only.
 
-    ``content`` is the unpickled object: dicts, lists, plain values and `Record` objects.
-    Raises UserError, in one line that begins with the path, for whatever is not such a file or does not add up.
+    ``content`` is the unpickled object: dicts, lists, plain values and `Record` objects. Raises UserError, beginning
+    with the path, for other files and for contradictions in the file.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -235,7 +235,7 @@ class ForeignFile:
             raise self._refuse(str(error).splitlines()[0]) from None
 
     def tensor(self, value: Any) -> Tensor | None:
-        """The tensor that a record stands for, floating ones as float32; None for anything else."""
+        """The tensor of a record, floating ones as float32; None for other values."""
         if _is_call(value, "_rebuild_parameter", "_rebuild_parameter_with_state") and value.args:
             value = value.args[0]
         if not _is_call(value, "_rebuild_tensor", "_rebuild_tensor_v2"):
@@ -266,7 +266,7 @@ class ForeignFile:
         return flat.to(torch.float32 if dtype.is_floating_point else dtype, copy=True).contiguous()
 
     def state_dict(self, value: Any) -> dict[str, Tensor]:
-        """Parameters and buffers by name: of a module record, or of a mapping from names to tensors."""
+        """Parameters and buffers by name, of a module record or a mapping from names to tensors."""
         if isinstance(value, dict):
             tensors = ((k, self.tensor(v)) for k, v in value.items() if isinstance(k, str))
         else:
@@ -274,7 +274,7 @@ class ForeignFile:
         return {name: tensor for name, tensor in tensors if tensor is not None}
 
     def modules(self, root: Any) -> Iterator[tuple[str, Record]]:
-        """The module records in ``root``, itself first, with their dotted names; none if it is no module."""
+        """The module records in ``root``, itself first, with their dotted names; none if it is not a module."""
         pending, visited = [("", root)], 0
         while pending:
             name, module = pending.pop()

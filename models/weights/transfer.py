@@ -1,4 +1,4 @@
-"""Fills a detector with whatever of a checkpoint fits it; what cannot be taken is reported, never just dropped."""
+"""Copies the tensors of a checkpoint that fit into a detector, and reports all others."""
 
 from __future__ import annotations
 
@@ -15,34 +15,33 @@ from models.weights.identify import class_count, names_for
 from models.weights.read import COUNTERS, StoredWeights, read_weights
 from utils.errors import UserError
 
+NOT_IN_FILE = "not in the file"
+
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """Which tensors of a model were taken from a file."""
+    """Which tensors of a model were copied from a file."""
 
     source: str
     taken: tuple[str, ...]  # whole tensors
-    partly: tuple[str, ...]  # class tensors of which only the rows in ``classes`` (and rows of no class) were taken
-    skipped: dict[str, str] = field(default_factory=dict)  # the model's other tensors, and why
-    unused: tuple[str, ...] = ()  # tensors of the file that the model has no place for
-    classes: tuple[str, ...] = ()  # names of classes whose rows were taken
+    partly: tuple[str, ...]  # class tensors of which only the rows of ``classes`` (and rows of no class) were copied
+    skipped: dict[str, str] = field(default_factory=dict)  # the model's other tensors, with the reason
+    unused: tuple[str, ...] = ()  # tensors of the file that the model does not have
+    classes: tuple[str, ...] = ()  # names of the classes whose rows were copied
 
     def lines(self) -> list[str]:
-        """For the log: what was taken, what was not and why, what was left over."""
+        """For the log: what was copied, what was not and why, and what is unused."""
         total = len(self.taken) + len(self.partly) + len(self.skipped)
         first = f"{self.source}: {len(self.taken)} of {total} tensors taken"
         if self.partly:
-            first += f", {len(self.partly)} more for {len(self.classes)} coinciding classes ({_listed(self.classes)})"
-        by_reason: dict[str, list[str]] = {}
-        for name, reason in self.skipped.items():
-            by_reason.setdefault(reason, []).append(name)
-        merged: dict[str, list[str]] = {}
-        for reason, names in by_reason.items():  # shapes differ from tensor to tensor: one line for all, by example
-            same = next((key for key in merged if key.startswith("shape ") and reason.startswith("shape ")), reason)
-            merged.setdefault(same, []).extend(names)
-        lines = [f"left as initialised: {_layers(names)}: {reason}" for reason, names in merged.items()]
+            first += f", {len(self.partly)} more for {len(self.classes)} common classes ({_listed(self.classes)})"
+        skipped: dict[str, tuple[str, list[str]]] = {}
+        for name, reason in self.skipped.items():  # one line, with the first as the example, for all shapes that differ
+            key = "shape" if reason.startswith("shape ") else reason
+            skipped.setdefault(key, (reason, []))[1].append(name)
+        lines = [f"left as initialised: {_layers(names)}: {reason}" for reason, names in skipped.values()]
         if self.unused:
-            lines.append(f"in the file, but with no place here: {_layers(self.unused)}")
+            lines.append(f"in the file, but not in the model: {_layers(self.unused)}")
         return [first, *lines]
 
 
@@ -52,7 +51,7 @@ def _listed(items: Sequence[str], most: int = 8) -> str:
 
 
 def _layers(names: Sequence[str]) -> str:
-    """Tensors by the layer that they are in, counted: ``model.22.cv3 (6 tensors)``."""
+    """Layers with their numbers of tensors: ``model.22.cv3 (6 tensors)``."""
     counts: dict[str, int] = {}
     for name in names:
         layer = ".".join(name.split(".")[:3])
@@ -60,30 +59,34 @@ def _layers(names: Sequence[str]) -> str:
     return _listed([f"{layer} ({count} tensor{'s' * (count > 1)})" for layer, count in counts.items()])
 
 
+def _shapes(target: Tensor, source: Tensor) -> str:
+    return f"shape {list(target.shape)} here, {list(source.shape)} there"
+
+
 @dataclass(frozen=True, slots=True)
 class _ClassRows:
-    """How the rows of one output tensor divide, here and in the file, and which classes coincide."""
+    """How the rows of one output tensor are divided, in the model and in the file, and which classes they share."""
 
     groups: int  # anchors
     before: int  # rows of a group before its classes
     here: int  # classes of the model
     there: int  # classes of the file
-    pairs: tuple[tuple[int, int], ...]  # (index here, index there) of the coinciding ones
+    pairs: tuple[tuple[int, int], ...]  # (index here, index there) of the common classes
 
     @property
     def is_identity(self) -> bool:
         return self.here == self.there and self.pairs == tuple((i, i) for i in range(self.here))
 
     def misfit(self, target: Tensor, source: Tensor | None) -> str:
-        """Why the rows cannot be taken, or nothing."""
+        """Why the rows cannot be copied; empty if they can."""
         if source is None:
-            return "not in the file"
+            return NOT_IN_FILE
         if source.shape[1:] != target.shape[1:] or source.shape[0] != self.groups * (self.before + self.there):
-            return f"shape {list(target.shape)} here, {list(source.shape)} there"
-        return "" if self.pairs or self.before else "no class of the file has a name of the model's"
+            return _shapes(target, source)
+        return "" if self.pairs or self.before else "the file and the model have no class name in common"
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copies the paired class rows and what precedes the classes."""
+        """Copies the rows of common classes, and the rows before the classes."""
         ours = target.view(self.groups, self.before + self.here, *target.shape[1:])
         theirs = source.view(self.groups, self.before + self.there, *source.shape[1:])
         ours[:, : self.before] = theirs[:, : self.before]
@@ -94,11 +97,11 @@ class _ClassRows:
 
 @torch.no_grad()
 def transfer_weights(model: Detector, source: str | Path | StoredWeights) -> TransferReport:
-    """Fills a detector from a checkpoint with whatever fits: tensors of equal name and shape, and of the output layers
-    the rows of those classes that both know by name (case and outer spaces aside).
+    """Copies what fits from a checkpoint into a detector: tensors of equal name and shape, and of the output layers the
+    rows of the classes that both have, by name (ignoring case and outer spaces).
 
-    Where the file has no class names, output layers are taken if they have as many classes. A pair of heads gets a
-    single one's tensors twice. Raises UserError for an unreadable file, and when nothing fits.
+    If the file has no class names, output layers are copied if they have as many classes. A head with two branches gets
+    the tensors of a single branch twice. Raises UserError for an unreadable file, and if nothing fits.
     """
     stored = source if isinstance(source, StoredWeights) else read_weights(source)
     own = model.state_dict()
@@ -108,14 +111,13 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights) -> Tra
     for name, target in own.items():
         found = tensors.get(name)
         layer, _, _ = name.rpartition(".")
-        if layer in rows:  # a bias without its weight would be worse than none
+        if layer in rows:  # both or neither: a bias without its weight is harmful
             leaves = (f"{layer}.weight", f"{layer}.bias")
             reason = next(filter(None, (rows[layer].misfit(own[n], tensors.get(n)) for n in leaves)), "")
         elif found is None:
-            reason = "not in the file"
+            reason = NOT_IN_FILE
         else:
-            same = found.shape == target.shape
-            reason = "" if same else f"shape {list(target.shape)} here, {list(found.shape)} there"
+            reason = "" if found.shape == target.shape else _shapes(target, found)
         if reason:
             skipped[name] = reason
         elif layer in rows and not rows[layer].is_identity:
@@ -133,7 +135,7 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights) -> Tra
 
 
 def _for_both_branches(own: Iterable[str], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The file's tensors, those of its one branch also under the names that the model's second branch has for them."""
+    """The file's tensors, with those of a single branch also under the names of the model's second branch."""
     single = {name: name.replace(f".{ONE_TO_ONE}", ".") for name in own if f".{ONE_TO_ONE}" in name}
     if any(name in tensors for name in single):
         return tensors
@@ -141,7 +143,7 @@ def _for_both_branches(own: Iterable[str], tensors: dict[str, Tensor]) -> dict[s
 
 
 def _class_rows(model: Detector, names: Sequence[str] | None) -> dict[str, _ClassRows]:
-    """By name of the output layer; empty when the file names no classes."""
+    """By name of the output layer; empty if the file names no classes."""
     if names is None:
         return {}
     there = {name.strip().lower(): i for i, name in reversed(list(enumerate(names)))}

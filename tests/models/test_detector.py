@@ -63,7 +63,7 @@ def tiny(tmp_path: Path):
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_parameter_counts(name: str) -> None:
-    detector = build_on_meta(load_spec(name), 80, tuple(map(str, range(80))))
+    detector = build_on_meta(load_spec(name), 80)
     assert sum(p.numel() for p in detector.parameters()) == COUNTS[name]
     assert detector.strides == (8, 16, 32)
 
@@ -353,7 +353,7 @@ def test_the_older_public_form_with_multiples_at_the_top() -> None:
     values = yaml.safe_load((MODEL_FOLDER / "yolov5.yaml").read_text())
     del values["scales"]
     values |= {"nc": 80, "depth_multiple": 0.33, "width_multiple": 0.5}
-    detector = build_on_meta(load_spec(values), 80, tuple(map(str, range(80))))
+    detector = build_on_meta(load_spec(values), 80)
     assert sum(p.numel() for p in detector.parameters()) == COUNTS["yolov5s"]
 
 
@@ -401,72 +401,80 @@ MISTAKES = [
     ),
     ("[-1, 2, C2f", "[2, 2, C2f", r"backbone layer 2 \(from\): 2 is not before"),
     ("[-1, 2, C2f", "[-4, 2, C2f", r"backbone layer 2 \(from\): -4 points before the first layer"),
-    ("[-1, 2, C2f", "[x, 2, C2f", r"backbone layer 2 \(from\): wants a layer index or a list of them, got 'x'"),
+    ("[-1, 2, C2f", "[x, 2, C2f", r"backbone layer 2 \(from\): must be a layer index or a list of them, got 'x'"),
     ("[-1, 2, C2f", "[[0, 1], 2, C2f", r"backbone layer 2 \(from\): C2f takes one layer, got 2"),
     ("[-1, 2, C2f", "[[], 2, C2f", r"backbone layer 2 \(from\): names no layer"),
-    ("[-1, 2, C2f", "[-1, two, C2f", r"backbone layer 2 \(repeats\): wants a whole number of at least 1, got 'two'"),
+    ("[-1, 2, C2f", "[-1, two, C2f", r"backbone layer 2 \(repeats\): must be an integer of at least 1, got 'two'"),
     ("[16, True]", "[16, True, 1, 0.5, 9]", r"backbone layer 2 \(args\): C2f takes at most 3 here"),
-    ("[16, True]", "[16, 3]", r"backbone layer 2 \(args\): C2f: shortcut wants bool, got 3"),
-    ("[16, True]", "[]", r"backbone layer 2 \(args\): C2f wants its output channels first, got nothing"),
-    ("[16, True]", "['16']", r"backbone layer 2 \(args\): C2f wants its output channels first, got '16'"),
-    ("[16, True]", "16", r"backbone layer 2 \(args\): wants a list, got 16"),
+    ("[16, True]", "[16, 3]", r"backbone layer 2 \(args\): C2f: shortcut must be bool, got 3"),
+    ("[16, True]", "[]", r"backbone layer 2 \(args\): C2f needs its output channels first, got nothing"),
+    ("[16, True]", "['16']", r"backbone layer 2 \(args\): C2f needs its output channels first, got '16'"),
+    ("[16, True]", "16", r"backbone layer 2 \(args\): must be a list, got 16"),
     ("[16, True]", "[16, True, 5]", r"backbone layer 2 \(args\): C2f in_channels must be divisible by groups"),
     ("[8, 3, 2]", "[8, 0, 2]", r"backbone layer 0 \(args\): Conv: kernel must be positive, got 0"),
     (
         "[-1, 1, Conv, [16, 3, 2]]",
         "just text",
-        r"backbone layer 1: wants \[from, repeats, module, args\], got 'just text'",
+        r"backbone layer 1: must be \[from, repeats, module, args\], got 'just text'",
     ),
-    ("[-1, 1, Conv, [16, 3, 2]]", "[-1, 1, Conv]", r"backbone layer 1: wants \[from, repeats, module, args\]"),
+    ("[-1, 1, Conv, [16, 3, 2]]", "[-1, 1, Conv]", r"backbone layer 1: must be \[from, repeats, module, args\]"),
     (
         "C2f, [16, True]",
         "C2PSA, [32]",
-        r"backbone layer 2 \(args\): C2PSA keeps its channels: 16 come in, 32 are asked",
+        r"backbone layer 2 \(args\): C2PSA needs as many output as input channels: got 16 in and 32 out",
     ),
     (
         "[-1, 2, C2f, [16, True]]",
         "[[0, 1], 1, Concat, [1]]",
-        r"backbone layer 2 \(from\): Concat wants inputs of one size, got layer 0: 8 channels, 1/2 size, layer 1: 16",
+        r"backbone layer 2 \(from\): Concat needs inputs of equal size, got layer 0: 8 channels, 1/2 size, layer 1: 16",
     ),
-    ("[-1, 2, C2f, [16, True]]", "[[0, 1], 1, Add, []]", r"backbone layer 2 \(from\): Add wants inputs of one shape"),
+    ("[-1, 2, C2f, [16, True]]", "[[0, 1], 1, Add, []]", r"backbone layer 2 \(from\): Add needs inputs of equal shape"),
     (
         "[-1, 2, C2f, [16, True]]",
         "[-1, 1, nn.Upsample, [None, 2, wavy]]",
-        r"layer 2 \(args\): nn\.Upsample knows no mode 'wavy'",
+        r"layer 2 \(args\): nn\.Upsample has no mode 'wavy'",
     ),
     (
         "[-1, 2, C2f, [16, True]]",
         "[-1, 1, nn.Upsample, []]",
-        r"layer 2 \(args\): nn\.Upsample wants either a size or a scale",
+        r"layer 2 \(args\): nn\.Upsample needs either a size or a scale",
     ),
-    ("  - [[2, 3], 1, Detect, [nc]]\n", "", r"mymodel\.yaml: head: ends without a Detect layer"),
+    ("  - [[2, 3], 1, Detect, [nc]]\n", "", r"mymodel\.yaml: head: the last layer must be a detection head"),
     (
         "[[2, 3], 1, Detect, [nc]]",
         "[[2, 3], 1, Detect, []]",
-        r"head layer 4 \(args\): Detect wants nc first, got \[\]",
+        r"head layer 4 \(args\): Detect needs nc first, got \[\]",
     ),
-    ("[[2, 3], 1, Detect", "[[2, 3], 2, Detect", r"head layer 4 \(repeats\): Detect is not repeated, got 2"),
-    ("C2f, [16, True]", "SPP, [16, [5, 0]]", r"backbone layer 2 \(args\): SPP: kernels wants"),
-    ("[nc]", "[nc, anchors]", r"head layer 4 \(args\): anchors are asked for, but there is no top-level 'anchors'"),
+    ("[[2, 3], 1, Detect", "[[2, 3], 2, Detect", r"head layer 4 \(repeats\): Detect cannot be repeated, got 2"),
+    ("C2f, [16, True]", "SPP, [16, [5, 0]]", r"backbone layer 2 \(args\): SPP: kernels must be"),
+    ("[nc]", "[nc, anchors]", r"head layer 4 \(args\): Detect needs anchors, but there is no top-level 'anchors'"),
     ("[nc]", "[nc, [[8, 4]]]", r"head layer 4 \(args\): 2 levels need 2 rows of anchors, got 1"),
     ("2, C2f, [16, True]", "1, Detect, [nc]", r"backbone layer 2 \(module\): Detect must be the last layer"),
     ("backbone:", "backbones:", r"mymodel\.yaml: unknown key 'backbones' \(did you mean 'backbone'\?\)"),
     (
         "backbone:",
         "depth_multiple: deep\nbackbone:",
-        r"mymodel\.yaml: depth_multiple: wants a positive number, got 'deep'",
+        r"mymodel\.yaml: depth_multiple: must be a positive number, got 'deep'",
     ),
     (
         "backbone:",
         "depth_multiple: .inf\nbackbone:",
-        r"mymodel\.yaml: depth_multiple: wants a positive number, got inf",
+        r"mymodel\.yaml: depth_multiple: must be a positive number, got inf",
     ),
-    ("backbone:", "scales: [n]\nbackbone:", r"mymodel\.yaml: scales: wants 'n: \[depth, width, max_channels\]' lines"),
-    ("backbone:", "scales: {n: [1]}\nbackbone:", r"mymodel\.yaml: scales \(n\): wants \[depth, width, max_channels\]"),
-    ("backbone:", "anchors: [[1, 2, 3]]\nbackbone:", r"anchors \(row 0\): wants w, h pairs"),
+    (
+        "backbone:",
+        "scales: [n]\nbackbone:",
+        r"mymodel\.yaml: scales: must be lines like 'n: \[depth, width, max_channels\]'",
+    ),
+    (
+        "backbone:",
+        "scales: {n: [1]}\nbackbone:",
+        r"mymodel\.yaml: scales \(n\): must be \[depth, width, max_channels\]",
+    ),
+    ("backbone:", "anchors: [[1, 2, 3]]\nbackbone:", r"anchors \(row 0\): must be w, h pairs"),
     ("backbone:", "activation: os.system('x')\nbackbone:", r"activation: cannot read"),
-    ("backbone:", "ch: 1\nbackbone:", r"ch: images have 3 channels here, got 1"),
-    ("head:", "head: {}\nnc:", r"mymodel\.yaml: head: wants a list of"),
+    ("backbone:", "ch: 1\nbackbone:", r"ch: images have 3 channels, got 1"),
+    ("head:", "head: {}\nnc:", r"mymodel\.yaml: head: must be a list of"),
     ("backbone:", "backbone: [", r"mymodel\.yaml:\d+: "),
 ]
 

@@ -94,11 +94,11 @@ def test_fused_model_gives_the_same(nano: Detector) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("[]", r"wants nc first, got \[\]"),
+        ("[]", r"needs nc first, got \[\]"),
         ("[nc]", r"takes at least 1 here \(width, separable\), got 0"),
-        ("[nc, wide]", "width wants int, got 'wide'"),
+        ("[nc, wide]", "width must be int, got 'wide'"),
         ("[nc, 0]", "width must be positive, got 0"),
-        ("[nc, 16, 3]", "separable wants bool, got 3"),
+        ("[nc, 16, 3]", "separable must be bool, got 3"),
     ],
 )
 def test_mistakes_in_the_heads_row(tmp_path: Path, row: str, message: str) -> None:

@@ -71,7 +71,7 @@ def test_validating_on_training_images_is_said(tmp_path, capsys, how):
         (["--set", "lr0=.nan"], "--set: lr0: wants at least 0"),
         (["--freeze", "-1"], "--freeze -1: the model has layers 0 to 5"),
         (["--freeze", "1", "6"], "--freeze 1 6: the model has layers 0 to 5"),
-        (["--freeze", "6"], "--freeze 6: would leave nothing to train"),
+        (["--freeze", "6"], "--freeze 6: leaves no layer to train"),
         (["--batch_sise", "4"], "did you mean '--batch-size'"),
         (["--weights", "runs/none.pt"], "runs/none.pt: no such file"),
         (["--imgsz", "32"], "--imgsz: wants at least 64"),

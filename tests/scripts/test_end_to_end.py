@@ -121,7 +121,7 @@ def test_a_fused_copy_has_the_branch_that_is_asked_for(kind: str) -> None:
 
 
 def test_mistakes_in_the_line() -> None:
-    with pytest.raises(UserError, match="end2end: wants true or false, got 'yes'"):
+    with pytest.raises(UserError, match="end2end: must be true or false, got 'yes'"):
         build_detector(TINY_MODEL | {"end2end": "yes"}, 2)
     with pytest.raises(UserError, match=r"unknown key 'end2endd'.*end2end"):
         build_detector(TINY_MODEL | {"end2endd": True}, 2)
@@ -180,7 +180,7 @@ def assign(logits, predicted, centres, labels, boxes, mask, *, topk: int = 10, o
     return assigner(logits, predicted, labels, boxes, mask, ((side, side),), (8,), groups)
 
 
-def one_each_by_loops(logits, predicted, centres, boxes) -> dict[int, int]:
+def one_to_one_by_loops(logits, predicted, centres, boxes) -> dict[int, int]:
     """{target: cell} of one image: in turns the cell-less claim their best free candidate, the best overlap wins."""
     candidates = {}
     for k, box in enumerate(boxes):
@@ -207,7 +207,7 @@ def test_each_target_gets_the_best_cell_that_no_other_has() -> None:
     assert one.cells.shape == (*mask.shape, 1)
     given = 0
     for b in range(3):
-        expected = one_each_by_loops(logits[b], predicted[b], centres, boxes[b, mask[b]])
+        expected = one_to_one_by_loops(logits[b], predicted[b], centres, boxes[b, mask[b]])
         found = {k: int(one.cells[b, k, 0]) for k in range(mask.shape[1]) if one.scores[b, k, 0] > 0}
         assert found == expected
         given += len(found)

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from models.assigners import task_aligned
-from models.assigners.candidates import candidate_cells, match_anchors, settle_conflicts
+from models.assigners.anchor_match import match_anchors
+from models.assigners.candidates import candidate_cells, resolve_conflicts
 from models.assigners.task_aligned import (
     Assignment,
     PairGroup,
@@ -56,7 +57,7 @@ def groups_of(boxes: torch.Tensor, mask: torch.Tensor) -> list[PairGroup]:
     targets = torch.cat((image, torch.zeros_like(image), boxes), 1).numpy()
     groups = group_pairs(targets, len(mask), SHAPES, STRIDES, (CANVAS, CANVAS), boxes.device)
     # Boxes that were not made from these targets may round otherwise.
-    return [group._replace(room=group.room + 64) for group in groups]
+    return [group._replace(capacity=group.capacity + 64) for group in groups]
 
 
 def assign(assigner: TaskAlignedAssigner, logits, predicted, centres, labels, boxes, mask) -> Assignment:
@@ -210,7 +211,7 @@ def test_equal_claims_go_to_the_earlier_target():
     cells = torch.tensor([[[4, 1], [4, 2], [4, 4]]])
     overlap = torch.tensor([[[0.5, 0.3], [0.5, 0.2], [0.4, 0.9]]])
     metric = torch.tensor([[[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]]])
-    held = settle_conflicts(cells, metric, overlap, 6)
+    held = resolve_conflicts(cells, metric, overlap, 6)
     assert held.tolist() == [[[True, True], [False, True], [False, False]]]
 
 

@@ -73,7 +73,7 @@ def assign_by_loops(objectness, logits, predicted, centres, strides, labels, box
 
 def as_dictionary(claims) -> dict:
     found = {}
-    for b, k, t in claims.held.nonzero().tolist():
+    for b, k, t in claims.assigned.nonzero().tolist():
         key = b, int(claims.cells[b, k, t])
         assert key not in found, "a cell answers for one target"
         found[key] = k, float(claims.overlap[b, k, t])
@@ -87,7 +87,7 @@ def test_assignment_equals_loops(seed: int) -> None:
     expected, found = assign_by_loops(*inputs), as_dictionary(claims)
     assert {key: k for key, (k, _) in found.items()} == {key: k for key, (k, _) in expected.items()}
     np.testing.assert_allclose([found[k][1] for k in expected], [v[1] for v in expected.values()], rtol=1e-4, atol=1e-6)
-    per_target = claims.held.sum(-1)
+    per_target = claims.assigned.sum(-1)
     assert not per_target[~inputs[-1]].any()
     assert per_target.max() > 3, "some target wants several cells"
 
@@ -101,8 +101,8 @@ def test_loops_see_conflicts_and_far_cells() -> None:
         for k in range(7):
             only = inputs[-1].clone()
             only[:, :k] = only[:, k + 1 :] = False
-            alone += int(SimOtaAssigner()(*inputs[:-1], only, finest_stride=8).held.sum())
-        contested += alone - int(SimOtaAssigner()(*inputs, finest_stride=8).held.sum())
+            alone += int(SimOtaAssigner()(*inputs[:-1], only, finest_stride=8).assigned.sum())
+        contested += alone - int(SimOtaAssigner()(*inputs, finest_stride=8).assigned.sum())
     assert contested > 0
 
 
@@ -111,9 +111,9 @@ def test_one_to_one_keeps_the_cheapest_cell_of_each() -> None:
     mask = inputs[-1]
     one = SimOtaAssigner(one_to_one=True)(*inputs, finest_stride=8)
     assert one.cells.shape == (4, 6, 1)
-    assert torch.equal(one.held[..., 0], mask), "each target has a cell, also where others contest it"
+    assert torch.equal(one.assigned[..., 0], mask), "each target has a cell, also where others contest it"
     for b in range(4):
-        taken = one.cells[b, one.held[b]].tolist()
+        taken = one.cells[b, one.assigned[b]].tolist()
         assert len(taken) == len(set(taken))
     for k in range(6):  # alone, a target gets the cheapest of its many
         only = torch.zeros_like(mask)
@@ -139,7 +139,7 @@ def test_every_target_alone_gets_a_cell_however_small_or_badly_predicted() -> No
     logits, far = logits.expand(200, -1, -1), (predicted + 1000).expand(200, -1, -1)
     labels, mask = torch.zeros(200, 1, dtype=torch.long), torch.ones(200, 1, dtype=torch.bool)
     claims = SimOtaAssigner()(logits[..., :1], logits, far, centres, strides, labels, boxes, mask, 8)
-    assert claims.held.sum(-1).eq(1).all()
+    assert claims.assigned.sum(-1).eq(1).all()
     assert (claims.overlap == 0).all()
 
 
@@ -147,7 +147,7 @@ def test_every_target_alone_gets_a_cell_however_small_or_badly_predicted() -> No
 def test_extreme_scores_stay_finite(value: float) -> None:
     inputs = simota_scene(2, 3, 3, 0)
     claims = SimOtaAssigner()(torch.full_like(inputs[0], value), torch.full_like(inputs[1], value), *inputs[2:], 8)
-    assert claims.held[inputs[-1]].any()
+    assert claims.assigned[inputs[-1]].any()
     assert claims.overlap.isfinite().all()
 
 
@@ -166,5 +166,5 @@ def test_no_images_and_no_targets(batch: int, slots: int) -> None:
         torch.zeros(batch, slots, dtype=torch.bool),
         8,
     )
-    assert claims.cells.shape == claims.held.shape == (batch, slots, 10)
-    assert not claims.held.any()
+    assert claims.cells.shape == claims.assigned.shape == (batch, slots, 10)
+    assert not claims.assigned.any()

@@ -52,7 +52,7 @@ def test_the_loss_equals_loops(eps: float, refining: bool) -> None:
     claims = SimOtaAssigner()(  # has a test of its own
         table[..., 4:5], table[..., 5:], decoded, centres * strides, strides, padded[..., 0].long(), boxes, mask, 8
     )
-    owner = {(b, int(claims.cells[b, k, t])): k for b, k, t in claims.held.nonzero().tolist()}
+    owner = {(b, int(claims.cells[b, k, t])): k for b, k, t in claims.assigned.nonzero().tolist()}
     box = obj = cls = l1 = 0.0
     for b, cells in enumerate(images):
         for n, (out, predicted, stride) in enumerate(cells):

@@ -105,7 +105,7 @@ def test_a_module_of_no_built_in_size_brings_its_own_graph(tmp_path):
     assert (detector.spec["name"], detector.names, content["imgsz"]) == ("small", ("p", "q"), 416)
     unknown = {**carried, "backbone": [[-1, 1, "GhostConv", [8]], *graph["backbone"][1:]]}
     path = save_module(tmp_path / "ghost.pt", layers, yaml=unknown)
-    with pytest.raises(UserError, match=r"ghost\.pt: its tensors are those of no model .*unknown module 'GhostConv'"):
+    with pytest.raises(UserError, match=r"ghost\.pt: its tensors match no known model .*unknown module 'GhostConv'"):
         load_detector(path)
 
 
