@@ -37,7 +37,12 @@ def main() -> None:
         seconds["ours"].append(time.perf_counter() - started)
         spent, stats = run_pycocotools(gt, table, options.classes)
         seconds["peer"].append(spent)
-    ours = [result.ap, result.ap50, result.ap75, result.ap_small, result.ap_medium, result.ap_large]
+    ours = [
+        *(result.metrics[name] for name in ("AP", "AP50", "AP75")),
+        result.ap_small,
+        result.ap_medium,
+        result.ap_large,
+    ]
     print(
         f"AP of ours {[round(v, 6) for v in ours]}, largest difference {np.abs(np.array(ours) - stats[:6]).max():.1e}"
     )

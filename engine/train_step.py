@@ -45,7 +45,6 @@ class StepValues:
     grad_norm: float  # before clipping
     losses: tuple[float, ...]  # the criterion's parts over the global batch, normalised
     paths: tuple[str, ...]  # images of this rank's shard
-    images: int  # in the global batch
     flags: StepFlags  # of all ranks, when the step began
 
 
@@ -59,7 +58,7 @@ class DelayedReader:
         self._asynchronous = device.type == "cuda"
         self._pending: deque = deque()
 
-    def push(self, values: Tensor, paths: tuple[str, ...], images: int) -> None:
+    def push(self, values: Tensor, paths: tuple[str, ...]) -> None:
         if self._asynchronous:
             host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             host.copy_(values, non_blocking=True)
@@ -67,18 +66,18 @@ class DelayedReader:
             event.record()
         else:
             host, event = values, None
-        self._pending.append((host, event, paths, images))
+        self._pending.append((host, event, paths))
 
     def pop(self, *, leave: int = 1) -> list[StepValues]:
         """All but the newest ``leave`` steps, oldest first."""
         ready = []
         while len(self._pending) > leave:
-            host, event, paths, images = self._pending.popleft()
+            host, event, paths = self._pending.popleft()
             if event is not None:
                 event.synchronize()
             finite, local_finite, norm, *rest = host.tolist()
             flags, losses = StepFlags(*(flag > 0 for flag in rest[: len(NO_FLAGS)])), tuple(rest[len(NO_FLAGS) :])
-            ready.append(StepValues(finite > 0, local_finite > 0, norm, losses, paths, images, flags))
+            ready.append(StepValues(finite > 0, local_finite > 0, norm, losses, paths, flags))
         return ready
 
 
@@ -132,9 +131,8 @@ class TrainStep:
         gradients_of = self._gradients_by_tree if self.virtual_ranks else self._gradients_by_ddp
         sums, local_total = gradients_of(batches, pictures, flags)
         sums, flag_sums = sums[: -len(flags)], sums[-len(flags) :]
-        images = sum(pictures)
         losses = sums[1:] / sums[0].clamp(min=1)
-        norm, bad = self._scale_and_clip(sums[0], images)
+        norm, bad = self._scale_and_clip(sums[0], sum(pictures))
         self.optimizer.skip = bad
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -144,7 +142,7 @@ class TrainStep:
         self.ema.update(self._bare, updates)
         first = torch.stack([1 - bad, local_total.isfinite().to(norm), norm])
         values = torch.cat([first, flag_sums.to(norm), losses.to(norm)])
-        self.reader.push(values, tuple(path for batch in batches for path in batch.paths), images)
+        self.reader.push(values, tuple(path for batch in batches for path in batch.paths))
 
     def _gradients_by_ddp(
         self, batches: Sequence[Batch], pictures: Sequence[int], flags: StepFlags

@@ -313,13 +313,5 @@ class Trainer:
 def _metrics(result: EvalResult | None) -> dict[str, float]:
     if result is None:
         return {}
-    named = {
-        "precision": result.precision,
-        "recall": result.recall,
-        "f1": result.f1,
-        "AP50": result.ap50,
-        "AP75": result.ap75,
-        "AP": result.ap,
-    }
     losses = {k: v for k, v in result.extras.items() if k.startswith("val/")}
-    return {**{f"metrics/{k}": float(v) for k, v in named.items()}, **losses}
+    return {**{f"metrics/{k}": v for k, v in result.metrics.items()}, **losses}

@@ -17,18 +17,20 @@ from data.open_dataset import open_dataset
 from engine.checks import check_same_model, check_same_start
 from engine.evaluation.analysis import analyse
 from engine.evaluation.evaluator import Evaluator, Postprocess
-from engine.evaluation.plots import plot_errors, plot_reliability
 from engine.evaluation.report import (
+    COLUMNS,
+    SIZE_COLUMNS,
     analysis_content,
     format_calibration,
     format_errors,
-    format_sizes,
     format_summary,
     format_table,
+    plot_errors,
+    plot_reliability,
     result_rows,
-    write_class_csv,
+    size_rows,
+    write_csv,
     write_results_json,
-    write_size_csv,
 )
 from engine.process import resolve_amp
 from models.detector import Detector
@@ -137,15 +139,16 @@ def _report(config: ValConfig, result: EvalResult, evaluator: Evaluator, names: 
     log, gt = get_logger(), evaluator.ground_truth
     folder = increment_path(config.project, config.name, config.exist_ok)
     rows = result_rows(result, gt, names)
-    log.info("%s\n%s", format_table(rows, verbose=config.verbose), format_summary(result))
+    log.info("%s\n%s", format_table(COLUMNS, rows, verbose=config.verbose), format_summary(result))
     analysis = analyse(gt, evaluator.detections, len(names), threshold=result.best_confidence, per_size=config.per_size)
     if analysis.sizes is not None:
-        log.info("%s", format_sizes(analysis.sizes, names, verbose=config.verbose))
-        write_size_csv(folder / "sizes.csv", analysis.sizes, names)
+        by_size = list(size_rows(analysis.sizes, names))
+        log.info("%s", format_table(SIZE_COLUMNS, by_size, verbose=config.verbose))
+        write_csv(folder / "sizes.csv", SIZE_COLUMNS, by_size)
     log.info("%s\n%s", format_errors(analysis.errors), format_calibration(analysis.calibration))
     settings = to_dict(config) | {"imgsz": imgsz}
     write_results_json(folder / "results.json", result, rows, settings, analysis_content(analysis, names))
-    write_class_csv(folder / "classes.csv", rows)
+    write_csv(folder / "classes.csv", COLUMNS, rows)
     if config.save_json:
         write_predictions(folder / "predictions.json", evaluator.detections, gt)
     if not config.noplots:

@@ -160,21 +160,12 @@ class EvalResult:
     """Scores of one validation. AP as COCO defines it (101 points, at most 100 detections an image); nan where a class
     has no ground truth (left out of means)."""
 
-    precision: float  # mean over classes at IoU 0.5, at the confidence of the best mean F1
-    recall: float
-    f1: float
-    best_confidence: float
-    ap: float  # IoU 0.50:0.95
-    ap50: float
-    ap75: float
-    ap_small: float
+    metrics: dict[str, float]  # of all classes, by name, as engine/evaluation/metrics.py lists them
+    class_metrics: dict[str, np.ndarray]  # of each class: float64 (C,)
+    best_confidence: float  # where the mean F1 of the classes is largest
+    ap_small: float  # IoU 0.50:0.95
     ap_medium: float
     ap_large: float
-    class_ap: np.ndarray  # float64 (C,)
-    class_ap50: np.ndarray  # float64 (C,)
-    class_precision: np.ndarray  # float64 (C,)
-    class_recall: np.ndarray  # float64 (C,)
-    class_f1: np.ndarray  # float64 (C,)
     class_targets: np.ndarray  # int64 (C,) boxes that are not crowd
     confusion: np.ndarray  # int64 (C + 1, C + 1): rows predicted, columns true, last is background
     curve_confidence: np.ndarray  # float64 (S,)
@@ -184,17 +175,26 @@ class EvalResult:
     pr_precision: np.ndarray  # float64 (C, 101) at IoU 0.5
     num_images: int
     extras: dict[str, float] = field(default_factory=dict)  # validation losses, milliseconds an image
-    class_ap75: np.ndarray = field(default_factory=lambda: np.zeros(0))  # float64 (C,)
+
+    @property
+    def ap(self) -> float:
+        """IoU 0.50:0.95."""
+        return self.metrics["AP"]
+
+    @property
+    def class_ap(self) -> np.ndarray:
+        """float64 (C,)."""
+        return self.class_metrics["AP"]
 
     @property
     def fitness(self) -> float:
-        """What "best" means: AP 0.50:0.95; nan, which is better than nothing, when nothing could be scored."""
-        return float(self.ap)
+        """What "best" means: AP 0.50:0.95; nan if nothing could be scored."""
+        return self.ap
 
     @property
     def threshold(self) -> float | None:
-        """The confidence with the best mean F1; None where no confidence finds anything."""
-        return self.best_confidence if self.f1 > 0 else None
+        """The confidence with the best mean F1; None if no confidence finds anything."""
+        return self.best_confidence if self.metrics["f1"] > 0 else None
 
 
 def pad_targets(targets: Tensor, batch_size: int, max_targets: int) -> tuple[Tensor, Tensor]:

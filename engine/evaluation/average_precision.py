@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.evaluation.matching import Objects, Pairs, match_by_overlap, overlapping_pairs
+from engine.evaluation.metrics import CONFIDENCES, class_metrics, collect_scores, mean_known, overall_metrics
 from engine.evaluation.outcomes import Outcomes, match_detections, sort_by_class
 from utils.structures import DetectionTable, EvalResult, GroundTruth
 
@@ -68,7 +69,6 @@ def _all_pairs(image: np.ndarray, boxes: np.ndarray, objects: Objects, iou: floa
 
 
 RECALL_POINTS = np.linspace(0.0, 1.0, 101)
-CONFIDENCES = np.linspace(0.0, 1.0, 1000)
 _SPACING = np.spacing(1)  # COCO adds it to the count of detections
 
 
@@ -86,12 +86,22 @@ def score_detections(gt: GroundTruth, table: DetectionTable, num_classes: int, *
     outcomes, targets = sort_by_class(matches), matches.targets()
     precision = interpolated_precision(outcomes, targets)
     curve_precision, curve_recall = _confidence_curves(outcomes, targets[:, 0])
-    return _summarise(
-        precision,
-        curve_precision,
-        curve_recall,
+    scores = collect_scores(precision, curve_precision, curve_recall)
+    ap_small, ap_medium, ap_large = (float(mean_known(precision[:, area])) for area in (1, 2, 3))
+    return EvalResult(
+        metrics=overall_metrics(scores),
+        class_metrics=class_metrics(scores),
+        best_confidence=float(CONFIDENCES[scores.best]),
+        ap_small=ap_small,
+        ap_medium=ap_medium,
+        ap_large=ap_large,
         class_targets=np.bincount(gt.classes[~gt.crowd], minlength=num_classes).astype(np.int64),
         confusion=confusion_matrix(gt, table, num_classes),
+        curve_confidence=CONFIDENCES.copy(),
+        curve_precision=curve_precision,
+        curve_recall=curve_recall,
+        pr_recall=RECALL_POINTS.copy(),
+        pr_precision=precision[:, 0, 0].copy(),
         num_images=gt.num_images,
     )
 
@@ -159,54 +169,3 @@ def _confidence_curves(outcomes: Outcomes, targets: np.ndarray) -> tuple[np.ndar
     precision[targets == 0] = np.nan
     recall[targets == 0] = np.nan
     return precision, recall
-
-
-def mean_known(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
-    """Mean of the values that are not nan; nan, without a warning, where there is none."""
-    valid = ~np.isnan(values)
-    count = valid.sum(axis)
-    total = np.where(valid, values, 0.0).sum(axis)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
-
-
-def _summarise(
-    precision: np.ndarray,
-    curve_precision: np.ndarray,
-    curve_recall: np.ndarray,
-    *,
-    class_targets: np.ndarray,
-    confusion: np.ndarray,
-    num_images: int,
-) -> EvalResult:
-    by_class = mean_known(precision[:, 0], axis=(1, 2))
-    by_class_50, by_class_75 = (mean_known(precision[:, 0, t], axis=1) for t in (0, 5))
-    both = curve_precision + curve_recall
-    curve_f1 = 2 * curve_precision * curve_recall / np.where(both > 0, both, 1.0)
-    mean_f1 = mean_known(curve_f1, axis=0)
-    best = 0 if np.isnan(mean_f1).all() else int(np.argmax(mean_f1))
-    return EvalResult(
-        precision=float(mean_known(curve_precision[:, best])),
-        recall=float(mean_known(curve_recall[:, best])),
-        f1=float(mean_f1[best]),
-        best_confidence=float(CONFIDENCES[best]),
-        ap=float(mean_known(precision[:, 0])),
-        ap50=float(mean_known(precision[:, 0, 0])),
-        ap75=float(mean_known(precision[:, 0, 5])),
-        ap_small=float(mean_known(precision[:, 1])),
-        ap_medium=float(mean_known(precision[:, 2])),
-        ap_large=float(mean_known(precision[:, 3])),
-        class_ap=by_class,
-        class_ap50=by_class_50,
-        class_ap75=by_class_75,
-        class_precision=curve_precision[:, best].copy(),
-        class_recall=curve_recall[:, best].copy(),
-        class_f1=curve_f1[:, best].copy(),
-        class_targets=class_targets,
-        confusion=confusion,
-        curve_confidence=CONFIDENCES.copy(),
-        curve_precision=curve_precision,
-        curve_recall=curve_recall,
-        pr_recall=RECALL_POINTS.copy(),
-        pr_precision=precision[:, 0, 0].copy(),
-        num_images=num_images,
-    )

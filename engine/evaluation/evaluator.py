@@ -139,7 +139,7 @@ class Evaluator:
         and ``val/<part>``, sums over all images divided by the sum of the normalisers.
         """
         self.detections, self.preview = None, None
-        with evaluating(self._for_inference(unwrap(model))) as bare, without_kernel_search():
+        with eval_mode(self._for_inference(unwrap(model))) as bare, without_kernel_search():
             gathered = gather_arrays(self._ctx, self._run_shard(bare, loader, should_stop))
         if gathered is None or not all(shard["complete"].all() for shard in gathered):
             return None
@@ -242,18 +242,6 @@ class Evaluator:
         names = ("total", *self._criterion.names)
         values = np.delete(sums, 1) / max(sums[1], 1.0)
         return {f"val/{name}": float(value) for name, value in zip(names, values)}
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """Puts the model in eval mode; afterwards each module is in its former mode (frozen norms stay frozen)."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield model
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @contextmanager

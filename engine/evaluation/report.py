@@ -1,4 +1,4 @@
-"""A validation's result for people and for other programs: tables, JSON, a line a class and size as CSV."""
+"""The report of a validation: tables for the terminal, JSON and CSV for programs, and figures of the analysis."""
 
 from __future__ import annotations
 
@@ -13,64 +13,66 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engine.evaluation.analysis import SIZES, Analysis, Calibration, Reliability, SizeScores, size_limits
-from engine.evaluation.average_precision import mean_known
+from engine.evaluation.metrics import METRICS, mean_known
 from engine.evaluation.tide import KINDS, ErrorSplit
 from utils.files.safe_io import write_whole
 from utils.structures import EvalResult, GroundTruth
+from utils.visualize.plots import new_figure, save_figure
 
-COLUMNS = ("class", "images", "instances", "P", "R", "F1", "AP50", "AP75", "AP")
+COLUMNS = ("class", "images", "instances", *(metric.column for metric in METRICS))
+SIZE_COLUMNS = ("class", "size", "instances", "AP50", "AP75", "AP", "AR")
 
 
 class Row(NamedTuple):
-    """One line of the table; scores are nan where there is nothing to score."""
+    """A line of a table; scores are nan where there is nothing to score."""
 
     name: str
-    images: int
+    part: int | str  # number of images, or the size of the objects
     instances: int
-    scores: tuple[float, ...]  # P, R, F1, AP50, AP75, AP
+    scores: tuple[float, ...]
 
 
 def result_rows(result: EvalResult, gt: GroundTruth, names: Sequence[str]) -> list[Row]:
-    """A row for all classes together, then one for each, in the order of the classes."""
-    total = (result.precision, result.recall, result.f1, result.ap50, result.ap75, result.ap)
-    rows = [Row("all", result.num_images, int(result.class_targets.sum()), total)]
+    """A row for all classes together, then one for each, in the order of the classes. Columns: `COLUMNS`."""
+    rows = [Row("all", result.num_images, int(result.class_targets.sum()), tuple(result.metrics.values()))]
     images = images_of_classes(gt, len(names))
-    scores = np.stack(
-        [
-            result.class_precision,
-            result.class_recall,
-            result.class_f1,
-            result.class_ap50,
-            result.class_ap75,
-            result.class_ap,
-        ],
-        axis=1,
-    )
+    scores = np.stack(list(result.class_metrics.values()), axis=1)
     for index, name in enumerate(names):
         rows.append(Row(name, int(images[index]), int(result.class_targets[index]), tuple(scores[index].tolist())))
     return rows
 
 
 def images_of_classes(gt: GroundTruth, num_classes: int) -> np.ndarray:
-    """Images that hold at least one object of each class, crowd left out: int64 (C,)."""
+    """Number of images with at least one object of each class, crowd regions not counted: int64 (C,)."""
     image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
     pairs = np.unique((image * num_classes + gt.classes)[~gt.crowd])
     return np.bincount(pairs % num_classes, minlength=num_classes)
 
 
-def format_table(rows: Sequence[Row], *, verbose: bool = True) -> str:
-    """Aligned text: the row for all classes and, with ``verbose``, those of the classes that have objects."""
-    shown = [rows[0], *(r for r in rows[1:] if r.instances and verbose)]
-    width = max(len(COLUMNS[0]), *(len(r.name) for r in shown)) + 2
-    lines = [COLUMNS[0].rjust(width) + "".join(c.rjust(10 if i < 2 else 8) for i, c in enumerate(COLUMNS[1:]))]
+def size_rows(sizes: SizeScores, names: Sequence[str]) -> Iterator[Row]:
+    """A row a size for all classes together, then for each. Columns: `SIZE_COLUMNS`."""
+    scores = np.stack([sizes.ap50, sizes.ap75, sizes.ap, sizes.recall], -1)
+    for at, size in enumerate(SIZES):
+        means = mean_known(scores[:, at], axis=0)
+        yield Row("all", size, int(sizes.targets[:, at].sum()), tuple(means.tolist()))
+    for number, name in enumerate(names):
+        for at, size in enumerate(SIZES):
+            yield Row(name, size, int(sizes.targets[number, at]), tuple(scores[number, at].tolist()))
+
+
+def format_table(columns: Sequence[str], rows: Sequence[Row], *, verbose: bool = True) -> str:
+    """Aligned text: the rows for all classes and, with ``verbose``, those of the classes that have objects."""
+    shown = [row for row in rows if row.name == "all" or (row.instances and verbose)]
+    width = max(len(columns[0]), *(len(row.name) for row in shown)) + 2
+    lines = [columns[0].rjust(width) + "".join(c.rjust(10 if i < 2 else 8) for i, c in enumerate(columns[1:]))]
     for row in shown:
-        counts = f"{row.images:>10}{row.instances:>10}"
-        lines.append(row.name.rjust(width) + counts + "".join(number_text(s).rjust(8) for s in row.scores))
+        scores = "".join(number_text(score).rjust(8) for score in row.scores)
+        lines.append(f"{row.name:>{width}}{row.part:>10}{row.instances:>10}{scores}")
     return "\n".join(lines)
 
 
 def format_summary(result: EvalResult) -> str:
-    """AP by size, the confidence behind P, R and F1, and the time, in two lines."""
+    """AP by size, the confidence of P, R and F1, and the time per image: one or two lines."""
     sizes = zip(("small", "medium", "large"), (result.ap_small, result.ap_medium, result.ap_large))
     lines = [
         "AP by size: " + ", ".join(f"{name} {number_text(value)}" for name, value in sizes)
@@ -78,73 +80,13 @@ def format_summary(result: EvalResult) -> str:
     ]  # fmt: skip
     times = [f"{k[3:]} {v:.1f}" for k, v in result.extras.items() if k.startswith("ms/")]
     if times:
-        wait = (
-            f"; {result.extras['data_wait']:.0%} of the time waiting for data" if "data_wait" in result.extras else ""
-        )
-        lines.append(f"ms an image: {', '.join(times)}{wait}")
+        wait = result.extras["data_wait"]
+        lines.append(f"ms an image: {', '.join(times)}; {wait:.0%} of the time waiting for data")
     return "\n".join(lines)
 
 
-def number_text(value: float) -> str:
-    """Four places, or a dash for nan."""
-    return "-" if math.isnan(value) else f"{value:.4f}"
-
-
-def write_class_csv(path: str | Path, rows: Sequence[Row]) -> None:
-    """All rows, unrounded; cells that are nan stay empty."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(COLUMNS)
-    for row in rows:
-        writer.writerow([*row[:3], *("" if math.isnan(s) else repr(s) for s in row.scores)])
-    write_whole(path, text.getvalue())
-
-
-def write_results_json(
-    path: str | Path, result: EvalResult, rows: Sequence[Row], settings: dict, analyses: dict | None = None
-) -> None:
-    """Scores, per-class scores, the confusion matrix, ``analyses`` by name, and the settings that led to them; nan is
-    null."""
-    overall = (
-        "precision",
-        "recall",
-        "f1",
-        "best_confidence",
-        "ap",
-        "ap50",
-        "ap75",
-        "ap_small",
-        "ap_medium",
-        "ap_large",
-    )
-    content = {
-        **{name: plain_number(getattr(result, name)) for name in overall},
-        "images": result.num_images,
-        "classes": [
-            dict(zip(COLUMNS, (*row[:3], *map(plain_number, row.scores)))) for row in rows[1:]
-        ],
-        "confusion": {
-            "rows": "predicted, last: background",
-            "columns": "true, last: background",
-            "counts": result.confusion.tolist(),
-        },
-        **(analyses or {}),
-        "extras": {name: plain_number(value) for name, value in result.extras.items()},
-        "settings": settings,
-    }  # fmt: skip
-    write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
-
-
-def plain_number(value: float) -> float | None:
-    """As JSON has it: None for nan."""
-    return None if math.isnan(value) else float(value)
-
-
-SIZE_COLUMNS = ("class", "size", "instances", "AP50", "AP75", "AP", "AR")
-
-
 def format_errors(errors: ErrorSplit) -> str:
-    """A line a kind of error: how many there are, and the AP50 that is lost by them."""
+    """A line a kind of error: how many there are, and the AP50 that they cost."""
     rows = [(kind, f"{count:,}", cost) for kind, count, cost in zip(KINDS, errors.counts.sum(0), errors.cost)]
     rows += [("all false positives", "", errors.false_positive_cost), ("all not found", "", errors.false_negative_cost)]
     lines = ["error at IoU 0.5".rjust(22) + "count".rjust(10) + "costs AP50".rjust(12)]
@@ -153,7 +95,7 @@ def format_errors(errors: ErrorSplit) -> str:
 
 
 def format_calibration(calibration: Calibration) -> str:
-    """How far confidence is from precision, in one line."""
+    """The distance between confidence and precision, in one line."""
     scored, shown, threshold = calibration
     if not scored.counts.any():
         return "calibration: nothing was found"
@@ -167,36 +109,46 @@ def format_calibration(calibration: Calibration) -> str:
     return text
 
 
-def size_rows(sizes: SizeScores, names: Sequence[str]) -> Iterator[tuple[str, str, int, tuple[float, ...]]]:
-    """Class, size, instances, and AP50, AP75, AP and AR: all classes together, then each."""
-    scores = np.stack([sizes.ap50, sizes.ap75, sizes.ap, sizes.recall], -1)
-    for at, size in enumerate(SIZES):
-        yield "all", size, int(sizes.targets[:, at].sum()), tuple(mean_known(scores[:, at], axis=0).tolist())
-    for number, name in enumerate(names):
-        for at, size in enumerate(SIZES):
-            yield name, size, int(sizes.targets[number, at]), tuple(scores[number, at].tolist())
+def number_text(value: float) -> str:
+    """Four decimals, or a dash for nan."""
+    return "-" if math.isnan(value) else f"{value:.4f}"
 
 
-def format_sizes(sizes: SizeScores, names: Sequence[str], *, verbose: bool = True) -> str:
-    """A line a size, and with ``verbose`` a line a size of each class that has such objects."""
-    rows = [row for row in size_rows(sizes, names) if row[0] == "all" or (row[2] and verbose)]
-    width = max(len(SIZE_COLUMNS[0]), *(len(row[0]) for row in rows)) + 2
-    lines = [
-        SIZE_COLUMNS[0].rjust(width) + "".join(c.rjust(10 if i < 2 else 8) for i, c in enumerate(SIZE_COLUMNS[1:]))
-    ]
-    for name, size, count, scores in rows:
-        lines.append(f"{name:>{width}}{size:>10}{count:>10}" + "".join(number_text(s).rjust(8) for s in scores))
-    return "\n".join(lines)
-
-
-def write_size_csv(path: str | Path, sizes: SizeScores, names: Sequence[str]) -> None:
-    """All rows, unrounded; cells that are nan stay empty."""
+def write_csv(path: str | Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
+    """All rows, unrounded; nan is an empty cell."""
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(SIZE_COLUMNS)
-    for *place, scores in size_rows(sizes, names):
-        writer.writerow([*place, *("" if math.isnan(s) else repr(s) for s in scores)])
+    writer.writerow(columns)
+    for *cells, scores in rows:
+        writer.writerow([*cells, *("" if math.isnan(s) else repr(s) for s in scores)])
     write_whole(path, text.getvalue())
+
+
+def write_results_json(
+    path: str | Path,
+    result: EvalResult,
+    rows: Sequence[Row],
+    settings: dict[str, Any],
+    analysis: dict[str, Any] | None = None,
+) -> None:
+    """Metrics of all classes and of each, the confusion matrix, ``analysis`` (see `analysis_content`), and the
+    ``settings`` of the validation; nan is null."""
+    overall = {name.lower(): value for name, value in result.metrics.items()}
+    overall |= {name: getattr(result, name) for name in ("best_confidence", "ap_small", "ap_medium", "ap_large")}
+    content = {
+        **{name: plain_number(value) for name, value in overall.items()},
+        "images": result.num_images,
+        "classes": _json_rows(COLUMNS, rows[1:]),
+        "confusion": {
+            "rows": "predicted, last: background",
+            "columns": "true, last: background",
+            "counts": result.confusion.tolist(),
+        },
+        **(analysis or {}),
+        "extras": {name: plain_number(value) for name, value in result.extras.items()},
+        "settings": settings,
+    }
+    write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def analysis_content(analysis: Analysis, names: Sequence[str]) -> dict[str, Any]:
@@ -221,14 +173,18 @@ def analysis_content(analysis: Analysis, names: Sequence[str]) -> dict[str, Any]
         },
     }
     if sizes is not None:
-        content["sizes"] = {
-            "areas_px": {name: list(limits) for name, limits in size_limits().items()},
-            "rows": [
-                dict(zip(SIZE_COLUMNS, (*place, *map(plain_number, scores))))
-                for *place, scores in size_rows(sizes, names)
-            ],
-        }
+        areas = {name: list(limits) for name, limits in size_limits().items()}
+        content["sizes"] = {"areas_px": areas, "rows": _json_rows(SIZE_COLUMNS, size_rows(sizes, names))}
     return content
+
+
+def plain_number(value: float) -> float | None:
+    """None for nan, which JSON lacks."""
+    return None if math.isnan(value) else float(value)
+
+
+def _json_rows(columns: Sequence[str], rows: Iterator[Row] | Sequence[Row]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, (*cells, *map(plain_number, scores)))) for *cells, scores in rows]
 
 
 def _kinds(counts: np.ndarray, costs: np.ndarray) -> dict[str, dict[str, Any]]:
@@ -245,3 +201,48 @@ def _reliability(part: Reliability) -> dict[str, Any]:
         "confidence": [plain_number(v) for v in part.confidence],
         "precision": [plain_number(v) for v in part.precision],
     }
+
+
+def plot_errors(errors: ErrorSplit, out: Path) -> None:
+    """The AP50 that each kind of error costs as a bar, and the number of errors. Nothing if no class was scored."""
+    if np.isnan(errors.ap):
+        return
+    figure = new_figure(7.5, 4)
+    axes = figure.subplots()
+    labels = [*KINDS, "all false\npositives", "all not\nfound"]
+    costs = [*errors.cost, errors.false_positive_cost, errors.false_negative_cost]
+    colours = ["tab:blue"] * len(KINDS) + ["0.6"] * 2
+    axes.bar(np.arange(len(labels)), costs, color=colours)
+    axes.set_xticks(np.arange(len(labels)), labels, fontsize=8)
+    for bar, (cost, count) in enumerate(zip(costs, errors.counts.sum(0))):
+        axes.annotate(f"{count:,}", (bar, cost), (0, 2), textcoords="offset points", ha="center", fontsize=8)
+    axes.set(ylabel="AP50 to be gained", title=f"errors and their number; AP50 {errors.ap:.3f}")
+    axes.margins(y=0.12)
+    axes.grid(alpha=0.3, axis="y")
+    save_figure(figure, out)
+
+
+def plot_reliability(calibration: Calibration, out: Path) -> None:
+    """Reliability diagram: precision against confidence as bars, and below the number of detections in each bin."""
+    part = calibration.scored
+    if not part.counts.any():
+        return
+    figure = new_figure(6, 6.5)
+    curve, amounts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    centres, width = (part.edges[:-1] + part.edges[1:]) / 2, np.diff(part.edges)
+    curve.bar(centres, np.nan_to_num(part.precision), width, color="tab:blue", edgecolor="white", label="precision")
+    curve.plot([0, 1], [0, 1], color="0.3", linewidth=1, linestyle="--", label="as it should be")
+    curve.plot(part.confidence, part.precision, "o", markersize=3, color="tab:red", label="mean confidence of a bin")
+    error = f"calibration error (ECE) {part.error:.3f}"
+    if calibration.shown.counts.any():
+        error += f", {calibration.shown.error:.3f} from confidence {calibration.threshold:.3f} on"
+        for axes in (curve, amounts):
+            axes.axvline(calibration.threshold, color="0.5", linewidth=1, linestyle=":")
+    curve.set(ylabel="share that is right at IoU 0.5", xlim=(0, 1), ylim=(0, 1.02), title=error)
+    curve.legend(fontsize=8, loc="upper left")
+    curve.grid(alpha=0.3)
+    amounts.bar(centres, part.counts, width, color="0.6", edgecolor="white")
+    amounts.set_yscale("symlog", linthresh=1)
+    amounts.set(xlabel="confidence", ylabel="detections")
+    amounts.grid(alpha=0.3)
+    save_figure(figure, out)

@@ -1,4 +1,4 @@
-"""How far an epoch is: a bar on a terminal, plain lines elsewhere. It is given floats and never touches the device."""
+"""Progress of an epoch: a bar on a terminal, plain lines elsewhere. It takes floats and never waits for the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINE_EVERY_S = 10.0
 
 
 class EpochBar:
-    """Shows losses, images a second, the share of time spent waiting for data, memory, and the time left of the run."""
+    """Shows losses, images per second, the fraction of time spent waiting for data, memory, and the time left."""
 
     def __init__(
         self,
@@ -30,13 +30,13 @@ class EpochBar:
     ) -> None:
         """
         Args:
-            total_steps: steps of a whole epoch.
+            total_steps: of an epoch.
             epoch: the current one, from 0.
-            epochs: of the whole run.
+            epochs: of the run.
             enabled: False shows nothing.
-            done_steps: steps of this epoch that a former process did.
-            device: a CUDA device shows its reserved memory; otherwise the process's resident memory is shown.
-            between_epochs_s: what validation and saving take after an epoch, for the time left.
+            done_steps: steps of this epoch that a former process has taken.
+            device: of the run; the memory shown is what CUDA has reserved on it, or the process's resident memory.
+            between_epochs_s: seconds that validation and saving take after an epoch, for the remaining time.
         """
         self._total, self._epoch, self._epochs, self._enabled = total_steps, epoch, epochs, enabled
         self._first, self._done, self._device, self._between_s = done_steps, done_steps, device, between_epochs_s
@@ -50,7 +50,7 @@ class EpochBar:
             self._bar.set_description_str(self._title, refresh=False)
 
     def update(self, values: dict[str, float], images: int, data_wait_s: float) -> None:
-        """One step is done: its values to show by name, its images over all processes, its wait for data in seconds."""
+        """After a step: its values by name, its images over all processes, and the seconds that it waited for data."""
         self._done += 1
         self._images += images
         self._wait_s += data_wait_s
@@ -64,7 +64,7 @@ class EpochBar:
             self._write_line()
 
     def close(self) -> None:
-        """Ends the bar, or writes the epoch's last line. May be called twice."""
+        """Ends the bar, or writes the epoch's last line. A second call does nothing."""
         if not self._enabled:
             return
         self._enabled = False
@@ -96,7 +96,7 @@ class EpochBar:
 
 
 def log_start_time() -> None:
-    """For the moment of the first step: says how long after the process's start that is."""
+    """Called after the first step: logs the seconds since the process's start."""
     age = process_age_s()
     if age is not None:
         get_logger().info("first step %.1f s after the start", age)
@@ -109,7 +109,7 @@ def memory_gb(device: torch.device | None = None) -> float:
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9
-    except OSError:  # no /proc: the peak is what the system tells
+    except OSError:  # no /proc: the system reports only the peak
         import resource
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

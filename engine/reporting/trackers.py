@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from engine.evaluation.evaluator import evaluating
+from utils.distributed.collectives import eval_mode
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, write_whole
 from utils.logger import get_logger
@@ -186,7 +186,7 @@ class TensorBoardTracker(Tracker):
         if self._writer is None:
             return
         try:
-            with evaluating(model), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            with eval_mode(model), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
                 warnings.simplefilter("ignore")  # of the tracer
                 self._writer.add_graph(model, example, use_strict_trace=False)
         except Exception as error:  # of any kind: a graph in TensorBoard is no reason to end a run

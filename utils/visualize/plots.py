@@ -89,13 +89,14 @@ def plot_metric_curves(result: EvalResult, names: Sequence[str], out_dir: Path) 
         return []
     precision, recall = np.nan_to_num(result.curve_precision), np.nan_to_num(result.curve_recall)
     f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
-    labels = [f"{names[c]} {result.class_ap50[c]:.3f}" for c in shown]
+    ap50, class_ap50 = result.metrics["AP50"], result.class_metrics["AP50"]
+    labels = [f"{names[c]} {class_ap50[c]:.3f}" for c in shown]
     confidence = result.curve_confidence
     plain = [names[c] for c in shown]
     best = f"all {f1[shown].mean(0).max():.3f} at confidence {result.best_confidence:.3f}"
     paths = [Path(out_dir) / f"{kind}_curve.png" for kind in ("PR", "F1", "P", "R")]
     pr = np.nan_to_num(result.pr_precision[shown])
-    _plot_lines(result.pr_recall, pr, labels, f"all {result.ap50:.3f} mAP50", "recall", "precision", paths[0])
+    _plot_lines(result.pr_recall, pr, labels, f"all {ap50:.3f} mAP50", "recall", "precision", paths[0])
     _plot_lines(confidence, f1[shown], plain, best, "confidence", "F1", paths[1])
     _plot_lines(confidence, precision[shown], plain, "all", "confidence", "precision", paths[2])
     _plot_lines(confidence, recall[shown], plain, "all", "confidence", "recall", paths[3])

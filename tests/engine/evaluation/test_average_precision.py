@@ -15,15 +15,21 @@ from utils.boxes import xywh_to_xyxy
 from utils.structures import GroundTruth
 
 SHARED = Path(__file__).parents[3].parent / "shared"
-STATS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
+
+
+def stats_of(result):
+    """As pycocotools orders them."""
+    overall = [result.metrics[name] for name in ("AP", "AP50", "AP75")]
+    return np.array([*overall, result.ap_small, result.ap_medium, result.ap_large])
 
 
 def assert_equals_coco(gt, table, num_classes):
     stats, precision = coco_evaluate(gt, table)
     result = score_detections(gt, table, num_classes)
-    ours = np.array([getattr(result, name) for name in STATS])
+    ours = stats_of(result)
     np.testing.assert_allclose(np.where(np.isnan(ours), -1, ours), stats[:6], rtol=0, atol=1e-12)
-    for t, ours in ((None, result.class_ap), (0, result.class_ap50), (5, result.class_ap75)):
+    for t, name in ((None, "AP"), (0, "AP50"), (5, "AP75")):
+        ours = result.class_metrics[name]
         values = precision[:, :, :, 0] if t is None else precision[t : t + 1, :, :, 0]
         np.testing.assert_allclose(np.where(np.isnan(ours), -1, ours), values.mean((0, 1)), rtol=0, atol=1e-12)
     ours = np.where(np.isnan(result.pr_precision), -1, result.pr_precision)
@@ -95,14 +101,14 @@ def test_ap_on_the_detections_of_public_checkpoints(name, first_id, expected):
     assert np.bincount(table.image_index).max() > 100
     assert np.unique(table.scores).size < table.scores.size
     result = assert_equals_coco(gt, table, len(categories))
-    np.testing.assert_allclose([getattr(result, s) for s in STATS], expected, atol=5e-5)
+    np.testing.assert_allclose(stats_of(result), expected, atol=5e-5)
 
 
 def test_confidence_curves_by_counting():
     gt, table, num_classes = random_case(1, crowd_share=0)
     result = score_detections(gt, table, num_classes, max_det=10**6)
-    # With no crowd every detection at or above a confidence is right or wrong, and the right ones are those that the
-    # greedy assignment finds among them alone.
+    # Without crowd every detection at or above a confidence is a true or a false positive; the true ones are those that
+    # the greedy assignment finds among these detections alone.
     for step in (0, 200, 555, 900):
         c = result.curve_confidence[step]
         keep = table.scores >= c
@@ -115,9 +121,9 @@ def test_confidence_curves_by_counting():
         np.testing.assert_allclose(result.curve_precision[some, step], (true / np.maximum(total, 1))[some])
     f1 = 2 * result.curve_precision * result.curve_recall
     f1 = np.nan_to_num(f1[:-1] / np.maximum(result.curve_precision + result.curve_recall, 1e-300)[:-1])
-    assert result.f1 == pytest.approx(f1.mean(0).max())
+    assert result.metrics["f1"] == pytest.approx(f1.mean(0).max())
     assert result.best_confidence == result.curve_confidence[f1.mean(0).argmax()]
-    assert result.precision == pytest.approx(np.nanmean(result.class_precision))
+    assert result.metrics["precision"] == pytest.approx(np.nanmean(result.class_metrics["precision"]))
 
 
 def test_perfect_detections_score_one():
@@ -125,7 +131,7 @@ def test_perfect_detections_score_one():
     image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
     table = make_table(image, xywh_to_xyxy(gt.boxes_xywh_px), np.full(image.size, 0.9), gt.classes)
     result = score_detections(gt, table, num_classes)
-    assert (result.precision, result.recall, result.f1) == (1, 1, 1)
+    assert [result.metrics[name] for name in ("precision", "recall", "f1")] == [1, 1, 1]
     assert result.ap == pytest.approx(1, abs=1e-12)
     np.testing.assert_array_equal(result.confusion, np.diag([*result.class_targets, 0]))
 
@@ -152,7 +158,7 @@ def test_confusion_leaves_out_detections_in_crowd():
     )
     boxes = [[10, 10, 30, 30], [10, 10, 30, 30], [200, 200, 250, 250], [300, 300, 320, 320]]
     table = make_table([0] * 4, boxes, [0.9] * 4, [0, 1, 0, 1])
-    expected = [[0, 1, 0], [0, 0, 2], [0, 0, 0]]  # taken for 0; one in another class's crowd, one on nothing
+    expected = [[0, 1, 0], [0, 0, 2], [0, 0, 0]]  # mistaken for 0; one in another class's crowd, one on nothing
     np.testing.assert_array_equal(confusion_matrix(gt, table, 2), expected)
 
 
@@ -187,11 +193,11 @@ def test_nothing_to_score_is_nan_or_zero_without_warnings(num_images, objects, d
         warnings.simplefilter("error")
         result = score_detections(gt, table, 2)
     if objects:
-        assert result.ap == result.precision == result.recall == result.f1 == 0
+        assert set(result.metrics.values()) == {0}
         assert result.class_targets.tolist() == [objects, 0]
         assert np.isnan(result.class_ap[1])
     else:
-        assert np.isnan([result.ap, result.precision, result.recall, result.f1]).all()
+        assert np.isnan(list(result.metrics.values())).all()
         assert np.isnan(result.fitness)
     assert result.confusion[:-1].sum() == detections
     assert result.confusion.shape == (3, 3)

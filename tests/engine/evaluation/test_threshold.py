@@ -16,8 +16,13 @@ from utils.files.checkpoint import read_checkpoint
 
 def test_checkpoints_carry_the_threshold_of_their_validation(tmp_path, monkeypatch, capsys):
     true_score = evaluator.score_detections
-    scores = iter([{"ap": 0.9, "f1": 0.6, "best_confidence": 0.375}, {"ap": 0.1, "f1": 0.4, "best_confidence": 0.5}])
-    monkeypatch.setattr(evaluator, "score_detections", lambda *a: dataclasses.replace(true_score(*a), **next(scores)))
+    scores = iter([({"AP": 0.9, "f1": 0.6}, 0.375), ({"AP": 0.1, "f1": 0.4}, 0.5)])
+
+    def score(*arguments):
+        result, (metrics, confidence) = true_score(*arguments), next(scores)
+        return dataclasses.replace(result, metrics=result.metrics | metrics, best_confidence=confidence)
+
+    monkeypatch.setattr(evaluator, "score_detections", score)
     data, model = write_dataset(tmp_path / "set"), write_model(tmp_path / "tiny.yaml")
     common = ["--project", str(tmp_path / "runs"), "--data", str(data), "--model", str(model)]
     train.main([*common, *SMALL, "--epochs", "3", "--val-every", "2"])
@@ -35,4 +40,4 @@ def test_checkpoints_carry_the_threshold_of_their_validation(tmp_path, monkeypat
 @pytest.mark.parametrize(("f1", "threshold"), [(0.5, 0.25), (0.0, None), (float("nan"), None)])
 def test_no_threshold_where_nothing_is_found(f1, threshold):
     empty = {f.name: None for f in dataclasses.fields(evaluator.EvalResult)}
-    assert evaluator.EvalResult(**empty | {"f1": f1, "best_confidence": 0.25}).threshold == threshold
+    assert evaluator.EvalResult(**empty | {"metrics": {"f1": f1}, "best_confidence": 0.25}).threshold == threshold

@@ -133,7 +133,7 @@ def test_every_wrong_detection_has_one_kind_and_nothing_mended_lowers_ap(seed):
     gt, table, num_classes = random_case(seed)
     matches = match_detections(gt, table, num_classes)
     split, result = split_errors(matches), score_detections(gt, table, num_classes)
-    assert split.ap == pytest.approx(result.ap50, abs=1e-12)
+    assert split.ap == pytest.approx(result.metrics["AP50"], abs=1e-12)
     with_objects = result.class_targets > 0
     assert (split.class_cost[with_objects] >= 0).all()
     assert np.isnan(split.class_cost[~with_objects]).all()

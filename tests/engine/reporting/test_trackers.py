@@ -25,9 +25,8 @@ def make_result(classes: int = 2) -> EvalResult:
     precision = np.stack([0.5 + 0.5 * confidence] * classes)
     per_class = np.full(classes, 0.5)
     return EvalResult(
-        precision=0.5, recall=0.5, f1=0.5, best_confidence=0.4, ap=0.5, ap50=0.7, ap75=0.4, ap_small=0.1,
-        ap_medium=0.5, ap_large=np.nan, class_ap=per_class, class_ap50=per_class, class_precision=per_class,
-        class_recall=per_class, class_f1=per_class, class_targets=np.array([8] + [0] * (classes - 1)),
+        metrics={"AP50": 0.7}, class_metrics={"AP50": per_class}, best_confidence=0.4, ap_small=0.1,
+        ap_medium=0.5, ap_large=np.nan, class_targets=np.array([8] + [0] * (classes - 1)),
         confusion=np.eye(classes + 1, dtype=np.int64), curve_confidence=confidence, curve_precision=precision,
         curve_recall=recall, pr_recall=np.linspace(0, 1, 101), pr_precision=np.full((classes, 101), 0.5), num_images=4,
     )  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 
 from engine.evaluation.analysis import measure_calibration
 from engine.evaluation.outcomes import match_detections, sort_by_class
-from engine.evaluation.plots import plot_errors, plot_reliability
+from engine.evaluation.report import plot_errors, plot_reliability
 from engine.evaluation.tide import split_errors
 from tests.helpers.scoring import make_table, random_case
 from utils.structures import Detections, EvalResult
@@ -31,9 +31,8 @@ def make_result(targets=(5, 0, 3, 1)) -> EvalResult:
     per_class = np.where(present, 0.6, np.nan)
     recall = np.where(present[:, None], 1 - confidence, np.nan)
     return EvalResult(
-        precision=0.5, recall=0.5, f1=0.5, best_confidence=0.4, ap=0.5, ap50=0.7, ap75=0.4, ap_small=np.nan,
-        ap_medium=0.5, ap_large=np.nan, class_ap=per_class, class_ap50=per_class, class_precision=per_class,
-        class_recall=per_class, class_f1=per_class, class_targets=np.array(targets),
+        metrics={"AP50": 0.7}, class_metrics={"AP50": per_class}, best_confidence=0.4, ap_small=np.nan,
+        ap_medium=0.5, ap_large=np.nan, class_targets=np.array(targets),
         confusion=np.diag([5, 0, 3, 1, 0])[: n + 1, : n + 1], curve_confidence=confidence,
         curve_precision=np.where(present[:, None], confidence, np.nan), curve_recall=recall,
         pr_recall=np.linspace(0, 1, 101), pr_precision=np.where(present[:, None], np.linspace(1, 0, 101), np.nan),
