@@ -18,6 +18,7 @@ from torch import Tensor
 from utils.shared_tensors import InlineTensors
 
 TARGET_BUCKET = 16
+GREY = 114  # uint8 value of the padding around images
 
 
 def bucketed(most: int) -> int:

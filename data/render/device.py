@@ -13,8 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from data.render.opencv import GREY
 from data.render.table import Column, RenderTable
+from utils.structures import GREY
 
 PIXELS_AT_ONCE = {
     "cpu": 2**18,

@@ -14,8 +14,8 @@ import numpy as np
 
 from data.augment.boxes import project_points
 from data.augment.plan import Picture, SamplePlan, Tile
+from utils.structures import GREY
 
-GREY = 114
 _POLYGON_BITS = 4  # sub-pixel bits of OpenCV's polygon filler
 _MIRRORED = {(False, False): None, (True, False): 1, (False, True): 0, (True, True): -1}  # x, y: code of cv2.flip
 

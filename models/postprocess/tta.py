@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
 from models.detector import Detector
-
-GREY = 114 / 255  # of letterboxes
+from utils.structures import GREY
 
 
 class View(NamedTuple):
@@ -74,7 +73,7 @@ class ManyViews(nn.Module):
         if view.scale != 1:
             images = interpolate(images, content_hw, mode="bilinear", antialias=view.scale < 1)
         stride = self.detector.stride
-        return pad(images, (0, -width % stride, 0, -height % stride), value=GREY)
+        return pad(images, (0, -width % stride, 0, -height % stride), value=GREY / 255)
 
 
 def to_canvas(boxes_xyxy: Tensor, view: View, canvas_hw: tuple[int, int]) -> Tensor:

@@ -9,13 +9,13 @@ import torch
 from data.augment.plan import Picture, SamplePlan, Tile
 from data.render.device import render_table
 from data.render.mipmap import MAX_LEVEL, PyramidLayout, level_image, levels_for
-from data.render.opencv import GREY, render_plan
+from data.render.opencv import render_plan
 from data.render.table import CachedPixels, PackedPixels, RenderTable, build_table
 from tests.engine.test_train_step import _NoSync
 from tests.helpers.plans import draw_plan
 from tests.helpers.synthetic_index import GEOMETRIES, smooth_image
 from utils.config.settings import Hyperparameters
-from utils.structures import SampleKey
+from utils.structures import GREY, SampleKey
 
 SIZES = np.array([(240, 320), (320, 240), (256, 256), (180, 300), (90, 120)])
 

@@ -9,13 +9,13 @@ import pytest
 from data.augment.boxes import project_boxes
 from data.augment.geometry import HORIZON, MIN_SCALE
 from data.augment.plan import NUMBERS, Draw, SamplePlan, plan_labels
-from data.render.opencv import GREY, fit_letterbox, letterbox, render_plan
+from data.render.opencv import fit_letterbox, letterbox, render_plan
 from tests.helpers.plans import draw_plan
 from tests.helpers.synthetic_index import GEOMETRIES, OBJECT, smooth_image
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.settings import Hyperparameters
 from utils.rng import Stream, keyed_uniforms
-from utils.structures import SampleKey
+from utils.structures import GREY, SampleKey
 
 CANVAS = 256
 SIZES = [(240, 320), (320, 240), (256, 256), (180, 300), (90, 120)]
