@@ -16,11 +16,10 @@ from engine.optim.build import OptimizerSet
 from engine.optim.ema import ModelEma
 from engine.parallel.compile import UNCOMPILED, Compilation
 from engine.parallel.ddp import all_reduce_sum, without_gradient_sync
-from engine.parallel.virtual_ranks import SubtreeSum, sum_over_processes
+from engine.parallel.virtual_ranks import TreeGradients
 from utils.distributed.collectives import unwrap
 from utils.distributed.context import DistributedContext
-from utils.distributed.groups import shard_bounds
-from utils.flat_tensors import copy_from_flat, flatten, flatten_as, float_buffers, views_as
+from utils.flat_tensors import copy_from_flat, flatten, float_buffers
 from utils.structures import Batch, LossOutput
 
 
@@ -85,9 +84,7 @@ class TrainStep:
     """Holds what a step needs; calling it with the micro-batches of one step takes the step.
 
     With ``virtual_ranks`` 0 this process's micro-batches are one shard of the step, and DDP adds the gradients.
-    Otherwise every global micro-batch is cut into that many shards, each with its own batch statistics; gradients,
-    normalisers and running statistics are added in the order of one tree, so the bits do not depend on how many
-    processes the shards are spread over. The model is then not wrapped, and the number of processes is a power of two.
+    Otherwise every global micro-batch is cut into that many shards (`TreeGradients`), and the model is not wrapped.
     """
 
     def __init__(
@@ -107,13 +104,13 @@ class TrainStep:
     ) -> None:
         self.model, self.criterion, self.optimizer, self.ema = model, criterion, optimizer, ema
         self.ctx, self.amp_dtype, self.clip_norm = ctx, amp_dtype, clip_norm
-        self.virtual_ranks, self.skip_zero_grads, self.compilation = virtual_ranks, skip_zero_grads, compilation
+        self.skip_zero_grads, self.compilation = skip_zero_grads, compilation
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.scaler = torch.amp.GradScaler(ctx.device.type, enabled=amp_dtype is torch.float16)
         self.reader = DelayedReader(ctx.device)
         self._bare = unwrap(model)
         self._statistics = float_buffers(self._bare)
-        self._counters = [b for b in self._bare.buffers() if not b.is_floating_point()]  # of batches that norms saw
+        self._tree = TreeGradients(ctx, virtual_ranks, self._bare, optimizer) if virtual_ranks else None
         self._averaged_over = ctx.world_size if isinstance(model, nn.parallel.DistributedDataParallel) else 1
 
     def __call__(
@@ -128,8 +125,11 @@ class TrainStep:
             flags: of this rank; those of all come back with the step's values.
         """
         before = flatten(self._statistics)
-        gradients_of = self._gradients_by_tree if self.virtual_ranks else self._gradients_by_ddp
-        sums, local_total = gradients_of(batches, pictures, flags)
+        if self._tree is None:
+            sums, local_total = self._accumulate(batches, pictures, flags)
+            all_reduce_sum(self.ctx, sums)
+        else:
+            sums, local_total = self._tree(batches, pictures, lambda shards: self._accumulate(shards, pictures, flags))
         sums, flag_sums = sums[: -len(flags)], sums[-len(flags) :]
         losses = sums[1:] / sums[0].clamp(min=1)
         norm, bad = self._scale_and_clip(sums[0], sum(pictures))
@@ -144,61 +144,24 @@ class TrainStep:
         values = torch.cat([first, flag_sums.to(norm), losses.to(norm)])
         self.reader.push(values, tuple(path for batch in batches for path in batch.paths))
 
-    def _gradients_by_ddp(
-        self, batches: Sequence[Batch], pictures: Sequence[int], flags: StepFlags
-    ) -> tuple[Tensor, Tensor]:
-        """Gradients of the step's total into ``.grad``, equal on all ranks.
+    def _accumulate(self, batches: Sequence[Batch], pictures: Sequence[int], flags: StepFlags) -> tuple[Tensor, Tensor]:
+        """Adds the gradients of a step's micro-batches to ``.grad``; DDP sends them with the last one.
 
-        Returns sums (1 + P + A,) over the step: normaliser, then parts, then flags; and () this rank's own total.
+        Returns sums (1 + P + A,) over the micro-batches: normaliser, then parts, then flags; and their total ().
         """
-        totals, sums = zip(*self._accumulate(batches, pictures))
-        return all_reduce_sum(self.ctx, append_flags(torch.stack(sums).sum(0), flags)), torch.stack(totals).sum()
-
-    def _gradients_by_tree(
-        self, batches: Sequence[Batch], pictures: Sequence[int], flags: StepFlags
-    ) -> tuple[Tensor, Tensor]:
-        """As `_gradients_by_ddp`, by virtual ranks: each takes its shard of every micro-batch, one after another."""
-        per_process = self.virtual_ranks // self.ctx.world_size
-        start, counted = flatten(self._statistics), flatten(self._counters)
-        tree, totals = SubtreeSum(), []
-        parameters = self.optimizer.parameters
-        for virtual in range(self.ctx.rank * per_process, (self.ctx.rank + 1) * per_process):
-            copy_from_flat(start, self._statistics)
-            copy_from_flat(counted, self._counters)
-            shards = []
-            for batch, count in zip(batches, pictures):
-                first, last = shard_bounds(count, virtual, self.virtual_ranks)
-                offset, _ = shard_bounds(count, self.ctx.rank, self.ctx.world_size)
-                shards.append(batch.shard(first - offset, last - offset))
-            outcomes = self._accumulate(shards, pictures)
-            sums = append_flags(torch.stack([s for _, s in outcomes]).sum(0), flags)
-            totals += [total for total, _ in outcomes]
-            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-            rest = [sums.to(gradients[0]), flatten(self._statistics).to(gradients[0])]
-            tree.add(torch.cat([*flatten_as(gradients, parameters), *rest]))
-            self.optimizer.zero_grad()
-        flat = sum_over_processes(self.ctx, tree.total())
-        for parameter, gradient in zip(parameters, views_as(flat, parameters)):
-            parameter.grad = gradient
-        size = sum(p.numel() for p in parameters)
-        sums, statistics = flat[size : size + len(sums)], flat[size + len(sums) :]
-        copy_from_flat((statistics / self.virtual_ranks).to(start), self._statistics)
-        return sums, torch.stack(totals).sum()
-
-    def _accumulate(self, batches: Sequence[Batch], pictures: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        """Adds up the gradients of a step's micro-batches, which DDP sends with the last. Returns each one's total ()
-        and its sums: normaliser, then parts."""
-        outcomes = []
+        totals, sums = [], []
         for number, (batch, count) in enumerate(zip(batches, pictures)):
             is_last = number == len(batches) - 1
             with nullcontext() if is_last else without_gradient_sync(self.model):
-                outcomes.append(self._forward_backward(batch, count, sum(pictures)))
+                total, parts = self._forward_backward(batch, count, sum(pictures))
+            totals.append(total)
+            sums.append(parts)
             if number == 0 and not is_last:
                 self.compilation.own_gradients(self.optimizer.parameters)
-        return outcomes
+        return append_flags(torch.stack(sums).sum(0), flags), torch.stack(totals).sum()
 
     def _forward_backward(self, batch: Batch, batch_images: int, step_images: int) -> tuple[Tensor, Tensor]:
-        """One of `_accumulate`, of ``batch_images`` over all ranks."""
+        """The total () of one micro-batch, of ``batch_images`` over all ranks, and its sums: normaliser, then parts."""
         batch = batch.to(self.ctx.device)
         # Bytes are exact in any of these types, and so is what autocast would make of their quotients later.
         dtype = self.amp_dtype or next(self._bare.parameters()).dtype

@@ -1,20 +1,26 @@
-"""Virtual ranks: into how many shards a step is cut, and their sum, whose bits no number of processes changes.
+"""Virtual ranks: a step is cut into a fixed number of shards, and its bits do not depend on the number of processes.
 
 The V shards of a step are the leaves of one fixed binary tree, ((0 + 1) + (2 + 3)) + ... Each process adds the subtree
-of its own consecutive shards as they come; the upper levels are exchanges between pairs of processes. Floating-point
-addition commutes, so both of a pair get the same bits. (The idea of accuracy-consistent elastic training is
-EasyScale's, SC'23; the exchange is the recursive halving and doubling of Thakur, Rabenseifner & Gropp 2005.)
+of its own consecutive shards as they are computed; the upper levels are exchanges between pairs of processes.
+Floating-point addition commutes, so both processes of a pair get the same bits. (Accuracy-consistent elastic training
+follows EasyScale, SC'23; the exchange is the recursive halving and doubling of Thakur, Rabenseifner & Gropp 2005.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from engine.optim.build import OptimizerSet
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.distributed.groups import shard_bounds
 from utils.errors import UserError
+from utils.flat_tensors import copy_from_flat, flatten, flatten_as, float_buffers, views_as
+from utils.structures import Batch
 
 
 def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
@@ -38,14 +44,67 @@ def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
     return wanted
 
 
+class TreeGradients:
+    """The gradients of a step by virtual ranks: each takes its shard of every micro-batch, one after another.
+
+    Every shard has its own batch statistics. Gradients, the step's sums and running statistics are added in the order
+    of the tree, the latter to their mean.
+    """
+
+    def __init__(self, ctx: DistributedContext, virtual_ranks: int, model: nn.Module, optimizer: OptimizerSet) -> None:
+        """``model`` is not wrapped; the number of processes is a power of two that divides ``virtual_ranks``."""
+        self._ctx, self._count, self._optimizer = ctx, virtual_ranks, optimizer
+        self._statistics = float_buffers(model)
+        self._counters = [b for b in model.buffers() if not b.is_floating_point()]  # batches that norms have seen
+
+    def __call__(
+        self,
+        batches: Sequence[Batch],
+        pictures: Sequence[int],
+        accumulate: Callable[[Sequence[Batch]], tuple[Tensor, Tensor]],
+    ) -> tuple[Tensor, Tensor]:
+        """Leaves the gradients of the step's total in ``.grad``, equal on all ranks.
+
+        Args:
+            batches: this rank's micro-batches.
+            pictures: images of each micro-batch over all ranks.
+            accumulate: adds the gradients of micro-batches to ``.grad``; returns sums (n,) and their total ().
+
+        Returns the sums over all ranks, and the total of this rank.
+        """
+        ctx, parameters, per_process = self._ctx, self._optimizer.parameters, self._count // self._ctx.world_size
+        start, counted = flatten(self._statistics), flatten(self._counters)
+        tree, totals = SubtreeSum(), []
+        for rank in range(ctx.rank * per_process, (ctx.rank + 1) * per_process):
+            copy_from_flat(start, self._statistics)
+            copy_from_flat(counted, self._counters)
+            shards = []
+            for batch, count in zip(batches, pictures):
+                first, last = shard_bounds(count, rank, self._count)
+                offset, _ = shard_bounds(count, ctx.rank, ctx.world_size)
+                shards.append(batch.shard(first - offset, last - offset))
+            sums, total = accumulate(shards)
+            totals.append(total)
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            rest = [sums.to(gradients[0]), flatten(self._statistics).to(gradients[0])]
+            tree.add(torch.cat([*flatten_as(gradients, parameters), *rest]))
+            self._optimizer.zero_grad()
+        flat = sum_over_processes(ctx, tree.total())
+        for parameter, gradient in zip(parameters, views_as(flat, parameters)):
+            parameter.grad = gradient
+        _, sums, statistics = flat.split([sum(p.numel() for p in parameters), len(sums), len(start)])
+        copy_from_flat((statistics / self._count).to(start), self._statistics)
+        return sums, torch.stack(totals).sum()
+
+
 class SubtreeSum:
-    """Adds tensors one after another as a binary tree, holding at most log2 of their number at a time."""
+    """Adds tensors one after another as a binary tree, keeping at most log2 of their number at a time."""
 
     def __init__(self) -> None:
         self._stack: list[tuple[int, Tensor]] = []  # (levels below, sum), from the left
 
     def add(self, leaf: Tensor) -> None:
-        """Takes ``leaf``; it may be changed in place."""
+        """Adds ``leaf``, which may be changed in place."""
         height = 0
         while self._stack and self._stack[-1][0] == height:
             leaf = self._stack.pop()[1].add_(leaf)
@@ -55,7 +114,7 @@ class SubtreeSum:
     def total(self) -> Tensor:
         """The sum; the number of leaves must be a power of two."""
         if len(self._stack) != 1:
-            raise ValueError("a subtree wants a power of two of leaves")
+            raise ValueError("the number of leaves must be a power of two")
         return self._stack[0][1]
 
 
@@ -66,16 +125,16 @@ def _exchange(send: Tensor, receive: Tensor, peer: int) -> None:
 
 
 def sum_over_processes(ctx: DistributedContext, flat: Tensor) -> Tensor:
-    """``flat`` (1-D, equally long on all) summed over all processes in the tree's order: the same bits on each.
+    """``flat`` (1-D, of the same length everywhere) summed over all processes in the order of the tree.
 
-    The number of processes must be a power of two. Each sends and receives about twice the vector, whatever their
-    number: at every level a pair halves the part it is responsible for, then the parts are handed back.
+    All processes get the same bits. Their number must be a power of two. Each sends and receives about twice the vector
+    whatever their number: at every level a pair halves the part it reduces, then the parts are exchanged back.
     """
     world = ctx.world_size
     if world == 1:
         return flat
     if world & (world - 1):
-        raise ValueError(f"{world} processes: a power of two is wanted")
+        raise ValueError(f"{world} processes: must be a power of two")
     length = flat.numel()
     padded = flat.new_zeros(-(-length // world) * world)
     padded[:length] = flat
@@ -84,15 +143,15 @@ def sum_over_processes(ctx: DistributedContext, flat: Tensor) -> Tensor:
     while distance < world:
         middle = (start + end) // 2
         upper = bool(ctx.rank & distance)
-        keep, give = ((middle, end), (start, middle)) if upper else ((start, middle), (middle, end))
+        keep, send = ((middle, end), (start, middle)) if upper else ((start, middle), (middle, end))
         received = torch.empty_like(padded[keep[0] : keep[1]])
-        _exchange(padded[give[0] : give[1]].contiguous(), received, ctx.rank ^ distance)
+        _exchange(padded[send[0] : send[1]].contiguous(), received, ctx.rank ^ distance)
         padded[keep[0] : keep[1]] += received
-        cuts.append((keep, give, ctx.rank ^ distance))
+        cuts.append((keep, send, ctx.rank ^ distance))
         start, end = keep
         distance *= 2
-    for keep, give, peer in reversed(cuts):
-        received = torch.empty_like(padded[give[0] : give[1]])
+    for keep, send, peer in reversed(cuts):
+        received = torch.empty_like(padded[send[0] : send[1]])
         _exchange(padded[keep[0] : keep[1]].contiguous(), received, peer)
-        padded[give[0] : give[1]] = received
+        padded[send[0] : send[1]] = received
     return padded[:length]

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from benchmarks.training_step import build_step, make_batches
-from engine import train_step as step_module
+from engine import train_step
+from engine.parallel import virtual_ranks as virtual_ranks_module
 from models.detector import build_detector
 from tests.helpers.kernel_count import KernelCount
 from utils.flat_tensors import copy_from_flat, flatten, float_buffers
@@ -34,8 +35,7 @@ def test_which_buffers():
 @pytest.mark.parametrize(("virtual_ranks", "most"), [(0, 4), (2, 16)])
 def test_statistics_are_remembered_and_put_back_in_few_operations(monkeypatch, virtual_ranks, most):
     """Of yolov8n's 114 buffers each was reshaped twice, and each of its 57 counters copied by a kernel of its own."""
-    step = build_step("yolov8n", amp="off", classes=3)
-    step.virtual_ranks = virtual_ranks
+    step = build_step("yolov8n", amp="off", classes=3, virtual_ranks=virtual_ranks)
     count = KernelCount()
 
     def counted(function):
@@ -45,8 +45,9 @@ def test_statistics_are_remembered_and_put_back_in_few_operations(monkeypatch, v
 
         return call
 
-    for function in (flatten, copy_from_flat):
-        monkeypatch.setattr(step_module, function.__name__, counted(function))
+    for module in (train_step, virtual_ranks_module):
+        for function in (flatten, copy_from_flat):
+            monkeypatch.setattr(module, function.__name__, counted(function))
     step(make_batches(1, 2, 64, step.ctx.device), [2], 1)
     assert 0 < count.operations.total() <= most + 4
     assert count.kernels.total() <= 2 * most

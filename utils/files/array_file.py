@@ -1,4 +1,4 @@
-"""Arrays in one file: a small JSON header and aligned raw bytes, opened memory-mapped. No pickle, no surprises.
+"""Arrays in one file: a small JSON header and aligned raw bytes, opened memory-mapped, without pickle.
 
 Layout: magic (8 bytes), header length and CRC-32 of header and of everything after it (3 x uint32, little-endian), the
 header (UTF-8 JSON: ``meta``, and name, dtype, shape and offset of each array), the arrays, each at a multiple of 64.
@@ -6,11 +6,9 @@ header (UTF-8 JSON: ``meta``, and name, dtype, shape and offset of each array), 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import mmap
 import os
-import secrets
 import struct
 import zlib
 from pathlib import Path
@@ -18,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from utils.files.locks import flock, remove_abandoned
-from utils.files.safe_io import open_regular
+from utils.files.safe_io import atomic_write, open_regular
 
 _MAGIC = b"LKSTIDX1"
 _FIXED = struct.Struct("<8sIII")
@@ -27,12 +24,11 @@ _ALIGN = 64
 
 
 class CacheError(Exception):
-    """The file is there but isn't a whole cache file; the message says what is wrong."""
+    """The file exists but is not a valid cache file; the message says what is wrong."""
 
 
 def write_arrays(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Writes beside ``path`` and renames, so that the file is whole or absent at any moment; what killed processes left
-    of it goes. Raises OSError."""
+    """Writes ``path`` atomically, and removes what killed processes left of it. Raises OSError."""
     blocks, directory, at = [], {}, 0
     for name, array in arrays.items():
         array = np.ascontiguousarray(array)
@@ -46,25 +42,14 @@ def write_arrays(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]
     for block in blocks:
         body_crc = zlib.crc32(block, body_crc)
     path.parent.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(path.parent.glob(f"{path.name}.*.tmp"))
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")  # other nodes may write the same cache
-    try:
-        with open(temporary, "xb") as file:
-            with contextlib.suppress(OSError):  # a file system without locks
-                flock(file.fileno())
-            file.write(_FIXED.pack(_MAGIC, len(header), zlib.crc32(header), body_crc))
-            file.write(header)
-            file.writelines(blocks)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with atomic_write(path, durable=True, locked=True) as file:
+        file.write(_FIXED.pack(_MAGIC, len(header), zlib.crc32(header), body_crc))
+        file.write(header)
+        file.writelines(blocks)
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """The meta data alone; the arrays are not looked at. Raises as `open_arrays` does."""
+    """The metadata alone, without reading the arrays. Raises as `open_arrays` does."""
     with open_regular(path) as file:
         fixed = file.read(_FIXED.size)
         if len(fixed) < _FIXED.size:
@@ -79,9 +64,9 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def open_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The meta data and read-only arrays over the mapped file.
+    """The metadata, and read-only arrays over the mapped file.
 
-    Raises CacheError when the file is damaged or of another layout, OSError when it can't be opened.
+    Raises CacheError if the file is damaged or has another layout, OSError if it cannot be opened.
     """
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size < _FIXED.size:

@@ -29,6 +29,7 @@ DEFAULT_LIMIT = 200e9  # bytes
 DEFAULT_SHARE = 0.5  # of the disk
 MOST_OF_FREE = 0.98  # of what is free on the disk may be filled
 DAY_S = 86400.0
+_PREFIXES = ("lockstep-", "train-", "val-", "test-")
 _INDEX = re.compile(r"(?P<split>\w+)-(?P<version>[0-9a-f]{32})\.index")
 _PIXELS = re.compile(r"lockstep-\d+-(?P<version>[^-]*)-(?P<imgsz>\d+)-v\d+\.(?P<kind>lmdb|pixels)")
 # The second: what an interrupted scan has read.
@@ -99,7 +100,7 @@ def list_caches(folder: Path, shared_memory: Path | None = None) -> list[CacheFi
                 of = described.get(match["version"], "a data set whose index has gone")
                 what = f"images {where}, {match['imgsz']} px, of {of}"
                 found.append(_cache_file(path, status, match["version"], what))
-            elif _UNFINISHED.fullmatch(path.name) and path.name.startswith(("lockstep-", "train-", "val-", "test-")):
+            elif _UNFINISHED.fullmatch(path.name) and path.name.lstrip(".").startswith(_PREFIXES):
                 found.append(_cache_file(path, status, "", "an unfinished file"))
     old = {version for version, origin in origins.items() if newest[origin][1] != version}
     marked = [c if c.version not in old else CacheFile(**{**vars(c), "is_old": True}) for c in found]

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import torch
 
 from utils.errors import UserError
-from utils.files.safe_io import replacing
+from utils.files.safe_io import atomic_write
 from utils.machine.limits import explanation
 
 
@@ -62,7 +62,7 @@ _KINDS = {
 
 def write_checkpoint(content: dict[str, Any], path: str | Path) -> None:
     """Replaces ``path`` whole, and durably. Raises OSError (a full disk, say) with the old file untouched."""
-    with replacing(path, durable=True) as file:
+    with atomic_write(path, durable=True) as file:
         sink = _Sink(file)
         try:
             torch.save({"format": FORMAT, "version": VERSION, **content}, sink)

@@ -1,8 +1,7 @@
-"""Files replaced whole, and reads of regular files alone.
+"""Atomic writes, and reads that are restricted to regular files.
 
-Whoever looks at a file that `write_whole` replaces finds the old content or the new one, also after a crash or on a
-full disk. `open_regular` refuses pipes, whose readers wait, devices, which have no end, and files that are far too
-large.
+A reader of a file that `atomic_write` replaces finds either the old or the new content, also after a crash or on a full
+disk. `open_regular` refuses pipes, which block, devices, which have no end, and files that are far too large.
 """
 
 from __future__ import annotations
@@ -16,20 +15,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from utils.files.locks import flock, remove_abandoned
+
 
 @contextlib.contextmanager
-def replacing(path: str | Path, *, durable: bool = False) -> Iterator[BinaryIO]:
-    """A file to write into that takes the place of ``path`` when the block ends; if it raises, ``path`` is untouched.
+def atomic_write(path: str | Path, *, durable: bool = False, locked: bool = False) -> Iterator[BinaryIO]:
+    """A temporary file that replaces ``path`` when the block ends; if the block raises, ``path`` is unchanged.
 
     Args:
-        durable: also survive a power cut: fsync the content, and the folder where the file system can.
+        durable: survive a power cut: fsync the content, and the folder if the file system supports it.
+        locked: lock the temporary file while it is written, and first remove those that killed processes left behind.
 
     Raises OSError naming ``path``, whichever call failed.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name[:60]}.{secrets.token_hex(4)}.tmp")
+    prefix = f".{path.name[:60]}"
+    temporary = path.with_name(f"{prefix}.{secrets.token_hex(8)}.tmp")  # other nodes may write the same file
+    if locked:
+        remove_abandoned(path.parent.glob(f"{prefix}.*.tmp"))
     try:
         with open(temporary, "xb") as file:
+            if locked:
+                with contextlib.suppress(OSError):  # a file system without locks
+                    flock(file.fileno())
             yield file
             if durable:
                 file.flush()
@@ -46,8 +54,8 @@ def replacing(path: str | Path, *, durable: bool = False) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: str | Path, content: bytes | str) -> None:
-    """Replaces ``path`` by ``content``; text as UTF-8, where bytes of file names that are none are escaped."""
-    with replacing(path) as file:
+    """Replaces ``path`` atomically by ``content``. Text is UTF-8; undecodable bytes of file names are escaped."""
+    with atomic_write(path) as file:
         file.write(content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace"))
 
 
@@ -61,7 +69,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def open_regular(path: str | os.PathLike, most: int | None = None) -> BinaryIO:
-    """Opens a file for reading. Raises OSError, with a reason for the user, for what is no ordinary file or has more
+    """Opens a file for reading. Raises OSError, with a reason for the user, if it is not a regular file or has more
     than ``most`` bytes."""
     return os.fdopen(_descriptor(path, most)[0], "rb")
 
@@ -74,7 +82,7 @@ def read_regular(path: str | os.PathLike, most: int | None = None) -> bytes:
         if len(data) == size:
             return data
         parts = [data]
-        while parts[-1]:  # it grows, or is larger than one read gives
+        while parts[-1]:  # it grows, or is larger than one read returns
             parts.append(os.read(handle, 1 << 24))
         return b"".join(parts)
     finally:

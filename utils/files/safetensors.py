@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from utils.errors import UserError
-from utils.files.safe_io import open_regular, replacing
+from utils.files.safe_io import atomic_write, open_regular
 
 MAX_DIMENSIONS = 16
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -56,5 +56,5 @@ def write_safetensors(path: str | Path, tensors: dict[str, Tensor], metadata: di
     """Replaces ``path`` atomically."""
     # The library refuses tensors that share memory or are not contiguous.
     copies = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(save(copies, metadata))

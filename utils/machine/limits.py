@@ -35,7 +35,10 @@ _WORKER = re.compile(
 )
 _ALLOCATION = re.compile(r"allocate (?P<bytes>\d+) bytes|allocate (?P<text>[\d.]+ [KMGT]iB)")
 _PACKAGES = {"cv2": "opencv-python", "yaml": "PyYAML", "PIL": "pillow"}  # those named otherwise than their modules
-_KNOWN = (*_PACKAGES, "torch", "torchvision", "numpy", "lmdb", "matplotlib", "tqdm", "albumentations", "tensorboard")
+_KNOWN = (
+    *(*_PACKAGES, "torch", "torchvision", "numpy", "lmdb", "matplotlib", "safetensors", "tqdm"),
+    *("albumentations", "tensorboard"),
+)
 _LIBRARY = re.compile(r"(?P<library>lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
 _ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --workers"
 

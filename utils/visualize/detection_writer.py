@@ -17,7 +17,7 @@ import numpy as np
 from utils.boxes import scale_boxes, xyxy_to_cxcywh, xyxy_to_xywh
 from utils.config.settings import DetectConfig
 from utils.errors import UserError
-from utils.files.safe_io import replacing, write_whole
+from utils.files.safe_io import atomic_write, write_whole
 from utils.structures import DetectionTable, GroundTruth
 from utils.visualize.draw import write_image
 
@@ -37,7 +37,7 @@ def write_predictions(path: str | Path, table: DetectionTable, gt: GroundTruth) 
     boxes = np.round(xyxy_to_xywh(table.boxes_xyxy_px), BOX_DIGITS)
     scores = np.round(table.scores, SCORE_DIGITS)
     categories = np.asarray(gt.category_ids, dtype=np.int64)[table.classes]
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(b"[")
         separator = "\n"
         for start in range(0, scores.size, _ROWS):

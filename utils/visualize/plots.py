@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from utils.boxes import cxcywh_to_xyxy
-from utils.files.safe_io import replacing
+from utils.files.safe_io import atomic_write
 from utils.structures import Detections, EvalResult
 from utils.visualize.draw import class_colours, draw_boxes, tile_images, write_text
 
@@ -31,7 +31,7 @@ def save_figure(figure, out: Path) -> None:
     """Writes a PNG whole."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph .* missing")  # class names in a script matplotlib lacks
-        with replacing(out) as file:
+        with atomic_write(out) as file:
             figure.savefig(file, format="png", dpi=130)
 
 

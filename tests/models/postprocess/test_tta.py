@@ -7,8 +7,11 @@ from torch import nn
 from torch.nn.functional import interpolate
 
 from models.detector import build_detector
-from models.postprocess.tta import GREY, IDENTITY, VIEWS, TestTimeAugmentation, View, to_canvas
+from models.postprocess.tta import IDENTITY, VIEWS, TestTimeAugmentation, View, to_canvas
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL
+from utils import structures
+
+GREY = structures.GREY / 255
 
 
 class BrightBox(nn.Module):

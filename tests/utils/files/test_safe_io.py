@@ -5,14 +5,14 @@ import stat
 
 import pytest
 
-from utils.files.safe_io import replacing, write_whole
+from utils.files.safe_io import atomic_write, write_whole
 
 
 def test_content_arrives_whole_and_leaves_nothing_beside(tmp_path):
     path = tmp_path / ("n\u00e4me " * 30 + ".txt")  # hardly room for a longer name beside it
     write_whole(path, "caf\udce9 \u00fc")
     assert path.read_bytes() == b"caf\\udce9 " + "\u00fc".encode()
-    with replacing(path, durable=True) as file:
+    with atomic_write(path, durable=True) as file:
         file.write(b"second")
         assert path.read_bytes() != b"second"
     assert path.read_bytes() == b"second"
@@ -28,7 +28,7 @@ def test_a_failed_write_leaves_the_old_content(tmp_path, error):
     write_whole(path, "old")
 
     def fail() -> None:
-        with replacing(path) as file:
+        with atomic_write(path) as file:
             file.write(b"new")
             raise error
 
