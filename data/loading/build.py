@@ -133,7 +133,7 @@ def create_dataloader(
             image_cache=image_cache,
             complain=damaged.add,
         )
-        damaged.check(aloud=ctx.is_main)
+        damaged.check(log=ctx.is_main)
     requests: EndlessRequests | ShardedBatches
     if augment:
         _check_count(spec, split, len(index), quad)
@@ -147,7 +147,7 @@ def create_dataloader(
         workers=workers,
         pin_memory=pin_memory,
         weighted=augment and image_weights,
-        after_batch=partial(damaged.check, aloud=ctx.is_main),
+        after_batch=partial(damaged.check, log=ctx.is_main),
         **(_render_on_device(ctx, dataset, cache, workers, fuse) if on_device else {}),
     )
     return loader, dataset
