@@ -1,9 +1,8 @@
-"""Images that the scan took for sound and whose decoders complain when they are used: named, counted, held against
-``--max-bad``.
+"""Damaged images that the scan did not find, but whose decoder warns when they are used. They count for ``--max-bad``.
 
-The names are in a file beside the index cache, which every rank and worker of a machine appends to, so each counts what
-all have met; a later run on the same files knows them from its start. On machines with cache folders of their own each
-counts what its processes met.
+Their names are in a file beside the index cache, to which all ranks and workers of a machine append. Each of them
+counts all damaged images, and a later run on the same files starts with the known ones. Machines with separate cache
+folders count separately.
 """
 
 from __future__ import annotations
@@ -20,70 +19,70 @@ from utils.files.folders import cache_folder
 from utils.files.safe_io import open_regular
 from utils.logger import get_logger
 
-_MOST_BYTES = 10_000  # an image: its path and what its decoder said
+_MAX_BYTES = 10_000  # per image: its path and the warning
 
 
 class DamagedImages:
     """Picklable: a copy in a worker appends to the same file."""
 
     def __init__(self, index: DatasetIndex, split: str, *, cache_dir: str, max_bad: float) -> None:
-        """``max_bad``: largest share of images that may be damaged, together with those that the scan left out."""
+        """``max_bad``: largest fraction of images that may be damaged, including those that the scan left out."""
         self.split = split
         self._root = index.root
         self._images, self._left_out = len(index), index.report.bad_images
         self._max_bad = max_bad
         self._path = cache_folder(cache_dir) / f"{split}-{index.fingerprint}.damaged"
-        self._read = 0  # bytes
-        self._known: dict[str, str] = {}  # complaints by name
-        self._said = 0  # of them
+        self._read_bytes = 0
+        self._known: dict[str, str] = {}  # warnings of the decoder by name
+        self._reported = 0  # of them
 
     def add(self, path: str, complaint: str) -> None:
-        """Notes that the decoder of the image at ``path`` complained; once is enough."""
+        """Records a warning of the decoder of the image at ``path``, once per image."""
         name = os.path.relpath(path, self._root)
         self._refresh()
         if name in self._known:
             return
-        line = b"\n" + json.dumps([name, complaint]).encode() + b"\n"  # half a line before it is not to swallow it
+        line = b"\n" + json.dumps([name, complaint]).encode() + b"\n"  # after an incomplete line
         try:
             self._append(line)
-        except OSError:  # the cache folder cannot be written: a file of the machine's, for this user
+        except OSError:  # the cache folder is not writable: use the machine's temporary folder
             folder = Path(tempfile.gettempdir(), f"lockstep-{os.getuid()}")
             self._path = folder / self._path.name
             folder.mkdir(mode=0o700, exist_ok=True)
             self._append(line)
 
-    def check(self, *, aloud: bool = True) -> None:
-        """Names images that have become known since the last call, if ``aloud``. UserError when they are too many."""
+    def check(self, *, log: bool = True) -> None:
+        """Logs images that were added since the last call, if ``log``. Raises UserError when there are too many."""
         self._refresh()
-        new = list(self._known.items())[self._said :]
+        new = list(self._known.items())[self._reported :]
         if not new:
             return
-        self._said = len(self._known)
-        for name, complaint in new if aloud else ():
+        self._reported = len(self._known)
+        for name, complaint in new if log else ():
             get_logger().warning(
-                "%s: %s is damaged (%s); what its decoder made of it is used",
+                "%s: %s is damaged (%s); it is used as decoded",
                 self.split, os.path.normpath(os.path.join(self._root, name)), complaint,
             )  # fmt: skip
         bad, total = len(self._known) + self._left_out, self._images + self._left_out
         if bad > self._max_bad * total:
             raise UserError(
-                f"'{self.split}': {bad} of {total} images are damaged or left out (max_bad allows a share of "
-                f"{self._max_bad:g}; first: {next(iter(self._known))}); the damaged ones are listed in {self._path}; "
-                "--verify full leaves them out"
+                f"'{self.split}': {bad} of {total} images are damaged or left out (--max-bad is {self._max_bad:g}; "
+                f"first: {next(iter(self._known))}); the damaged ones are listed in {self._path}; --verify full leaves "
+                "them out"
             )
 
     def _append(self, line: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path, "ab") as file:  # buffered: a line is one write, and a short one is completed
+        with open(self._path, "ab") as file:  # buffered: a line is one write, completed if it is short
             file.write(line)
 
     def _refresh(self) -> None:
-        """Reads the whole lines that have been added."""
-        begin = self._read  # several threads may read the same lines: that does no harm
+        """Reads complete lines that have been added."""
+        begin = self._read_bytes  # several threads may read the same lines, which is harmless
         try:
             status = os.stat(self._path)
-            if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES * (self._images + 1):
-                self._path.unlink()  # none of our making; a pipe would keep its writer waiting
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES * (self._images + 1):
+                self._path.unlink()  # not written by this class; a pipe would block its writer
                 return
             if status.st_size <= begin:
                 return
@@ -93,11 +92,11 @@ class DamagedImages:
         except OSError:
             return
         text = text[: text.rfind(b"\n") + 1]
-        self._read = begin + len(text)
+        self._read_bytes = begin + len(text)
         for line in text.splitlines():
             try:
                 name, complaint = json.loads(line)
-            except (ValueError, TypeError, RecursionError):  # two machines wrote at once
+            except (ValueError, TypeError, RecursionError):  # two machines wrote at the same time
                 continue
             if not (isinstance(name, str) and isinstance(complaint, str)):
                 continue

@@ -1,4 +1,4 @@
-"""Which data set a script's ``--data`` and ``--stage`` mean."""
+"""Opens the data set that ``--data`` and ``--stage`` name."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from utils.errors import UserError
 def open_dataset(
     data: str, splits: Sequence[str], *, stage: str, cache_dir: str, ctx: DistributedContext, known_root: str = ""
 ) -> DatasetSpec:
-    """The data set ``data``; its images are not looked at yet. Call it on every process of the run.
+    """Opens the data set ``data`` without reading its images. Every process of the run must call this.
 
     Args:
-        data: a YAML, one of configs/data by its name ("coco" or "coco.yaml"), or "demo" for the set that is rendered
-            into the cache folder.
-        splits: the ones that will be used.
-        stage: folder of each node's own disk where they are copied to first; empty: used where they are.
-        cache_dir: where the demo set is; empty: ~/.cache/lockstep.
-        known_root: where the data set's folder was found before, see `load_dataset_spec`.
+        data: a YAML, the name of one in configs/data ("coco" or "coco.yaml"), or "demo" for the data set that is
+            rendered into the cache folder.
+        splits: the splits to stage.
+        stage: folder on a local disk of each node to which the splits are copied first; empty: no copy.
+        cache_dir: folder of the demo set; empty: ~/.cache/lockstep.
+        known_root: see `load_dataset_spec`.
 
     Raises:
-        UserError: the YAML cannot be read, or what `stage_dataset` and `ensure_demo` refuse.
+        UserError: the YAML cannot be read; see also `stage_dataset` and `ensure_demo`.
     """
     if data != "demo":
         data = _known_by_name(data)
     if stage:
         return stage_dataset(data, stage, splits, ctx, known_root=known_root)
     if data != "demo":
-        _check_is_there(data)
+        _check_exists(data)
         return load_dataset_spec(data, known_root)
     with torch_distributed_zero_first(ctx):
         return load_dataset_spec(ensure_demo(default_demo_root(cache_dir)))
 
 
 def _known_by_name(data: str) -> str:
-    """The YAML of configs/data that a bare name means where no file of that name is; anything else as it is."""
+    """Replaces a bare name that is not a file by the YAML of that name in configs/data."""
     listed = YAML_FOLDER / Path(data).with_suffix(".yaml").name
     is_bare = Path(data).name == data and Path(data).suffix in ("", ".yaml", ".yml")
     return str(listed) if is_bare and not Path(data).exists() and listed.is_file() else data
 
 
-def _check_is_there(data: str) -> None:
-    """Raises UserError naming what may be meant."""
+def _check_exists(data: str) -> None:
+    """Raises UserError with the known names."""
     path = Path(data)
     if path.exists():
         return

@@ -1,4 +1,4 @@
-"""Pictures to detect on: images, folders, globs, lists, videos, webcams and streams, as one sequence of frames."""
+"""Reads images, folders, globs, lists, videos, webcams and streams as a sequence of frames."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from utils.logger import get_logger
 
 
 class LiveStream:
-    """Reads ``capture`` in a thread and keeps one frame: whoever is slower than the stream misses frames, and never
-    sees old ones. Takes over ``capture`` and releases it."""
+    """Reads ``capture`` in a thread and keeps only the newest frame, so a slow reader skips frames. Releases
+    ``capture``."""
 
     def __init__(self, capture: cv2.VideoCapture) -> None:
         self._capture = capture
         self._changed = threading.Condition()
-        self._frame: np.ndarray | None = None  # not yet handed out
+        self._frame: np.ndarray | None = None  # the newest, until `next` returns it
         self._number = 0  # frames read
         self._ended = False
         self._stop = False
@@ -46,9 +46,9 @@ class LiveStream:
                 return
 
     def next(self, timeout_s: float) -> tuple[int, np.ndarray] | None:
-        """The number (from 0) and BGR picture of the newest frame not handed out yet; None when the stream has ended.
+        """Waits for a new frame. Returns its number, from 0, and BGR image; None when the stream has ended.
 
-        Raises TimeoutError when none comes in time.
+        Raises TimeoutError.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._frame is not None or self._ended, timeout_s):
@@ -59,7 +59,7 @@ class LiveStream:
     def close(self) -> None:
         self._stop = True
         self._thread.join(timeout=1)
-        if not self._thread.is_alive():  # a read that hangs holds on to the capture; the thread ends with the process
+        if not self._thread.is_alive():  # a blocked read still uses the capture; the thread ends with the process
             self._capture.release()
 
 
@@ -67,37 +67,37 @@ VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".m
 STREAM_SCHEMES = frozenset({"rtsp", "rtsps", "rtmp", "http", "https", "udp", "tcp", "srt"})
 UNKNOWN_FPS = 25.0
 STREAM_TIMEOUT_S = 30.0
-EARLY_END = 0.95  # containers only estimate how many frames they hold
+EARLY_END = 0.95  # fraction of the frames; containers only estimate their number
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One picture of a source."""
+    """One image of a source."""
 
-    path: str  # file, URL, or the webcam's number
-    index: int  # frame in its video or stream; 0 for an image file
+    path: str  # file, URL, or number of a webcam
+    index: int  # in its video or stream; 0 for an image file
     image: np.ndarray  # uint8 (H, W, 3) RGB
     fps: float  # of the video or stream; 0 for an image file
     is_video: bool
-    total: int | None  # frames of the video, 1 for an image file, None if not known
+    total: int | None  # frames of the video, 1 for an image file, None if unknown
 
 
 def open_source(
     source: str, *, vid_stride: int = 1, max_frames: int = 0, failed: dict[str, str] | None = None
 ) -> Iterator[Frame]:
-    """The frames of ``source``, in order.
+    """Yields the frames of ``source``, in order.
 
     Args:
-        source: a file, a folder (its files, sorted), a glob (``**`` allowed), a .txt list of files (relative ones
-            resolve from the list's folder), a webcam's number, or a stream's URL.
-        vid_stride: of videos and streams take every n-th frame.
-        max_frames: of each video or stream take at most this many; 0: all.
-        failed: takes the files that were passed over, and why.
+        source: a file, a folder (its files, sorted), a glob (``**`` allowed), a .txt list of files (relative to the
+            list's folder), the number of a webcam, or the URL of a stream.
+        vid_stride: read every n-th frame of videos and streams.
+        max_frames: read at most this many frames of each video or stream; 0: all.
+        failed: receives the files that were skipped, with the reason.
 
-    An unreadable file among several is reported and passed over; a single one raises.
+    An unreadable file is skipped with a warning if the source has several files.
 
     Raises:
-        UserError: at the call for what is missing or of no known kind; at iteration for what cannot be decoded.
+        UserError: at the call for a missing source or an unknown file type; at iteration for an unreadable one.
     """
     source = str(source)
     if not source.strip():
@@ -113,13 +113,13 @@ def _kind_of(path: Path) -> str:
 
 
 def _list_files(source: str) -> list[Path]:
-    """The files that ``source`` means, none of unknown kind, at least one."""
+    """The images and videos that ``source`` names, at least one."""
     path = Path(source).expanduser()
     if path.is_dir():
         files = sorted(entry for entry in path.iterdir() if entry.is_file() and _kind_of(entry))
         if not files:
             raise UserError(
-                f"{source}: this folder holds no image or video (folders below it need a glob: {source}/**/*)"
+                f"{source}: no image or video in this folder (use a glob for its subfolders: {source}/**/*)"
             )
         return files
     if path.is_file():
@@ -169,7 +169,7 @@ def _file_frames(
         except UserError as error:
             if len(files) == 1:
                 raise
-            get_logger().warning("%s; passed over", error)
+            get_logger().warning("%s; skipped", error)
             failed[str(path)] = str(error)
             continue
         for frame in frames:
@@ -180,11 +180,11 @@ def _file_frames(
 
 
 def _warn_of_damage(path: str, complaint: str) -> None:
-    get_logger().warning("%s: is damaged (%s); what its decoder made of it is used", path, complaint)
+    get_logger().warning("%s: is damaged (%s); it is used as decoded", path, complaint)
 
 
 def _open_capture(source: str | int) -> cv2.VideoCapture:
-    """Without the decoders' own remarks: what they mean is said in one line by whoever finds the capture closed."""
+    """Opens a capture without messages of the decoders; the caller reports a capture that is not open."""
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # read once, when OpenCV first opens a video
     level = cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     try:
@@ -223,7 +223,7 @@ def _to_rgb(frame: np.ndarray) -> np.ndarray:
 
 
 def _video_frames(path: str, capture: cv2.VideoCapture, stride: int, max_frames: int) -> Iterator[Frame]:
-    """Every ``stride``-th frame; those between are not decoded. A video that ends early is reported."""
+    """Yields every ``stride``-th frame; the others are not decoded. Warns of a video that ends early."""
     fps, total = _fps(capture), _length(capture)
     index = taken = 0
     try:
@@ -244,13 +244,13 @@ def _video_frames(path: str, capture: cv2.VideoCapture, stride: int, max_frames:
 
 
 def _stream_frames(source: str, capture: cv2.VideoCapture, stride: int, max_frames: int) -> Iterator[Frame]:
-    """A URL of known length is a video, read whole; of a live stream the newest frame is taken each time."""
+    """Yields all frames of a URL of known length, which is a video, or the newest ones of a live stream."""
     if _length(capture) is not None:
-        some = False
+        is_empty = True
         for frame in _video_frames(source, capture, stride, max_frames):
-            some = True
+            is_empty = False
             yield frame
-        if not some:
+        if is_empty:
             raise UserError(f"{source}: no frame of it can be read; download it and name the file")
         return
     fps = _fps(capture)

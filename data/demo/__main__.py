@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from data.demo.dataset import ensure_demo
-from utils.errors import UserError
 from utils.logger import configure_logging
 
 
-def main() -> None:
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        sys.exit("usage: python -m data.demo OUT")
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m data.demo", description="Writes the demo data set to a folder.")
+    parser.add_argument("out", metavar="OUT", type=Path, help="an empty or new folder")
+    options = parser.parse_args(argv)
     configure_logging(True)
-    try:
-        print(ensure_demo(Path(sys.argv[1])))
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    print(ensure_demo(options.out))
 
 
 if __name__ == "__main__":
-    main()
+    from utils.entrypoint import run_main
+
+    run_main(main)

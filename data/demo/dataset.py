@@ -1,6 +1,6 @@
-"""The embedded data set: rendered on demand, the same bytes for the same arguments, nothing downloaded.
+"""The demo data set, which is rendered on demand: the same arguments give the same bytes.
 
-``python -m data.demo OUT`` writes it to a folder of your choice.
+``python -m data.demo OUT`` writes it to a folder.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,24 +21,24 @@ from utils.logger import progress
 from utils.machine.resources import available_cores
 from utils.rng import Stream, keyed_generator
 
-VERSION = 2  # raised whenever the pictures change, so that an older copy is rendered anew
+VERSION = 2  # raise this when the pictures change; then older copies are rendered again
 MARKER = "demo.json"
 YAML_NAME = "data.yaml"
 SPLITS = ("train", "val")
 
 
 def default_demo_root(cache_dir: str = "") -> Path:
-    """Where ``--data demo`` keeps its files: in the cache folder."""
+    """Folder of the files of ``--data demo``."""
     return cache_folder(cache_dir) / "demo"
 
 
 def ensure_demo(root: Path, *, train_images: int = 320, val_images: int = 80, size: int = 320, seed: int = 0) -> Path:
-    """Renders the demo set into ``root`` unless it is there already, complete and of these arguments.
+    """Renders the demo set into ``root`` unless a complete set with these arguments exists.
 
-    It is written beside ``root`` and renamed, so ``root`` never holds half a set.
+    It is written beside ``root`` and renamed, so ``root`` never holds an incomplete set.
 
     Returns:
-        the path of its data set YAML.
+        the path of its YAML.
 
     Raises:
         UserError: ``root`` holds something else, or cannot be written.
@@ -49,7 +48,7 @@ def ensure_demo(root: Path, *, train_images: int = 320, val_images: int = 80, si
     if _is_complete(root, wanted):
         return root / YAML_NAME
     if root.exists() and not (root / MARKER).exists() and (not root.is_dir() or any(root.iterdir())):
-        raise UserError(f"{root}: exists and is not a demo data set; name an empty or a new folder")
+        raise UserError(f"{root}: exists and is not a demo data set; name an empty or new folder")
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{root.name}-", dir=root.parent) as scratch:
@@ -73,7 +72,7 @@ def _is_complete(root: Path, wanted: dict[str, int]) -> bool:
 
 
 def _swap_in(fresh: Path, root: Path, old: Path, wanted: dict[str, int]) -> None:
-    """Renames ``fresh`` to ``root``; of two processes that do this at once, one wins and both succeed."""
+    """Renames ``fresh`` to ``root``. If two processes do this at the same time, both succeed."""
     if root.exists():
         if _is_complete(root, wanted):
             return
@@ -89,24 +88,19 @@ def _write_set(folder: Path, wanted: dict[str, int]) -> None:
     for kind in ("images", "labels"):
         for split in SPLITS:
             (folder / kind / split).mkdir(parents=True)
-    jobs = list(_jobs(wanted))
+    jobs = [(split, number) for split in SPLITS for number in range(wanted[split])]
     with ThreadPoolExecutor(max_workers=min(available_cores(), 8)) as pool:  # OpenCV and numpy release the GIL
         done = pool.map(lambda job: _write_image(folder, wanted, *job), jobs)
         for _ in progress(done, desc="rendering the demo set", total=len(jobs)):
             pass
     names = "".join(f"  {i}: {name}\n" for i, name in enumerate(CLASS_NAMES))
-    yaml_text = f"# Rendered by data/demo.py\npath: .\ntrain: images/train\nval: images/val\nnames:\n{names}"
+    yaml_text = f"# Rendered by python -m data.demo\npath: .\ntrain: images/train\nval: images/val\nnames:\n{names}"
     (folder / YAML_NAME).write_text(yaml_text, encoding="utf-8")
     (folder / MARKER).write_text(json.dumps(wanted), encoding="utf-8")
 
 
-def _jobs(wanted: dict[str, int]) -> Iterator[tuple[str, int]]:
-    for split in SPLITS:
-        yield from ((split, number) for number in range(wanted[split]))
-
-
 def demo_image(split: str, number: int, *, size: int = 320, seed: int = 0) -> tuple[np.ndarray, np.ndarray, int]:
-    """Picture ``number`` of a split; it depends on nothing but the arguments.
+    """Picture ``number`` of a split, which depends only on the arguments.
 
     Returns:
         image uint8 (size, size, 3) RGB; labels float64 (n, 5) of class, cx, cy, w, h normalised; JPEG quality.

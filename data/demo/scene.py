@@ -1,7 +1,7 @@
-"""Renders one picture of the demo set: clutter, objects that overlap, camera effects, and the boxes of what is visible.
+"""Renders one picture of the demo set: clutter, overlapping objects, camera effects, and boxes of the visible parts.
 
-Everything is drawn at `SUPERSAMPLE` times the size and averaged down. An owner map records which object each pixel
-shows, so a box is the extent of the visible part to half a pixel. Colours are RGB.
+Everything is drawn at `SUPERSAMPLE` times the size and reduced by averaging. An owner map holds the number of the
+object that each pixel shows, so a box is the extent of the visible part to half a pixel. Colours are RGB.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ CLASS_NAMES: tuple[str, ...] = tuple(OUTLINES)
 
 
 def second_colour_mask(name: str, u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
-    """Where a textured class shows its second colour: bool like ``u``; None for classes of one colour.
+    """Pixels of a textured class with its second colour, bool like ``u``; None for classes of one colour.
 
     Args:
         u, v: unit-frame coordinates of the pixels.
@@ -88,10 +88,10 @@ def second_colour_mask(name: str, u: np.ndarray, v: np.ndarray, rng: np.random.G
 
 
 SUPERSAMPLE = 2
-SMALLEST, TYPICAL, LARGEST = 10 / 320, 48 / 320, 200 / 320  # object extent as a share of the picture
-MIN_VISIBLE = 0.35  # objects that show less than this get no label
-MIN_SIDE = 4.0  # pixels of the final picture; narrower remains get no label
-MAX_COVER = 0.5  # a new object may hide at most this share of one already there
+SMALLEST, TYPICAL, LARGEST = 10 / 320, 48 / 320, 200 / 320  # object extent as a fraction of the picture
+MIN_VISIBLE = 0.35  # visible fraction of an object; below this it gets no label
+MIN_SIDE = 4.0  # pixels of the final picture; narrower visible parts get no label
+MAX_COVER = 0.5  # a new object may hide at most this fraction of another object
 FRACTION_BITS = 4  # OpenCV's fixed-point polygon coordinates
 
 BACKGROUND = -1
@@ -99,14 +99,14 @@ BACKGROUND = -1
 
 @dataclass(frozen=True)
 class _Patch:
-    """An object's pixels in its bounding rectangle, clipped to the canvas."""
+    """The pixels of an object in its bounding rectangle, clipped to the canvas."""
 
     rows: slice
     columns: slice
     mask: np.ndarray  # bool (h, w)
     colours: np.ndarray  # float32 (h, w, 3)
     outline: list[np.ndarray]  # contours in canvas pixels
-    full_area: int  # pixels, parts off the canvas counted
+    full_area: int  # pixels, including parts outside the canvas
 
 
 def render_scene(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -123,7 +123,7 @@ def render_scene(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.nd
     full_areas: list[int] = []
     for _ in range(min(2 + int(rng.poisson(3.5)), 10)):
         class_index = int(rng.integers(len(CLASS_NAMES)))
-        patch = _place(CLASS_NAMES[class_index], owner, np.array(full_areas), rng)
+        patch = _draw_object(CLASS_NAMES[class_index], owner, np.array(full_areas), rng)
         if patch is None:
             continue
         _paint(canvas, owner, patch, len(classes), rng)
@@ -140,7 +140,7 @@ def _colour(rng: np.random.Generator) -> np.ndarray:
 
 
 def _colour_unlike(rng: np.random.Generator, other: np.ndarray, distance: float) -> np.ndarray:
-    """The first of a few random colours at least ``distance`` from ``other``, or else the farthest of them."""
+    """The first of eight random colours at least ``distance`` from ``other``, else the farthest of them."""
     candidates = [_colour(rng) for _ in range(8)]
     far = [float(np.linalg.norm(c - other)) for c in candidates]
     return next((c for c, d in zip(candidates, far) if d >= distance), candidates[int(np.argmax(far))])
@@ -164,7 +164,7 @@ def _background(rng: np.random.Generator, size: int) -> np.ndarray:
 
 
 def _distractors(canvas: np.ndarray, rng: np.random.Generator) -> None:
-    """Plain ellipses, quadrilaterals, lines and open arcs, half transparent: like the objects, but none of them."""
+    """Draws semi-transparent ellipses, quadrilaterals, lines and open arcs, which resemble objects."""
     side = canvas.shape[0]
     for _ in range(int(rng.integers(4, 14))):
         layer = canvas.copy()
@@ -194,8 +194,9 @@ def _pixel(point: np.ndarray) -> tuple[int, int]:
     return round(float(point[0])), round(float(point[1]))
 
 
-def _place(name: str, owner: np.ndarray, full_areas: np.ndarray, rng: np.random.Generator) -> _Patch | None:
-    """An object of class ``name`` where it hides no other too much, or None when a few tries found no such place."""
+def _draw_object(name: str, owner: np.ndarray, full_areas: np.ndarray, rng: np.random.Generator) -> _Patch | None:
+    """An object of class ``name`` at a position where it hides no other by more than `MAX_COVER`; None if six random
+    positions do not allow it."""
     side = owner.shape[0]
     radius = side / 2 * np.exp(rng.triangular(np.log(SMALLEST), np.log(TYPICAL), np.log(LARGEST)))
     angle = rng.uniform(0, 2 * np.pi)
@@ -223,7 +224,7 @@ def _place(name: str, owner: np.ndarray, full_areas: np.ndarray, rng: np.random.
 
 
 def _rasterise(outline: list[np.ndarray], side: int) -> tuple[slice, slice, np.ndarray, int]:
-    """Rows, columns and mask of the part on the canvas, and the area of the whole."""
+    """Rows, columns and mask of the part inside the canvas, and the area of the whole object."""
     points = np.concatenate(outline)
     low = np.floor(points.min(0)).astype(int)
     width, height = np.ceil(points.max(0)).astype(int) - low + 1
@@ -236,7 +237,7 @@ def _rasterise(outline: list[np.ndarray], side: int) -> tuple[slice, slice, np.n
 
 
 def _surface(name: str, u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Colours of an object's pixels: its texture, shaded along a random direction."""
+    """Colours of an object's pixels: texture and shading along a random direction."""
     first = _colour(rng)
     colours = np.broadcast_to(first, (*u.shape, 3)).copy()
     second = second_colour_mask(name, u, v, rng)
@@ -247,17 +248,17 @@ def _surface(name: str, u: np.ndarray, v: np.ndarray, rng: np.random.Generator) 
 
 
 def _paint(canvas: np.ndarray, owner: np.ndarray, patch: _Patch, number: int, rng: np.random.Generator) -> None:
-    """Puts the patch on the canvas, moved away from the colour behind it, and its number on the owner map."""
+    """Draws a patch on the canvas, with sufficient contrast to its background, and its number on the owner map."""
     region = canvas[patch.rows, patch.columns]
     behind = region[patch.mask].mean(0)
-    own = patch.colours[patch.mask].mean(0)
+    mean = patch.colours[patch.mask].mean(0)
     colours = patch.colours
-    instead = _colour_unlike(rng, behind, 80)  # always drawn: what follows must not depend on pixel values
-    if np.linalg.norm(own - behind) < 60:
-        colours = colours + (instead - own)
+    contrasting = _colour_unlike(rng, behind, 80)  # always drawn, so that later draws do not depend on pixel values
+    if np.linalg.norm(mean - behind) < 60:
+        colours = colours + (contrasting - mean)
     grain = rng.standard_normal(patch.mask.shape).astype(np.float32)[..., None] * rng.uniform(0, 12)
     colours = np.clip(colours + grain, 0, 255)
-    if rng.random() < 0.5:  # a darker or lighter rim, kept inside the mask so that the box stays the extent
+    if rng.random() < 0.5:  # a darker or lighter rim inside the mask, so that the box is still its extent
         rim = np.zeros(patch.mask.shape, np.uint8)
         shift = np.array([patch.columns.start, patch.rows.start])
         width = max(1, int(0.05 * np.sqrt(patch.full_area)))
@@ -268,7 +269,7 @@ def _paint(canvas: np.ndarray, owner: np.ndarray, patch: _Patch, number: int, rn
 
 
 def _occluders(canvas: np.ndarray, owner: np.ndarray, rng: np.random.Generator) -> None:
-    """Up to two bars in front of everything."""
+    """Draws up to two bars in front of everything."""
     side = canvas.shape[0]
     for _ in range(int(rng.choice(3, p=[0.55, 0.3, 0.15]))):
         ends = rng.uniform(0, side, (2, 2))
@@ -278,7 +279,7 @@ def _occluders(canvas: np.ndarray, owner: np.ndarray, rng: np.random.Generator) 
 
 
 def _visible_boxes(owner: np.ndarray, classes: np.ndarray, full_areas: np.ndarray) -> np.ndarray:
-    """Labels (n, 5) of the objects of which enough is seen."""
+    """Labels (n, 5) of the objects that are sufficiently visible."""
     side = owner.shape[0]
     labels = []
     for number, (class_index, full_area) in enumerate(zip(classes, full_areas)):
@@ -294,7 +295,7 @@ def _visible_boxes(owner: np.ndarray, classes: np.ndarray, full_areas: np.ndarra
 
 
 def _camera(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Blur, exposure and sensor noise."""
+    """Applies blur, exposure and sensor noise."""
     if rng.random() < 0.3:
         image = cv2.GaussianBlur(image, (0, 0), rng.uniform(0.4, 1.1))
     image = (image - 128) * rng.uniform(0.7, 1.15) + 128 + rng.uniform(-25, 25)

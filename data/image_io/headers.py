@@ -1,17 +1,15 @@
-"""JPEGs that their bytes vouch for, so that a scan need not decode each.
+"""Checks the structure of image files, so that a scan need not decode every JPEG.
 
-A decoder refuses a JPEG for what its header says: a process or a sampling that it doesn't know, malformed or missing
-tables. So a file whose header is checked here and which ends as it should is one that decoders take; of any other the
-decoder is asked.
+A decoder refuses a JPEG because of its header: an unsupported process or sampling, malformed or missing tables. If the
+header passes the checks of this module and the end marker is there, decoders accept the file. Other files are decoded.
 
-What is wrong with the coded picture itself a decoder repairs or leaves grey, so that is looked at too: 64 bytes of each
-2048, whole in any run of 2111 bytes. Coded data look random. `coded_data_defect` finds parts that are all zero or
-repeat a few bytes (files with holes, cut transfers), text, and markers that have no place there, as other compressed or
-encrypted data hold one in every few hundred bytes. It does not find single wrong bits, nor parts of another JPEG: those
-only a decoder sees, and of half the single bits not even that one.
+Decoders repair errors in the coded data or leave that part grey, so the data is checked too, 64 bytes of each 2048.
+Valid data looks random. `coded_data_defect` finds parts that are zero or repeat a few bytes (sparse files, incomplete
+transfers), text, and invalid markers, of which other compressed or encrypted data has one every few hundred bytes. It
+does not find single wrong bits or parts of another JPEG. Decoding finds those, except for half of the single bits.
 
-Source: ITU-T T.81, annex B (markers), F.1.2.3 (a 0 after each 0xFF of coded data) and annex C (a Huffman code's lengths
-must leave room for all its codes).
+Source: ITU-T T.81, annex B (markers), F.1.2.3 (a 0 after each 0xFF of coded data) and annex C (valid code lengths of a
+Huffman code).
 """
 
 from __future__ import annotations
@@ -30,12 +28,12 @@ _ORIENTATION_TAG = 0x0112
 
 
 class Header(NamedTuple):
-    """What a file's structure says; ``size`` is None for kinds whose size only the decoder tells."""
+    """The structure of a file; ``size`` is None for kinds whose size only the decoder knows."""
 
     kind: str  # "jpeg", "png", "webp" or "other"
     size: tuple[int, int] | None  # height and width as stored, before orientation
     orientation: int  # 1..8
-    defect: str  # "" for a whole file, else what is wrong with it
+    defect: str  # "" for an intact file
 
 
 def read_header(data: bytes) -> Header:
@@ -55,7 +53,7 @@ def _read_jpeg(data: bytes) -> Header:
         if data[at] != 0xFF:
             return Header("jpeg", size, orientation, f"no marker at byte {at}")
         marker = data[at + 1]
-        if marker == 0xFF or marker in _JPEG_BARE:  # fill byte, or a marker that stands alone
+        if marker == 0xFF or marker in _JPEG_BARE:  # fill byte, or a marker without a length
             at += 1 if marker == 0xFF else 2
             continue
         if marker == 0xD9:
@@ -68,7 +66,7 @@ def _read_jpeg(data: bytes) -> Header:
         elif marker == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
             orientation = exif_orientation(data[at + 10 : at + 2 + length])
         elif marker == 0xDA:
-            # In entropy-coded data 0xFF is always followed by 0 or RSTn, so this finds the true end, whatever follows.
+            # In coded data 0xFF is followed by 0 or RSTn, so this is the end marker, even with trailing bytes.
             whole = data.endswith(b"\xff\xd9") or data.find(b"\xff\xd9", at + length) >= 0
             defect = "truncated: no end marker" if not whole else "" if size and all(size) else "no size in the header"
             return Header("jpeg", size, orientation, defect)
@@ -95,7 +93,7 @@ def _read_png(data: bytes) -> Header:
 
 
 def png_defect(data: bytes) -> str:
-    """What a chunk's checksum says of a whole PNG; "" if all are right."""
+    """The first chunk of a complete PNG with a wrong checksum, in words; "" if there is none."""
     at = 8
     while at + 12 <= len(data):
         (length,) = struct.unpack(">I", data[at : at + 4])
@@ -124,7 +122,7 @@ def _read_webp(data: bytes) -> Header:
 
 
 def exif_orientation(tiff: bytes) -> int:
-    """Orientation in an EXIF block (a TIFF header and its first directory); 1 where it is absent or malformed."""
+    """Orientation in an EXIF block (a TIFF header and its first directory); 1 if it is missing or malformed."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
     if order is None or len(tiff) < 8:
         return 1
@@ -134,25 +132,25 @@ def exif_orientation(tiff: bytes) -> int:
     (count,) = struct.unpack(order + "H", tiff[at : at + 2])
     for entry in range(at + 2, min(at + 2 + 12 * count, len(tiff) - 11), 12):
         tag, kind = struct.unpack(order + "HH", tiff[entry : entry + 4])
-        if tag == _ORIENTATION_TAG and kind == 3:  # an unsigned short, as EXIF wants
+        if tag == _ORIENTATION_TAG and kind == 3:  # an unsigned short, as EXIF requires
             (value,) = struct.unpack(order + "H", tiff[entry + 8 : entry + 10])
             return value if 1 <= value <= 8 else 1
     return 1
 
 
-_SEQUENTIAL = (0xC0, 0xC1)  # SOF0, SOF1: one scan holds it all, so every table is in the header
-_NOTES = frozenset({*range(0xE0, 0xF0), 0xFE})  # applications' data, comments
-_MOST_PIXELS = 1 << 28  # decoders have limits of their own
+_SEQUENTIAL = (0xC0, 0xC1)  # SOF0, SOF1: there is one scan, so all tables are in the header
+_IGNORED = frozenset({*range(0xE0, 0xF0), 0xFE})  # application data, comments
+_MAX_PIXELS = 1 << 28  # below the limits of decoders
 _SAMPLINGS = ((0x11,), *((first, 0x11, 0x11) for first in (0x11, 0x12, 0x21, 0x22, 0x41)))
 
 
-_EVERY, _LOOK = 2048, 64  # bytes: of so many the first so many are looked at
-_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # but for restarts
+_STRIDE, _SAMPLE = 2048, 64  # bytes: the first 64 of each 2048 are checked
+_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # except for restarts
 _HIGH_BITS = np.uint64(0x8080808080808080)
 
 
 class PlainJpeg(NamedTuple):
-    """A header in which nothing is out of the ordinary."""
+    """The header of an ordinary JPEG, see `plain_jpeg`."""
 
     header: Header
     coded_at: int  # where the coded data begin
@@ -160,29 +158,29 @@ class PlainJpeg(NamedTuple):
 
 
 def coded_data_defect(data: bytes, jpeg: PlainJpeg) -> str:
-    """What makes the coded data of ``data``, all of the file, suspicious; "" if nothing does.
+    """Why the coded data of ``data``, a complete file, is suspicious; "" if it is not.
 
-    A plain area may be coded as a few bytes again and again, so this isn't damage yet.
+    This need not be damage: a plain area may be coded as a few repeated bytes.
     """
     start = -(-jpeg.coded_at // 8) * 8
-    count = max(len(data) - 2 - start, 0) // _EVERY
+    count = max(len(data) - 2 - start, 0) // _STRIDE
     if count == 0:
         return ""
-    look = np.frombuffer(data, np.uint8, count * _EVERY, start).reshape(count, _EVERY)[:, :_LOOK].copy()
-    words = look.view(np.uint64)
+    samples = np.frombuffer(data, np.uint8, count * _STRIDE, start).reshape(count, _STRIDE)[:, :_SAMPLE].copy()
+    words = samples.view(np.uint64)
     if (words[:, 1:] == words[:, :1]).all(1).any():
         return "a few bytes again and again"
     if not (np.bitwise_or.reduce(words, 1) & _HIGH_BITS).all():
         return "text"
-    stray = look[:, 1:][(look[:, :-1] == 0xFF) & (look[:, 1:] != 0)]
+    stray = samples[:, 1:][(samples[:, :-1] == 0xFF) & (samples[:, 1:] != 0)]
     if jpeg.has_restarts:
         stray = stray[(stray < 0xD0) | (stray > 0xD7)]
     return "markers" if len(stray) else ""
 
 
 def early_end(data: bytes, jpeg: PlainJpeg) -> str:
-    """The marker that ends the coded data of ``data`` where it is not that of the end; "" if it is. Decoders go on from
-    there with zeros, and if only the last few blocks are lost they do not complain."""
+    """Describes a marker that ends the coded data of ``data`` before the end marker; "" if there is none. Decoders
+    continue with zeros, without a warning if only the last few blocks are lost."""
     found = _MARKER.search(data, jpeg.coded_at)
     if found is None or found[0] == b"\xff\xd9":
         return ""
@@ -190,13 +188,13 @@ def early_end(data: bytes, jpeg: PlainJpeg) -> str:
 
 
 def plain_jpeg(head: bytes, tail: bytes) -> PlainJpeg | None:
-    """The header of a sequential 8-bit JPEG, grey or of three colours, in which nothing is out of the ordinary.
+    """The header of an ordinary JPEG: sequential, 8-bit, grey or three colours, with common sampling factors.
 
     Args:
-        head: the file's beginning, or all of it.
+        head: the beginning of the file, or all of it.
         tail: its last two bytes.
 
-    Returns None for any other file; that doesn't mean that it is damaged.
+    Returns None for any other file, which need not be damaged.
     """
     if head[:2] != b"\xff\xd8" or tail[-2:] != b"\xff\xd9":
         return None
@@ -217,27 +215,27 @@ def plain_jpeg(head: bytes, tail: bytes) -> PlainJpeg | None:
                 return None
             frame = body
         elif marker in (0xDB, 0xC4):
-            is_sound = _add_quantisers(body, quantisers) if marker == 0xDB else _add_codes(body, codes)
-            if not is_sound:
+            is_valid = _add_quantisers(body, quantisers) if marker == 0xDB else _add_codes(body, codes)
+            if not is_valid:
                 return None
         elif marker == 0xE1 and body[:6] == b"Exif\0\0":
             orientation = exif_orientation(body[6:])
         elif marker == 0xDD and len(body) == 2:  # the restart interval
             has_restarts = body != b"\0\0"
-        elif marker not in _NOTES:
+        elif marker not in _IGNORED:
             return None
         at = end
     return None
 
 
 def _of_scan(frame: bytes, scan: bytes, orientation: int, quantisers: set[int], codes: set[int]) -> Header | None:
-    """The header if frame and scan fit each other and all the tables they name are there."""
+    """The header if frame and scan match and all their tables are defined."""
     if len(frame) < 6 or frame[0] != 8:
         return None
     size = int.from_bytes(frame[1:3], "big"), int.from_bytes(frame[3:5], "big")
     count = frame[5]
     if (
-        not 0 < size[0] * size[1] <= _MOST_PIXELS
+        not 0 < size[0] * size[1] <= _MAX_PIXELS
         or len(frame) != 6 + 3 * count
         or len(scan) != 4 + 2 * count
         or scan[0] != count
@@ -252,18 +250,18 @@ def _of_scan(frame: bytes, scan: bytes, orientation: int, quantisers: set[int], 
 
 
 def _add_quantisers(body: bytes, known: set[int]) -> bool:
-    """Notes the tables of a DQT segment; False if they are not all 8-bit ones of known destinations."""
+    """Adds the tables of a DQT segment to ``known``; False unless all have 8 bits and valid destinations."""
     known.update(body[::65])
     return len(body) % 65 == 0 and all(destination < 4 for destination in body[::65])
 
 
 def _add_codes(body: bytes, known: set[int]) -> bool:
-    """Notes the tables of a DHT segment; False if one is malformed."""
+    """Adds the tables of a DHT segment to ``known``; False if one is malformed."""
     at = 0
     while at + 17 <= len(body):
         table, lengths = body[at], body[at + 1 : at + 17]
         symbols = body[at + 17 : at + 17 + sum(lengths)]
-        taken = sum(count << 15 - bits for bits, count in enumerate(lengths))  # of 2**16 codes; all ones is no code
+        taken = sum(count << 15 - bits for bits, count in enumerate(lengths))  # of 2**16 codes; all ones is not a code
         if table & 0xEF > 3 or taken >= 1 << 16 or len(symbols) != sum(lengths) or len(symbols) > 256:
             return False
         if table < 0x10 and symbols and max(symbols) > 15:

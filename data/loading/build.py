@@ -123,7 +123,7 @@ def build_train_loader(
         workers=workers,
         pin_memory=ctx.device.type == "cuda",
         weighted=config.image_weights,
-        after_batch=partial(damaged.check, aloud=ctx.is_main),
+        after_batch=partial(damaged.check, log=ctx.is_main),
         **(_render_on_device(ctx, config, dataset, workers) if config.render_on == "device" else {}),
     )
 
@@ -162,7 +162,7 @@ def build_val_loader(
         ShardedBatches(batches, rank=ctx.rank, world_size=ctx.world_size),
         workers=workers,
         pin_memory=ctx.device.type == "cuda",
-        after_batch=partial(damaged.check, aloud=ctx.is_main),
+        after_batch=partial(damaged.check, log=ctx.is_main),
     )
 
 
@@ -275,7 +275,7 @@ def _open_split(
             leaders=leaders,
             complain=damaged.add,
         )
-        damaged.check(aloud=ctx.is_main)
+        damaged.check(log=ctx.is_main)
     dataset = LoadImagesAndLabels(index, imgsz=config.imgsz, image_cache=image_cache, complain=damaged.add, **options)
     return dataset, damaged
 

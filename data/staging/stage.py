@@ -56,9 +56,7 @@ def stage_dataset(
         UserError: the data set cannot be read, the disk is too small or cannot be written, two nodes use one folder.
     """
     if source == "demo":
-        raise UserError(
-            "--stage copies a data set from a shared disk; with --data demo, which each node renders, omit it"
-        )
+        raise UserError("--stage: the demo set cannot be staged, each node renders it; omit --stage")
     leaders = one_per_node_group(ctx)
     local_folder = Path(folder.replace("{node_rank}", str(ctx.node_rank))).expanduser().absolute()
     with torch_distributed_zero_first(ctx):

@@ -133,7 +133,7 @@ def test_training_names_what_the_decoder_complains_of(tmp_path, monkeypatch, cap
         assert out.count(f"{tmp_path}/set/images/train/{i:03}.jpg is damaged (Corrupt JPEG data: ") == 1, out
     assert "Corrupt" not in err
     error = error_of(capfd, train.main, *flags, "--max-bad", "0.1")
-    assert "'train': 3 of 24 images are damaged or left out (max_bad allows a share of 0.1" in error
+    assert "'train': 3 of 24 images are damaged or left out (--max-bad is 0.1" in error
     assert "--verify full leaves them out" in error
 
 
@@ -380,4 +380,4 @@ def test_complaints_of_many_threads_are_all_counted(tmp_path, monkeypatch):
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda i: images.add(index.path(i), "damaged"), range(20)))
     with pytest.raises(UserError, match="'train': 20 of 24 images are damaged"):
-        images.check(aloud=False)
+        images.check(log=False)

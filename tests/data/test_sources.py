@@ -103,7 +103,7 @@ def test_video_by_url(video, monkeypatch):
     ("source", "message"),
     [
         ("nowhere.jpg", "no such file"),
-        ("empty", "holds no image"),
+        ("empty", "no image or video in this folder"),
         ("notes.md", "neither an image nor a video"),
         ("*.png", "matches no image"),
         ("empty.txt", "names no file"),

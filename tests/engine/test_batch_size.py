@@ -17,6 +17,7 @@ import torch
 import yaml
 
 import engine.batch_size
+import engine.build
 import train
 from engine.batch_size import (
     BOXES,
@@ -376,7 +377,7 @@ def test_what_was_found_is_stored_and_kept(tmp_path, monkeypatch, limit_of):
     flags = ["--data", str(write_dataset(tmp_path / "set")), *common, "--batch-size", "-1"]
     limit = peak_bytes(limit_of) + 100
     monkeypatch.setattr(engine.batch_size, "CudaMemory", lambda device: Counted(limit))
-    monkeypatch.setattr(engine.batch_size, "check_batch_search", lambda ctx, config: None)
+    monkeypatch.setattr(engine.build, "check_batch_search", lambda ctx, config: None)
     run_main(train.main, [*flags, "--epochs", "1"])
     stored = yaml.safe_load((tmp_path / "exp" / "settings.yaml").read_text())["config"]["batch_size"]
     content = read_checkpoint(tmp_path / "exp" / "last.pt")

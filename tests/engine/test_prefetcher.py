@@ -83,9 +83,12 @@ def test_a_mistake_in_the_data_comes_through():
 def test_what_the_next_step_wants(batch, epoch, weights, wanted):
     loader = type("L", (), {"__len__": lambda self: 7, "class_weights": weights})()
     trainer = SimpleNamespace(
-        train_loader=loader, accumulate=3, epochs=2, progress=SimpleNamespace(batch=batch, epoch=epoch)
+        train_loader=loader,
+        plan=SimpleNamespace(accumulate=3),
+        config=SimpleNamespace(epochs=2),
+        progress=SimpleNamespace(batch=batch, epoch=epoch),
     )
-    assert Trainer._wanted_next(trainer) == wanted
+    assert Trainer._batches_of_next_step(trainer) == wanted
 
 
 def test_a_stream_that_takes_a_batch_is_told_to_the_allocator(monkeypatch):
