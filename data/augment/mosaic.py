@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.augment.augmentation import Augmentation, Draws
 from data.augment.boxes import are_axis_aligned, project_boxes
+from data.augment.transforms import Augmentation, Draws
 from utils.config.settings import Hyperparameters
 from utils.rng import Stream, keyed_generator
 from utils.structures import SampleKey

@@ -19,11 +19,17 @@ from itertools import chain
 
 import numpy as np
 
-from data.augment.affine import RandomFlip, RandomPerspective, composed
-from data.augment.augmentation import Draws, GeometricTransform, PixelOperation
 from data.augment.boxes import to_normalised, transform_labels
-from data.augment.color import ColorJitter
 from data.augment.mosaic import MixUp, Mosaic, TilePlacement, fitted_sizes, place_tiles
+from data.augment.transforms import (
+    ColorJitter,
+    Draws,
+    GeometricTransform,
+    PixelOperation,
+    RandomFlip,
+    RandomPerspective,
+    composed,
+)
 from utils.config.settings import Hyperparameters
 from utils.structures import SampleKey
 

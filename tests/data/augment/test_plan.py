@@ -17,9 +17,9 @@ from data.augment.boxes import (
     project_points,
     transform_labels,
 )
-from data.augment.color import ColorJitter, color_matrices
-from data.augment.mosaic import choose_partners
+from data.augment.mosaic import Mosaic, choose_partners
 from data.augment.plan import draw_plans
+from data.augment.transforms import SHARED_COLUMNS, ColorJitter, color_matrices
 from tests.helpers.plans import draw_plan
 from utils.config.settings import Hyperparameters
 from utils.structures import SampleKey
@@ -84,6 +84,14 @@ def test_another_augmentation_changes_no_draw_of_the_others(monkeypatch):
             assert np.array_equal(ours.operations[1][1], theirs.operations[0][1])
             drawn |= {o[1].tobytes() for o in (*ours.operations, *theirs.operations)}
     assert len(drawn) == 2 * sum(len(plan.pictures) for plan in before)
+
+
+def test_augmentations_share_no_numbers():
+    kinds = (Mosaic, *plan_module.GEOMETRIC, *plan_module.PIXEL)
+    assert len({kind.name for kind in kinds}) == len(kinds)
+    assert all(len(range(kind.columns.start, kind.columns.stop)) == kind.numbers for kind in kinds if kind.columns)
+    columns = [column for kind in kinds if kind.columns for column in range(kind.columns.start, kind.columns.stop)]
+    assert sorted(columns) == list(range(SHARED_COLUMNS))
 
 
 def test_choosing_partners():

@@ -1,0 +1,204 @@
+"""Augmentations, one class each, and the random numbers that they may use.
+
+`GeometricTransform`s draw a matrix each, and the renderers apply their product. `PixelOperation`s draw parameters, and
+have an OpenCV and a torch form. The lists that name all of them are in `data.augment.plan`.
+
+Only sums, products and roundings of single numbers, and trigonometry from `math`: the products of small matrices that
+linear algebra libraries make, and numpy's trigonometry, may round differently in a longer row.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import cv2
+import numpy as np
+from torch import Tensor
+
+from utils.config.settings import Hyperparameters
+from utils.rng import Stream, keyed_uniforms, named_stream
+from utils.structures import SampleKey
+
+MIN_SCALE = 0.05
+# The horizon of a perspective draw stays at least this far away, in half-canvases, so that nothing folds over.
+HORIZON = 1 / 0.6
+
+_RGB_TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
+_YIQ_TO_RGB = np.linalg.inv(_RGB_TO_YIQ)
+_LUMA = np.outer(_YIQ_TO_RGB[:, 0], _RGB_TO_YIQ[0])
+_CHROMA = np.outer(_YIQ_TO_RGB[:, 1], _RGB_TO_YIQ[1]) + np.outer(_YIQ_TO_RGB[:, 2], _RGB_TO_YIQ[2])
+_QUARTER_TURN = np.outer(_YIQ_TO_RGB[:, 2], _RGB_TO_YIQ[1]) - np.outer(_YIQ_TO_RGB[:, 1], _RGB_TO_YIQ[2])
+
+# The first augmentations share one stream: these columns for a sample's picture, as many for one that may be mixed in,
+# and two for the mixing. All are drawn, used or not, so that a changed probability leaves the other choices alone.
+SHARED_COLUMNS = 19
+MIXUP_COLUMNS = slice(2 * SHARED_COLUMNS, 2 * SHARED_COLUMNS + 2)
+
+
+class Augmentation:
+    """Base of all. Adding one changes no other's numbers: it has a stream of its own, which follows from its name."""
+
+    name: ClassVar[str]
+    numbers: ClassVar[int]  # uniform numbers a picture
+    columns: ClassVar[slice | None] = None  # of the shared stream; None: a stream of its own
+
+    def __init__(self, hyp: Hyperparameters) -> None:
+        self.hyp = hyp
+
+
+class GeometricTransform(Augmentation, ABC):
+    """An augmentation that moves pixels."""
+
+    @abstractmethod
+    def matrices(self, u: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
+        """(P, 3, 3): from a frame of sizes ``from_wh`` (P, 2) to canvases of ``canvas_wh`` (P, 2).
+
+        Only the first transform sees a frame that is not the canvas.
+
+        Args:
+            u: (P, `numbers`) in [0, 1).
+        """
+
+
+class PixelOperation(Augmentation, ABC):
+    """An augmentation that changes pixels where they are."""
+
+    @property
+    @abstractmethod
+    def is_active(self) -> bool:
+        """Whether the hyper-parameters ask for it."""
+
+    @abstractmethod
+    def parameters(self, u: np.ndarray, canvas_hw: np.ndarray) -> np.ndarray:
+        """(P, k) for ``u`` (P, `numbers`) in [0, 1) and canvases of sizes ``canvas_hw`` int (P, 2)."""
+
+    @staticmethod
+    @abstractmethod
+    def apply_opencv(image: np.ndarray, parameters: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """Applies one picture's ``parameters`` (k,) to ``image`` uint8 (H, W, 3). Returns ``image``, changed in place,
+        or ``out``, which is of the same shape and holds the result."""
+
+    @staticmethod
+    @abstractmethod
+    def apply_torch(images: Tensor, parameters: Tensor) -> Tensor:
+        """Applies ``parameters`` float32 (L, k) to ``images`` float32 (L, H, W, 3) of 0 to 255; may leave that range.
+        Sums and products of single numbers only, so that a picture does not depend on its batch."""
+
+
+class Draws:
+    """The numbers of a batch's pictures, each a function of the seed and its sample's key alone.
+
+    Pictures are those of the keys, followed by the second ones of the samples ``mixed``.
+    """
+
+    def __init__(self, seed: int, keys: Sequence[SampleKey]) -> None:
+        self.seed = seed
+        self.mixed: list[int] = []
+        self._positions = [(key.epoch, key.position) for key in keys]
+        self._shared = keyed_uniforms(seed, Stream.AUGMENT, self._positions, MIXUP_COLUMNS.stop)
+
+    @property
+    def of_mixing(self) -> np.ndarray:
+        """(n, 2), a row a key: whether it is mixed with a second picture, and with which."""
+        return self._shared[:, MIXUP_COLUMNS]
+
+    def of_pictures(self, augmentation: Augmentation) -> np.ndarray:
+        """(P, `Augmentation.numbers`) in [0, 1)."""
+        columns, count = augmentation.columns, augmentation.numbers
+        if columns is not None:
+            second = self._shared[self.mixed, SHARED_COLUMNS : 2 * SHARED_COLUMNS]
+            return np.concatenate([self._shared[:, columns], second[:, columns]])
+        rows = keyed_uniforms(self.seed, named_stream(augmentation.name), self._positions, 2 * count)
+        return np.concatenate([rows[:, :count], rows[self.mixed, count:]])
+
+
+class RandomPerspective(GeometricTransform):
+    """``perspective``, ``degrees`` and ``scale``, then ``shear``, about the frame's centre, which lands near the
+    canvas' centre, ``translate`` away."""
+
+    name = "perspective"
+    numbers = 8  # angle, scale, two shears, two translations, two perspective coefficients
+    columns = slice(6, 14)
+
+    def matrices(self, u: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
+        hyp, u = self.hyp, 2 * u - 1
+        centre_x, centre_y = (from_wh / 2).T
+        tilt_x, tilt_y = (u[:, 6:8] * hyp.perspective).T
+        nearest = np.maximum((np.abs(tilt_x) * centre_x + np.abs(tilt_y) * centre_y) * HORIZON, 1.0)
+        tilt_x, tilt_y = tilt_x / nearest, tilt_y / nearest
+        angle = np.radians(u[:, 0] * hyp.degrees).tolist()
+        slope = np.radians(u[:, 2:4] * hyp.shear).tolist()
+        cosine, sine = (np.array([f(a) for a in angle]) for f in (math.cos, math.sin))
+        shear_x, shear_y = np.array([(math.tan(a), math.tan(b)) for a, b in slope]).T
+        scale = np.maximum(1 + u[:, 1] * hyp.scale, MIN_SCALE)
+        matrix = np.empty((len(u), 3, 3))
+        matrix[:, 2, 0], matrix[:, 2, 1] = tilt_x, tilt_y
+        matrix[:, 2, 2] = 1 - (tilt_x * centre_x + tilt_y * centre_y)
+        of_axes = (
+            (scale * (cosine - shear_x * sine), scale * (sine + shear_x * cosine)),
+            (scale * (shear_y * cosine - sine), scale * (shear_y * sine + cosine)),
+        )
+        for axis, (along_x, along_y) in enumerate(of_axes):
+            target = (0.5 + u[:, 4 + axis] * hyp.translate) * canvas_wh[:, axis]
+            offset = -(along_x * centre_x + along_y * centre_y)
+            matrix[:, axis] = np.stack([along_x, along_y, offset], 1) + target[:, None] * matrix[:, 2]
+        return matrix
+
+
+class RandomFlip(GeometricTransform):
+    """``fliplr`` and ``flipud``."""
+
+    name = "flip"
+    numbers = 2
+    columns = slice(17, 19)
+
+    def matrices(self, u: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
+        matrix = np.tile(np.eye(3), (len(u), 1, 1))
+        for axis, probability in enumerate((self.hyp.fliplr, self.hyp.flipud)):
+            is_flipped = u[:, axis] < probability
+            matrix[is_flipped, axis, axis] = -1.0
+            matrix[is_flipped, axis, 2] = canvas_wh[is_flipped, axis]
+        return matrix
+
+
+def composed(after: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """The products (P, 3, 3) of two rows of matrices."""
+    left, right = after[:, :, :, None], before[:, None, :, :]
+    return left[:, :, 0] * right[:, :, 0] + left[:, :, 1] * right[:, :, 1] + left[:, :, 2] * right[:, :, 2]
+
+
+class ColorJitter(PixelOperation):
+    """``hsv_h``, ``hsv_s`` and ``hsv_v``. Parameters: a matrix, by rows."""
+
+    name = "color"
+    numbers = 3
+    columns = slice(14, 17)
+
+    @property
+    def is_active(self) -> bool:
+        return bool(self.hyp.hsv_h or self.hyp.hsv_s or self.hyp.hsv_v)
+
+    def parameters(self, u: np.ndarray, canvas_hw: np.ndarray) -> np.ndarray:
+        return color_matrices((2 * u - 1) * (self.hyp.hsv_h, self.hyp.hsv_s, self.hyp.hsv_v)).reshape(-1, 9)
+
+    @staticmethod
+    def apply_opencv(image: np.ndarray, parameters: np.ndarray, out: np.ndarray) -> np.ndarray:
+        cv2.transform(image, parameters.reshape(3, 3), dst=out)
+        return out
+
+    @staticmethod
+    def apply_torch(images: Tensor, parameters: Tensor) -> Tensor:
+        columns = parameters.view(-1, 3, 3).transpose(1, 2)[:, :, None, None, :]  # (L, 3 from, 1, 1, 3 to)
+        return images[..., 0:1] * columns[:, 0] + images[..., 1:2] * columns[:, 1] + images[..., 2:3] * columns[:, 2]
+
+
+def color_matrices(jitter: np.ndarray) -> np.ndarray:
+    """(P, 3, 3) for rows of hue, saturation and value (P, 3): a hue turn (part of the circle) and a saturation gain in
+    YIQ, which keep the luma, then a brightness gain. Zeros give the identity, to rounding."""
+    hue, saturation, value = jitter.T[:, :, None, None]
+    turns = [2 * math.pi * h for h in hue.ravel().tolist()]
+    cosine, sine = (np.array([f(t) for t in turns])[:, None, None] for f in (math.cos, math.sin))
+    return (1 + value) * (_LUMA + (1 + saturation) * (cosine * _CHROMA + sine * _QUARTER_TURN))
