@@ -1,6 +1,6 @@
-"""Do the anchors fit the data set, and better ones where they don't.
+"""Checks that anchors fit a data set, and fits new ones if they do not.
 
-A box matches an anchor when neither side differs by a factor of ``anchor_t`` or more (see assigners.match_anchors).
+A box matches an anchor when neither side differs by a factor of ``anchor_t`` or more (see assigners.anchor_match).
 Boxes and anchors are (width, height) at the training size: pixels here, multiples of the level's stride in the model.
 """
 
@@ -16,7 +16,7 @@ from utils.rng import Stream, keyed_generator
 from utils.structures import GroundTruth
 
 _ENOUGH_RECALL = 0.98
-_MIN_SIDE_PX = 2.0  # boxes thinner than this don't shape anchors: mostly slivers that cropping left
+_MIN_SIDE_PX = 2.0  # thinner boxes are not used for fitting: most are slivers left by cropping
 _MAX_FIT_BOXES = 10_000
 _LLOYD_ROUNDS = 30
 _GENERATIONS = 1000
@@ -24,35 +24,35 @@ _GENERATIONS = 1000
 
 @dataclass(frozen=True, slots=True)
 class AnchorReport:
-    """What was found and done."""
+    """The result of `check_anchors`."""
 
-    recall: float  # best possible: share of boxes that match an anchor; nan without boxes
+    recall: float  # best possible: fraction of boxes that match an anchor; nan without boxes
     refitted: bool  # whether the model's anchors were replaced
-    anchors_px: np.ndarray  # float64 (L, A, 2) in effect now, levels by stride
+    anchors_px: np.ndarray  # float64 (L, A, 2), the model's anchors now, by level
     line: str  # for the log
 
 
 def closeness(boxes_wh: np.ndarray, anchors_wh: np.ndarray) -> np.ndarray:
-    """Worst ratio of sides of each box's best anchor, in (0, 1]: (M, 2), (n, 2) -> (M,)."""
+    """The worse side ratio of each box to its best anchor, in (0, 1]: (M, 2), (n, 2) -> (M,)."""
     ratio = boxes_wh[:, None] / anchors_wh
     return np.minimum(ratio, 1 / ratio).min(-1).max(-1)
 
 
 def best_recall(boxes_wh: np.ndarray, anchors_wh: np.ndarray, anchor_t: float) -> float:
-    """Share of boxes that match an anchor."""
+    """Fraction of boxes that match an anchor."""
     return float((closeness(boxes_wh, anchors_wh) > 1 / anchor_t).mean())
 
 
 def fitness(boxes_wh: np.ndarray, anchors_wh: np.ndarray, anchor_t: float) -> float:
-    """Mean closeness, boxes that match no anchor counting nothing."""
+    """Mean closeness; boxes that match no anchor count as 0."""
     close = closeness(boxes_wh, anchors_wh)
     return float((close * (close > 1 / anchor_t)).mean())
 
 
 def _cluster(boxes_wh: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """k-means of the logarithms of the sides, where ratios are distances; k-means++ seeds: (count, 2).
+    """k-means of the logarithms of the sides, so that ratios become distances, with k-means++ seeds: (count, 2).
 
-    The distance is the larger of the two sides', as in `closeness`.
+    The distance is the larger one of the two sides, as in `closeness`.
     """
     points = np.log(boxes_wh)
     centres = points[rng.integers(len(points))][None]
@@ -73,7 +73,7 @@ def _cluster(boxes_wh: np.ndarray, count: int, rng: np.random.Generator) -> np.n
 
 
 def _evolve(boxes_wh: np.ndarray, anchors_wh: np.ndarray, anchor_t: float, rng: np.random.Generator) -> np.ndarray:
-    """Hill climbing on the fitness: some sides are scaled at random, and what isn't worse stays."""
+    """Hill climbing on the fitness: scales some sides at random and keeps the result if it is not worse."""
     best = fitness(boxes_wh, anchors_wh, anchor_t)
     for _ in range(_GENERATIONS):
         changed = rng.random(anchors_wh.shape) < 0.3
@@ -85,7 +85,7 @@ def _evolve(boxes_wh: np.ndarray, anchors_wh: np.ndarray, anchor_t: float, rng: 
 
 
 def fit_anchors(boxes_wh: np.ndarray, count: int, *, anchor_t: float, seed: int = 0) -> np.ndarray:
-    """``count`` anchors for boxes (M, 2), M >= 1, in their unit: float64 (count, 2), smallest area first."""
+    """``count`` anchors for boxes (M, 2), M >= 1, in the same unit: float64 (count, 2), smallest area first."""
     rng = keyed_generator(seed, Stream.ANCHORS)
     if len(boxes_wh) > _MAX_FIT_BOXES:
         boxes_wh = boxes_wh[rng.choice(len(boxes_wh), _MAX_FIT_BOXES, replace=False)]
@@ -96,16 +96,16 @@ def fit_anchors(boxes_wh: np.ndarray, count: int, *, anchor_t: float, seed: int 
 def check_anchors(
     boxes_wh_px_at_imgsz: np.ndarray, model: nn.Module, *, anchor_t: float, refit: bool, seed: int = 0
 ) -> AnchorReport:
-    """Measures the best possible recall of an anchor head and, where it is below 0.98, fits new anchors to the boxes.
+    """Measures the best possible recall of an anchor head and, if it is below 0.98, fits new anchors to the boxes.
 
-    New anchors are kept only if they are better in recall and fitness. They are written to ``model.head.anchors``, in
-    units of stride, the smaller ones to the finer levels; a criterion built earlier still has the old ones.
+    New anchors are used only if they are better in recall and fitness. They are written to ``model.head.anchors`` in
+    units of stride, smaller ones to finer levels; a loss built earlier still has the old ones.
 
     Args:
         boxes_wh_px_at_imgsz: (M, 2) sides of the training boxes in pixels after scaling to the training size.
-        model: whose head has anchors.
+        model: a detector whose head has anchors.
         refit: whether anchors may be replaced.
-        seed: of the fit's random numbers.
+        seed: of the random numbers of the fit.
     """
     buffer = model.head.anchors
     levels, per_level, _ = buffer.shape
@@ -114,7 +114,7 @@ def check_anchors(
     boxes = np.asarray(boxes_wh_px_at_imgsz, dtype=np.float64).reshape(-1, 2)
     boxes = boxes[(boxes > 0).all(-1)]
     if len(boxes) == 0:
-        return AnchorReport(float("nan"), False, current, "anchors: no boxes to check them against")
+        return AnchorReport(float("nan"), False, current, "anchors: no boxes to check against, kept")
 
     flat = current.reshape(-1, 2)
     recall = best_recall(boxes, flat, anchor_t)
@@ -125,13 +125,15 @@ def check_anchors(
         return AnchorReport(recall, False, current, f"{found}; refitting is off, kept")
     usable = boxes[(boxes >= _MIN_SIDE_PX).all(-1)]
     if len(usable) < len(flat):
-        return AnchorReport(recall, False, current, f"{found}; {len(usable)} are too few to refit {len(flat)}, kept")
+        return AnchorReport(
+            recall, False, current, f"{found}; {len(usable)} boxes are too few to refit {len(flat)} anchors, kept"
+        )
 
     fitted = fit_anchors(usable, len(flat), anchor_t=anchor_t, seed=seed)
     new_recall = best_recall(boxes, fitted, anchor_t)
     better = new_recall >= recall and fitness(boxes, fitted, anchor_t) > fitness(boxes, flat, anchor_t)
     if not better:
-        return AnchorReport(recall, False, current, f"{found}; no better ones found, kept")
+        return AnchorReport(recall, False, current, f"{found}; found no better ones, kept")
     by_level = np.empty_like(current)
     by_level[np.argsort(model.strides, kind="stable")] = fitted.reshape(levels, per_level, 2)
     with torch.no_grad():

@@ -168,7 +168,7 @@ def test_fresh_batch_norms_and_dfl(nano: dict[str, Detector]) -> None:
 def test_head_biases_hold_the_priors(nano: dict[str, Detector]) -> None:
     free, anchor = nano["yolo11n"].head, nano["yolov5n"].head
     assert (free.cv2[0][-1].bias == 1).all()
-    # 5 objects over 80x80 cells, an even share for each of 5 classes
+    # 5 objects over 80x80 cells, divided evenly over 5 classes
     assert free.cv3[0][-1].bias.sigmoid().mean().item() == pytest.approx(5 / 5 / 6400, rel=1e-3)
     bias = anchor.m[2].bias.view(3, 10)
     assert (bias[:, :4] == 0).all()

@@ -117,7 +117,7 @@ def test_the_name_of_the_head_in_older_checkpoints() -> None:
     assert isinstance(old.head, YOLOXHead)
 
 
-def test_the_pair_of_heads_that_needs_no_nms(tmp_path: Path) -> None:
+def test_two_branches_need_no_nms(tmp_path: Path) -> None:
     path = tmp_path / "pair.yaml"
     path.write_text(
         "end2end: true\nbackbone:\n  - [-1, 1, Conv, [8, 3, 2]]\nhead:\n  - [-1, 1, Conv, [8, 3, 2]]\n"

@@ -207,12 +207,12 @@ def test_a_tiny_target_is_learnt_from_an_untrained_head():
     assert assignment.scores.max() == pytest.approx(0.01)
 
 
-def test_equal_claims_go_to_the_earlier_target():
+def test_equal_overlaps_go_to_the_earlier_target():
     cells = torch.tensor([[[4, 1], [4, 2], [4, 4]]])
     overlap = torch.tensor([[[0.5, 0.3], [0.5, 0.2], [0.4, 0.9]]])
     metric = torch.tensor([[[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]]])
-    held = resolve_conflicts(cells, metric, overlap, 6)
-    assert held.tolist() == [[[True, True], [False, True], [False, False]]]
+    assigned = resolve_conflicts(cells, metric, overlap, 6)
+    assert assigned.tolist() == [[[True, True], [False, True], [False, False]]]
 
 
 @pytest.mark.parametrize(("batch", "slots"), [(0, 16), (2, 1)])

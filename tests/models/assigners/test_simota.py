@@ -71,23 +71,23 @@ def assign_by_loops(objectness, logits, predicted, centres, strides, labels, box
     return result
 
 
-def as_dictionary(claims) -> dict:
+def as_dictionary(assignment) -> dict:
     found = {}
-    for b, k, t in claims.assigned.nonzero().tolist():
-        key = b, int(claims.cells[b, k, t])
+    for b, k, t in assignment.assigned.nonzero().tolist():
+        key = b, int(assignment.cells[b, k, t])
         assert key not in found, "a cell answers for one target"
-        found[key] = k, float(claims.overlap[b, k, t])
+        found[key] = k, float(assignment.overlap[b, k, t])
     return found
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_assignment_equals_loops(seed: int) -> None:
     inputs = simota_scene(3, 7, 4, seed)
-    claims = SimOtaAssigner()(*inputs, finest_stride=min(STRIDES))
-    expected, found = assign_by_loops(*inputs), as_dictionary(claims)
+    assignment = SimOtaAssigner()(*inputs, finest_stride=min(STRIDES))
+    expected, found = assign_by_loops(*inputs), as_dictionary(assignment)
     assert {key: k for key, (k, _) in found.items()} == {key: k for key, (k, _) in expected.items()}
     np.testing.assert_allclose([found[k][1] for k in expected], [v[1] for v in expected.values()], rtol=1e-4, atol=1e-6)
-    per_target = claims.assigned.sum(-1)
+    per_target = assignment.assigned.sum(-1)
     assert not per_target[~inputs[-1]].any()
     assert per_target.max() > 3, "some target wants several cells"
 
@@ -138,24 +138,24 @@ def test_every_target_alone_gets_a_cell_however_small_or_badly_predicted() -> No
     _, logits, predicted, centres, strides, *_ = simota_scene(1, 1, 2, 0)
     logits, far = logits.expand(200, -1, -1), (predicted + 1000).expand(200, -1, -1)
     labels, mask = torch.zeros(200, 1, dtype=torch.long), torch.ones(200, 1, dtype=torch.bool)
-    claims = SimOtaAssigner()(logits[..., :1], logits, far, centres, strides, labels, boxes, mask, 8)
-    assert claims.assigned.sum(-1).eq(1).all()
-    assert (claims.overlap == 0).all()
+    assignment = SimOtaAssigner()(logits[..., :1], logits, far, centres, strides, labels, boxes, mask, 8)
+    assert assignment.assigned.sum(-1).eq(1).all()
+    assert (assignment.overlap == 0).all()
 
 
 @pytest.mark.parametrize("value", [-200.0, 200.0])
 def test_extreme_scores_stay_finite(value: float) -> None:
     inputs = simota_scene(2, 3, 3, 0)
-    claims = SimOtaAssigner()(torch.full_like(inputs[0], value), torch.full_like(inputs[1], value), *inputs[2:], 8)
-    assert claims.assigned[inputs[-1]].any()
-    assert claims.overlap.isfinite().all()
+    assignment = SimOtaAssigner()(torch.full_like(inputs[0], value), torch.full_like(inputs[1], value), *inputs[2:], 8)
+    assert assignment.assigned[inputs[-1]].any()
+    assert assignment.overlap.isfinite().all()
 
 
 @pytest.mark.parametrize(("batch", "slots"), [(0, 16), (2, 1)])
 def test_no_images_and_no_targets(batch: int, slots: int) -> None:
     _, _, _, centres, strides, *_ = simota_scene(1, 1, 2, 0)
     cells = len(centres)
-    claims = SimOtaAssigner()(
+    assignment = SimOtaAssigner()(
         torch.zeros(batch, cells, 1),
         torch.zeros(batch, cells, 3),
         torch.zeros(batch, cells, 4),
@@ -166,5 +166,5 @@ def test_no_images_and_no_targets(batch: int, slots: int) -> None:
         torch.zeros(batch, slots, dtype=torch.bool),
         8,
     )
-    assert claims.cells.shape == claims.assigned.shape == (batch, slots, 10)
-    assert not claims.assigned.any()
+    assert assignment.cells.shape == assignment.assigned.shape == (batch, slots, 10)
+    assert not assignment.assigned.any()

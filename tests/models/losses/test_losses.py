@@ -1,4 +1,4 @@
-"""Both losses: closed forms, loops, additivity over shares, empty shares, no host sync."""
+"""The losses of all heads: closed forms, loops, additivity over shards, empty shards, no host sync."""
 
 import dataclasses
 import math
@@ -239,25 +239,25 @@ def test_anchor_loss_equals_loops():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_shares_add_up_to_the_batch(kind):
-    """Cut anywhere, with a share without targets among them: sums, normalisers and gradients are the whole batch's."""
+def test_shards_add_up_to_the_batch(kind):
+    """Any cut, also into a shard without targets, gives the sums, normalisers and gradients of the whole batch."""
     raw, targets = raw_maps(kind, 5), some_targets((3, 0, 5, 1, 7))
     criterion = tiny_head(kind).build_loss(HYP, label_smoothing=0.05)
     whole = criterion(raw, targets, 16)
     whole_gradients = gradients(whole, raw)
-    outputs, share_gradients = [], []
+    outputs, shard_gradients = [], []
     for low, high, slots in ((0, 1, 16), (1, 2, 16), (2, 4, 16), (4, 4, 16), (4, 5, 32)):
-        share = [level.detach()[low:high].requires_grad_() for level in raw]
+        shard = [level.detach()[low:high].requires_grad_() for level in raw]
         inside = (targets[:, 0] >= low) & (targets[:, 0] < high)
-        mine = targets[inside] - torch.tensor([low, 0, 0, 0, 0, 0])
-        output = criterion(share, mine, slots)
+        local_targets = targets[inside] - torch.tensor([low, 0, 0, 0, 0, 0])
+        output = criterion(shard, local_targets, slots)
         outputs.append(output)
-        share_gradients.append(gradients(output, share))
+        shard_gradients.append(gradients(output, shard))
     torch.testing.assert_close(sum(o.total for o in outputs), whole.total, rtol=1e-6, atol=0)
     torch.testing.assert_close(sum(o.normaliser for o in outputs), whole.normaliser, rtol=1e-6, atol=0)
     torch.testing.assert_close(sum(o.parts for o in outputs), whole.parts, rtol=2e-6, atol=0)
     for level, expected in enumerate(whole_gradients):
-        joined = torch.cat([g[level] for g in share_gradients])
+        joined = torch.cat([g[level] for g in shard_gradients])
         torch.testing.assert_close(joined, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -274,7 +274,7 @@ def test_without_targets_only_the_background_is_learnt(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_share_of_no_images_gives_zeros_and_gradients(kind):
+def test_a_shard_of_no_images_gives_zeros_and_gradients(kind):
     raw = raw_maps(kind, 0)
     output = tiny_head(kind).build_loss(HYP)(raw, torch.zeros(0, 6), 16)
     assert output.total.item() == output.normaliser.item() == 0
