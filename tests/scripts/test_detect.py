@@ -216,7 +216,7 @@ def test_autocast_and_canvas_size(weights, pictures, tmp_path, amp):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--imgsz", "70"], "no multiple of the model's stride 32; use 64 or 96"),
+        (["--imgsz", "70"], "not a multiple of the model's stride 32; use 64 or 96"),
         (["--classes", "0", "2"], "classes 0 to 1"),
         (["--save-conf"], "wants --save-txt"),
         (["--amp", "fp16"], "not on a CPU"),
