@@ -1,4 +1,4 @@
-"""What detect.py and val.py write: pictures, videos, YOLO labels, crops, and detections as COCO JSON."""
+"""The output of detect.py and val.py: images, videos, YOLO labels, crops, COCO JSON, and a window."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from utils.files.safe_io import atomic_write, write_whole
 from utils.structures import DetectionTable, GroundTruth
 from utils.visualize.draw import write_image
 
-# What float32 holds of a box: at thousandths of a pixel, one box of BCCD fell from one side of IoU 0.95 to the other
-# (AP 0.5929 to 0.5935).
+# The precision of a float32 box. With boxes rounded to thousandths of a pixel, one of BCCD crossed IoU 0.95 (AP 0.5929
+# became 0.5935).
 SCORE_DIGITS = 8
 BOX_DIGITS = 5
 _ROWS = 4096  # lines written at a time
 
 
 def write_predictions(path: str | Path, table: DetectionTable, gt: GroundTruth) -> None:
-    """One object a line: image_id, category_id, bbox (x, y, w, h in pixels), score; ids are those of ``gt``.
-
-    pycocotools reads the file with ``loadRes``.
+    """COCO JSON with a detection a line: image_id, category_id, bbox (x, y, w, h in pixels), score; ids are those of
+    ``gt``. pycocotools reads the file with ``loadRes``.
     """
     image_ids = [json.dumps(i) for i in gt.image_ids]
     boxes = np.round(xyxy_to_xywh(table.boxes_xyxy_px), BOX_DIGITS)
@@ -53,11 +52,11 @@ def write_predictions(path: str | Path, table: DetectionTable, gt: GroundTruth) 
 
 
 WRITABLE = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
-ROOM_BYTES = 1 << 20
+SPARE_BYTES = 1 << 20
 
 
 class MediaWriter:
-    """Writes into ``run_dir``: images one by one, and the frames of one video after those of another."""
+    """Writes images and videos into ``run_dir``, one video at a time."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = Path(run_dir)
@@ -66,18 +65,18 @@ class MediaWriter:
         self._size = (0, 0)
 
     def image(self, stem: str, suffix: str, image: np.ndarray) -> Path:
-        """STEM.SUFFIX, or STEM.jpg for kinds that cannot be written. ``image``: uint8 (H, W, 3) RGB."""
+        """STEM.SUFFIX, or STEM.jpg for formats that cannot be written. ``image``: uint8 (H, W, 3) RGB."""
         path = self.run_dir / (stem + (suffix if suffix.lower() in WRITABLE else ".jpg"))
         write_image(path, image)
         return path
 
     def frame(self, stem: str, image: np.ndarray, fps: float) -> Path:
-        """One more frame of STEM.mp4; a frame of another size than the first is brought to the first's.
+        """Appends a frame to STEM.mp4; a frame that differs in size from the first one is resized.
 
-        Raises OSError when the disk is nearly full; what was written until then is playable.
+        Raises OSError if the disk is nearly full; the video up to then can be played.
         """
         path = self.run_dir / f"{stem}.mp4"
-        self._check_room(path, image.nbytes)
+        self._check_space(path, image.nbytes)
         if self._video is None or path != self._video_path:
             self._open(path, image.shape[:2], fps)
         if image.shape[1::-1] != self._size:
@@ -86,15 +85,15 @@ class MediaWriter:
         return path
 
     def close(self) -> None:
-        """Finishes the open video; without it the file cannot be played."""
+        """Finishes the open video, which cannot be played before."""
         if self._video is not None:
             self._video.release()
             self._video = None
 
-    def _check_room(self, path: Path, frame_bytes: int) -> None:
-        """OpenCV says nothing of a full disk, and leaves a file that cannot be played. So the video is finished while
-        there is room for its index. Raises OSError."""
-        if shutil.disk_usage(self.run_dir).free < ROOM_BYTES + frame_bytes:
+    def _check_space(self, path: Path, frame_bytes: int) -> None:
+        """Finishes the video and raises OSError while there is still space for its index: on a full disk, OpenCV would
+        leave a file that cannot be played, without an error."""
+        if shutil.disk_usage(self.run_dir).free < SPARE_BYTES + frame_bytes:
             self.close()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
@@ -143,7 +142,7 @@ class UniqueStems:
         if source not in self._stems:
             base = f"webcam{source}" if source.isdigit() else _safe_name(_stem_of(source))
             stem, number = base, 1
-            while stem.casefold() in self._taken:  # some file systems do not tell A from a
+            while stem.casefold() in self._taken:  # some file systems ignore case
                 number += 1
                 stem = f"{base}-{number}"
             self._taken.add(stem.casefold())
@@ -156,7 +155,7 @@ def _stem_of(source: str) -> str:
 
 
 def _safe_name(text: str) -> str:
-    """``text`` as one file name: without separators, control characters and what some systems forbid."""
+    """``text`` as a file name, without separators, control characters and characters that some systems forbid."""
     return re.sub(r'[\x00-\x1f/\\:*?"<>|@]+', "_", text).strip(". ") or "_"
 
 
@@ -176,7 +175,7 @@ class DetectionFiles:
     def write(self, source: str, stem: str, frame: int | None, image: np.ndarray, found: DetectionTable) -> None:
         """
         Args:
-            source: path or URL of the picture.
+            source: path or URL of the image.
             stem: unique to the source.
             frame: number in the video, None for an image.
             image: uint8 (H, W, 3) RGB, original pixels.
@@ -191,7 +190,7 @@ class DetectionFiles:
             self._write_crops(label, image, found)
 
     def close(self) -> None:
-        """Writes predictions.json, whole or not at all."""
+        """Writes predictions.json atomically."""
         if not self._config.save_json:
             return
         write_whole(self.run_dir / "predictions.json", json.dumps(self._records, ensure_ascii=False, indent=1))
@@ -207,9 +206,9 @@ class DetectionFiles:
 
     def _rows(self, source: str, label: str, frame: int | None, found: DetectionTable) -> list[dict[str, Any]]:
         boxes = np.round(xyxy_to_xywh(found.boxes_xyxy_px), 3).tolist()
-        place = {"image_id": label, "file": source} | ({} if frame is None else {"frame": frame})
+        common = {"image_id": label, "file": source} | ({} if frame is None else {"frame": frame})
         return [
-            {**place, "category_id": c, "category": self.names[c], "bbox": box, "score": round(score, 6)}
+            {**common, "category_id": c, "category": self.names[c], "bbox": box, "score": round(score, 6)}
             for c, box, score in zip(found.classes.tolist(), boxes, found.scores.tolist())
         ]
 

@@ -1,6 +1,6 @@
-"""Boxes with labels on pictures, and pictures side by side. Images are uint8 (H, W, 3) RGB.
+"""Boxes and labels drawn on images, and images side by side. Images are uint8 (H, W, 3) RGB.
 
-Labels are written in any script, with fonts that are already on the machine; nothing is downloaded.
+Labels may be in any script. Only fonts that are already on the machine are used; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import colorsys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
@@ -16,13 +17,16 @@ import numpy as np
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 
+if TYPE_CHECKING:
+    from PIL import ImageFont
+
 
 @lru_cache(maxsize=1024)
 def text_mask(text: str, size: int) -> np.ndarray:
-    """One line of text: uint8 (h, w) coverage, as high as the font's line whatever the letters.
+    """One line of text: uint8 (h, w) coverage; the height is that of the font's line, whatever the letters.
 
-    The font is matplotlib's own DejaVu Sans (Latin, Greek, Cyrillic, Arabic, ...). Text that it lacks letters for is
-    set in a font of the system that has them, and failing that, such letters show as ``<code point>``.
+    The font is matplotlib's DejaVu Sans (Latin, Greek, Cyrillic, Arabic, ...). If it lacks letters of the text, a
+    system font that has them all is used; if there is none, such letters are written as ``<code point>``.
     """
     from PIL import Image, ImageDraw
 
@@ -32,12 +36,12 @@ def text_mask(text: str, size: int) -> np.ndarray:
     picture = Image.new("L", (max(1, round(font.getlength(text)) + 1), ascent + descent))
     ImageDraw.Draw(picture).text((0, 0), text, fill=255, font=font)
     mask = np.asarray(picture)
-    mask.setflags(write=False)  # shared by all who ask for the same text
+    mask.setflags(write=False)  # cached, so shared by all callers
     return mask
 
 
 def _font_for(text: str) -> tuple[str, str]:
-    """A font file and the text to set in it."""
+    """A font file and the text to write in it."""
     default = _default_font()
     if not default:
         return default, text
@@ -51,7 +55,7 @@ def _font_for(text: str) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=64)
-def _load(path: str, size: int):
+def _load(path: str, size: int) -> ImageFont.FreeTypeFont:
     from PIL import ImageFont
 
     return ImageFont.truetype(path, size) if path else ImageFont.load_default(size)
@@ -59,7 +63,7 @@ def _load(path: str, size: int):
 
 @lru_cache(maxsize=1)
 def _default_font() -> str:
-    """Empty without matplotlib: Pillow's built-in font is taken then."""
+    """Empty without matplotlib; Pillow's built-in font is used then."""
     try:
         import matplotlib
     except ImportError:
@@ -96,21 +100,21 @@ GAP_COLOUR = 255
 
 
 def class_colours(classes: np.ndarray) -> np.ndarray:
-    """RGB uint8 (n, 3) of classes (n,): the same class has the same colour in every picture and run."""
+    """RGB uint8 (n, 3) of classes (n,): a class has the same colour in all images and runs."""
     classes = np.asarray(classes, np.int64).reshape(-1)
     return np.array([_class_colour(int(c)) for c in classes], np.uint8).reshape(-1, 3)
 
 
 @lru_cache(maxsize=4096)
 def _class_colour(index: int) -> tuple[int, int, int]:
-    """Hues a golden-ratio turn apart, so neighbours differ; three shades in turn."""
+    """The hues of successive classes are a golden-ratio turn apart; three shades alternate every eight classes."""
     saturation, value = ((0.85, 0.95), (0.60, 1.0), (0.95, 0.70))[index // 8 % 3]
     red, green, blue = colorsys.hsv_to_rgb((0.98 + index * GOLDEN_RATIO) % 1.0, saturation, value)
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
 def line_width(height: int, width: int) -> int:
-    """A line that is seen but hides little, pixels."""
+    """Default width of box lines, pixels."""
     return max(1, round((height + width) / 2 * 0.003))
 
 
@@ -123,15 +127,15 @@ def draw_boxes(
     thickness: int = 0,
     text_size: int = 0,
 ) -> np.ndarray:
-    """A copy of ``image`` with boxes drawn on it; earlier boxes lie on top of later ones.
+    """A copy of ``image`` with boxes drawn on it, earlier boxes on top of later ones.
 
     Args:
         image: uint8 (H, W, 3) RGB.
-        boxes_xyxy: (n, 4) pixels; parts off the image are not seen.
-        labels: n texts in any script; empty ones, or None, draw no label.
-        colours: uint8 (n, 3) RGB, e.g. of `class_colours`; None: one colour for all.
-        thickness: line width, pixels; 0: by image size.
-        text_size: font size, pixels; 0: by image size.
+        boxes_xyxy: (n, 4) pixels; parts outside the image are cut off.
+        labels: n texts in any script; an empty one is not drawn. None: no labels.
+        colours: uint8 (n, 3) RGB, such as `class_colours`; None: one colour for all.
+        thickness: line width, pixels; 0: depends on the image size.
+        text_size: font size, pixels; 0: depends on the image size.
     """
     canvas = np.ascontiguousarray(image).copy()
     height, width = canvas.shape[:2]
@@ -153,34 +157,34 @@ def draw_boxes(
 
 
 def _draw_label(canvas: np.ndarray, box: np.ndarray, text: str, colour: np.ndarray, size: int) -> None:
-    """Above the box if there is room, else inside its top; never off the picture."""
+    """Above the box if there is room, else inside its top edge; never outside the image."""
     mask = text_mask(text, size)
     x = min(int(box[0]), canvas.shape[1] - mask.shape[1])
     y = int(box[1]) - mask.shape[0] if box[1] >= mask.shape[0] else int(box[1])
     write_text(canvas, text, (x, y), size, colour)
 
 
-def write_text(canvas: np.ndarray, text: str, xy: tuple[int, int], size: int, ground: np.ndarray) -> None:
-    """Writes black or white text, whichever reads better, on a patch of colour ``ground``, into ``canvas``.
+def write_text(canvas: np.ndarray, text: str, xy: tuple[int, int], size: int, background: np.ndarray) -> None:
+    """Writes black or white text, whichever contrasts better, on a patch of colour ``background``, into ``canvas``.
 
     Args:
-        xy: where the patch's top-left corner goes; moved onto the canvas, and cut where it is too wide for it.
+        xy: the patch's top-left corner; the patch is moved onto the canvas, and cut off if it is wider.
     """
     mask = text_mask(text, size)
     height, width = canvas.shape[:2]
     x = int(np.clip(xy[0], 0, max(0, width - mask.shape[1])))
     y = int(np.clip(xy[1], 0, max(0, height - mask.shape[0])))
     mask = mask[: height - y, : width - x]
-    ground = np.asarray(ground, np.float32)
-    ink = 0.0 if ground @ np.array([0.299, 0.587, 0.114], np.float32) > 140 else 255.0
+    background = np.asarray(background, np.float32)
+    ink = 0.0 if background @ np.array([0.299, 0.587, 0.114], np.float32) > 140 else 255.0
     cover = mask[..., None].astype(np.float32) / 255
-    canvas[y : y + mask.shape[0], x : x + mask.shape[1]] = np.round(ground * (1 - cover) + ink * cover)
+    canvas[y : y + mask.shape[0], x : x + mask.shape[1]] = np.round(background * (1 - cover) + ink * cover)
 
 
 def tile_images(images: Sequence[np.ndarray], columns: int, *, gap: int = 2) -> np.ndarray:
-    """Pictures of one size in rows of ``columns``, white between them and where the last row ends early."""
+    """Images of one size in rows of ``columns``, with white between them and after the last one."""
     if not images:
-        raise ValueError("no pictures to tile")
+        raise ValueError("no images to tile")
     height, width = images[0].shape[:2]
     rows = -(-len(images) // columns)
     shape = (rows * (height + gap) - gap, columns * (width + gap) - gap, 3)
@@ -192,9 +196,9 @@ def tile_images(images: Sequence[np.ndarray], columns: int, *, gap: int = 2) -> 
 
 
 def write_image(path: str | Path, image: np.ndarray) -> None:
-    """Writes a picture, RGB, in the format of the name's suffix; any characters may be in the path.
+    """Writes an RGB image in the format of the path's suffix; the path may hold any characters.
 
-    Raises UserError for more pixels than the format holds: a JPEG has at most 65,500 a side.
+    Raises UserError if the format cannot hold so many pixels: a side of a JPEG has at most 65,500.
     """
     ok, encoded = cv2.imencode(Path(path).suffix, np.ascontiguousarray(image[..., ::-1]))
     if not ok:

@@ -1,4 +1,4 @@
-"""Figures of a run, and sheets of labelled pictures. Matplotlib is imported when a figure is made."""
+"""Figures of a run, and sheets of labelled images. Matplotlib is imported when a figure is made."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
@@ -16,9 +17,15 @@ from utils.files.safe_io import atomic_write
 from utils.structures import Detections, EvalResult
 from utils.visualize.draw import class_colours, draw_boxes, tile_images, write_text
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def new_figure(width: float, height: float):
-    """A figure that belongs to nobody's pyplot: no global state, no display. Inches."""
+MANY_CLASSES = 20  # above this many, curves carry no legend and matrices no numbers
+CAPTION_COLOUR = np.array([40, 40, 40])
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure of this size in inches, without pyplot: no global state and no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -27,16 +34,12 @@ def new_figure(width: float, height: float):
     return figure
 
 
-def save_figure(figure, out: Path) -> None:
-    """Writes a PNG whole."""
+def save_figure(figure: Figure, out: Path) -> None:
+    """Writes a PNG file atomically."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"Glyph .* missing")  # class names in a script matplotlib lacks
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing")  # class names in a script that the font lacks
         with atomic_write(out) as file:
             figure.savefig(file, format="png", dpi=130)
-
-
-MANY_CLASSES = 20  # above this many, curves carry no legend and matrices no numbers
-CAPTION_GROUND = np.array([40, 40, 40])
 
 
 def _read_columns(csv_path: Path) -> dict[str, np.ndarray]:
@@ -53,7 +56,7 @@ def _panel_of(column: str) -> str:
 
 
 def plot_curves(csv_path: Path, out: Path) -> None:
-    """results.csv over epochs: one panel a quantity, training and validation together. Nothing if there is no row."""
+    """results.csv over epochs, one panel a quantity, with training and validation together. Nothing without rows."""
     columns = _read_columns(csv_path)
     epochs = columns.pop("epoch", np.empty(0))
     panels: dict[str, list[str]] = {}
@@ -80,10 +83,8 @@ def plot_curves(csv_path: Path, out: Path) -> None:
 
 
 def plot_metric_curves(result: EvalResult, names: Sequence[str], out_dir: Path) -> list[Path]:
-    """PR_curve.png, F1_curve.png, P_curve.png and R_curve.png at IoU 0.5: thin lines a class, a thick one their mean.
-
-    Classes without ground truth are left out; nothing is written when there is no other.
-    """
+    """PR_curve.png, F1_curve.png, P_curve.png and R_curve.png at IoU 0.5: a thin line for each class that has objects,
+    and a thick one for their mean. Nothing if no class has objects. Returns the paths."""
     shown = np.flatnonzero(np.asarray(result.class_targets) > 0)
     if not len(shown):
         return []
@@ -103,7 +104,9 @@ def plot_metric_curves(result: EvalResult, names: Sequence[str], out_dir: Path) 
     return paths
 
 
-def _plot_lines(x, lines: np.ndarray, labels: list[str], mean_label: str, x_name: str, y_name: str, out: Path) -> None:
+def _plot_lines(
+    x: np.ndarray, lines: np.ndarray, labels: list[str], mean_label: str, x_name: str, y_name: str, out: Path
+) -> None:
     """Lines (C, S) over x (S,), and their mean."""
     figure = new_figure(7.5, 5)
     axes = figure.subplots()
@@ -120,28 +123,31 @@ def _plot_lines(x, lines: np.ndarray, labels: list[str], mean_label: str, x_name
 
 
 def plot_confusion(confusion: np.ndarray, names: Sequence[str], out: Path) -> None:
-    """The confusion matrix (C + 1, C + 1), rows predicted, columns true, last background; shades are column shares."""
+    """The confusion matrix (C + 1, C + 1): rows predicted, columns true, last background. Colours are fractions of a
+    column."""
     confusion = np.asarray(confusion)
     labels = [*names, "background"]
-    shares = confusion / np.maximum(confusion.sum(0, keepdims=True), 1)
+    fractions = confusion / np.maximum(confusion.sum(0, keepdims=True), 1)
     side = float(np.clip(0.55 * len(labels) + 2, 5, 24))
     figure = new_figure(side * 1.15, side)
     axes = figure.subplots()
-    figure.colorbar(axes.imshow(shares, cmap="Blues", vmin=0, vmax=1), label="share of the true class", shrink=0.8)
+    figure.colorbar(
+        axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1), label="fraction of the true class", shrink=0.8
+    )
     step = max(1, len(labels) // 60)
     ticks = np.arange(0, len(labels), step)
     axes.set_xticks(ticks, [labels[i] for i in ticks], rotation=90, fontsize=8)
     axes.set_yticks(ticks, [labels[i] for i in ticks], fontsize=8)
-    axes.set(xlabel="true", ylabel="predicted", title="boxes matched at IoU 0.5")
+    axes.set(xlabel="true", ylabel="predicted", title="boxes matched at IoU 0.45")
     if len(labels) <= MANY_CLASSES + 1:
         for row, column in np.argwhere(confusion > 0):
-            ink = "white" if shares[row, column] > 0.5 else "black"
+            ink = "white" if fractions[row, column] > 0.5 else "black"
             axes.text(column, row, str(confusion[row, column]), ha="center", va="center", fontsize=7, color=ink)
     save_figure(figure, out)
 
 
 def plot_labels(classes: np.ndarray, boxes_norm: np.ndarray, names: Sequence[str], out: Path) -> None:
-    """What a data set holds: boxes a class, their outlines about one centre, where they are, and how large.
+    """The boxes of a data set: their number by class, their outlines about one centre, their centres and their sizes.
 
     Args:
         classes: (n,) 0-based.
@@ -172,27 +178,25 @@ def plot_labels(classes: np.ndarray, boxes_norm: np.ndarray, names: Sequence[str
     save_figure(figure, out)
 
 
-def _pictures(images: Tensor | np.ndarray, limit: int) -> np.ndarray:
-    """uint8 (B, 3, H, W) of any kind to at most ``limit`` arrays (H, W, 3)."""
-    images = images[:limit]
-    array = images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
-    return np.ascontiguousarray(array.transpose(0, 2, 3, 1))
+def _images(images: Tensor | np.ndarray, limit: int) -> np.ndarray:
+    """uint8 (B, 3, H, W) to at most ``limit`` images (H, W, 3)."""
+    return np.ascontiguousarray(_as_array(images[:limit]).transpose(0, 2, 3, 1))
 
 
 def _as_array(values: Tensor | np.ndarray) -> np.ndarray:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
-def _with_targets(picture: np.ndarray, targets: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """Boxes of targets (n, 5): class, cx, cy, w, h normalised to the picture."""
-    height, width = picture.shape[:2]
+def _with_targets(image: np.ndarray, targets: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """Draws the boxes of targets (n, 5): class, cx, cy, w, h normalised to the image."""
+    height, width = image.shape[:2]
     classes = targets[:, 0].astype(int)
     boxes = cxcywh_to_xyxy(targets[:, 1:] * np.array([width, height, width, height]))
-    return draw_boxes(picture, boxes, [names[c] for c in classes], class_colours(classes))
+    return draw_boxes(image, boxes, [names[c] for c in classes], class_colours(classes))
 
 
-def _caption(picture: np.ndarray, text: str) -> None:
-    write_text(picture, text, (0, picture.shape[0]), 11, CAPTION_GROUND)
+def _caption(image: np.ndarray, text: str) -> None:
+    write_text(image, text, (0, image.shape[0]), 11, CAPTION_COLOUR)
 
 
 def draw_batch(
@@ -203,23 +207,23 @@ def draw_batch(
     *,
     limit: int = 16,
 ) -> np.ndarray | None:
-    """A sheet of the first ``limit`` training images with their targets; None for a batch of no images.
+    """A sheet of the first ``limit`` training images with their targets; None for an empty batch.
 
     Args:
         images: uint8 (B, 3, H, W) RGB.
         targets: (M, 6) as in `Batch.targets`.
-        paths: B, or none; file names are written below.
+        paths: of the B images, or empty; the file names are written below the images.
 
     Returns:
         uint8 (H', W', 3) RGB.
     """
-    pictures = _pictures(images, limit)
-    if not len(pictures):
+    shown = _images(images, limit)
+    if not len(shown):
         return None
     rows = _as_array(targets)
-    drawn = [_with_targets(picture, rows[rows[:, 0] == i, 1:], names) for i, picture in enumerate(pictures)]
-    for picture, path in zip(drawn, paths):
-        _caption(picture, Path(path).name)
+    drawn = [_with_targets(image, rows[rows[:, 0] == i, 1:], names) for i, image in enumerate(shown)]
+    for image, path in zip(drawn, paths):
+        _caption(image, Path(path).name)
     return tile_images(drawn, math.ceil(math.sqrt(len(drawn))))
 
 
@@ -233,7 +237,7 @@ def draw_detections(
     conf_thres: float = 0.25,
     limit: int = 8,
 ) -> np.ndarray | None:
-    """A sheet of pairs: each image with its labels on the left and the detections on the right.
+    """A sheet of image pairs: with the labels on the left, with the detections on the right.
 
     Args:
         images: uint8 (B, 3, H, W) RGB.
@@ -241,20 +245,20 @@ def draw_detections(
         targets, paths: as for `draw_batch`.
 
     Returns:
-        uint8 (H', W', 3) RGB, or None for a batch of no images.
+        uint8 (H', W', 3) RGB, or None for an empty batch.
     """
-    pictures = _pictures(images, limit)
-    if not len(pictures):
+    shown = _images(images, limit)
+    if not len(shown):
         return None
     rows, counts = _as_array(targets), _as_array(detections.counts)
     boxes, scores, classes = (_as_array(v) for v in (detections.boxes_xyxy, detections.scores, detections.classes))
     drawn = []
-    for i, picture in enumerate(pictures):
+    for i, image in enumerate(shown):
         keep = (np.arange(scores.shape[1]) < counts[i]) & (scores[i] >= conf_thres)
         labels = [f"{names[c]} {s:.2f}" for c, s in zip(classes[i][keep], scores[i][keep])]
-        left = _with_targets(picture, rows[rows[:, 0] == i, 1:], names)
-        right = draw_boxes(picture, boxes[i][keep], labels, class_colours(classes[i][keep]))
+        left = _with_targets(image, rows[rows[:, 0] == i, 1:], names)
+        right = draw_boxes(image, boxes[i][keep], labels, class_colours(classes[i][keep]))
         _caption(left, f"labels: {Path(paths[i]).name}" if i < len(paths) else "labels")
         _caption(right, "detections")
         drawn += [left, right]
-    return tile_images(drawn, 4 if len(pictures) > 1 else 2)
+    return tile_images(drawn, 4 if len(shown) > 1 else 2)
