@@ -21,7 +21,7 @@ from data.render.opencv import render_plan
 from data.render.table import CachedPixels, RenderTable, build_table
 from utils.config.settings import Hyperparameters
 from utils.distributed.context import parse_devices
-from utils.structures import SampleKey
+from utils.structures import SampleKey, map_tensors
 
 SOURCES = [(480, 640), (427, 640), (640, 480), (640, 640)]  # heights and widths at 640 px, COCO's most frequent ones
 LABELS = 7  # an image
@@ -38,7 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     device = parse_devices(options.device)[0]
     scene = Scene(options.imgsz, images=64)
-    table = scene.table(options.batch_size).map(lambda t: t.to(device))
+    table = map_tensors(scene.table(options.batch_size), lambda t: t.to(device))
     cache = scene.pixels.to(device)
     rows = []
     painters: dict[str, Callable] = {"operation by operation": paint_layers}

@@ -33,7 +33,7 @@ import torch
 import yaml
 
 from data.render.opencv import fit_letterbox
-from data.sampler import fixed_batches
+from data.sampler import validation_requests
 from models.weights.load import load_detector
 from utils.boxes import clip_xyxy, iou, letterbox_to_original, xywh_to_xyxy, xyxy_to_cxcywh, xyxy_to_xywh
 
@@ -97,7 +97,9 @@ def put_right(reference: list[dict], coco: dict, order: list[int]) -> list[dict]
     by_id = {image["id"]: image for image in coco["images"]}
     image_hw = np.array([(by_id[i]["height"], by_id[i]["width"]) for i in order])
     canvases = {}
-    for members, canvas in fixed_batches(image_hw, batch_size=BATCH, imgsz=IMGSZ, stride=STRIDE, rect=True, pad=PAD):
+    options = {"batch_size": BATCH, "imgsz": IMGSZ, "stride": STRIDE, "rect": True, "pad": PAD}
+    for request in validation_requests(image_hw, **options):
+        members, canvas = np.array([key.index for key in request.keys]), request.canvas_hw
         canvases |= {order[i]: canvas for i in members}
     mapped = []
     for found in reference:

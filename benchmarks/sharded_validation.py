@@ -168,7 +168,6 @@ def loader_of(options: argparse.Namespace, ctx: DistributedContext, size: int, s
     from data.index.index import DatasetIndex
     from data.loading.build import build_val_loader
     from data.loading.loader import ValidationLoader
-    from data.sampler import ShardedBatches
     from utils.config.settings import ValConfig
 
     spec = load_dataset_spec(options.folder / f"{size}.yaml")
@@ -179,8 +178,7 @@ def loader_of(options: argparse.Namespace, ctx: DistributedContext, size: int, s
         )  # fmt: skip
         return build_val_loader(ctx, config, spec, stride=stride)
     index = DatasetIndex.of(spec.names, [], np.zeros((0, 2)), [0], np.zeros((0, 4)), [])
-    requests = ShardedBatches([], rank=ctx.rank, world_size=ctx.world_size)
-    return ValidationLoader(LoadImagesAndLabels(index, imgsz=options.imgsz), requests, workers=options.workers)
+    return ValidationLoader(LoadImagesAndLabels(index, imgsz=options.imgsz), [], workers=options.workers)
 
 
 def verdict(first: dict | str, other: dict | str) -> tuple[bool, str]:

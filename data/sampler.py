@@ -8,7 +8,7 @@ Validation: a fixed list of batches, dealt out whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -107,36 +107,6 @@ def rect_shapes(low: np.ndarray, high: np.ndarray, imgsz: int, stride: int, pad:
     """
     sides = np.stack([np.minimum(high, 1), np.minimum(1 / low, 1)], 1)
     return (np.ceil(sides * imgsz / stride + pad - 1e-9) * stride).astype(np.int64)
-
-
-def fixed_batches(
-    image_hw: np.ndarray, *, batch_size: int, imgsz: int, stride: int, rect: bool, pad: float
-) -> list[tuple[np.ndarray, tuple[int, int]]]:
-    """The batches of validation: every image once, in the order of the data set, or of aspect if ``rect``.
-
-    Args:
-        image_hw: int (N, 2).
-        batch_size: images a batch; the last may hold fewer.
-        imgsz, stride, pad: as in `EpochOrder`.
-
-    Returns:
-        Per batch its images int64 (B,) and the canvas' height and width.
-    """
-    side = math.ceil(imgsz / stride) * stride
-    count = len(image_hw)
-    aspects = image_hw[:, 0] / image_hw[:, 1]
-    order = np.argsort(aspects, kind="stable") if rect else np.arange(count)
-    batches = []
-    for start in range(0, count, batch_size):
-        members = order[start : start + batch_size]
-        canvas = (side, side)
-        if rect:
-            members_aspects = aspects[members]
-            low, high = members_aspects.min(keepdims=True), members_aspects.max(keepdims=True)
-            shape = rect_shapes(low, high, imgsz, stride, pad)
-            canvas = (int(shape[0, 0]), int(shape[0, 1]))
-        batches.append((members, canvas))
-    return batches
 
 
 def inverse_frequency_weights(classes: np.ndarray, num_classes: int) -> np.ndarray:
@@ -314,11 +284,6 @@ class EndlessRequests:
         self.start = (0, 0)
         self.one_epoch = False  # stop at the end of the start's epoch
 
-    @property
-    def most_pixels(self) -> int:
-        """No request has more."""
-        return self.sampler.most_pixels
-
     def __iter__(self) -> Iterator[BatchRequest]:
         epoch, batch = self.start
         while True:
@@ -328,21 +293,37 @@ class EndlessRequests:
             epoch, batch = epoch + 1, 0
 
 
-class ShardedBatches(Sequence[BatchRequest]):
-    """Validation: of a fixed list of batches, those numbered rank, rank + world_size, ...; each image once over all
-    ranks, nothing padded, and each batch the same on any number of ranks."""
+def validation_requests(
+    image_hw: np.ndarray,
+    *,
+    batch_size: int,
+    imgsz: int,
+    stride: int,
+    rect: bool,
+    pad: float,
+    rank: int = 0,
+    world_size: int = 1,
+) -> list[BatchRequest]:
+    """This rank's batches of validation, those numbered rank, rank + world_size, ...: each image once over all ranks,
+    nothing padded, and each batch the same on any number of ranks.
 
-    def __init__(self, batches: Sequence[tuple[np.ndarray, tuple[int, int]]], *, rank: int, world_size: int) -> None:
-        self._batches = batches[rank::world_size]
-
-    @property
-    def most_pixels(self) -> int:
-        """No request has more."""
-        return max((len(members) * math.prod(canvas) for members, canvas in self._batches), default=0)
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getitem__(self, i: int) -> BatchRequest:
-        members, canvas = self._batches[i]
-        return BatchRequest(tuple(SampleKey(int(m), 0, int(m), canvas) for m in members), canvas)
+    Args:
+        image_hw: int (N, 2).
+        batch_size: images a batch; the last may hold fewer.
+        imgsz, stride, pad: as in `EpochOrder`.
+        rect: batches in the order of aspect, and canvases as the images need them; else in the data set's order.
+        rank, world_size: of the process that the batches are for.
+    """
+    side = math.ceil(imgsz / stride) * stride
+    aspects = image_hw[:, 0] / image_hw[:, 1]
+    order = np.argsort(aspects, kind="stable") if rect else np.arange(len(image_hw))
+    requests = []
+    for start in range(rank * batch_size, len(order), world_size * batch_size):
+        members = order[start : start + batch_size]
+        canvas = (side, side)
+        if rect:
+            low, high = aspects[members].min(keepdims=True), aspects[members].max(keepdims=True)
+            height, width = rect_shapes(low, high, imgsz, stride, pad)[0].tolist()
+            canvas = (height, width)
+        requests.append(BatchRequest(tuple(SampleKey(i, 0, i, canvas) for i in members.tolist()), canvas))
+    return requests

@@ -8,8 +8,9 @@ divided by the canvas width and height. Boxes are ``xyxy`` corners, ``xywh`` top
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +23,17 @@ GREY = 114  # uint8 value of the padding around images
 def bucketed(most: int) -> int:
     """The padded number of targets an image for a batch whose fullest image has ``most``: few shapes, never 0."""
     return max(-(-most // TARGET_BUCKET), 1) * TARGET_BUCKET
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """``value`` with ``function`` applied to its tensors: those of a dataclass or a tuple, nested or not."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if type(value) is tuple:
+        return tuple(map_tensors(item, function) for item in value)
+    if is_dataclass(value):
+        return replace(value, **{f.name: map_tensors(getattr(value, f.name), function) for f in fields(value)})
+    return value
 
 
 class SampleKey(NamedTuple):
@@ -61,13 +73,9 @@ class Batch:
     counts: tuple[int, ...] | None = None  # targets of each image; None: unknown, and countable on the host only
     host_targets: np.ndarray | None = None  # ``targets`` as they were on the host, once they have moved to a device
 
-    def _map(self, function) -> Batch:
-        moved = {f.name: function(v) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-        return replace(self, **moved)
-
     def to(self, device: torch.device, non_blocking: bool = True) -> Batch:
         on_host = self.targets.numpy() if self.targets.device.type == "cpu" else self.host_targets
-        moved = self._map(lambda t: t.to(device, non_blocking=non_blocking))
+        moved = map_tensors(self, lambda t: t.to(device, non_blocking=non_blocking))
         return replace(moved, host_targets=on_host)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
@@ -103,7 +111,7 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """Called by torch's DataLoader when ``pin_memory=True``."""
-        return self._map(lambda t: t.pin_memory())
+        return map_tensors(self, Tensor.pin_memory)
 
 
 class LossOutput(NamedTuple):

@@ -19,7 +19,7 @@ from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.loading.worker import PlannedBatches
 from data.render.device import DeviceRenderer
 from data.render.mipmap import PyramidLayout
-from data.sampler import EpochOrder, KeyedDistributedSampler, ShardedBatches, fixed_batches
+from data.sampler import EpochOrder, KeyedDistributedSampler, validation_requests
 from data.user_transforms import UserTransforms
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, ValConfig, check_image_size
 from utils.distributed.agreement import check_agreement
@@ -149,17 +149,19 @@ def build_val_loader(
         split, batch_size, rect, cache = config.task, config.batch_size, config.rect, "none"
     workers = loader_workers(config.workers, ctx.local_world_size, split)
     dataset, damaged = _open_split(ctx, config, spec, split, workers=workers, cache=cache)
-    batches = fixed_batches(
+    requests = validation_requests(
         dataset.index.image_hw,
         batch_size=batch_size,
         imgsz=config.imgsz,
         stride=stride,
         rect=rect,
         pad=VALIDATION_PAD,
+        rank=ctx.rank,
+        world_size=ctx.world_size,
     )
     return ValidationLoader(
         dataset,
-        ShardedBatches(batches, rank=ctx.rank, world_size=ctx.world_size),
+        requests,
         workers=workers,
         pin_memory=ctx.device.type == "cuda",
         after_batch=partial(damaged.check, log=ctx.is_main),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from multiprocessing.util import Finalize
@@ -22,7 +22,6 @@ from data.sampler import (
     BatchRequest,
     EndlessRequests,
     KeyedDistributedSampler,
-    ShardedBatches,
     image_weights,
     inverse_frequency_weights,
 )
@@ -37,7 +36,7 @@ RESERVED_BATCHES = 4  # slots for those that the parent still uses
 class _SlottedRequests:
     """Requests as they are sent to workers, each with a slot to render into while there are any."""
 
-    def __init__(self, requests: EndlessRequests | ShardedBatches, slots: BatchSlots) -> None:
+    def __init__(self, requests: Iterable[BatchRequest], slots: BatchSlots) -> None:
         self.requests = requests
         self.slots = slots
 
@@ -52,7 +51,8 @@ class _RequestLoader(DataLoader):
     def __init__(
         self,
         dataset: LoadImagesAndLabels,
-        requests: EndlessRequests | ShardedBatches,
+        requests: Iterable[BatchRequest],
+        most_pixels: int,
         *,
         workers: int = 0,
         pin_memory: bool = False,
@@ -63,6 +63,7 @@ class _RequestLoader(DataLoader):
         Args:
             dataset: renders the samples.
             requests: the batches.
+            most_pixels: no batch has more.
             workers: processes; 0 renders in this one.
             pin_memory: batches in page-locked memory: their slots', or a copy if there is none.
             make_batch: run by the workers, picklable; None: `RenderedBatches`.
@@ -73,7 +74,7 @@ class _RequestLoader(DataLoader):
         slots = workers * PREFETCHED_BATCHES + RESERVED_BATCHES
         page_lock = PageLock() if pin_memory and torch.cuda.is_available() else None
         uses_slots = workers > 0 and make_batch is None
-        self._slots = open_slots(slots, 3 * requests.most_pixels, page_lock) if uses_slots else None
+        self._slots = open_slots(slots, 3 * most_pixels, page_lock) if uses_slots else None
         super().__init__(
             RequestDataset(make_batch or RenderedBatches(dataset, self._slots), self._slots),
             batch_size=None,
@@ -117,13 +118,14 @@ class _RequestLoader(DataLoader):
 class ValidationLoader(_RequestLoader):
     """Each of this rank's batches once. Every ``iter()`` is one pass; ``len`` is its batches."""
 
-    def __init__(self, dataset: LoadImagesAndLabels, batches: ShardedBatches, **options: Any) -> None:
+    def __init__(self, dataset: LoadImagesAndLabels, requests: Sequence[BatchRequest], **options: Any) -> None:
         """``options``: ``workers``, ``pin_memory`` and ``after_batch``, as of the base class."""
-        super().__init__(dataset, batches, **options)
-        self._batches = batches
+        most_pixels = max((r.pictures * math.prod(r.canvas_hw) for r in requests), default=0)
+        super().__init__(dataset, requests, most_pixels, **options)
+        self._requests = requests
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self._requests)
 
 
 class InfiniteDataLoader(_RequestLoader):
@@ -151,7 +153,7 @@ class InfiniteDataLoader(_RequestLoader):
         self._keys = sampler
         self._requests = EndlessRequests(sampler)
         self._class_weights: np.ndarray | None = None
-        super().__init__(dataset, self._requests, **options)
+        super().__init__(dataset, self._requests, sampler.most_pixels, **options)
         self._weighted = weighted
         if weighted:
             self.set_class_weights(inverse_frequency_weights(self.index.classes, len(self.index.names)))

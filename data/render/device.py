@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from data.render.table import Column, RenderTable
-from utils.structures import GREY, Batch
+from utils.structures import GREY, Batch, map_tensors
 
 _log = logging.getLogger("lockstep")
 
@@ -37,10 +37,6 @@ class RenderGroup:
     pixels: Tensor | None  # uint8 (P, 3) that the table refers to; None: the device cache
     cells: Tensor  # int64 (n, 3): picture in the batch, row and column in its grid of cells of this canvas size
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> RenderGroup:
-        pixels = None if self.pixels is None else function(self.pixels)
-        return replace(self, table=self.table.map(function), pixels=pixels, cells=function(self.cells))
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
@@ -51,13 +47,12 @@ class PlannedBatch:
     rest: Batch  # images are (B, 3, 0, 0)
 
     def to(self, device: torch.device, non_blocking: bool = True) -> PlannedBatch:
-        groups = (group.map(lambda t: t.to(device, non_blocking=non_blocking)) for group in self.groups)
-        return replace(self, groups=tuple(groups), rest=self.rest.to(device, non_blocking=non_blocking))
+        groups = map_tensors(self.groups, lambda t: t.to(device, non_blocking=non_blocking))
+        return replace(self, groups=groups, rest=self.rest.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> PlannedBatch:
         """Called by torch's DataLoader when ``pin_memory=True``."""
-        groups = (group.map(lambda t: t.pin_memory()) for group in self.groups)
-        return replace(self, groups=tuple(groups), rest=self.rest.pin_memory())
+        return map_tensors(self, Tensor.pin_memory)
 
 
 class DeviceRenderer:

@@ -7,7 +7,7 @@ Legend: B pictures, L layers (the B first pictures, then the second ones of thos
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -46,11 +46,6 @@ class RenderTable:
     parameters: tuple[Tensor, ...]  # float32 (L, k) of each of them
     mixed: Tensor  # int64 (L - B,): picture that a second layer is mixed into
     mix: Tensor  # float32 (L - B,): weight of that picture's first layer
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> RenderTable:
-        """The table with ``function`` applied to its tensors."""
-        changed = {f.name: function(v) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-        return replace(self, **changed, parameters=tuple(map(function, self.parameters)))
 
 
 class Tiles(NamedTuple):

@@ -13,11 +13,10 @@ from data.sampler import (
     EndlessRequests,
     EpochOrder,
     KeyedDistributedSampler,
-    ShardedBatches,
-    fixed_batches,
     image_weights,
     inverse_frequency_weights,
     rect_shapes,
+    validation_requests,
 )
 from utils.distributed.groups import shard_bounds
 
@@ -202,10 +201,10 @@ def test_multi_scale_is_by_batch_and_within_range():
 @pytest.mark.parametrize("rect", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3, 8, 60])
 def test_validation_deals_whole_batches(world, rect):
-    batches = fixed_batches(IMAGE_HW, batch_size=8, imgsz=320, stride=32, rect=rect, pad=0.5)
-    whole = list(ShardedBatches(batches, rank=0, world_size=1))
-    shares = [list(ShardedBatches(batches, rank=r, world_size=world)) for r in range(world)]
-    assert [whole[i::world] for i in range(world)] == shares
+    options = {"batch_size": 8, "imgsz": 320, "stride": 32, "rect": rect, "pad": 0.5}
+    whole = validation_requests(IMAGE_HW, **options)
+    shards = [validation_requests(IMAGE_HW, **options, rank=r, world_size=world) for r in range(world)]
+    assert [whole[i::world] for i in range(world)] == shards
     assert sorted(k.index for r in whole for k in keys_of(r)) == list(range(53))
 
 
@@ -221,4 +220,4 @@ def test_rect_shapes_follow_the_convention():
 
 
 def test_validation_of_nothing():
-    assert fixed_batches(np.zeros((0, 2)), batch_size=8, imgsz=320, stride=32, rect=True, pad=0.5) == []
+    assert validation_requests(np.zeros((0, 2)), batch_size=8, imgsz=320, stride=32, rect=True, pad=0.5) == []
