@@ -71,7 +71,7 @@ def detect(config: DetectConfig) -> Path:
                     break
             except Exception as error:
                 failed[frame.path] = _reason(error, frame.path)
-                get_logger().warning("%s; passed over", failed[frame.path])
+                get_logger().warning("%s; skipped", failed[frame.path])
     finally:
         output.close()
     log.summarise()
@@ -92,7 +92,7 @@ def default_confidence(weights: str, info: dict[str, Any]) -> float:
         get_logger().info("confidence threshold %.3f, of the best F1 in validation (--conf-thres sets another)", stored)
         return stored
     get_logger().info(
-        "confidence threshold %g: %s does not tell a better one (--conf-thres sets another)", CONFIDENCE, weights
+        "confidence threshold %g: %s does not store a better one (--conf-thres sets another)", CONFIDENCE, weights
     )
     return CONFIDENCE
 
@@ -117,9 +117,9 @@ class Predictor:
         """``imgsz``: pixels of the longer side on the canvas. Raises UserError for sizes and classes that do not fit
         the model."""
         check_image_size(imgsz, model.stride)
-        wrong = [c for c in config.classes if not 0 <= c < model.num_classes]
-        if wrong:
-            raise UserError(f"--classes {wrong[0]}: the model has classes 0 to {model.num_classes - 1}")
+        unknown = [c for c in config.classes if not 0 <= c < model.num_classes]
+        if unknown:
+            raise UserError(f"--classes {unknown[0]}: the model has classes 0 to {model.num_classes - 1}")
         self._model = model.fuse(one_to_one=not config.nms).to(device, memory_format=torch.channels_last)
         self._config, self._imgsz, self._stride, self._device = config, imgsz, model.stride, device
         self._amp = resolve_amp(config.amp, device)
@@ -176,7 +176,7 @@ class Output:
     def write(self, frame: Frame, found: DetectionTable) -> bool:
         """False when the user closes the window (q or Esc)."""
         if Path(frame.path).resolve().parent == self.run_dir.resolve():
-            raise UserError(f"{frame.path}: lies in the folder of the results and could be overwritten; choose another")
+            raise UserError(f"{frame.path}: is in the folder of the results and could be overwritten; choose another")
         stem = self._stem_of(frame.path)
         self._files.write(frame.path, stem, frame.index if frame.is_video else None, frame.image, found)
         if self._media is None and self._window is None:
@@ -228,7 +228,7 @@ class DetectionLog:
 
     def summarise(self) -> None:
         mean_ms = self._seconds / max(self._frames, 1) * 1e3
-        get_logger().info("%d pictures: %s; %.1f ms each", self._frames, self._text(self._counts), mean_ms)
+        get_logger().info("%d images: %s; %.1f ms each", self._frames, self._text(self._counts), mean_ms)
 
     def _text(self, counts: Counter[int]) -> str:
         return ", ".join(f"{n} {self._names[c]}" for c, n in sorted(counts.items())) or "nothing found"

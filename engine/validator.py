@@ -90,7 +90,7 @@ def _open_data(config: ValConfig, info: dict[str, Any], ctx: DistributedContext)
     source, root = find_location(info.get("data", {}), config.weights)
     data = config.data or source
     if not data:
-        raise UserError(f"{config.weights}: does not say what data it was trained on; name a data set YAML with --data")
+        raise UserError(f"{config.weights}: does not name the data it was trained on; name a data set YAML with --data")
     return open_dataset(
         data,
         (config.task,),

@@ -13,38 +13,32 @@ from engine.evaluation.metrics import CONFIDENCES, class_metrics, collect_scores
 from engine.evaluation.outcomes import Outcomes, match_detections, sort_by_class
 from utils.structures import DetectionTable, EvalResult, GroundTruth
 
-CONFIDENCE = 0.25
-IOU = 0.45
+RECALL_POINTS = np.linspace(0.0, 1.0, 101)
+CONFUSION_CONFIDENCE, CONFUSION_IOU = 0.25, 0.45
+_SPACING = np.spacing(1)  # COCO adds it to the count of detections
 
 
-def confusion_matrix(
-    gt: GroundTruth,
-    table: DetectionTable,
-    num_classes: int,
-    *,
-    confidence: float = CONFIDENCE,
-    iou: float = IOU,
-) -> np.ndarray:
+def confusion_matrix(gt: GroundTruth, table: DetectionTable, num_classes: int) -> np.ndarray:
     """Counts by predicted and true class, matched without regard to class, larger IoU first, then larger score.
 
-    The sum of a column is the number of objects of that class, without crowd regions; the sum of a row is the number of
-    detections of that class at or above ``confidence``, without those that match no object and lie in a crowd region of
-    their class.
+    The sum of a column is the number of objects of that class, without crowd regions. The sum of a row is the number of
+    detections of that class at or above `CONFUSION_CONFIDENCE`, without those that match no object and lie in a crowd
+    region of their class.
 
     Returns:
         int64 (C + 1, C + 1): rows predicted, columns true, the last of each is background.
     """
-    rows = np.flatnonzero(table.scores >= confidence)
+    rows = np.flatnonzero(table.scores >= CONFUSION_CONFIDENCE)
     rows = rows[np.argsort(table.image_index[rows], kind="stable")]
     image, boxes = table.image_index[rows], table.boxes_xyxy_px[rows]
     predicted, scores = table.classes[rows], table.scores[rows]
     gt_image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
     plain, crowd = ~gt.crowd, gt.crowd
 
-    pairs = _all_pairs(image, boxes, Objects(gt_image[plain], gt.boxes_xywh_px[plain], crowd[plain]), iou)
+    pairs = _all_pairs(image, boxes, Objects(gt_image[plain], gt.boxes_xywh_px[plain], crowd[plain]))
     match = match_by_overlap(pairs, scores[pairs.detection], rows.size, int(plain.sum()))
 
-    pairs = _all_pairs(image, boxes, Objects(gt_image[crowd], gt.boxes_xywh_px[crowd], crowd[crowd]), iou)
+    pairs = _all_pairs(image, boxes, Objects(gt_image[crowd], gt.boxes_xywh_px[crowd], crowd[crowd]))
     same_class = predicted[pairs.detection] == gt.classes[crowd][pairs.target]
     in_crowd = np.zeros(rows.size, dtype=bool)
     in_crowd[pairs.detection[same_class]] = True
@@ -60,16 +54,12 @@ def confusion_matrix(
     return np.bincount(row * size + column, minlength=size * size).astype(np.int64).reshape(size, size)
 
 
-def _all_pairs(image: np.ndarray, boxes: np.ndarray, objects: Objects, iou: float) -> Pairs:
-    chunks = list(overlapping_pairs(image, boxes, objects, iou))
+def _all_pairs(image: np.ndarray, boxes: np.ndarray, objects: Objects) -> Pairs:
+    chunks = list(overlapping_pairs(image, boxes, objects, CONFUSION_IOU))
     if not chunks:
         no_rows = np.zeros(0, dtype=np.int64)
         return Pairs(no_rows, no_rows, np.zeros(0))
     return Pairs(*(np.concatenate(parts) for parts in zip(*chunks)))
-
-
-RECALL_POINTS = np.linspace(0.0, 1.0, 101)
-_SPACING = np.spacing(1)  # COCO adds it to the count of detections
 
 
 def score_detections(gt: GroundTruth, table: DetectionTable, num_classes: int, *, max_det: int = 100) -> EvalResult:

@@ -99,7 +99,7 @@ class Evaluator:
     Attributes:
         ground_truth: as given.
         detections: of the last run, by image, on rank 0; None elsewhere and before.
-        preview: the last run's first batch on this rank and its detections in canvas pixels, for a picture.
+        preview: the last run's first batch on this rank and its detections in canvas pixels.
     """
 
     def __init__(

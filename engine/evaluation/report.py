@@ -231,14 +231,14 @@ def plot_reliability(calibration: Calibration, out: Path) -> None:
     curve, amounts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     centres, width = (part.edges[:-1] + part.edges[1:]) / 2, np.diff(part.edges)
     curve.bar(centres, np.nan_to_num(part.precision), width, color="tab:blue", edgecolor="white", label="precision")
-    curve.plot([0, 1], [0, 1], color="0.3", linewidth=1, linestyle="--", label="as it should be")
+    curve.plot([0, 1], [0, 1], color="0.3", linewidth=1, linestyle="--", label="perfect calibration")
     curve.plot(part.confidence, part.precision, "o", markersize=3, color="tab:red", label="mean confidence of a bin")
     error = f"calibration error (ECE) {part.error:.3f}"
     if calibration.shown.counts.any():
         error += f", {calibration.shown.error:.3f} from confidence {calibration.threshold:.3f} on"
         for axes in (curve, amounts):
             axes.axvline(calibration.threshold, color="0.5", linewidth=1, linestyle=":")
-    curve.set(ylabel="share that is right at IoU 0.5", xlim=(0, 1), ylim=(0, 1.02), title=error)
+    curve.set(ylabel="precision at IoU 0.5", xlim=(0, 1), ylim=(0, 1.02), title=error)
     curve.legend(fontsize=8, loc="upper left")
     curve.grid(alpha=0.3)
     amounts.bar(centres, part.counts, width, color="0.6", edgecolor="white")

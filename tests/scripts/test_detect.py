@@ -104,7 +104,7 @@ def test_everything_is_written_and_agrees(weights, pictures, tmp_path, capsys):
         assert (boxes >= -1e-3).all()
         assert (boxes <= np.array([width, height, width, height]) + 1e-3).all()
     out = capsys.readouterr().out
-    assert "3 pictures:" in out
+    assert "3 images:" in out
     assert "\x1b" not in out
 
 
@@ -327,7 +327,7 @@ def test_a_source_is_never_overwritten(weights, pictures, tmp_path):
     folder = tmp_path / "runs" / "exp"
     shutil.copytree(pictures, folder)
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(UserError, match="lies in the folder of the results"):
+    with pytest.raises(UserError, match="is in the folder of the results"):
         run(weights, folder, tmp_path, "--exist-ok")
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 

@@ -33,9 +33,9 @@ def text_mask(text: str, size: int) -> np.ndarray:
     path, text = _font_for(text)
     font = _load(path, size)
     ascent, descent = font.getmetrics()
-    picture = Image.new("L", (max(1, round(font.getlength(text)) + 1), ascent + descent))
-    ImageDraw.Draw(picture).text((0, 0), text, fill=255, font=font)
-    mask = np.asarray(picture)
+    canvas = Image.new("L", (max(1, round(font.getlength(text)) + 1), ascent + descent))
+    ImageDraw.Draw(canvas).text((0, 0), text, fill=255, font=font)
+    mask = np.asarray(canvas)
     mask.setflags(write=False)  # cached, so shared by all callers
     return mask
 
