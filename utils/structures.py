@@ -1,4 +1,4 @@
-"""The vocabulary that the layers share: what flows from data to model to engine.
+"""Data structures that the packages share: batches, losses, detections, ground truth and results.
 
 Legend: B images in a batch, M targets, N images in a split, D detections, C classes, K slots of a padded axis.
 Frames: ``_px`` is pixels of the original image (upright, after EXIF) unless the name says canvas; ``_norm`` is
@@ -22,7 +22,7 @@ GREY = 114  # uint8 value of the padding around images
 
 
 def bucketed(most: int) -> int:
-    """The padded number of targets an image for a batch whose fullest image has ``most``: few shapes, never 0."""
+    """The padded number of targets per image for a batch whose fullest image has ``most``: few shapes, never 0."""
     return max(-(-most // TARGET_BUCKET), 1) * TARGET_BUCKET
 
 
@@ -73,12 +73,12 @@ class Batch(InlineTensors):
         return replace(moved, host_targets=on_host)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Tells the allocator that ``stream`` uses what another one made."""
+        """Tells the allocator that ``stream`` uses these tensors, which another stream allocated."""
         for tensor in (v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)):
             tensor.record_stream(stream)
 
     def shard(self, start: int, end: int) -> Batch:
-        """Images ``start``..``end - 1`` as a batch that is as if it had been collated alone."""
+        """Images ``start``..``end - 1``, exactly as if they had been collated alone."""
         counts = self.counts
         if counts is None:
             counts = np.bincount(self.targets[:, 0].long().numpy(), minlength=len(self.images)).tolist()
@@ -109,7 +109,7 @@ class Batch(InlineTensors):
 
 
 class LossOutput(NamedTuple):
-    """Sums over one shard of the global batch, and what the whole batch's sum is to be divided by.
+    """Sums over one shard of the global batch, and the normaliser that the sum of the whole batch is divided by.
 
     The engine adds ``normaliser`` over all shards (ranks, micro-batches) and divides once, so cutting a batch into
     shards changes no gradient. All three live on the device; none is read in the step.
@@ -121,7 +121,7 @@ class LossOutput(NamedTuple):
 
 
 class Detections(NamedTuple):
-    """What NMS leaves of a batch, padded to K per image; slots at and past ``counts`` are zero."""
+    """Detections of a batch after NMS, padded to K per image; slots at and past ``counts`` are zero."""
 
     boxes_xyxy: Tensor  # float32 (B, K, 4) canvas pixels
     scores: Tensor  # float32 (B, K), descending
@@ -131,7 +131,7 @@ class Detections(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroundTruth:
-    """Labels of a split as scoring wants them: flat arrays, original pixels. Crowd boxes are ignore regions."""
+    """Labels of a split for evaluation: flat arrays, original pixels. Crowd boxes are ignore regions."""
 
     offsets: np.ndarray  # int64 (N + 1,): boxes of image i are offsets[i]:offsets[i + 1]
     boxes_xywh_px: np.ndarray  # float64 (M, 4)
@@ -159,8 +159,8 @@ class DetectionTable:
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """Scores of one validation. AP as COCO defines it (101 points, at most 100 detections an image); nan where a class
-    has no ground truth (left out of means)."""
+    """Scores of one validation. AP as COCO defines it (101 points, at most 100 detections per image); nan for
+    classes without ground truth, which means leave out."""
 
     precision: float  # mean over classes at IoU 0.5, at the confidence of the best mean F1
     recall: float
@@ -190,12 +190,12 @@ class EvalResult:
 
     @property
     def fitness(self) -> float:
-        """What "best" means: AP 0.50:0.95; nan, which is better than nothing, when nothing could be scored."""
+        """The score that "best" refers to: AP 0.50:0.95; nan if nothing could be evaluated."""
         return float(self.ap)
 
     @property
     def threshold(self) -> float | None:
-        """The confidence with the best mean F1; None where no confidence finds anything."""
+        """The confidence with the best mean F1; None if nothing is found at any confidence."""
         return self.best_confidence if self.f1 > 0 else None
 
 
@@ -218,5 +218,5 @@ def pad_targets(targets: Tensor, batch_size: int, max_targets: int) -> tuple[Ten
         first = per_image.cumsum(0) - per_image
         slot = torch.arange(targets.shape[0], device=targets.device) - first[image]
         padded[image, slot] = targets[:, 1:]
-    # Assigning True at those places would copy the scalar to the device, which the host waits for.
+    # Assigning True to these elements would copy the scalar to the device, for which the host would wait.
     return padded, torch.arange(max_targets, device=targets.device) < per_image[:, None]
