@@ -1,5 +1,5 @@
-"""One optimiser step: forward, backward, one division by the global normaliser, update. Nothing here waits for the
-device: a non-finite step is skipped on the device, and what is logged is read a step later."""
+"""One optimiser step: forward, backward, one division by the global normaliser, update. No host sync: a
+non-finite step is skipped on the device, and logged values are read one step later."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NO_FLAGS = StepFlags()
 
 
 class DelayedReader:
-    """Device values for the host, one step late: the copy is under way while the next step is being queued."""
+    """Reads device values one step late: the copy to the host runs while the next step is queued."""
 
     def __init__(self, device: torch.device) -> None:
         self._asynchronous = device.type == "cuda"
@@ -81,7 +81,7 @@ class DelayedReader:
 
 
 class TrainStep:
-    """Holds what a step needs; calling it with the micro-batches of one step takes the step.
+    """A training step; call it with the micro-batches of the step.
 
     With ``virtual_ranks`` 0 this process's micro-batches are one shard of the step, and DDP adds the gradients.
     Otherwise every global micro-batch is cut into that many shards (`TreeGradients`), and the model is not wrapped.
@@ -121,8 +121,8 @@ class TrainStep:
         Args:
             batches: this rank's micro-batches; any may be empty.
             pictures: images of each micro-batch over all ranks.
-            updates: optimiser steps taken, this one included.
-            flags: of this rank; those of all come back with the step's values.
+            updates: optimiser steps, including this one.
+            flags: of this rank; those of all ranks are returned with the values of the step.
         """
         before = flatten(self._statistics)
         if self._tree is None:
@@ -157,7 +157,7 @@ class TrainStep:
             totals.append(total)
             sums.append(parts)
             if number == 0 and not is_last:
-                self.compilation.own_gradients(self.optimizer.parameters)
+                self.compilation.copy_gradients(self.optimizer.parameters)
         return append_flags(torch.stack(sums).sum(0), flags), torch.stack(totals).sum()
 
     def _forward_backward(self, batch: Batch, batch_images: int, step_images: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""One thread a rank that looks after the others: it writes down where a run hangs, and ends what cannot end itself."""
+"""A thread per rank that writes stack traces of a hanging run, and ends processes that cannot end themselves."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from utils.distributed.stop_signals import StopSignals
 
 log = logging.getLogger("lockstep")
 
-LOOK_EVERY_S = 0.5
-PEER_DEAD_S = 3.0  # without a step after another process of this machine has ended; gloo needs less to notice itself
+CHECK_EVERY_S = 0.5
+PEER_DEAD_S = 3.0  # without a step after another process of this machine has ended; gloo itself notices sooner
 STOP_TIMEOUT_S = 25.0  # without a step after a signal: batch systems give 30 s before they kill
-STOP_TIMEOUT_BEFORE_TRAINING_S = 4.0  # the same before the training, when there is nothing to save
+STOP_TIMEOUT_BEFORE_TRAINING_S = 4.0  # the same before training starts, when there is nothing to save
 PEER_LOST = 2
 
 
 class Watchdog:
-    """Looks after this process from `__enter__` until the training is over or an exception leaves the block.
+    """Watches this process from `__enter__` until training is over or an exception leaves the block.
 
-    - Another process of this machine has died, and no step has ended since: the main thread may be stuck in a
-      collective that will never end, so this process is ended. (Where it is not stuck, it finds out sooner.)
-    - A signal has come, and no step has ended since: the same; before the training begins after a shorter time.
-    - torchrun itself has died: nobody would stop this process, so it asks itself to stop.
-    - While `training`, no step or validation batch (`beat`) for a time: all stacks of this process go to
-      ``stall_rankN.txt``, once a stall. When one rank hangs the others wait for it, so each writes its own.
+    - If another process of this machine has died and no step has ended since, the main thread may be stuck in a
+      collective that will never end, so this process is ended. (If it is not stuck, it notices sooner by itself.)
+    - If a signal has arrived and no step has ended since, likewise; before training starts, after a shorter time.
+    - If torchrun itself has died, nobody would stop this process, so it sends itself SIGTERM.
+    - While `training`, if there is no step or validation batch (`beat`) for some time, the stacks of all threads are
+      written to ``stall_rankN.txt``, once per stall. If one rank hangs, the others wait for it, so each writes its own.
     """
 
     def __init__(self, signals: StopSignals) -> None:
@@ -66,13 +66,13 @@ class Watchdog:
         self._thread.join()
 
     def beat(self) -> None:
-        """A step is done."""
+        """Records that a step has ended."""
         self._beat_at = time.monotonic()
 
     @contextmanager
     def training(self, folder: Path, stall_s: float) -> Iterator[None]:
-        """The training: beats are expected every ``stall_s`` seconds (0: no matter when), stacks go to ``folder``.
-        After it the processes may end one by one, so nothing is looked after any more."""
+        """Around the training: a beat is expected every ``stall_s`` seconds (0: never); stacks go to ``folder``.
+        Afterwards processes may end one by one, so watching stops."""
         self.beat()
         self._folder, self._stall_s, self._stop_timeout_s = folder, stall_s, STOP_TIMEOUT_S
         yield
@@ -80,23 +80,23 @@ class Watchdog:
 
     def _watch(self) -> None:
         written_for = -1.0  # the beat after which a stall was written
-        told_at: float | None = None
-        bereft_at: float | None = None
-        while not self._closed.wait(min(LOOK_EVERY_S, self._stall_s / 5) if self._stall_s else LOOK_EVERY_S):
+        signal_at: float | None = None
+        peer_died_at: float | None = None
+        while not self._closed.wait(min(CHECK_EVERY_S, self._stall_s / 5) if self._stall_s else CHECK_EVERY_S):
             now, beat = time.monotonic(), self._beat_at
             if self._stall_s and now - beat > self._stall_s and beat != written_for:
                 written_for = beat
                 self._write_stacks(now - beat)
-            if self._signals.has_come() and told_at is None:
-                told_at = now
-            if bereft_at is None and any(has_died(process) for process in self._peers):
-                bereft_at = now
-            if told_at is None and self._ctx is not None and self._ctx.launcher and os.getppid() != self._parent:
+            if self._signals.has_come() and signal_at is None:
+                signal_at = now
+            if peer_died_at is None and any(has_died(process) for process in self._peers):
+                peer_died_at = now
+            if signal_at is None and self._ctx is not None and self._ctx.launcher and os.getppid() != self._parent:
                 os.kill(os.getpid(), signal.SIGTERM)
-            if told_at is not None and now - max(told_at, beat) > self._stop_timeout_s:
+            if signal_at is not None and now - max(signal_at, beat) > self._stop_timeout_s:
                 training = self._stop_timeout_s == STOP_TIMEOUT_S
                 self._end("asked to stop, but no step ends; not saved" if training else "", self._signals.code)
-            if bereft_at is not None and now - max(bereft_at, beat) > PEER_DEAD_S:
+            if peer_died_at is not None and now - max(peer_died_at, beat) > PEER_DEAD_S:
                 self._end("", PEER_LOST)
 
     def _write_stacks(self, silent_s: float) -> None:

@@ -47,12 +47,12 @@ class WeightsEntry:
 
 
 def is_url(text: str) -> bool:
-    """Whether it is an address that can be fetched from."""
+    """Whether ``text`` is an http or https URL."""
     return urllib.parse.urlsplit(text).scheme in ("http", "https")
 
 
 def find_entry(name_or_path: str, catalogue: Path = CATALOGUE) -> WeightsEntry:
-    """What a URL, or a name of the catalogue, stands for. Raises UserError for other text, with a suggestion."""
+    """The entry of a URL or of a name in the catalogue. Raises UserError for other text, with a suggestion."""
     if is_url(name_or_path):
         return WeightsEntry(url=name_or_path)
     known = load_yaml(catalogue) or {}
@@ -75,12 +75,12 @@ def catalogue_name(text: str) -> str:
 
 CHUNK_BYTES = 1 << 18
 LINE_EVERY_S = 10.0
-MAX_BYTES = 16 * 2**30  # of a file whose size nobody knows
+MAX_BYTES = 16 * 2**30  # limit for a file of unknown size
 
 
 @dataclass(frozen=True)
 class TransferLimits:
-    """When to give up: seconds without a byte, tries in all, seconds between them, bytes a second over ``stall_s``."""
+    """When to give up: seconds without a byte, tries, seconds between them, bytes per second over ``stall_s``."""
 
     stall_s: float = 30.0
     tries: int = 4
@@ -89,17 +89,17 @@ class TransferLimits:
 
 
 class Interrupted(Exception):
-    """The transfer stopped early; another try may go on with it."""
+    """The transfer stopped early; another try may resume it."""
 
 
 class Refused(Exception):
-    """The server, or the file it sent, will not do; another try is of no use."""
+    """The server, or the file it sent, is wrong; another try would not help."""
 
 
 def transfer(entry: WeightsEntry, file: IO[bytes], limits: TransferLimits) -> None:
-    """Fills ``file`` and checks it. What an earlier run left in it is used only if a checksum can vouch for it.
+    """Downloads into ``file`` and checks it. What an earlier run left in it is only used if there is a checksum.
 
-    Raises Interrupted and Refused; on the former ``file`` keeps what has come.
+    Raises Interrupted, with the received part left in ``file``, and Refused.
     """
     if not entry.sha256:
         _empty(file)
@@ -118,7 +118,7 @@ def transfer(entry: WeightsEntry, file: IO[bytes], limits: TransferLimits) -> No
         except Refused:
             if not inherited:
                 raise
-            _empty(file)  # the leftovers were of another file
+            _empty(file)  # the partial file was of another version
             inherited = False
     raise Interrupted("the remains of an earlier transfer did not fit")
 
@@ -129,7 +129,7 @@ def _empty(file: IO[bytes]) -> None:
 
 
 def _receive(entry: WeightsEntry, file: IO[bytes], validator: str, limits: TransferLimits) -> str:
-    """One request; appends what it brings. Returns the server's mark of this version of the file, if it gives one."""
+    """Makes one request and appends its body. Returns the ETag of the server's version, if there is one."""
     have, stall_s = file.seek(0, 2), limits.stall_s
     request = urllib.request.Request(entry.url, headers={"User-Agent": "lockstep", "Accept-Encoding": "identity"})
     if have:
@@ -143,7 +143,7 @@ def _receive(entry: WeightsEntry, file: IO[bytes], validator: str, limits: Trans
             _copy(response, file, total or entry.size, limits)
             return "" if validator.startswith("W/") else validator
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing is left to send: either all is here, or what is here is not of this file
+        if error.code == 416:  # nothing is left to send: the file is complete, or not the expected one
             return validator
         kind = Interrupted if error.code in (408, 429) or error.code >= 500 else Refused
         raise kind(f"the server answers {error.code} {error.reason}") from None
@@ -157,7 +157,7 @@ def _receive(entry: WeightsEntry, file: IO[bytes], validator: str, limits: Trans
 
 
 def _length(response: http.client.HTTPResponse, entry: WeightsEntry, file: IO[bytes], have: int) -> int | None:
-    """The whole file's length as the server has it; drops what is in ``file`` when the server starts anew."""
+    """The length of the whole file according to the server; empties ``file`` if the server starts over."""
     total = None
     if have and response.status == 206:
         content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
@@ -173,11 +173,13 @@ def _length(response: http.client.HTTPResponse, entry: WeightsEntry, file: IO[by
 
 
 def _copy(response: http.client.HTTPResponse, file: IO[bytes], total: int, limits: TransferLimits) -> None:
-    """Appends what comes. Raises Interrupted when it ends before ``total`` bytes or all but stops, Refused when there
-    is more; ``total`` 0: not known."""
-    said_at = since = time.monotonic()
+    """Appends the body. Raises Interrupted if it ends before ``total`` bytes or stalls, Refused if there are more;
+    ``total`` 0: unknown."""
+    logged_at = since = time.monotonic()
     before = file.tell()
-    while chunk := response.read1(CHUNK_BYTES):  # read1 returns what has come, so each wait is one stall at most
+    while chunk := response.read1(
+        CHUNK_BYTES
+    ):  # read1 returns what has arrived, so each call waits for one stall at most
         file.write(chunk)
         if file.tell() > (total or MAX_BYTES):
             raise Refused(f"sends more than the {total or MAX_BYTES} bytes that are expected; nothing was kept")
@@ -186,8 +188,8 @@ def _copy(response: http.client.HTTPResponse, file: IO[bytes], total: int, limit
             if file.tell() - before < limits.least_rate * (now - since):
                 raise Interrupted(f"only {file.tell() - before} bytes in {now - since:.0f} s")
             since, before = now, file.tell()
-        if now - said_at > LINE_EVERY_S:
-            said_at = now
+        if now - logged_at > LINE_EVERY_S:
+            logged_at = now
             get_logger().info("%.1f of %s MB", file.tell() / 1e6, f"{total / 1e6:.1f}" if total else "?")
     file.flush()
     if file.tell() < total:
@@ -210,7 +212,7 @@ def _check(entry: WeightsEntry, file: IO[bytes]) -> None:
 
 
 def _check_looks(path: Path) -> None:
-    """What can be said of a file without a checksum: an error page is no checkpoint, nor is half a zip."""
+    """Checks a file without a checksum: it is neither an error page nor an incomplete zip."""
     with open(path, "rb") as file:
         start = file.read(64).lstrip()
     if start[:1] == b"<":
@@ -236,19 +238,19 @@ def fetch_weights(
     cache_dir: Path | None = None,
     limits: TransferLimits | None = None,
 ) -> Path:
-    """The file that ``--weights`` means: a path that is there, or else a name of the catalogue or a URL.
+    """The file that ``--weights`` refers to: an existing path, or else a name in the catalogue or a URL.
 
-    The first process of each node fetches what is missing, after printing address and licence; the others wait.
+    The first process of each node downloads a missing file, after printing its address and licence; the others wait.
 
     Args:
         name_or_path: ``runs/exp/best.pt``, ``yolov8n`` or ``yolov8n.pt``, ``https://...``.
         ctx: every process of the run must call this.
         offline: never use the network.
         catalogue: YAML of `WeightsEntry` by name.
-        cache_dir: where fetched files are kept; None: ``weights`` in the cache folder.
+        cache_dir: folder of downloaded files; None: ``weights`` in the cache folder.
 
     Raises:
-        UserError: no such file or name; off-line, unreachable, or not the file that was expected.
+        UserError: no such file or name; offline, unreachable, or not the expected file.
     """
     path = Path(name_or_path).expanduser()
     with torch_distributed_zero_first(ctx):
@@ -268,7 +270,7 @@ def fetch_weights(
 
 
 def _target(name_or_path: str, entry: WeightsEntry, cache_dir: Path) -> Path:
-    """Where the file is kept: under its name in the catalogue; of free URLs, which may end alike, in a folder each."""
+    """The path of the file: by its name in the catalogue; for other URLs, which may end alike, in a folder each."""
     file_name = Path(urllib.parse.unquote(urllib.parse.urlsplit(entry.url).path)).name or "weights.pt"
     if is_url(name_or_path):
         return cache_dir / hashlib.sha256(entry.url.encode()).hexdigest()[:16] / file_name

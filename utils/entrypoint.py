@@ -1,4 +1,4 @@
-"""How an entry script ends: one line for a mistake of the user's, and no traceback for what is not a bug."""
+"""How entry scripts end: with one line for a user error, and with a traceback only for a bug."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ USER_ERROR, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 PEER_GRACE_S = 2.0
 SAME_KEYSTROKE_S = 1.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# What the machine refuses, whatever the program does.
+# The machine refuses these, whatever the program does.
 _REFUSED = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
 def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> None:
     """Runs ``main(argv)``; returns if there is nothing to report, else exits.
 
-    2 with one ``error:`` line (user error; what the machine refuses: a full disk, memory, files, a package), 2 without
-    when another process failed and has printed it, 130 after Ctrl-C, 75 after another signal that asked a training to
-    stop (sysexits.h's "try again": a batch system can requeue on it), 141 when the reader of the output has gone. Other
-    exceptions are bugs; they pass.
+    Exit codes: 2 with one ``error:`` line for user errors and for limits of the machine (a full disk, memory, open
+    files, a missing package); 2 without a line if another process failed and has printed it; 130 after Ctrl-C; 75 after
+    another stop signal during training (EX_TEMPFAIL of sysexits.h, on which a batch system can requeue); 141 if the
+    reader of the output is gone. Other exceptions are bugs and propagate.
     """
     _reopen_closed_streams()
-    _calm_openmp()
+    _limit_openmp_spinning()
     keep_freed_memory()
     threading.excepthook = _thread_ended
     try:
         main(argv)
         sys.stdout.flush()
     except PeerFailure:
-        # The process that failed says why. The launcher stops all once the first is gone, so let it finish speaking.
+        # The process that failed prints why. The launcher stops all once the first is gone, so let that one finish.
         with contextlib.suppress(KeyboardInterrupt):
             time.sleep(PEER_GRACE_S)
         _leave(USER_ERROR)
@@ -52,7 +52,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     except Stopped as stop:
         sys.exit(stop.code)
     except KeyboardInterrupt:
-        _leave_undisturbed()
+        _ignore_repeated_interrupts()
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
         # The interpreter flushes standard output once more on its way out; let that go nowhere.
@@ -77,8 +77,8 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
 
 
 def _reopen_closed_streams() -> None:
-    """Standard streams that the caller has closed (``>&-``) lead nowhere from here on. Left closed, their numbers would
-    go to the next files that are opened, and what a library prints would end in those."""
+    """Redirects standard streams that the caller has closed (``>&-``) to /dev/null. Otherwise the next files that are
+    opened would get their descriptors, and a library's output would end up in those files."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -92,15 +92,15 @@ def _reopen_closed_streams() -> None:
 
 
 def _thread_ended(ended: threading.ExceptHookArgs) -> None:
-    """Leaves what the disk refused a thread (TensorBoard writes in one) to the main thread, which meets it too."""
+    """Ignores a full disk and the like in a thread (TensorBoard writes in one): the main thread runs into it, too."""
     error = ended.exc_value
     if not (isinstance(error, OSError) and (error.errno in _REFUSED or explanation(error))):
         threading.__excepthook__(ended)
 
 
-def _leave_undisturbed() -> None:
-    """Ctrl-C reaches a process twice when its parent passes it on too; the second must not break its leaving. A third
-    that comes later ends it at once."""
+def _ignore_repeated_interrupts() -> None:
+    """Ctrl-C reaches a process twice if its parent forwards it; the second one must not interrupt the exit. A later one
+    ends the process at once."""
     first = time.monotonic()
 
     def handle(*_: object) -> None:
@@ -115,11 +115,11 @@ def _is_in_a_group() -> bool:
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
-def _calm_openmp() -> None:
-    """Bounds how long an OpenMP thread spins for the others, unless the user has set it; torch is not loaded yet.
+def _limit_openmp_spinning() -> None:
+    """Bounds how long an OpenMP thread spins while it waits, unless the user has set it. Runs before torch is loaded.
 
-    By default they spin for milliseconds, so a single busy process beside a CPU training (a loader worker, say) makes
-    steps ten times slower. The bound costs nothing on an idle machine (benchmarks/README.md).
+    By default threads spin for milliseconds, so a single busy process beside a CPU training (a loader worker, say)
+    makes steps ten times slower. The bound costs nothing on an idle machine (benchmarks/README.md).
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
         os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
@@ -127,16 +127,16 @@ def _calm_openmp() -> None:
 
 def _fail(message: str) -> None:
     line = " ".join(message.split())
-    sys.unraisablehook = lambda _: None  # of objects that were half made when it failed (torch's loader iterator)
+    sys.unraisablehook = lambda _: None  # of partly constructed objects (torch's loader iterator)
     print(f"error: {line}", file=sys.stderr, flush=True)
     _leave(USER_ERROR)
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends a process that has failed."""
+    """Exits a process that has failed."""
     if not _is_in_a_group():
         sys.exit(code)
-    # The group is broken: an orderly end could wait for it, and other processes wait for this one.
+    # The process group is broken: an orderly exit could wait for it, and other processes wait for this one.
     for child in multiprocessing.active_children():
         child.terminate()
     sys.stdout.flush()

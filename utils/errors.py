@@ -1,4 +1,4 @@
-"""The one exception that means "the user can fix this"."""
+"""Exceptions that the entry scripts turn into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class UserError(Exception):
     """A mistake in the user's input: files, flags, YAML, devices, ports, disks.
 
     The message is one line that names what is wrong, where (file and line if there is one), and what to do.
-    Entry scripts print it as ``error: <message>`` and exit with code 2. A message that quotes a file may be long; its
-    middle is left out then.
+    Entry scripts print it as ``error: <message>`` and exit with code 2. The middle of very long messages, which may
+    quote a file, is left out.
     """
 
     def __init__(self, message: str) -> None:
@@ -25,7 +25,7 @@ class UserError(Exception):
 
 @contextlib.contextmanager
 def errors_of(path: str | os.PathLike) -> Iterator[None]:
-    """Has UserErrors of the block begin with the file that their cause is in, where they do not name it."""
+    """Prefixes the UserErrors of the block with ``path``, unless they already name it."""
     try:
         yield
     except UserError as error:
@@ -35,11 +35,11 @@ def errors_of(path: str | os.PathLike) -> Iterator[None]:
 
 
 class PeerFailure(UserError):
-    """Another process of the run failed and has printed why; this one ends without repeating it."""
+    """Another process of the run failed and has printed why; this process exits without repeating it."""
 
 
 class Stopped(Exception):
-    """A signal asked the run to stop and it did, with what it had done saved; ``code`` is for the exit status."""
+    """The run was stopped by a signal, after saving its state; ``code`` is the exit status."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)

@@ -1,6 +1,6 @@
-"""Where text for people goes: one named logger, and progress over an iterable.
+"""The project's logger, and progress over an iterable.
 
-Records go to standard output as plain lines, so a redirected run is a readable file and holds no control codes.
+Records go to standard output as plain lines, so the output of a redirected run is readable, without control codes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TextIO, TypeVar
 T = TypeVar("T")
 
 LINE_EVERY_S = 15.0
-LINE_EVERY_SHARE = 0.1
-KEPT_RECORDS = 100_000  # till `continue_in_file`
+LINE_EVERY_FRACTION = 0.1
+KEPT_RECORDS = 100_000  # until `continue_in_file`
 
 
 def get_logger() -> logging.Logger:
@@ -27,11 +27,11 @@ def get_logger() -> logging.Logger:
 
 
 class _Terminal(logging.Handler):
-    """Writes to the standard output of the moment (it may be replaced after configuration), above any tqdm bar."""
+    """Writes to the current standard output (it may be replaced after configuration), above any tqdm bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            # What the terminal's encoding lacks (old locales, file names in another encoding) is escaped.
+            # Characters that the terminal's encoding lacks (old locales, foreign file names) are escaped.
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
             text = self.format(record).encode(encoding, "backslashreplace").decode(encoding)
             if (tqdm := terminal_bars(sys.stdout)) is not None:
@@ -39,15 +39,15 @@ class _Terminal(logging.Handler):
             else:
                 sys.stdout.write(text + "\n")
                 sys.stdout.flush()
-        except BrokenPipeError:  # the reader (head, less) has gone; there is nobody left to tell
+        except BrokenPipeError:  # the reader (head, less) is gone
             pass
         except Exception:
             self.handleError(record)
 
 
 class _LogFile(logging.FileHandler):
-    """A file on a disk that may be full or fail: that costs one warning, and of the log what was not written by its
-    end; what could not be written is tried again with the next record."""
+    """A log file on a disk that may be full or fail: one warning is printed, and records that could not be written are
+    retried with the next one."""
 
     _has_warned = False
 
@@ -65,8 +65,7 @@ class _LogFile(logging.FileHandler):
 
 
 def terminal_bars(stream: TextIO) -> type | None:
-    """The class ``tqdm`` for a terminal; None for any other ``stream``, or where the package is missing: plain lines
-    then do."""
+    """The class ``tqdm`` for a terminal; None for any other ``stream`` or without the package."""
     if not stream.isatty():
         return None
     try:
@@ -77,7 +76,7 @@ def terminal_bars(stream: TextIO) -> type | None:
 
 
 class _PlainLine(logging.Formatter):
-    """The message alone; its level in front from WARNING upwards."""
+    """The message, prefixed by its level from WARNING upwards."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
@@ -85,12 +84,12 @@ class _PlainLine(logging.Formatter):
 
 
 def configure_logging(ctx_is_main: bool, file: Path | None = None, *, file_follows: bool = False) -> None:
-    """Sets the project's logger up for this process; calling it again replaces the earlier set-up.
+    """Configures the project's logger for this process, replacing an earlier configuration.
 
     Args:
-        ctx_is_main: rank 0 writes INFO and above; other ranks only warnings and errors, without the file.
-        file: also appended to by rank 0 (UTF-8); its folder is created.
-        file_follows: rank 0 keeps what it writes for the file that `continue_in_file` names later.
+        ctx_is_main: rank 0 logs INFO and above; other ranks log only warnings and errors, and not to the file.
+        file: rank 0 also appends to it (UTF-8); its folder is created.
+        file_follows: rank 0 keeps its records for the file that `continue_in_file` names later.
     """
     logger = get_logger()
     for handler in list(logger.handlers):
@@ -110,9 +109,8 @@ def configure_logging(ctx_is_main: bool, file: Path | None = None, *, file_follo
 
 
 def continue_in_file(file: Path) -> None:
-    """Appends to ``file`` all that was logged since `configure_logging` with ``file_follows``, and what comes after;
-    does nothing on a process without such records. The file's folder is created; a file that cannot be opened costs a
-    warning."""
+    """Appends to ``file`` all records since `configure_logging` with ``file_follows``, and all later ones; does nothing
+    in a process without such records. The folder is created. If the file cannot be opened, a warning is logged."""
     logger = get_logger()
     for kept in [h for h in logger.handlers if isinstance(h, logging.handlers.MemoryHandler)]:
         logger.removeHandler(kept)
@@ -134,11 +132,11 @@ def _file_handler(file: Path) -> logging.Handler:
 
 
 def progress(iterable: Iterable[T], *, desc: str, total: int | None = None, enabled: bool = True) -> Iterator[T]:
-    """Passes ``iterable`` through and shows how far it is: a tqdm bar on a terminal, else a line every 10 % or 15 s.
+    """Yields from ``iterable`` and shows progress: a tqdm bar on a terminal, else a line every 10 % or 15 s.
 
     Args:
-        total: number of items; taken from ``len(iterable)`` if it has one; without it lines come by time alone.
-        enabled: False passes the items through and shows nothing.
+        total: number of items; default: ``len(iterable)`` if it has one; without it lines are logged by time alone.
+        enabled: False shows nothing.
     """
     if not enabled:
         yield from iterable
@@ -159,9 +157,9 @@ def _progress_lines(iterable: Iterable[T], desc: str, total: int | None) -> Iter
         yield item
         done += 1
         now = time.monotonic()
-        by_share = total is not None and done - last_count >= max(LINE_EVERY_SHARE * total, 1) and now - last_time >= 1
-        if by_share or now - last_time >= LINE_EVERY_S:
-            share = f"{done}/{total} ({done / total:.0%})" if total else str(done)
-            logger.info("%s: %s, %.0f/s", desc, share, done / max(now - started, 1e-9))
+        is_due = total is not None and done - last_count >= max(LINE_EVERY_FRACTION * total, 1) and now - last_time >= 1
+        if is_due or now - last_time >= LINE_EVERY_S:
+            count = f"{done}/{total} ({done / total:.0%})" if total else str(done)
+            logger.info("%s: %s, %.0f/s", desc, count, done / max(now - started, 1e-9))
             last_time, last_count = now, done
     logger.info("%s: %d in %.1f s", desc, done, time.monotonic() - started)

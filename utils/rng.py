@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Stream(IntEnum):
-    """What a draw is for. Two streams never share numbers, so adding draws to one leaves the others as they were."""
+    """The purpose of a draw. Streams share no numbers, so adding draws to one does not change the others."""
 
     PERMUTATION = 0
     AUGMENT = 1

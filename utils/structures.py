@@ -1,4 +1,4 @@
-"""The vocabulary that the layers share: what flows from data to model to engine.
+"""Data structures that the packages share: batches, losses, detections, ground truth and results.
 
 Legend: B images in a batch, M targets, N images in a split, D detections, C classes, K slots of a padded axis.
 Frames: ``_px`` is pixels of the original image (upright, after EXIF) unless the name says canvas; ``_norm`` is
@@ -21,7 +21,7 @@ GREY = 114  # uint8 value of the padding around images
 
 
 def bucketed(most: int) -> int:
-    """The padded number of targets an image for a batch whose fullest image has ``most``: few shapes, never 0."""
+    """The padded number of targets per image for a batch whose fullest image has ``most``: few shapes, never 0."""
     return max(-(-most // TARGET_BUCKET), 1) * TARGET_BUCKET
 
 
@@ -79,12 +79,12 @@ class Batch:
         return replace(moved, host_targets=on_host)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Tells the allocator that ``stream`` uses what another one made."""
+        """Tells the allocator that ``stream`` uses these tensors, which another stream allocated."""
         for tensor in (v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)):
             tensor.record_stream(stream)
 
     def shard(self, start: int, end: int) -> Batch:
-        """Images ``start``..``end - 1`` as a batch that is as if it had been collated alone."""
+        """Images ``start``..``end - 1``, exactly as if they had been collated alone."""
         counts = self.counts
         if counts is None:
             counts = np.bincount(self.targets[:, 0].long().numpy(), minlength=len(self.images)).tolist()
@@ -115,7 +115,7 @@ class Batch:
 
 
 class LossOutput(NamedTuple):
-    """Sums over one shard of the global batch, and what the whole batch's sum is to be divided by.
+    """Sums over one shard of the global batch, and the normaliser that the sum of the whole batch is divided by.
 
     The engine adds ``normaliser`` over all shards (ranks, micro-batches) and divides once, so cutting a batch into
     shards changes no gradient. All three live on the device; none is read in the step.
@@ -127,7 +127,7 @@ class LossOutput(NamedTuple):
 
 
 class Detections(NamedTuple):
-    """What NMS leaves of a batch, padded to K per image; slots at and past ``counts`` are zero."""
+    """Detections of a batch after NMS, padded to K per image; slots at and past ``counts`` are zero."""
 
     boxes_xyxy: Tensor  # float32 (B, K, 4) canvas pixels
     scores: Tensor  # float32 (B, K), descending
@@ -137,7 +137,7 @@ class Detections(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroundTruth:
-    """Labels of a split as scoring wants them: flat arrays, original pixels. Crowd boxes are ignore regions."""
+    """Labels of a split for evaluation: flat arrays, original pixels. Crowd boxes are ignore regions."""
 
     offsets: np.ndarray  # int64 (N + 1,): boxes of image i are offsets[i]:offsets[i + 1]
     boxes_xywh_px: np.ndarray  # float64 (M, 4)
@@ -165,8 +165,8 @@ class DetectionTable:
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """Scores of one validation. AP as COCO defines it (101 points, at most 100 detections an image); nan where a class
-    has no ground truth (left out of means)."""
+    """Scores of one validation. AP as COCO defines it (101 points, at most 100 detections per image); nan for
+    classes without ground truth, which means leave out."""
 
     metrics: dict[str, float]  # of all classes, by name, as engine/evaluation/metrics.py lists them
     class_metrics: dict[str, np.ndarray]  # of each class: float64 (C,)
@@ -224,5 +224,5 @@ def pad_targets(targets: Tensor, batch_size: int, max_targets: int) -> tuple[Ten
         first = per_image.cumsum(0) - per_image
         slot = torch.arange(targets.shape[0], device=targets.device) - first[image]
         padded[image, slot] = targets[:, 1:]
-    # Assigning True at those places would copy the scalar to the device, which the host waits for.
+    # Assigning True to these elements would copy the scalar to the device, for which the host would wait.
     return padded, torch.arange(max_targets, device=targets.device) < per_image[:, None]

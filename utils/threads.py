@@ -1,4 +1,4 @@
-"""Work on other threads: reading a bounded way ahead, and writing files while training goes on."""
+"""Work on other threads: a bounded parallel map, and writing files while training continues."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ R = TypeVar("R")
 
 
 def map_ahead(function: Callable[[T], R], items: Iterable[T], *, threads: int, ahead: int | None = None) -> Iterator[R]:
-    """``map`` in ``threads`` threads, in order, at most ``ahead`` results (default: two a thread) waiting to be taken.
+    """``map`` in ``threads`` threads, in order, with at most ``ahead`` pending results (default: two per thread).
 
-    An exception of ``function`` is raised where its result would have come.
+    An exception of ``function`` is raised in place of its result.
     """
     threads = max(threads, 1)
     ahead = 2 * threads if ahead is None else ahead
@@ -34,8 +34,8 @@ def map_ahead(function: Callable[[T], R], items: Iterable[T], *, threads: int, a
 
 
 class BackgroundWriter:
-    """Writes what is submitted, one file at a time, in order. Content that waits is replaced by newer content for the
-    same path, so a slow disk costs checkpoints and no memory. An error is raised by the next call of this class."""
+    """Writes submitted files one at a time, in order. Newer content for a path replaces pending content, so a slow disk
+    skips checkpoints instead of using more memory. An error is raised by the next call of a method."""
 
     def __init__(self, write: Callable[[Any, Path], None]) -> None:
         self._write = write
@@ -49,25 +49,25 @@ class BackgroundWriter:
         self.check()
         with self._changed:
             for path, content in files.items():
-                self._waiting.pop(path, None)  # a path's place in the order is that of its newest content
+                self._waiting.pop(path, None)  # a path is queued where its newest content is
                 self._waiting[path] = content
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="checkpoint writer", daemon=True)
                 self._thread.start()
 
     def check(self) -> None:
-        """Raises what went wrong in the thread since the last call."""
+        """Raises the error that the thread has had since the last call, if any."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def wait(self) -> None:
-        """Returns when nothing is waiting or being written, whether it went well or not."""
+        """Returns when nothing is pending or being written, successful or not."""
         with self._changed:
             self._changed.wait_for(lambda: self._thread is None)
 
     def finish(self) -> None:
-        """Waits, then raises what went wrong."""
+        """Waits, then raises the error, if any."""
         self.wait()
         self.check()
 

@@ -1,4 +1,4 @@
-"""Which parameter is updated by which rule."""
+"""Builds optimisers: which parameter is updated by which rule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 def choose_optimizer(name: str, total_steps: int) -> str:
-    """``auto`` by the length of the run: Muon gets furthest in a short one, SGD generalises best over a long one."""
+    """``auto`` by the length of the run: Muon learns fastest in a short one, SGD generalises best in a long one."""
     if name != "auto":
         return name
     return "Muon" if total_steps <= 20_000 else "SGD"
@@ -43,8 +43,9 @@ def split_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:
 class OptimizerSet:
     """One or more torch optimisers that act as one: stepped, skipped, saved and scheduled together.
 
-    It offers what torch.amp.GradScaler asks of an optimiser that can skip a step on the device (``param_groups``,
-    ``_step_supports_amp_scaling``, ``grad_scale``, ``found_inf``), so that a non-finite step costs no host sync.
+    It has the attributes that torch.amp.GradScaler requires of an optimiser that skips a step on the device
+    (``param_groups``, ``_step_supports_amp_scaling``, ``grad_scale``, ``found_inf``), so a non-finite step needs no
+    host sync.
     """
 
     _step_supports_amp_scaling = True
@@ -64,7 +65,7 @@ class OptimizerSet:
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def consolidate(self) -> None:
-        """Brings sharded state together on rank 0, whose `state_dict` is then whole. All ranks call it."""
+        """Gathers sharded state on rank 0, whose `state_dict` is then complete. All ranks must call it."""
         for optimizer in self.optimizers:
             if _local(optimizer) is not optimizer:
                 optimizer.consolidate_state_dict(to=0)
@@ -93,7 +94,7 @@ class OptimizerSet:
                 group["betas"] = (momentum if group["follow_momentum"] else group["betas"][0], group["betas"][1])
 
     def rates(self) -> dict[str, float]:
-        """By kind of parameter; where some come from weights, the others' under names of their own."""
+        """Learning rates by kind of parameter; if some are pretrained, the rates of the others have own names."""
         lr_mults = {group["lr_mult"] for group in self.param_groups}
         return {
             f"lr/{'new_' if group['lr_mult'] == 1 and len(lr_mults) > 1 else ''}{group['kind']}": group["lr"]
@@ -104,7 +105,7 @@ class OptimizerSet:
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes the state of each parameter. Rates, decay and the like stay as they were built: the settings have them.
+        """Loads the state of each parameter. Options of the groups (rates, decay) stay as built from the settings.
 
         Raises ValueError for the state of another optimiser.
         """
@@ -128,13 +129,13 @@ def _local(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def _rule_of(groups: list[dict[str, Any]]) -> list[tuple[bool, ...]]:
-    """Equal for optimisers that understand each other's state (Adam and AdamW do)."""
+    """Equal for optimisers with compatible state (as Adam and AdamW)."""
     return [tuple(option in group for option in ("betas", "dampening")) for group in groups]
 
 
 @torch.no_grad()
 def _lay_out_as_parameters(optimizer: torch.optim.Optimizer) -> None:
-    """Gives loaded state the memory layout of its parameter: fused kernels walk through both without looking."""
+    """Gives loaded state the strides of its parameter: fused kernels do not check them."""
     rule = _local(optimizer)
     for parameter, values in rule.state.items():
         for name, value in values.items():
@@ -144,10 +145,10 @@ def _lay_out_as_parameters(optimizer: torch.optim.Optimizer) -> None:
 
 @torch.no_grad()
 def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Gives SGD's parameters without momentum one of zeros, which a first step turns into what it would have made.
+    """Gives SGD's parameters without a momentum buffer one of zeros, with which a first step has the same result.
 
-    torch makes it in the first step, and leaves memory uninitialised if that step is skipped on the device; and it
-    cannot take parameters with and without it in one step, of which some may have had no gradient before.
+    torch makes the buffer in the first step, and leaves it uninitialised if that step is skipped on the device; nor can
+    one step update parameters with and without a buffer, of which some may have had no gradient before.
     """
     rule = _local(optimizer)
     if isinstance(rule, torch.optim.SGD):
@@ -170,12 +171,12 @@ def build_optimizer(
     """SGD, Adam, AdamW, or Muon for weights with AdamW for the rest.
 
     Args:
-        lr: initial rate; `DEFAULT_LR` has those that suit a run from scratch.
+        lr: initial learning rate; `DEFAULT_LR` has values for a run from scratch.
         pretrained: names of parameters that come from weights. Their rate is multiplied by ``pretrained_lr_mult``:
             layers that start at random have everything to learn, pretrained ones would forget.
-        momentum: of SGD and Muon, and beta1 of Adam and AdamW when they are the only rule.
-        sharded: each process keeps the state of its part of the parameters only, updates those and hands them to the
-            others (ZeRO stage 1, Rajbhandari et al. 2020). The saved state is the whole one.
+        momentum: of SGD and Muon; beta1 of Adam and AdamW if they are the only rule.
+        sharded: each process keeps the state of its part of the parameters only, updates them and broadcasts them to
+            the others (ZeRO stage 1, Rajbhandari et al. 2020). The saved state is complete.
     """
     kinds = split_parameters(model)
     known = {id(model.get_parameter(name)) for name in pretrained}
@@ -201,7 +202,7 @@ def build_optimizer(
 
     def rule(optimizer: type, groups: list[dict[str, Any]], **options) -> torch.optim.Optimizer:
         if sharded:
-            from torch.distributed.optim import ZeroRedundancyOptimizer  # half a second, which others need not wait
+            from torch.distributed.optim import ZeroRedundancyOptimizer  # takes half a second to import
 
             return ZeroRedundancyOptimizer(groups, optimizer_class=optimizer, lr=lr, **options)
         return optimizer(groups, lr=lr, **options)

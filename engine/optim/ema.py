@@ -1,4 +1,4 @@
-"""Exponential moving average of weights and buffers, kept on every rank so that it needs no broadcast."""
+"""Exponential moving average (EMA) of weights and buffers, on every rank, so that it needs no broadcast."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 
 class ModelEma:
-    """A frozen copy of ``model`` that follows it. The decay ramps up so that early weights are soon forgotten:
-    ``decay * (1 - exp(-updates / tau))``, updates counted from 1."""
+    """The EMA of ``model``. Its decay ramps up so that early weights are soon forgotten:
+    ``decay * (1 - exp(-updates / tau))``, with updates counted from 1."""
 
     def __init__(self, model: nn.Module, *, decay: float, tau: float) -> None:
         self.module = copy.deepcopy(model).eval().requires_grad_(False)
         self.decay, self.tau = decay, tau
-        self._follower = list(self.module.state_dict().values())
-        self._leader: nn.Module | None = None  # of whom the pairs are
-        self._floats: tuple[list[Tensor], list[Tensor]] = ([], [])  # followers, leaders
+        self._averages = list(self.module.state_dict().values())
+        self._source: nn.Module | None = None  # the model that the pairs belong to
+        self._floats: tuple[list[Tensor], list[Tensor]] = ([], [])  # averages, sources
         self._others: tuple[list[Tensor], list[Tensor]] = ([], [])
 
     def decay_at(self, updates: int) -> float:
@@ -26,21 +26,21 @@ class ModelEma:
 
     @torch.no_grad()
     def update(self, model: nn.Module, updates: int) -> None:
-        """Moves towards ``model`` (unwrapped); ``updates`` counts the optimiser steps taken, this one included.
+        """Updates the average by ``model`` (unwrapped); ``updates`` counts optimiser steps, including this one.
 
-        The model's tensors are looked up once (that takes 2 ms); from then on they must be changed in place only.
+        The tensors of the model are looked up once (2 ms); from then on they may only be changed in place.
         """
-        if model is not self._leader:
+        if model is not self._source:
             self._pair_with(model)
         torch._foreach_lerp_(*self._floats, 1 - self.decay_at(updates))
         if self._others[0]:
             torch._foreach_copy_(*self._others)
 
     def _pair_with(self, model: nn.Module) -> None:
-        pairs = list(zip(self._follower, model.state_dict().values(), strict=True))
+        pairs = list(zip(self._averages, model.state_dict().values(), strict=True))
         self._floats = _columns([pair for pair in pairs if pair[0].is_floating_point()])
         self._others = _columns([pair for pair in pairs if not pair[0].is_floating_point()])
-        self._leader = model
+        self._source = model
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.module.load_state_dict(state)

@@ -1,16 +1,15 @@
 """``--compile``: how the model is compiled, and which batches run compiled.
 
-Only the model's forward and backward pass are compiled, and on a GPU the loss's. The model is compiled in place:
-state-dict keys stay as they are, and copies (the averaged weights, which validation uses) are not compiled. Under DDP
-torch cuts the compiled graph at the borders of DDP's buckets, so that gradients are sent while the rest of the backward
-pass runs.
+The forward and backward pass of the model are compiled, on a GPU also those of the loss. The model is compiled in
+place: state-dict keys do not change, and copies (the EMA, which validation uses) are not compiled. Under DDP torch
+splits the compiled graph at bucket boundaries, so that gradients are sent while the rest of the backward pass runs.
 
-One version is compiled, for whole batches. An epoch's last, smaller batch runs uncompiled: it would cost a second
-compilation, and a set of CUDA graphs more. What decides is the size of the global batch, so that all processes do
-alike, however many there are.
+One version is compiled, for full batches. The last, smaller batch of an epoch runs eagerly: it would cost a second
+compilation and another set of CUDA graphs. The size of the global batch decides, so that all processes do the same,
+whatever their number.
 
-A CUDA graph writes to the same memory each time it runs, gradients included, which `.grad` takes over as they are. They
-must be used up, or copied (`Compilation.own_gradients`), before the graph runs again.
+A CUDA graph writes to the same memory each time it runs, gradients included, and `.grad` refers to that memory. They
+must be consumed, or copied (`Compilation.copy_gradients`), before the graph runs again.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ C_COMPILERS = ("c++", "g++", "clang++", "cc", "gcc", "clang", "cl")
 class Compilation:
     """How a model is compiled."""
 
-    pictures: int | None  # of a whole global batch; None: nothing is compiled
-    dynamic: bool = False  # one version for all sizes of pictures, instead of one for each
+    pictures: int | None  # of a full global batch; None: nothing is compiled
+    dynamic: bool = False  # one version for all image sizes instead of one for each
     cuda_graphs: bool = False
     loss: bool = False  # also the loss
-    line: str = ""  # what was chosen and why, for the log
+    line: str = ""  # the choice and its reason, for the log
 
     def apply(self, model: nn.Module, criterion: nn.Module) -> None:
-        """Compiles ``model`` (unwrapped), and ``criterion`` if it is to be, at their first calls."""
+        """Compiles ``model`` (unwrapped), and ``criterion`` if `loss` is set, at their first calls."""
         if self.loss:
             criterion.compile_terms()
         if self.pictures is not None:
@@ -56,12 +55,12 @@ class Compilation:
         if pictures != self.pictures:
             return torch.compiler.set_stance("force_eager")
         if self.cuda_graphs:
-            torch.compiler.cudagraph_mark_step_begin()  # nothing that an earlier run returned is used any more
+            torch.compiler.cudagraph_mark_step_begin()  # outputs of earlier runs are no longer used
         return nullcontext()
 
-    def own_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Takes gradients out of the memory of CUDA graphs, so that those of a further batch can be added to them.
-        Once a step is enough: the sum stays where it is."""
+    def copy_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Copies gradients out of the memory of CUDA graphs, so that those of another batch can be added to them.
+        Once per step is enough: the sum stays in the copy."""
         if not self.cuda_graphs:
             return
         for parameter in parameters:
@@ -73,7 +72,7 @@ UNCOMPILED = Compilation(pictures=None)
 
 
 def check_compilation(config: TrainConfig, ctx: DistributedContext) -> None:
-    """Raises UserError where ``--compile`` is asked for and cannot work."""
+    """Raises UserError if ``--compile`` is given and cannot work."""
     if not config.compile:
         return
     if len(ctx.devices) > 1:
@@ -85,25 +84,25 @@ def check_compilation(config: TrainConfig, ctx: DistributedContext) -> None:
 
 
 def plan_compilation(config: TrainConfig, ctx: DistributedContext, *, pictures: int, shards: int) -> Compilation:
-    """What ``--compile`` means for a run that `check_compilation` has let pass.
+    """The compilation of a run that has passed `check_compilation`.
 
     Args:
         config: of the run.
         ctx: this process among the others.
-        pictures: of a whole global batch (of an epoch's first).
+        pictures: of a full global batch (the first of an epoch).
         shards: that a batch is cut into: virtual ranks, or processes.
 
-    Raises UserError for batches that leave processes without pictures: they would not run what the others run.
+    Raises UserError for batches that leave processes without images, which then would not run what the others run.
     """
     if not config.compile:
         return UNCOMPILED
     if pictures < shards:
         raise UserError(f"--compile: a batch of {pictures} pictures leaves some of its {shards} shards empty")
-    # On a CPU the loss is a small part. Compiled scatters add in any order.
+    # On a CPU the loss takes little time. Compiled scatters add in any order.
     loss = ctx.device.type == "cuda" and not config.deterministic
     varied = [flag for flag, is_on in (("--multi-scale", config.multi_scale), ("--rect", config.rect)) if is_on]
     if varied:
-        # None, torch's default, would compile the first size by itself, and again for all once a second one comes.
+        # None, torch's default, would compile for the first size, and again for all sizes at the second one.
         line = f"one version for all sizes ({', '.join(varied)}), no CUDA graphs: each is of one size"
         return Compilation(pictures, dynamic=True, loss=loss, line=f"compiled: {line}")
     if ctx.device.type != "cuda":

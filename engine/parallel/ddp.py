@@ -1,4 +1,4 @@
-"""One model over several devices: plain, DataParallel or DistributedDataParallel, chosen by local_rank."""
+"""Wraps a model for several devices: DistributedDataParallel, DataParallel or not at all."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ log = logging.getLogger("lockstep")
 
 
 def unused_parameters(model: nn.Module, example: Tensor) -> list[str]:
-    """Names of trainable parameters that no output depends on (a sub-graph whose result is dropped).
+    """Names of trainable parameters that no output depends on.
 
     Args:
-        example: images float (B, 3, H, W); no statistics are moved by them.
+        example: images float (B, 3, H, W); running statistics are not updated.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     with eval_mode(model):
@@ -46,10 +46,10 @@ def parallelise(
 ) -> nn.Module:
     """``local_rank >= 0``: DDP. -1 with several devices: DataParallel. -1 with one: the model itself.
 
-    DDP keeps BatchNorm buffers apart while it trains (`average_buffers` joins them) instead of broadcasting rank 0's
-    at every step. It looks for parameters without gradients, which costs a walk over the graph, only if some are
-    ``unused``. ``static``: every step's graph is the same and sends its gradients, so none must be run under
-    `without_gradient_sync`; DDP then checks less. ``compress``: gradients are exchanged, and added, as bfloat16.
+    BatchNorm buffers stay local during training (`average_buffers` averages them) instead of being broadcast from rank
+    0 at every step. DDP searches for parameters without gradients, which costs a walk over the graph, only if some are
+    ``unused``. ``static``: the graph is the same in every step and always sends its gradients, so none may run under
+    `without_gradient_sync`; DDP then checks less. ``compress``: gradients are exchanged and added as bfloat16.
     """
     if ctx.is_distributed:
         if sync_bn:
@@ -82,10 +82,10 @@ def parallelise(
 
 
 class DataParallel(nn.DataParallel):
-    """`torch.nn.DataParallel` whose replicas run in the autocast type of the thread that calls it.
+    """`torch.nn.DataParallel` whose replicas run in the autocast type of the calling thread.
 
-    torch hands on to the replicas' threads whether autocast is on, but its type belongs to a thread: they would run in
-    float16, and without a scaler for its gradients.
+    torch tells the replicas' threads whether autocast is on, but not its type, which is thread-local: they would run
+    in float16 without a gradient scaler.
     """
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
@@ -103,17 +103,17 @@ class DataParallel(nn.DataParallel):
 
 
 def bucket_mebibytes(model: nn.Module) -> float:
-    """How much gradient DDP sends at once: a quarter, so that three are under way before backward ends, within bounds.
+    """The bucket size of DDP: a quarter of the gradients, so that three are sent before backward ends, within bounds.
 
-    DDP's own 25 MiB hold all of a small model's gradients, which are then sent when there is nothing left to compute
-    (measured: benchmarks/README.md).
+    DDP's default of 25 MiB holds all gradients of a small model, which are then sent when there is nothing left to
+    compute (measured: benchmarks/README.md).
     """
     total = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     return min(max(total / 4 / 2**20, 1.0), 25.0)
 
 
 def without_gradient_sync(model: nn.Module) -> AbstractContextManager[None]:
-    """While active, DDP accumulates gradients locally; nothing for other models."""
+    """While active, DDP accumulates gradients locally; no effect on other models."""
     return model.no_sync() if isinstance(model, nn.parallel.DistributedDataParallel) else nullcontext()
 
 
@@ -127,7 +127,7 @@ def all_reduce_sum(ctx: DistributedContext, tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def average_buffers(model: nn.Module, ctx: DistributedContext) -> None:
-    """Makes float buffers (BatchNorm statistics) the mean over ranks, so that all ranks hold the same model."""
+    """Averages float buffers (BatchNorm statistics) over ranks, so that all ranks have the same model."""
     buffers = float_buffers(model)
     if not ctx.is_distributed or not buffers:
         return

@@ -1,7 +1,7 @@
-"""Batch normalisation over the whole global batch, on NCCL and on gloo.
+"""Batch normalization over the whole global batch, with NCCL and gloo.
 
-Not torch.nn.SyncBatchNorm: it takes GPU tensors only, and it makes the host wait three times a norm to learn which
-shards are empty. On a GPU its kernels are used without it.
+torch.nn.SyncBatchNorm takes GPU tensors only, and its host waits three times per norm to learn which shards are empty.
+On a GPU only its kernels are used here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Values in an empty shard, for a kernel that divides by them: lost when added to any other count, 0 as an integer.
+# The count of an empty shard, for a kernel that divides by it: lost when added to any other count, 0 as an integer.
 _EMPTY = 1e-30
 
 
@@ -58,8 +58,8 @@ class _GlobalNorm(torch.autograd.Function):
 
 
 class _GlobalNormByKernels(torch.autograd.Function):
-    """As `_GlobalNorm`, by the kernels of torch.nn.SyncBatchNorm: on GPUs only, and the activations are kept as they
-    came, not as float32. The running statistics are moved too."""
+    """As `_GlobalNorm`, with the kernels of torch.nn.SyncBatchNorm: GPUs only; activations are saved in their own type,
+    not as float32. Also updates the running statistics."""
 
     @staticmethod
     def forward(
@@ -109,7 +109,7 @@ class _GlobalNormByKernels(torch.autograd.Function):
 
 
 def _has_kernels(device: torch.device) -> bool:
-    """Whether torch has kernels for batch norm in several processes on ``device``."""
+    """Whether torch has kernels for distributed batch norm on ``device``."""
     return device.type == "cuda"
 
 
@@ -121,12 +121,12 @@ def _gather(local: Tensor, group) -> Tensor:
 
 
 def _dense(x: Tensor) -> Tensor:
-    """In a layout that the kernels know: channels_last as it is, anything else contiguous."""
+    """In a memory format that the kernels support: channels_last is kept, anything else becomes contiguous."""
     return x if x.is_contiguous(memory_format=torch.channels_last) else x.contiguous()
 
 
 class GlobalBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm2d whose training statistics are over all processes of ``group`` (None: the whole run)."""
+    """BatchNorm2d with training statistics over all processes of ``group`` (None: the whole run)."""
 
     group: dist.ProcessGroup | None = None
 
@@ -147,7 +147,7 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
 
 
 def convert_sync_bn(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:
-    """Turns every BatchNorm2d of ``model`` into `GlobalBatchNorm2d` in place; state-dict keys stay as they are."""
+    """Turns every BatchNorm2d of ``model`` into `GlobalBatchNorm2d` in place; state-dict keys do not change."""
     for module in model.modules():
         if type(module) is nn.BatchNorm2d:
             module.__class__ = GlobalBatchNorm2d

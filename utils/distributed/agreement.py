@@ -1,7 +1,7 @@
-"""Whether all processes of a run were started alike: they compare on the store what must be the same on each.
+"""Checks that all processes of a run have the same settings, code and data, by comparing them on the store.
 
-A collective would hang or mix up what it gathers where processes disagree about sizes, and a training in which they
-disagree about numbers ends without an error and with wrong weights.
+If processes disagree about sizes, collectives hang or mix up what they gather; if they disagree about numbers, training
+ends without an error and with wrong weights.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _LINGER_S = 5.0
 
 
 def check_agreement(ctx: DistributedContext, title: str, facts: Mapping[str, object]) -> None:
-    """Returns on all processes, or raises on all: UserError on the first, which says it, and PeerFailure on the others.
-    Every process of the run must call it.
+    """Returns on all processes or raises on all: UserError on the first, PeerFailure on the others. Every process must
+    call it.
 
     Args:
-        title: of this comparison, the same on all processes and used once in a run.
-        facts: by their names in messages: what must be the same on every process, as JSON can hold it.
+        title: of this comparison; the same on all processes and used once in a run.
+        facts: what must be equal on all processes, JSON-serialisable, by its name in messages.
 
     Raises UserError naming each fact that differs, its values, and the ranks that have them.
     """

@@ -1,8 +1,4 @@
-"""Who this process is among the others, and the few ways in which processes wait for and talk to each other.
-
-A `DistributedContext` is made once, from what the launcher's environment tells (`utils.distributed.launch`), and is
-passed on as an argument.
-"""
+"""Collectives on Python objects and arrays, and `torch_distributed_zero_first`."""
 
 from __future__ import annotations
 
@@ -21,11 +17,11 @@ from utils.distributed.store_barrier import StoreBarrier
 
 @contextmanager
 def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
-    """The first process of each node runs the block, then the others do, reading what it left; all leave it together.
+    """The first process of each node runs the block, then the others do, using its results; all leave it together.
 
-    Every process of the run must come here. They wait on the store and not in a collective (`StoreBarrier`), also for
-    the other nodes, so no group timeout trips however long a leader takes. If one raises, the others raise
-    `PeerFailure`; if one dies or falls silent, UserError.
+    Every process of the run must enter it. They wait at a `StoreBarrier`, not in a collective, also for other nodes, so
+    that no group timeout expires however long a leader takes. If one raises, the others raise `PeerFailure`; if one
+    dies or sends no heartbeats, UserError.
     """
     if not ctx.is_distributed:
         yield
@@ -43,7 +39,7 @@ def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
 
 
 def gather_arrays(ctx: DistributedContext, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]] | None:
-    """Every rank's arrays on rank 0, by rank; None elsewhere. Lengths may differ from rank to rank."""
+    """Every rank's arrays on rank 0, by rank; None elsewhere. Lengths may differ between ranks."""
     if not ctx.is_distributed:
         return [arrays]
     gathered: list[Any] | None = [None] * ctx.world_size if ctx.is_main else None
@@ -79,12 +75,12 @@ def all_objects(ctx: DistributedContext, value: Any) -> list[Any]:
 
 
 def is_parallel(model: nn.Module) -> bool:
-    """True for a model inside DataParallel or DistributedDataParallel."""
+    """Whether ``model`` is wrapped in DataParallel or DistributedDataParallel."""
     return isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The bare model: out of DataParallel, DistributedDataParallel and torch.compile."""
+    """The model without the wrappers DataParallel, DistributedDataParallel and torch.compile."""
     while True:
         if is_parallel(model):
             model = model.module

@@ -1,7 +1,6 @@
-"""Who this process is among the others, and the few ways in which processes wait for and talk to each other.
+"""The rank and device of this process, as a value that is made once and passed on.
 
-A `DistributedContext` is made once, from what the launcher's environment tells (`utils.distributed.launch`), and is
-passed on as an argument.
+A `DistributedContext` is derived from the environment that the launcher sets (`utils.distributed.launch`).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class DistributedContext:
     backend: str  # "" when there is no process group
     devices: tuple[torch.device, ...]  # more than one only for DataParallel in a single process
     store: dist.Store | None = field(default=None, repr=False, compare=False)
-    launcher: str = ""  # names the torchrun process that started this one, on any machine; "" without torchrun
+    launcher: str = ""  # identifies the torchrun process that started this one; "" without torchrun
     _turns: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property
@@ -75,10 +74,10 @@ class DistributedContext:
         Args:
             device: as `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
             local_rank, local_world_size: the flags of those names, where the variables are not set.
-            timeout_s: how long a collective may take before the group gives up.
+            timeout_s: timeout of collectives.
 
         Raises:
-            UserError: a half-set environment, a device that is not there, a busy port.
+            UserError: an incomplete environment, a device that does not exist, a busy port.
         """
         launch = read_launch(local_rank, local_world_size)
         if launch is None:
@@ -109,8 +108,8 @@ class DistributedContext:
     def close(self) -> None:
         """Leaves the process group.
 
-        Nothing may use it any more: while a DDP model, say, keeps gloo's threads alive, the interpreter's end can take
-        one of them while it lets go of a tensor, and the process aborts.
+        Nothing may use it afterwards. If a DDP model, say, keeps gloo's threads alive, the interpreter may exit while
+        one of them releases a tensor, and the process aborts.
         """
         if self.is_distributed and dist.is_initialized():
             gc.collect()
@@ -118,8 +117,8 @@ class DistributedContext:
 
     @contextmanager
     def closing(self) -> Iterator[None]:
-        """Leaves the process group after the block, also when that stopped as asked; not when it failed, for then a
-        collective may be under way, and an orderly end would wait for it."""
+        """Leaves the process group after the block, also after `Stopped`; not after a failure, since an orderly exit
+        would wait for a collective that may be under way."""
         try:
             yield
         except Stopped as stop:
@@ -130,7 +129,7 @@ class DistributedContext:
 
 
 def _make_current(device: torch.device) -> None:
-    """Makes a GPU the one that CUDA's events, streams and pinned copies belong to when nobody names another."""
+    """Makes a GPU the default of CUDA events, streams and pinned copies."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
@@ -146,12 +145,12 @@ def _form_group(backend: str, store: dist.Store, launch: Launch, timeout_s: floa
             world_size=launch.world_size,
             timeout=timeout,
         )
-    except (RuntimeError, ValueError) as error:  # torch's own kinds, and gloo when another process goes meanwhile
+    except (RuntimeError, ValueError) as error:  # errors of torch, and of gloo if another process exits meanwhile
         raise rendezvous_error(launch, error) from None
 
 
 def parse_devices(device: str) -> tuple[torch.device, ...]:
-    """``--device`` to devices: several only for CUDA. Raises UserError for what is not there."""
+    """``--device`` to devices: several only for CUDA. Raises UserError for devices that do not exist."""
     text = device.strip().lower().replace("cuda:", "")
     if text in ("", "cuda"):
         if torch.cuda.is_available():
@@ -209,7 +208,7 @@ def _locate_on_node(store: dist.Store, launch: Launch, device: str) -> _NodePosi
         node = [note for note in notes if note[1] == node_rank]
     if not devices:
         return _NodePosition(local_rank, local_world_size, node_rank, torch.device("cpu"))
-    # A launcher may show each process GPUs of its own, in which case their number is less than that of processes.
+    # A launcher may make different GPUs visible to each process, which then sees fewer than there are processes.
     shown = {identity for note in node for identity in note[4]}
     if local_world_size > len(shown):
         raise UserError(f"{local_world_size} processes on this node but {len(shown)} GPUs: lower --nproc_per_node")
@@ -217,7 +216,7 @@ def _locate_on_node(store: dist.Store, launch: Launch, device: str) -> _NodePosi
 
 
 def machine_name() -> str:
-    """The same in all processes of a machine, and in no other's: hosts may share a name, and containers a kernel."""
+    """Equal in all processes of a machine and only there: hosts may share a name, and containers a kernel."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -226,7 +225,7 @@ def machine_name() -> str:
 
 
 def _devices_for_ranks(device: str) -> tuple[torch.device, ...]:
-    """The GPUs that this process sees and may take one of; none where processes run on the CPU."""
+    """The visible GPUs, of which this process takes one; empty if processes run on the CPU."""
     text = device.strip().lower()
     if text == "cpu" or (text == "" and not torch.cuda.is_available()):
         return ()
@@ -239,7 +238,7 @@ def _devices_for_ranks(device: str) -> tuple[torch.device, ...]:
 
 
 def _identities(devices: Sequence[torch.device]) -> list[str]:
-    """Names of GPUs that are the same whichever of them a process sees."""
+    """Names of GPUs that do not depend on which of them are visible."""
     return [str(torch.cuda.get_device_properties(device).uuid) for device in devices]
 
 

@@ -1,4 +1,4 @@
-"""Signs of life between processes that wait for each other on the run's store."""
+"""Heartbeats of processes that wait for each other on the run's store."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 import torch.distributed as dist
 
 HEARTBEAT_S = 1.0
-LOST_AFTER_S = 60.0  # a process may hold the interpreter for long (parsing a large file), so silence is given time
+LOST_AFTER_S = 60.0  # a process may hold the interpreter lock for long, e.g. while parsing a large file
 
 
 @contextmanager
-def signs_of_life(store: dist.Store, name: str) -> Iterator[None]:
-    """While active, ``name/process`` says which process this is and ``name/beat`` changes every second."""
+def heartbeat(store: dist.Store, name: str) -> Iterator[None]:
+    """While active, ``name/process`` identifies this process and ``name/beat`` changes every second."""
     finished = threading.Event()
-    beat = threading.Thread(target=_heartbeat, args=(store, f"{name}/beat", finished), daemon=True)
+    beat = threading.Thread(target=_beat, args=(store, f"{name}/beat", finished), daemon=True)
     store.set(f"{name}/process", this_process())
     beat.start()
     try:
@@ -29,7 +29,7 @@ def signs_of_life(store: dist.Store, name: str) -> Iterator[None]:
         beat.join()
 
 
-def _heartbeat(store: dist.Store, key: str, finished: threading.Event) -> None:
+def _beat(store: dist.Store, key: str, finished: threading.Event) -> None:
     for count in itertools.count():
         try:
             store.set(key, str(count))
@@ -40,12 +40,12 @@ def _heartbeat(store: dist.Store, key: str, finished: threading.Event) -> None:
 
 
 def this_process() -> str:
-    """Names this process to `has_died`."""
+    """Identifies this process for `has_died`."""
     return f"{os.getpid()} {_process_space()}"
 
 
 def process_identity(pid: int) -> str:
-    """Names a running process of this machine among all that ever ran anywhere (as far as /proc tells)."""
+    """Identifies a running process of this machine among all processes anywhere (as far as /proc allows)."""
     try:
         started = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
     except (OSError, IndexError):
@@ -54,13 +54,13 @@ def process_identity(pid: int) -> str:
 
 
 def has_died(process: str) -> bool:
-    """Whether a process (its `this_process`) has ended, as far as that can be seen from here."""
+    """Whether a process (its `this_process`) is known to have ended; False if it cannot be observed from here."""
     pid, space = process.split()
     return space == _process_space() and not _is_running(int(pid))
 
 
 def _process_space() -> str:
-    """Equal in two processes that see each other's process ids (ranks may run in a container or on a machine each)."""
+    """Equal in two processes that see each other's process ids (ranks may run in separate containers or machines)."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"

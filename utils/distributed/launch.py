@@ -1,8 +1,8 @@
-"""What the environment says of this process's place in a run: the only module that reads launchers' variables.
+"""The rank of this process according to its environment: the only module that reads launchers' variables.
 
-torchrun, ``--spawn`` and people by hand set RANK, WORLD_SIZE and so on; Open MPI sets OMPI_*, MPICH and Intel MPI
-PMI_* and MPI_*, Slurm's srun SLURM_*. The first of these that is there counts: mpirun may start its processes through
-srun, and then Slurm's numbers are those of mpirun's own helpers.
+torchrun, ``--spawn`` and users set RANK, WORLD_SIZE and so on; Open MPI sets OMPI_*, MPICH and Intel MPI PMI_* and
+MPI_*, Slurm's srun SLURM_*. The first of these that is set counts: mpirun may start its processes through srun, and
+then Slurm's variables describe mpirun's own helpers.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from utils.errors import UserError
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_FIRST_PORT, _PORTS = 15000, 15000  # below those that systems give out by themselves
+_FIRST_PORT, _PORTS = 15000, 15000  # below the range that systems assign by themselves
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A process's place, as far as its launcher tells (None: it doesn't)."""
+    """The rank of a process, as far as its launcher sets it (None: not set)."""
 
     launcher: str  # for messages
     rank: int
@@ -37,13 +37,13 @@ class Launch:
 def read_launch(
     local_rank: int | None = None, local_world_size: int | None = None, environ: Mapping[str, str] | None = None
 ) -> Launch | None:
-    """The place of this process among several; None for a process of its own.
+    """The rank of this process among several; None for a single process.
 
     Args:
-        local_rank, local_world_size: the flags that old launchers and their examples pass; variables go before them.
-        environ: the variables; None: this process's.
+        local_rank, local_world_size: the flags that old launchers pass; variables take precedence.
+        environ: environment variables; None: those of this process.
 
-    Raises UserError for variables that are half set, no numbers, or contradict each other.
+    Raises UserError for variables that are incomplete, not numbers, or contradictory.
     """
     environ = os.environ if environ is None else environ
     local_rank = None if local_rank == -1 else local_rank
@@ -59,20 +59,20 @@ def read_launch(
 
 
 def is_launched(environ: Mapping[str, str] | None = None) -> bool:
-    """True in a process that a launcher (or `spawn`) has started as one of several."""
+    """Whether a launcher (or `spawn`) has started this process as one of several."""
     environ = os.environ if environ is None else environ
     if environ.get("RANK") or environ.get("LOCAL_RANK"):
         return True
-    return _mpi_place(environ) is not None or _srun_size(environ) > 1
+    return _mpi_ranks(environ) is not None or _srun_size(environ) > 1
 
 
 def restarts_of_launcher() -> tuple[str, str]:
-    """The run's name and the number of restarts, as torchrun tells its processes; "" without torchrun."""
+    """The id of the run and the number of restarts, as set by torchrun; "" without torchrun."""
     return os.environ.get("TORCHELASTIC_RUN_ID", ""), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """What torchrun would set for a process of a run on this machine."""
+    """The variables that torchrun would set for a process of a run on this machine."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -87,16 +87,16 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
 def _by_torchrun(environ: Mapping[str, str], local_rank: int | None, local_world_size: int | None) -> Launch:
     if any(not environ.get(name) for name in _TORCHRUN):
         _refuse_half_set(environ)
-    told = _number(environ, "LOCAL_WORLD_SIZE")
-    if None not in (told, local_world_size) and told != local_world_size:
-        raise UserError(f"--local-world-size {local_world_size}, but LOCAL_WORLD_SIZE is {told}; leave the flag out")
-    own = _number(environ, "LOCAL_RANK")
+    size = _number(environ, "LOCAL_WORLD_SIZE")
+    if None not in (size, local_world_size) and size != local_world_size:
+        raise UserError(f"--local-world-size {local_world_size}, but LOCAL_WORLD_SIZE is {size}; leave the flag out")
+    rank_on_node = _number(environ, "LOCAL_RANK")
     return Launch(
         launcher="torchrun" if environ.get("TORCHELASTIC_RUN_ID") else "the environment",
         rank=_required(environ, "RANK"),
         world_size=_required(environ, "WORLD_SIZE"),
-        local_rank=local_rank if own is None else own,
-        local_world_size=local_world_size if told is None else told,
+        local_rank=local_rank if rank_on_node is None else rank_on_node,
+        local_world_size=local_world_size if size is None else size,
         node_rank=_number(environ, "GROUP_RANK"),
         address=environ["MASTER_ADDR"],
         port=_required(environ, "MASTER_PORT"),
@@ -113,8 +113,8 @@ def _refuse_half_set(environ: Mapping[str, str]) -> None:
     )
 
 
-def _mpi_place(environ: Mapping[str, str]) -> tuple[str, int, int, int | None, int | None] | None:
-    """Launcher, rank, world size, local rank and local world size; None without mpirun, or for its only process."""
+def _mpi_ranks(environ: Mapping[str, str]) -> tuple[str, int, int, int | None, int | None] | None:
+    """Launcher, rank, world size, local rank and local world size; None unless mpirun started several processes."""
     if environ.get("OMPI_COMM_WORLD_RANK") and environ.get("OMPI_COMM_WORLD_SIZE"):
         names = [f"OMPI_COMM_WORLD_{end}" for end in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
     elif environ.get("PMI_RANK") and environ.get("PMI_SIZE"):
@@ -126,20 +126,20 @@ def _mpi_place(environ: Mapping[str, str]) -> tuple[str, int, int, int | None, i
 
 
 def _by_mpi(environ: Mapping[str, str]) -> Launch | None:
-    place = _mpi_place(environ)
-    if place is None:
+    ranks = _mpi_ranks(environ)
+    if ranks is None:
         return None
-    launcher, rank, size, local_rank, local_size = place
+    launcher, rank, size, local_rank, local_size = ranks
     job = environ.get("PMIX_NAMESPACE") or environ.get("PMI_ID_JOB") or str(os.getppid())
-    address, port = _meeting_point(environ, launcher, local_size == size, job)
+    address, port = _store_address(environ, launcher, local_size == size, job)
     return Launch(launcher, rank, size, local_rank, local_size, 0 if local_size == size else None, address, port)
 
 
 def _srun_size(environ: Mapping[str, str]) -> int:
-    """How many tasks the job step has that this process is one of; 1 outside a step.
+    """The number of tasks of the job step that this process belongs to; 1 outside a step.
 
-    A batch script has SLURM_NTASKS and SLURM_PROCID too, without being a task of several. The shell of
-    ``srun --pty`` is one, whatever the step's size.
+    A batch script also has SLURM_NTASKS and SLURM_PROCID, but is a single process. So is the shell of ``srun --pty``,
+    whatever the size of the step.
     """
     in_step = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_STEP_NUM_TASKS")
     if not environ.get("SLURM_PROCID") or not in_step or environ.get("SLURM_PTY_PORT"):
@@ -153,7 +153,7 @@ def _by_srun(environ: Mapping[str, str]) -> Launch | None:
         return None
     nodes = _number(environ, "SLURM_STEP_NUM_NODES")
     job = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
-    address, port = _meeting_point(environ, "srun", nodes == 1, job)
+    address, port = _store_address(environ, "srun", nodes == 1, job)
     return Launch(
         launcher="srun",
         rank=_required(environ, "SLURM_PROCID"),
@@ -166,12 +166,12 @@ def _by_srun(environ: Mapping[str, str]) -> Launch | None:
     )
 
 
-def _meeting_point(environ: Mapping[str, str], launcher: str, on_one_node: bool, job: str) -> tuple[str, int]:
-    """Address and port of the run's store: MASTER_ADDR and MASTER_PORT, or what follows from the job on every node."""
-    told = _number(environ, "WORLD_SIZE")
-    size = _srun_size(environ) if launcher == "srun" else (_mpi_place(environ) or ("", 0, 1, None, None))[2]
-    if told not in (None, size):
-        raise UserError(f"WORLD_SIZE is {told}, but {launcher} has started {size} processes; unset WORLD_SIZE")
+def _store_address(environ: Mapping[str, str], launcher: str, on_one_node: bool, job: str) -> tuple[str, int]:
+    """Address and port of the run's store: MASTER_ADDR and MASTER_PORT, or derived from the job, equal on all nodes."""
+    world_size = _number(environ, "WORLD_SIZE")
+    size = _srun_size(environ) if launcher == "srun" else (_mpi_ranks(environ) or ("", 0, 1, None, None))[2]
+    if world_size not in (None, size):
+        raise UserError(f"WORLD_SIZE is {world_size}, but {launcher} has started {size} processes; unset WORLD_SIZE")
     port = _number(environ, "MASTER_PORT")
     if port is None:
         port = _FIRST_PORT + int.from_bytes(hashlib.blake2b(job.encode(), digest_size=4).digest()) % _PORTS

@@ -1,4 +1,4 @@
-"""How the processes of a run find each other: on a store at one address, with a line when somebody does not come."""
+"""Rendezvous of the processes of a run on a store at one address, with a message if a process does not join."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LOOK_EVERY_S = 0.05
 _LISTED = 8
 
 
-class _Patience:
-    """Says every now and then what is waited for, and for how long it is worth it."""
+class _Wait:
+    """A timeout, and when to log that the wait goes on."""
 
     def __init__(self, timeout_s: float) -> None:
         self._started = time.monotonic()
         self._timeout_s = timeout_s
-        self._say_at = FIRST_LINE_S
+        self._log_at = FIRST_LINE_S
 
     def waited_s(self) -> float:
         return time.monotonic() - self._started
@@ -35,24 +35,24 @@ class _Patience:
     def is_over(self) -> bool:
         return self.waited_s() > self._timeout_s
 
-    def is_time_to_speak(self) -> bool:
+    def should_log(self) -> bool:
         """True after ten seconds, then every minute."""
-        if self.waited_s() < self._say_at:
+        if self.waited_s() < self._log_at:
             return False
-        self._say_at += NEXT_LINES_S
+        self._log_at += NEXT_LINES_S
         return True
 
 
 def open_store(launch: Launch, timeout_s: float) -> dist.Store:
-    """The store of the run, once all its processes are there.
+    """The store of the run, once all its processes have joined.
 
-    Raises UserError when the address cannot be reached or used, when processes do not come in ``timeout_s``, or when
-    two were started in the same place.
+    Raises UserError if the address cannot be reached or used, if processes do not join within ``timeout_s``, or if two
+    have the same rank.
     """
-    patience = _Patience(timeout_s)
+    waiting = _Wait(timeout_s)
     own_store = launch.rank == 0 and not launch.is_hosted
     if not own_store:
-        _wait_for_address(launch, patience)
+        _wait_for_address(launch, waiting)
     try:
         store: dist.Store = dist.TCPStore(
             launch.address,
@@ -66,14 +66,14 @@ def open_store(launch: Launch, timeout_s: float) -> dist.Store:
         raise rendezvous_error(launch, error) from None
     store = dist.PrefixStore(f"lockstep/{_generation(store)}", store)
     try:
-        _check_in(store, launch, patience)
+        _check_in(store, launch, waiting)
     except dist.DistError as error:
         raise rendezvous_error(launch, error) from None
     return store
 
 
 def rendezvous_error(launch: Launch, error: Exception) -> UserError:
-    """The line for what torch says of a group that could not be formed."""
+    """The UserError for torch's error about a group that could not be formed."""
     reason = str(error).split("\n")[0]
     hint = "is the port taken? choose another with --master-port" if "EADDRINUSE" in reason else "is it reachable?"
     return UserError(f"cannot form the process group at {launch.address}:{launch.port}: {reason}; {hint}")
@@ -86,16 +86,16 @@ def all_gather_json(store: dist.Store, title: str, launch: Launch, value: object
 
 
 def launcher_name() -> str:
-    """Names the torchrun process that started this one, on any machine; "" without torchrun."""
+    """Identifies the torchrun process that started this one, on any machine; "" without torchrun."""
     run, _ = restarts_of_launcher()
     return f"{run} {process_identity(os.getppid())}" if run else ""
 
 
 def _generation(store: dist.Store) -> int:
-    """How often this process's torchrun has restarted its processes on this store.
+    """How often torchrun has restarted the processes on this store.
 
-    A static rendezvous keeps its store, with all that former processes left in it; others come with a new one each time
-    (and with torchrun processes that count different numbers of restarts).
+    A static rendezvous keeps its store, with everything that former processes left in it; other kinds make a new one
+    each time (and their torchrun processes count different numbers of restarts).
     """
     launcher, restarts = launcher_name(), restarts_of_launcher()[1]
     if not launcher:
@@ -103,8 +103,8 @@ def _generation(store: dist.Store) -> int:
     return int(restarts) - int(store.compare_set(f"lockstep/first/{launcher}", "", restarts))
 
 
-def _wait_for_address(launch: Launch, patience: _Patience) -> None:
-    """Returns once somebody listens there."""
+def _wait_for_address(launch: Launch, waiting: _Wait) -> None:
+    """Returns once the address accepts connections."""
     where = f"{launch.address}:{launch.port}"
     while True:
         try:
@@ -114,15 +114,15 @@ def _wait_for_address(launch: Launch, patience: _Patience) -> None:
             reason = (error.strerror or str(error)).lower()
         line = f"process {launch.rank} of {launch.world_size}: {where}, where process 0 should be, does not answer"
         hint = "is process 0 started, is the address right (MASTER_ADDR, MASTER_PORT), does a firewall stand between?"
-        if patience.is_over():
-            raise UserError(f"{line} in {patience.waited_s():.0f} s ({reason}); {hint}")
-        if patience.is_time_to_speak():
-            get_logger().warning("%s after %.0f s (%s); %s", line, patience.waited_s(), reason, hint)
+        if waiting.is_over():
+            raise UserError(f"{line} in {waiting.waited_s():.0f} s ({reason}); {hint}")
+        if waiting.should_log():
+            get_logger().warning("%s after %.0f s (%s); %s", line, waiting.waited_s(), reason, hint)
         time.sleep(10 * _LOOK_EVERY_S)
 
 
-def _check_in(store: dist.Store, launch: Launch, patience: _Patience) -> None:
-    """Returns once every process has come here. The first of those that are there says who is missing."""
+def _check_in(store: dist.Store, launch: Launch, waiting: _Wait) -> None:
+    """Returns once every process has joined. The first of those that have joined logs which ones are missing."""
     own = f"process {launch.rank} of {launch.world_size} on {os.uname().nodename}"
     if store.add(f"here/{launch.rank}/count", 1) > 1:
         raise UserError(f"two processes were started as rank {launch.rank} (this one: {own}); each wants its own RANK")
@@ -132,14 +132,14 @@ def _check_in(store: dist.Store, launch: Launch, patience: _Patience) -> None:
     store.set(f"here/{launch.rank}", own)
     arrived = store.add("arrived", 1)
     while arrived < launch.world_size:
-        if patience.is_over() or (patience.is_time_to_speak()):
+        if waiting.is_over() or (waiting.should_log()):
             missing = [rank for rank in range(launch.world_size) if not store.check([f"here/{rank}"])]
-            speaks = not [rank for rank in range(launch.rank) if rank not in missing]
+            is_first = not [rank for rank in range(launch.rank) if rank not in missing]
             text = f"{_named(missing)} of {launch.world_size} processes did not come to {launch.address}:{launch.port}"
-            if missing and patience.is_over():
-                raise UserError(f"{text} in {patience.waited_s():.0f} s; were they started?")
-            if missing and speaks:
-                get_logger().warning("%s after %.0f s; waiting for them", text, patience.waited_s())
+            if missing and waiting.is_over():
+                raise UserError(f"{text} in {waiting.waited_s():.0f} s; were they started?")
+            if missing and is_first:
+                get_logger().warning("%s after %.0f s; waiting for them", text, waiting.waited_s())
         time.sleep(_LOOK_EVERY_S * max(1.0, launch.world_size / 32))
         arrived = store.add("arrived", 0)
 

@@ -1,7 +1,6 @@
-"""Several processes of one program on this machine, as ``--spawn N`` asks for, without torchrun.
+"""Starts several processes of a program on this machine (``--spawn N``), without torchrun.
 
-The parent only waits: it does not import torch, so that start-up costs one import of it and not two, one after the
-other.
+The parent only waits. It does not import torch, so start-up costs one import of torch, not two in a row.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from utils.distributed.launch import torchrun_variables
 from utils.distributed.stop_signals import INTERRUPTED, REQUEUE, stop_signals
 from utils.errors import PeerFailure, Stopped, UserError
 
-STOP_S, FAILED_S = 60.0, 4.0  # how long `spawn` waits for the other processes after one has stopped as asked, or failed
+STOP_S, FAILED_S = 60.0, 4.0  # how long `spawn` waits for the others after one was stopped, or failed
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] = ()) -> None:
     """Runs ``function(*args)`` in ``processes`` processes of this machine, each with torchrun's environment set.
 
-    Signals that ask a run to stop are passed on. Raises PeerFailure when one of them ends badly (its own message is
-    already printed), Stopped when it stopped as asked; the others are stopped.
+    Stop signals are forwarded. Raises PeerFailure if one process fails (it has printed its own message), Stopped if it
+    was stopped by a signal; the others are then ended.
     """
     port = free_port()
     context = multiprocessing.get_context("spawn")
@@ -39,7 +38,7 @@ def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] =
         context.Process(target=_spawned, args=(rank, processes, port, function, tuple(args)))
         for rank in range(processes)
     ]
-    # Ctrl-C waits until the processes have started and we have them. The tracker's start would end the waiting.
+    # Ctrl-C is blocked until all processes have started. Starting the tracker later would unblock it.
     resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -49,10 +48,10 @@ def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] =
         _stop(group, 0.0)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         raise
-    asked: list[int] = []
+    signals: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
-        asked.append(number)
+        signals.append(number)
         for process in group:
             if process.pid is not None and process.exitcode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -64,16 +63,16 @@ def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] =
     try:
         failed = _first_failure(group)
         if failed is not None:
-            _stop(group, STOP_S if asked else FAILED_S)
+            _stop(group, STOP_S if signals else FAILED_S)
     finally:
         for number in stop_signals():
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     if failed is not None:
-        _report(failed, group, asked)
+        _report(failed, group, signals)
 
 
 def _first_failure(group: Sequence[BaseProcess]) -> int | None:
-    """Waits for all processes to end well (None), or for the first that does not (its number)."""
+    """Waits until all processes have succeeded (None), or until one fails (its number)."""
     left = dict(enumerate(group))
     while left:
         connection.wait([process.sentinel for process in left.values()], timeout=1)
@@ -85,26 +84,26 @@ def _first_failure(group: Sequence[BaseProcess]) -> int | None:
     return None
 
 
-def _stop(group: Sequence[BaseProcess], patience_s: float) -> None:
-    """Ends what is left: each gets ``patience_s`` to end by itself, and as long again after SIGTERM."""
+def _stop(group: Sequence[BaseProcess], timeout_s: float) -> None:
+    """Ends the remaining processes: each gets ``timeout_s`` to end by itself, and as long again after SIGTERM."""
     started = [process for process in group if process.pid is not None]
     for end in (None, BaseProcess.terminate, BaseProcess.kill):
         for process in started:
             if end is not None and process.is_alive():
                 end(process)
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         for process in started:
             process.join(None if end is BaseProcess.kill else max(deadline - time.monotonic(), 0))
 
 
-def _report(rank: int, group: Sequence[BaseProcess], asked: Sequence[int]) -> None:
+def _report(rank: int, group: Sequence[BaseProcess], signals: Sequence[int]) -> None:
     code = group[rank].exitcode or 0
     if code in (REQUEUE, INTERRUPTED):
         raise Stopped(code)
-    if asked:
-        raise Stopped(128 + asked[0])
+    if signals:
+        raise Stopped(128 + signals[0])
     name = f"process {rank} of {len(group)}"
-    if code < 0:  # it could not say anything itself
+    if code < 0:  # it could not print anything itself
         raise UserError(f"{name} was killed by {_signal_name(-code)}; is there enough memory?")
     raise PeerFailure(f"{name} failed")
 
@@ -119,7 +118,7 @@ def _signal_name(number: int) -> str:
 def _spawned(index: int, processes: int, port: int, function: Callable[..., object], args: tuple) -> None:
     _end_with_parent()
     os.environ |= torchrun_variables(index, processes, port)
-    # Being spawned has made "spawn" the way to start loader workers too, which would import torch once more in each.
+    # A spawned process would spawn its loader workers too, each of which would then import torch again.
     multiprocessing.set_start_method(None, force=True)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -136,7 +135,7 @@ def _end_with_parent() -> None:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody uses at the moment."""
+    """A TCP port of this machine that is currently free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -13,7 +13,7 @@ from types import TracebackType
 
 import torch.distributed as dist
 
-from utils.distributed.heartbeat import LOST_AFTER_S, has_died, signs_of_life
+from utils.distributed.heartbeat import LOST_AFTER_S, has_died, heartbeat
 from utils.errors import PeerFailure, Stopped, UserError
 
 LOST_KEY = "lost"  # in the run's store: the message about the process that is known to have died
@@ -50,8 +50,8 @@ class StoreBarrier:
 
     def __enter__(self) -> StoreBarrier:
         if self._store is not None:
-            self._signs = signs_of_life(self._store, str(self._rank))
-            self._signs.__enter__()
+            self._heartbeat = heartbeat(self._store, str(self._rank))
+            self._heartbeat.__enter__()
         return self
 
     def __exit__(
@@ -59,7 +59,7 @@ class StoreBarrier:
     ) -> None:
         if self._store is None:
             return
-        self._signs.__exit__(None, None, None)
+        self._heartbeat.__exit__(None, None, None)
         if error is not None:
             try:
                 self._fail(error)

@@ -1,4 +1,4 @@
-"""Where files go: folders of runs (exp, exp2, ...), of caches, and of the data set that a checkpoint names."""
+"""Folders of runs (exp, exp2, ...) and caches, and the location of the data set that a checkpoint names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONFIGS = PROJECT / "configs"
 
 
 def check_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> None:
-    """Raises the UserError that `increment_path` would raise, as far as that can be known without leaving a trace."""
+    """Raises the UserError that `increment_path` would raise, as far as it can be predicted without side effects."""
     base = Path(project) / name
     try:
         if exist_ok and base.exists() and not base.is_dir():
@@ -33,7 +33,7 @@ def check_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Non
 def increment_path(project: str | Path, name: str, exist_ok: bool = False) -> Path:
     """Creates and returns ``project/name``, or the first of ``name2``, ``name3``, ... that does not exist.
 
-    Making the folder is what claims it, so two runs started together get different ones. With ``exist_ok`` an
+    Creating the folder claims it, so two runs started at the same time get different ones. With ``exist_ok`` an
     existing ``project/name`` is returned.
     """
     base = Path(project) / name
@@ -62,19 +62,19 @@ def _refusal(base: Path, error: OSError) -> UserError:
 
 
 def describe_location(source: str | Path, root: str, folder: str | Path) -> dict[str, str]:
-    """What a checkpoint keeps: absolute paths, and the same as seen from the run's folder.
+    """The location that a checkpoint stores: absolute paths, and the same relative to the folder of the run.
 
     Args:
         source: the data set's YAML.
         root: the folder that its entries are relative to; "" to leave it out.
         folder: of the run.
     """
-    places = {"source": os.path.abspath(source)} | ({"root": os.path.abspath(root)} if root else {})
-    return places | {f"{name}_from_run": os.path.relpath(path, folder) for name, path in places.items()}
+    paths = {"source": os.path.abspath(source)} | ({"root": os.path.abspath(root)} if root else {})
+    return paths | {f"{name}_from_run": os.path.relpath(path, folder) for name, path in paths.items()}
 
 
 def find_location(stored: Mapping[str, Any], checkpoint: str | Path) -> tuple[str, str]:
-    """The data set's YAML and the folder that its entries are relative to, as far as the checkpoint tells ("" if not).
+    """The data set's YAML and the folder that its entries are relative to; "" if the checkpoint does not have them.
 
     A path is looked up as it was stored, then from the checkpoint's folder. Earlier checkpoints hold the YAML as the
     command line named it: relative paths are looked up from here, then from the folders above the checkpoint.

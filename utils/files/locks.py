@@ -1,9 +1,9 @@
-"""Locks in files that end with the process that holds them, however that ends; a `FileLock` says who holds it.
+"""File locks that end with the process that holds them, however it ends; a `FileLock` also records its holder.
 
 All locks are BSD's ``flock``, which belongs to the open file. A record lock (``lockf``) belongs to the process: it is
-lost when that closes any descriptor of the file (a cache is opened again and again), and holds nothing off in the
-process itself. Linux carries flocks over NFS as locks of whole files, so they hold off other machines. Forked children
-share an open file and would keep the lock of a parent that was killed: they close what a `FileLock` holds.
+lost when the process closes any descriptor of the file (a cache is opened again and again), and it does not exclude the
+process itself. Linux carries flocks over NFS as locks of whole files, so they exclude other machines. Forked children
+share an open file and would keep the lock of a killed parent: they close the descriptors of `FileLock`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ _closes_in_children = False
 
 
 def flock(descriptor: int, *, shared: bool = False, waits: bool = False) -> None:
-    """Locks an open file until its last descriptor is closed, in forked children too; changes the kind of a lock that
-    it has.
+    """Locks an open file until its last descriptor is closed, in forked children too; converts a lock that is held.
 
-    Raises BlockingIOError where another has it, unless it ``waits``; another OSError where the system, or the file
-    system, has no locks.
+    Raises BlockingIOError if another process holds it, unless ``waits`` is true; another OSError if the system, or the
+    file system, has no locks.
     """
     try:
         import fcntl
@@ -39,7 +38,7 @@ def flock(descriptor: int, *, shared: bool = False, waits: bool = False) -> None
 
 
 def remove_abandoned(paths: Iterable[Path]) -> None:
-    """Removes files whose writers lock them and are gone; all stay where there are no locks."""
+    """Removes files whose writers held a lock on them and are gone; removes nothing where there are no locks."""
     for path in paths:
         with contextlib.suppress(OSError):
             handle = os.open(path, os.O_RDONLY)
@@ -51,9 +50,9 @@ def remove_abandoned(paths: Iterable[Path]) -> None:
 
 
 class FileLock:
-    """Held once, among all machines that see the file, from `acquire` to `release` or the process's end.
+    """An exclusive lock among all machines that see the file, from `acquire` to `release` or the end of the process.
 
-    Where the file system or the operating system has no locks, `acquire` always succeeds.
+    If the file system or the operating system has no locks, `acquire` always succeeds.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -61,9 +60,9 @@ class FileLock:
         self._descriptor = -1
 
     def acquire(self, patience_s: float = 0.0) -> str:
-        """Takes the lock and returns "", or returns who has it, once ``patience_s`` are over.
+        """Acquires the lock and returns "", or returns its holder after ``patience_s``.
 
-        Raises OSError naming the file where it cannot be written.
+        Raises OSError naming the file if it cannot be written.
         """
         deadline = time.monotonic() + patience_s
         while holder := self._try():
@@ -73,25 +72,25 @@ class FileLock:
         return ""
 
     def wait(self, what: str) -> None:
-        """Takes the lock; while another has it, it is waited for, and a warning says so of ``what``. Raises OSError."""
+        """Acquires the lock, waiting for its holder; then a warning names ``what`` is waited for. Raises OSError."""
         if holder := self.acquire():
             get_logger().warning("waiting for %s (%s)", what, holder)
             self.acquire(math.inf)
 
     def __enter__(self) -> FileLock:
-        """Entered once it is taken."""
+        """To be entered after `acquire` or `wait`."""
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
 
     def release(self) -> None:
-        """Gives the lock back if this process holds it, and removes the file."""
+        """Releases the lock if this process holds it, and removes the file."""
         if self._descriptor not in _held:  # a child of the holder
             self._descriptor = -1
         if self._descriptor < 0:
             return
-        self._give_back(self._descriptor)
+        self._unlock(self._descriptor)
         self._descriptor = -1
 
     def _try(self) -> str:
@@ -103,29 +102,29 @@ class FileLock:
                 holder = os.pread(descriptor, 1000, 0).decode("utf-8", "replace").strip()
                 os.close(descriptor)
                 return holder or "another process"
-            except OSError:  # there are no locks
+            except OSError:  # no locks on this system
                 pass
             if is_still_named(descriptor, self.path):
                 break
-            os.close(descriptor)  # its holder removed it between our opening and our locking it
+            os.close(descriptor)  # its holder removed it after it was opened here and before it was locked
         since = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}, since {since}\n".encode(), 0)
         except OSError as error:  # a full disk
-            self._give_back(descriptor)
+            self._unlock(descriptor)
             error.filename = str(self.path)
             raise
         self._descriptor = descriptor
         _close_in_children(descriptor)
         return ""
 
-    def _give_back(self, descriptor: int) -> None:
+    def _unlock(self, descriptor: int) -> None:
         with contextlib.suppress(OSError):
-            if is_still_named(descriptor, self.path):  # the folder may be gone, and another made in its place
+            if is_still_named(descriptor, self.path):  # the folder may have been replaced by another
                 self.path.unlink()
         _held.discard(descriptor)
-        with contextlib.suppress(OSError):  # it is closed, and with that unlocked, whatever the disk says
+        with contextlib.suppress(OSError):  # closed, and so unlocked, whatever the disk reports
             os.close(descriptor)
 
 
@@ -138,13 +137,13 @@ def _close_in_children(descriptor: int) -> None:
 
 
 def _close_held() -> None:
-    """In a forked child; the parent keeps its locks."""
+    """Runs in a forked child; the parent keeps its locks."""
     while _held:
         os.close(_held.pop())
 
 
 def is_still_named(descriptor: int, path: str | Path) -> bool:
-    """Whether the open file has that name still, and not another that was put in its place."""
+    """Whether ``path`` still names the open file, and not a file that has replaced it."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:

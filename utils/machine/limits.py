@@ -1,8 +1,7 @@
-"""What the machine refuses, in a line: memory, files, disks that fail, processes that the system killed, packages that
-are not there.
+"""One-line explanations of limits of the machine: memory, open files, failing disks, killed processes, packages.
 
-Such errors reach a program as many types from many libraries. None of them is a bug of the program, and each has a
-remedy that its traceback does not name.
+Such errors arrive as many types from many libraries. None of them is a bug of the program, and each has a remedy that
+its traceback does not name.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _NO_MEMORY = (
     "Cannot allocate memory",
     "can't start new thread",
 )
-# A disk or network file system that fails; ESTALE and the others are not known to every system.
+# Failures of a disk or network file system; not every system knows ESTALE and the others.
 _STORAGE = tuple(
     getattr(errno, name) for name in ("EIO", "ESTALE", "EREMOTEIO", "EUCLEAN", "EBADMSG") if hasattr(errno, name)
 )
@@ -34,7 +33,7 @@ _WORKER = re.compile(
     r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed by signal: (?P<signal>[^.]*)|exited unexpec)"
 )
 _ALLOCATION = re.compile(r"allocate (?P<bytes>\d+) bytes|allocate (?P<text>[\d.]+ [KMGT]iB)")
-_PACKAGES = {"cv2": "opencv-python", "yaml": "PyYAML", "PIL": "pillow"}  # those named otherwise than their modules
+_PACKAGES = {"cv2": "opencv-python", "yaml": "PyYAML", "PIL": "pillow"}  # packages whose module has another name
 _KNOWN = (
     *(*_PACKAGES, "torch", "torchvision", "numpy", "lmdb", "matplotlib", "safetensors", "tqdm"),
     *("albumentations", "tensorboard"),
@@ -44,7 +43,7 @@ _ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --wor
 
 
 def explanation(error: BaseException, advice: str = _ADVICE) -> str | None:
-    """One line for what the machine refused; None for any other error. ``advice``: what would need less memory."""
+    """One line for an error that is a limit of the machine; None for any other. ``advice``: how to use less memory."""
     text = str(error)
     if isinstance(error, ImportError):
         return _of_import(error, advice)
@@ -118,8 +117,8 @@ def _file_limit() -> str:
 
 
 def require_package(module: str, what: str, instead: str) -> None:
-    """Imports ``module`` now, so that its absence is known before the work. Raises UserError saying for ``what`` it is
-    wanted, and what to do ``instead`` of installing it."""
+    """Imports ``module`` now, so that its absence is known before the work starts. Raises UserError with ``what`` needs
+    it and what to do ``instead`` of installing it."""
     try:
         importlib.import_module(module)
     except ImportError as error:
@@ -130,7 +129,7 @@ def require_package(module: str, what: str, instead: str) -> None:
 
 
 def smaller(batch_size: int, imgsz: int, *, least_batch: int, device: str) -> str:
-    """What needs less memory than a batch of this size: the advice of `explanation`."""
+    """The advice of `explanation`: settings that need less memory than a batch of this size."""
     fits = []
     if batch_size > max(least_batch, 0):
         fits.append(f"--batch-size {max(batch_size // 2, least_batch)}")
@@ -145,7 +144,7 @@ def smaller(batch_size: int, imgsz: int, *, least_batch: int, device: str) -> st
 
 @contextlib.contextmanager
 def explained(advice: Callable[[], str]) -> Iterator[None]:
-    """Raises UserError for what the machine refuses the block. ``advice()``: see `explanation`."""
+    """Turns errors of the block that are limits of the machine into UserError. ``advice()``: see `explanation`."""
     try:
         yield
     except Exception as error:
