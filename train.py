@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         with ctx.closing(), report_errors_once(ctx):
             from engine.build import build_run  # in here, so that only one process reports a failing import
             from engine.checkpoint.run import open_run
-            from engine.checks import check_same_start
+            from engine.process import check_same_start
 
             watchdog.watch_peers(ctx)
             check_same_start(ctx, config)

@@ -16,9 +16,8 @@ import torch
 from benchmarks.report import Comparison, show
 from data.augment.plan import draw_plans, plan_labels
 from data.render.device import paint_layers, render_table
-from data.render.mipmap import PyramidLayout
 from data.render.opencv import render_plan
-from data.render.table import CachedPixels, RenderTable, build_table
+from data.render.table import CachedPixels, PyramidLayout, RenderTable, build_table
 from utils.config.settings import Hyperparameters
 from utils.distributed.context import parse_devices
 from utils.structures import SampleKey, map_tensors

@@ -96,7 +96,7 @@ def environment(options: argparse.Namespace) -> Iterator[str]:
 def write_data(options: argparse.Namespace) -> Iterator[str]:
     """The demo set, written to ``folder``/small, or with each of its images many times to ``folder``/many or /large."""
     from benchmarks.dataset_copy import copy_dataset
-    from data.demo.dataset import ensure_demo
+    from data.demo import ensure_demo
 
     size = options.imgsz
     counts = {"train_images": options.images, "val_images": max(options.images // 4, 4)}

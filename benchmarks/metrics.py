@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.coco_scores import coco_ground_truth
 from benchmarks.report import Comparison, show
-from engine.evaluation.average_precision import score_detections
+from engine.evaluation.metrics import score_detections
 from utils.structures import DetectionTable, GroundTruth
 
 

@@ -51,7 +51,7 @@ def build_step(
 
     from engine.checkpoint.run import Run
     from engine.optim.schedule import step_plan
-    from engine.step_setup import build_step as build
+    from engine.train_step import build_step as build
     from models.detector import build_detector
     from utils.config.parser import hyperparameters_from
     from utils.config.settings import TrainConfig

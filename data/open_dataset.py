@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.demo.dataset import default_demo_root, ensure_demo
+from data.demo import default_demo_root, ensure_demo
 from data.index.dataset_yaml import YAML_FOLDER, DatasetSpec, load_dataset_spec
 from data.staging.stage import stage_dataset
 from utils.config.yaml_files import suggestion

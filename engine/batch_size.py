@@ -24,7 +24,7 @@ from engine.optim.schedule import StepPlan, step_plan
 from engine.parallel.compile import plan_compilation
 from engine.parallel.sync_bn import convert_sync_bn
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
-from engine.step_setup import build_step
+from engine.train_step import build_step
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.collectives import max_over_ranks
 from utils.distributed.context import DistributedContext

@@ -17,15 +17,13 @@ from engine.checkpoint.checkpoint import Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.resume import check_classes, resumed_position
 from engine.checkpoint.run import Run
-from engine.checks import check_same_model, check_same_run, idle_on_head, idle_settings
 from engine.evaluation.evaluator import Evaluator
 from engine.optim.build import choose_optimizer
 from engine.optim.schedule import StepPlan, build_schedule, step_plan
-from engine.process import open_folder, prepare_process
+from engine.process import check_same_model, check_same_run, idle_on_head, idle_settings, open_folder, prepare_process
 from engine.reporting.plots import plot_run
 from engine.reporting.trackers import CompositeTracker, CsvTracker, TensorBoardTracker, Tracker
-from engine.step_setup import build_step, check_step_settings
-from engine.train_step import TrainStep
+from engine.train_step import TrainStep, build_step, check_step_settings
 from engine.trainer import Trainer
 from engine.watchdog import Watchdog
 from models.autoanchor import check_anchors, sides_at

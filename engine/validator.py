@@ -14,7 +14,6 @@ from torch import Tensor
 from data.index.dataset_yaml import DatasetSpec
 from data.loading.build import build_val_loader
 from data.open_dataset import open_dataset
-from engine.checks import check_same_model, check_same_start
 from engine.evaluation.analysis import analyse
 from engine.evaluation.evaluator import Evaluator, Postprocess
 from engine.evaluation.report import (
@@ -32,7 +31,7 @@ from engine.evaluation.report import (
     write_csv,
     write_results_json,
 )
-from engine.process import resolve_amp
+from engine.process import check_same_model, check_same_start, resolve_amp
 from models.detector import Detector
 from models.postprocess.detections import select_detections, suppression_iou
 from models.postprocess.tta import TestTimeAugmentation

@@ -17,8 +17,8 @@ from pathlib import Path
 from utils.decoder_warnings import pass_on
 from utils.distributed.collectives import all_objects
 from utils.distributed.context import DistributedContext
-from utils.distributed.heartbeat import has_died, this_process
 from utils.distributed.stop_signals import StopSignals
+from utils.distributed.store_barrier import has_died, this_process
 
 log = logging.getLogger("lockstep")
 

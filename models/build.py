@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from models.detector import Detector, build_detector
-from models.weights.identify import model_of
+from models.weights.load import model_of
 from models.weights.read import read_weights
 from models.weights.transfer import transfer_weights
 from utils.config.settings import TrainConfig, check_image_size

@@ -18,7 +18,7 @@ from benchmarks.report import Comparison
 from benchmarks.scaling import ring_seconds, step_seconds
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.files import list_split
-from engine.evaluation.average_precision import score_detections
+from engine.evaluation.metrics import score_detections
 from tests.helpers.tiny import write_dataset
 from utils.visualize.detection_writer import write_predictions
 

@@ -4,9 +4,6 @@ configs/weights.yaml lists them. An interrupted or stalled transfer resumes wher
 differs from the listed one is never used.
 """
 
-# The standard library's HTTP client, since no packaged downloader does all of this: pooch, parfive and torch.hub start
-# again after a cut; pypdl resumes but bounds neither a trickle nor a body without end; huggingface_hub knows one host.
-
 from __future__ import annotations
 
 import hashlib

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from data.image_io.decode import Complain, read_source
 from data.index.index import DatasetIndex
-from data.render.mipmap import PyramidLayout
+from data.render.table import PyramidLayout
 from utils.distributed.collectives import max_over_ranks
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import node_group, shard_bounds

@@ -18,7 +18,7 @@ from data.index.index import DatasetIndex, load_index
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.loading.worker import PlannedBatches
 from data.render.device import DeviceRenderer
-from data.render.mipmap import PyramidLayout
+from data.render.table import PyramidLayout
 from data.sampler import EpochOrder, KeyedDistributedSampler, validation_requests
 from data.user_transforms import UserTransforms
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, ValConfig, check_image_size

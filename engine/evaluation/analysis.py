@@ -12,10 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.evaluation.average_precision import interpolated_precision
-from engine.evaluation.matching import AREA_RANGES, IOU_THRESHOLDS
-from engine.evaluation.metrics import mean_known
-from engine.evaluation.outcomes import Matches, Outcomes, match_detections, sort_by_class
+from engine.evaluation.matching import AREA_RANGES, IOU_THRESHOLDS, Matches, Outcomes, match_detections, sort_by_class
+from engine.evaluation.metrics import interpolated_precision, mean_known
 from engine.evaluation.tide import ErrorSplit, split_errors
 from utils.structures import DetectionTable, GroundTruth
 

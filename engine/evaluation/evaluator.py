@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engine.evaluation.average_precision import score_detections
+from engine.evaluation.metrics import score_detections
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.distributed.collectives import eval_mode, gather_arrays, unwrap
 from utils.distributed.context import DistributedContext

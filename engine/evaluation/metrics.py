@@ -1,7 +1,10 @@
-"""The metrics of a validation, in one list. The printed table, classes.csv, results.json, results.csv and TensorBoard
-read it: a new metric is a line of `METRICS`.
+"""The metrics of a validation: average precision as COCO defines it, equal to pycocotools' on the same boxes; precision,
+recall and F1 curves; the confusion matrix.
 
-Legend: C classes, A area ranges, T IoU thresholds, R recall points, S confidences.
+The printed table, classes.csv, results.json, results.csv and TensorBoard read one list: a new metric is a line of
+`METRICS`.
+
+Legend: D detections, M objects, C classes, A area ranges, T IoU thresholds, R recall points, S confidences.
 """
 
 from __future__ import annotations
@@ -10,6 +13,17 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+
+from engine.evaluation.matching import (
+    Objects,
+    Outcomes,
+    Pairs,
+    match_by_overlap,
+    match_detections,
+    overlapping_pairs,
+    sort_by_class,
+)
+from utils.structures import DetectionTable, EvalResult, GroundTruth
 
 CONFIDENCES = np.linspace(0.0, 1.0, 1000)  # S
 
@@ -68,3 +82,151 @@ def mean_known(values: np.ndarray, axis: int | tuple[int, ...] | None = None) ->
     count = valid.sum(axis)
     total = np.where(valid, values, 0.0).sum(axis)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+RECALL_POINTS = np.linspace(0.0, 1.0, 101)
+CONFUSION_CONFIDENCE, CONFUSION_IOU = 0.25, 0.45
+_SPACING = np.spacing(1)  # COCO adds it to the count of detections
+
+
+def confusion_matrix(gt: GroundTruth, table: DetectionTable, num_classes: int) -> np.ndarray:
+    """Counts by predicted and true class, matched without regard to class, larger IoU first, then larger score.
+
+    The sum of a column is the number of objects of that class, without crowd regions. The sum of a row is the number of
+    detections of that class at or above `CONFUSION_CONFIDENCE`, without those that match no object and lie in a crowd
+    region of their class.
+
+    Returns:
+        int64 (C + 1, C + 1): rows predicted, columns true, the last of each is background.
+    """
+    rows = np.flatnonzero(table.scores >= CONFUSION_CONFIDENCE)
+    rows = rows[np.argsort(table.image_index[rows], kind="stable")]
+    image, boxes = table.image_index[rows], table.boxes_xyxy_px[rows]
+    predicted, scores = table.classes[rows], table.scores[rows]
+    gt_image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
+    plain, crowd = ~gt.crowd, gt.crowd
+
+    pairs = _all_pairs(image, boxes, Objects(gt_image[plain], gt.boxes_xywh_px[plain], crowd[plain]))
+    match = match_by_overlap(pairs, scores[pairs.detection], rows.size, int(plain.sum()))
+
+    pairs = _all_pairs(image, boxes, Objects(gt_image[crowd], gt.boxes_xywh_px[crowd], crowd[crowd]))
+    same_class = predicted[pairs.detection] == gt.classes[crowd][pairs.target]
+    in_crowd = np.zeros(rows.size, dtype=bool)
+    in_crowd[pairs.detection[same_class]] = True
+
+    matched = match >= 0
+    true = gt.classes[plain]
+    missed = np.ones(true.size, dtype=bool)
+    missed[match[matched]] = False
+    counted = matched | ~in_crowd
+    row = np.r_[predicted[counted], np.full(missed.sum(), num_classes)]
+    column = np.r_[np.where(matched, np.r_[true, num_classes][match], num_classes)[counted], true[missed]]
+    size = num_classes + 1
+    return np.bincount(row * size + column, minlength=size * size).astype(np.int64).reshape(size, size)
+
+
+def _all_pairs(image: np.ndarray, boxes: np.ndarray, objects: Objects) -> Pairs:
+    chunks = list(overlapping_pairs(image, boxes, objects, CONFUSION_IOU))
+    if not chunks:
+        no_rows = np.zeros(0, dtype=np.int64)
+        return Pairs(no_rows, no_rows, np.zeros(0))
+    return Pairs(*(np.concatenate(parts) for parts in zip(*chunks)))
+
+
+def score_detections(gt: GroundTruth, table: DetectionTable, num_classes: int, *, max_det: int = 100) -> EvalResult:
+    """Scores detections against labels.
+
+    AP equals that of COCO's evaluation of boxes to the last digit: 10 IoU thresholds, 101 recall points, the best
+    ``max_det`` detections of each class in each image, crowd as ignore regions, size ranges by ``area_px``. Equal
+    scores rank by the order of ``gt.image_ids``, then of the table, as they would from a predictions file.
+
+    Precision, recall and F1 are at IoU 0.5, at the confidence with the best mean F1. Above the best score of a class
+    its precision stays that of this score. Classes without objects are nan, and the means leave them out.
+    """
+    matches = match_detections(gt, table, num_classes, max_det=max_det)
+    outcomes, targets = sort_by_class(matches), matches.targets()
+    precision = interpolated_precision(outcomes, targets)
+    curve_precision, curve_recall = _confidence_curves(outcomes, targets[:, 0])
+    scores = collect_scores(precision, curve_precision, curve_recall)
+    ap_small, ap_medium, ap_large = (float(mean_known(precision[:, area])) for area in (1, 2, 3))
+    return EvalResult(
+        metrics=overall_metrics(scores),
+        class_metrics=class_metrics(scores),
+        best_confidence=float(CONFIDENCES[scores.best]),
+        ap_small=ap_small,
+        ap_medium=ap_medium,
+        ap_large=ap_large,
+        class_targets=np.bincount(gt.classes[~gt.crowd], minlength=num_classes).astype(np.int64),
+        confusion=confusion_matrix(gt, table, num_classes),
+        curve_confidence=CONFIDENCES.copy(),
+        curve_precision=curve_precision,
+        curve_recall=curve_recall,
+        pr_recall=RECALL_POINTS.copy(),
+        pr_precision=precision[:, 0, 0].copy(),
+        num_images=gt.num_images,
+    )
+
+
+def interpolated_precision(outcomes: Outcomes, targets: np.ndarray) -> np.ndarray:
+    """The largest precision at or beyond each recall point.
+
+    Args:
+        outcomes: of the detections.
+        targets: int64 (C, A) number of objects that count.
+
+    Returns:
+        float64 (C, A, T, R); 0 where the recall is never reached, nan where there is no object.
+    """
+    classes, areas = targets.shape
+    result = np.full((classes, areas, outcomes.true_positive.shape[-1], RECALL_POINTS.size), np.nan)
+    result[targets > 0] = 0.0
+    cuts = np.searchsorted(outcomes.overlapping, outcomes.class_offsets)
+    for c in np.flatnonzero((targets[:, 0] > 0) & (np.diff(cuts) > 0)):
+        # Only overlapping detections can be true positives, so the envelope and the recall need no other rows; the
+        # others enter as counts.
+        rows = slice(outcomes.class_offsets[c], outcomes.class_offsets[c + 1])
+        within = slice(cuts[c], cuts[c + 1])
+        unmatched = np.cumsum(outcomes.unmatched[rows], axis=0)[outcomes.overlapping[within] - rows.start]
+        tp = np.cumsum(outcomes.true_positive[within], axis=0)
+        fp = np.cumsum(outcomes.false_positive[within], axis=0) + unmatched[:, :, None]
+        precision = tp / (fp + tp + _SPACING)
+        envelope = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
+        for a in np.flatnonzero(targets[c]):
+            result[c, a] = _at_recall_points(tp[:, a].T, envelope[:, a].T, int(targets[c, a]))
+    return result
+
+
+def _at_recall_points(tp: np.ndarray, envelope: np.ndarray, targets: int) -> np.ndarray:
+    """``envelope`` (T, n) where the recall ``tp / targets`` first reaches each recall point: (T, R), 0 if nowhere."""
+    rows, length = tp.shape
+    # The recall at a count is compared as COCO does, in floating point; the counts are then searched as integers,
+    # all rows in one sorted array.
+    wanted = np.searchsorted(np.arange(targets + 1) / targets, RECALL_POINTS)
+    shift = np.arange(rows)[:, None] * (targets + 1)
+    first = np.searchsorted((tp + shift).ravel(), (wanted + shift).ravel()).reshape(rows, -1)
+    first -= np.arange(rows)[:, None] * length
+    reached = wanted <= tp[:, -1:]
+    values = np.take_along_axis(envelope, np.minimum(first, length - 1), axis=1)
+    return np.where(reached, values, 0.0)
+
+
+def _confidence_curves(outcomes: Outcomes, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Precision and recall (C, S) at IoU 0.5 of the detections that score at least each of `CONFIDENCES`."""
+    classes, steps = targets.size, CONFIDENCES.size
+    last = np.clip(np.searchsorted(CONFIDENCES, outcomes.scores, side="right") - 1, 0, steps - 1)
+    cell = outcomes.classes * steps + last
+
+    def counts(rows: np.ndarray) -> np.ndarray:
+        histogram = np.bincount(cell[rows], minlength=classes * steps).reshape(classes, steps)
+        return histogram[:, ::-1].cumsum(1)[:, ::-1]
+
+    tp, fp = (counts(rows) for rows in outcomes.at_first_iou())
+    found = tp + fp
+    precision = tp / np.maximum(found, 1)
+    # No detection is left above the best score of a class: keep the last measured value.
+    last_measured = np.maximum((found > 0).sum(1) - 1, 0)
+    precision = np.take_along_axis(precision, np.minimum(np.arange(steps), last_measured[:, None]), axis=1)
+    recall = tp / np.maximum(targets, 1)[:, None]
+    precision[targets == 0] = np.nan
+    recall[targets == 0] = np.nan
+    return precision, recall

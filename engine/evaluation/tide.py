@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.evaluation.average_precision import interpolated_precision
-from engine.evaluation.matching import Objects, overlapping_pairs
-from engine.evaluation.outcomes import Matches, known_outcomes
+from engine.evaluation.matching import Matches, Objects, known_outcomes, overlapping_pairs
+from engine.evaluation.metrics import interpolated_precision
 
 KINDS = ("class", "location", "both", "duplicate", "background", "missed")
 CLASS, LOCATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(6)

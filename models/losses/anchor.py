@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from models.assigners.anchor_match import AnchorMatches, match_anchors
-from models.assigners.candidates import LEAST_OVERLAP, match_one_to_one
+from models.assigners.candidates import LEAST_OVERLAP, AnchorMatches, match_anchors, match_one_to_one
 from models.box_coding import anchor_to_cxcywh, flatten_levels
 from models.losses.base import Criterion, smooth_labels
 from utils.boxes import cxcywh_to_xyxy, iou

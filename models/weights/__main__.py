@@ -18,8 +18,7 @@ from utils.distributed.context import DistributedContext
 from utils.download import fetch_weights
 from utils.entrypoint import run_main
 from utils.errors import UserError
-from utils.files.checkpoint import VERSION, write_checkpoint
-from utils.files.safetensors import write_safetensors
+from utils.files.checkpoint import VERSION, write_checkpoint, write_safetensors
 from utils.logger import configure_logging, get_logger
 
 # Keys of our checkpoints that are written anew, and those of a run, which are not converted.

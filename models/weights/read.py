@@ -17,8 +17,7 @@ from torch import Tensor
 from models.weights.layouts import to_public_names, usual_image_size
 from models.weights.safe_torch_file import ForeignFile, Record, is_module
 from utils.errors import UserError
-from utils.files.checkpoint import FORMAT, VERSION, read_checkpoint
-from utils.files.safetensors import is_safetensors, read_safetensors
+from utils.files.checkpoint import FORMAT, VERSION, is_safetensors, read_checkpoint, read_safetensors
 
 COUNTERS = "num_batches_tracked"  # batch norm's step counters, used only with momentum=None
 METADATA_KEY = "lockstep"  # in a safetensors file of ours: JSON that rebuilds the detector

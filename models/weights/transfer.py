@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.detector import Detector
 from models.heads.base import ONE_TO_ONE
-from models.weights.identify import class_count, names_for
+from models.weights.load import class_count, names_for
 from models.weights.read import COUNTERS, StoredWeights, read_weights
 from utils.errors import UserError
 

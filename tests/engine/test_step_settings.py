@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.step_setup import check_step_settings
+from engine.train_step import check_step_settings
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError

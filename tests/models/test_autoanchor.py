@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.assigners.anchor_match import match_anchors
+from models.assigners.candidates import match_anchors
 from models.autoanchor import best_recall, check_anchors, fit_anchors, fitness
 
 COCO_PX = [

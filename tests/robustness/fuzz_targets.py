@@ -63,8 +63,7 @@ from utils.config.parser import read_recipe
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.entrypoint import run_main
 from utils.errors import UserError
-from utils.files.checkpoint import read_checkpoint
-from utils.files.safetensors import read_safetensors
+from utils.files.checkpoint import read_checkpoint, read_safetensors
 from utils.logger import get_logger
 from utils.visualize.plots import plot_curves
 
@@ -867,7 +866,7 @@ class Safetensors(Target):
         best = Runs.folder(seeds) / "runs" / "exp" / "best.pt"
         convert(best, seeds / "own.safetensors")
         tensors, _ = read_safetensors(seeds / "own.safetensors")
-        from utils.files.safetensors import write_safetensors
+        from utils.files.checkpoint import write_safetensors
 
         write_safetensors(seeds / "other.safetensors", tensors, {"format": "pt"})
         self.files = {n: (seeds / n).read_bytes() for n in ("own.safetensors", "other.safetensors")}

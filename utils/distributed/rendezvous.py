@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from utils.distributed.heartbeat import process_identity
 from utils.distributed.launch import Launch, restarts_of_launcher
+from utils.distributed.store_barrier import process_identity
 from utils.errors import UserError
 from utils.logger import get_logger
 

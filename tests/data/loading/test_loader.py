@@ -18,8 +18,8 @@ import torch
 
 from data.dataset import LoadImagesAndLabels
 from data.loading.build import build_train_loader, build_val_loader, create_dataloader
-from data.loading.collate import collate
 from data.loading.loader import InfiniteDataLoader
+from data.loading.worker import collate
 from data.sampler import BatchRequest, Cell, EpochOrder, KeyedDistributedSampler
 from data.shared_memory import new_pixels
 from tests.helpers.synthetic_index import write_dataset

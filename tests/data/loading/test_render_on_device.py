@@ -16,7 +16,7 @@ from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
 from data.loading.build import build_train_loader, build_val_loader
 from data.render.device import DeviceRenderer, PlannedBatch
-from data.render.mipmap import PyramidLayout
+from data.render.table import PyramidLayout
 from tests.helpers.ranks import run_ranks
 from tests.helpers.synthetic_index import write_dataset
 from utils.config.settings import Hyperparameters, TrainConfig

@@ -8,9 +8,17 @@ import torch
 
 from data.augment.plan import Picture, SamplePlan, Tile
 from data.render.device import render_table
-from data.render.mipmap import MAX_LEVEL, PyramidLayout, level_image, levels_for
 from data.render.opencv import render_plan
-from data.render.table import CachedPixels, PackedPixels, RenderTable, build_table
+from data.render.table import (
+    MAX_LEVEL,
+    CachedPixels,
+    PackedPixels,
+    PyramidLayout,
+    RenderTable,
+    build_table,
+    level_image,
+    levels_for,
+)
 from tests.engine.test_train_step import _NoSync
 from tests.helpers.plans import draw_plan
 from tests.helpers.synthetic_index import GEOMETRIES, smooth_image

@@ -5,12 +5,7 @@ from pathlib import Path
 from torch import nn
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress
-from engine.checkpoint.resume import (
-    circumstances_changed,
-    note_launch,
-    resumed_position,
-    run_of_launch,
-)
+from engine.checkpoint.resume import circumstances_changed, note_launch, resumed_position, run_of_launch
 
 STORED = {
     "model_spec": {}, "names": [], "hyp": {}, "data": {"fingerprint": "x"},

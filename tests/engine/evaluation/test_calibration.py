@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from engine.evaluation.analysis import measure_calibration
-from engine.evaluation.outcomes import known_outcomes, match_detections, sort_by_class
+from engine.evaluation.matching import known_outcomes, match_detections, sort_by_class
 from tests.helpers.scoring import random_case
 
 

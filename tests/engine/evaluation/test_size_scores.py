@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from engine.evaluation.analysis import SIZES, score_sizes
-from engine.evaluation.average_precision import score_detections
-from engine.evaluation.outcomes import match_detections
+from engine.evaluation.matching import match_detections
+from engine.evaluation.metrics import score_detections
 from engine.evaluation.report import size_rows
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case
 

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from benchmarks.gpu_compiled import compare_steps
-from engine import step_setup
+from engine import train_step as step_setup
 from engine.optim.schedule import StepPlan
 from engine.parallel import compile as compilation
 from engine.parallel.compile import UNCOMPILED, Compilation, check_compilation, plan_compilation

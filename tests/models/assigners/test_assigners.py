@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from models.assigners import task_aligned
-from models.assigners.anchor_match import match_anchors
-from models.assigners.candidates import candidate_cells, resolve_conflicts
+from models.assigners.candidates import candidate_cells, match_anchors, resolve_conflicts
 from models.assigners.task_aligned import (
     Assignment,
     PairGroup,

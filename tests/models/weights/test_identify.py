@@ -14,15 +14,14 @@ from torch import Tensor, nn
 
 from models.detector import Detector, build_detector
 from models.weights import safe_torch_file as unpickle
-from models.weights.identify import recognise
 from models.weights.layouts import from_old_yolov5
-from models.weights.load import load_detector
+from models.weights.load import load_detector, recognise
 from models.weights.read import METADATA_KEY, read_weights
 from models.weights.transfer import transfer_weights
 from tests.helpers.hostile_files import zip_around
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL
 from utils.errors import UserError
-from utils.files.safetensors import write_safetensors
+from utils.files.checkpoint import write_safetensors
 from utils.logger import get_logger
 
 

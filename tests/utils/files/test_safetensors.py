@@ -13,7 +13,7 @@ import torch
 
 from models.weights.read import read_weights
 from utils.errors import UserError
-from utils.files.safetensors import DTYPES, is_safetensors, read_safetensors, write_safetensors
+from utils.files.checkpoint import DTYPES, is_safetensors, read_safetensors, write_safetensors
 
 
 def write_raw(path: Path, header: object, data: bytes = b"") -> Path:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.evaluation.analysis import measure_calibration
-from engine.evaluation.outcomes import match_detections, sort_by_class
+from engine.evaluation.matching import match_detections, sort_by_class
 from engine.evaluation.report import plot_errors, plot_reliability
 from engine.evaluation.tide import split_errors
 from tests.helpers.scoring import make_table, random_case

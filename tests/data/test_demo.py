@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import yaml
 
-import data.demo.dataset as demo
-from data.demo.dataset import demo_image, ensure_demo
-from data.demo.scene import CLASS_NAMES, MIN_SIDE, render_scene
+import data.demo as demo
+from data.demo import demo_image, ensure_demo
+from data.demo_scene import CLASS_NAMES, MIN_SIDE, render_scene
 from utils.errors import UserError
 from utils.rng import Stream, keyed_generator
 
@@ -93,7 +93,7 @@ def test_interrupted_rendering_leaves_nothing(tmp_path, monkeypatch):
 
 def test_boxes_are_the_extent_of_what_is_visible():
     """Brute force: the same scene with one object's pixels found by recolouring must have that very extent."""
-    import data.demo.scene as scene
+    import data.demo_scene as scene
 
     owners = {}
     visible_boxes = scene._visible_boxes

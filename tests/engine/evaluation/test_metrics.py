@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.evaluation.average_precision import confusion_matrix, score_detections
 from engine.evaluation.matching import Pairs, match_by_overlap
+from engine.evaluation.metrics import confusion_matrix, score_detections
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case
 from utils.boxes import xywh_to_xyxy
 from utils.structures import GroundTruth

@@ -5,19 +5,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
 import numpy as np
 
-from data.demo.scene import CLASS_NAMES, render_scene
+from data.demo_scene import CLASS_NAMES, render_scene
 from utils.errors import UserError
 from utils.files.folders import cache_folder
-from utils.logger import progress
+from utils.logger import configure_logging, progress
 from utils.machine.resources import available_cores
 from utils.rng import Stream, keyed_generator
 
@@ -118,3 +120,17 @@ def _write_image(folder: Path, wanted: dict[str, int], split: str, number: int) 
     rows = "".join("{:.0f} {:.6f} {:.6f} {:.6f} {:.6f}\n".format(*row) for row in labels)
     (folder / "images" / split / f"{number:05d}.jpg").write_bytes(encoded.tobytes())
     (folder / "labels" / split / f"{number:05d}.txt").write_text(rows, encoding="ascii")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m data.demo", description="Writes the demo data set to a folder.")
+    parser.add_argument("out", metavar="OUT", type=Path, help="an empty or new folder")
+    options = parser.parse_args(argv)
+    configure_logging(True)
+    print(ensure_demo(options.out))
+
+
+if __name__ == "__main__":
+    from utils.entrypoint import run_main
+
+    run_main(main)
