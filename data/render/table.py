@@ -2,8 +2,9 @@
 
 The renderer reads four neighbouring pixels, so a source that is to shrink to half or less is read from a smaller copy
 of itself, a mipmap (Williams, "Pyramidal parametrics", SIGGRAPH 1983). Level l of an image of h x w pixels has
-``max(h >> l, 1)`` x ``max(w >> l, 1)``, each averaged over the area that it stands for. A device cache holds all levels;
-without one the level wanted is made where the image is read. Both come from `level_image`, with the same pixels.
+``max(h >> l, 1)`` x ``max(w >> l, 1)``, each averaged over the area that it stands for. A device cache holds all
+levels; without one the level wanted is made where the image is read. Both come
+from `level_image`, with the same pixels.
 
 Legend: B pictures, L layers (the B first pictures, then the second ones of those that are mixed), K tile slots a layer
 (1, or 4 where there is a mosaic), T tiles in all.

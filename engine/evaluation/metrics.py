@@ -1,5 +1,5 @@
-"""The metrics of a validation: average precision as COCO defines it, equal to pycocotools' on the same boxes; precision,
-recall and F1 curves; the confusion matrix.
+"""The metrics of a validation: average precision as COCO defines it, equal to pycocotools' on the same boxes;
+precision, recall and F1 curves; the confusion matrix.
 
 The printed table, classes.csv, results.json, results.csv and TensorBoard read one list: a new metric is a line of
 `METRICS`.

@@ -1,8 +1,8 @@
 """What assigners share (candidate cells, conflicts), and the matching of anchors. Fixed shapes, no host sync, no
 gradient.
 
-Legend: B images, K target slots, N cells over all levels, T candidates a target, M targets, A anchors of a cell, P pairs
-of a target and an anchor in a cell, S any shape.
+Legend: B images, K target slots, N cells over all levels, T candidates a target, M targets, A anchors of a cell, P
+pairs of a target and an anchor in a cell, S any shape.
 Frames: boxes are xyxy canvas pixels unless the name says cells (multiples of a level's stride).
 """
 
