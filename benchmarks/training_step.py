@@ -60,7 +60,7 @@ def build_step(
     ctx = replace(ctx, devices=(ctx.device,) * replicas)
     if ctx.device.type == "cuda":
         torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
-    config = TrainConfig(amp=amp, compile=compiled_for > 0, virtual_ranks=virtual_ranks)
+    config = TrainConfig(amp=amp, compile=compiled_for > 0, virtual_ranks=virtual_ranks, optimizer=optimizer)
     hyp = replace(hyperparameters_from(""), lr0=1e-4)
     detector = build_detector(model, classes).to(ctx.device, memory_format=torch.channels_last)
     return build(
@@ -68,7 +68,6 @@ def build_step(
         Run(Path(), config, hyp, None, []),
         detector,
         detector.head.build_loss(hyp).to(ctx.device),
-        rule=optimizer,
         pretrained=(),
         plan=step_plan(config, 100),
         pictures=compiled_for or config.batch_size,

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import nn
 
 from engine.checkpoint.run import Run
-from engine.optim.build import choose_optimizer
 from engine.optim.schedule import StepPlan, step_plan
 from engine.parallel.compile import plan_compilation
 from engine.parallel.sync_bn import convert_sync_bn
@@ -240,7 +239,6 @@ def prepare_step(
         replace(run, config=replace(config, batch_size=images, virtual_ranks=own if virtual else 0, **alone)),
         model,
         criterion,
-        rule=choose_optimizer(config.optimizer, 1),
         pretrained=(),
         plan=StepPlan(accumulate, 1, 1),
         pictures=own * pictures,

@@ -18,11 +18,11 @@ from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.resume import check_classes, resumed_position
 from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import Evaluator
-from engine.optim.build import choose_optimizer
-from engine.optim.schedule import StepPlan, build_schedule, step_plan
+from engine.optim.schedule import StepPlan, step_plan
 from engine.process import check_same_model, check_same_run, idle_on_head, idle_settings, open_folder, prepare_process
 from engine.reporting.plots import plot_run
 from engine.reporting.trackers import CompositeTracker, CsvTracker, TensorBoardTracker, Tracker
+from engine.stop_coordinator import StopCoordinator
 from engine.train_step import TrainStep, build_step, check_step_settings
 from engine.trainer import Trainer
 from engine.watchdog import Watchdog
@@ -51,15 +51,12 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
     check_same_run(ctx, run)
     check_settings(ctx, run)
     prepare_process(ctx, run)
-    config = run.config
-    spec = open_dataset(
-        config.data, ("train", "val"), stage=config.stage, cache_dir=config.cache_dir, ctx=ctx, known_root=run.data_root
-    )
+    spec = open_data(ctx, run)
     model, pretrained = build_model(ctx, run, spec)
-    if config.batch_size == FIND_BATCH_SIZE:
+    if run.config.batch_size == FIND_BATCH_SIZE:
         run = with_batch_that_fits(ctx, run, model, build_loss(ctx, run, model))
         check_settings(ctx, run)
-        config = run.config
+    config = run.config
     _warn_of_idle_settings(ctx, run, model)
     train_loader = build_train_loader(ctx, config, run.hyp, spec, stride=model.stride)
     val_loader = build_val_loader(ctx, config, spec, stride=model.stride)
@@ -67,44 +64,29 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
         warn_of_shared_images(spec, train_loader.index, val_loader.index)
     load_or_fit_anchors(run, model, train_loader)
     with open_folder(ctx, run) as run, closing(build_tracker(ctx, run)) as tracker:
-        plan = step_plan(config, len(train_loader))
-        rule = choose_optimizer(config.optimizer, plan.total)
-        take_step = build_step(
-            ctx,
-            run,
-            model,
-            build_loss(ctx, run, model),
-            rule=rule,
-            pretrained=pretrained,
-            plan=plan,
-            pictures=train_loader.global_pictures(0),
-        )
+        plan, criterion = step_plan(config, len(train_loader)), build_loss(ctx, run, model)
+        pictures = train_loader.global_pictures(0)
+        step = build_step(ctx, run, model, criterion, pretrained=pretrained, plan=plan, pictures=pictures)
         get_logger().info(
             "%s, %d steps (%d an epoch, %d batch(es) each), autocast %s",
-            rule, plan.total, plan.steps, plan.accumulate, take_step.amp_dtype or "off",
+            step.optimizer.name, plan.total, plan.steps, plan.accumulate, step.amp_dtype or "off",
         )  # fmt: skip
         # Modification times may differ where machines have copies of their own; what follows from them must not.
         fingerprint = broadcast_object(ctx, train_loader.index.fingerprint)
-        progress = _restore(ctx, run, model, take_step, plan, epoch_batches=len(train_loader), fingerprint=fingerprint)
+        progress = _restore(ctx, run, step, plan, epoch_batches=len(train_loader), fingerprint=fingerprint)
         tracker.start(to_dict(config), progress.epoch + 1)
-        evaluator = build_evaluator(ctx, model, take_step, val_loader)
-        with plot_run(ctx, run, tracker, take_step.ema.module, train_loader, evaluator) as on_epoch_end:
+        description = _describe(run, spec, model, step.optimizer.name, pretrained, fingerprint)
+        evaluator = build_evaluator(ctx, step, val_loader)
+        with plot_run(ctx, run, tracker, step.ema.module, train_loader, evaluator) as on_epoch_end:
             trainer = Trainer(
                 ctx,
                 run,
-                take_step=take_step,
-                plan=plan,
-                schedule=build_schedule(run.hyp, plan, cosine=config.cos_lr),
+                take_step=step,
                 train_loader=train_loader,
                 val_loader=val_loader,
                 evaluator=evaluator,
-                checkpointer=Checkpointer(
-                    run.folder,
-                    ctx=ctx,
-                    description=_describe(run, spec, model, rule, pretrained, fingerprint),
-                    period=config.save_period,
-                ),
-                signals=signals,
+                checkpointer=Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period),
+                stops=StopCoordinator(ctx, signals, config),
                 watchdog=watchdog,
                 tracker=tracker,
                 progress=progress,
@@ -122,6 +104,13 @@ def check_settings(ctx: DistributedContext, run: Run) -> None:
     check_batch_search(ctx, run.config)
     check_step_settings(ctx, run.config)
     check_loader_settings(ctx, run.config, run.hyp)
+
+
+def open_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
+    config, splits = run.config, ("train", "val")
+    return open_dataset(
+        config.data, splits, stage=config.stage, cache_dir=config.cache_dir, ctx=ctx, known_root=run.data_root
+    )
 
 
 def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> tuple[Detector, list[str]]:
@@ -165,17 +154,15 @@ def load_or_fit_anchors(run: Run, model: Detector, train_loader: InfiniteDataLoa
         get_logger().info("%s", report.line)
 
 
-def build_evaluator(
-    ctx: DistributedContext, model: Detector, take_step: TrainStep, val_loader: ValidationLoader
-) -> Evaluator:
+def build_evaluator(ctx: DistributedContext, step: TrainStep, val_loader: ValidationLoader) -> Evaluator:
     return Evaluator(
         ground_truth=val_loader.index.ground_truth(),
-        num_classes=model.num_classes,
+        num_classes=step.ema.module.num_classes,
         postprocess=detections_to_score,
         ctx=ctx,
-        amp_dtype=take_step.amp_dtype,
+        amp_dtype=step.amp_dtype,
         for_inference=lambda model: model.fuse(one_to_one=None),
-        criterion=take_step.criterion,
+        criterion=step.criterion,
     )
 
 
@@ -186,19 +173,12 @@ def _warn_of_idle_settings(ctx: DistributedContext, run: Run, model: Detector) -
 
 
 def _restore(
-    ctx: DistributedContext,
-    run: Run,
-    model: Detector,
-    step: TrainStep,
-    plan: StepPlan,
-    *,
-    epoch_batches: int,
-    fingerprint: str,
+    ctx: DistributedContext, run: Run, step: TrainStep, plan: StepPlan, *, epoch_batches: int, fingerprint: str
 ) -> Progress:
     """Loads the state of a resumed run into its parts, and returns where the run stands."""
     if run.checkpoint is None:
         return Progress()
-    parts = {"model": model, "ema": step.ema, "optimizer": step.optimizer, "scaler": step.scaler}
+    parts = {"model": step.model, "ema": step.ema, "optimizer": step.optimizer, "scaler": step.scaler}
     progress, lines = resumed_position(
         run.checkpoint,
         run.checkpoint.restore(ctx=ctx, **parts),

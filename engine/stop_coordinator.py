@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 
 from engine.train_step import StepFlags
 from utils.config.settings import TrainConfig
@@ -30,6 +31,10 @@ class StopCoordinator:
         self._save_every_updates = config.save_steps
         self._saved_at, self._save_requested = time.monotonic(), False
         self._polled_at = 0.0
+
+    def deferred(self) -> AbstractContextManager[None]:
+        """A block in which signals are only noted."""
+        return self._signals.deferred()
 
     def flags(self) -> StepFlags:
         """What this rank requests with the step that begins. A save is requested once, until it is done."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.checkpoint.run import Run
-from engine.optim.build import DEFAULT_LR, OptimizerSet, build_optimizer
+from engine.optim.build import OptimizerSet, build_optimizer, choose_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.schedule import StepPlan
 from engine.parallel.compile import UNCOMPILED, Compilation, check_compilation, plan_compilation
@@ -239,23 +239,30 @@ def build_step(
     model: nn.Module,
     criterion: nn.Module,
     *,
-    rule: str,
     pretrained: Collection[str],
     plan: StepPlan,
     pictures: int,
 ) -> TrainStep:
-    """The optimiser's step, by ``rule``, with the averaged weights and the model as its devices want it. The settings
-    are ones that `check_step_settings` has let pass.
+    """The step of a run whose settings `check_step_settings` accepts: with its optimizer, its averaged weights, and the
+    model wrapped for its devices and compiled.
 
     Args:
         model: a detector, on its device.
-        criterion: the loss, there too.
-        rule: name of the optimiser, see `choose_optimizer`.
+        criterion: its loss, there too.
         pretrained: names of the parameters that come from weights.
         pictures: of a whole global batch.
     """
     config, hyp = run.config, run.hyp
-    optimizer = _optimizer_of(ctx, run, model, rule, pretrained)
+    optimizer = build_optimizer(
+        model,
+        choose_optimizer(config.optimizer, plan.total),
+        lr=hyp.lr0,
+        pretrained=pretrained,
+        pretrained_lr_mult=hyp.lr_mult,
+        momentum=hyp.momentum,
+        weight_decay=hyp.weight_decay,
+        sharded=config.zero and ctx.is_distributed,
+    )
     ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
     amp = broadcast_object(ctx, resolve_amp(config.amp, ctx.device))
     virtual_ranks = resolve_virtual_ranks(ctx, config)
@@ -279,24 +286,8 @@ def build_step(
     )
 
 
-def _optimizer_of(
-    ctx: DistributedContext, run: Run, model: nn.Module, rule: str, pretrained: Collection[str]
-) -> OptimizerSet:
-    hyp = run.hyp
-    return build_optimizer(
-        model,
-        rule,
-        lr=DEFAULT_LR[rule] if hyp.lr0 is None else hyp.lr0,
-        pretrained=pretrained,
-        pretrained_lr_mult=hyp.lr_mult,
-        momentum=hyp.momentum,
-        weight_decay=hyp.weight_decay,
-        sharded=run.config.zero and ctx.is_distributed,
-    )
-
-
 def _over_devices(ctx: DistributedContext, run: Run, model: nn.Module, plan: StepPlan) -> nn.Module:
-    """The model as its number of devices wants it."""
+    """The model, wrapped in DDP or DataParallel if it runs on several devices."""
     side = 2 * model.stride
     unused = unused_parameters(model, torch.zeros(1, 3, side, side, device=ctx.device)) if ctx.is_distributed else []
     if unused:

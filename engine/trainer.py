@@ -14,7 +14,7 @@ from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import Evaluator
-from engine.optim.schedule import Schedule, StepPlan
+from engine.optim.schedule import build_schedule, step_plan
 from engine.parallel.ddp import average_buffers
 from engine.prefetcher import Prefetcher
 from engine.reporting.progress_bar import EpochBar, log_start_time
@@ -24,7 +24,6 @@ from engine.train_step import NO_FLAGS, StepFlags, StepValues, TrainStep
 from engine.watchdog import Watchdog
 from utils.distributed.collectives import broadcast_object, max_over_ranks
 from utils.distributed.context import DistributedContext
-from utils.distributed.stop_signals import StopSignals
 from utils.errors import Stopped, UserError
 from utils.structures import Batch, EvalResult
 
@@ -39,9 +38,8 @@ class Trainer:
 
     Args:
         take_step: the optimizer step, with the model, the optimizer and the averaged weights.
-        plan: how batches make steps.
         train_loader: endless; positioned by `fit`.
-        signals, watchdog: of this process, entered.
+        watchdog: of this process, entered.
         progress: where the run stands.
         on_epoch_end: called on every rank after each epoch, with its number and its result (None on other ranks than 0,
             and where the epoch was not validated).
@@ -53,23 +51,22 @@ class Trainer:
         run: Run,
         *,
         take_step: TrainStep,
-        plan: StepPlan,
-        schedule: Schedule,
         train_loader: InfiniteDataLoader,
         val_loader: ValidationLoader,
         evaluator: Evaluator,
         checkpointer: Checkpointer,
-        signals: StopSignals,
+        stops: StopCoordinator,
         watchdog: Watchdog,
         tracker: Tracker,
         progress: Progress,
         on_epoch_end: EpochEnd | None = None,
     ) -> None:
         self.ctx, self.run, self.config = ctx, run, run.config
-        self.take_step, self.plan, self.schedule = take_step, plan, schedule
+        self.take_step, self.plan = take_step, step_plan(run.config, len(train_loader))
+        self.schedule = build_schedule(run.hyp, self.plan, cosine=run.config.cos_lr)
         self.train_loader, self.val_loader, self.evaluator = train_loader, val_loader, evaluator
         self.checkpointer, self.tracker, self.progress = checkpointer, tracker, progress
-        self.signals, self.watchdog, self.stops = signals, watchdog, StopCoordinator(ctx, signals, run.config)
+        self.stops, self.watchdog = stops, watchdog
         self.on_epoch_end = on_epoch_end
         self._base_weights = np.array(train_loader.class_weights) if run.config.image_weights else None
         earlier_s = run.checkpoint.run.get("seconds", 0.0) if run.checkpoint else 0.0
@@ -86,7 +83,7 @@ class Trainer:
         loader = self.train_loader
         self._use_class_weights()
         loader.start_at(self.progress.epoch, self.progress.batch)
-        with self.signals.deferred(), self.watchdog.training(self.run.folder, self.config.stall_minutes * 60):
+        with self.stops.deferred(), self.watchdog.training(self.run.folder, self.config.stall_minutes * 60):
             try:
                 if self.run.continues_elsewhere(self.checkpointer.last):
                     self._save()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from engine.optim.muon import Muon
 
-DEFAULT_LR = {"SGD": 0.01, "Adam": 0.001, "AdamW": 0.001, "Muon": 0.008}
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
@@ -50,8 +49,8 @@ class OptimizerSet:
 
     _step_supports_amp_scaling = True
 
-    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        self.optimizers = optimizers
+    def __init__(self, optimizers: list[torch.optim.Optimizer], name: str = "") -> None:
+        self.optimizers, self.name = optimizers, name
         self.grad_scale: Tensor | None = None
         self.found_inf: Tensor | None = None  # set by GradScaler
         self.skip: Tensor | None = None  # set by the step: float 0 or 1
@@ -157,71 +156,101 @@ def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
                 rule.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
+def parameter_groups(
+    model: nn.Module,
+    *,
+    lr: float,
+    weight_decay: float,
+    pretrained: Collection[str] = (),
+    pretrained_lr_mult: float = 1.0,
+) -> list[dict[str, Any]]:
+    """The groups of `split_parameters` as torch's optimizers take them, pretrained parameters in groups of their own.
+    Arguments are those of `build_optimizer`."""
+    known = {id(model.get_parameter(name)) for name in pretrained}
+    groups = []
+    for kind, parameters in split_parameters(model).items():
+        slow, full = [p for p in parameters if id(p) in known], [p for p in parameters if id(p) not in known]
+        groups += [
+            {
+                "params": members,
+                "weight_decay": weight_decay if kind == "weight" else 0.0,
+                "kind": kind,
+                "lr_mult": lr_mult,
+                "initial_lr": lr * lr_mult,
+                "lr": lr * lr_mult,
+                "follow_momentum": True,
+            }
+            for lr_mult, members in ((pretrained_lr_mult, slow), (1.0, full))
+            if members
+        ]
+    return groups
+
+
+Groups = list[dict[str, Any]]
+Construct = Callable[..., torch.optim.Optimizer]  # an optimizer class, groups and its options
+
+
+def _sgd(groups: Groups, construct: Construct, momentum: float) -> list[torch.optim.Optimizer]:
+    sgd = construct(torch.optim.SGD, groups, momentum=momentum, nesterov=momentum > 0, fused=True)
+    _begin_momentum(sgd)
+    return [sgd]
+
+
+def _adam(groups: Groups, construct: Construct, momentum: float) -> list[torch.optim.Optimizer]:
+    return [construct(torch.optim.Adam, groups, betas=(momentum, 0.999), fused=True)]
+
+
+def _adamw(groups: Groups, construct: Construct, momentum: float) -> list[torch.optim.Optimizer]:
+    return [construct(torch.optim.AdamW, groups, betas=(momentum, 0.999), fused=True)]
+
+
+def _muon(groups: Groups, construct: Construct, momentum: float) -> list[torch.optim.Optimizer]:
+    """Muon for weights, AdamW for the rest."""
+    weights = [group for group in groups if group["kind"] == "weight"]
+    rest = [group | {"follow_momentum": False} for group in groups if group["kind"] != "weight"]
+    built = [construct(Muon, weights, momentum=momentum)] if weights else []
+    return built + ([construct(torch.optim.AdamW, rest, betas=(0.9, 0.999), fused=True)] if rest else [])
+
+
+class Rule(NamedTuple):
+    lr: float  # initial learning rate that suits a run from scratch
+    build: Callable[[Groups, Construct, float], list[torch.optim.Optimizer]]
+
+
+# A new optimizer is a line here, and its name a choice of ``--optimizer`` (`TrainConfig`).
+RULES = {"SGD": Rule(0.01, _sgd), "Adam": Rule(0.001, _adam), "AdamW": Rule(0.001, _adamw), "Muon": Rule(0.008, _muon)}
+
+
 def build_optimizer(
     model: nn.Module,
     name: str,
     *,
-    lr: float,
+    lr: float | None,
     momentum: float,
     weight_decay: float,
     pretrained: Collection[str] = (),
     pretrained_lr_mult: float = 1.0,
     sharded: bool = False,
 ) -> OptimizerSet:
-    """SGD, Adam, AdamW, or Muon for weights with AdamW for the rest.
+    """The optimizer ``name`` of `RULES`.
 
     Args:
-        lr: initial learning rate; `DEFAULT_LR` has values for a run from scratch.
+        lr: initial learning rate; None: that of the rule.
         pretrained: names of parameters that come from weights. Their rate is multiplied by ``pretrained_lr_mult``:
             layers that start at random have everything to learn, pretrained ones would forget.
-        momentum: of SGD and Muon; beta1 of Adam and AdamW if they are the only rule.
-        sharded: each process keeps the state of its part of the parameters only, updates them and broadcasts them to
-            the others (ZeRO stage 1, Rajbhandari et al. 2020). The saved state is complete.
+        momentum: of SGD and Muon, and beta1 of Adam and AdamW when they are the only rule.
+        sharded: each process keeps the state of its part of the parameters, updates those and sends them to the others
+            (ZeRO stage 1, Rajbhandari et al. 2020). The saved state is the whole one.
     """
-    kinds = split_parameters(model)
-    known = {id(model.get_parameter(name)) for name in pretrained}
+    rule = RULES[name]
+    lr = rule.lr if lr is None else lr
 
-    def groups(*wanted: str, follow_momentum: bool = True) -> list[dict[str, Any]]:
-        return [
-            {
-                "params": parameters,
-                "weight_decay": weight_decay if kind == "weight" else 0.0,
-                "kind": kind,
-                "lr_mult": lr_mult,
-                "initial_lr": lr * lr_mult,
-                "lr": lr * lr_mult,
-                "follow_momentum": follow_momentum,
-            }
-            for kind in wanted
-            for lr_mult, parameters in by_lr_mult(kinds[kind])
-        ]
+    def construct(kind: type, groups: Groups, **options: Any) -> torch.optim.Optimizer:
+        if not sharded:
+            return kind(groups, lr=lr, **options)
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # takes half a second to import
 
-    def by_lr_mult(parameters: list[nn.Parameter]) -> list[tuple[float, list[nn.Parameter]]]:
-        slow, full = [p for p in parameters if id(p) in known], [p for p in parameters if id(p) not in known]
-        return [(lr_mult, some) for lr_mult, some in ((pretrained_lr_mult, slow), (1.0, full)) if some]
+        return ZeroRedundancyOptimizer(groups, optimizer_class=kind, lr=lr, **options)
 
-    def rule(optimizer: type, groups: list[dict[str, Any]], **options) -> torch.optim.Optimizer:
-        if sharded:
-            from torch.distributed.optim import ZeroRedundancyOptimizer  # takes half a second to import
-
-            return ZeroRedundancyOptimizer(groups, optimizer_class=optimizer, lr=lr, **options)
-        return optimizer(groups, lr=lr, **options)
-
-    betas = (momentum, 0.999)
-    every = groups(*kinds)
-    if name == "SGD":
-        sgd = rule(torch.optim.SGD, every, momentum=momentum, nesterov=momentum > 0, fused=True)
-        _begin_momentum(sgd)
-        return OptimizerSet([sgd])
-    if name == "Adam":
-        return OptimizerSet([rule(torch.optim.Adam, every, betas=betas, fused=True)])
-    if name == "AdamW":
-        return OptimizerSet([rule(torch.optim.AdamW, every, betas=betas, fused=True)])
-    if name != "Muon":
-        raise ValueError(f"unknown optimiser {name!r}")
-    parts: list[torch.optim.Optimizer] = []
-    if kinds["weight"]:
-        parts.append(rule(Muon, groups("weight"), momentum=momentum))
-    if rest := groups("norm", "bias", follow_momentum=False):
-        parts.append(rule(torch.optim.AdamW, rest, betas=(0.9, 0.999), fused=True))
-    return OptimizerSet(parts)
+    split = {"weight_decay": weight_decay, "pretrained": pretrained, "pretrained_lr_mult": pretrained_lr_mult}
+    return OptimizerSet(rule.build(parameter_groups(model, lr=lr, **split), construct, momentum), name)
