@@ -1,5 +1,7 @@
-"""What each process of a run sets and checks before it trains: log, threads and kernels; that the processes agree; that
-every setting it was given does something."""
+"""What each process of a run sets up and checks before it trains.
+
+It sets up the log, threads and kernels; it checks that all processes agree, and that every given setting has an effect.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,16 @@ from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, continue_in_file, get_logger
 
-# Settings of a process or its machine: they change neither the numbers nor who waits for whom.
+# Settings of a process or its machine: they change neither the numbers nor which processes wait for each other.
 MAY_DIFFER = frozenset(
     ("device", "workers", "stage", "cache_dir", "offline", "spawn", "local_rank", "local_world_size")
 )
-# Compared as what is read from them.
+# Their values are compared, not where they come from.
 _SOURCES_OF_HYPERPARAMETERS = frozenset(("hyp", "override"))
 
 
 def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -> None:
-    """Before anything is opened. Raises UserError on all processes when their flags, code or torch differ."""
+    """Raises UserError on all processes when their flags, code or torch differ. Called before anything is opened."""
     settings = _without(to_dict(config), MAY_DIFFER | _SOURCES_OF_HYPERPARAMETERS)
     facts = {"the code": product_version(), "torch": torch.__version__, "the device's type": ctx.device.type}
     facts |= {f"--{name.replace('_', '-')}": value for name, value in settings.items()}
@@ -42,7 +44,8 @@ def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -
 
 
 def check_same_run(ctx: DistributedContext, run: Run) -> None:
-    """Once the recipe, and the checkpoint of a resumed run, are read. Raises UserError on all processes."""
+    """Raises UserError on all processes when their settings or hyper-parameters, or the progress of the checkpoint that
+    they resume from, differ."""
     settings = _without(to_dict(run.config), MAY_DIFFER | _SOURCES_OF_HYPERPARAMETERS)
     facts: dict[str, object] = {f"setting {name}": value for name, value in settings.items()}
     facts |= {f"hyper-parameter {name}": value for name, value in to_dict(run.hyp).items()}
@@ -51,12 +54,7 @@ def check_same_run(ctx: DistributedContext, run: Run) -> None:
 
 
 def check_same_model(ctx: DistributedContext, model: nn.Module, from_files: Iterable[Tensor]) -> None:
-    """Raises UserError on all processes when their models differ, or the weights that came from files.
-
-    Args:
-        model: a detector.
-        from_files: the weights that were read from a file.
-    """
+    """Raises UserError on all processes when their models differ, or the weights ``from_files`` that they have read."""
     if ctx.world_size == 1:
         return
     facts: dict[str, object] = {"the class names": list(model.names), "the model": model.spec}
@@ -69,20 +67,20 @@ def _without(settings: dict[str, Any], names: Collection[str]) -> dict[str, Any]
 
 
 def _checksum(tensor: Tensor) -> int:
-    """Of the bits as integers, so that the order in which a machine adds does not matter."""
+    """The sum of the bits as integers, which does not depend on the order of addition."""
     flat = tensor.detach().reshape(-1)
     return int(flat.view(torch.int32 if flat.element_size() == 4 else torch.uint8).sum(dtype=torch.int64))
 
 
 def idle_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> list[str]:
-    """A line for each setting that is not at its default and changes nothing on these processes."""
+    """A line for each setting that is not at its default and has no effect on these processes."""
     asked = {item.partition("=")[0].strip() for item in config.override}
     found = [*_idle_on_one_process(ctx, config), *_idle_in_steps(config), *_idle_in_epochs(config, hyp)]
     return [*found, *_idle_in_pictures(config, hyp, asked), *_idle_rates(config, hyp, asked)]
 
 
 def idle_on_head(head: DetectionHead, config: TrainConfig) -> list[str]:
-    """As `idle_settings`, for settings that change nothing with this head."""
+    """As `idle_settings`, for settings that have no effect with this head."""
     asked, unused = (item.partition("=")[0].strip() for item in config.override), head.unused_hyperparameters
     lines = [f"--set {name} does nothing: the model's loss does not use it" for name in asked if name in unused]
     if config.noautoanchor and head.anchors is None:
@@ -97,16 +95,16 @@ def _idle_on_one_process(ctx: DistributedContext, config: TrainConfig) -> Iterat
         yield f"--sync-bn does nothing: --sync-bn-group {config.sync_bn_group} says over which processes"
     if ctx.world_size > 1:
         if config.sync_bn_group == 1:
-            yield "--sync-bn-group 1 does nothing: each process has statistics of its own anyway"
+            yield "--sync-bn-group 1 does nothing: each process has its own statistics anyway"
         if config.deterministic and config.virtual_ranks == ctx.world_size:
             yield f"--virtual-ranks {config.virtual_ranks} does nothing: --deterministic cuts batches by process anyway"
         return
     if config.zero:
-        yield "--zero does nothing: one process holds the whole state of the optimiser"
+        yield "--zero does nothing: one process holds the whole state of the optimizer"
     if config.sync_bn or config.sync_bn_group:
         yield "--sync-bn does nothing: one process sees the whole batch"
     if config.virtual_ranks == 1:
-        yield "--virtual-ranks 1 does nothing: one process takes every batch whole anyway"
+        yield "--virtual-ranks 1 does nothing: one process processes whole batches anyway"
 
 
 def _idle_in_steps(config: TrainConfig) -> Iterator[str]:
