@@ -218,7 +218,12 @@ class Rule(NamedTuple):
 
 
 # A new optimizer is a line here, and its name a choice of ``--optimizer`` (`TrainConfig`).
-RULES = {"SGD": Rule(0.01, _sgd), "Adam": Rule(0.001, _adam), "AdamW": Rule(0.001, _adamw), "Muon": Rule(0.008, _muon)}
+RULES = {
+    "SGD": Rule(0.01, _sgd),
+    "Adam": Rule(0.001, _adam),
+    "AdamW": Rule(0.001, _adamw),
+    "Muon": Rule(0.008, _muon),
+}
 
 
 def build_optimizer(
