@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from data.augment.boxes import MIN_SIDE_PX, MIN_VISIBLE_SHARE, to_normalised
+from data.augment.transforms import MIN_SIDE_PX, MIN_VISIBLE_FRACTION, to_normalised
 from data.render.opencv import fit_letterbox, letterbox
 from utils.boxes import clip_xyxy, cxcywh_to_xyxy, scale_boxes
 from utils.config.yaml_files import suggestion
@@ -120,7 +120,7 @@ def _build(entries: list[dict]) -> Any:
     bbox_params = package.BboxParams(
         format="pascal_voc",
         label_fields=["rows"],
-        min_visibility=MIN_VISIBLE_SHARE,
+        min_visibility=MIN_VISIBLE_FRACTION,
         min_width=MIN_SIDE_PX,
         min_height=MIN_SIDE_PX,
         clip=True,

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.augment.boxes import are_axis_aligned, project_boxes
-from data.augment.transforms import Augmentation, Draws
+from data.augment.transforms import Augmentation, Draws, are_axis_aligned, project_boxes
 from utils.config.settings import Hyperparameters
 from utils.rng import Stream, keyed_generator
 from utils.structures import SampleKey

@@ -8,7 +8,7 @@ of it.
 Plans of a batch are drawn together, since numpy takes as long for one number as for many. A plan's numbers are the same
 bits whatever it is drawn together with.
 
-Frames: see `data.augment.boxes`. All matrices are float64 (3, 3) and act on continuous pixel coordinates.
+Frames: see `data.augment.transforms`. All matrices are float64 (3, 3) and act on continuous pixel coordinates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from itertools import chain
 
 import numpy as np
 
-from data.augment.boxes import to_normalised, transform_labels
 from data.augment.mosaic import MixUp, Mosaic, TilePlacement, fitted_sizes, place_tiles
 from data.augment.transforms import (
     ColorJitter,
@@ -29,6 +28,8 @@ from data.augment.transforms import (
     RandomFlip,
     RandomPerspective,
     composed,
+    to_normalised,
+    transform_labels,
 )
 from utils.config.settings import Hyperparameters
 from utils.structures import SampleKey

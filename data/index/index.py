@@ -16,13 +16,13 @@ from data.index.dataset_yaml import DatasetSpec
 from data.index.files import Listing, list_split
 from data.index.scan import ScannedSplit, scan_split
 from data.labels.clean import PARSER_VERSION
-from data.labels.findings import FlatStrings, ScanReport
+from data.labels.findings import ScanReport
 from utils.boxes import xywh_to_xyxy, xyxy_to_cxcywh
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.caches import hold, make_room
 from utils.files.folders import cache_folder
-from utils.structures import GroundTruth
+from utils.structures import FlatStrings, GroundTruth
 
 CACHE_VERSION = 2  # raise when the arrays or their meaning change
 # A larger fraction of images without a label file causes a warning. In COCO 0.9 % of the training images have no

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.image_io.decode import HiddenDamageError, check_image
+from data.image_io.verify import HiddenDamageError, check_image
 from data.index.dataset_yaml import DatasetSpec
 from data.index.files import Listing
 from data.index.partial_scan import LocatedFinding, PartialScan, ScannedChunk

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from data.augment.boxes import project_points
 from data.augment.plan import Picture, SamplePlan, Tile
+from data.augment.transforms import project_points
 from utils.structures import GREY
 
 _POLYGON_BITS = 4  # sub-pixel bits of OpenCV's polygon filler

@@ -1,4 +1,4 @@
-"""Checks the structure of image files, so that a scan need not decode every JPEG.
+"""Verifies image files for a scan, mostly without decoding them.
 
 A decoder refuses a JPEG because of its header: an unsupported process or sampling, malformed or missing tables. If the
 header passes the checks of this module and the end marker is there, decoders accept the file. Other files are decoded.
@@ -14,139 +14,69 @@ Huffman code).
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 import zlib
 from typing import NamedTuple
 
+import cv2
 import numpy as np
 
-_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
-_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0..SOF15 but DHT, JPG and DAC
-_JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length: TEM, RST0..RST7
-_ORIENTATION_TAG = 0x0112
-
-
-class Header(NamedTuple):
-    """The structure of a file; ``size`` is None for kinds whose size only the decoder knows."""
-
-    kind: str  # "jpeg", "png", "webp" or "other"
-    size: tuple[int, int] | None  # height and width as stored, before orientation
-    orientation: int  # 1..8
-    defect: str  # "" for an intact file
-
-
-def read_header(data: bytes) -> Header:
-    """Reads the structure of an image file held in memory; never raises."""
-    if data[:2] == b"\xff\xd8":
-        return _read_jpeg(data)
-    if data[:8] == _PNG_MAGIC:
-        return _read_png(data)
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return _read_webp(data)
-    return Header("other", None, 1, "" if data else "the file is empty")
-
-
-def _read_jpeg(data: bytes) -> Header:
-    size, orientation, at = None, 1, 2
-    while at + 4 <= len(data):
-        if data[at] != 0xFF:
-            return Header("jpeg", size, orientation, f"no marker at byte {at}")
-        marker = data[at + 1]
-        if marker == 0xFF or marker in _JPEG_BARE:  # fill byte, or a marker without a length
-            at += 1 if marker == 0xFF else 2
-            continue
-        if marker == 0xD9:
-            return Header("jpeg", size, orientation, "it ends before the picture begins")
-        length = int.from_bytes(data[at + 2 : at + 4], "big")
-        if length < 2:
-            return Header("jpeg", size, orientation, f"bad segment length at byte {at}")
-        if marker in _JPEG_FRAMES and at + 9 <= len(data):
-            size = struct.unpack(">HH", data[at + 5 : at + 9])
-        elif marker == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
-            orientation = exif_orientation(data[at + 10 : at + 2 + length])
-        elif marker == 0xDA:
-            # In coded data 0xFF is followed by 0 or RSTn, so this is the end marker, even with trailing bytes.
-            whole = data.endswith(b"\xff\xd9") or data.find(b"\xff\xd9", at + length) >= 0
-            defect = "truncated: no end marker" if not whole else "" if size and all(size) else "no size in the header"
-            return Header("jpeg", size, orientation, defect)
-        at += 2 + length
-    return Header("jpeg", size, orientation, "truncated in the header")
-
-
-def _read_png(data: bytes) -> Header:
-    size, orientation, at = None, 1, 8
-    while at + 8 <= len(data):
-        length, kind = struct.unpack(">I4s", data[at : at + 8])
-        body = at + 8
-        if body + length + 4 > len(data):
-            return Header("png", size, orientation, f"truncated in chunk {kind.decode('latin-1')!r}")
-        if kind == b"IHDR" and length >= 8:
-            width, height = struct.unpack(">II", data[body : body + 8])
-            size = (height, width)
-        elif kind == b"eXIf":
-            orientation = exif_orientation(data[body : body + length])
-        elif kind == b"IEND":
-            return Header("png", size, orientation, "" if size else "no header chunk")
-        at = body + length + 4
-    return Header("png", size, orientation, "truncated: no end chunk")
-
-
-def png_defect(data: bytes) -> str:
-    """The first chunk of a complete PNG with a wrong checksum, in words; "" if there is none."""
-    at = 8
-    while at + 12 <= len(data):
-        (length,) = struct.unpack(">I", data[at : at + 4])
-        end = at + 8 + length
-        kind = data[at + 4 : at + 8]
-        if zlib.crc32(memoryview(data)[at + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
-            return f"wrong checksum of chunk {kind.decode('latin-1')!r}"
-        if kind == b"IEND":
-            break
-        at = end + 4
-    return ""
-
-
-def _read_webp(data: bytes) -> Header:
-    orientation, at = 1, 12
-    end = 8 + int.from_bytes(data[4:8], "little")
-    if end > len(data):
-        return Header("webp", None, 1, f"truncated: {len(data)} of {end} bytes")
-    while at + 8 <= end:
-        length = int.from_bytes(data[at + 4 : at + 8], "little")
-        if data[at : at + 4] == b"EXIF":
-            block = data[at + 8 : at + 8 + length]
-            orientation = exif_orientation(block.removeprefix(b"Exif\0\0"))
-        at += 8 + length + (length & 1)
-    return Header("webp", None, orientation, "")
-
-
-def exif_orientation(tiff: bytes) -> int:
-    """Orientation in an EXIF block (a TIFF header and its first directory); 1 if it is missing or malformed."""
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
-    if order is None or len(tiff) < 8:
-        return 1
-    (at,) = struct.unpack(order + "I", tiff[4:8])
-    if at + 2 > len(tiff):
-        return 1
-    (count,) = struct.unpack(order + "H", tiff[at : at + 2])
-    for entry in range(at + 2, min(at + 2 + 12 * count, len(tiff) - 11), 12):
-        tag, kind = struct.unpack(order + "HH", tiff[entry : entry + 4])
-        if tag == _ORIENTATION_TAG and kind == 3:  # an unsigned short, as EXIF requires
-            (value,) = struct.unpack(order + "H", tiff[entry + 8 : entry + 10])
-            return value if 1 <= value <= 8 else 1
-    return 1
-
+from data.image_io.decode import Header, checked_header, decode_image, exif_orientation, imdecode, read_bytes
+from utils.errors import UserError
 
 _SEQUENTIAL = (0xC0, 0xC1)  # SOF0, SOF1: there is one scan, so all tables are in the header
 _IGNORED = frozenset({*range(0xE0, 0xF0), 0xFE})  # application data, comments
 _MAX_PIXELS = 1 << 28  # below the limits of decoders
 _SAMPLINGS = ((0x11,), *((first, 0x11, 0x11) for first in (0x11, 0x12, 0x21, 0x22, 0x41)))
-
-
 _STRIDE, _SAMPLE = 2048, 64  # bytes: the first 64 of each 2048 are checked
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # except for restarts
 _HIGH_BITS = np.uint64(0x8080808080808080)
+_CHECK = cv2.IMREAD_REDUCED_GRAYSCALE_8 | cv2.IMREAD_IGNORE_ORIENTATION
+
+
+class HiddenDamageError(UserError):
+    """Damage that only decoding shows."""
+
+
+def check_image(path: str | os.PathLike, *, decode: bool = False) -> tuple[int, int]:
+    """Checks that `read_image` can read a file without a warning, and returns its upright height and width.
+
+    An ordinary JPEG is not decoded if its header, its end and samples of its coded data are plausible, unless
+    ``decode`` is set. Any other JPEG must have its end marker (decoders silently fill the
+    missing part with grey) and is decoded at an eighth of its size, which is faster. Other kinds are decoded
+    completely, and the checksums of a PNG, which decoders ignore, are verified.
+
+    Raises UserError as `read_image` does, and `HiddenDamageError` for damage that only ``decode`` has shown.
+    """
+    data = read_bytes(path)
+    plain = plain_jpeg(data)
+    looks_right = plain is not None and not coded_data_defect(data, plain)
+    if looks_right and not decode:
+        return plain.header.upright_hw
+    header = checked_header(data, path)
+    complaints: list[str] = []
+
+    def complain(_: str, text: str) -> None:
+        complaints.append(text)
+
+    if header.kind != "jpeg":
+        defect = png_defect(data) if header.kind == "png" else ""
+        size = decode_image(data, header, path, complain=complain).shape[:2]
+        if defect or complaints:
+            raise UserError(f"{path}: damaged image ({defect or complaints[0]})")
+        return size
+    try:
+        imdecode(data, _CHECK, path, complain)
+    except UserError as error:
+        raise HiddenDamageError(str(error)) if looks_right else error from None
+    if plain is not None and not complaints and (early := early_end(data, plain)):
+        complaints.append(early)
+    if complaints:
+        kind = HiddenDamageError if looks_right else UserError
+        raise kind(f"{path}: damaged image ({complaints[0]})")
+    return header.upright_hw
 
 
 class PlainJpeg(NamedTuple):
@@ -187,26 +117,22 @@ def early_end(data: bytes, jpeg: PlainJpeg) -> str:
     return f"marker 0x{found[0].hex()} among the coded data, at byte {found.start()}"
 
 
-def plain_jpeg(head: bytes, tail: bytes) -> PlainJpeg | None:
+def plain_jpeg(data: bytes) -> PlainJpeg | None:
     """The header of an ordinary JPEG: sequential, 8-bit, grey or three colours, with common sampling factors.
-
-    Args:
-        head: the beginning of the file, or all of it.
-        tail: its last two bytes.
 
     Returns None for any other file, which need not be damaged.
     """
-    if head[:2] != b"\xff\xd8" or tail[-2:] != b"\xff\xd9":
+    if data[:2] != b"\xff\xd8" or data[-2:] != b"\xff\xd9":
         return None
     frame, orientation, at = b"", 1, 2
     quantisers: set[int] = set()
     codes: set[int] = set()  # class (0 DC, 1 AC) and destination of Huffman tables
     has_restarts = False
-    while at + 4 <= len(head):
-        marker, end = head[at + 1], at + 2 + int.from_bytes(head[at + 2 : at + 4], "big")
-        if head[at] != 0xFF or end > len(head) or end < at + 4:
+    while at + 4 <= len(data):
+        marker, end = data[at + 1], at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if data[at] != 0xFF or end > len(data) or end < at + 4:
             return None
-        body = head[at + 4 : end]
+        body = data[at + 4 : end]
         if marker == 0xDA:
             header = _of_scan(frame, body, orientation, quantisers, codes)
             return header and PlainJpeg(header, end, has_restarts)
@@ -269,3 +195,18 @@ def _add_codes(body: bytes, known: set[int]) -> bool:
         known.add(table)
         at += 17 + len(symbols)
     return at == len(body)
+
+
+def png_defect(data: bytes) -> str:
+    """The first chunk of a complete PNG with a wrong checksum, in words; "" if there is none."""
+    at = 8
+    while at + 12 <= len(data):
+        (length,) = struct.unpack(">I", data[at : at + 4])
+        end = at + 8 + length
+        kind = data[at + 4 : at + 8]
+        if zlib.crc32(memoryview(data)[at + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+            return f"wrong checksum of chunk {kind.decode('latin-1')!r}"
+        if kind == b"IEND":
+            break
+        at = end + 4
+    return ""
