@@ -99,7 +99,7 @@ def coded_data_defect(data: bytes, jpeg: PlainJpeg) -> str:
     samples = np.frombuffer(data, np.uint8, count * _STRIDE, start).reshape(count, _STRIDE)[:, :_SAMPLE].copy()
     words = samples.view(np.uint64)
     if (words[:, 1:] == words[:, :1]).all(1).any():
-        return "a few bytes again and again"
+        return "a few bytes that repeat"
     if not (np.bitwise_or.reduce(words, 1) & _HIGH_BITS).all():
         return "text"
     stray = samples[:, 1:][(samples[:, :-1] == 0xFF) & (samples[:, 1:] != 0)]
@@ -171,8 +171,8 @@ def _of_scan(frame: bytes, scan: bytes, orientation: int, quantisers: set[int], 
         return None
     if scan[1:-3:2] != frame[6::3] or len(set(frame[6::3])) != count or scan[-3:] != b"\0\x3f\0":
         return None
-    wanted = {table for pair in scan[2:-3:2] for table in (pair >> 4, 0x10 | pair & 15)}
-    return Header("jpeg", size, orientation, "") if codes >= wanted else None
+    used = {table for pair in scan[2:-3:2] for table in (pair >> 4, 0x10 | pair & 15)}
+    return Header("jpeg", size, orientation, "") if codes >= used else None
 
 
 def _add_quantisers(body: bytes, known: set[int]) -> bool:

@@ -74,11 +74,6 @@ class ScanReport:
         """Number of images that were left out because they or their label files cannot be used."""
         return sum(self.totals.get(kind, 0) for kind in IMAGE_LOST)
 
-    @property
-    def bad_fraction(self) -> float:
-        """`bad_images` as a fraction of all images."""
-        return self.bad_images / max(self.totals.get("images", 0) + self.bad_images, 1)
-
     def summary(self) -> str:
         """One line: images, backgrounds, boxes, problems by kind."""
         t = self.totals
@@ -96,5 +91,5 @@ class ScanReport:
 
 
 def relative_name(path: Path | str, root: Path) -> str:
-    """``path`` relative to the data set's folder, with ``/``; begins with ``..`` if it lies elsewhere."""
+    """``path`` relative to the data set's folder, with ``/``; begins with ``..`` if it is elsewhere."""
     return os.path.relpath(path, root).replace(os.sep, "/")
