@@ -17,7 +17,7 @@ from benchmarks.report import Comparison, show
 from data.augment.plan import draw_plans, plan_labels
 from data.render.device import paint_layers, render_table
 from data.render.opencv import render_plan
-from data.render.table import CachedPixels, PyramidLayout, RenderTable, build_table
+from data.render.table import PyramidLayout, RenderTable, build_table
 from utils.config.settings import Hyperparameters
 from utils.distributed.context import parse_devices
 from utils.structures import SampleKey, map_tensors
@@ -78,11 +78,11 @@ class Scene:
         return draw_plans(keys, source_hw=self.source_hw, hyp=Hyperparameters(), seed=0, epochs=100)
 
     def table(self, count: int) -> RenderTable:
-        return build_table(self.plans(count), (self.imgsz, self.imgsz), self.source_hw, CachedPixels(self.layout))
+        return build_table(self.plans(count), (self.imgsz, self.imgsz), self.source_hw, self.layout)
 
     def numbers(self, count: int) -> None:
         plans = self.plans(count)
-        build_table(plans, (self.imgsz, self.imgsz), self.source_hw, CachedPixels(self.layout))
+        build_table(plans, (self.imgsz, self.imgsz), self.source_hw, self.layout)
         plan_labels(plans, self.source_hw, self.labels_of)
 
     def labels_of(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -60,21 +60,12 @@ def compare_batches(options: argparse.Namespace) -> Iterator[str]:
 
 def open_loader(options: argparse.Namespace, ctx):
     from data.index.dataset_yaml import load_dataset_spec
-    from data.loading.build import create_dataloader
+    from data.loading.build import build_train_loader
     from utils.config.parser import hyperparameters_from
+    from utils.config.settings import TrainConfig
 
-    loader, _ = create_dataloader(
-        load_dataset_spec(options.data),
-        "train",
-        ctx=ctx,
-        imgsz=options.imgsz,
-        batch_size=options.batch_size,
-        hyp=hyperparameters_from(""),
-        augment=True,
-        epochs=1000,
-        workers=4,
-    )
-    return loader
+    config = TrainConfig(imgsz=options.imgsz, batch_size=options.batch_size, epochs=1000, workers=4)
+    return build_train_loader(ctx, config, hyperparameters_from(""), load_dataset_spec(options.data), stride=32)
 
 
 def copy_rates(options: argparse.Namespace, device) -> str:

@@ -114,22 +114,21 @@ def memory_by_epoch(options: argparse.Namespace) -> str:
     """Private memory of the loader's processes, all together, after each epoch."""
     from benchmarks.dataset_copy import copied
     from data.index.dataset_yaml import load_dataset_spec
-    from data.loading.build import create_dataloader
+    from data.loading.build import build_train_loader
     from utils.config.parser import hyperparameters_from
+    from utils.config.settings import TrainConfig
     from utils.distributed.context import DistributedContext
 
     with copied(options.data, times=options.times) as data:
-        loader, dataset = create_dataloader(
-            load_dataset_spec(data),
-            "train",
-            ctx=DistributedContext.single(),
+        config = TrainConfig(
             imgsz=options.imgsz,
             batch_size=options.batch_size,
-            hyp=hyperparameters_from(""),
-            augment=True,
             epochs=options.epochs + 100,
             cache_dir=str(data.parent / "index"),
             workers=options.workers,
+        )
+        loader = build_train_loader(
+            DistributedContext.single(), config, hyperparameters_from(""), load_dataset_spec(data), stride=32
         )
         batches, readings = iter(loader), []
         for _ in range(options.epochs):
@@ -141,7 +140,7 @@ def memory_by_epoch(options: argparse.Namespace) -> str:
     worst = max(max(later) - max(readings[0]) for later in readings)
     return (
         f"Private memory of the loader's {len(readings[0])} processes after each of {options.epochs} epochs of "
-        f"{len(dataset):,} images: {sums} MB; the largest of them grew by {worst:.1f} MB after the first epoch."
+        f"{len(loader.samples):,} images: {sums} MB; the largest of them grew by {worst:.1f} MB after the first epoch."
     )
 
 

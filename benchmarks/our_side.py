@@ -112,22 +112,25 @@ def seconds_of(action: Callable[[], None], times: int, device: str) -> float:
 def loader_turns(options: argparse.Namespace) -> None:
     from benchmarks.pictures import PICTURED, describe, rate_of
     from data.index.dataset_yaml import load_dataset_spec
-    from data.loading.build import create_dataloader
+    from data.loading.build import build_train_loader
     from utils.config.parser import hyperparameters_from
+    from utils.config.settings import TrainConfig
     from utils.distributed.context import DistributedContext
 
-    loader, _ = create_dataloader(
-        load_dataset_spec(options.data),
-        "train",
-        ctx=DistributedContext.single(),
+    config = TrainConfig(
         imgsz=options.imgsz,
         batch_size=options.batch_size,
-        hyp=hyperparameters_from("", options.override),
-        augment=True,
         epochs=1_000_000,
         cache=options.cache,
         cache_dir=options.cache_dir,
         workers=options.workers,
+    )
+    loader = build_train_loader(
+        DistributedContext.single(),
+        config,
+        hyperparameters_from("", options.override),
+        load_dataset_spec(options.data),
+        stride=32,
     )
     batches = iter(loader)
     looks = describe((b.images, b.targets[:, 2:]) for b in (next(batches) for _ in range(PICTURED)))

@@ -103,11 +103,12 @@ def large_index(images: int) -> str:
 def _write_large(path: Path, images: int) -> None:
     from dataclasses import replace
 
-    from data.index.index import DatasetIndex, write_cache
+    from data.index.index import write_cache
+    from tests.helpers.synthetic_index import index_of
 
     rng = np.random.default_rng(0)
     boxes = rng.uniform(1, 200, (7 * images, 4))
-    index = DatasetIndex.of(
+    index = index_of(
         names=[f"class{i}" for i in range(80)],
         paths=[f"images/train/{i:012}.jpg" for i in range(images)],
         image_hw=np.full((images, 2), 480),

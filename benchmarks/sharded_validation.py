@@ -165,9 +165,9 @@ def loader_of(options: argparse.Namespace, ctx: DistributedContext, size: int, s
     """This rank's validation loader of a set. One without images is refused by the scan, so it is made by hand."""
     from data.dataset import LoadImagesAndLabels
     from data.index.dataset_yaml import load_dataset_spec
-    from data.index.index import DatasetIndex
     from data.loading.build import build_val_loader
     from data.loading.loader import ValidationLoader
+    from tests.helpers.synthetic_index import index_of
     from utils.config.settings import ValConfig
 
     spec = load_dataset_spec(options.folder / f"{size}.yaml")
@@ -177,7 +177,7 @@ def loader_of(options: argparse.Namespace, ctx: DistributedContext, size: int, s
             workers=options.workers,
         )  # fmt: skip
         return build_val_loader(ctx, config, spec, stride=stride)
-    index = DatasetIndex.of(spec.names, [], np.zeros((0, 2)), [0], np.zeros((0, 4)), [])
+    index = index_of(spec.names, [], np.zeros((0, 2)), [0], np.zeros((0, 4)), [])
     return ValidationLoader(LoadImagesAndLabels(index, imgsz=options.imgsz), [], workers=options.workers)
 
 

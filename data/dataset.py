@@ -1,4 +1,4 @@
-"""`LoadImagesAndLabels`: a sample key to a rendered sample."""
+"""`LoadImagesAndLabels` renders the sample of a key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from utils.structures import Sample, SampleKey
 
 
 class LoadImagesAndLabels:
-    """A split as samples. Without state that shows: the same key gives the same sample in any process, in any order.
+    """The samples of a split. The same key gives the same sample in any process and any order.
 
     Training samples (``augment``) are rendered as `data.augment.plan` says; others are letterboxed, their longer side
     scaled to ``imgsz``, up or down.
@@ -44,9 +44,9 @@ class LoadImagesAndLabels:
             augment: render training samples.
             seed: of the run.
             epochs: of the whole run, for ``hyp.close_mosaic``.
-            rect: canvases fit the images' aspect; this rules mosaic and mixup out.
+            rect: canvases fit the images' aspect; disables mosaic and mixup.
             image_cache: of the same index and imgsz.
-            complain: called with the paths of damaged images, and what their decoder said; picklable.
+            complain: called with the path of a damaged image and the decoder's warning; picklable.
 
         Raises:
             UserError: a mistake in ``hyp.albumentations``.
@@ -79,7 +79,7 @@ class LoadImagesAndLabels:
         return image
 
     def _remember(self, i: int, image: np.ndarray) -> None:
-        """Keeps an image for the other pictures of its block. Blocks follow one another, so the oldest goes first."""
+        """Keeps an image for the other pictures of its block. Blocks are in order, so the oldest is removed first."""
         self._recent[i] = image
         while len(self._recent) > 2 * self.hyp.mosaic_block:  # an epoch's last block may be almost twice as long
             self._recent.pop(next(iter(self._recent)), None)
@@ -89,41 +89,35 @@ class LoadImagesAndLabels:
         return self.samples([key])[0]
 
     def samples(self, keys: Sequence[SampleKey], outs: Sequence[np.ndarray | None] | None = None) -> list[Sample]:
-        """The samples of ``keys``; each is what it would be alone.
+        """The samples of ``keys``. Each is independent of the others.
 
         Args:
-            outs: uint8 (H, W, 3) a sample, to render into, which saves a copy. An image that is not its ``out`` leaves
-                nothing of use there.
+            outs: an array uint8 (H, W, 3) per sample to render into, which saves a copy; undefined if the sample has
+                another image.
         """
         outs = [None] * len(keys) if outs is None else outs
         if not self.augment:
             return [self._letterboxed(key, out) for key, out in zip(keys, outs)]
         plans = self.plans(keys)
         samples = []
-        for key, plan, labels, out in zip(keys, plans, self._labels(plans), outs):
+        for key, plan, labels, out in zip(keys, plans, self._plan_labels(plans), outs):
             image = render_plan(plan, self.source_image, out)
             if self._transforms is not None:
                 image, labels = self._transforms(image, labels, key)
-            samples.append(self._sample(key, image, labels, (1.0, 1.0), (0.0, 0.0)))
+            samples.append(self._sample(key, image, labels))
         return samples
 
     def plans(self, keys: Sequence[SampleKey]) -> list[SamplePlan]:
         """How the training samples of ``keys`` are rendered."""
-        return draw_plans(
-            keys,
-            source_hw=self.source_hw,
-            hyp=self.hyp,
-            seed=self.seed,
-            epochs=self.epochs,
-            single_image=self.rect,
-        )
+        settings = {"hyp": self.hyp, "seed": self.seed, "epochs": self.epochs, "single_image": self.rect}
+        return draw_plans(keys, source_hw=self.source_hw, **settings)
 
     def planned(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[Sample]:
         """The training samples of ``keys`` without their images, which are uint8 (0, 0, 3)."""
         empty = np.zeros((0, 0, 3), np.uint8)
-        return [self._sample(key, empty, rows, (1.0, 1.0), (0.0, 0.0)) for key, rows in zip(keys, self._labels(plans))]
+        return [self._sample(key, empty, rows) for key, rows in zip(keys, self._plan_labels(plans))]
 
-    def _labels(self, plans: Sequence[SamplePlan]) -> list[np.ndarray]:
+    def _plan_labels(self, plans: Sequence[SamplePlan]) -> list[np.ndarray]:
         return plan_labels(plans, self.source_hw, self.index.labels_of)
 
     def _letterboxed(self, key: SampleKey, out: np.ndarray | None) -> Sample:
@@ -141,8 +135,8 @@ class LoadImagesAndLabels:
         key: SampleKey,
         image: np.ndarray,
         labels: np.ndarray,
-        gain_xy: tuple[float, float],
-        pad_xy: tuple[float, float],
+        gain_xy: tuple[float, float] = (1.0, 1.0),
+        pad_xy: tuple[float, float] = (0.0, 0.0),
     ) -> Sample:
         original = (int(self.index.image_hw[key.index, 0]), int(self.index.image_hw[key.index, 1]))
         return Sample(image, labels, key.index, self.index.path(key.index), original, gain_xy, pad_xy)

@@ -23,7 +23,7 @@ from utils.logger import configure_logging, progress
 from utils.machine.resources import available_cores
 from utils.rng import Stream, keyed_generator
 
-VERSION = 2  # raise this when the pictures change; then older copies are rendered again
+VERSION = 2  # raise this when the images change; then older copies are rendered again
 MARKER = "demo.json"
 YAML_NAME = "data.yaml"
 SPLITS = ("train", "val")
@@ -102,7 +102,7 @@ def _write_set(folder: Path, wanted: dict[str, int]) -> None:
 
 
 def demo_image(split: str, number: int, *, size: int = 320, seed: int = 0) -> tuple[np.ndarray, np.ndarray, int]:
-    """Picture ``number`` of a split, which depends only on the arguments.
+    """Image ``number`` of a split, which depends only on the arguments.
 
     Returns:
         image uint8 (size, size, 3) RGB; labels float64 (n, 5) of class, cx, cy, w, h normalised; JPEG quality.

@@ -1,4 +1,4 @@
-"""Renders one picture of the demo set: clutter, overlapping objects, camera effects, and boxes of the visible parts.
+"""Renders one image of the demo set: clutter, overlapping objects, camera effects, and boxes of the visible parts.
 
 Everything is drawn at `SUPERSAMPLE` times the size and reduced by averaging. An owner map holds the number of the
 object that each pixel shows, so a box is the extent of the visible part to half a pixel. Colours are RGB.
@@ -18,14 +18,6 @@ Contours = list[np.ndarray]  # each float (n, 2); filled by the even-odd rule, s
 def _arc(radius: float, start: float = 0.0, stop: float = 2 * np.pi) -> np.ndarray:
     angle = np.linspace(start, stop, 64)
     return radius * np.stack([np.cos(angle), np.sin(angle)], -1)
-
-
-def _ring(rng: np.random.Generator) -> Contours:
-    return [_arc(1.0), _arc(rng.uniform(0.45, 0.62))]
-
-
-def _ball(rng: np.random.Generator) -> Contours:
-    return [_arc(1.0)]
 
 
 def _star(rng: np.random.Generator) -> Contours:
@@ -57,18 +49,14 @@ def _triangle(rng: np.random.Generator) -> Contours:
     return [corners, corners * rng.uniform(0.35, 0.5)]
 
 
-def _checker(rng: np.random.Generator) -> Contours:
-    return [0.9 * np.array([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])]
-
-
 OUTLINES: dict[str, Callable[[np.random.Generator], Contours]] = {
-    "ring": _ring,
-    "ball": _ball,
+    "ring": lambda rng: [_arc(1.0), _arc(rng.uniform(0.45, 0.62))],
+    "ball": lambda rng: [_arc(1.0)],
     "star": _star,
     "crescent": _crescent,
     "cross": _cross,
     "triangle": _triangle,
-    "checker": _checker,
+    "checker": lambda rng: [0.9 * np.array([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])],
 }
 CLASS_NAMES: tuple[str, ...] = tuple(OUTLINES)
 
@@ -88,9 +76,9 @@ def second_colour_mask(name: str, u: np.ndarray, v: np.ndarray, rng: np.random.G
 
 
 SUPERSAMPLE = 2
-SMALLEST, TYPICAL, LARGEST = 10 / 320, 48 / 320, 200 / 320  # object extent as a fraction of the picture
+SMALLEST, TYPICAL, LARGEST = 10 / 320, 48 / 320, 200 / 320  # object extent as a fraction of the image
 MIN_VISIBLE = 0.35  # visible fraction of an object; below this it gets no label
-MIN_SIDE = 4.0  # pixels of the final picture; narrower visible parts get no label
+MIN_SIDE = 4.0  # pixels of the final image; narrower visible parts get no label
 MAX_COVER = 0.5  # a new object may hide at most this fraction of another object
 FRACTION_BITS = 4  # OpenCV's fixed-point polygon coordinates
 
@@ -110,7 +98,7 @@ class _Patch:
 
 
 def render_scene(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draws one picture.
+    """Draws one image.
 
     Returns:
         image uint8 (size, size, 3) RGB, and labels float64 (n, 5): class, cx, cy, w, h normalised.

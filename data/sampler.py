@@ -1,8 +1,8 @@
-"""Which images a step holds: the epoch's order, and batches of sample keys for one rank.
+"""The order of an epoch, and the batches of sample keys for one rank.
 
-The order and its canvases are functions of (seed, epoch), not of rank or worker. Training: global batch k of an epoch
-is positions [kB, (k + 1)B) of it, on any number of ranks; a rank renders a contiguous shard, which may be empty.
-Validation: a fixed list of batches, dealt out whole.
+The order and the canvas sizes are functions of (seed, epoch), not of rank or worker. Training: global batch k of an
+epoch is positions [kB, (k + 1)B) of it, on any number of ranks; a rank renders a contiguous shard, which may be empty.
+Validation: a fixed list of batches, each rendered by one rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from utils.structures import SampleKey
 
 
 class EpochOrder:
-    """A fresh order each epoch: a permutation, or draws by weight; gathered by aspect for rectangular batches."""
+    """The order of the images in each epoch: a permutation, or draws by weight."""
 
     def __init__(
         self,
@@ -33,7 +33,6 @@ class EpochOrder:
         imgsz: int,
         stride: int,
         image_hw: np.ndarray | None = None,
-        pad: float = 0.0,
         block: int = 0,
     ) -> None:
         """
@@ -44,14 +43,12 @@ class EpochOrder:
             imgsz: side of square canvases, longer side of images on rectangular ones, pixels.
             stride: canvas sides are its multiples.
             image_hw: int (N, 2); given for rectangular batches only.
-            pad: strides added to each side of a rectangular canvas before rounding up.
-            block: neighbours in the order that are partners of each other; 0: all images are.
+            block: partners of a mosaic are chosen among this many neighbours in the order; 0: among all images.
         """
         self.seed = seed
         self.batch_size = batch_size
         self.imgsz = imgsz
         self.stride = stride
-        self.pad = pad
         self.block = block
         self.weights: np.ndarray | None = None  # float64 (N,), of images; set for weighted draws
         self._count = count
@@ -73,10 +70,10 @@ class EpochOrder:
     def _gathered(self, order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """The same images such that each batch holds similar aspects.
 
-        Images whose own canvas would be the same form a bucket, and stay in random order within it. The row of buckets
-        is cut into batches, and the full batches are shuffled: their number is the same in every epoch.
+        Images that alone would have the same canvas form a bucket, in random order. The buckets, one after the other,
+        are cut into batches, and the full batches are shuffled: their number is the same in every epoch.
         """
-        shapes = rect_shapes(self._aspects, self._aspects, self.imgsz, self.stride, self.pad)
+        shapes = rect_shapes(self._aspects, self._aspects, self.imgsz, self.stride)
         bucket = (shapes[:, 0] - shapes[:, 1])[order]
         order = order[np.argsort(bucket, kind="stable")]
         full = self._count // self.batch_size
@@ -84,8 +81,8 @@ class EpochOrder:
         return np.concatenate([rng.permutation(head.reshape(full, self.batch_size)).reshape(-1), tail])
 
     def block_bounds(self, position: int) -> tuple[int, int]:
-        """First position and end of the block around ``position``. Blocks are aligned to the epoch's beginning; what is
-        left at its end belongs to the last one."""
+        """First position and end of the block that contains ``position``. The last block of an epoch also has the
+        remainder."""
         last = max(self._count // self.block - 1, 0)
         number = min(position // self.block, last)
         return number * self.block, self._count if number == last else (number + 1) * self.block
@@ -94,12 +91,10 @@ class EpochOrder:
         """Height and width for a batch of these images, pixels."""
         if self._aspects is None:
             return self.imgsz, self.imgsz
-        aspects = self._aspects[indices]
-        shape = rect_shapes(aspects.min(keepdims=True), aspects.max(keepdims=True), self.imgsz, self.stride, self.pad)
-        return int(shape[0, 0]), int(shape[0, 1])
+        return rect_canvas(self._aspects[indices], self.imgsz, self.stride)
 
 
-def rect_shapes(low: np.ndarray, high: np.ndarray, imgsz: int, stride: int, pad: float) -> np.ndarray:
+def rect_shapes(low: np.ndarray, high: np.ndarray, imgsz: int, stride: int, pad: float = 0.0) -> np.ndarray:
     """The smallest canvases for images of aspects (height / width) from ``low`` to ``high`` (n,), longer side imgsz.
 
     Returns:
@@ -107,6 +102,12 @@ def rect_shapes(low: np.ndarray, high: np.ndarray, imgsz: int, stride: int, pad:
     """
     sides = np.stack([np.minimum(high, 1), np.minimum(1 / low, 1)], 1)
     return (np.ceil(sides * imgsz / stride + pad - 1e-9) * stride).astype(np.int64)
+
+
+def rect_canvas(aspects: np.ndarray, imgsz: int, stride: int, pad: float = 0.0) -> tuple[int, int]:
+    """Height and width of the smallest canvas for a batch of images of these aspects (n,)."""
+    height, width = rect_shapes(aspects.min(keepdims=True), aspects.max(keepdims=True), imgsz, stride, pad)[0].tolist()
+    return height, width
 
 
 def inverse_frequency_weights(classes: np.ndarray, num_classes: int) -> np.ndarray:
@@ -164,11 +165,11 @@ class BatchRequest:
 
     @property
     def pictures(self) -> int:
-        """Their number."""
+        """Number of pictures."""
         return sum(math.prod(key.canvas_hw) for key in self.keys) // math.prod(self.canvas_hw)
 
     def cells(self) -> list[Cell]:
-        """One a key."""
+        """The cell of each key."""
         cells: list[Cell] = []
         picture = number = 0
         for key in self.keys:
@@ -195,7 +196,7 @@ class KeyedDistributedSampler(DistributedSampler):
         """
         Args:
             order: the epochs' orders, with seed and global batch size.
-            rank, world_size: of the process that the keys are for.
+            rank, world_size: of this process.
             quad: four samples make one picture of twice the size.
             multi_scale: canvas sizes vary within +- this fraction from batch to batch; 0: never.
         """
@@ -206,8 +207,8 @@ class KeyedDistributedSampler(DistributedSampler):
 
     @property
     def num_batches(self) -> int:
-        """Batches an epoch, the last perhaps partial. With ``quad``, up to three samples that fill no quad are left
-        out at the end of an epoch."""
+        """Number of batches per epoch; the last may be smaller. With ``quad``, up to three samples are left out at the
+        end of an epoch."""
         usable = len(self.order) // 4 * 4 if self.quad else len(self.order)
         return -(-usable // self.order.batch_size)
 
@@ -218,9 +219,9 @@ class KeyedDistributedSampler(DistributedSampler):
 
     @property
     def most_pixels(self) -> int:
-        """No batch of this rank has more."""
+        """The most pixels that a batch of this rank can have."""
         order = self.order
-        side = (math.ceil(order.imgsz * (1 + self.multi_scale) / order.stride + order.pad) + 1) * order.stride
+        side = (math.ceil(order.imgsz * (1 + self.multi_scale) / order.stride) + 1) * order.stride
         return -(-order.batch_size // self.num_replicas) * side**2
 
     def __len__(self) -> int:
@@ -272,7 +273,7 @@ class KeyedDistributedSampler(DistributedSampler):
         rng = keyed_generator(self.seed, Stream.MULTI_SCALE, epoch, batch)
         factor = rng.uniform(1 - self.multi_scale, 1 + self.multi_scale)
         stride = self.order.stride
-        # at least two cells a side: batch norm cannot take one picture of one cell
+        # at least two strides per side: batch norm needs more than one value per channel
         return tuple(max(round(side * factor / stride), 2) * stride for side in (height, width))
 
 
@@ -309,10 +310,11 @@ def validation_requests(
 
     Args:
         image_hw: int (N, 2).
-        batch_size: images a batch; the last may hold fewer.
-        imgsz, stride, pad: as in `EpochOrder`.
-        rect: batches in the order of aspect, and canvases as the images need them; else in the data set's order.
-        rank, world_size: of the process that the batches are for.
+        batch_size: images per batch; the last may have fewer.
+        imgsz, stride: as in `EpochOrder`.
+        pad: strides added to each side of a rectangular canvas before rounding up.
+        rect: sort images by aspect, and use the smallest canvas for each batch; else keep the data set's order.
+        rank, world_size: of this process.
     """
     side = math.ceil(imgsz / stride) * stride
     aspects = image_hw[:, 0] / image_hw[:, 1]
@@ -320,10 +322,6 @@ def validation_requests(
     requests = []
     for start in range(rank * batch_size, len(order), world_size * batch_size):
         members = order[start : start + batch_size]
-        canvas = (side, side)
-        if rect:
-            low, high = aspects[members].min(keepdims=True), aspects[members].max(keepdims=True)
-            height, width = rect_shapes(low, high, imgsz, stride, pad)[0].tolist()
-            canvas = (height, width)
+        canvas = rect_canvas(aspects[members], imgsz, stride, pad) if rect else (side, side)
         requests.append(BatchRequest(tuple(SampleKey(i, 0, i, canvas) for i in members.tolist()), canvas))
     return requests

@@ -1,10 +1,9 @@
-"""How batches get from workers to their parent: in memory that both map.
+"""Passes batches from workers to the parent process, in memory that both map.
 
-A fresh segment a batch, which is how torch hands over tensors, costs the kernel more than rendering a picture costs us:
-each of its pages is found, cleared and mapped anew. Here the parent gives every request a slot of one mapping, and gets
-it back when the last tensor that shows the batch is gone. Whoever lets a device copy from such a tensor keeps it until
-the copy has ended (`engine.prefetcher`). Where there is no such memory (not on Linux), or all slots are in use, a batch
-has memory of its own (`new_pixels`).
+Torch creates a shared segment for each batch, whose pages the kernel has to find, clear and map: that takes longer than
+rendering a picture. Here the parent assigns each request a slot of one mapping. A slot is free again when the last
+tensor of its batch is deleted, so a tensor must be kept while a device copies from it (`engine.prefetcher`). If there
+is no such memory (it exists only on Linux) or no free slot, a batch gets new memory (`new_pixels`).
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ PORTABLE = 1  # cudaHostRegisterPortable: for every device of the process
 class PageLock:
     """Locks ranges of memory that were allocated without CUDA; tensors there are then pinned.
 
-    After the system has refused once (a limit on locked memory, a driver that cannot), it is not asked again, and the
-    log says so. Memory that is not locked works too: torch copies it to pinned memory of its own.
+    After the system has refused once (a limit on locked memory, a driver that cannot), which is logged, nothing more is
+    locked. Memory that is not locked works too: torch copies it to pinned memory.
     """
 
     def __init__(self) -> None:
@@ -44,7 +43,7 @@ class PageLock:
         self._has_been_refused = False
 
     def lock(self, address: int, nbytes: int) -> bool:
-        """Whether ``nbytes`` from ``address`` on are locked now. If so, `unlock` them before they are unmapped."""
+        """Locks ``nbytes`` from ``address`` on. Returns whether that succeeded; then `unlock` before unmapping."""
         if self._has_been_refused:
             return False
         reason = self._register(address, nbytes)
@@ -59,7 +58,7 @@ class PageLock:
             torch.cuda.cudart().cudaHostUnregister(address)
 
     def _register(self, address: int, nbytes: int) -> str | None:
-        """None, or why not."""
+        """Returns None, or the reason for a failure."""
         try:
             code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, PORTABLE))
         except (RuntimeError, AssertionError) as error:  # a torch without CUDA
@@ -71,8 +70,7 @@ class PageLock:
 
 
 def _forget_last_error() -> None:
-    """CUDA remembers a thread's last error, and torch would blame it on the next kernel that this thread starts: let
-    that be one of no consequence."""
+    """Starts a harmless kernel: CUDA remembers a thread's last error, and torch reports it for the next kernel."""
     try:
         torch.zeros(1, device="cuda").add_(1)
     except RuntimeError:
@@ -92,8 +90,8 @@ class BatchSlots:
         os.truncate(handle, count * _whole_pages(slot_bytes))
         self._map(handle, slot_bytes)
         self.number = next(_numbers)
-        self._free = list(range(count))  # the last one given back goes out first: its pages exist
-        self._sent: set[int] = set()  # to a worker, with a request
+        self._free = list(range(count))  # a stack: the pages of the slot that was freed last exist already
+        self._sent: set[int] = set()  # slots that workers have
         self._page_lock = page_lock
         self._tried_to_lock: set[int] = set()
         _by_number[self.number] = self
@@ -106,7 +104,7 @@ class BatchSlots:
         weakref.finalize(self, os.close, handle).atexit = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a worker that is not forked: it maps the same memory."""
+        """For a worker that is not forked, which maps the same memory."""
         return {"handle": DupFd(self._handle), "slot_bytes": self.slot_bytes, "number": self.number}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -114,7 +112,7 @@ class BatchSlots:
         self._map(state["handle"].detach(), state["slot_bytes"])
 
     def take(self, wanted_bytes: int) -> int | None:
-        """A slot for a worker to render into, if one is free and as large as that."""
+        """Reserves a slot for a worker to render into. None if none is free, or slots are too small."""
         if wanted_bytes > self.slot_bytes or not self._free:
             return None
         slot = self._free.pop()
@@ -122,7 +120,7 @@ class BatchSlots:
         return slot
 
     def take_back(self) -> None:
-        """Frees the slots that workers have. Call it when the workers have ended."""
+        """Frees the slots that workers have. Must be called after the workers have ended."""
         self._free.extend(self._sent)
         self._sent.clear()
 
@@ -132,7 +130,7 @@ class BatchSlots:
         return self._memory[first : first + math.prod(shape)].reshape(shape)
 
     def arrived(self, slot: int, shape: tuple[int, ...]) -> Tensor:
-        """The same as a tensor; the slot is free again when nothing refers to its memory any more."""
+        """As `pixels`, but a tensor. The slot is freed when nothing refers to its memory any more."""
         pixels = self.pixels(slot, shape)
         self._sent.discard(slot)
         self._lock(slot)
@@ -146,19 +144,19 @@ class BatchSlots:
         self._tried_to_lock.add(slot)
         address = self._memory.ctypes.data + slot * self._pitch
         if self._page_lock.lock(address, self._pitch):
-            # The array is the base of every slot's and goes after the last of them, before the mapping does.
+            # This array is the base of all slots' arrays: it is deleted after the last of them, and before the mapping.
             weakref.finalize(self._memory, self._page_lock.unlock, address).atexit = False
 
 
 class SentBatch:
-    """A batch (a dataclass of tensors, perhaps nested) about to leave a worker. What arrives is the batch.
+    """Pickles a batch (a dataclass of tensors, perhaps nested) in a worker; the parent receives the batch itself.
 
-    Torch makes a file and a connection for every tensor, which takes longer than to copy a few numbers into the message
-    that is sent anyway: small tensors travel inside the message, large ones in memory that both processes map.
+    Torch creates a file and a connection for every tensor, which is slow for small ones. Here small tensors are part of
+    the message, and large ones are in memory that both processes map.
     """
 
     def __init__(self, batch: Any, slots: BatchSlots | None = None, slot: int | None = None) -> None:
-        """``slot``: where the images of a `Batch` lie; None: nowhere special."""
+        """``slot``: the one that holds the images of a `Batch`; None: they are in no slot."""
         self.batch = batch
         self.slots = slots
         self.slot = slot
@@ -178,7 +176,7 @@ def _arrived(number: int, slot: int, shape: tuple[int, ...], rest: _Fields) -> B
 
 @dataclass(frozen=True, slots=True)
 class _Array:
-    """A small tensor as numpy's array, which is pickled whole."""
+    """A small tensor as a numpy array, which is pickled by value."""
 
     array: np.ndarray
 
@@ -212,7 +210,7 @@ def _unpacked(value: Any) -> Any:
 
 
 def _shared(tensor: Tensor) -> Tensor:
-    """``tensor``, laid out as it is, in shared memory."""
+    """A copy of ``tensor`` in shared memory, with the same strides."""
     source = tensor.untyped_storage()
     storage = new_shared(source.nbytes())
     storage.copy_(source)
@@ -220,24 +218,24 @@ def _shared(tensor: Tensor) -> Tensor:
 
 
 def new_shared(nbytes: int) -> torch.UntypedStorage:
-    """Unset memory that another process maps too once a tensor in it is sent there.
+    """Uninitialised shared memory, which another process maps when it receives a tensor in it.
 
-    Torch would take a file in /dev/shm, which containers often limit to 64 MiB (``docker --shm-size``): training ends
-    where that is full. This memory has no such limit; elsewhere than on Linux it is torch's.
+    Torch would use a file in /dev/shm, which containers often limit to 64 MiB (``docker --shm-size``). This memory has
+    no such limit. On systems other than Linux it is torch's.
     """
     if not hasattr(os, "memfd_create"):
         return torch.UntypedStorage._new_shared(nbytes)
     handle = os.memfd_create("lockstep-tensor")
     try:
         os.truncate(handle, nbytes)
-        return torch.UntypedStorage._new_shared_fd_cpu(handle, nbytes)  # has a handle of its own, which is what is sent
+        return torch.UntypedStorage._new_shared_fd_cpu(handle, nbytes)  # duplicates the handle
     finally:
         os.close(handle)
 
 
 def new_pixels(images: int, canvas_hw: tuple[int, int]) -> Tensor:
-    """Unset uint8 (images, H, W, 3). In a loader's worker it lies in shared memory from the start, where torch would
-    otherwise copy a batch to hand it over."""
+    """Uninitialised uint8 (images, H, W, 3). In a worker it is in shared memory, to which torch would otherwise copy
+    the batch."""
     shape = (images, *canvas_hw, 3)
     if get_worker_info() is None or math.prod(shape) == 0:
         return torch.empty(shape, dtype=torch.uint8)
@@ -249,7 +247,7 @@ def _whole_pages(nbytes: int) -> int:
 
 
 def open_slots(count: int, slot_bytes: int, page_lock: PageLock | None = None) -> BatchSlots | None:
-    """Slots, or None where there can be none."""
+    """`BatchSlots`, or None if the system cannot provide them."""
     if not hasattr(os, "memfd_create") or slot_bytes == 0:
         return None
     try:

@@ -5,8 +5,9 @@
       - {name: OneOf, p: 0.3, transforms: [{name: CLAHE}, {name: RandomGamma}]}
       - {name: RandomCrop, height: 300, width: 300, p: 0.2}
 
-Any transform by name with its arguments, pixel-level or box-aware. The pipeline runs in the workers, after the plan of
-`data.augment` has been rendered. albumentations (MIT) is imported only if the list is not empty.
+Transforms are given by name with their arguments; they may be pixel-level or box-aware. The pipeline runs in the
+workers, after the plan of `data.augment` has been rendered. albumentations (MIT) is imported only if the list is not
+empty.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from data.augment.boxes import MIN_SIDE_PX, MIN_VISIBLE_SHARE, to_normalised
+from data.augment.transforms import MIN_SIDE_PX, MIN_VISIBLE_FRACTION, to_normalised
 from data.render.opencv import fit_letterbox, letterbox
 from utils.boxes import clip_xyxy, cxcywh_to_xyxy, scale_boxes
 from utils.config.yaml_files import suggestion
@@ -52,7 +53,7 @@ def import_albumentations() -> ModuleType:
 
 
 class UserTransforms:
-    """The pipeline. Its result depends on the seed, the key and its input alone."""
+    """The pipeline. Its result depends only on the seed, the key and its input."""
 
     def __init__(self, entries: list[dict], seed: int) -> None:
         """Builds and checks every transform.
@@ -83,10 +84,10 @@ class UserTransforms:
             key: the sample.
 
         Returns:
-            The same kinds, the image in the same size (letterboxed back if a transform changed it).
+            image and labels of the same kinds; the image has the same size (letterboxed if a transform changed it).
 
         Raises:
-            UserError: a transform that fails on the image, say a crop larger than it.
+            UserError: a transform fails on the image, for example a crop that is larger.
         """
         height, width = image.shape[:2]
         boxes = clip_xyxy(scale_boxes(cxcywh_to_xyxy(labels[:, 1:].astype(np.float64)), width, height), width, height)
@@ -95,7 +96,7 @@ class UserTransforms:
             self._compose.set_random_state(rng, random.Random(int(rng.integers(2**63))))
             try:
                 result = self._compose(image=image, bboxes=boxes, rows=np.arange(len(boxes)))
-            except Exception as error:  # whatever a transform of the user's choice says of this image
+            except Exception as error:  # the user's transforms may raise any error
                 raise UserError(f"hyper-parameter albumentations: {_one_line(error)}") from error
         changed = np.ascontiguousarray(result["image"])
         if changed.dtype != np.uint8 or changed.ndim != 3 or changed.shape[2] != 3:
@@ -120,7 +121,7 @@ def _build(entries: list[dict]) -> Any:
     bbox_params = package.BboxParams(
         format="pascal_voc",
         label_fields=["rows"],
-        min_visibility=MIN_VISIBLE_SHARE,
+        min_visibility=MIN_VISIBLE_FRACTION,
         min_width=MIN_SIDE_PX,
         min_height=MIN_SIDE_PX,
         clip=True,
@@ -132,7 +133,7 @@ def _build(entries: list[dict]) -> Any:
 
 
 def _make(package: ModuleType, entry: Any) -> Any:
-    """One transform, or a nest of them, from its YAML mapping."""
+    """Makes a transform, with its nested transforms, from its YAML mapping."""
     where = "hyper-parameter albumentations"
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise UserError(f"{where}: needs mappings such as {{name: Blur, p: 0.1}}, got {entry!r}")
@@ -152,7 +153,7 @@ def _make(package: ModuleType, entry: Any) -> Any:
         arguments["transforms"] = [_make(package, inner) for inner in nested]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)  # a value that it would replace by its default
+            warnings.simplefilter("error", UserWarning)  # that a wrong value is replaced by the default
             return known[name](**arguments)
     except (ValueError, TypeError, UserWarning) as error:
         raise UserError(f"{where}: {name}: {_one_line(error)}") from None
@@ -169,7 +170,7 @@ def _transform_classes(package: ModuleType) -> dict[str, type]:
 
 
 def _one_line(error: BaseException) -> str:
-    """The gist of a message that may be pydantic's list of lines."""
+    """A message in one line; pydantic's are lists of lines."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     gist = [line for line in lines if not line.startswith("For further information")]
     return ": ".join(gist[1:3] if len(gist) > 2 and "validation error" in gist[0] else gist[:2])
@@ -177,7 +178,7 @@ def _one_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _global_generators_seeded(seed: int) -> Iterator[None]:
-    """Python's and numpy's global generators seeded for transforms that draw from them, and put back afterwards."""
+    """Seeds Python's and numpy's global generators, which some transforms use, and restores them afterwards."""
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002

@@ -8,7 +8,7 @@ divided by the canvas width and height. Boxes are ``xyxy`` corners, ``xywh`` top
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
@@ -226,3 +226,39 @@ def pad_targets(targets: Tensor, batch_size: int, max_targets: int) -> tuple[Ten
         padded[image, slot] = targets[:, 1:]
     # Assigning True to these elements would copy the scalar to the device, for which the host would wait.
     return padded, torch.arange(max_targets, device=targets.device) < per_image[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class FlatStrings:
+    """An immutable sequence of strings in two arrays, of which the garbage collector tracks no elements. File names
+    that are not UTF-8 are kept (surrogateescape)."""
+
+    data: np.ndarray  # uint8 (P,) UTF-8, one string after another
+    offsets: np.ndarray  # int64 (N + 1,): string i is data[offsets[i]:offsets[i + 1]]
+
+    @classmethod
+    def of(cls, strings: Iterable[str]) -> FlatStrings:
+        encoded = list(map(_encoded, strings))
+        offsets = np.zeros(len(encoded) + 1, np.int64)
+        np.cumsum([len(e) for e in encoded], out=offsets[1:])
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, i: int) -> str:
+        n = len(self)
+        if not -n <= i < n:
+            raise IndexError(f"{i} of {n} strings")
+        i %= n
+        return self.data[self.offsets[i] : self.offsets[i + 1]].tobytes().decode("utf-8", "surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[i] for i in range(len(self)))
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half a surrogate pair, from an escape in JSON; not a file name
+        return text.encode("utf-8", "backslashreplace")

@@ -1,8 +1,8 @@
 """Mosaic and MixUp: which images a picture has, and where they are on its canvas.
 
 Mosaic (Bochkovskiy et al. 2020) pastes four images around a random centre of a frame of twice the canvas' size. MixUp
-(Zhang et al. 2018) blends two pictures. All tiles of a batch are computed at once, in numbers that do not depend on
-what else is in it: only sums, products and roundings of single numbers. Legend: P pictures, T tiles.
+(Zhang et al. 2018) blends two pictures. All tiles of a batch are computed at once, elementwise, so that the numbers of
+a tile do not depend on the others. Legend: P pictures, T tiles.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.augment.boxes import are_axis_aligned, project_boxes
-from data.augment.transforms import Augmentation, Draws
-from utils.config.settings import Hyperparameters
+from data.augment.transforms import Augmentation, are_axis_aligned, project_boxes
 from utils.rng import Stream, keyed_generator
 from utils.structures import SampleKey
 
@@ -35,7 +33,7 @@ class Mosaic(Augmentation):
 
         Args:
             u: (P, 6).
-            keys, indices: of each picture its sample and its main image.
+            keys, indices: the sample and the main image of each picture.
             combine: bool (P,), whether it may be a mosaic.
             images: N, in the data set.
         """
@@ -49,7 +47,7 @@ class Mosaic(Augmentation):
     def corners(
         u: np.ndarray, slots: np.ndarray, is_mosaic: np.ndarray, sizes: np.ndarray, canvas_wh: np.ndarray
     ) -> np.ndarray:
-        """Upper left corners (T, 2) on the frame: of tiles that meet in a point, and of lone ones in the middle.
+        """Upper left corners (T, 2) on the frame. Tiles of a mosaic meet in a random point; single tiles are centred.
 
         Args:
             u: (T, 6), of each tile's picture.
@@ -63,30 +61,29 @@ class Mosaic(Augmentation):
         return np.where(is_mosaic[:, None], around, np.floor((canvas_wh - sizes) / 2))
 
 
-class MixUp:
-    """``mixup``: a sample that is the blend of two pictures."""
+def choose_mixup(
+    u: np.ndarray, keys: Sequence[SampleKey], combine: np.ndarray, probability: float, images: int
+) -> tuple[list[int], list[int]]:
+    """Numbers of the keys that are mixed, and the main image of the second picture of each.
 
-    def __init__(self, hyp: Hyperparameters) -> None:
-        self.hyp = hyp
+    Args:
+        u: (n, 2), `Draws.of_mixing`.
+        combine: bool (n,), whether a sample may be mixed.
+        images: N, in the data set.
+    """
+    mixed = np.flatnonzero(combine & (u[:, 0] < probability)).tolist()
+    return mixed, [choose_partners(u[n, 1:].tolist(), keys[n].index, keys[n].block, images)[0] for n in mixed]
 
-    def choose(
-        self, draws: Draws, keys: Sequence[SampleKey], combine: np.ndarray, images: int
-    ) -> tuple[list[int], list[int]]:
-        """The keys that are mixed, by number, and the main image of the second picture of each."""
-        u = draws.of_mixing
-        mixed = np.flatnonzero(combine & (u[:, 0] < self.hyp.mixup)).tolist()
-        return mixed, [choose_partners(u[n, 1:].tolist(), keys[n].index, keys[n].block, images)[0] for n in mixed]
 
-    @staticmethod
-    def ratio(seed: int, key: SampleKey) -> float:
-        """The weight of the first picture."""
-        rng = keyed_generator(seed, Stream.MIXUP, key.epoch, key.position)
-        return float(rng.beta(MIXUP_BETA, MIXUP_BETA))
+def mixup_ratio(seed: int, key: SampleKey) -> float:
+    """The weight of the first picture."""
+    rng = keyed_generator(seed, Stream.MIXUP, key.epoch, key.position)
+    return float(rng.beta(MIXUP_BETA, MIXUP_BETA))
 
 
 def choose_partners(u: Sequence[float], index: int, block: Sequence[int], images: int) -> list[int]:
-    """Images to be combined with ``index``, one a number of ``u``: any of all, or of its block, without repetition
-    while there are enough."""
+    """Chooses an image to combine with ``index`` for each number of ``u``: from all images, or from its block, there
+    without repetition if it is large enough."""
     if not block:
         return [int(number * images) for number in u]
     left: list[int] = []
@@ -98,7 +95,7 @@ def choose_partners(u: Sequence[float], index: int, block: Sequence[int], images
 
 
 class TilePlacement(NamedTuple):
-    """Tiles; those that miss the canvas have no meaning but in ``is_seen``."""
+    """Positions of tiles. Of a tile outside the canvas only ``is_seen`` is valid."""
 
     region: np.ndarray  # int64 (T, 4): x1, y1, x2, y2, the part that is rendered, source pixels
     matrix: np.ndarray  # float64 (T, 3, 3), source to canvas
@@ -119,7 +116,7 @@ def place_tiles(
     outer: np.ndarray,
     canvas_wh: np.ndarray,
 ) -> TilePlacement:
-    """Sources on frames, seen through ``outer``.
+    """Regions and matrices of sources that are pasted on frames, which ``outer`` maps to the canvas.
 
     Args:
         source_hw: (T, 2).
@@ -130,7 +127,7 @@ def place_tiles(
     """
     source_wh = source_hw[:, ::-1].astype(np.float64)
     per_pixel = source_wh / sizes
-    # What the frame's edge cuts off, to whole source pixels; at least one stays.
+    # Crop what is outside the frame, to whole source pixels; at least one remains.
     low = np.minimum(np.rint((np.maximum(corners, 0) - corners) * per_pixel), source_wh - 1)
     high = np.rint((np.minimum(corners + sizes, frame_wh) - corners) * per_pixel)
     region = np.concatenate([low, np.maximum(high, low + 1)], 1)

@@ -1,14 +1,13 @@
-"""Augmentation parameters, drawn from sample keys alone; no pixel is touched here.
+"""Sample plans: augmentation parameters, which depend on the sample keys alone. No pixel is read here.
 
 A plan says which source images appear, which part of each, and the one matrix that takes it straight to the output
-canvas: its position in the mosaic and all geometric transforms are composed beforehand. The two-step picture that this
-equals is the classic one: paste four images onto a canvas of twice the size, then cut a randomly transformed window out
-of it.
+canvas: its position in the mosaic and all geometric transforms are composed beforehand. This equals the classic two
+steps: paste four images onto a canvas of twice the size, then cut out a randomly transformed window.
 
-Plans of a batch are drawn together, since numpy takes as long for one number as for many. A plan's numbers are the same
-bits whatever it is drawn together with.
+The plans of a batch are computed together, since numpy takes as long for one number as for many. A plan has the same
+bits in any batch.
 
-Frames: see `data.augment.boxes`. All matrices are float64 (3, 3) and act on continuous pixel coordinates.
+Frames: see `data.augment.transforms`. All matrices are float64 (3, 3) and act on continuous pixel coordinates.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from itertools import chain
 
 import numpy as np
 
-from data.augment.boxes import to_normalised, transform_labels
-from data.augment.mosaic import MixUp, Mosaic, TilePlacement, fitted_sizes, place_tiles
+from data.augment.mosaic import Mosaic, TilePlacement, choose_mixup, fitted_sizes, mixup_ratio, place_tiles
 from data.augment.transforms import (
     ColorJitter,
     Draws,
@@ -29,6 +27,8 @@ from data.augment.transforms import (
     RandomFlip,
     RandomPerspective,
     composed,
+    to_normalised,
+    transform_labels,
 )
 from utils.config.settings import Hyperparameters
 from utils.structures import SampleKey
@@ -75,29 +75,29 @@ def draw_plans(
     epochs: int,
     single_image: bool = False,
 ) -> list[SamplePlan]:
-    """The parameters of training samples: each a function of its own key and the other arguments, equal on every rank,
-    worker and restart.
+    """The plans of training samples. Each is a function of its key and the other arguments, and therefore the same on
+    every rank, in every worker and after a restart.
 
     Args:
-        keys: the samples; each has a canvas size of its own.
-        source_hw: int (N, 2), height and width of every source image as the renderer will be given it.
+        keys: the samples; canvas sizes may differ.
+        source_hw: int (N, 2), height and width of every source image that the renderer will read.
         hyp: probabilities and ranges.
         seed: of the run.
-        epochs: of the whole run; the last ``hyp.close_mosaic`` have neither mosaic nor mixup.
+        epochs: of the whole run; there is no mosaic or mixup in the last ``hyp.close_mosaic``.
         single_image: never mosaic or mixup (rectangular batches, whose canvas fits one image's aspect).
     """
     if not keys:
         return []
-    draws, mixup = Draws(seed, keys), MixUp(hyp)
+    draws = Draws(seed, keys)
     combine = np.array([not single_image and key.epoch < epochs - hyp.close_mosaic for key in keys])
-    mixed, partners = mixup.choose(draws, keys, combine, len(source_hw))
+    mixed, partners = choose_mixup(draws.of_mixing, keys, combine, hyp.mixup, len(source_hw))
     draws.mixed = mixed
     of_pictures = [*keys, *(keys[n] for n in mixed)]
     indices = [*(key.index for key in keys), *partners]
     pictures = _draw_pictures(draws, of_pictures, indices, combine[[*range(len(keys)), *mixed]], source_hw, hyp)
     plans = [SamplePlan(key.canvas_hw, (picture,), 1.0) for key, picture in zip(keys, pictures)]
     for n, second in zip(mixed, pictures[len(keys) :]):
-        plans[n] = SamplePlan(keys[n].canvas_hw, (pictures[n], second), mixup.ratio(seed, keys[n]))
+        plans[n] = SamplePlan(keys[n].canvas_hw, (pictures[n], second), mixup_ratio(seed, keys[n]))
     return plans
 
 
@@ -109,7 +109,7 @@ def _draw_pictures(
     source_hw: np.ndarray,
     hyp: Hyperparameters,
 ) -> list[Picture]:
-    """A picture for each key, with its main image, and whether it may be a mosaic."""
+    """A picture for each key, whose main image is in ``indices``; ``combine``: whether it may be a mosaic."""
     mosaic = Mosaic(hyp)
     members = mosaic.members(draws.of_pictures(mosaic), keys, indices, combine, len(source_hw))
     canvas_hw = np.array([key.canvas_hw for key in keys])
@@ -154,7 +154,7 @@ def plan_labels(
 
     Args:
         plans: of any canvas sizes.
-        source_hw: int (N, 2) of all source images, for which the plans were drawn.
+        source_hw: int (N, 2) of all source images, for which the plans were made.
         labels_of: as `DatasetIndex.labels_of`.
     """
     tiles_of = [[tile for picture in plan.pictures for tile in picture.tiles] for plan in plans]

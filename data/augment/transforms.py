@@ -1,10 +1,13 @@
 """Augmentations, one class each, and the random numbers that they may use.
 
-`GeometricTransform`s draw a matrix each, and the renderers apply their product. `PixelOperation`s draw parameters, and
-have an OpenCV and a torch form. The lists that name all of them are in `data.augment.plan`.
+A `GeometricTransform` draws a matrix, and the renderers apply the product of all of them. A `PixelOperation` draws
+parameters, and has an OpenCV and a torch form. `data.augment.plan` lists them all.
 
-Only sums, products and roundings of single numbers, and trigonometry from `math`: the products of small matrices that
-linear algebra libraries make, and numpy's trigonometry, may round differently in a longer row.
+Arithmetic is elementwise, and trigonometry is that of `math`: matrix products of linear algebra libraries and numpy's
+trigonometry may round differently in longer arrays.
+
+Boxes are transformed as the hulls of their corners, and clipped to the canvas. Frames: "source" is continuous pixel
+coordinates of the source image, where pixel i covers [i, i + 1); "canvas" is the same on the rendered image.
 """
 
 from __future__ import annotations
@@ -18,12 +21,18 @@ import cv2
 import numpy as np
 from torch import Tensor
 
+from utils.boxes import area_xyxy, clip_xyxy
 from utils.config.settings import Hyperparameters
 from utils.rng import Stream, keyed_uniforms, named_stream
 from utils.structures import SampleKey
 
+# Boxes that are smaller, show less of themselves or are thinner than this are dropped.
+MIN_SIDE_PX = 2.0
+MIN_VISIBLE_FRACTION = 0.1
+MAX_ASPECT = 100.0
+
 MIN_SCALE = 0.05
-# The horizon of a perspective draw stays at least this far away, in half-canvases, so that nothing folds over.
+# Least distance of the horizon of a perspective transform, in half-canvases, so that nothing folds over.
 HORIZON = 1 / 0.6
 
 _RGB_TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
@@ -33,17 +42,17 @@ _CHROMA = np.outer(_YIQ_TO_RGB[:, 1], _RGB_TO_YIQ[1]) + np.outer(_YIQ_TO_RGB[:, 
 _QUARTER_TURN = np.outer(_YIQ_TO_RGB[:, 2], _RGB_TO_YIQ[1]) - np.outer(_YIQ_TO_RGB[:, 1], _RGB_TO_YIQ[2])
 
 # The first augmentations share one stream: these columns for a sample's picture, as many for one that may be mixed in,
-# and two for the mixing. All are drawn, used or not, so that a changed probability leaves the other choices alone.
+# and two for the mixing. All are always drawn, so that changing one probability does not change other choices.
 SHARED_COLUMNS = 19
 MIXUP_COLUMNS = slice(2 * SHARED_COLUMNS, 2 * SHARED_COLUMNS + 2)
 
 
 class Augmentation:
-    """Base of all. Adding one changes no other's numbers: it has a stream of its own, which follows from its name."""
+    """Base class. A new augmentation does not change the others' numbers: its random stream follows from its name."""
 
     name: ClassVar[str]
-    numbers: ClassVar[int]  # uniform numbers a picture
-    columns: ClassVar[slice | None] = None  # of the shared stream; None: a stream of its own
+    numbers: ClassVar[int]  # uniform numbers per picture
+    columns: ClassVar[slice | None] = None  # in the shared stream; None: it has a separate stream
 
     def __init__(self, hyp: Hyperparameters) -> None:
         self.hyp = hyp
@@ -64,12 +73,12 @@ class GeometricTransform(Augmentation, ABC):
 
 
 class PixelOperation(Augmentation, ABC):
-    """An augmentation that changes pixels where they are."""
+    """An augmentation that changes pixel values."""
 
     @property
     @abstractmethod
     def is_active(self) -> bool:
-        """Whether the hyper-parameters ask for it."""
+        """Whether the hyper-parameters enable it."""
 
     @abstractmethod
     def parameters(self, u: np.ndarray, canvas_hw: np.ndarray) -> np.ndarray:
@@ -85,7 +94,7 @@ class PixelOperation(Augmentation, ABC):
     @abstractmethod
     def apply_torch(images: Tensor, parameters: Tensor) -> Tensor:
         """Applies ``parameters`` float32 (L, k) to ``images`` float32 (L, H, W, 3) of 0 to 255; may leave that range.
-        Sums and products of single numbers only, so that a picture does not depend on its batch."""
+        Must be elementwise, so that a picture does not depend on its batch."""
 
 
 class Draws:
@@ -102,7 +111,7 @@ class Draws:
 
     @property
     def of_mixing(self) -> np.ndarray:
-        """(n, 2), a row a key: whether it is mixed with a second picture, and with which."""
+        """(n, 2), a row per key: whether it is mixed with a second picture, and with which."""
         return self._shared[:, MIXUP_COLUMNS]
 
     def of_pictures(self, augmentation: Augmentation) -> np.ndarray:
@@ -165,7 +174,7 @@ class RandomFlip(GeometricTransform):
 
 
 def composed(after: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """The products (P, 3, 3) of two rows of matrices."""
+    """Matrix products (P, 3, 3), pair by pair."""
     left, right = after[:, :, :, None], before[:, None, :, :]
     return left[:, :, 0] * right[:, :, 0] + left[:, :, 1] * right[:, :, 1] + left[:, :, 2] * right[:, :, 2]
 
@@ -202,3 +211,86 @@ def color_matrices(jitter: np.ndarray) -> np.ndarray:
     turns = [2 * math.pi * h for h in hue.ravel().tolist()]
     cosine, sine = (np.array([f(t) for t in turns])[:, None, None] for f in (math.cos, math.sin))
     return (1 + value) * (_LUMA + (1 + saturation) * (cosine * _CHROMA + sine * _QUARTER_TURN))
+
+
+def project_points(matrix: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Points (..., 2) through a homogeneous (3, 3) matrix."""
+    mapped = points @ matrix[:, :2].T + matrix[:, 2]
+    return mapped[..., :2] / mapped[..., 2:]
+
+
+def are_axis_aligned(matrices: np.ndarray) -> np.ndarray:
+    """bool (n,): whether a (3, 3) matrix only scales, mirrors and moves, so that a resize can render it."""
+    return ~matrices[:, (0, 1, 2, 2), (1, 0, 0, 1)].any(1)
+
+
+def project_boxes(matrices: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """The axis-aligned hulls (n, 4) of projected boxes, with a (3, 3) matrix and two corners (x, y) for each."""
+    if are_axis_aligned(matrices).all():
+        scale, shift = matrices[:, (0, 1), (0, 1)], matrices[:, :2, 2]
+        ends = np.stack([low * scale + shift, high * scale + shift]) / matrices[:, 2, 2, None]
+        return np.concatenate([ends.min(0), ends.max(0)], 1)
+    x, y = (np.stack([low[:, axis], high[:, axis]]) for axis in (0, 1))  # (2, n)
+    x, y = x[[0, 1, 1, 0]], y[[0, 0, 1, 1]]
+    mapped = [matrices[:, row, 0] * x + matrices[:, row, 1] * y + matrices[:, row, 2] for row in range(3)]
+    x, y = mapped[0] / mapped[2], mapped[1] / mapped[2]
+    return np.stack([x.min(0), y.min(0), x.max(0), y.max(0)], 1)
+
+
+def is_worth_keeping(visible_xyxy: np.ndarray, full_area: np.ndarray) -> np.ndarray:
+    """Mask (n,) of boxes that are large enough, not too thin, and show enough of their full area."""
+    width, height = visible_xyxy[:, 2] - visible_xyxy[:, 0], visible_xyxy[:, 3] - visible_xyxy[:, 1]
+    big_enough = (width >= MIN_SIDE_PX) & (height >= MIN_SIDE_PX)
+    not_too_thin = np.maximum(width, height) <= MAX_ASPECT * np.minimum(width, height)
+    seen_enough = area_xyxy(visible_xyxy) >= MIN_VISIBLE_FRACTION * full_area
+    return big_enough & not_too_thin & seen_enough
+
+
+def transform_labels(
+    labels: np.ndarray,
+    tile: np.ndarray,
+    *,
+    source_hw: np.ndarray,
+    regions: np.ndarray,
+    matrices: np.ndarray,
+    canvas_hw: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Maps the labels of T tiles to the canvas. The result for a label does not depend on the others.
+
+    Args:
+        labels: float (n, 5) of class, cx, cy, w, h normalised to the source image.
+        tile: int (n,), the tile of each label.
+        source_hw: (T, 2), heights and widths of the tiles' source images, pixels.
+        regions: (T, 4), the part of each that is rendered, x1, y1, x2, y2 in source pixels.
+        matrices: (T, 3, 3), from source to canvas.
+        canvas_hw: (T, 2), sizes of their canvases, pixels, or (2,), the same for all.
+
+    Returns:
+        float64 (m, 5) of class, x1, y1, x2, y2 in canvas pixels, of the labels that are kept, in their order; and the
+        tiles of these, (m,).
+    """
+    rows = labels.astype(np.float64)
+    side = np.asarray(source_hw, np.float64)[tile, ::-1]
+    region, matrix = np.asarray(regions, np.float64)[tile], np.asarray(matrices)[tile]
+    centre, half = rows[:, 1:3] * side, rows[:, 3:5] * (side / 2)
+    low, high = centre - half, centre + half
+    inside = (v.clip(region[:, :2], region[:, 2:]) for v in (low, high))
+    height, width = np.broadcast_to(canvas_hw, (len(matrices), 2))[tile].T
+    visible = clip_xyxy(project_boxes(matrix, *inside), width, height)
+    keep = is_worth_keeping(visible, area_xyxy(project_boxes(matrix, low, high)))
+    return np.concatenate([rows[:, :1], visible], 1)[keep], tile[keep]
+
+
+def to_normalised(labels_xyxy: np.ndarray, canvas_hw: np.ndarray | tuple[int, int]) -> np.ndarray:
+    """Converts class, x1, y1, x2, y2 in canvas pixels to class, cx, cy, w, h normalised, float32 (n, 5).
+
+    Args:
+        labels_xyxy: (n, 5).
+        canvas_hw: (2,), or (n, 2) for each row.
+    """
+    canvas_wh = np.asarray(canvas_hw)[..., ::-1]
+    rows = np.empty((len(labels_xyxy), 5), np.float32)
+    rows[:, 0] = labels_xyxy[:, 0]
+    rows[:, 1:3] = (labels_xyxy[:, 1:3] + labels_xyxy[:, 3:5]) / 2 / canvas_wh
+    rows[:, 3:5] = (labels_xyxy[:, 3:5] - labels_xyxy[:, 1:3]) / canvas_wh
+    return rows

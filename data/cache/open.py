@@ -46,7 +46,7 @@ def open_image_cache(
         index: the images.
         kind: "none" (returns None), "ram" or "disk".
         imgsz: longer side of the source images, pixels.
-        cache_dir: folder of a disk cache, which stays for later runs; empty: see `cache_folder`.
+        cache_dir: folder of a disk cache, which later runs use again; empty: see `cache_folder`.
         threads: decoding threads.
         shared_memory: a file system in memory.
         ctx: required with ``leaders``.

@@ -1,7 +1,7 @@
 """``--cache ram``: decoded source images in one file per node in memory, mapped by every rank and worker.
 
 The file holds raw pixels without a header: offsets follow from the image sizes. It is renamed to its final name when it
-is complete. It lies in /dev/shm. Every process that maps it holds a shared lock, and the last one to end removes it.
+is complete. It is in /dev/shm. Every process that maps it has a shared lock on it, and the last one removes it.
 The file of a killed run is used again by a run on the same data, or removed by any other run.
 """
 
@@ -35,7 +35,7 @@ class RamCache:
     """Source images by number, as read-only views of a mapped file. Picklable: another process maps the file again."""
 
     def __init__(self, path: Path, source_hw: np.ndarray) -> None:
-        """Maps ``path``, which holds images of the sizes ``source_hw`` (N, 2) one after the other.
+        """Maps ``path``, which contains images of the sizes ``source_hw`` (N, 2) one after the other.
 
         Raises:
             FileNotFoundError: the file does not exist, or was removed while it was being opened.
@@ -165,5 +165,5 @@ def _reserve(handle: int, size: int, folder: Path) -> None:
             os.truncate(handle, size)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise UserError(f"--cache ram: {folder} is full ({size / 2**30:.2f} GiB wanted)") from None
+            raise UserError(f"--cache ram: {folder} is full ({size / 2**30:.2f} GiB needed)") from None
         raise

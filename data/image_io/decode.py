@@ -7,18 +7,19 @@ Python, so every path that the system can open works.
 - Grayscale is repeated over three channels; palettes are expanded.
 - 16-bit samples are divided by 257 and rounded, so 0 stays 0 and 65535 becomes 255.
 - An alpha channel is dropped; colours are not blended with a background.
-- The first picture of an animation or multi-page file is used.
+- The first image of an animation or multi-page file is used.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 
-from data.image_io.headers import Header, coded_data_defect, early_end, plain_jpeg, png_defect, read_header
 from utils.decoder_warnings import watched
 from utils.errors import UserError
 from utils.files.safe_io import read_regular
@@ -28,8 +29,6 @@ from utils.machine.limits import explanation
 _SUFFIXES = ".jpg .jpeg .jpe .mpo .png .bmp .dib .webp .tif .tiff .jp2 .pbm .pgm .ppm .pnm"
 IMAGE_SUFFIXES = frozenset(_SUFFIXES.split(" "))
 
-_IGNORE_ORIENTATION = cv2.IMREAD_IGNORE_ORIENTATION
-_CHECK = cv2.IMREAD_REDUCED_GRAYSCALE_8 | _IGNORE_ORIENTATION
 # Older versions of OpenCV decode only to BGR, which needs another pass over the pixels.
 _IS_RGB = hasattr(cv2, "IMREAD_COLOR_RGB")
 _COLOUR = cv2.IMREAD_COLOR_RGB if _IS_RGB else cv2.IMREAD_COLOR
@@ -40,8 +39,27 @@ _REDUCED = {
 }
 _TO_RGB = {1: cv2.COLOR_GRAY2RGB, 3: cv2.COLOR_BGR2RGB, 4: cv2.COLOR_BGRA2RGB}
 _MAX_BYTES = 1 << 31  # of a file
+_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0..SOF15 but DHT, JPG and DAC
+_JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length: TEM, RST0..RST7
+_ORIENTATION_TAG = 0x0112
 
 Complain = Callable[[str, str], None]  # called with the path and the decoder's warning about a damaged image
+
+
+class Header(NamedTuple):
+    """The structure of an image file. ``size`` is None for kinds whose size only the decoder knows."""
+
+    kind: str  # "jpeg", "png", "webp" or "other"
+    size: tuple[int, int] | None  # height and width as stored, before orientation
+    orientation: int  # 1..8
+    defect: str  # "" for an intact file
+
+    @property
+    def upright_hw(self) -> tuple[int, int]:
+        """Height and width after orientation. Must not be called without a size."""
+        height, width = self.size
+        return (width, height) if self.orientation >= 5 else (height, width)
 
 
 def read_image(path: str | os.PathLike, complain: Complain | None = None) -> np.ndarray:
@@ -52,7 +70,7 @@ def read_image(path: str | os.PathLike, complain: Complain | None = None) -> np.
     Raises UserError with the path when the file is missing, unreadable, damaged or of an unsupported kind.
     """
     data, header = _read_file(path)
-    return _decode(data, header, path, complain=complain)
+    return decode_image(data, header, path, complain=complain)
 
 
 def read_reduced(
@@ -66,73 +84,32 @@ def read_reduced(
     """
     data, header = _read_file(path)
     if header.kind != "jpeg":
-        image = _decode(data, header, path, complain=complain)
+        image = decode_image(data, header, path, complain=complain)
         return image, image.shape[:2]
-    full = _upright(header.size, header.orientation)
+    full = header.upright_hw
     fits = [
         s
         for s in _REDUCED
         if all(-(-side // s) >= least and 2 * (-side % s) <= s for side, least in zip(full, least_hw))
     ]
-    return _decode(data, header, path, _REDUCED[max(fits)] if fits else _COLOUR, complain=complain), full
-
-
-class HiddenDamageError(UserError):
-    """Damage that only decoding shows."""
-
-
-def check_image(path: str | os.PathLike, *, decode: bool = False) -> tuple[int, int]:
-    """Checks that `read_image` can read a file without a warning, and returns its upright height and width.
-
-    An ordinary JPEG is not decoded if its header, its end and samples of its coded data are plausible
-    (`data.image_io.headers`), unless ``decode``. Any other JPEG must have its end marker (decoders silently fill the
-    missing part with grey) and is decoded at an eighth of its size, which is faster. Other kinds are decoded
-    completely, and the checksums of a PNG, which decoders ignore, are verified.
-
-    Raises UserError as `read_image` does, and `HiddenDamageError` for damage that only ``decode`` has shown.
-    """
-    data = _read_bytes(path)
-    plain = plain_jpeg(data, data[-2:])
-    looks_right = plain is not None and not coded_data_defect(data, plain)
-    if looks_right and not decode:
-        return _upright(plain.header.size, plain.header.orientation)
-    header = _checked_header(data, path)
-    complaints: list[str] = []
-
-    def complain(_: str, text: str) -> None:
-        complaints.append(text)
-
-    if header.kind != "jpeg":
-        defect = png_defect(data) if header.kind == "png" else ""
-        size = _decode(data, header, path, complain=complain).shape[:2]
-        if defect or complaints:
-            raise UserError(f"{path}: damaged image ({defect or complaints[0]})")
-        return size
-    try:
-        _imdecode(data, _CHECK, path, complain)
-    except UserError as error:
-        raise HiddenDamageError(str(error)) if looks_right else error from None
-    if plain is not None and not complaints and (early := early_end(data, plain)):
-        complaints.append(early)
-    if complaints:
-        kind = HiddenDamageError if looks_right else UserError
-        raise kind(f"{path}: damaged image ({complaints[0]})")
-    return _upright(header.size, header.orientation)
+    return decode_image(data, header, path, _REDUCED[max(fits)] if fits else _COLOUR, complain=complain), full
 
 
 def _read_file(path: str | os.PathLike) -> tuple[bytes, Header]:
-    data = _read_bytes(path)
-    return data, _checked_header(data, path)
+    data = read_bytes(path)
+    return data, checked_header(data, path)
 
 
-def _checked_header(data: bytes, path: str | os.PathLike) -> Header:
+def checked_header(data: bytes, path: str | os.PathLike) -> Header:
+    """`read_header`, but raises UserError for a defect."""
     header = read_header(data)
     if header.defect:
         raise UserError(f"{path}: damaged image ({header.defect})")
     return header
 
 
-def _read_bytes(path: str | os.PathLike) -> bytes:
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """The content of an image file. Raises UserError, or OSError when the disk fails."""
     try:
         return read_regular(path, most=_MAX_BYTES)
     except FileNotFoundError:
@@ -144,12 +121,7 @@ def _read_bytes(path: str | os.PathLike) -> bytes:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _upright(size: tuple[int, int], orientation: int) -> tuple[int, int]:
-    height, width = size
-    return (width, height) if orientation >= 5 else (height, width)
-
-
-def _imdecode(data: bytes, flags: int, path: str | os.PathLike, complain: Complain | None = None) -> np.ndarray:
+def imdecode(data: bytes, flags: int, path: str | os.PathLike, complain: Complain | None = None) -> np.ndarray:
     try:
         image, complaint = watched(lambda: cv2.imdecode(np.frombuffer(data, np.uint8), flags))
     except cv2.error as error:
@@ -163,14 +135,14 @@ def _imdecode(data: bytes, flags: int, path: str | os.PathLike, complain: Compla
     return image
 
 
-def _decode(
+def decode_image(
     data: bytes, header: Header, path: str | os.PathLike, jpeg_flag: int = _COLOUR, complain: Complain | None = None
 ) -> np.ndarray:
     if header.kind == "jpeg":  # the decoder converts grey and CMYK
-        image = _imdecode(data, jpeg_flag | _IGNORE_ORIENTATION, path, complain)
+        image = imdecode(data, jpeg_flag | cv2.IMREAD_IGNORE_ORIENTATION, path, complain)
         image = image if _IS_RGB else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
     else:
-        image = _to_rgb8(_imdecode(data, cv2.IMREAD_UNCHANGED, path, complain), path)
+        image = _to_rgb8(imdecode(data, cv2.IMREAD_UNCHANGED, path, complain), path)
     return _orient(image, header.orientation)
 
 
@@ -220,3 +192,90 @@ def read_source(path: str, image_hw: np.ndarray, source_hw: np.ndarray, complain
     if image.shape[:2] == (height, width):
         return image
     return cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
+
+
+def read_header(data: bytes) -> Header:
+    """Reads the structure of an image file held in memory; never raises."""
+    if data[:2] == b"\xff\xd8":
+        return _read_jpeg(data)
+    if data[:8] == _PNG_MAGIC:
+        return _read_png(data)
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return _read_webp(data)
+    return Header("other", None, 1, "" if data else "the file is empty")
+
+
+def _read_jpeg(data: bytes) -> Header:
+    size, orientation, at = None, 1, 2
+    while at + 4 <= len(data):
+        if data[at] != 0xFF:
+            return Header("jpeg", size, orientation, f"no marker at byte {at}")
+        marker = data[at + 1]
+        if marker == 0xFF or marker in _JPEG_BARE:  # fill byte, or a marker without a length
+            at += 1 if marker == 0xFF else 2
+            continue
+        if marker == 0xD9:
+            return Header("jpeg", size, orientation, "it ends before the image data")
+        length = int.from_bytes(data[at + 2 : at + 4], "big")
+        if length < 2:
+            return Header("jpeg", size, orientation, f"bad segment length at byte {at}")
+        if marker in _JPEG_FRAMES and at + 9 <= len(data):
+            size = struct.unpack(">HH", data[at + 5 : at + 9])
+        elif marker == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
+            orientation = exif_orientation(data[at + 10 : at + 2 + length])
+        elif marker == 0xDA:
+            # In coded data 0xFF is followed by 0 or RSTn, so this is the end marker, even with trailing bytes.
+            whole = data.endswith(b"\xff\xd9") or data.find(b"\xff\xd9", at + length) >= 0
+            defect = "truncated: no end marker" if not whole else "" if size and all(size) else "no size in the header"
+            return Header("jpeg", size, orientation, defect)
+        at += 2 + length
+    return Header("jpeg", size, orientation, "truncated in the header")
+
+
+def _read_png(data: bytes) -> Header:
+    size, orientation, at = None, 1, 8
+    while at + 8 <= len(data):
+        length, kind = struct.unpack(">I4s", data[at : at + 8])
+        body = at + 8
+        if body + length + 4 > len(data):
+            return Header("png", size, orientation, f"truncated in chunk {kind.decode('latin-1')!r}")
+        if kind == b"IHDR" and length >= 8:
+            width, height = struct.unpack(">II", data[body : body + 8])
+            size = (height, width)
+        elif kind == b"eXIf":
+            orientation = exif_orientation(data[body : body + length])
+        elif kind == b"IEND":
+            return Header("png", size, orientation, "" if size else "no header chunk")
+        at = body + length + 4
+    return Header("png", size, orientation, "truncated: no end chunk")
+
+
+def _read_webp(data: bytes) -> Header:
+    orientation, at = 1, 12
+    end = 8 + int.from_bytes(data[4:8], "little")
+    if end > len(data):
+        return Header("webp", None, 1, f"truncated: {len(data)} of {end} bytes")
+    while at + 8 <= end:
+        length = int.from_bytes(data[at + 4 : at + 8], "little")
+        if data[at : at + 4] == b"EXIF":
+            block = data[at + 8 : at + 8 + length]
+            orientation = exif_orientation(block.removeprefix(b"Exif\0\0"))
+        at += 8 + length + (length & 1)
+    return Header("webp", None, orientation, "")
+
+
+def exif_orientation(tiff: bytes) -> int:
+    """Orientation in an EXIF block (a TIFF header and its first directory); 1 if it is missing or malformed."""
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
+    if order is None or len(tiff) < 8:
+        return 1
+    (at,) = struct.unpack(order + "I", tiff[4:8])
+    if at + 2 > len(tiff):
+        return 1
+    (count,) = struct.unpack(order + "H", tiff[at : at + 2])
+    for entry in range(at + 2, min(at + 2 + 12 * count, len(tiff) - 11), 12):
+        tag, kind = struct.unpack(order + "HH", tiff[entry : entry + 4])
+        if tag == _ORIENTATION_TAG and kind == 3:  # an unsigned short, as EXIF requires
+            (value,) = struct.unpack(order + "H", tiff[entry + 8 : entry + 10])
+            return value if 1 <= value <= 8 else 1
+    return 1

@@ -81,7 +81,7 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     root = _resolve_root(values.get("path"), path, known_root)
     annotations = _read_annotations(values.get("annotations"), root, path)
     splits = {
-        split: _split_source(_read_entries(values[split], root, f"{path}: {split}"), annotations.get(split))
+        split: _read_split(values[split], annotations.get(split), root, f"{path}: {split}")
         for split in SPLITS
         if values.get(split) not in (None, "", [])
     }
@@ -132,9 +132,9 @@ def _normal(path: Path) -> Path:
     return path.resolve() if ".." in path.parts else path.absolute()
 
 
-def _read_entries(value: Any, root: Path, where: str) -> tuple[Path, ...]:
-    values = value if isinstance(value, list) else [value]
-    return tuple(_resolve(_text_path(v, where), root) for v in values)
+def _read_split(value: Any, annotations: Path | None, root: Path, where: str) -> SplitSource:
+    images = tuple(_resolve(_text_path(v, where), root) for v in (value if isinstance(value, list) else [value]))
+    return SplitSource(images, annotations, next((f for f in FORMATS if f.detect(annotations)), None))
 
 
 def _resolve(given: Path, root: Path) -> Path:
@@ -144,10 +144,6 @@ def _resolve(given: Path, root: Path) -> Path:
         if not os.path.exists(root / given) and os.path.exists(root / inside):
             given = inside
     return _normal(root / given)
-
-
-def _split_source(images: tuple[Path, ...], annotations: Path | None) -> SplitSource:
-    return SplitSource(images, annotations, next((f for f in FORMATS if f.detect(annotations)), None))
 
 
 def _read_annotations(value: Any, root: Path, path: Path) -> dict[str, Path]:

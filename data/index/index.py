@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,15 +13,15 @@ import numpy as np
 
 from data.index.dataset_yaml import DatasetSpec
 from data.index.files import Listing, list_split
-from data.index.scan import ScannedSplit, scan_split
+from data.index.scan import scan_split
 from data.labels.clean import PARSER_VERSION
-from data.labels.findings import FlatStrings, ScanReport
+from data.labels.findings import ScanReport
 from utils.boxes import xywh_to_xyxy, xyxy_to_cxcywh
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.caches import hold, make_room
 from utils.files.folders import cache_folder
-from utils.structures import GroundTruth
+from utils.structures import FlatStrings, GroundTruth
 
 CACHE_VERSION = 2  # raise when the arrays or their meaning change
 # A larger fraction of images without a label file causes a warning. In COCO 0.9 % of the training images have no
@@ -51,43 +50,6 @@ class DatasetIndex:
     fingerprint: str = ""
     image_ids: FlatStrings | None = None  # (N,) as JSON; None: the file stems, or the paths if two stems are equal
     category_ids: tuple[int, ...] = ()  # by class, from COCO JSON; empty: the class numbers
-
-    @classmethod
-    def of(
-        cls,
-        names: Sequence[str],
-        paths: Sequence[str | os.PathLike],
-        image_hw: np.ndarray,
-        offsets: np.ndarray,
-        boxes_xywh_px: np.ndarray,
-        classes: np.ndarray,
-        crowd: np.ndarray | None = None,
-        area_px: np.ndarray | None = None,
-        root: str | os.PathLike = "/",
-    ) -> DatasetIndex:
-        """An index of arrays in memory. By default no box is a crowd region, and areas are those of the boxes."""
-        boxes_xywh_px = np.asarray(boxes_xywh_px, np.float64).reshape(-1, 4)
-        offsets = np.asarray(offsets, np.int64)
-        crowd = np.zeros(len(boxes_xywh_px), bool) if crowd is None else np.asarray(crowd, bool)
-        backgrounds = int((np.diff(offsets) == 0).sum())
-        totals = {
-            "images": len(paths),
-            "backgrounds": backgrounds,
-            "boxes": int((~crowd).sum()),
-            "crowd": int(crowd.sum()),
-        }
-        return cls(
-            names=tuple(names),
-            root=Path(root),
-            paths=FlatStrings.of(os.fspath(p) for p in paths),
-            image_hw=np.asarray(image_hw, np.int32).reshape(-1, 2),
-            offsets=offsets,
-            boxes_xywh_px=boxes_xywh_px,
-            classes=np.asarray(classes, np.int32),
-            crowd=crowd,
-            area_px=boxes_xywh_px[:, 2:].prod(1) if area_px is None else np.asarray(area_px, np.float64),
-            report=ScanReport.of([], totals),
-        )
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -182,7 +144,7 @@ def load_index(
             verify=verify,
             partial=folder / f"{split}-{fingerprint}",
         )
-        index = _index_of(scanned, names, spec.root, fingerprint)
+        index = DatasetIndex(names=names, root=spec.root, fingerprint=fingerprint, **scanned._asdict())
         write_cache(path, index, origin=(os.path.abspath(spec.source), split, single_cls))
     hold(index, path)
     report_path = path.with_suffix(".txt")
@@ -237,9 +199,9 @@ def _absolute(spec: DatasetSpec, name: str) -> str:
 
 
 def _check_bad_images(report: ScanReport, split: str, max_bad: float, details: str) -> None:
-    if report.bad_fraction <= max_bad and report.totals["images"]:
-        return
     total = report.totals["images"] + report.bad_images
+    if report.totals["images"] and report.bad_images / total <= max_bad:
+        return
     raise UserError(
         f"'{split}': {report.bad_images} of {total} images can't be used (--max-bad is {max_bad:g}): "
         f"{'; '.join(report.bad_lines)}{details}"
@@ -262,25 +224,6 @@ def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, single_cls: bo
         digest.update("\0\0".join(rows).encode("utf-8", "surrogateescape") + b"\0\0\0")
     digest.update(json.dumps([str(f) for f in listing.findings]).encode())
     return digest.hexdigest()
-
-
-def _index_of(scanned: ScannedSplit, names: tuple[str, ...], root: Path, fingerprint: str) -> DatasetIndex:
-    boxes = scanned.boxes
-    return DatasetIndex(
-        names=names,
-        root=root,
-        paths=FlatStrings.of(scanned.names),
-        image_hw=scanned.image_hw,
-        offsets=scanned.offsets,
-        boxes_xywh_px=boxes.boxes_xywh_px,
-        classes=boxes.classes,
-        crowd=boxes.crowd,
-        area_px=boxes.area_px,
-        report=scanned.report,
-        fingerprint=fingerprint,
-        image_ids=None if scanned.image_ids is None else FlatStrings.of(json.dumps(i) for i in scanned.image_ids),
-        category_ids=scanned.category_ids,
-    )
 
 
 _ARRAYS = ("image_hw", "offsets", "boxes_xywh_px", "classes", "crowd", "area_px")

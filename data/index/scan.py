@@ -7,6 +7,7 @@ Boxes are checked afterwards for the whole split at once.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.image_io.decode import HiddenDamageError, check_image
+from data.image_io.verify import HiddenDamageError, check_image
 from data.index.dataset_yaml import DatasetSpec
 from data.index.files import Listing
 from data.index.partial_scan import LocatedFinding, PartialScan, ScannedChunk
@@ -37,6 +38,7 @@ from data.labels.label_format import LabelSource
 from utils.errors import UserError
 from utils.logger import get_logger, progress
 from utils.machine.resources import available_cores
+from utils.structures import FlatStrings
 
 SAMPLED = 128  # images: if 2 % of a data set are damaged, the sample has a damaged one with a probability of 92 %
 _CHUNK = 32  # images per task: many enough to hide its overhead, few enough to keep the progress bar moving
@@ -44,14 +46,17 @@ _UNUSABLE = frozenset({BAD_ROW, OUTSIDE, UNKNOWN_CLASS})  # rows of objects that
 
 
 class ScannedSplit(NamedTuple):
-    """N usable images and their M boxes; see `data.index.index.DatasetIndex` for the arrays."""
+    """N usable images and their M boxes: fields of `data.index.index.DatasetIndex`."""
 
-    names: list[str]  # relative paths, with /
-    image_ids: list[int | str] | None  # from the labels; None if they have none
+    paths: FlatStrings
+    image_ids: FlatStrings | None
     category_ids: tuple[int, ...]
     image_hw: np.ndarray
     offsets: np.ndarray
-    boxes: Boxes
+    boxes_xywh_px: np.ndarray
+    classes: np.ndarray
+    crowd: np.ndarray
+    area_px: np.ndarray
     report: ScanReport
 
 
@@ -95,9 +100,9 @@ def scan_split(
         decoded[:] = True
         chunks = read("all", f"decoding {split}")
     image_hw = np.concatenate([c.image_hw for c in chunks])
-    boxes, row_findings = clean_rows(np.concatenate([c.table for c in chunks]), image_hw, source.normalised)
+    boxes, row_problems = clean_rows(np.concatenate([c.table for c in chunks]), image_hw, source.normalised)
     found = [p for c in chunks for p in c.found]
-    found += [_finding(source, f.image, f.kind, f.text, f.line) for f in row_findings]
+    found += [_finding(source, image, p.kind, p.text, p.line) for image, p in row_problems]
     found += _unusable_labels(found, boxes, source)
     found.sort(key=lambda p: (p.image, p.line))
     _check_labels_fit(found, len(boxes.image), spec, split)
@@ -187,7 +192,7 @@ def _read_one(
     problems = [_finding(source, i, p.kind, p.text, p.line) for p in raw.problems]
     if raw.size_hw not in (None, size):
         (height, width), (h, w) = size, raw.size_hw
-        text = f"labels are for {w}x{h}, the image is {width}x{height} upright; boxes are taken as they stand"
+        text = f"labels are for {w}x{h}, the image is {width}x{height} upright; boxes are not rescaled"
         problems.append(_finding(source, i, SIZE, text))
     return size, raw, problems, False
 
@@ -236,6 +241,7 @@ def _assemble(
     kept = np.flatnonzero(keep).tolist()
     per_image = np.bincount(boxes.image, minlength=len(kept))
     crowd = int(boxes.crowd.sum())
+    ids = source.image_ids
     totals = {
         "images": len(kept),
         "backgrounds": int((per_image == 0).sum()),
@@ -243,11 +249,14 @@ def _assemble(
         "crowd": crowd,
     }
     return ScannedSplit(
-        names=[source.images[i].name for i in kept],
-        image_ids=None if source.image_ids is None else [source.image_ids[i] for i in kept],
+        paths=FlatStrings.of(source.images[i].name for i in kept),
+        image_ids=None if ids is None else FlatStrings.of(json.dumps(ids[i]) for i in kept),
         category_ids=source.category_ids,
         image_hw=image_hw[keep],
         offsets=np.concatenate([[0], np.cumsum(per_image)]).astype(np.int64),
-        boxes=boxes,
+        boxes_xywh_px=boxes.boxes_xywh_px,
+        classes=boxes.classes,
+        crowd=boxes.crowd,
+        area_px=boxes.area_px,
         report=ScanReport.of([*general, *(p.finding for p in found)], totals),
     )

@@ -20,7 +20,7 @@ MIN_SIDE_PX = 1e-3  # smaller sides are rounding errors of boxes without area
 
 
 class RowProblem(NamedTuple):
-    """A row that is not a box."""
+    """A row that is not a box, or whose box was removed or clipped."""
 
     line: int
     kind: str
@@ -33,6 +33,9 @@ class RawLabels(NamedTuple):
     rows: list[tuple]  # (class, x1, y1, x2, y2, area, crowd, line): numbers, in file order
     problems: list[RowProblem]
     size_hw: tuple[int, int] | None = None  # image size according to the file
+
+    def add(self, parsed: tuple | RowProblem) -> None:
+        (self.problems if isinstance(parsed, RowProblem) else self.rows).append(parsed)
 
 
 def is_plain_number_text(text: str) -> bool:
@@ -54,15 +57,6 @@ def row_table(images: list[int], labels: list[RawLabels]) -> np.ndarray:
     return np.array(rows, np.float64).reshape(-1, 9)
 
 
-class RowFinding(NamedTuple):
-    """A row that `clean_rows` removed or clipped."""
-
-    image: int
-    line: int
-    kind: str
-    text: str
-
-
 class Boxes(NamedTuple):
     """Valid boxes, by image and in file order."""
 
@@ -74,8 +68,10 @@ class Boxes(NamedTuple):
 
 
 @np.errstate(over="ignore", invalid="ignore")  # rows may hold any numbers; infinities are checked below
-def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalised: bool) -> tuple[Boxes, list[RowFinding]]:
+def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalised: bool) -> tuple[Boxes, list[tuple[int, RowProblem]]]:
     """Clips boxes to their images and removes boxes without area, outside the image, or repeated exactly.
+
+    Returns the boxes that are left, and a problem for each row that was removed or clipped, with its image.
 
     Args:
         table: float64 (R, 9), see `row_table`; images ascending.
@@ -121,7 +117,7 @@ def _repeated(keys: np.ndarray, among: np.ndarray) -> np.ndarray:
 
 def _findings(
     table: np.ndarray, corners: np.ndarray, image_hw: np.ndarray, masks: dict[str, np.ndarray]
-) -> list[RowFinding]:
+) -> list[tuple[int, RowProblem]]:
     findings = []
     for kind, mask in masks.items():
         for row in np.flatnonzero(mask):
@@ -132,7 +128,7 @@ def _findings(
                 NO_AREA: f"corners {box} px; left out",
                 OUTSIDE: f"corners {box} px, image {width}x{height}; left out",
                 DUPLICATE: f"corners {box} px repeat an earlier row; left out",
-                CLIPPED: f"corners {box} px reach over the image, {width}x{height}; clipped to it",
+                CLIPPED: f"corners {box} px exceed the image, {width}x{height}; clipped to it",
             }[kind]
-            findings.append(RowFinding(image, int(table[row, LINE]), kind, text))
+            findings.append((image, RowProblem(int(table[row, LINE]), kind, text)))
     return findings

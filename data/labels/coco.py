@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from pathlib import Path
@@ -9,20 +10,12 @@ from typing import Any, NamedTuple
 
 from data.labels.clean import RawLabels, RowProblem
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS, Finding
-from data.labels.label_format import (
-    ImageEntry,
-    ImageFile,
-    LabelFile,
-    LabelFormat,
-    LabelSource,
-    LabelsPerSplit,
-    load_json,
-    read_json_text,
-)
+from data.labels.label_format import ImageEntry, ImageFile, LabelFile, LabelFormat, LabelSource, LabelsPerSplit
 from utils.config.yaml_files import suggestion
 from utils.errors import UserError
+from utils.files.safe_io import open_regular
 
-_EXPECTED = "a COCO JSON: wants images, annotations and categories"
+_EXPECTED = "a COCO JSON: expected images, annotations and categories"
 _MAX = 1e300  # larger numbers count as infinite
 
 
@@ -61,7 +54,7 @@ def read_coco(path: Path, names: tuple[str, ...] | None) -> CocoFile:
             strays.append((position, "its image_id is not among the images"))
             continue
         parsed = _parse_annotation(annotation, position, class_of, names or ())
-        (image.labels.problems if isinstance(parsed, RowProblem) else image.labels.rows).append(parsed)
+        image.labels.add(parsed)
     annotation_ids = [a.get("id", i) if isinstance(a, dict) else i for i, a in enumerate(annotations)]
     return CocoFile(list(found.values()), _category_ids(category_name, names), annotation_ids, strays)
 
@@ -78,7 +71,7 @@ def category_names(path: Path) -> tuple[str, ...]:
 
     Only this list is parsed: the files are large.
     """
-    text = read_json_text(path, _EXPECTED)
+    text = _read_text(path)
     decoder = json.JSONDecoder()
     for match in re.finditer(r'(?<!\\)"categories"\s*:\s*(?=\[)', text):
         try:
@@ -89,11 +82,48 @@ def category_names(path: Path) -> tuple[str, ...]:
     raise UserError(f"{path}: has no categories to take the names from; is it a COCO JSON?")
 
 
-def _load(path: Path) -> dict:
-    data = load_json(path, _EXPECTED)
+def _load(path: Path) -> dict[str, Any]:
+    """The content of a file. Raises UserError unless it is a JSON object."""
+    try:
+        data = json.loads(_read_text(path), object_pairs_hook=_unique_keys)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}: malformed JSON ({error.msg}, column {error.colno})") from None
+    except ValueError as error:  # a repeated key, or a number of thousands of digits
+        raise UserError(f"{path}: malformed JSON ({str(error).split(';')[0]})") from None
+    except RecursionError:
+        raise UserError(f"{path}: malformed JSON (nested too deeply)") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: not {_EXPECTED}")
     return data
+
+
+def _read_text(path: Path) -> str:
+    """The text of a file whose first character is that of a JSON object or list. Raises UserError."""
+    try:
+        with open_regular(path) as file:
+            # Other files are not read to their end: one may be a sparse file of a terabyte.
+            if not file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip().startswith((b"{", b"[")):
+                raise UserError(f"{path}: not {_EXPECTED}")
+            file.seek(0)
+            return file.read().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such annotation file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except MemoryError:
+        raise UserError(f"{path}: is larger than the memory of this machine") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Raises ValueError for a repeated key, of which ``json`` would silently take the last."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for i, key in enumerate(keys) if key in keys[:i])
+        raise ValueError(f"the key '{twice[:60]}' is used twice in one object")
+    return content
 
 
 def _entries(data: dict, key: str, path: Path) -> list:
@@ -123,7 +153,7 @@ def _image_of(annotation: Any, found: dict[int | str, ImageEntry]) -> ImageEntry
 def _parse_annotation(annotation: dict, position: int, class_of: dict, names: tuple[str, ...]) -> tuple | RowProblem:
     box = annotation.get("bbox")
     if not (isinstance(box, list) and len(box) == 4 and all(type(v) in (int, float) for v in box)):
-        return RowProblem(position, BAD_ROW, f"bbox wants four numbers, got {str(box)[:60]}")
+        return RowProblem(position, BAD_ROW, f"expected a bbox of four numbers, got {str(box)[:60]}")
     if not all(-_MAX < v < _MAX for v in box):  # not isfinite: there are integers that no float holds
         return RowProblem(position, NOT_FINITE, f"bbox {str(box)[:100]}")
     category = annotation.get("category_id")
@@ -138,12 +168,12 @@ def _parse_annotation(annotation: dict, position: int, class_of: dict, names: tu
         )
     crowd = annotation.get("iscrowd")
     if crowd not in (0, 1, None):
-        return RowProblem(position, BAD_ROW, f"iscrowd wants 0 or 1, got {str(crowd)[:60]}")
+        return RowProblem(position, BAD_ROW, f"expected iscrowd 0 or 1, got {str(crowd)[:60]}")
     x, y, w, h = box
     area = annotation.get("area")
     if not isinstance(area, int | float) or not 0 <= area < _MAX:
         area = w * h
-    return (class_id, x, y, x + w, y + h, area, 1 if crowd else 0, position)
+    return class_id, x, y, x + w, y + h, area, 1 if crowd else 0, position
 
 
 def _detect(annotations: Path | None) -> bool:

@@ -4,49 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
-
-@dataclass(frozen=True, slots=True)
-class FlatStrings:
-    """An immutable sequence of strings in two arrays, of which the garbage collector tracks no elements. File names
-    that are not UTF-8 are kept (surrogateescape)."""
-
-    data: np.ndarray  # uint8 (P,) UTF-8, one string after another
-    offsets: np.ndarray  # int64 (N + 1,): string i is data[offsets[i]:offsets[i + 1]]
-
-    @classmethod
-    def of(cls, strings: Iterable[str]) -> FlatStrings:
-        encoded = list(map(_encoded, strings))
-        offsets = np.zeros(len(encoded) + 1, np.int64)
-        np.cumsum([len(e) for e in encoded], out=offsets[1:])
-        return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets)
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, i: int) -> str:
-        n = len(self)
-        if not -n <= i < n:
-            raise IndexError(f"{i} of {n} strings")
-        i %= n
-        return self.data[self.offsets[i] : self.offsets[i + 1]].tobytes().decode("utf-8", "surrogateescape")
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[i] for i in range(len(self)))
-
-
-def _encoded(text: str) -> bytes:
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # half a surrogate pair, from an escape in JSON; not a file name
-        return text.encode("utf-8", "backslashreplace")
-
+from utils.structures import FlatStrings
 
 # Kinds of findings. The image is left out:
 BAD_IMAGE = "unreadable image"
@@ -111,11 +74,6 @@ class ScanReport:
         """Number of images that were left out because they or their label files cannot be used."""
         return sum(self.totals.get(kind, 0) for kind in IMAGE_LOST)
 
-    @property
-    def bad_fraction(self) -> float:
-        """`bad_images` as a fraction of all images."""
-        return self.bad_images / max(self.totals.get("images", 0) + self.bad_images, 1)
-
     def summary(self) -> str:
         """One line: images, backgrounds, boxes, problems by kind."""
         t = self.totals
@@ -133,5 +91,5 @@ class ScanReport:
 
 
 def relative_name(path: Path | str, root: Path) -> str:
-    """``path`` relative to the data set's folder, with ``/``; begins with ``..`` if it lies elsewhere."""
+    """``path`` relative to the data set's folder, with ``/``; begins with ``..`` if it is elsewhere."""
     return os.path.relpath(path, root).replace(os.sep, "/")

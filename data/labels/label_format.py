@@ -5,8 +5,6 @@ A format is one module of this package with a `LabelFormat`, listed in `data.ind
 
 from __future__ import annotations
 
-import codecs
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from data.labels.clean import LabelFileError, RawLabels
 from data.labels.findings import ABSENT, UNLISTED, Finding
 from utils.errors import UserError
-from utils.files.safe_io import open_regular, read_regular
+from utils.files.safe_io import read_regular
 from utils.machine.limits import explanation
 
 MAX_BYTES = 1 << 26  # of a label file of one image
@@ -188,44 +186,3 @@ class LabelsPerSplit:
         if line is None:
             return f"{self._name}: image {self.image_ids[i]}"
         return f"{self._name}: annotation {self._annotation_ids[line]}"
-
-
-def load_json(path: Path, expected: str) -> Any:
-    """The content of a JSON file. Raises UserError; ``expected`` describes the file, for the message."""
-    try:
-        return json.loads(read_json_text(path, expected), object_pairs_hook=_unique_keys)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: malformed JSON ({error.msg}, column {error.colno})") from None
-    except ValueError as error:  # a repeated key, or a number of thousands of digits
-        raise UserError(f"{path}: malformed JSON ({str(error).split(';')[0]})") from None
-    except RecursionError:
-        raise UserError(f"{path}: malformed JSON (nested too deeply)") from None
-
-
-def read_json_text(path: Path, expected: str) -> str:
-    """The text of a file whose first character is that of a JSON object or list. Raises as `load_json` does."""
-    try:
-        with open_regular(path) as file:
-            # Other files are not read to their end: one may be a sparse file of a terabyte.
-            if not file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip().startswith((b"{", b"[")):
-                raise UserError(f"{path}: not {expected}")
-            file.seek(0)
-            return file.read().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such annotation file") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except MemoryError:
-        raise UserError(f"{path}: is larger than the memory of this machine") from None
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. Raises ValueError for a repeated key, of which ``json`` would silently take the last."""
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for i, key in enumerate(keys) if key in keys[:i])
-        raise ValueError(f"the key '{twice[:60]}' is there twice in one object")
-    return content

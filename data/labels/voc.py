@@ -36,8 +36,7 @@ def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
     reader.parse(data)
     labels = RawLabels([], [], reader.size_hw())
     for line, fields in reader.objects:
-        parsed = _parse_object(fields, line, class_ids)
-        (labels.problems if isinstance(parsed, RowProblem) else labels.rows).append(parsed)
+        labels.add(_parse_object(fields, line, class_ids))
     return labels
 
 

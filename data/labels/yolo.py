@@ -35,11 +35,8 @@ def parse_yolo(data: bytes, num_classes: int | None) -> RawLabels:
         fields = row.split()
         if not fields:
             continue
-        if is_plain or is_plain_number_text("".join(fields)):
-            parsed = _parse_row(fields, line, num_classes)
-        else:
-            parsed = _not_numbers(fields, line)
-        (labels.problems if isinstance(parsed, RowProblem) else labels.rows).append(parsed)
+        is_number = is_plain or is_plain_number_text("".join(fields))
+        labels.add(_parse_row(fields, line, num_classes) if is_number else _not_numbers(fields, line))
     return labels
 
 
@@ -52,13 +49,13 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> tuple |
     if count != 5 and (count < 7 or count % 2 == 0):
         hint = "; a confidence column?" if count == 6 else ""
         return RowProblem(
-            line, BAD_ROW, f"{count} fields, wants 5 (class cx cy w h) or class and 3 points or more{hint}"
+            line, BAD_ROW, f"{count} fields, expected 5 (class cx cy w h) or a class and at least 3 points{hint}"
         )
     if not all(map(isfinite, values)):
         return RowProblem(line, NOT_FINITE, f"{' '.join(fields)[:60]!r}")
     class_id = values[0]
     if class_id != int(class_id):
-        return RowProblem(line, BAD_ROW, f"class {fields[0]} is no whole number")
+        return RowProblem(line, BAD_ROW, f"class {fields[0]} is not a whole number")
     if class_id < 0 or (num_classes is not None and class_id >= num_classes):
         top = f"0 to {num_classes - 1}" if num_classes is not None else "0 and up"
         return RowProblem(line, UNKNOWN_CLASS, f"class {int(class_id)}, the names have {top}; left out")
@@ -91,7 +88,7 @@ def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tu
 
 
 def _label_path(image: ImageFile, root: Path, annotations: Path | None, exists: Callable[[str], bool]) -> str:
-    """The last folder called ``images`` is replaced by ``labels``; without one, the file lies beside the image."""
+    """The last folder called ``images`` is replaced by ``labels``; without one, the label file is beside the image."""
     path = os.path.join(root, image.name)
     folders, separator, rest = path.rpartition(f"{os.sep}images{os.sep}")
     path = f"{folders}{os.sep}labels{os.sep}{rest}" if separator else path

@@ -16,7 +16,7 @@ from data.dataset import LoadImagesAndLabels
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex, load_index
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
-from data.loading.worker import PlannedBatches
+from data.loading.worker import plan_batch
 from data.render.device import DeviceRenderer
 from data.render.table import PyramidLayout
 from data.sampler import EpochOrder, KeyedDistributedSampler, validation_requests
@@ -31,39 +31,10 @@ from utils.logger import get_logger
 from utils.machine.limits import require_package
 from utils.machine.resources import loader_workers
 
-# Images of a validation batch. One process has it whole, and an image takes a seventh of the memory that it takes in
-# training (yolov8n at 640 px): the global batch that fills eight GPUs is too large for one.
+# Most images of a validation batch, which one process evaluates. An image takes a seventh of its memory in training
+# (yolov8n at 640 px), so the global training batch of eight GPUs may not fit into one.
 MOST_VALIDATED = 64
 VALIDATION_PAD = 0.5  # strides around rectangular canvases, as in the published evaluations of YOLO models
-
-
-def create_dataloader(
-    spec: DatasetSpec,
-    split: str,
-    *,
-    ctx: DistributedContext,
-    augment: bool,
-    hyp: Hyperparameters | None = None,
-    stride: int = 32,
-    **settings: Any,
-) -> tuple[InfiniteDataLoader | ValidationLoader, LoadImagesAndLabels]:
-    """The loader of a split, and its data set, as YOLOv5's function of this name returns them.
-
-    Args:
-        spec: the data set.
-        split: "train" if ``augment``, else any.
-        ctx: this process among the others.
-        augment: shuffled and augmented batches without end; otherwise each image once.
-        hyp: augmentation settings; None: the defaults.
-        stride: the model's largest.
-        settings: fields of `TrainConfig` if ``augment``, else of `ValConfig`.
-    """
-    loader: InfiniteDataLoader | ValidationLoader
-    if augment:
-        loader = build_train_loader(ctx, TrainConfig(**settings), hyp or Hyperparameters(), spec, stride=stride)
-    else:
-        loader = build_val_loader(ctx, ValConfig(weights="", task=split, **settings), spec, stride=stride)
-    return loader, loader.samples
 
 
 def build_train_loader(
@@ -79,7 +50,7 @@ def build_train_loader(
 
     Raises:
         UserError: a data set without images, processes that read different data, settings that exclude each other,
-            and whatever the scan and the cache refuse.
+            and errors of the scan and the cache.
     """
     check_image_size(config.imgsz, stride)
     check_loader_settings(ctx, config, hyp)
@@ -141,7 +112,7 @@ def build_val_loader(
         stride: the model's largest.
     """
     check_image_size(config.imgsz, stride)
-    # Whole batches are dealt out to the ranks, so their size must not depend on the number of ranks.
+    # Each rank gets whole batches, whose size must not depend on the number of ranks.
     if isinstance(config, TrainConfig):
         split, batch_size, rect = "val", min(config.batch_size, MOST_VALIDATED), True
         cache = "ram" if config.cache == "device" else config.cache
@@ -169,8 +140,8 @@ def build_val_loader(
 
 
 def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> None:
-    """Raises UserError for settings that suit no data set. Reads no data."""
-    if config.batch_size != FIND_BATCH_SIZE:  # that search tries only sizes that suit the processes
+    """Raises UserError for settings that are wrong for any data set. Reads no data."""
+    if config.batch_size != FIND_BATCH_SIZE:  # the search tries only valid sizes
         _check_batch_size(ctx, config.batch_size, quad=config.quad)
     if config.render_on == "device" and hyp.albumentations:
         raise UserError(
@@ -182,7 +153,7 @@ def check_loader_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyp
     if config.cache == "disk":
         require_package("lmdb", "--cache disk", "use --cache ram")
     if hyp.albumentations:
-        UserTransforms(hyp.albumentations, config.seed)  # which checks them
+        UserTransforms(hyp.albumentations, config.seed)  # checks them
 
 
 def _check_batch_size(ctx: DistributedContext, batch_size: int, *, quad: bool) -> None:
@@ -201,7 +172,7 @@ def _check_batch_size(ctx: DistributedContext, batch_size: int, *, quad: bool) -
 def check_same_data(ctx: DistributedContext, split: str, index: DatasetIndex) -> None:
     """Raises UserError on all processes if they have read different data as ``split``; call it once a run and split.
 
-    File stamps are not compared: machines may have copies of their own.
+    File stamps are not compared: machines may have separate copies.
     """
     if ctx.world_size == 1:
         return
@@ -283,10 +254,10 @@ def _open_split(
 
 
 def _cache_leaders(ctx: DistributedContext, cache: str, local_data: bool) -> Subgroup | None:
-    """The nodes' first processes if these fill their disk caches together; None if each node fills its own.
+    """The group of the nodes' first processes if they fill their disk caches together; None if nodes fill them alone.
 
     Args:
-        local_data: the images are on each node's own disk, so that nothing is gained by sending them.
+        local_data: each node has the images on a local disk, so sending them would save nothing.
     """
     several_nodes = ctx.is_distributed and ctx.local_world_size < ctx.world_size
     return one_per_node_group(ctx) if several_nodes and cache == "disk" and not local_data else None
@@ -295,7 +266,7 @@ def _cache_leaders(ctx: DistributedContext, cache: str, local_data: bool) -> Sub
 def _render_on_device(
     ctx: DistributedContext, config: TrainConfig, dataset: LoadImagesAndLabels, workers: int
 ) -> dict[str, Any]:
-    """What a loader of planned batches takes."""
+    """Arguments of `InfiniteDataLoader` for batches that are rendered on the device."""
     layout, pixels = None, None
     if config.cache == "device":
         layout = PyramidLayout.of(dataset.source_hw)
@@ -308,4 +279,7 @@ def _render_on_device(
             complain=dataset.complain,
         )
     fuse = ctx.device.type == "cuda" and not config.deterministic
-    return {"make_batch": PlannedBatches(dataset, layout), "renderer": DeviceRenderer(ctx.device, pixels, fuse=fuse)}
+    return {
+        "make_batch": partial(plan_batch, dataset, layout),
+        "renderer": DeviceRenderer(ctx.device, pixels, fuse=fuse),
+    }

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from data.dataset import LoadImagesAndLabels
 from data.index.index import DatasetIndex
-from data.loading.worker import Failure, RenderedBatches, RequestDataset, init_worker
+from data.loading.worker import Failure, RequestDataset, init_worker, render_batch
 from data.sampler import (
     BatchRequest,
     EndlessRequests,
@@ -29,12 +29,12 @@ from data.shared_memory import BatchSlots, PageLock, open_slots
 from utils.errors import UserError
 from utils.structures import Batch
 
-PREFETCHED_BATCHES = 2  # a worker
-RESERVED_BATCHES = 4  # slots for those that the parent still uses
+PREFETCHED_BATCHES = 2  # per worker
+RESERVED_BATCHES = 4  # slots for batches that the parent still uses
 
 
 class _SlottedRequests:
-    """Requests as they are sent to workers, each with a slot to render into while there are any."""
+    """Adds to each request a slot to render into, if one is free."""
 
     def __init__(self, requests: Iterable[BatchRequest], slots: BatchSlots) -> None:
         self.requests = requests
@@ -46,7 +46,7 @@ class _SlottedRequests:
 
 
 class _RequestLoader(DataLoader):
-    """Batches for requests, from workers that stay alive from one iteration to the next."""
+    """Yields a batch for each request. Its workers stay alive between iterations."""
 
     def __init__(
         self,
@@ -64,10 +64,10 @@ class _RequestLoader(DataLoader):
             dataset: renders the samples.
             requests: the batches.
             most_pixels: no batch has more.
-            workers: processes; 0 renders in this one.
-            pin_memory: batches in page-locked memory: their slots', or a copy if there is none.
-            make_batch: run by the workers, picklable; None: `RenderedBatches`.
-            after_batch: called when a batch has come from a worker; what it raises ends the iteration and the workers.
+            workers: number of processes; 0: this process renders.
+            pin_memory: yield batches in page-locked memory, which is their slot, or a copy if they have no slot.
+            make_batch: runs in the workers, picklable; None: `render_batch`.
+            after_batch: called after each batch; a UserError that it raises ends the iteration and the workers.
         """
         self.samples = dataset
         self._after_batch = after_batch
@@ -76,7 +76,7 @@ class _RequestLoader(DataLoader):
         uses_slots = workers > 0 and make_batch is None
         self._slots = open_slots(slots, 3 * most_pixels, page_lock) if uses_slots else None
         super().__init__(
-            RequestDataset(make_batch or RenderedBatches(dataset, self._slots), self._slots),
+            RequestDataset(make_batch or partial(render_batch, dataset, self._slots), self._slots),
             batch_size=None,
             sampler=requests if self._slots is None else _SlottedRequests(requests, self._slots),
             num_workers=workers,
@@ -85,14 +85,14 @@ class _RequestLoader(DataLoader):
             worker_init_fn=partial(init_worker, os.getpid()),
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCHED_BATCHES if workers > 0 else None,
-            generator=torch.Generator(),  # for the workers' seeds, which nothing uses: the global one is left alone
+            generator=torch.Generator(),  # for seeds, which are not used; the global generator does not change
         )
-        # Before multiprocessing stops what is left, and unlike atexit also in a process that it started itself.
+        # Runs before multiprocessing stops remaining processes and, unlike atexit, also in processes that it started.
         Finalize(None, _close_if_alive, args=(weakref.ref(self),), exitpriority=100)
 
     @property
     def index(self) -> DatasetIndex:
-        """The scanned split behind the batches."""
+        """The scanned split that the batches are from."""
         return self.samples.index
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class _RequestLoader(DataLoader):
 
 
 class ValidationLoader(_RequestLoader):
-    """Each of this rank's batches once. Every ``iter()`` is one pass; ``len`` is its batches."""
+    """Yields each of this rank's batches once per ``iter()``. ``len`` is their number."""
 
     def __init__(self, dataset: LoadImagesAndLabels, requests: Sequence[BatchRequest], **options: Any) -> None:
         """``options``: ``workers``, ``pin_memory`` and ``after_batch``, as of the base class."""
@@ -129,8 +129,8 @@ class ValidationLoader(_RequestLoader):
 
 
 class InfiniteDataLoader(_RequestLoader):
-    """Training batches without end: epoch follows epoch, each in a new order, and the workers prefetch across the
-    boundary. ``len`` is the batches of an epoch, the same number on every rank."""
+    """Training batches without end, each epoch in a new order. Workers prefetch across epochs. ``len`` is the number of
+    batches per epoch, the same on every rank."""
 
     def __init__(
         self,
@@ -144,15 +144,16 @@ class InfiniteDataLoader(_RequestLoader):
         """
         Args:
             dataset: renders the samples.
-            sampler: their keys.
+            sampler: chooses the samples.
             weighted: draw images by class weights; see `set_class_weights`.
-            renderer: makes a `Batch` on the device of what ``make_batch`` returns; None: that is one, on the host.
+            renderer: turns what ``make_batch`` returns into a `Batch` on the device; None: it is a `Batch` on the host.
             options: ``workers``, ``pin_memory``, ``make_batch`` and ``after_batch``, as of the base class.
         """
         self.renderer = renderer
         self._keys = sampler
         self._requests = EndlessRequests(sampler)
-        self._class_weights: np.ndarray | None = None
+        # float64 (C,); None if images are not drawn by weight. To be saved with a position inside an epoch.
+        self.class_weights: np.ndarray | None = None
         super().__init__(dataset, self._requests, sampler.most_pixels, **options)
         self._weighted = weighted
         if weighted:
@@ -165,8 +166,8 @@ class InfiniteDataLoader(_RequestLoader):
         if not self._weighted:
             yield from super().__iter__()
             return
-        # The next epoch's order waits for its weights, so each epoch is a separate iteration: nothing is prefetched
-        # across the boundary, and the order is drawn when the epoch's first batch is asked for.
+        # An epoch's order depends on weights that are set when the one before has ended, so each epoch is a separate
+        # iteration, and nothing is prefetched across epochs.
         epoch, batch = self._requests.start
         self._requests.one_epoch = True
         while True:
@@ -175,7 +176,7 @@ class InfiniteDataLoader(_RequestLoader):
             epoch, batch = epoch + 1, 0
 
     def start_at(self, epoch: int, batch: int = 0) -> None:
-        """Where the next ``iter()`` begins (resume); batch len(loader) is the next epoch's first."""
+        """Sets where the next ``iter()`` begins (to resume). Batch ``len(loader)`` is the first of the next epoch."""
         if not 0 <= batch <= len(self):
             raise ValueError(f"batch {batch} of {len(self)}")
         self._requests.start = (epoch + batch // len(self), batch % len(self))
@@ -192,21 +193,16 @@ class InfiniteDataLoader(_RequestLoader):
         """Pictures in batch ``batch`` of an epoch, over all ranks."""
         return self._keys.global_pictures(batch)
 
-    @property
-    def class_weights(self) -> np.ndarray | None:
-        """Float64 (C,), or None when images are not drawn by weight. To be saved with a position inside an epoch."""
-        return self._class_weights
-
     def set_class_weights(self, weights: np.ndarray) -> None:
-        """Class weights (C,), not negative, for epochs that begin after this call; the same on every rank.
+        """Sets class weights (C,), not negative and the same on every rank, for epochs that begin after this call.
 
-        Until then they are inverse to the classes' frequencies. See `data.sampler.image_weights`.
+        Initially they are inverse to the classes' frequencies. See `data.sampler.image_weights`.
         """
         if not self._weighted:
             raise ValueError("this loader does not draw images by weight")
         index = self.index
-        self._class_weights = np.asarray(weights, np.float64)
-        self._keys.order.weights = image_weights(self._class_weights, index.offsets, index.classes, ~index.crowd)
+        self.class_weights = np.asarray(weights, np.float64)
+        self._keys.order.weights = image_weights(self.class_weights, index.offsets, index.classes, ~index.crowd)
 
 
 def _raise_failure(batch: Any) -> None:

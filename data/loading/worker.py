@@ -1,4 +1,4 @@
-"""What runs in a loader's worker process: requests to batches, collate, and the process's own settings."""
+"""What runs in a worker process of a loader: making batches for requests, collating, and settings of the process."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from data.augment.plan import SamplePlan
 from data.dataset import LoadImagesAndLabels
 from data.render.device import PlannedBatch, RenderGroup
-from data.render.table import CachedPixels, PackedPixels, PyramidLayout, build_table
+from data.render.table import PackedPixels, PyramidLayout, build_table
 from data.sampler import BatchRequest, Cell
 from data.shared_memory import BatchSlots, SentBatch, new_pixels
 from utils.errors import UserError
@@ -29,7 +28,7 @@ from utils.structures import Batch, Sample, bucketed
 
 
 def collate(samples: Sequence[Sample], cells: Sequence[Cell], pixels: Tensor) -> Batch:
-    """A batch of samples, each in its cell of a picture. Several samples in a picture carry the first one's identity.
+    """A batch of samples, each in its cell of a picture. A picture of several samples has the index of the first.
 
     Images are stored (B, H, W, 3) and seen as (B, 3, H, W): the channels_last layout, without a copy.
 
@@ -78,22 +77,22 @@ def _targets(samples: Sequence[Sample], cells: Sequence[Cell]) -> np.ndarray:
     return targets
 
 
-PARENT_CHECK_S = 0.5  # until it notices, an orphan holds sockets by which other ranks would see that its parent died
+PARENT_CHECK_S = 0.5  # an orphan keeps sockets open, by which other ranks would notice that its parent died
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A UserError on its way from a worker. Torch would wrap its message in a traceback."""
+    """The message of a UserError in a worker. Torch would wrap the error itself in a traceback."""
 
     message: str
 
 
 class RequestDataset:
-    """What torch takes for the data set: a request is an index. User errors, and what the machine refuses a worker,
-    come back as `Failure`."""
+    """The data set as torch's DataLoader sees it, indexed by requests. UserErrors and failures of the machine are
+    returned as `Failure`."""
 
     def __init__(self, make_batch: Callable[[BatchRequest], Any], slots: BatchSlots | None = None) -> None:
-        """``slots``: those that requests name; ``make_batch`` renders into them."""
+        """``slots``: ``make_batch`` renders into the one that a request names."""
         self.make_batch = make_batch
         self.slots = slots
 
@@ -110,58 +109,42 @@ class RequestDataset:
             return Failure(line)
 
 
-class RenderedBatches:
-    """A request to a batch that is rendered on the host."""
-
-    def __init__(self, dataset: LoadImagesAndLabels, slots: BatchSlots | None = None) -> None:
-        """``slots``: those that requests name."""
-        self.dataset = dataset
-        self.slots = slots
-
-    def __call__(self, request: BatchRequest) -> Batch:
-        if self.slots is None or request.slot is None:
-            pixels = new_pixels(request.pictures, request.canvas_hw)
-        else:
-            pixels = torch.from_numpy(self.slots.pixels(request.slot, (request.pictures, *request.canvas_hw, 3)))
-        cells = request.cells()
-        # OpenCV may round the ends of rows differently where the rows of a picture do not follow one another.
-        outs = [view if view.flags.c_contiguous else None for view in cell_views(pixels.numpy(), cells)]
-        return collate(self.dataset.samples(request.keys, outs), cells, pixels)
+def render_batch(dataset: LoadImagesAndLabels, slots: BatchSlots | None, request: BatchRequest) -> Batch:
+    """A batch whose images are rendered on the host, in one of ``slots`` if the request names it."""
+    if slots is None or request.slot is None:
+        pixels = new_pixels(request.pictures, request.canvas_hw)
+    else:
+        pixels = torch.from_numpy(slots.pixels(request.slot, (request.pictures, *request.canvas_hw, 3)))
+    cells = request.cells()
+    # OpenCV may round the ends of rows differently if the rows of an image are not contiguous.
+    outs = [view if view.flags.c_contiguous else None for view in cell_views(pixels.numpy(), cells)]
+    return collate(dataset.samples(request.keys, outs), cells, pixels)
 
 
-class PlannedBatches:
-    """A request to a batch that `DeviceRenderer` renders."""
+def plan_batch(dataset: LoadImagesAndLabels, layout: PyramidLayout | None, request: BatchRequest) -> PlannedBatch:
+    """A training batch for `DeviceRenderer` to render.
 
-    def __init__(self, dataset: LoadImagesAndLabels, layout: PyramidLayout | None) -> None:
-        """
-        Args:
-            dataset: of training samples.
-            layout: of the device cache that holds its images; None: visible pixels are sent with the batch.
-        """
-        self.dataset = dataset
-        self.layout = layout
-
-    def __call__(self, request: BatchRequest) -> PlannedBatch:
-        plans, cells = self.dataset.plans(request.keys), request.cells()
-        pixels = new_pixels(request.pictures, (0, 0))
-        rest = collate(self.dataset.planned(request.keys, plans), cells, pixels)
-        sizes = dict.fromkeys(plan.canvas_hw for plan in plans)
-        members = ([(plan, cell) for plan, cell in zip(plans, cells) if plan.canvas_hw == size] for size in sizes)
-        return PlannedBatch(request.canvas_hw, tuple(self._group(*zip(*pairs)) for pairs in members), rest)
-
-    def _group(self, plans: Sequence[SamplePlan], cells: Sequence[Cell]) -> RenderGroup:
-        sources = PackedPixels(self.dataset.source_image) if self.layout is None else CachedPixels(self.layout)
-        table = build_table(plans, plans[0].canvas_hw, self.dataset.source_hw, sources)
-        pixels = sources.pixels if isinstance(sources, PackedPixels) else None
-        return RenderGroup(table, pixels, torch.tensor([cell[:3] for cell in cells], dtype=torch.int64))
+    Args:
+        layout: of the device cache that has the images; None: visible pixels are sent with the batch.
+    """
+    plans, cells = dataset.plans(request.keys), request.cells()
+    rest = collate(dataset.planned(request.keys, plans), cells, new_pixels(request.pictures, (0, 0)))
+    groups = []
+    for canvas_hw in dict.fromkeys(plan.canvas_hw for plan in plans):
+        members = [n for n, plan in enumerate(plans) if plan.canvas_hw == canvas_hw]
+        packed = PackedPixels(dataset.source_image) if layout is None else None
+        table = build_table([plans[n] for n in members], canvas_hw, dataset.source_hw, packed or layout)
+        positions = torch.tensor([cells[n][:3] for n in members], dtype=torch.int64)
+        groups.append(RenderGroup(table, packed.pixels if packed else None, positions))
+    return PlannedBatch(request.canvas_hw, tuple(groups), rest)
 
 
 def init_worker(parent: int, worker: int) -> None:
-    """One thread a worker, and signals left to the parent, so that Ctrl-C prints no tracebacks of workers, and a batch
-    system's SIGTERM to every process lets the parent finish its step and save.
+    """Limits a worker to one thread and leaves signals to the parent: Ctrl-C prints no tracebacks of workers, and when
+    a batch system sends SIGTERM to every process, the parent can still finish its step and save.
 
     Args:
-        parent: its process id. Asking for it here would be too late: the parent may have been killed already.
+        parent: its process id. It is not queried here, because the parent may already have been killed.
         worker: number of the worker.
     """
     cv2.setNumThreads(0)
@@ -177,14 +160,14 @@ def init_worker(parent: int, worker: int) -> None:
 
 
 def _print_unless_parent_is_gone(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """A thread of multiprocessing that hands over tensors raises when the parent dies meanwhile."""
+    """Prints an exception, except for those that multiprocessing's threads raise when the parent has died."""
     if not issubclass(kind, ConnectionError | EOFError):
         sys.__excepthook__(kind, error, trace)
 
 
 def _exit_with_parent(parent: int) -> None:
-    """Obeys SIGTERM from the parent only, which is how torch and multiprocessing stop a worker. Ends the worker too
-    when the parent is gone."""
+    """Ends the worker on SIGTERM from the parent, by which torch and multiprocessing stop workers, or when the parent
+    is gone. Ignores SIGTERM from other processes."""
     while os.getppid() == parent:
         received = signal.sigtimedwait({signal.SIGTERM}, PARENT_CHECK_S)
         if received is not None and received.si_pid == parent:

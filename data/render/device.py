@@ -1,9 +1,9 @@
-"""Tables to pixels with torch: a whole batch, on whatever device its tensors are.
+"""Renders tables with torch: a whole batch at once, on the device of its tensors.
 
 Every canvas pixel is mapped back into the source of the tile that covers it (the last one painted wins), four
-neighbours are gathered and weighted, then come pixel operations and mixing. Only sums and products of single numbers:
-a picture does not depend on what else is in its batch, given the same device. `data.render.opencv` renders the same
-picture, to within interpolation.
+neighbours are gathered and weighted, then come pixel operations and mixing. All arithmetic is elementwise, so on a
+given device a picture does not depend on the rest of its batch. `data.render.opencv` renders the same picture, except
+for interpolation.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ from utils.structures import GREY, Batch, map_tensors
 
 _log = logging.getLogger("lockstep")
 
-PIXELS_AT_ONCE = {
-    "cpu": 2**18,
-    "cuda": 2**25,
-}  # of layers that are painted together: what fits a cache, or bounds memory
+PIXELS_AT_ONCE = {"cpu": 2**18, "cuda": 2**25}  # of layers painted together: fits a CPU's cache, bounds GPU memory
 
 Painter = Callable[..., Tensor]
 
@@ -56,12 +53,12 @@ class PlannedBatch:
 
 
 class DeviceRenderer:
-    """Moves planned batches to a device and renders them there, on the current stream. Waits for nothing."""
+    """Moves planned batches to a device and renders them there, on the current stream. Does not synchronize."""
 
     def __init__(self, device: torch.device, cache: Tensor | None = None, *, fuse: bool = False) -> None:
         """
         Args:
-            device: where to.
+            device: renders the batches.
             cache: uint8 (P, 3) on the device, of `open_device_cache`, if the batches refer to one.
             fuse: paint with one compiled kernel. Its rounding may differ from that of single operations.
         """
@@ -70,7 +67,7 @@ class DeviceRenderer:
         self._paint: Callable[..., Tensor] = FusedPainter() if fuse else paint_layers
 
     def __call__(self, planned: PlannedBatch) -> Batch:
-        """The batch on the device, images stored (B, H, W, 3)."""
+        """The batch on the device. Its images are stored as (B, H, W, 3)."""
         planned = planned.to(self.device)
         if len(planned.groups) == 1 and planned.groups[0].table.canvas_hw == planned.canvas_hw:
             return replace(planned.rest, images=self._render(planned.groups[0]))
@@ -90,7 +87,7 @@ class DeviceRenderer:
 
 
 class FusedPainter:
-    """`paint_layers` as one kernel; operation by operation where none can be compiled, which is logged once."""
+    """`paint_layers` as one compiled kernel, or uncompiled if compiling fails, which is logged once."""
 
     def __init__(self) -> None:
         self._compiled: Callable[..., Tensor] | None = torch.compile(paint_layers, dynamic=True)
@@ -101,7 +98,7 @@ class FusedPainter:
             return paint_layers(*arguments)
         try:
             painted = self._compiled(*arguments)
-        except Exception as error:  # whatever a machine without a working compiler comes up with
+        except Exception as error:  # without a working compiler there are many kinds of errors
             if self._has_painted:
                 raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -160,7 +157,7 @@ def paint_layers(
     left, right = left.long(), x.ceil().long()
 
     def row(start: Tensor) -> Tensor:
-        first, second = (_gather(pixels, start + column) for column in (left, right))
+        first, second = (pixels[start + column].float() for column in (left, right))
         return first * (1 - right_weight) + second * right_weight
 
     value = row(upper) * (1 - low_weight) + row(lower) * low_weight
@@ -173,8 +170,8 @@ def paint_layers(
 def _sources(
     geometry: Tensor, address: Tensor, canvas_hw: tuple[int, int], has_perspective: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """For every canvas pixel (L, H, W): x and y of its source, in pixel centres; address and pitch of that image; and
-    whether there is one."""
+    """For every canvas pixel (L, H, W): x and y in its source, in pixel centres; address and pitch of that source; and
+    whether it has one."""
     height, width = canvas_hw
     device, layers = geometry.device, len(geometry)
     column = torch.arange(width, device=device, dtype=torch.float32) + 0.5
@@ -185,25 +182,20 @@ def _sources(
     for slot in range(geometry.shape[1]):  # in painting order
         cells = geometry[:, slot, :, None, None]
         matrix, inside, read = (cells[:, part].unbind(1) for part in (Column.MATRIX, Column.INSIDE, Column.READ))
-        own_x = (matrix[0] * column + matrix[2]) + matrix[1] * line
-        own_y = (matrix[3] * column + matrix[5]) + matrix[4] * line
+        tile_x = (matrix[0] * column + matrix[2]) + matrix[1] * line
+        tile_y = (matrix[3] * column + matrix[5]) + matrix[4] * line
         if has_perspective:
             depth = (matrix[6] * column + matrix[8]) + matrix[7] * line
-            own_x, own_y = own_x / depth, own_y / depth
-        here = (own_x >= inside[0]) & (own_y >= inside[1]) & (own_x < inside[2]) & (own_y < inside[3])
+            tile_x, tile_y = tile_x / depth, tile_y / depth
+        here = (tile_x >= inside[0]) & (tile_y >= inside[1]) & (tile_x < inside[2]) & (tile_y < inside[3])
         if has_perspective:
             here = here & (depth > 0)  # not beyond the horizon
-        x = torch.where(here, torch.minimum(torch.maximum(own_x - 0.5, read[0]), read[2]), x)
-        y = torch.where(here, torch.minimum(torch.maximum(own_y - 0.5, read[1]), read[3]), y)
+        x = torch.where(here, torch.minimum(torch.maximum(tile_x - 0.5, read[0]), read[2]), x)
+        y = torch.where(here, torch.minimum(torch.maximum(tile_y - 0.5, read[1]), read[3]), y)
         origin = torch.where(here, address[:, slot, 0, None, None], origin)
         pitch = torch.where(here, address[:, slot, 1, None, None], pitch)
         covered = covered | here
     return x, y, origin, pitch, covered
-
-
-def _gather(pixels: Tensor, addresses: Tensor) -> Tensor:
-    """float32 (L, H, W, 3) of addresses (L, H, W)."""
-    return pixels[addresses].float()
 
 
 def _mixed(rendered: Tensor, table: RenderTable) -> Tensor:

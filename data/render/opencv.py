@@ -1,6 +1,6 @@
-"""Plans to pixels with OpenCV: each source image is resampled once, straight into the output canvas.
+"""Renders plans with OpenCV: each source image is resampled once, directly into the output canvas.
 
-OpenCV's warps count pixel centres as integers, plans count pixel edges; `_centred` is the half-pixel between them.
+Integer coordinates are pixel centres in OpenCV's warps, and pixel edges in plans. `_centred` converts the matrices.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from data.augment.boxes import project_points
 from data.augment.plan import Picture, SamplePlan, Tile
+from data.augment.transforms import project_points
 from utils.structures import GREY
 
 _POLYGON_BITS = 4  # sub-pixel bits of OpenCV's polygon filler
@@ -24,9 +24,9 @@ def render_plan(plan: SamplePlan, load: Callable[[int], np.ndarray], out: np.nda
     """One training picture: uint8 (H, W, 3). `data.augment.plan` has its labels.
 
     Args:
-        plan: from `data.augment.plan.draw_plans`, drawn for the very source sizes that ``load`` returns.
+        plan: from `data.augment.plan.draw_plans`, for the source sizes that ``load`` returns.
         load: image index to source image, uint8 (h, w, 3) RGB.
-        out: uint8 (H, W, 3) to render into; then it is what is returned.
+        out: uint8 (H, W, 3) to render into and return; None: a new array.
     """
     out = np.empty((*plan.canvas_hw, 3), np.uint8) if out is None else out
     if len(plan.pictures) == 1:
@@ -49,7 +49,7 @@ def _render_picture(picture: Picture, load: Callable[[int], np.ndarray], out: np
 
 
 def draw_tile(tile: Tile, source: np.ndarray, canvas: np.ndarray) -> None:
-    """Paints one tile onto ``canvas`` uint8 (H, W, 3), in place; pixels outside the tile are left as they are."""
+    """Paints one tile onto ``canvas`` uint8 (H, W, 3), in place. Pixels outside the tile do not change."""
     x1, y1, x2, y2 = tile.region
     crop = source[y1:y2, x1:x2]
     (scale_x, skew_x, shift_x), (skew_y, scale_y, shift_y), (tilt_x, tilt_y, _) = tile.matrix.tolist()
@@ -63,7 +63,7 @@ def draw_tile(tile: Tile, source: np.ndarray, canvas: np.ndarray) -> None:
 
 
 def _resize_into(crop: np.ndarray, across: Sequence[int], down: Sequence[int], canvas: np.ndarray) -> None:
-    """Fills the columns ``across`` and rows ``down`` (first, end), of which some may lie outside."""
+    """Fills the columns ``across`` and rows ``down`` (first, end), some of which may be outside."""
     (left, right), (top, bottom) = across, down
     height, width = canvas.shape[:2]
     if top >= 0 and left >= 0 and bottom <= height and right <= width:
@@ -78,7 +78,7 @@ def _resize_into(crop: np.ndarray, across: Sequence[int], down: Sequence[int], c
 def resize(image: np.ndarray, width: int, height: int, target: np.ndarray | None = None) -> np.ndarray:
     """Bilinear, or by area where both sides shrink to half or less, which bilinear would alias.
 
-    ``target``, uint8 (height, width, 3) and perhaps a part of a larger picture, takes the result if it is given.
+    ``target``, uint8 (height, width, 3) perhaps a part of a larger image, receives the result if it is given.
     """
     if image.shape[:2] == (height, width):
         if target is None:

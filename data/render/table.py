@@ -1,13 +1,12 @@
-"""Plans of a batch as a table of numbers, which is all that the torch renderer needs besides source pixels.
+"""The plans of a batch as a table of numbers: all that the torch renderer needs besides source pixels.
 
-The renderer reads four neighbouring pixels, so a source that is to shrink to half or less is read from a smaller copy
+The renderer reads four neighbouring pixels, so a source that shrinks to half or less is read from a smaller copy
 of itself, a mipmap (Williams, "Pyramidal parametrics", SIGGRAPH 1983). Level l of an image of h x w pixels has
-``max(h >> l, 1)`` x ``max(w >> l, 1)``, each averaged over the area that it stands for. A device cache holds all
-levels; without one the level wanted is made where the image is read. Both come
-from `level_image`, with the same pixels.
+``max(h >> l, 1)`` x ``max(w >> l, 1)`` pixels, each the average of the area that it covers. A device cache holds all
+levels; without one, the worker that reads the image makes the level. Both use `level_image`, so their pixels are equal.
 
-Legend: B pictures, L layers (the B first pictures, then the second ones of those that are mixed), K tile slots a layer
-(1, or 4 where there is a mosaic), T tiles in all.
+Legend: B pictures, L layers (the B first pictures, then the second ones of those that are mixed), K tile slots per
+layer (1, or 4 if there is a mosaic), T tiles in all.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def level_sizes(image_hw: np.ndarray, level: int | np.ndarray) -> np.ndarray:
 
 
 def level_image(image: np.ndarray, level: int) -> np.ndarray:
-    """uint8 (h, w, 3) to its copy at ``level``; the image itself at level 0."""
+    """The copy of an image uint8 (h, w, 3) at ``level``; at level 0 the image itself."""
     if level == 0:
         return image
     height, width = (max(side >> level, 1) for side in image.shape[:2])
@@ -55,6 +54,14 @@ def levels_for(matrices: np.ndarray, regions: np.ndarray) -> np.ndarray:
     return np.floor(halvings + 1e-6).clip(0, MAX_LEVEL).astype(np.int64)
 
 
+class Tiles(NamedTuple):
+    """Tiles whose pixels are read."""
+
+    index: np.ndarray  # int64 (T,) image
+    level: np.ndarray  # int64 (T,)
+    box: np.ndarray  # int64 (T, 4) x1, y1, x2, y2: what is read, in pixels of the level
+
+
 @dataclass(frozen=True)
 class PyramidLayout:
     """Where each level of each image begins in a flat array of pixels: images in order, levels from fine to coarse."""
@@ -71,19 +78,21 @@ class PyramidLayout:
     def pixels(self) -> int:
         return int(self.starts[-1])
 
-    def start_of(self, images: np.ndarray, levels: np.ndarray) -> np.ndarray:
-        """int64 (T,): the first pixel of a level of an image."""
-        sizes = np.stack([level_sizes(self.source_hw[images], level).prod(1) for level in range(MAX_LEVEL)], 1)
-        finer = np.arange(MAX_LEVEL) < levels[:, None]
-        return self.starts[images] + (sizes * finer).sum(1)
+    def locate(self, tiles: Tiles) -> np.ndarray:
+        """int64 (T, 2), as `RenderTable.address`, in an array of this layout (a device cache)."""
+        image_hw = self.source_hw[tiles.index]
+        sizes = np.stack([level_sizes(image_hw, level).prod(1) for level in range(MAX_LEVEL)], 1)
+        finer = np.arange(MAX_LEVEL) < tiles.level[:, None]
+        starts = self.starts[tiles.index] + (sizes * finer).sum(1)
+        return np.stack([starts, level_sizes(image_hw, tiles.level)[:, 1]], 1)
 
     def flat(self, image: np.ndarray) -> np.ndarray:
-        """uint8 (P, 3): all levels of one image, as they lie in the array."""
+        """uint8 (P, 3): all levels of one image, in the order of the array."""
         return np.concatenate([level_image(image, level).reshape(-1, 3) for level in range(MAX_LEVEL + 1)])
 
 
 MOSAIC_SLOTS = 4
-# A pixel between two tiles must not miss both for a rounding error; half a canvas pixel is never as little as this.
+# Rounding must not leave a pixel between two tiles uncovered. Half a canvas pixel is always larger than this.
 EDGE_TOLERANCE = 1e-3
 VISIBLE_MARGIN = 2  # source pixels around what is seen, for neighbours and rounding
 
@@ -99,43 +108,24 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class RenderTable:
-    """What is painted where. An empty slot has an empty region."""
+    """What is painted where. An unused slot has an empty region."""
 
     canvas_hw: tuple[int, int]
     pictures: int  # B
     has_perspective: bool
     geometry: Tensor  # float32 (L, K, 17), see `Column`
-    address: Tensor  # int64 (L, K, 2): where pixel (0, 0) would lie in the flat source pixels, and pixels a row
+    address: Tensor  # int64 (L, K, 2): address of pixel (0, 0) in the flat source pixels, and pixels per row
     operations: tuple[Callable[[Tensor, Tensor], Tensor], ...]  # `PixelOperation.apply_torch`, in order
     parameters: tuple[Tensor, ...]  # float32 (L, k) of each of them
     mixed: Tensor  # int64 (L - B,): picture that a second layer is mixed into
     mix: Tensor  # float32 (L - B,): weight of that picture's first layer
 
 
-class Tiles(NamedTuple):
-    """Tiles whose pixels are wanted."""
-
-    index: np.ndarray  # int64 (T,) image
-    level: np.ndarray  # int64 (T,)
-    box: np.ndarray  # int64 (T, 4) x1, y1, x2, y2: what is read, in pixels of the level
-
-
 class SourcePixels(Protocol):
-    """Finds source pixels in memory, or copies them there."""
+    """Where source pixels are: a `PyramidLayout` finds them in the device cache, `PackedPixels` copies them."""
 
     def locate(self, tiles: Tiles) -> np.ndarray:
         """int64 (T, 2), as `RenderTable.address`."""
-
-
-class CachedPixels:
-    """Source pixels in a device cache."""
-
-    def __init__(self, layout: PyramidLayout) -> None:
-        self.layout = layout
-
-    def locate(self, tiles: Tiles) -> np.ndarray:
-        pitch = level_sizes(self.layout.source_hw[tiles.index], tiles.level)[:, 1]
-        return np.stack([self.layout.start_of(tiles.index, tiles.level), pitch], 1)
 
 
 class PackedPixels:
@@ -147,7 +137,7 @@ class PackedPixels:
     def __init__(self, load: Callable[[int], np.ndarray]) -> None:
         """``load``: image index to source image, uint8 (h, w, 3) RGB."""
         self._load = load
-        self.pixels = torch.zeros((1, 3), dtype=torch.uint8)  # something to read where no tile lies
+        self.pixels = torch.zeros((1, 3), dtype=torch.uint8)  # there must be a pixel to read even without tiles
 
     def locate(self, tiles: Tiles) -> np.ndarray:
         sizes = tiles.box[:, 2:] - tiles.box[:, :2]
@@ -223,16 +213,15 @@ def _measure(
     last = np.clip(corners[:, 2:] - 1, first, size - 1)
     box = np.concatenate([np.floor(first), np.ceil(last) + 1], 1)
     visible = _visible(inverse, canvas_hw)
-    # A tile that only touches the canvas with its rounding keeps one pixel.
+    # A tile that reaches the canvas only by rounding keeps one pixel.
     box[:, :2] = np.clip(np.floor(visible[:, :2]), box[:, :2], box[:, 2:] - 1)
     box[:, 2:] = np.clip(np.ceil(visible[:, 2:]), box[:, :2] + 1, box[:, 2:])
     tolerance = np.array([-1, -1, 1, 1]) * EDGE_TOLERANCE
-    wanted = Tiles(index, levels, box.astype(np.int64))
-    return inverse, corners + tolerance, np.concatenate([first, last], 1), wanted
+    return inverse, corners + tolerance, np.concatenate([first, last], 1), Tiles(index, levels, box.astype(np.int64))
 
 
 def _visible(inverse: np.ndarray, canvas_hw: tuple[int, int]) -> np.ndarray:
-    """(T, 4): what of each source the canvas shows at most, with a margin; everything where there is perspective."""
+    """(T, 4): the part of each source that the canvas can show, with a margin; unbounded if there is perspective."""
     height, width = canvas_hw
     canvas = np.array([[0, 0, 1], [width, 0, 1], [width, height, 1], [0, height, 1]], np.float64)
     seen = np.einsum("tij,cj->tci", inverse, canvas)[..., :2]

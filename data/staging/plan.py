@@ -61,7 +61,7 @@ class StagePlan:
         return f"{'-'.join(self.splits)}.yaml"
 
     def yaml_text(self, tree: str) -> str:
-        """The YAML of the copy, which lies beside the folder ``tree``."""
+        """The YAML of the copy, which is beside the folder ``tree``."""
         chosen = {split: self.spec.splits[split] for split in self.splits}
         root = self.spec.root
         content: dict[str, object] = {"path": (Path(tree) / self.root_in_tree).as_posix()}
@@ -113,7 +113,7 @@ def _warn_of_findings(listing: Listing, split: str) -> None:
 
 
 def is_under(name: str, folders: Sequence[str]) -> bool:
-    """Whether ``name`` lies in one of the folders or their subfolders."""
+    """Whether ``name`` is in one of the folders or their subfolders."""
     return any((folder == "." and not name.startswith("../")) or name.startswith(folder + "/") for folder in folders)
 
 

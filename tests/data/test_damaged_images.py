@@ -16,8 +16,8 @@ import pytest
 
 import train
 from data.damaged_images import DamagedImages
-from data.image_io.decode import HiddenDamageError, check_image, read_image
-from data.image_io.headers import coded_data_defect, plain_jpeg
+from data.image_io.decode import read_image
+from data.image_io.verify import HiddenDamageError, check_image, coded_data_defect, plain_jpeg
 from data.index import partial_scan, scan
 from tests.data.index.test_index import lines, load, told  # noqa: F401
 from tests.helpers.scripts import SMALL, error_of
@@ -70,9 +70,9 @@ def write_set(root: Path, images: int = 24, *, damaged: int = 0, kind: str = "ze
 def test_bytes_tell_of_a_damaged_middle(kind):
     for seed in range(8):
         data = photo(seed, 1024)
-        assert coded_data_defect(data, plain_jpeg(data, data[-2:])) == ""
+        assert coded_data_defect(data, plain_jpeg(data)) == ""
         data = with_middle(data, kind)
-        assert coded_data_defect(data, plain_jpeg(data, data[-2:]))
+        assert coded_data_defect(data, plain_jpeg(data))
 
 
 def test_files_whose_middle_is_zeros_are_bad(tmp_path, lines, capfd):  # noqa: F811
@@ -91,7 +91,7 @@ def test_a_plain_picture_is_no_damage(tmp_path):
     """Its coded data repeat, so it is decoded, and found to be sound."""
     for name, value in (("white", 255), ("grey", 90)):
         data = cv2.imencode(".jpg", np.full((600, 600, 3), value, np.uint8))[1].tobytes()
-        assert coded_data_defect(data, plain_jpeg(data, data[-2:]))
+        assert coded_data_defect(data, plain_jpeg(data))
         (tmp_path / name).write_bytes(data)
         assert check_image(tmp_path / name) == (600, 600)
 

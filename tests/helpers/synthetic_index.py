@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import cv2
 import numpy as np
 
 from data.index.index import DatasetIndex
+from data.labels.findings import ScanReport
+from utils.structures import FlatStrings
 
 OBJECT = (250, 20, 20)  # RGB of the rectangles that labels lie on
 GEOMETRIES = {  # hyper-parameters, for every kind of matrix a renderer meets
@@ -19,6 +23,33 @@ GEOMETRIES = {  # hyper-parameters, for every kind of matrix a renderer meets
     "shear": {"degrees": 5.0, "shear": 15.0, "flipud": 0.5},
     "perspective": {"degrees": 10.0, "perspective": 0.001},
 }
+
+
+def index_of(
+    names: Sequence[str],
+    paths: Sequence[str | os.PathLike],
+    image_hw: np.ndarray,
+    offsets: np.ndarray,
+    boxes_xywh_px: np.ndarray,
+    classes: np.ndarray,
+) -> DatasetIndex:
+    """An index of arrays in memory. No box is a crowd region, and areas are those of the boxes."""
+    boxes_xywh_px = np.asarray(boxes_xywh_px, np.float64).reshape(-1, 4)
+    offsets = np.asarray(offsets, np.int64)
+    backgrounds = int((np.diff(offsets) == 0).sum())
+    totals = {"images": len(paths), "backgrounds": backgrounds, "boxes": len(boxes_xywh_px), "crowd": 0}
+    return DatasetIndex(
+        names=tuple(names),
+        root=Path("/"),
+        paths=FlatStrings.of(os.fspath(p) for p in paths),
+        image_hw=np.asarray(image_hw, np.int32).reshape(-1, 2),
+        offsets=offsets,
+        boxes_xywh_px=boxes_xywh_px,
+        classes=np.asarray(classes, np.int32),
+        crowd=np.zeros(len(boxes_xywh_px), bool),
+        area_px=boxes_xywh_px[:, 2:].prod(1),
+        report=ScanReport.of([], totals),
+    )
 
 
 def smooth_image(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
@@ -47,7 +78,7 @@ def write_dataset(
         path.write_bytes(cv2.imencode(".png", image[..., ::-1])[1].tobytes())
         paths.append(str(path))
         offsets.append(len(boxes))
-    index = DatasetIndex.of(
+    index = index_of(
         names=[f"class{c}" for c in range(classes)],
         paths=paths,
         image_hw=np.array(sizes),

@@ -41,7 +41,8 @@ import val
 from data.cache import disk as disk_cache
 from data.cache.open import open_image_cache
 from data.damaged_images import DamagedImages
-from data.image_io.decode import check_image, read_image, read_source, reduced_sizes
+from data.image_io.decode import read_image, read_source, reduced_sizes
+from data.image_io.verify import check_image
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.files import list_split
 from data.index.index import DatasetIndex, load_index

@@ -9,17 +9,19 @@ import pytest
 import torch
 
 from data.augment import plan as plan_module
-from data.augment.boxes import (
+from data.augment.mosaic import Mosaic, choose_partners
+from data.augment.plan import draw_plans
+from data.augment.transforms import (
     MAX_ASPECT,
+    SHARED_COLUMNS,
+    ColorJitter,
     are_axis_aligned,
+    color_matrices,
     is_worth_keeping,
     project_boxes,
     project_points,
     transform_labels,
 )
-from data.augment.mosaic import Mosaic, choose_partners
-from data.augment.plan import draw_plans
-from data.augment.transforms import SHARED_COLUMNS, ColorJitter, color_matrices
 from tests.helpers.plans import draw_plan
 from utils.config.settings import Hyperparameters
 from utils.structures import SampleKey

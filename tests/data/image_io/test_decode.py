@@ -8,7 +8,8 @@ import cv2
 import numpy as np
 import pytest
 
-from data.image_io.decode import check_image, read_image, read_reduced
+from data.image_io.decode import read_image, read_reduced
+from data.image_io.verify import check_image
 from utils.errors import UserError
 
 

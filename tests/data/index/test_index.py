@@ -16,7 +16,8 @@ import pytest
 
 from data.index import scan
 from data.index.dataset_yaml import load_dataset_spec
-from data.index.index import DatasetIndex, load_index
+from data.index.index import load_index
+from tests.helpers.synthetic_index import index_of
 from utils.errors import UserError
 from utils.files import array_file as index_cache
 from utils.files.locks import flock
@@ -607,7 +608,7 @@ def test_links_are_followed_once(root, tmp_path):
 
 
 def test_synthetic_index():
-    index = DatasetIndex.of(["a"], ["/x/p.jpg", "/x/q.jpg"], [(10, 20), (10, 10)], [0, 1, 1], [(0, 0, 10, 5)], [0])
+    index = index_of(["a"], ["/x/p.jpg", "/x/q.jpg"], [(10, 20), (10, 10)], [0, 1, 1], [(0, 0, 10, 5)], [0])
     np.testing.assert_allclose(index.labels(0), [[0, 0.25, 0.25, 0.5, 0.5]])
     assert index.path(1) == "/x/q.jpg"
     assert index.report.summary() == "2 images, 1 backgrounds, 1 boxes, 0 problems"

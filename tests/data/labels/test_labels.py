@@ -139,7 +139,8 @@ def test_files_that_are_no_coco(tmp_path, text, message):
 
 
 def clean(*rows, hw=(100, 200), normalised=False):
-    return clean_rows(row_table([0], [RawLabels(list(rows), [])]), np.array([hw]), normalised)
+    boxes, findings = clean_rows(row_table([0], [RawLabels(list(rows), [])]), np.array([hw]), normalised)
+    return boxes, [problem for _, problem in findings]
 
 
 def test_boxes_over_the_edge_are_clipped_with_their_area():
@@ -205,7 +206,7 @@ def test_random_rows_equal_the_scalar_reference_and_stay_inside(seed):
     expected = reference(raw.rows, 120.0, 90.0)
     np.testing.assert_array_equal(boxes.classes, expected[:, 0])
     np.testing.assert_array_equal(boxes.boxes_xywh_px, expected[:, 1:])
-    lost = [f for f in findings if f.kind != CLIPPED]
+    lost = [f for _, f in findings if f.kind != CLIPPED]
     assert len(boxes.image) + len(lost) == 300  # nothing goes without a word
     assert np.isfinite(boxes.area_px).all()
     assert (boxes.boxes_xywh_px[:, :2] >= 0).all()
@@ -256,7 +257,7 @@ ANNOTATION = '{"id": 1, "image_id": 9, "category_id": 1, "bbox": [1, 2, 30, 40]}
 @pytest.mark.parametrize(
     ("old", "new", "what"),
     [
-        ('"bbox":', '"bbox": [5, 6, 7, 8], "bbox":', "the key 'bbox' is there twice"),
+        ('"bbox":', '"bbox": [5, 6, 7, 8], "bbox":', "the key 'bbox' is used twice"),
         ("[1, 2, 30, 40]", f"[1, 2, 30, {'5' * 5000}]", "malformed JSON"),
         ('{"id": 5', '{"id": 1', "two categories have the same id"),
         ('{"id": 1,', '{"id": true,', "an image without id"),

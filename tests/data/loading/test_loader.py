@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from data.dataset import LoadImagesAndLabels
-from data.loading.build import build_train_loader, build_val_loader, create_dataloader
+from data.loading.build import build_train_loader, build_val_loader
 from data.loading.loader import InfiniteDataLoader
 from data.loading.worker import collate
 from data.sampler import BatchRequest, Cell, EpochOrder, KeyedDistributedSampler
 from data.shared_memory import new_pixels
 from tests.helpers.synthetic_index import write_dataset
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.structures import Sample, SampleKey
@@ -266,12 +266,13 @@ def test_loader_of_a_real_data_set(tmp_path):
     from data.index.dataset_yaml import load_dataset_spec
 
     spec = load_dataset_spec(tmp_path / "data.yaml")
-    options = {"ctx": SINGLE, "imgsz": 64, "cache_dir": str(tmp_path / "cache"), "workers": 1}
-    endless, dataset = create_dataloader(spec, "train", batch_size=4, augment=True, hyp=HYP, cache="disk", **options)
-    assert len(dataset) == 5
+    options = {"imgsz": 64, "cache_dir": str(tmp_path / "cache"), "workers": 1}
+    config = TrainConfig(batch_size=4, cache="disk", **options)
+    endless = build_train_loader(SINGLE, config, HYP, spec, stride=32)
+    assert len(endless.samples) == 5
     assert [len(batch.images) for batch in islice(endless, 5)] == [4, 1, 4, 1, 4]
-    loader, dataset = create_dataloader(spec, "val", batch_size=3, augment=False, **options)
-    assert len(dataset) == 5
+    loader = build_val_loader(SINGLE, ValConfig(weights="", task="val", batch_size=3, **options), spec, stride=32)
+    assert len(loader.samples) == 5
     batches = list(loader)
     assert [len(b.images) for b in batches] == [3, 2]
     assert all(len(b.targets) == len(b.images) for b in batches)

@@ -11,7 +11,6 @@ from data.render.device import render_table
 from data.render.opencv import render_plan
 from data.render.table import (
     MAX_LEVEL,
-    CachedPixels,
     PackedPixels,
     PyramidLayout,
     RenderTable,
@@ -105,7 +104,7 @@ def test_neither_the_batch_nor_where_pixels_lie_changes_a_picture(images, geomet
     layout = PyramidLayout.of(SIZES)
     pool = torch.from_numpy(np.concatenate([layout.flat(image) for image in images]))
     assert len(pool) == layout.pixels
-    cached = render_table(build_table(plans, (128, 128), SIZES, CachedPixels(layout)), pool)
+    cached = render_table(build_table(plans, (128, 128), SIZES, layout), pool)
     assert np.array_equal(cached.permute(0, 2, 3, 1).numpy(), whole)
 
 

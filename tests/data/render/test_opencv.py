@@ -6,9 +6,8 @@ import cv2
 import numpy as np
 import pytest
 
-from data.augment.boxes import project_boxes
 from data.augment.plan import SamplePlan, plan_labels
-from data.augment.transforms import HORIZON, MIN_SCALE, MIXUP_COLUMNS, RandomFlip, RandomPerspective
+from data.augment.transforms import HORIZON, MIN_SCALE, MIXUP_COLUMNS, RandomFlip, RandomPerspective, project_boxes
 from data.render.opencv import fit_letterbox, letterbox, render_plan
 from tests.helpers.plans import draw_plan
 from tests.helpers.synthetic_index import GEOMETRIES, OBJECT, smooth_image
