@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from data.index.dataset_yaml import DatasetSpec
 from data.loading.build import build_val_loader
 from data.open_dataset import open_dataset
 from engine.evaluation.analysis import analyse
-from engine.evaluation.evaluator import Evaluator, Postprocess
+from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.report import (
     COLUMNS,
     SIZE_COLUMNS,
@@ -32,8 +31,7 @@ from engine.evaluation.report import (
     write_results_json,
 )
 from engine.process import check_same_model, check_same_start, resolve_amp
-from models.detector import Detector
-from models.postprocess.detections import select_detections, suppression_iou
+from models.postprocess.detections import detections_to_score
 from models.postprocess.tta import TestTimeAugmentation
 from models.weights.load import load_detector
 from utils.config.parser import to_dict
@@ -45,7 +43,7 @@ from utils.errors import UserError
 from utils.files.folders import check_run_dir, find_location, increment_path
 from utils.logger import get_logger, progress
 from utils.machine.limits import require_package
-from utils.structures import Detections, EvalResult
+from utils.structures import EvalResult
 from utils.visualize.detection_writer import write_predictions
 from utils.visualize.draw import write_image
 from utils.visualize.plots import draw_detections, plot_confusion, plot_metric_curves
@@ -69,7 +67,13 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     evaluator = Evaluator(
         ground_truth=loader.index.ground_truth(),
         num_classes=len(names),
-        postprocess=make_postprocess(config),
+        postprocess=partial(
+            detections_to_score,
+            conf_thres=config.conf_thres,
+            iou_thres=config.iou_thres,
+            max_det=config.max_det,
+            single_cls=config.single_cls,
+        ),
         ctx=ctx,
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
@@ -113,24 +117,6 @@ def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
         f"{weights} and {spec.source} do not have the same classes ({what}); "
         "score on the data it was trained for, or with --single-cls"
     )
-
-
-def make_postprocess(config: ValConfig) -> Postprocess:
-    """Maps raw outputs to detections, with the thresholds of the command line."""
-
-    def postprocess(model: Detector | TestTimeAugmentation, raw: list[Tensor]) -> Detections:
-        boxes, scores = model.decode(raw)
-        if config.single_cls:
-            scores = scores.amax(-1, keepdim=True)
-        return select_detections(
-            boxes,
-            scores,
-            conf_thres=config.conf_thres,
-            iou_thres=suppression_iou(model.head, config.iou_thres),
-            max_det=config.max_det,
-        )
-
-    return postprocess
 
 
 def _report(config: ValConfig, result: EvalResult, evaluator: Evaluator, names: Sequence[str], imgsz: int) -> None:

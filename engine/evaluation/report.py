@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.evaluation.analysis import SIZES, Analysis, Calibration, Reliability, SizeScores, size_limits
+from engine.evaluation.analysis import SIZES, Analysis, Calibration, Reliability, SizeScores
+from engine.evaluation.matching import AREA_RANGES
 from engine.evaluation.metrics import METRICS, mean_known
 from engine.evaluation.tide import KINDS, ErrorSplit
 from utils.files.safe_io import write_whole
@@ -34,12 +35,10 @@ class Row(NamedTuple):
 
 def result_rows(result: EvalResult, gt: GroundTruth, names: Sequence[str]) -> list[Row]:
     """A row for all classes together, then one for each, in the order of the classes. Columns: `COLUMNS`."""
-    rows = [Row("all", result.num_images, int(result.class_targets.sum()), tuple(result.metrics.values()))]
-    images = images_of_classes(gt, len(names))
-    scores = np.stack(list(result.class_metrics.values()), axis=1)
-    for index, name in enumerate(names):
-        rows.append(Row(name, int(images[index]), int(result.class_targets[index]), tuple(scores[index].tolist())))
-    return rows
+    every = Row("all", result.num_images, int(result.class_targets.sum()), tuple(result.metrics.values()))
+    scores = np.stack(list(result.class_metrics.values()), axis=1).tolist()
+    columns = names, images_of_classes(gt, len(names)).tolist(), result.class_targets.tolist(), map(tuple, scores)
+    return [every, *map(Row, *columns)]
 
 
 def images_of_classes(gt: GroundTruth, num_classes: int) -> np.ndarray:
@@ -52,12 +51,10 @@ def images_of_classes(gt: GroundTruth, num_classes: int) -> np.ndarray:
 def size_rows(sizes: SizeScores, names: Sequence[str]) -> Iterator[Row]:
     """A row a size for all classes together, then for each. Columns: `SIZE_COLUMNS`."""
     scores = np.stack([sizes.ap50, sizes.ap75, sizes.ap, sizes.recall], -1)
-    for at, size in enumerate(SIZES):
-        means = mean_known(scores[:, at], axis=0)
-        yield Row("all", size, int(sizes.targets[:, at].sum()), tuple(means.tolist()))
-    for number, name in enumerate(names):
-        for at, size in enumerate(SIZES):
-            yield Row(name, size, int(sizes.targets[number, at]), tuple(scores[number, at].tolist()))
+    totals, means = sizes.targets.sum(0), mean_known(scores, axis=0)
+    for name, by_size, values in zip(["all", *names], [totals, *sizes.targets], [means, *scores]):
+        for size, count, row in zip(SIZES, by_size.tolist(), values.tolist()):
+            yield Row(name, size, count, tuple(row))
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Row], *, verbose: bool = True) -> str:
@@ -112,6 +109,11 @@ def format_calibration(calibration: Calibration) -> str:
 def number_text(value: float) -> str:
     """Four decimals, or a dash for nan."""
     return "-" if math.isnan(value) else f"{value:.4f}"
+
+
+def plain_number(value: float) -> float | None:
+    """None for nan, which JSON lacks."""
+    return None if math.isnan(value) else float(value)
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
@@ -173,14 +175,9 @@ def analysis_content(analysis: Analysis, names: Sequence[str]) -> dict[str, Any]
         },
     }
     if sizes is not None:
-        areas = {name: list(limits) for name, limits in size_limits().items()}
+        areas = dict(zip(SIZES, AREA_RANGES.tolist()))  # least and largest
         content["sizes"] = {"areas_px": areas, "rows": _json_rows(SIZE_COLUMNS, size_rows(sizes, names))}
     return content
-
-
-def plain_number(value: float) -> float | None:
-    """None for nan, which JSON lacks."""
-    return None if math.isnan(value) else float(value)
 
 
 def _json_rows(columns: Sequence[str], rows: Iterator[Row] | Sequence[Row]) -> list[dict[str, Any]]:
