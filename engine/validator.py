@@ -13,23 +13,9 @@ import torch
 from data.index.dataset_yaml import DatasetSpec
 from data.loading.build import build_val_loader
 from data.open_dataset import open_dataset
+from engine.evaluation import report
 from engine.evaluation.analysis import analyse
 from engine.evaluation.evaluator import Evaluator
-from engine.evaluation.report import (
-    COLUMNS,
-    SIZE_COLUMNS,
-    analysis_content,
-    format_calibration,
-    format_errors,
-    format_summary,
-    format_table,
-    plot_errors,
-    plot_reliability,
-    result_rows,
-    size_rows,
-    write_csv,
-    write_results_json,
-)
 from engine.process import check_same_model, check_same_start, resolve_amp
 from models.postprocess.detections import detections_to_score
 from models.postprocess.tta import TestTimeAugmentation
@@ -123,22 +109,22 @@ def _report(config: ValConfig, result: EvalResult, evaluator: Evaluator, names: 
     """Prints the tables and writes the run's folder."""
     log, gt = get_logger(), evaluator.ground_truth
     folder = increment_path(config.project, config.name, config.exist_ok)
-    rows = result_rows(result, gt, names)
-    log.info("%s\n%s", format_table(COLUMNS, rows, verbose=config.verbose), format_summary(result))
+    rows = report.result_rows(result, gt, names)
+    log.info("%s\n%s", report.format_table(report.COLUMNS, rows, verbose=config.verbose), report.format_summary(result))
     analysis = analyse(gt, evaluator.detections, len(names), threshold=result.best_confidence, per_size=config.per_size)
     if analysis.sizes is not None:
-        by_size = list(size_rows(analysis.sizes, names))
-        log.info("%s", format_table(SIZE_COLUMNS, by_size, verbose=config.verbose))
-        write_csv(folder / "sizes.csv", SIZE_COLUMNS, by_size)
-    log.info("%s\n%s", format_errors(analysis.errors), format_calibration(analysis.calibration))
+        by_size = list(report.size_rows(analysis.sizes, names))
+        log.info("%s", report.format_table(report.SIZE_COLUMNS, by_size, verbose=config.verbose))
+        report.write_csv(folder / "sizes.csv", report.SIZE_COLUMNS, by_size)
+    log.info("%s\n%s", report.format_errors(analysis.errors), report.format_calibration(analysis.calibration))
     settings = to_dict(config) | {"imgsz": imgsz}
-    write_results_json(folder / "results.json", result, rows, settings, analysis_content(analysis, names))
-    write_csv(folder / "classes.csv", COLUMNS, rows)
+    report.write_results_json(folder / "results.json", result, rows, settings, report.analysis_content(analysis, names))
+    report.write_csv(folder / "classes.csv", report.COLUMNS, rows)
     if config.save_json:
         write_predictions(folder / "predictions.json", evaluator.detections, gt)
     if not config.noplots:
-        plot_errors(analysis.errors, folder / "errors.png")
-        plot_reliability(analysis.calibration, folder / "calibration.png")
+        report.plot_errors(analysis.errors, folder / "errors.png")
+        report.plot_reliability(analysis.calibration, folder / "calibration.png")
         plot_metric_curves(result, names, folder)
         plot_confusion(result.confusion, names, folder / "confusion_matrix.png")
         _draw_preview(evaluator, names, folder / "predictions.jpg")

@@ -70,16 +70,13 @@ def format_table(columns: Sequence[str], rows: Sequence[Row], *, verbose: bool =
 
 def format_summary(result: EvalResult) -> str:
     """AP by size, the confidence of P, R and F1, and the time per image: one or two lines."""
-    sizes = zip(("small", "medium", "large"), (result.ap_small, result.ap_medium, result.ap_large))
-    lines = [
-        "AP by size: " + ", ".join(f"{name} {number_text(value)}" for name, value in sizes)
-        + f"; P, R and F1 at confidence {result.best_confidence:.3f}"
-    ]  # fmt: skip
-    times = [f"{k[3:]} {v:.1f}" for k, v in result.extras.items() if k.startswith("ms/")]
+    sizes = zip(SIZES[1:], (result.ap_small, result.ap_medium, result.ap_large))
+    by_size = ", ".join(f"{name} {number_text(value)}" for name, value in sizes)
+    text = f"AP by size: {by_size}; P, R and F1 at confidence {result.best_confidence:.3f}"
+    times = ", ".join(f"{k[3:]} {v:.1f}" for k, v in result.extras.items() if k.startswith("ms/"))
     if times:
-        wait = result.extras["data_wait"]
-        lines.append(f"ms an image: {', '.join(times)}; {wait:.0%} of the time waiting for data")
-    return "\n".join(lines)
+        text += f"\nms an image: {times}; {result.extras['data_wait']:.0%} of the time waiting for data"
+    return text
 
 
 def format_errors(errors: ErrorSplit) -> str:

@@ -16,7 +16,7 @@ from models.postprocess.nms import nms_keep
 from utils.errors import UserError
 from utils.structures import Detections
 
-DETECTION_IOU = 0.45  # fewer boxes an object than in validation, as in YOLOv5's and YOLOv8's detection
+DETECTION_IOU = 0.45  # leaves fewer boxes an object than in validation, as in YOLOv5's and YOLOv8's detection
 MAX_CANDIDATES = 30_000  # an image, the best by score
 _FIRST_CANDIDATES = 4096  # an image; the rest is examined only if these do not fill all slots
 
