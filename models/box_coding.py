@@ -19,13 +19,12 @@ from torch.autograd.function import once_differentiable
 Shapes = tuple[tuple[int, int], ...]  # rows and columns by level
 LARGEST_SIDE = 20_000.0  # strides
 
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def grid_shapes(raw: Sequence[Tensor]) -> Shapes:
-    """Of maps (B, channels, h, w), one a level."""
+    """Rows and columns of maps (B, channels, h, w), one a level."""
     return tuple((level.shape[2], level.shape[3]) for level in raw)
 
 
@@ -60,7 +59,7 @@ def cell_centres(shapes: Shapes, strides: tuple[int, ...], device: torch.device)
 
 
 class GridLevels(NamedTuple):
-    """The levels' grids, as tensors on a device."""
+    """The grids of all levels, as tensors on a device."""
 
     strides: Tensor  # float32 (L, 1), canvas pixels
     last: Tensor  # float32 (L, 2), the last column and row

@@ -4,7 +4,8 @@ Only detections that overlap an object of their group by at least the lowest IoU
 and the others are never padded, stored or looped over. A group is a pair of image and class, or an image where classes
 do not matter.
 
-Legend: D detections, M objects, C classes, A area ranges, T IoU thresholds.
+Legend: D detections, M objects, P pairs of the two, N detections that overlap an object, C classes, A area ranges, T
+IoU thresholds.
 """
 
 from __future__ import annotations

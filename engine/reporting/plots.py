@@ -36,10 +36,8 @@ def plot_run(
     evaluator: Evaluator,
 ) -> Iterator[Callable[[int, EvalResult | None], None] | None]:
     """Yields the function to call after each epoch with its number and result; None with ``--noplots`` and on other
-    ranks than 0. Labels, batches and the graph are drawn at once, and pending plots when the block ends.
-
-    Args:
-        model: the averaged weights.
+    ranks than 0. Labels, batches and the graph are drawn at once, and pending plots when the block ends. ``model`` has
+    the averaged weights.
     """
     if not ctx.is_main or run.config.noplots:
         yield None

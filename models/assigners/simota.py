@@ -39,11 +39,8 @@ class SimOtaAssignment(NamedTuple):
 
 
 def near_middle(centres: Tensor, strides: Tensor, boxes: Tensor) -> Tensor:
-    """Cells whose centre is within the radius of the target's middle, by x and by y: bool (B, K, N).
-
-    Args:
-        centres: (N, 2) pixels; strides: (N, 1); boxes: (B, K, 4).
-    """
+    """Cells whose centre is within the radius of the target's middle, by x and by y: centres (N, 2) pixels, strides
+    (N, 1) and boxes (B, K, 4) -> bool (B, K, N)."""
     middle = (boxes[..., :2] + boxes[..., 2:]) / 2
     reach = CENTRE_RADIUS * strides[:, 0]
     across = (middle[..., :1] - centres[:, 0]).abs() < reach
@@ -51,13 +48,11 @@ def near_middle(centres: Tensor, strides: Tensor, boxes: Tensor) -> Tensor:
 
 
 def score_cost(objectness: Tensor, class_logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of sqrt(objectness x class score) with the target's class, summed over classes: (B, K, N).
+    """Cross-entropy of sqrt(objectness x class score) with the target's class, summed over classes: logits (B, N, 1)
+    and (B, N, C), labels int64 (B, K) -> (B, K, N).
 
     The sum over the other classes is the same for every target up to one term, so nothing of shape (B, K, N, C) is
     made.
-
-    Args:
-        objectness: (B, N, 1) logits; class_logits: (B, N, C); labels: int64 (B, K).
     """
     log_yes = ((logsigmoid(objectness) + logsigmoid(class_logits)) / 2).clamp_(min=_LEAST_LOG)
     log_no = torch.log1p(-log_yes.exp()).clamp_(min=_LEAST_LOG)
