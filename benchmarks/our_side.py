@@ -157,9 +157,9 @@ def our_nms(boxes: Tensor, scores: Tensor) -> list[Tensor]:
     """Of each image rows (x1, y1, x2, y2, class)."""
     import torch
 
-    from models.postprocess.detections import non_max_suppression
+    from models.postprocess.detections import select_detections
 
-    found = non_max_suppression(boxes, scores, conf_thres=CONFIDENCE, iou_thres=IOU, max_det=MOST)
+    found = select_detections(boxes, scores, conf_thres=CONFIDENCE, iou_thres=IOU, max_det=MOST)
     rows = torch.cat([found.boxes_xyxy, found.classes[..., None].to(found.boxes_xyxy)], -1)
     return [image[:count] for image, count in zip(rows, found.counts.tolist())]
 

@@ -126,7 +126,7 @@ def evaluate_sets(options: argparse.Namespace) -> None:
     import torch
 
     from engine.evaluation.evaluator import Evaluator
-    from models.postprocess.detections import non_max_suppression
+    from models.postprocess.detections import select_detections
     from models.weights.load import load_detector
     from utils.config.settings import Hyperparameters
     from utils.logger import configure_logging
@@ -142,9 +142,7 @@ def evaluate_sets(options: argparse.Namespace) -> None:
         evaluator = Evaluator(
             ground_truth=loader.index.ground_truth(),
             num_classes=model.num_classes,
-            postprocess=lambda m, raw: non_max_suppression(
-                *m.decode(raw), conf_thres=0.001, iou_thres=iou, max_det=300
-            ),
+            postprocess=lambda m, raw: select_detections(*m.decode(raw), conf_thres=0.001, iou_thres=iou, max_det=300),
             ctx=ctx,
             criterion=model.head.build_loss(Hyperparameters()),
         )

@@ -85,7 +85,7 @@ def detect(config: DetectConfig) -> Path:
 def default_confidence(weights: str, info: dict[str, Any]) -> float:
     """The threshold of the best F1 when training last validated, if the checkpoint stores it, else `CONFIDENCE`.
 
-    Validation's NMS leaves more boxes an object than detection's.
+    It is an estimate: validation's NMS leaves more boxes an object than detection's.
     """
     stored = info.get("progress", {}).get("confidence")
     if isinstance(stored, float) and 0 <= stored <= 1:

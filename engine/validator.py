@@ -9,31 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from data.index.dataset_yaml import DatasetSpec
 from data.loading.build import build_val_loader
 from data.open_dataset import open_dataset
+from engine.evaluation import report
 from engine.evaluation.analysis import analyse
-from engine.evaluation.evaluator import Evaluator, Postprocess
-from engine.evaluation.report import (
-    COLUMNS,
-    SIZE_COLUMNS,
-    analysis_content,
-    format_calibration,
-    format_errors,
-    format_summary,
-    format_table,
-    plot_errors,
-    plot_reliability,
-    result_rows,
-    size_rows,
-    write_csv,
-    write_results_json,
-)
+from engine.evaluation.evaluator import Evaluator
 from engine.process import check_same_model, check_same_start, resolve_amp
-from models.detector import Detector
-from models.postprocess.detections import select_detections, suppression_iou
+from models.postprocess.detections import detections_to_score
 from models.postprocess.tta import TestTimeAugmentation
 from models.weights.load import load_detector
 from utils.config.parser import to_dict
@@ -45,7 +29,7 @@ from utils.errors import UserError
 from utils.files.folders import check_run_dir, find_location, increment_path
 from utils.logger import get_logger, progress
 from utils.machine.limits import require_package
-from utils.structures import Detections, EvalResult
+from utils.structures import EvalResult
 from utils.visualize.detection_writer import write_predictions
 from utils.visualize.draw import write_image
 from utils.visualize.plots import draw_detections, plot_confusion, plot_metric_curves
@@ -69,7 +53,13 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     evaluator = Evaluator(
         ground_truth=loader.index.ground_truth(),
         num_classes=len(names),
-        postprocess=make_postprocess(config),
+        postprocess=partial(
+            detections_to_score,
+            conf_thres=config.conf_thres,
+            iou_thres=config.iou_thres,
+            max_det=config.max_det,
+            single_cls=config.single_cls,
+        ),
         ctx=ctx,
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
@@ -115,44 +105,26 @@ def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
     )
 
 
-def make_postprocess(config: ValConfig) -> Postprocess:
-    """Maps raw outputs to detections, with the thresholds of the command line."""
-
-    def postprocess(model: Detector | TestTimeAugmentation, raw: list[Tensor]) -> Detections:
-        boxes, scores = model.decode(raw)
-        if config.single_cls:
-            scores = scores.amax(-1, keepdim=True)
-        return select_detections(
-            boxes,
-            scores,
-            conf_thres=config.conf_thres,
-            iou_thres=suppression_iou(model.head, config.iou_thres),
-            max_det=config.max_det,
-        )
-
-    return postprocess
-
-
 def _report(config: ValConfig, result: EvalResult, evaluator: Evaluator, names: Sequence[str], imgsz: int) -> None:
     """Prints the tables and writes the run's folder."""
     log, gt = get_logger(), evaluator.ground_truth
     folder = increment_path(config.project, config.name, config.exist_ok)
-    rows = result_rows(result, gt, names)
-    log.info("%s\n%s", format_table(COLUMNS, rows, verbose=config.verbose), format_summary(result))
+    rows = report.result_rows(result, gt, names)
+    log.info("%s\n%s", report.format_table(report.COLUMNS, rows, verbose=config.verbose), report.format_summary(result))
     analysis = analyse(gt, evaluator.detections, len(names), threshold=result.best_confidence, per_size=config.per_size)
     if analysis.sizes is not None:
-        by_size = list(size_rows(analysis.sizes, names))
-        log.info("%s", format_table(SIZE_COLUMNS, by_size, verbose=config.verbose))
-        write_csv(folder / "sizes.csv", SIZE_COLUMNS, by_size)
-    log.info("%s\n%s", format_errors(analysis.errors), format_calibration(analysis.calibration))
+        by_size = list(report.size_rows(analysis.sizes, names))
+        log.info("%s", report.format_table(report.SIZE_COLUMNS, by_size, verbose=config.verbose))
+        report.write_csv(folder / "sizes.csv", report.SIZE_COLUMNS, by_size)
+    log.info("%s\n%s", report.format_errors(analysis.errors), report.format_calibration(analysis.calibration))
     settings = to_dict(config) | {"imgsz": imgsz}
-    write_results_json(folder / "results.json", result, rows, settings, analysis_content(analysis, names))
-    write_csv(folder / "classes.csv", COLUMNS, rows)
+    report.write_results_json(folder / "results.json", result, rows, settings, report.analysis_content(analysis, names))
+    report.write_csv(folder / "classes.csv", report.COLUMNS, rows)
     if config.save_json:
         write_predictions(folder / "predictions.json", evaluator.detections, gt)
     if not config.noplots:
-        plot_errors(analysis.errors, folder / "errors.png")
-        plot_reliability(analysis.calibration, folder / "calibration.png")
+        report.plot_errors(analysis.errors, folder / "errors.png")
+        report.plot_reliability(analysis.calibration, folder / "calibration.png")
         plot_metric_curves(result, names, folder)
         plot_confusion(result.confusion, names, folder / "confusion_matrix.png")
         _draw_preview(evaluator, names, folder / "predictions.jpg")

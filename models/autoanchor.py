@@ -119,21 +119,21 @@ def check_anchors(
     flat = current.reshape(-1, 2)
     recall = best_recall(boxes, flat, anchor_t)
     found = f"anchors: {recall:.1%} of boxes can be matched"
+
+    def kept(reason: str = "") -> AnchorReport:
+        return AnchorReport(recall, False, current, f"{found}{reason}, kept")
+
     if recall >= _ENOUGH_RECALL:
-        return AnchorReport(recall, False, current, f"{found}, kept")
+        return kept()
     if not refit:
-        return AnchorReport(recall, False, current, f"{found}; refitting is off, kept")
+        return kept("; refitting is off")
     usable = boxes[(boxes >= _MIN_SIDE_PX).all(-1)]
     if len(usable) < len(flat):
-        return AnchorReport(
-            recall, False, current, f"{found}; {len(usable)} boxes are too few to refit {len(flat)} anchors, kept"
-        )
-
+        return kept(f"; {len(usable)} boxes are too few to refit {len(flat)} anchors")
     fitted = fit_anchors(usable, len(flat), anchor_t=anchor_t, seed=seed)
     new_recall = best_recall(boxes, fitted, anchor_t)
-    better = new_recall >= recall and fitness(boxes, fitted, anchor_t) > fitness(boxes, flat, anchor_t)
-    if not better:
-        return AnchorReport(recall, False, current, f"{found}; found no better ones, kept")
+    if new_recall < recall or fitness(boxes, fitted, anchor_t) <= fitness(boxes, flat, anchor_t):
+        return kept("; found no better ones")
     by_level = np.empty_like(current)
     by_level[np.argsort(model.strides, kind="stable")] = fitted.reshape(levels, per_level, 2)
     with torch.no_grad():

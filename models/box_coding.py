@@ -1,15 +1,16 @@
 """Cell centres of a feature pyramid and the coding of boxes, which heads, losses and assigners share.
 
-Legend: B images, N cells over all levels (level by level, row by row), R bins of a side's distance, S any shape.
+Legend: B images, L levels, N cells over all levels (level by level, row by row), R bins of a side's distance, S any
+shape.
 Units: "cells" are multiples of the cell's own stride; the rest is canvas pixels.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, wraps
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,8 +19,35 @@ from torch.autograd.function import once_differentiable
 Shapes = tuple[tuple[int, int], ...]  # rows and columns by level
 LARGEST_SIDE = 20_000.0  # strides
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-def _make(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+
+def grid_shapes(raw: Sequence[Tensor]) -> Shapes:
+    """Rows and columns of maps (B, channels, h, w), one a level."""
+    return tuple((level.shape[2], level.shape[3]) for level in raw)
+
+
+def _cached(make: Callable[P, T]) -> Callable[P, T]:
+    """Caches the results of ``make``, which callers share and must not write into."""
+
+    @lru_cache(maxsize=64)
+    def cached(*args: P.args, **kwargs: P.kwargs) -> T:
+        # A tensor created in inference mode could not be used in training later.
+        with torch.inference_mode(False), torch.no_grad():
+            return make(*args, **kwargs)
+
+    @wraps(make)
+    def get(*args: P.args, **kwargs: P.kwargs) -> T:
+        # In a compiled graph the tensors become constants; a cache would break the graph.
+        return (make if torch.compiler.is_compiling() else cached)(*args, **kwargs)
+
+    return get
+
+
+@_cached
+def cell_centres(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Centres float32 (N, 2), x and y in units of each level's stride, and strides float32 (N, 1) in canvas pixels."""
     centres, sizes = [], []
     for (height, width), stride in zip(shapes, strides):
         y = torch.arange(height, device=device, dtype=torch.float32) + 0.5
@@ -30,25 +58,8 @@ def _make(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> tup
     return torch.cat(centres), torch.cat(sizes)
 
 
-@lru_cache(maxsize=64)
-def _cached(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    # A tensor created in inference mode could not be used in training later.
-    with torch.inference_mode(False), torch.no_grad():
-        return _make(shapes, strides, device)
-
-
-def cell_centres(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Centres float32 (N, 2), x and y in units of each level's stride, and strides float32 (N, 1) in canvas pixels.
-
-    Callers share the result and must not write into it.
-    """
-    if torch.compiler.is_compiling():  # they become constants of the graph; a cache would break it
-        return _make(shapes, strides, device)
-    return _cached(shapes, strides, device)
-
-
 class GridLevels(NamedTuple):
-    """The levels' grids, as tensors on a device."""
+    """The grids of all levels, as tensors on a device."""
 
     strides: Tensor  # float32 (L, 1), canvas pixels
     last: Tensor  # float32 (L, 2), the last column and row
@@ -57,7 +68,8 @@ class GridLevels(NamedTuple):
     cells: int  # of all levels
 
 
-def _make_levels(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> GridLevels:
+@_cached
+def grid_levels(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> GridLevels:
     sizes = [height * width for height, width in shapes]
     last = [[width - 1, height - 1] for height, width in shapes]
     return GridLevels(
@@ -67,17 +79,6 @@ def _make_levels(shapes: Shapes, strides: tuple[int, ...], device: torch.device)
         offset=torch.tensor([sum(sizes[:level]) for level in range(len(sizes))], device=device),
         cells=sum(sizes),
     )
-
-
-@lru_cache(maxsize=64)
-def _cached_levels(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> GridLevels:
-    with torch.inference_mode(False), torch.no_grad():
-        return _make_levels(shapes, strides, device)
-
-
-def grid_levels(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> GridLevels:
-    """The grids of all levels. As with `cell_centres`, callers share the result and must not write into it."""
-    return (_make_levels if torch.compiler.is_compiling() else _cached_levels)(shapes, strides, device)
 
 
 def flatten_levels(raw: Sequence[Tensor]) -> Tensor:

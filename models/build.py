@@ -18,6 +18,8 @@ from utils.download import fetch_weights
 from utils.errors import UserError
 from utils.logger import get_logger
 
+DEFAULT_MODEL = "yolov8n"
+
 
 def layers_to_freeze(asked: Sequence[int], count: int) -> set[int]:
     """The layers to freeze in a model of ``count``: of a single number n, layers 0 to n - 1.
@@ -51,9 +53,6 @@ def _keep_statistics(module: nn.Module, _inputs: tuple) -> None:
     module.training = False
 
 
-DEFAULT_MODEL = "yolov8n"
-
-
 def build_starting_model(
     ctx: DistributedContext, config: TrainConfig, names: Sequence[str], *, resumed: dict[str, Any] | None
 ) -> tuple[Detector, tuple[str, ...]]:
@@ -70,10 +69,7 @@ def build_starting_model(
     stored = None
     if config.weights and resumed is None:
         stored = read_weights(fetch_weights(config.weights, ctx=ctx, offline=config.offline))
-    if resumed is not None:
-        source = resumed
-    else:
-        source = config.model or (model_of(stored) if stored else DEFAULT_MODEL)
+    source = resumed or config.model or (model_of(stored) if stored else DEFAULT_MODEL)
     model = build_detector(source, len(names), names=names, seed=config.seed)
     check_image_size(config.imgsz, model.stride, least_cells=2)  # batch norm needs more than one image of one cell
     log = get_logger()

@@ -173,17 +173,12 @@ def _probe(layer: LayerSpec, module: nn.Module, inputs: list[Tensor]) -> Tensor:
 
     It runs on the CPU: importing the meta device's kernels, partly written in Python, takes a second.
     """
-    merges = find_entry(layer).takes_list
-    if merges:
-        whole = isinstance(module, conv.Add)
-        if len({tuple(x.shape[1:] if whole else x.shape[2:]) for x in inputs}) > 1:
-            shapes = ", ".join(
-                f"layer {s}: {x.shape[1]} channels, 1/{PROBE_SIZE / x.shape[2]:g} size"
-                for s, x in zip(layer.sources, inputs)
-            )
-            raise layer.mistake(
-                "from", f"{layer.module} needs inputs of equal {'shape' if whole else 'size'}, got {shapes}"
-            )
+    merges, whole = find_entry(layer).takes_list, isinstance(module, conv.Add)
+    if merges and len({x.shape[1 if whole else 2 :] for x in inputs}) > 1:
+        sizes = [f"{x.shape[1]} channels, 1/{PROBE_SIZE / x.shape[2]:g} size" for x in inputs]
+        shapes = ", ".join(f"layer {source}: {size}" for source, size in zip(layer.sources, sizes))
+        wanted = "shape" if whole else "size"
+        raise layer.mistake("from", f"{layer.module} needs inputs of equal {wanted}, got {shapes}")
     try:
         return functional_call(module, _storage(module), (inputs if merges else inputs[0],))
     except (RuntimeError, ValueError) as error:

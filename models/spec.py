@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import logging
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,29 +17,15 @@ from typing import Any
 from utils.config.yaml_files import load_yaml, suggestion
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
+from utils.logger import get_logger
 
 MODEL_FOLDER = CONFIGS / "models"
 DEEP_SCALES = ("m", "l", "x")  # public convention: at these scales every C3k2 is deep
 IMAGE = -1  # as a source: the input image
 
-KEYS = (
-    "backbone",
-    "head",
-    "nc",
-    "ch",
-    "channels",
-    "scales",
-    "scale",
-    "depth_multiple",
-    "width_multiple",
-    "max_channels",
-    "anchors",
-    "activation",
-    "reg_max",
-    "end2end",
-    "name",
-)
 PLAIN_KEYS = ("anchors", "activation", "reg_max", "end2end", "backbone", "head")  # kept as they are
+SCALE_KEYS = ("scales", "scale", "depth_multiple", "width_multiple", "max_channels")
+KEYS = (*PLAIN_KEYS, *SCALE_KEYS, "nc", "ch", "channels", "name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +123,14 @@ def parse_spec(values: Any, label: str) -> ModelSpec:
     for key in ("ch", "channels"):
         if values.get(key, 3) != 3:
             raise UserError(f"{label}: {key}: images have 3 channels, got {values[key]!r}")
-    depth, width, max_channels = _multiples(values, label)
+    scale = _scale(values, label)
+    depth, width, max_channels = _multiples(values, scale, label)
     plain = {key: values[key] for key in PLAIN_KEYS if key in values}
     plain |= {"depth_multiple": depth, "width_multiple": width, "name": label}
     if max_channels != float("inf"):
         plain["max_channels"] = max_channels
-    if "scale" in values or "scales" in values:
-        plain["scale"] = _scale(values, label)
+    if scale is not None:
+        plain["scale"] = scale
     activation = values.get("activation")
     if activation is not None and not isinstance(activation, str):
         raise UserError(f"{label}: activation: must be text like nn.ReLU(), got {activation!r}")
@@ -153,7 +139,7 @@ def parse_spec(values: Any, label: str) -> ModelSpec:
         depth=depth,
         width=width,
         max_channels=max_channels,
-        deep=plain.get("scale") in DEEP_SCALES,
+        deep=scale in DEEP_SCALES,
         anchors=None if values.get("anchors") is None else checked_anchors(values["anchors"], f"{label}: anchors"),
         activation=activation,
         reg_max=int(_number(values, "reg_max", 16, label, low=1, whole=True)),
@@ -180,28 +166,26 @@ def _flag(values: dict, key: str, label: str) -> bool:
     return value
 
 
-def _scale(values: dict, label: str) -> str:
-    """The chosen scale, or the first one of ``scales``, with a warning if there are several."""
-    scales = values.get("scales")
-    scale = values.get("scale")
+def _scale(values: dict, label: str) -> str | None:
+    """The chosen scale, or the first one of ``scales``, with a warning if there are several; None without either."""
+    scales, scale = values.get("scales"), values.get("scale")
     if scales is None:
-        return str(scale)
+        return str(scale) if "scale" in values else None
     if not isinstance(scales, dict) or not scales:
         raise UserError(f"{label}: scales: must be lines like 'n: [depth, width, max_channels]', got {scales!r}")
     if scale is None:
         scale = next(iter(scales))
         if len(scales) > 1:
             note = "%s: no scale chosen, building '%s'; choose one with a line 'scale: %s'"
-            logging.getLogger("lockstep").warning(note, label, scale, "|".join(map(str, scales)))
+            get_logger().warning(note, label, scale, "|".join(map(str, scales)))
     if scale not in scales:
         raise UserError(f"{label}: scale: '{scale}' is not in scales ({', '.join(map(str, scales))})")
-    return str(scale)
+    return scale
 
 
-def _multiples(values: dict, label: str) -> tuple[float, float, float]:
+def _multiples(values: dict, scale: str | None, label: str) -> tuple[float, float, float]:
     """Depth multiple, width multiple and maximum channels, from the scale or, without scales, from top-level keys."""
     if values.get("scales") is not None:
-        scale = _scale(values, label)
         row = values["scales"][scale]
         if not isinstance(row, list) or len(row) not in (2, 3):
             raise UserError(f"{label}: scales ({scale}): must be [depth, width, max_channels], got {row!r}")

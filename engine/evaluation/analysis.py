@@ -3,7 +3,7 @@
 The reliability diagram and the expected calibration error (Guo et al. 2017) are those of Küppers et al. 2020 for
 detections: true positives at IoU 0.5 are correct; detections in a crowd region are not counted.
 
-Legend: K bins of confidence, D detections.
+Legend: K bins of confidence, D detections, C classes, A sizes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.evaluation.matching import AREA_RANGES, IOU_THRESHOLDS, Matches, Outcomes, match_detections, sort_by_class
+from engine.evaluation.matching import IOU_THRESHOLDS, Matches, Outcomes, match_detections, sort_by_class
 from engine.evaluation.metrics import interpolated_precision, mean_known
 from engine.evaluation.tide import ErrorSplit, split_errors
 from utils.structures import DetectionTable, GroundTruth
 
 BINS = 20
+SIZES = ("all", "small", "medium", "large")  # of `AREA_RANGES`
 
 
 class Reliability(NamedTuple):
@@ -32,16 +33,16 @@ class Reliability(NamedTuple):
     def error(self) -> float:
         """Expected calibration error: mean distance between confidence and precision, weighted by detections; nan
         without detections."""
-        if not self.counts.any():
-            return float("nan")
-        return float(np.nansum(self.counts * np.abs(self.confidence - self.precision)) / self.counts.sum())
+        return self._mean(np.abs(self.confidence - self.precision))
 
     @property
     def bias(self) -> float:
         """Mean confidence minus precision, above 0 for an overconfident detector; nan without detections."""
-        if not self.counts.any():
-            return float("nan")
-        return float(np.nansum(self.counts * (self.confidence - self.precision)) / self.counts.sum())
+        return self._mean(self.confidence - self.precision)
+
+    def _mean(self, gaps: np.ndarray) -> float:
+        total = self.counts.sum()
+        return float(np.nansum(self.counts * gaps) / total) if total else float("nan")
 
 
 class Calibration(NamedTuple):
@@ -72,9 +73,6 @@ def _reliability(scores: np.ndarray, true_positive: np.ndarray, bins: int) -> Re
     )
 
 
-SIZES = ("all", "small", "medium", "large")
-
-
 class SizeScores(NamedTuple):
     """Scores of each class and size; nan where there is no object."""
 
@@ -101,11 +99,6 @@ def score_sizes(matches: Matches) -> SizeScores:
         ap75=mean_known(precision[:, :, 5], axis=2),
         recall=recall,
     )
-
-
-def size_limits() -> dict[str, tuple[float, float]]:
-    """Least and largest object area of each size, square pixels."""
-    return {name: (float(low), float(high)) for name, (low, high) in zip(SIZES, AREA_RANGES)}
 
 
 class Analysis(NamedTuple):

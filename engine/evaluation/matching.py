@@ -1,10 +1,11 @@
-"""Which detection takes which object, by COCO's rules, and so which are true positives, false positives or ignored.
+"""Matches detections to objects by COCO's rules: which are true positives, which false positives, which are ignored.
 
-Only detections that overlap an object of their group by at least the lowest IoU threshold take part in the assignment.
-They are a small part of real detections; the others are never padded, stored or looped over. Groups are (image, class)
-pairs, or images in class-agnostic matching.
+Only detections that overlap an object of their group by at least the lowest IoU threshold are assigned. They are few,
+and the others are never padded, stored or looped over. A group is a pair of image and class, or an image where classes
+do not matter.
 
-Legend: D detections, M objects, C classes, A area ranges, T IoU thresholds.
+Legend: D detections, M objects, P pairs of the two, N detections that overlap an object, C classes, A area ranges, T
+IoU thresholds.
 """
 
 from __future__ import annotations
@@ -22,174 +23,12 @@ AREA_RANGES = np.array([[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]])  
 _CHUNK_PAIRS = 1 << 21  # overlaps computed at a time; bounds the memory at some 200 MB
 
 
-class Pairs(NamedTuple):
-    """Detections and objects of one group that overlap enough."""
-
-    detection: np.ndarray  # int64 (P,) row of the detections, ascending
-    target: np.ndarray  # int64 (P,) row of the objects, ascending within a detection
-    overlap: np.ndarray  # float64 (P,) IoU; intersection over the detection's area where the object is crowd
-
-
 class Objects(NamedTuple):
     """Ground truth sorted by group."""
 
     group: np.ndarray  # int64 (M,) ascending
     boxes_xywh: np.ndarray  # float64 (M, 4)
     crowd: np.ndarray  # bool (M,)
-
-
-class Assignment(NamedTuple):
-    """COCO's matches of the detections that overlap an object. A = area ranges, T = IoU thresholds."""
-
-    overlapping: np.ndarray  # int64 (N,) rows of these detections, ascending
-    matched: np.ndarray  # bool (N, A, T)
-    ignored: np.ndarray  # bool (N, A, T) matched to an ignored object (crowd, out of range): neither true nor false
-    target: np.ndarray  # int64 (N,) matched object in the first area range at the first threshold; -1: none
-
-
-def position_in_run(keys: np.ndarray) -> np.ndarray:
-    """0, 1, 2, ... within each run of equal neighbours of ``keys`` (N,): int64 (N,)."""
-    if keys.size == 0:
-        return np.zeros(0, dtype=np.int64)
-    starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
-    lengths = np.diff(np.r_[starts, keys.size])
-    return np.arange(keys.size) - np.repeat(starts, lengths)
-
-
-def _overlap(detections_xywh: np.ndarray, objects_xywh: np.ndarray, crowd: np.ndarray) -> np.ndarray:
-    """IoU of (P, 4) with (P, 4) in the order of operations of pycocotools, so that thresholds fall the same way."""
-    dx, dy, dw, dh = detections_xywh.T
-    gx, gy, gw, gh = objects_xywh.T
-    w = np.maximum(np.minimum(dw + dx, gw + gx) - np.maximum(dx, gx), 0)
-    h = np.maximum(np.minimum(dh + dy, gh + gy) - np.maximum(dy, gy), 0)
-    intersection = w * h
-    area = dw * dh
-    union = np.where(crowd, area, area + gw * gh - intersection)
-    return np.divide(intersection, union, out=np.zeros_like(union), where=intersection > 0)
-
-
-def overlapping_pairs(
-    group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, min_overlap: float
-) -> Iterator[Pairs]:
-    """All (detection, object) pairs of equal group with at least ``min_overlap``, in chunks that never cut a group.
-
-    Args:
-        group: int64 (D,) ascending.
-        boxes_xyxy: float64 (D, 4), the frame of ``objects``.
-    """
-    first = np.searchsorted(objects.group, group, side="left")
-    count = np.searchsorted(objects.group, group, side="right") - first
-    rows = np.flatnonzero(count)  # detections whose group has objects
-    if rows.size == 0:
-        return
-    first, count = first[rows], count[rows]
-    boxes_xywh = xyxy_to_xywh(boxes_xyxy[rows])
-    group_start = np.flatnonzero(np.r_[True, group[rows][1:] != group[rows][:-1]])
-    pairs_before = np.r_[0, np.cumsum(count)]
-    chunk_of_group = pairs_before[group_start] // _CHUNK_PAIRS
-    cuts = group_start[np.flatnonzero(np.r_[True, np.diff(chunk_of_group) > 0])]
-    for low, high in zip(cuts, np.r_[cuts[1:], rows.size]):
-        n = count[low:high]
-        local = np.repeat(np.arange(low, high), n)
-        target = np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n) + np.repeat(first[low:high], n)
-        overlap = _overlap(boxes_xywh[local], objects.boxes_xywh[target], objects.crowd[target])
-        keep = np.flatnonzero(overlap >= min_overlap)
-        if keep.size:
-            yield Pairs(rows[local[keep]], target[keep], overlap[keep])
-
-
-def _assign_chunk(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_ignored: np.ndarray) -> Assignment:
-    """`assign_coco` for pairs of complete groups. ``target_ignored`` is bool (M, A)."""
-    overlapping, slot = np.unique(pairs.detection, return_inverse=True)
-    rank = position_in_run(group[overlapping])  # by score, among the overlapping detections of a group
-    # Within a detection: ascending overlap, equal ones in the order of the objects; COCO matches the last of the best.
-    order = np.lexsort((pairs.target, pairs.overlap, slot, rank[slot]))
-    slot, target, overlap = slot[order], pairs.target[order], pairs.overlap[order]
-    step_ends = np.cumsum(np.bincount(rank[slot]))
-
-    areas, thresholds = target_ignored.shape[1], IOU_THRESHOLDS.size
-    local_targets, target = np.unique(target, return_inverse=True)
-    crowd, target_ignored = crowd[local_targets], target_ignored[local_targets]
-    is_taken = np.zeros((local_targets.size, areas, thresholds), dtype=bool)
-    matched = np.zeros((overlapping.size, areas, thresholds), dtype=bool)
-    ignored = np.zeros_like(matched)
-    matched_target = np.full(overlapping.size, -1, dtype=np.int64)
-    for low, high in zip(np.r_[0, step_ends[:-1]], step_ends):
-        # One detection a group: no object appears twice in a step, so plain indexed assignment is safe.
-        candidate, detection = target[low:high], slot[low:high]
-        free = ~is_taken[candidate] | crowd[candidate, None, None]
-        free &= (overlap[low:high, None] >= IOU_THRESHOLDS)[:, None, :]
-        # Any object that counts is preferred to any ignored one; then the larger overlap. Keys are unique.
-        preference = np.arange(1, high - low + 1)[:, None] + (high - low) * ~target_ignored[candidate]
-        key = np.where(free, preference[:, :, None], 0)
-        starts = np.flatnonzero(np.r_[True, detection[1:] != detection[:-1]])
-        best = np.maximum.reduceat(key, starts, axis=0)
-        chosen = free & (key == np.repeat(best, np.diff(np.r_[starts, high - low]), axis=0))
-        is_taken[candidate] |= chosen
-        at_first = np.flatnonzero(chosen[:, 0, 0])
-        matched_target[detection[at_first]] = local_targets[candidate[at_first]]
-        matched[detection[starts]] = best > 0
-        ignored[detection[starts]] = np.logical_or.reduceat(
-            chosen & target_ignored[candidate][:, :, None], starts, axis=0
-        )
-    return Assignment(overlapping, matched, ignored, matched_target)
-
-
-def assign_coco(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, target_ignored: np.ndarray) -> Assignment:
-    """The greedy assignment of COCO's evaluation, for all groups, area ranges and IoU thresholds at once.
-
-    Detections are matched in the order of their scores, each to the free object with the largest overlap at or above
-    the threshold. Ignored objects (crowd, or outside the area range) are matched only if no other is left; a crowd
-    region may be matched any number of times.
-
-    Args:
-        group: int64 (D,) ascending, scores descending within a group.
-        boxes_xyxy: float64 (D, 4).
-        objects: sorted by the same group numbers.
-        target_ignored: bool (M, A).
-    """
-    chunks = [
-        _assign_chunk(group, pairs, objects.crowd, target_ignored)
-        for pairs in overlapping_pairs(group, boxes_xyxy, objects, float(IOU_THRESHOLDS[0]))
-    ]
-    if not chunks:
-        no_rows = np.zeros(0, dtype=np.int64)
-        no_match = np.zeros((0, target_ignored.shape[1], IOU_THRESHOLDS.size), dtype=bool)
-        return Assignment(no_rows, no_match, no_match, no_rows)
-    return Assignment(*(np.concatenate(parts) for parts in zip(*chunks)))
-
-
-def match_by_overlap(pairs: Pairs, preference: np.ndarray, detections: int, targets: int) -> np.ndarray:
-    """Greedy one-to-one matching by falling overlap; pairs of equal overlap by ``preference``.
-
-    A greedy loop over single pairs would also match each pair that is the best remaining one of both its detection and
-    its object, so all such pairs are matched at once, until none remains.
-
-    Args:
-        pairs: candidates.
-        preference: float (P,), larger first.
-        detections: number of detections D.
-        targets: number of objects M.
-
-    Returns:
-        int64 (D,) the object of each detection, -1 for none.
-    """
-    order = np.lexsort((-preference, -pairs.overlap))
-    detection, target = pairs.detection[order], pairs.target[order]
-    result = np.full(detections, -1, dtype=np.int64)
-    target_free = np.ones(targets, dtype=bool)
-    while detection.size:
-        rank = np.arange(detection.size)
-        best_of_detection = np.full(detections, detection.size)
-        best_of_target = np.full(targets, detection.size)
-        np.minimum.at(best_of_detection, detection, rank)
-        np.minimum.at(best_of_target, target, rank)
-        mutual = (best_of_detection[detection] == rank) & (best_of_target[target] == rank)
-        result[detection[mutual]] = target[mutual]
-        target_free[target[mutual]] = False
-        remaining = (result[detection] < 0) & target_free[target]
-        detection, target = detection[remaining], target[remaining]
-    return result
 
 
 class Ranked(NamedTuple):
@@ -199,6 +38,23 @@ class Ranked(NamedTuple):
     boxes_xyxy: np.ndarray  # float64 (D, 4)
     scores: np.ndarray  # float64 (D,)
     classes: np.ndarray  # int64 (D,)
+
+
+class Pairs(NamedTuple):
+    """Detections and objects of one group that overlap enough."""
+
+    detection: np.ndarray  # int64 (P,) row of the detections, ascending
+    target: np.ndarray  # int64 (P,) row of the objects, ascending within a detection
+    overlap: np.ndarray  # float64 (P,) IoU; intersection over the detection's area where the object is crowd
+
+
+class Assignment(NamedTuple):
+    """COCO's matches of the N detections that overlap an object."""
+
+    overlapping: np.ndarray  # int64 (N,) rows of these detections, ascending
+    matched: np.ndarray  # bool (N, A, T)
+    ignored: np.ndarray  # bool (N, A, T) matched to an ignored object (crowd, out of range): neither true nor false
+    target: np.ndarray  # int64 (N,) matched object in the first area range at the first threshold; -1: none
 
 
 class Matches(NamedTuple):
@@ -260,8 +116,33 @@ def match_detections(gt: GroundTruth, table: DetectionTable, num_classes: int, *
     order = np.argsort(gt_group, kind="stable")
     objects = Objects(gt_group[order], gt.boxes_xywh_px[order], gt.crowd[order])
     ignored = objects.crowd[:, None] | _out_of_range(gt.area_px[order])
-    assignment = assign_coco(ranked.group, ranked.boxes_xyxy, objects, ignored)
+    assignment = _assign_coco(ranked.group, ranked.boxes_xyxy, objects, ignored)
     return Matches(ranked, objects, ignored, assignment, num_classes)
+
+
+def _check_classes(classes: np.ndarray, num_classes: int, what: str) -> None:
+    if classes.size and not (classes.min() >= 0 and classes.max() < num_classes):
+        raise ValueError(f"class ids of the {what} span {classes.min()}..{classes.max()}, want 0..{num_classes - 1}")
+
+
+def _image_ranks(image_ids: tuple[int | str, ...]) -> np.ndarray:
+    """Rank of each image in the order of ids, numbers before names: int64 (N,)."""
+    order = sorted(range(len(image_ids)), key=lambda i: (isinstance(image_ids[i], str), image_ids[i]))
+    ranks = np.empty(len(image_ids), dtype=np.int64)
+    ranks[order] = np.arange(len(image_ids))
+    return ranks
+
+
+def _rank_detections(table: DetectionTable, rank_of_image: np.ndarray, num_classes: int, max_det: int) -> Ranked:
+    group = rank_of_image[table.image_index] * num_classes + table.classes
+    order = np.lexsort((-table.scores, group))  # stable: equal scores in the order of the table
+    order = order[_position_in_run(group[order]) < max_det]
+    return Ranked(group[order], table.boxes_xyxy_px[order], table.scores[order], table.classes[order])
+
+
+def _out_of_range(area: np.ndarray) -> np.ndarray:
+    """bool (..., A)."""
+    return (area[..., None] < AREA_RANGES[:, 0]) | (area[..., None] > AREA_RANGES[:, 1])
 
 
 def sort_by_class(matches: Matches) -> Outcomes:
@@ -289,8 +170,10 @@ def sort_by_class(matches: Matches) -> Outcomes:
 
 
 def known_outcomes(classes: np.ndarray, scores: np.ndarray, true_positive: np.ndarray, num_classes: int) -> Outcomes:
-    """Outcomes, at one IoU threshold and of all areas, of detections sorted by class and falling score: (D,) each.
-    Those that are no true positives are false positives."""
+    """Outcomes at one IoU threshold, for all areas, where each detection is a true positive or a false positive.
+
+    Arrays are (D,), sorted by class, then by falling score.
+    """
     overlapping = np.flatnonzero(true_positive)
     return Outcomes(
         class_offsets=np.searchsorted(classes, np.arange(num_classes + 1)),
@@ -303,26 +186,145 @@ def known_outcomes(classes: np.ndarray, scores: np.ndarray, true_positive: np.nd
     )
 
 
-def _check_classes(classes: np.ndarray, num_classes: int, what: str) -> None:
-    if classes.size and not (classes.min() >= 0 and classes.max() < num_classes):
-        raise ValueError(f"class ids of the {what} span {classes.min()}..{classes.max()}, want 0..{num_classes - 1}")
+def _assign_coco(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, target_ignored: np.ndarray) -> Assignment:
+    """The greedy assignment of COCO's evaluation, for all groups, area ranges and IoU thresholds at once.
+
+    Detections are matched in the order of their scores, each to the free object with the largest overlap at or above
+    the threshold. Ignored objects (crowd, or outside the area range) are matched only if no other is left; a crowd
+    region may be matched any number of times.
+
+    Args:
+        group: int64 (D,) ascending, scores descending within a group.
+        boxes_xyxy: float64 (D, 4).
+        objects: sorted by the same group numbers.
+        target_ignored: bool (M, A).
+    """
+    none = np.zeros(0, dtype=np.int64)
+    no_match = np.zeros((0, target_ignored.shape[1], IOU_THRESHOLDS.size), dtype=bool)
+    chunks = [Assignment(none, no_match, no_match, none)]
+    for pairs in overlapping_pairs(group, boxes_xyxy, objects, float(IOU_THRESHOLDS[0])):
+        chunks.append(_assign_chunk(group, pairs, objects.crowd, target_ignored))
+    return Assignment(*map(np.concatenate, zip(*chunks)))
 
 
-def _image_ranks(image_ids: tuple[int | str, ...]) -> np.ndarray:
-    """Rank of each image in the order of ids, numbers before names: int64 (N,)."""
-    order = sorted(range(len(image_ids)), key=lambda i: (isinstance(image_ids[i], str), image_ids[i]))
-    ranks = np.empty(len(image_ids), dtype=np.int64)
-    ranks[order] = np.arange(len(image_ids))
-    return ranks
+def _assign_chunk(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_ignored: np.ndarray) -> Assignment:
+    """`_assign_coco` for pairs of complete groups. ``target_ignored`` is bool (M, A)."""
+    overlapping, slot = np.unique(pairs.detection, return_inverse=True)
+    rank = _position_in_run(group[overlapping])  # by score, among the overlapping detections of a group
+    # Within a detection: ascending overlap, equal ones in the order of the objects; COCO matches the last of the best.
+    order = np.lexsort((pairs.target, pairs.overlap, slot, rank[slot]))
+    slot, target, overlap = slot[order], pairs.target[order], pairs.overlap[order]
+    step_ends = np.cumsum(np.bincount(rank[slot]))
+
+    areas, thresholds = target_ignored.shape[1], IOU_THRESHOLDS.size
+    local_targets, target = np.unique(target, return_inverse=True)
+    crowd, target_ignored = crowd[local_targets], target_ignored[local_targets]
+    is_taken = np.zeros((local_targets.size, areas, thresholds), dtype=bool)
+    matched = np.zeros((overlapping.size, areas, thresholds), dtype=bool)
+    ignored = np.zeros_like(matched)
+    matched_target = np.full(overlapping.size, -1, dtype=np.int64)
+    for low, high in zip(np.r_[0, step_ends[:-1]], step_ends):
+        # One detection a group: no object appears twice in a step, so plain indexed assignment is safe.
+        candidate, detection = target[low:high], slot[low:high]
+        free = ~is_taken[candidate] | crowd[candidate, None, None]
+        free &= (overlap[low:high, None] >= IOU_THRESHOLDS)[:, None, :]
+        # Any object that counts is preferred to any ignored one; then the larger overlap. Keys are unique.
+        preference = np.arange(1, high - low + 1)[:, None] + (high - low) * ~target_ignored[candidate]
+        key = np.where(free, preference[:, :, None], 0)
+        starts = _run_starts(detection)
+        best = np.maximum.reduceat(key, starts, axis=0)
+        chosen = free & (key == np.repeat(best, np.diff(np.r_[starts, high - low]), axis=0))
+        is_taken[candidate] |= chosen
+        at_first = np.flatnonzero(chosen[:, 0, 0])
+        matched_target[detection[at_first]] = local_targets[candidate[at_first]]
+        matched[detection[starts]] = best > 0
+        ignored[detection[starts]] = np.logical_or.reduceat(
+            chosen & target_ignored[candidate][:, :, None], starts, axis=0
+        )
+    return Assignment(overlapping, matched, ignored, matched_target)
 
 
-def _out_of_range(area: np.ndarray) -> np.ndarray:
-    """bool (..., A)."""
-    return (area[..., None] < AREA_RANGES[:, 0]) | (area[..., None] > AREA_RANGES[:, 1])
+def overlapping_pairs(
+    group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, min_overlap: float
+) -> Iterator[Pairs]:
+    """All (detection, object) pairs of equal group with at least ``min_overlap``, in chunks that never cut a group.
+
+    Args:
+        group: int64 (D,) ascending.
+        boxes_xyxy: float64 (D, 4), the frame of ``objects``.
+    """
+    first = np.searchsorted(objects.group, group, side="left")
+    count = np.searchsorted(objects.group, group, side="right") - first
+    rows = np.flatnonzero(count)  # detections whose group has objects
+    if rows.size == 0:
+        return
+    first, count = first[rows], count[rows]
+    boxes_xywh = xyxy_to_xywh(boxes_xyxy[rows])
+    group_start = _run_starts(group[rows])
+    pairs_before = np.r_[0, np.cumsum(count)]
+    chunk_of_group = pairs_before[group_start] // _CHUNK_PAIRS
+    cuts = group_start[np.flatnonzero(np.r_[True, np.diff(chunk_of_group) > 0])]
+    for low, high in zip(cuts, np.r_[cuts[1:], rows.size]):
+        n = count[low:high]
+        local = np.repeat(np.arange(low, high), n)
+        target = np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n) + np.repeat(first[low:high], n)
+        overlap = _overlap(boxes_xywh[local], objects.boxes_xywh[target], objects.crowd[target])
+        keep = np.flatnonzero(overlap >= min_overlap)
+        if keep.size:
+            yield Pairs(rows[local[keep]], target[keep], overlap[keep])
 
 
-def _rank_detections(table: DetectionTable, rank_of_image: np.ndarray, num_classes: int, max_det: int) -> Ranked:
-    group = rank_of_image[table.image_index] * num_classes + table.classes
-    order = np.lexsort((-table.scores, group))  # stable: equal scores in the order of the table
-    order = order[position_in_run(group[order]) < max_det]
-    return Ranked(group[order], table.boxes_xyxy_px[order], table.scores[order], table.classes[order])
+def _overlap(detections_xywh: np.ndarray, objects_xywh: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+    """IoU of (P, 4) with (P, 4) in the order of operations of pycocotools, so that thresholds fall the same way."""
+    dx, dy, dw, dh = detections_xywh.T
+    gx, gy, gw, gh = objects_xywh.T
+    w = np.maximum(np.minimum(dw + dx, gw + gx) - np.maximum(dx, gx), 0)
+    h = np.maximum(np.minimum(dh + dy, gh + gy) - np.maximum(dy, gy), 0)
+    intersection = w * h
+    area = dw * dh
+    union = np.where(crowd, area, area + gw * gh - intersection)
+    return np.divide(intersection, union, out=np.zeros_like(union), where=intersection > 0)
+
+
+def match_by_overlap(pairs: Pairs, preference: np.ndarray, detections: int, targets: int) -> np.ndarray:
+    """Greedy one-to-one matching by falling overlap; pairs of equal overlap by ``preference``.
+
+    A greedy loop over single pairs would also match each pair that is the best remaining one of both its detection and
+    its object, so all such pairs are matched at once, until none remains.
+
+    Args:
+        pairs: candidates.
+        preference: float (P,), larger first.
+        detections: number of detections D.
+        targets: number of objects M.
+
+    Returns:
+        int64 (D,) the object of each detection, -1 for none.
+    """
+    order = np.lexsort((-preference, -pairs.overlap))
+    detection, target = pairs.detection[order], pairs.target[order]
+    result = np.full(detections, -1, dtype=np.int64)
+    target_free = np.ones(targets, dtype=bool)
+    while detection.size:
+        rank = np.arange(detection.size)
+        best_of_detection = np.full(detections, detection.size)
+        best_of_target = np.full(targets, detection.size)
+        np.minimum.at(best_of_detection, detection, rank)
+        np.minimum.at(best_of_target, target, rank)
+        mutual = (best_of_detection[detection] == rank) & (best_of_target[target] == rank)
+        result[detection[mutual]] = target[mutual]
+        target_free[target[mutual]] = False
+        remaining = (result[detection] < 0) & target_free[target]
+        detection, target = detection[remaining], target[remaining]
+    return result
+
+
+def _position_in_run(keys: np.ndarray) -> np.ndarray:
+    """0, 1, 2, ... within each run of equal neighbours of ``keys`` (N,): int64 (N,)."""
+    starts = _run_starts(keys)
+    return np.arange(keys.size) - np.repeat(starts, np.diff(np.r_[starts, keys.size]))
+
+
+def _run_starts(keys: np.ndarray) -> np.ndarray:
+    """Where each run of equal neighbours of ``keys`` (N,) starts: int64, [0] for N = 0."""
+    return np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])

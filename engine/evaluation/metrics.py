@@ -1,8 +1,8 @@
 """The metrics of a validation: average precision as COCO defines it, equal to pycocotools' on the same boxes;
 precision, recall and F1 curves; the confusion matrix.
 
-The printed table, classes.csv, results.json, results.csv and TensorBoard read one list: a new metric is a line of
-`METRICS`.
+A new metric is a line of `METRICS`, which the printed table, classes.csv, results.json, results.csv and TensorBoard
+read.
 
 Legend: D detections, M objects, C classes, A area ranges, T IoU thresholds, R recall points, S confidences.
 """
@@ -25,7 +25,10 @@ from engine.evaluation.matching import (
 )
 from utils.structures import DetectionTable, EvalResult, GroundTruth
 
+RECALL_POINTS = np.linspace(0.0, 1.0, 101)  # COCO's R
 CONFIDENCES = np.linspace(0.0, 1.0, 1000)  # S
+CONFUSION_CONFIDENCE, CONFUSION_IOU = 0.25, 0.45
+_SPACING = np.spacing(1)  # COCO adds it to the count of detections
 
 
 class Scores(NamedTuple):
@@ -56,83 +59,6 @@ METRICS = (
 )
 
 
-def collect_scores(precision: np.ndarray, curve_precision: np.ndarray, curve_recall: np.ndarray) -> Scores:
-    """With the F1 that follows from precision and recall."""
-    total = curve_precision + curve_recall
-    curve_f1 = 2 * curve_precision * curve_recall / np.where(total > 0, total, 1.0)
-    mean_f1 = mean_known(curve_f1, axis=0)
-    best = 0 if np.isnan(mean_f1).all() else int(np.argmax(mean_f1))
-    return Scores(precision, curve_precision, curve_recall, curve_f1, mean_f1, best)
-
-
-def overall_metrics(scores: Scores) -> dict[str, float]:
-    """Each metric of all classes by name."""
-    return {m.name: float(mean_known(m.values(scores)) if m.mean is None else m.mean(scores)) for m in METRICS}
-
-
-def class_metrics(scores: Scores) -> dict[str, np.ndarray]:
-    """Each metric by name: float64 (C,)."""
-    values = {m.name: m.values(scores) for m in METRICS}
-    return {name: mean_known(v, axis=tuple(range(1, v.ndim))) for name, v in values.items()}
-
-
-def mean_known(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
-    """Mean of the values that are not nan; nan, without a warning, where there is none."""
-    valid = ~np.isnan(values)
-    count = valid.sum(axis)
-    total = np.where(valid, values, 0.0).sum(axis)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
-
-
-RECALL_POINTS = np.linspace(0.0, 1.0, 101)
-CONFUSION_CONFIDENCE, CONFUSION_IOU = 0.25, 0.45
-_SPACING = np.spacing(1)  # COCO adds it to the count of detections
-
-
-def confusion_matrix(gt: GroundTruth, table: DetectionTable, num_classes: int) -> np.ndarray:
-    """Counts by predicted and true class, matched without regard to class, larger IoU first, then larger score.
-
-    The sum of a column is the number of objects of that class, without crowd regions. The sum of a row is the number of
-    detections of that class at or above `CONFUSION_CONFIDENCE`, without those that match no object and lie in a crowd
-    region of their class.
-
-    Returns:
-        int64 (C + 1, C + 1): rows predicted, columns true, the last of each is background.
-    """
-    rows = np.flatnonzero(table.scores >= CONFUSION_CONFIDENCE)
-    rows = rows[np.argsort(table.image_index[rows], kind="stable")]
-    image, boxes = table.image_index[rows], table.boxes_xyxy_px[rows]
-    predicted, scores = table.classes[rows], table.scores[rows]
-    gt_image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
-    plain, crowd = ~gt.crowd, gt.crowd
-
-    pairs = _all_pairs(image, boxes, Objects(gt_image[plain], gt.boxes_xywh_px[plain], crowd[plain]))
-    match = match_by_overlap(pairs, scores[pairs.detection], rows.size, int(plain.sum()))
-
-    pairs = _all_pairs(image, boxes, Objects(gt_image[crowd], gt.boxes_xywh_px[crowd], crowd[crowd]))
-    same_class = predicted[pairs.detection] == gt.classes[crowd][pairs.target]
-    in_crowd = np.zeros(rows.size, dtype=bool)
-    in_crowd[pairs.detection[same_class]] = True
-
-    matched = match >= 0
-    true = gt.classes[plain]
-    missed = np.ones(true.size, dtype=bool)
-    missed[match[matched]] = False
-    counted = matched | ~in_crowd
-    row = np.r_[predicted[counted], np.full(missed.sum(), num_classes)]
-    column = np.r_[np.where(matched, np.r_[true, num_classes][match], num_classes)[counted], true[missed]]
-    size = num_classes + 1
-    return np.bincount(row * size + column, minlength=size * size).astype(np.int64).reshape(size, size)
-
-
-def _all_pairs(image: np.ndarray, boxes: np.ndarray, objects: Objects) -> Pairs:
-    chunks = list(overlapping_pairs(image, boxes, objects, CONFUSION_IOU))
-    if not chunks:
-        no_rows = np.zeros(0, dtype=np.int64)
-        return Pairs(no_rows, no_rows, np.zeros(0))
-    return Pairs(*(np.concatenate(parts) for parts in zip(*chunks)))
-
-
 def score_detections(gt: GroundTruth, table: DetectionTable, num_classes: int, *, max_det: int = 100) -> EvalResult:
     """Scores detections against labels.
 
@@ -147,12 +73,17 @@ def score_detections(gt: GroundTruth, table: DetectionTable, num_classes: int, *
     outcomes, targets = sort_by_class(matches), matches.targets()
     precision = interpolated_precision(outcomes, targets)
     curve_precision, curve_recall = _confidence_curves(outcomes, targets[:, 0])
-    scores = collect_scores(precision, curve_precision, curve_recall)
+    total = curve_precision + curve_recall
+    curve_f1 = 2 * curve_precision * curve_recall / np.where(total > 0, total, 1.0)
+    mean_f1 = mean_known(curve_f1, axis=0)
+    best = 0 if np.isnan(mean_f1).all() else int(np.argmax(mean_f1))
+    scores = Scores(precision, curve_precision, curve_recall, curve_f1, mean_f1, best)
+    values = {m.name: m.values(scores) for m in METRICS}
     ap_small, ap_medium, ap_large = (float(mean_known(precision[:, area])) for area in (1, 2, 3))
     return EvalResult(
-        metrics=overall_metrics(scores),
-        class_metrics=class_metrics(scores),
-        best_confidence=float(CONFIDENCES[scores.best]),
+        metrics={m.name: float(m.mean(scores) if m.mean else mean_known(values[m.name])) for m in METRICS},
+        class_metrics={name: mean_known(v, axis=tuple(range(1, v.ndim))) for name, v in values.items()},
+        best_confidence=float(CONFIDENCES[best]),
         ap_small=ap_small,
         ap_medium=ap_medium,
         ap_large=ap_large,
@@ -230,3 +161,53 @@ def _confidence_curves(outcomes: Outcomes, targets: np.ndarray) -> tuple[np.ndar
     precision[targets == 0] = np.nan
     recall[targets == 0] = np.nan
     return precision, recall
+
+
+def mean_known(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
+    """Mean of the values that are not nan; nan, without a warning, where there is none."""
+    valid = ~np.isnan(values)
+    count = valid.sum(axis)
+    total = np.where(valid, values, 0.0).sum(axis)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def confusion_matrix(gt: GroundTruth, table: DetectionTable, num_classes: int) -> np.ndarray:
+    """Counts by predicted and true class, matched without regard to class, larger IoU first, then larger score.
+
+    The sum of a column is the number of objects of that class, without crowd regions. The sum of a row is the number of
+    detections of that class at or above `CONFUSION_CONFIDENCE`, without those that match no object and lie in a crowd
+    region of their class.
+
+    Returns:
+        int64 (C + 1, C + 1): rows predicted, columns true, the last of each is background.
+    """
+    rows = np.flatnonzero(table.scores >= CONFUSION_CONFIDENCE)
+    rows = rows[np.argsort(table.image_index[rows], kind="stable")]
+    image, boxes = table.image_index[rows], table.boxes_xyxy_px[rows]
+    predicted, scores = table.classes[rows], table.scores[rows]
+    gt_image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
+    plain, crowd = ~gt.crowd, gt.crowd
+
+    pairs = _all_pairs(image, boxes, Objects(gt_image[plain], gt.boxes_xywh_px[plain], crowd[plain]))
+    match = match_by_overlap(pairs, scores[pairs.detection], rows.size, int(plain.sum()))
+
+    pairs = _all_pairs(image, boxes, Objects(gt_image[crowd], gt.boxes_xywh_px[crowd], crowd[crowd]))
+    same_class = predicted[pairs.detection] == gt.classes[crowd][pairs.target]
+    in_crowd = np.zeros(rows.size, dtype=bool)
+    in_crowd[pairs.detection[same_class]] = True
+
+    matched = match >= 0
+    true = gt.classes[plain]
+    missed = np.ones(true.size, dtype=bool)
+    missed[match[matched]] = False
+    counted = matched | ~in_crowd
+    row = np.r_[predicted[counted], np.full(missed.sum(), num_classes)]
+    column = np.r_[np.where(matched, np.r_[true, num_classes][match], num_classes)[counted], true[missed]]
+    size = num_classes + 1
+    return np.bincount(row * size + column, minlength=size * size).astype(np.int64).reshape(size, size)
+
+
+def _all_pairs(image: np.ndarray, boxes: np.ndarray, objects: Objects) -> Pairs:
+    none = np.zeros(0, dtype=np.int64)
+    chunks = [Pairs(none, none, np.zeros(0)), *overlapping_pairs(image, boxes, objects, CONFUSION_IOU)]
+    return Pairs(*map(np.concatenate, zip(*chunks)))

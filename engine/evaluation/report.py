@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.evaluation.analysis import SIZES, Analysis, Calibration, Reliability, SizeScores, size_limits
+from engine.evaluation.analysis import SIZES, Analysis, Calibration, Reliability, SizeScores
+from engine.evaluation.matching import AREA_RANGES
 from engine.evaluation.metrics import METRICS, mean_known
 from engine.evaluation.tide import KINDS, ErrorSplit
 from utils.files.safe_io import write_whole
@@ -34,12 +35,10 @@ class Row(NamedTuple):
 
 def result_rows(result: EvalResult, gt: GroundTruth, names: Sequence[str]) -> list[Row]:
     """A row for all classes together, then one for each, in the order of the classes. Columns: `COLUMNS`."""
-    rows = [Row("all", result.num_images, int(result.class_targets.sum()), tuple(result.metrics.values()))]
-    images = images_of_classes(gt, len(names))
-    scores = np.stack(list(result.class_metrics.values()), axis=1)
-    for index, name in enumerate(names):
-        rows.append(Row(name, int(images[index]), int(result.class_targets[index]), tuple(scores[index].tolist())))
-    return rows
+    every = Row("all", result.num_images, int(result.class_targets.sum()), tuple(result.metrics.values()))
+    scores = np.stack(list(result.class_metrics.values()), axis=1).tolist()
+    columns = names, images_of_classes(gt, len(names)).tolist(), result.class_targets.tolist(), map(tuple, scores)
+    return [every, *map(Row, *columns)]
 
 
 def images_of_classes(gt: GroundTruth, num_classes: int) -> np.ndarray:
@@ -52,12 +51,10 @@ def images_of_classes(gt: GroundTruth, num_classes: int) -> np.ndarray:
 def size_rows(sizes: SizeScores, names: Sequence[str]) -> Iterator[Row]:
     """A row a size for all classes together, then for each. Columns: `SIZE_COLUMNS`."""
     scores = np.stack([sizes.ap50, sizes.ap75, sizes.ap, sizes.recall], -1)
-    for at, size in enumerate(SIZES):
-        means = mean_known(scores[:, at], axis=0)
-        yield Row("all", size, int(sizes.targets[:, at].sum()), tuple(means.tolist()))
-    for number, name in enumerate(names):
-        for at, size in enumerate(SIZES):
-            yield Row(name, size, int(sizes.targets[number, at]), tuple(scores[number, at].tolist()))
+    totals, means = sizes.targets.sum(0), mean_known(scores, axis=0)
+    for name, by_size, values in zip(["all", *names], [totals, *sizes.targets], [means, *scores]):
+        for size, count, row in zip(SIZES, by_size.tolist(), values.tolist()):
+            yield Row(name, size, count, tuple(row))
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Row], *, verbose: bool = True) -> str:
@@ -73,16 +70,13 @@ def format_table(columns: Sequence[str], rows: Sequence[Row], *, verbose: bool =
 
 def format_summary(result: EvalResult) -> str:
     """AP by size, the confidence of P, R and F1, and the time per image: one or two lines."""
-    sizes = zip(("small", "medium", "large"), (result.ap_small, result.ap_medium, result.ap_large))
-    lines = [
-        "AP by size: " + ", ".join(f"{name} {number_text(value)}" for name, value in sizes)
-        + f"; P, R and F1 at confidence {result.best_confidence:.3f}"
-    ]  # fmt: skip
-    times = [f"{k[3:]} {v:.1f}" for k, v in result.extras.items() if k.startswith("ms/")]
+    sizes = zip(SIZES[1:], (result.ap_small, result.ap_medium, result.ap_large))
+    by_size = ", ".join(f"{name} {number_text(value)}" for name, value in sizes)
+    text = f"AP by size: {by_size}; P, R and F1 at confidence {result.best_confidence:.3f}"
+    times = ", ".join(f"{k[3:]} {v:.1f}" for k, v in result.extras.items() if k.startswith("ms/"))
     if times:
-        wait = result.extras["data_wait"]
-        lines.append(f"ms an image: {', '.join(times)}; {wait:.0%} of the time waiting for data")
-    return "\n".join(lines)
+        text += f"\nms an image: {times}; {result.extras['data_wait']:.0%} of the time waiting for data"
+    return text
 
 
 def format_errors(errors: ErrorSplit) -> str:
@@ -112,6 +106,11 @@ def format_calibration(calibration: Calibration) -> str:
 def number_text(value: float) -> str:
     """Four decimals, or a dash for nan."""
     return "-" if math.isnan(value) else f"{value:.4f}"
+
+
+def plain_number(value: float) -> float | None:
+    """None for nan, which JSON lacks."""
+    return None if math.isnan(value) else float(value)
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
@@ -173,14 +172,9 @@ def analysis_content(analysis: Analysis, names: Sequence[str]) -> dict[str, Any]
         },
     }
     if sizes is not None:
-        areas = {name: list(limits) for name, limits in size_limits().items()}
+        areas = dict(zip(SIZES, AREA_RANGES.tolist()))  # least and largest
         content["sizes"] = {"areas_px": areas, "rows": _json_rows(SIZE_COLUMNS, size_rows(sizes, names))}
     return content
-
-
-def plain_number(value: float) -> float | None:
-    """None for nan, which JSON lacks."""
-    return None if math.isnan(value) else float(value)
 
 
 def _json_rows(columns: Sequence[str], rows: Iterator[Row] | Sequence[Row]) -> list[dict[str, Any]]:

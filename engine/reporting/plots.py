@@ -5,28 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
 from data.loading.loader import InfiniteDataLoader
 from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import Evaluator
 from engine.reporting.trackers import Tracker
+from models.detector import Detector
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.distributed.context import DistributedContext
 from utils.structures import EvalResult, GroundTruth
+from utils.visualize import plots
 from utils.visualize.draw import write_image
-from utils.visualize.plots import (
-    draw_batch,
-    draw_detections,
-    plot_confusion,
-    plot_curves,
-    plot_labels,
-    plot_metric_curves,
-)
 
 PICTURED_BATCHES = 3
 TIME_SHARE = 0.03  # of the run, at most, is spent on plots after epochs
@@ -37,36 +31,36 @@ def plot_run(
     ctx: DistributedContext,
     run: Run,
     tracker: Tracker,
-    model: nn.Module,
+    model: Detector,
     train_loader: InfiniteDataLoader,
     evaluator: Evaluator,
 ) -> Iterator[Callable[[int, EvalResult | None], None] | None]:
     """Yields the function to call after each epoch with its number and result; None with ``--noplots`` and on other
-    ranks than 0. Labels, batches and the graph are drawn at once, and pending plots when the block ends.
-
-    Args:
-        model: the averaged weights.
+    ranks than 0. Labels, batches and the graph are drawn at once, and pending plots when the block ends. ``model`` has
+    the averaged weights.
     """
     if not ctx.is_main or run.config.noplots:
         yield None
         return
-    plots = RunPlots(run.folder, tracker, model, train_loader, evaluator)
+    run_plots = RunPlots(run.folder, tracker, model, train_loader, evaluator)
     if run.checkpoint is None:
-        plots.before(run.config.imgsz)
-    yield plots.after_epoch
-    plots.finish()
+        run_plots.before(run.config.imgsz)
+    yield run_plots.after_epoch
+    run_plots.finish()
 
 
+@dataclass
 class RunPlots:
     """Draws into ``folder`` and hands the same pictures to the tracker."""
 
-    def __init__(
-        self, folder: Path, tracker: Tracker, model: nn.Module, train_loader: InfiniteDataLoader, evaluator: Evaluator
-    ) -> None:
-        self.folder, self.tracker, self.model = folder, tracker, model
-        self.train_loader, self.evaluator, self.names = train_loader, evaluator, model.names
-        self._pending: tuple[int, EvalResult | None] | None = None
-        self._drawn_at, self._cost_s = time.monotonic(), 0.0
+    folder: Path
+    tracker: Tracker
+    model: Detector
+    train_loader: InfiniteDataLoader
+    evaluator: Evaluator
+    _pending: tuple[int, EvalResult | None] | None = None
+    _drawn_at: float = field(default_factory=time.monotonic)
+    _cost_s: float = 0.0
 
     def before(self, imgsz: int) -> None:
         """labels.png, train_batch0.jpg to train_batch2.jpg (augmented, as the model sees them), and the graph."""
@@ -74,7 +68,7 @@ class RunPlots:
         self._labels(loader.index.ground_truth())
         for number in range(min(PICTURED_BATCHES, len(loader))):
             batch = loader.render(0, number)
-            sheet = draw_batch(batch.images, batch.targets, batch.paths, self.names)
+            sheet = plots.draw_batch(batch.images, batch.targets, batch.paths, self.model.names)
             if sheet is not None:
                 write_image(self.folder / f"train_batch{number}.jpg", sheet)
                 self.tracker.image(f"train/batch{number}", sheet, 0)
@@ -100,15 +94,15 @@ class RunPlots:
         """results.png; after a validation also its curves, confusion matrix and val_predictions.jpg."""
         table = self.folder / "results.csv"
         if table.exists():
-            plot_curves(table, self.folder / "results.png")
+            plots.plot_curves(table, self.folder / "results.png")
         if result is None:
             return
-        plot_metric_curves(result, self.names, self.folder)
-        plot_confusion(result.confusion, self.names, self.folder / "confusion_matrix.png")
-        self.tracker.pr_curves(result, self.names, epoch)
+        plots.plot_metric_curves(result, self.model.names, self.folder)
+        plots.plot_confusion(result.confusion, self.model.names, self.folder / "confusion_matrix.png")
+        self.tracker.pr_curves(result, self.model.names, epoch)
         if self.evaluator.preview is not None:
             batch, detections = self.evaluator.preview
-            sheet = draw_detections(batch.images, detections, batch.targets, batch.paths, self.names)
+            sheet = plots.draw_detections(batch.images, detections, batch.targets, batch.paths, self.model.names)
             if sheet is not None:
                 write_image(self.folder / "val_predictions.jpg", sheet)
                 self.tracker.image("val/predictions", sheet, epoch)
@@ -117,4 +111,4 @@ class RunPlots:
         sizes = np.repeat(truth.image_hw, np.diff(truth.offsets), axis=0).astype(np.float64)
         boxes = xyxy_to_cxcywh(xywh_to_xyxy(truth.boxes_xywh_px))
         boxes_norm = scale_boxes(boxes, 1 / sizes[:, 1], 1 / sizes[:, 0])
-        plot_labels(truth.classes, boxes_norm, self.names, self.folder / "labels.png")
+        plots.plot_labels(truth.classes, boxes_norm, self.model.names, self.folder / "labels.png")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -119,7 +120,7 @@ class CsvTracker(Tracker):
                 columns, *cells = [row for row in csv.reader(file) if row] or [["epoch"]]
             number = columns.index("epoch")
             rows = {int(row[number]): dict(zip(columns, row, strict=True)) for row in cells}
-            for text in (text for row in rows.values() for text in row.values() if text):
+            for text in filter(None, itertools.chain(*cells)):
                 float(text)
             if len(rows) < len(cells) or len(set(columns)) < len(columns):
                 raise ValueError("an epoch or a column twice")

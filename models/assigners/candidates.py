@@ -15,24 +15,12 @@ from torch import Tensor
 
 from utils.boxes import ArrayT
 
-# Images are assigned in groups, so that no (group, K, N) intermediate exceeds this many elements. Groups are
-# independent, so their size only affects speed and memory: on a CPU the intermediates should stay in the cache, on an
-# accelerator the limit bounds memory (64 MiB each) on dense images.
-_GROUP_ELEMENTS_CPU = 2**17
-_GROUP_ELEMENTS = 2**24
-
 # The floor of a candidate's CIoU, which is below 0 for a target of a few pixels against the large boxes of an untrained
 # head. With a floor of 0 such a target would get no cell, and a data set of nothing else would never begin to learn.
 # Next to a candidate that overlaps well the floor is negligible: to the power of beta it is 1e-12.
 LEAST_OVERLAP = 0.01
 
 _ROUNDS = 4  # of a one-to-one match; only piles of targets on one spot need more
-
-
-def images_per_group(slots: int, cells: int, device: torch.device) -> int:
-    """How many images to assign together, given (B, K, N) intermediates."""
-    limit = _GROUP_ELEMENTS_CPU if device.type == "cpu" else _GROUP_ELEMENTS
-    return max(1, limit // (slots * max(1, cells)))
 
 
 def widened(boxes: ArrayT, finest_stride: float) -> tuple[ArrayT, ArrayT]:

@@ -8,13 +8,14 @@ Frames: boxes are xyxy canvas pixels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from models.assigners.candidates import candidate_cells, images_per_group, match_one_to_one, resolve_conflicts
+from models.assigners.candidates import candidate_cells, match_one_to_one, resolve_conflicts
 from utils.boxes import iou
 
 MOST_CELLS = 10  # a target; it gets as many as the sum of this many of its largest IoUs (OTA, Ge et al. 2021)
@@ -22,6 +23,11 @@ CENTRE_RADIUS = 2.5  # strides between a target's middle and its candidates, by 
 OVERLAP_WEIGHT = 3.0  # of the IoU's cost, relative to the score's
 _OUTSIDE = 1e5  # added to the cost of cells that are only in the target or only near its middle
 _LEAST_LOG = -100.0  # logarithms of probabilities are clamped here
+# Images are assigned in groups, so that no (group, K, N) intermediate exceeds this many elements. Groups are
+# independent, so their size only affects speed and memory: on a CPU the intermediates should stay in the cache, on an
+# accelerator the limit bounds memory (64 MiB each) on dense images.
+_GROUP_ELEMENTS_CPU = 2**17
+_GROUP_ELEMENTS = 2**24
 
 
 class SimOtaAssignment(NamedTuple):
@@ -33,11 +39,8 @@ class SimOtaAssignment(NamedTuple):
 
 
 def near_middle(centres: Tensor, strides: Tensor, boxes: Tensor) -> Tensor:
-    """Cells whose centre is within the radius of the target's middle, by x and by y: bool (B, K, N).
-
-    Args:
-        centres: (N, 2) pixels; strides: (N, 1); boxes: (B, K, 4).
-    """
+    """Cells whose centre is within the radius of the target's middle, by x and by y: centres (N, 2) pixels, strides
+    (N, 1) and boxes (B, K, 4) -> bool (B, K, N)."""
     middle = (boxes[..., :2] + boxes[..., 2:]) / 2
     reach = CENTRE_RADIUS * strides[:, 0]
     across = (middle[..., :1] - centres[:, 0]).abs() < reach
@@ -45,13 +48,11 @@ def near_middle(centres: Tensor, strides: Tensor, boxes: Tensor) -> Tensor:
 
 
 def score_cost(objectness: Tensor, class_logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of sqrt(objectness x class score) with the target's class, summed over classes: (B, K, N).
+    """Cross-entropy of sqrt(objectness x class score) with the target's class, summed over classes: logits (B, N, 1)
+    and (B, N, C), labels int64 (B, K) -> (B, K, N).
 
     The sum over the other classes is the same for every target up to one term, so nothing of shape (B, K, N, C) is
     made.
-
-    Args:
-        objectness: (B, N, 1) logits; class_logits: (B, N, C); labels: int64 (B, K).
     """
     log_yes = ((logsigmoid(objectness) + logsigmoid(class_logits)) / 2).clamp_(min=_LEAST_LOG)
     log_no = torch.log1p(-log_yes.exp()).clamp_(min=_LEAST_LOG)
@@ -98,10 +99,11 @@ class SimOtaAssigner:
             finest_stride: smallest stride, pixels.
         """
         batch, slots = labels.shape
-        group = images_per_group(slots, predicted.shape[1], predicted.device)
+        limit = _GROUP_ELEMENTS_CPU if predicted.device.type == "cpu" else _GROUP_ELEMENTS
+        group = max(1, limit // (slots * max(1, predicted.shape[1])))
         images = (objectness, class_logits, predicted, labels, boxes, mask)
         parts = [
-            self._cheapest(*(t[i : i + group] for t in images), centres, strides, finest_stride)
+            self._cheapest([t[i : i + group] for t in images], centres, strides, finest_stride)
             for i in range(0, max(batch, 1), group)
         ]
         cells, selected, cost, overlap = (torch.cat(column) for column in zip(*parts))
@@ -113,18 +115,10 @@ class SimOtaAssigner:
         return SimOtaAssignment(cells, assigned, overlap)
 
     def _cheapest(
-        self,
-        objectness: Tensor,
-        class_logits: Tensor,
-        predicted: Tensor,
-        labels: Tensor,
-        boxes: Tensor,
-        mask: Tensor,
-        centres: Tensor,
-        strides: Tensor,
-        finest_stride: float,
+        self, images: Sequence[Tensor], centres: Tensor, strides: Tensor, finest_stride: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The cheapest cells of every target of a group: index, whether selected, cost, IoU; (B, K, T) each."""
+        objectness, class_logits, predicted, labels, boxes, mask = images
         inside = candidate_cells(centres, boxes, finest_stride)
         near = near_middle(centres, strides, boxes)
         candidates = (inside | near).logical_and_(mask[..., None])

@@ -52,27 +52,6 @@ class CandidatePairs(NamedTuple):
     ends: Tensor  # int64 (S,) number of pairs of this slot and all before it
 
 
-def candidate_windows(boxes: Tensor, shapes: Shapes, strides: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The windows of each level's grid with the cells whose centres lie in a box: boxes (S, 4) -> first column and row,
-    and number of columns and rows, int64 (S, L, 2) each.
-
-    A box narrower than the finest stride is widened, see `candidates.widened`. Strides are powers of two, so nothing
-    here rounds differently on another device.
-    """
-    low, high = widened(boxes, min(strides))
-    levels = grid_levels(shapes, strides, boxes.device)
-    first, size = _windows(low[:, None], high[:, None], levels.strides, levels.last, torch)
-    return first.long(), size.long()
-
-
-def _windows(low: ArrayT, high: ArrayT, strides: ArrayT, last: ArrayT, library: ModuleType) -> tuple[ArrayT, ArrayT]:
-    """First cell and number of cells whose centres lie between ``low`` and ``high``, up to the cell ``last``: whole
-    numbers as floats. ``library`` is torch or numpy."""
-    first = library.clip(library.ceil(low / strides - 0.5), 0, None)
-    end = library.minimum(library.floor(high / strides - 0.5), last) + 1
-    return first, library.clip(end - first, 0, None)
-
-
 class PairGroup(NamedTuple):
     """Images that are assigned together."""
 
@@ -117,7 +96,9 @@ def list_pairs(boxes: Tensor, mask: Tensor, shapes: Shapes, strides: tuple[int, 
     """The candidate pairs of the boxes (S, 4) where ``mask`` bool (S,) is set. ``capacity`` is P: at least 1 and at
     least the number of pairs."""
     levels = grid_levels(shapes, strides, boxes.device)
-    first, size = candidate_windows(boxes, shapes, strides)
+    low, high = widened(boxes, min(strides))
+    windows = _windows(low[:, None], high[:, None], levels.strides, levels.last, torch)
+    first, size = (t.long() for t in windows)  # (S, L, 2): first column and row, number of columns and rows
     count = size.prod(-1) * mask[:, None]  # (S, L)
     ends = count.flatten().cumsum(0)
     corner = levels.offset + first[..., 1] * levels.columns + first[..., 0]
@@ -132,6 +113,14 @@ def list_pairs(boxes: Tensor, mask: Tensor, shapes: Shapes, strides: tuple[int, 
     cell = (corner + offset + row * (pitch - columns)).clamp_(max=levels.cells - 1)
     slot = window.div(len(shapes), rounding_mode="floor")
     return CandidatePairs(slot, cell, ends[len(shapes) - 1 :: len(shapes)])
+
+
+def _windows(low: ArrayT, high: ArrayT, strides: ArrayT, last: ArrayT, library: ModuleType) -> tuple[ArrayT, ArrayT]:
+    """First cell and number of cells whose centres lie between ``low`` and ``high``, up to the cell ``last``: whole
+    numbers as floats. ``library`` is torch or numpy. Strides are powers of two, so no device rounds differently."""
+    first = library.clip(library.ceil(low / strides - 0.5), 0, None)
+    end = library.minimum(library.floor(high / strides - 0.5), last) + 1
+    return first, library.clip(end - first, 0, None)
 
 
 def alignment(logits: Tensor, overlap: Tensor, alpha: float, beta: float) -> Tensor:
@@ -210,10 +199,9 @@ class TaskAlignedAssigner:
         if len(boxes) == 0:
             none = predicted.new_zeros((*mask.shape, 1 if self.one_to_one else min(self.topk, predicted.shape[1])))
             return Assignment(none.long(), none)
+        images = (class_logits, predicted, labels, boxes, mask)
         parts = [
-            self._top_candidates(
-                *(t[start:end] for t in (class_logits, predicted, labels, boxes, mask)), shapes, strides, capacity
-            )
+            self._top_candidates([t[start:end] for t in images], shapes, strides, capacity)
             for start, end, capacity in groups
         ]
         cells, metric, overlap = (torch.cat(column) for column in zip(*parts))
@@ -225,17 +213,11 @@ class TaskAlignedAssigner:
         return Assignment(cells, normalised_scores(metric, overlap, kept))
 
     def _top_candidates(
-        self,
-        class_logits: Tensor,
-        predicted: Tensor,
-        labels: Tensor,
-        boxes: Tensor,
-        mask: Tensor,
-        shapes: Shapes,
-        strides: tuple[int, ...],
-        capacity: int,
+        self, images: Sequence[Tensor], shapes: Shapes, strides: tuple[int, ...], capacity: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The best cells of every target of a group: index, metric and CIoU, (B, K, T) each."""
+        """The best cells of every target of a group: index, metric and CIoU, (B, K, T) each. ``images`` are the
+        group's rows of the first five arguments of `__call__`."""
+        class_logits, predicted, labels, boxes, mask = images
         (batch, slots), num_cells = labels.shape, predicted.shape[1]
         boxes = boxes.flatten(0, 1)
         pairs = list_pairs(boxes, mask.flatten(), shapes, strides, capacity)

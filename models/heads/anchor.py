@@ -10,9 +10,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from models.box_coding import anchor_to_cxcywh, cell_centres
+from models.box_coding import anchor_to_cxcywh, cell_centres, grid_shapes
 from models.heads.base import REFERENCE_SIZE, DetectionHead
 from models.losses.anchor import AnchorLoss
+from models.losses.base import LossSettings
 from utils.boxes import cxcywh_to_xyxy
 
 
@@ -23,7 +24,6 @@ class AnchorHead(DetectionHead):
     """
 
     branch = ("m",)
-    loss = AnchorLoss
     validation_iou = 0.6  # YOLOv5
 
     def __init__(
@@ -58,6 +58,9 @@ class AnchorHead(DetectionHead):
             bias[:, 4] = math.log(8 / (REFERENCE_SIZE / stride) ** 2)
             bias[:, 5:] = math.log(0.6 / (self.num_classes - 0.99999))
 
+    def branch_loss(self, settings: LossSettings) -> AnchorLoss:
+        return AnchorLoss(settings, self.anchors)
+
     def branch_class_rows(self) -> dict[str, tuple[int, int]]:
         return {f"m.{i}": (self.num_anchors, 5) for i in range(len(self.m))}
 
@@ -68,7 +71,7 @@ class AnchorHead(DetectionHead):
         """Scores are objectness times class. N runs over levels, then anchors, rows and columns."""
         boxes, scores = [], []
         for level, (x, stride) in enumerate(zip(raw, self.strides)):
-            centres, _ = cell_centres(((x.shape[2], x.shape[3]),), (stride,), x.device)
+            centres, _ = cell_centres(grid_shapes([x]), (stride,), x.device)
             x = x.float().unflatten(1, (self.num_anchors, 5 + self.num_classes)).permute(0, 1, 3, 4, 2).flatten(2, 3)
             coordinates, objectness, classes = x.split((4, 1, self.num_classes), -1)
             centre, size = anchor_to_cxcywh(coordinates, self.anchors[level].float()[:, None]).split(2, -1)
@@ -81,6 +84,3 @@ class AnchorHead(DetectionHead):
     def unused_hyperparameters(self) -> set[str]:
         unused = super().unused_hyperparameters | {"dfl", "tal_topk"}
         return unused if self.is_dual else unused | {"tal_alpha", "tal_beta"}
-
-    def loss_arguments(self) -> dict[str, Tensor]:
-        return {"anchors": self.anchors}

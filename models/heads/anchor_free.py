@@ -10,10 +10,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from models.box_coding import cell_centres, distances_to_xyxy, expected_distances, flatten_levels
+from models.box_coding import cell_centres, distances_to_xyxy, expected_distances, flatten_levels, grid_shapes
 from models.heads.base import REFERENCE_SIZE, DetectionHead
 from models.layers.conv import Conv, DWConv
 from models.losses.anchor_free import AnchorFreeLoss
+from models.losses.base import LossSettings
 
 
 class DFL(nn.Module):
@@ -40,7 +41,6 @@ class AnchorFreeHead(DetectionHead):
     """
 
     branch = ("cv2", "cv3")
-    loss = AnchorFreeLoss
     validation_iou = 0.7  # YOLOv8
 
     def __init__(
@@ -86,6 +86,9 @@ class AnchorFreeHead(DetectionHead):
             cells = (REFERENCE_SIZE / stride) ** 2
             cls[-1].bias.fill_(math.log(5 / self.num_classes / cells))
 
+    def branch_loss(self, settings: LossSettings) -> AnchorFreeLoss:
+        return AnchorFreeLoss(settings, self.reg_max)
+
     def branch_class_rows(self) -> dict[str, tuple[int, int]]:
         return {f"cv3.{i}.2": (1, 0) for i in range(len(self.cv3))}
 
@@ -95,13 +98,9 @@ class AnchorFreeHead(DetectionHead):
     def decode_branch(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         sides, logits = flatten_levels(raw).split((4 * self.reg_max, self.num_classes), -1)
         distances = expected_distances(sides.unflatten(-1, (4, self.reg_max)))
-        shapes = tuple((level.shape[2], level.shape[3]) for level in raw)
-        boxes = distances_to_xyxy(distances, *cell_centres(shapes, self.strides, distances.device))
+        boxes = distances_to_xyxy(distances, *cell_centres(grid_shapes(raw), self.strides, distances.device))
         return boxes, logits.sigmoid()
 
     @property
     def unused_hyperparameters(self) -> set[str]:
         return super().unused_hyperparameters | {"obj", "anchor_t"}
-
-    def loss_arguments(self) -> dict[str, int]:
-        return {"reg_max": self.reg_max}

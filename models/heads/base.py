@@ -11,14 +11,13 @@ Legend: B images, L levels, C classes, N predictions over all levels.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from functools import partial
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from models.losses.base import Criterion, DualAssignmentLoss
+from models.losses.base import Criterion, DualAssignmentLoss, LossSettings
 from utils.config.settings import Hyperparameters
 
 ONE_TO_ONE = "one2one_"  # before the names of the second branch's layers, as in public state dicts
@@ -28,13 +27,12 @@ REFERENCE_SIZE = 640  # pixels of a typical canvas side, for the priors of the b
 class DetectionHead(nn.Module):
     """Base of the heads: a head owns its layers, decoding, loss and defaults.
 
-    A subclass sets the class attributes and writes `forward_branch`, `decode_branch`, `reset_branch` and
+    A subclass sets the class attributes and writes `forward_branch`, `decode_branch`, `reset_branch`, `branch_loss` and
     `branch_class_rows`; none of them needs to know of the second branch. Its constructor takes the channels and strides
     of the levels and the number of classes, then the arguments of the YAML row.
     """
 
     branch: ClassVar[tuple[str, ...]]  # the children that make up a branch
-    loss: ClassVar[Callable[..., Criterion]]  # of one branch, see `build_loss`
     validation_iou: ClassVar[float]  # NMS threshold in validation, as published
     anchors: Tensor | None  # buffer (L, A, 2), widths and heights in strides; training fits it to the boxes
 
@@ -54,6 +52,10 @@ class DetectionHead(nn.Module):
 
     def reset_branch(self, *layers: nn.ModuleList) -> None:
         """Fills the biases of a branch's output layers."""
+        raise NotImplementedError
+
+    def branch_loss(self, settings: LossSettings) -> Criterion:
+        """The loss of one branch, see `build_loss`."""
         raise NotImplementedError
 
     def branch_class_rows(self) -> dict[str, tuple[int, int]]:
@@ -116,21 +118,11 @@ class DetectionHead(nn.Module):
 
     def build_loss(self, hyp: Hyperparameters, *, label_smoothing: float = 0.0) -> Criterion:
         """The loss, on the head's device. Anchors are copied: build it when they are final."""
-        build = partial(
-            self.loss,
-            strides=self.strides,
-            num_classes=self.num_classes,
-            hyp=hyp,
-            label_smoothing=label_smoothing,
-            **self.loss_arguments(),
-        )
+        settings = LossSettings(tuple(self.strides), self.num_classes, hyp, label_smoothing)
+        loss = self.branch_loss(settings)
         if not self.is_dual:
-            return build()
-        return DualAssignmentLoss(build(), build(one_to_one=True), gain=hyp.one2one)
-
-    def loss_arguments(self) -> dict[str, Any]:
-        """Arguments of the loss beside those that all losses have."""
-        return {}
+            return loss
+        return DualAssignmentLoss(loss, self.branch_loss(replace(settings, one_to_one=True)), gain=hyp.one2one)
 
     def class_rows(self) -> dict[str, tuple[int, int]]:
         """Layers whose output rows belong to classes: local name to (groups, rows before the classes of a group)."""

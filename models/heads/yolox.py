@@ -10,10 +10,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from models.box_coding import cell_centres, flatten_levels, offsets_to_cxcywh
+from models.box_coding import cell_centres, flatten_levels, grid_shapes, offsets_to_cxcywh
 from models.heads.base import REFERENCE_SIZE, DetectionHead
 from models.layers.conv import Conv
 from models.layers.csp import SeparableConv
+from models.losses.base import LossSettings
 from models.losses.yolox import YOLOXLoss
 from utils.boxes import cxcywh_to_xyxy
 
@@ -25,7 +26,6 @@ class YOLOXHead(DetectionHead):
     """
 
     branch = ("stems", "cls_convs", "reg_convs", "cls_preds", "reg_preds", "obj_preds")
-    loss = YOLOXLoss
     validation_iou = 0.65  # YOLOX
 
     def __init__(
@@ -61,8 +61,7 @@ class YOLOXHead(DetectionHead):
     def decode_branch(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Scores are objectness times class."""
         box, objectness, classes = flatten_levels(raw).split((4, 1, self.num_classes), -1)
-        shapes = tuple((level.shape[2], level.shape[3]) for level in raw)
-        boxes = cxcywh_to_xyxy(offsets_to_cxcywh(box, *cell_centres(shapes, self.strides, box.device)))
+        boxes = cxcywh_to_xyxy(offsets_to_cxcywh(box, *cell_centres(grid_shapes(raw), self.strides, box.device)))
         return boxes, objectness.sigmoid() * classes.sigmoid()
 
     @torch.no_grad()
@@ -73,6 +72,9 @@ class YOLOXHead(DetectionHead):
             box.bias.copy_(torch.tensor([0.5, 0.5, math.log(2), math.log(2)]))
             objectness.bias.fill_(math.log(8 / (REFERENCE_SIZE / stride) ** 2))
             classes.bias.fill_(math.log(0.6 / (self.num_classes - 0.99999)))
+
+    def branch_loss(self, settings: LossSettings) -> YOLOXLoss:
+        return YOLOXLoss(settings)
 
     def branch_class_rows(self) -> dict[str, tuple[int, int]]:
         return {f"cls_preds.{i}": (1, 0) for i in range(len(self.cls_preds))}

@@ -17,9 +17,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from models.assigners.candidates import LEAST_OVERLAP, AnchorMatches, match_anchors, match_one_to_one
 from models.box_coding import anchor_to_cxcywh, flatten_levels
-from models.losses.base import Criterion, smooth_labels
+from models.losses.base import Criterion, LossSettings, smooth_labels
 from utils.boxes import cxcywh_to_xyxy, iou
-from utils.config.settings import Hyperparameters
 from utils.structures import LossOutput
 
 # This loss is divided by its positives, so what matters is the balance between one positive's box, its objectness and
@@ -88,23 +87,12 @@ class AnchorLoss(Criterion):
 
     names = ("box", "obj", "cls")
 
-    def __init__(
-        self,
-        *,
-        strides: Sequence[int],
-        num_classes: int,
-        anchors: Tensor,
-        hyp: Hyperparameters,
-        label_smoothing: float,
-        one_to_one: bool = False,
-    ):
+    def __init__(self, settings: LossSettings, anchors: Tensor) -> None:
+        """``anchors`` (L, A, 2), cells."""
         super().__init__()
-        self.num_classes, self.one_to_one = num_classes, one_to_one
-        self.tal_alpha, self.tal_beta = hyp.tal_alpha, hyp.tal_beta
+        self.settings, hyp = settings, settings.hyp
         self.gains = (hyp.box, hyp.obj, hyp.cls * _CLASS_GAIN)
-        self.level_weights = level_weights(strides)
-        self.anchor_t = hyp.anchor_t
-        self.label_smoothing = label_smoothing
+        self.level_weights = level_weights(settings.strides)
         self.register_buffer("anchors", anchors.detach().float().clone(), persistent=False)
 
     def forward(
@@ -113,17 +101,17 @@ class AnchorLoss(Criterion):
         """Args: raw maps (B, A * (5 + C), h, w) a level; ``targets`` (M, 6) as in `Batch`. Shapes depend on M alone, so
         ``max_targets`` and ``host_targets`` are not read."""
         levels = [self._pairs(level, targets, anchors) for level, anchors in zip(raw, self.anchors, strict=True)]
-        if self.one_to_one:
-            levels = best_of_levels(levels, targets.shape[0], self.tal_alpha, self.tal_beta)
+        if self.settings.one_to_one:
+            hyp = self.settings.hyp
+            levels = best_of_levels(levels, targets.shape[0], hyp.tal_alpha, hyp.tal_beta)
         totals = [self._sums(pairs, weight) for pairs, weight in zip(levels, self.level_weights, strict=True)]
         box, obj, cls, positives = (sum(column) for column in zip(*totals))
-        parts = [gain * term for gain, term in zip(self.gains, (box, obj, cls), strict=True)]
-        return LossOutput(sum(parts), positives, torch.stack(parts).detach())
+        return self.weighted((box, obj, cls), positives)
 
     def _pairs(self, raw: Tensor, targets: Tensor, anchors: Tensor) -> LevelPairs:
         height, width = raw.shape[-2:]
-        outputs = flatten_levels([raw]).unflatten(-1, (len(anchors), 5 + self.num_classes))  # (B, h * w, A, 5 + C)
-        matches = match_anchors(targets, anchors, (height, width), self.anchor_t)
+        outputs = flatten_levels([raw]).unflatten(-1, (len(anchors), -1))  # (B, h * w, A, 5 + C)
+        matches = match_anchors(targets, anchors, (height, width), self.settings.hyp.anchor_t)
         row = (matches.image * (height * width) + matches.cell) * len(anchors) + matches.anchor
         outputs = outputs.flatten(0, 2)  # (B * h * w * A, 5 + C)
         picked = outputs.index_select(0, row)
@@ -145,7 +133,6 @@ class AnchorLoss(Criterion):
         """CIoU and summed class BCE of each pair: (P, 5 + C) -> (P,), (P,)."""
         predicted = cxcywh_to_xyxy(anchor_to_cxcywh(outputs[:, :4], anchors[matches.anchor]))
         overlap = iou(predicted, cxcywh_to_xyxy(matches.boxes_cxcywh_cells), kind="ciou")
-        ones = torch.ones_like(overlap)
-        class_targets = smooth_labels(ones, matches.label, self.num_classes, self.label_smoothing)
+        class_targets = smooth_labels(torch.ones_like(overlap), matches.label, self.settings)
         cls = binary_cross_entropy_with_logits(outputs[:, 5:], class_targets, reduction="none").sum(-1)
         return overlap, cls

@@ -13,10 +13,16 @@ import torch
 from torch import Tensor
 
 from models.assigners.task_aligned import PairGroup, TaskAlignedAssigner, group_pairs
-from models.box_coding import cell_centres, distances_to_xyxy, expected_distances, split_rows
-from models.losses.base import Criterion, canvas_targets, gather_cells, smooth_labels, sparse_cross_entropy
+from models.box_coding import cell_centres, distances_to_xyxy, expected_distances, grid_shapes, split_rows
+from models.losses.base import (
+    Criterion,
+    LossSettings,
+    canvas_targets,
+    gather_cells,
+    smooth_labels,
+    sparse_cross_entropy,
+)
 from utils.boxes import iou
-from utils.config.settings import Hyperparameters
 from utils.structures import LossOutput
 
 
@@ -45,23 +51,14 @@ class AnchorFreeLoss(Criterion):
     normaliser is the sum of target scores.
     """
 
-    def __init__(
-        self,
-        *,
-        strides: Sequence[int],
-        num_classes: int,
-        reg_max: int,
-        hyp: Hyperparameters,
-        label_smoothing: float,
-        one_to_one: bool = False,
-    ):
+    def __init__(self, settings: LossSettings, reg_max: int) -> None:
+        """``reg_max``: R."""
         super().__init__()
+        self.settings, self.strides, self.reg_max, hyp = settings, settings.strides, reg_max, settings.hyp
         self.names = ("box", "cls", "dfl" if reg_max > 1 else "l1")
-        self.strides, self.num_classes, self.reg_max = tuple(strides), num_classes, reg_max
         self.gains = (hyp.box, hyp.cls, hyp.dfl)
-        self.label_smoothing = label_smoothing
         self.assigner = TaskAlignedAssigner(
-            topk=hyp.tal_topk, alpha=hyp.tal_alpha, beta=hyp.tal_beta, one_to_one=one_to_one
+            topk=hyp.tal_topk, alpha=hyp.tal_alpha, beta=hyp.tal_beta, one_to_one=settings.one_to_one
         )
         self._compiled_terms: Callable[..., LossOutput] | None = None
 
@@ -73,7 +70,7 @@ class AnchorFreeLoss(Criterion):
     ) -> LossOutput:
         """Args: raw maps (B, 4R + C, h, w) a level; the rest as in `Batch`. Without ``host_targets`` the targets are
         read from their device, which the host waits for."""
-        shapes = tuple((x.shape[2], x.shape[3]) for x in raw)
+        shapes = grid_shapes(raw)
         on_host = targets.cpu().numpy() if host_targets is None else host_targets
         canvas_hw = (shapes[0][0] * self.strides[0], shapes[0][1] * self.strides[0])
         groups = group_pairs(on_host, raw[0].shape[0], shapes, self.strides, canvas_hw, raw[0].device)
@@ -84,7 +81,7 @@ class AnchorFreeLoss(Criterion):
         self, raw: Sequence[Tensor], targets: Tensor, max_targets: int, groups: Sequence[PairGroup]
     ) -> LossOutput:
         """The part of `forward` that runs on the device."""
-        shapes = tuple((x.shape[2], x.shape[3]) for x in raw)
+        shapes = grid_shapes(raw)
         centres, strides = cell_centres(shapes, self.strides, raw[0].device)
         box_logits, class_logits = split_rows(raw, 4 * self.reg_max)
         with torch.no_grad():
@@ -94,15 +91,13 @@ class AnchorFreeLoss(Criterion):
             cells, scores = self.assigner(
                 class_logits, predicted, labels, boxes, mask, shapes=shapes, strides=self.strides, groups=groups
             )
-            slot_labels = labels[..., None].expand_as(cells)
-            class_targets = smooth_labels(scores, slot_labels, self.num_classes, self.label_smoothing).flatten(1, 2)
+            class_targets = smooth_labels(scores, labels[..., None].expand_as(cells), self.settings).flatten(1, 2)
 
         cells, weight = cells.flatten(1), scores.flatten(1)  # (B, P) with P = K * T
         boxes = boxes.repeat_interleave(scores.shape[-1], dim=1)
         box, sides = self._box_terms(gather_cells(box_logits, cells), boxes, centres[cells], strides[cells], weight)
         cls = sparse_cross_entropy(class_logits, cells, class_targets)
-        parts = [gain * term for gain, term in zip(self.gains, (box, cls, sides), strict=True)]
-        return LossOutput(sum(parts), scores.sum(), torch.stack(parts).detach())
+        return self.weighted((box, cls, sides), scores.sum())
 
     def _box_terms(
         self, logits: Tensor, boxes: Tensor, centres: Tensor, strides: Tensor, weight: Tensor

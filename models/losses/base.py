@@ -17,6 +17,7 @@ Legend: B images, K target slots, N cells over all levels, C classes, D channels
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,22 +26,40 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
+from utils.config.settings import Hyperparameters
 from utils.structures import LossOutput, pad_targets
 
 THRESHOLD = 40.0  # softplus(x) becomes x beyond it; even float64 cannot tell the two apart there
+
+
+@dataclass(frozen=True, slots=True)
+class LossSettings:
+    """What the losses of all heads depend on."""
+
+    strides: tuple[int, ...]
+    num_classes: int
+    hyp: Hyperparameters
+    label_smoothing: float = 0.0
+    one_to_one: bool = False  # whether a target is assigned to one cell
 
 
 class Criterion(nn.Module):
     """Base of the losses."""
 
     names: tuple[str, ...]  # of ``LossOutput.parts``
+    gains: tuple[float, ...]  # of the same terms
+
+    def weighted(self, terms: Sequence[Tensor], normaliser: Tensor) -> LossOutput:
+        """The output of a loss that is the sum of ``terms``, () each, times their gains."""
+        parts = [gain * term for gain, term in zip(self.gains, terms, strict=True)]
+        return LossOutput(sum(parts), normaliser, torch.stack(parts).detach())
 
     def compile_terms(self) -> None:
-        """Compiles what training computes on the device, for all sizes at once. By default nothing is compiled, and
-        validation never is."""
+        """Compiles what training, not validation, computes on the device, for all sizes at once. By default nothing is
+        compiled."""
 
     def set_refining(self, refining: bool) -> None:
-        """Is called with True for the run's last epochs, without mosaic: a loss may refine boxes in them."""
+        """Called with True in the last epochs, which have no mosaic: a loss may then refine its boxes."""
 
 
 def canvas_targets(level: Tensor, stride: int, targets: Tensor, max_targets: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,8 +75,9 @@ def canvas_targets(level: Tensor, stride: int, targets: Tensor, max_targets: int
     return padded[..., 0].long(), boxes, mask
 
 
-def smooth_labels(scores: Tensor, labels: Tensor, num_classes: int, eps: float) -> Tensor:
-    """Class targets (*S, C): ``scores`` (*S) at ``labels`` (*S), with the part ``eps`` spread over all classes."""
+def smooth_labels(scores: Tensor, labels: Tensor, settings: LossSettings) -> Tensor:
+    """Class targets (*S, C): ``scores`` (*S) at ``labels`` (*S), a part of each spread over all classes."""
+    num_classes, eps = settings.num_classes, settings.label_smoothing
     one_hot = labels[..., None] == torch.arange(num_classes, device=labels.device)
     return scores[..., None] * (one_hot * (1 - eps) + eps / num_classes)
 

@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from models.assigners.simota import SimOtaAssigner
-from models.box_coding import cell_centres, cxcywh_to_offsets, flatten_levels, offsets_to_cxcywh
-from models.losses.base import Criterion, canvas_targets, gather_cells, smooth_labels
+from models.box_coding import cell_centres, cxcywh_to_offsets, flatten_levels, grid_shapes, offsets_to_cxcywh
+from models.losses.base import Criterion, LossSettings, canvas_targets, gather_cells, smooth_labels
 from utils.boxes import cxcywh_to_xyxy, iou, xyxy_to_cxcywh
-from utils.config.settings import Hyperparameters
 from utils.structures import LossOutput
 
 # YOLOX weights a positive's box : objectness : one class : L1 as 5 : 1 : 1 : 1. With these constants the defaults box
@@ -35,20 +34,11 @@ class YOLOXLoss(Criterion):
 
     names = ("box", "obj", "cls", "l1")
 
-    def __init__(
-        self,
-        *,
-        strides: Sequence[int],
-        num_classes: int,
-        hyp: Hyperparameters,
-        label_smoothing: float,
-        one_to_one: bool = False,
-    ) -> None:
+    def __init__(self, settings: LossSettings) -> None:
         super().__init__()
-        self.strides, self.num_classes = tuple(strides), num_classes
+        self.settings, self.strides, hyp = settings, settings.strides, settings.hyp
         self.gains = (hyp.box * _BOX_GAIN, hyp.obj, hyp.cls * _CLASS_GAIN, hyp.dfl * _L1_GAIN)
-        self.label_smoothing = label_smoothing
-        self.assigner = SimOtaAssigner(one_to_one=one_to_one)
+        self.assigner = SimOtaAssigner(one_to_one=settings.one_to_one)
         self.refining = False
 
     def set_refining(self, refining: bool) -> None:
@@ -59,18 +49,16 @@ class YOLOXLoss(Criterion):
     ) -> LossOutput:
         """Args: raw maps (B, 5 + C, h, w) a level; ``targets`` (M, 6) and ``max_targets`` as in `Batch`. No shape
         depends on values of targets, so ``host_targets`` is not read."""
-        centres, strides = cell_centres(tuple(tuple(x.shape[2:]) for x in raw), self.strides, raw[0].device)
+        centres, strides = cell_centres(grid_shapes(raw), self.strides, raw[0].device)
         outputs = flatten_levels(raw)
         with torch.no_grad():
-            box, objectness, classes = outputs.split((4, 1, self.num_classes), -1)
+            box, objectness, classes = outputs.split((4, 1, self.settings.num_classes), -1)
             predicted = cxcywh_to_xyxy(offsets_to_cxcywh(box, centres, strides))
             labels, boxes, mask = canvas_targets(raw[0], self.strides[0], targets, max_targets)
             cells, assigned, overlap = self.assigner(
                 objectness, classes, predicted, centres * strides, strides, labels, boxes, mask, min(self.strides)
             )
-            class_targets = smooth_labels(
-                overlap, labels[..., None].expand_as(cells), self.num_classes, self.label_smoothing
-            )
+            class_targets = smooth_labels(overlap, labels[..., None].expand_as(cells), self.settings)
             class_targets, boxes = class_targets.flatten(1, 2), boxes.repeat_interleave(cells.shape[-1], dim=1)
             cells, weight = cells.flatten(1), assigned.flatten(1).float()  # (B, P)
             is_positive = torch.zeros_like(outputs[..., 4]).scatter_reduce_(1, cells, weight, "amax")
@@ -84,6 +72,4 @@ class YOLOXLoss(Criterion):
         if self.refining:
             target_offsets = cxcywh_to_offsets(xyxy_to_cxcywh(boxes), centres[cells], strides[cells])
             l1 = (weight * (positives[..., :4] - target_offsets).abs().sum(-1)).sum()
-        terms = (box, obj, (weight * cls).sum(), l1)
-        parts = [gain * term for gain, term in zip(self.gains, terms, strict=True)]
-        return LossOutput(sum(parts), weight.sum(), torch.stack(parts).detach())
+        return self.weighted((box, obj, (weight * cls).sum(), l1), weight.sum())

@@ -1,4 +1,4 @@
-"""Decoded boxes to detections: by threshold and non-maximum suppression, or by rank alone.
+"""Decoded boxes to detections: by threshold and non-maximum suppression or, for end-to-end heads, by rank alone.
 
 Legend: B images, N boxes, C classes, M candidates of all images, K = ``max_det`` slots.
 """
@@ -16,26 +16,73 @@ from models.postprocess.nms import nms_keep
 from utils.errors import UserError
 from utils.structures import Detections
 
-DETECTION_IOU = 0.45  # fewer boxes an object than in validation, as in YOLOv5's and YOLOv8's detection
+DETECTION_IOU = 0.45  # leaves fewer boxes an object than in validation, as in YOLOv5's and YOLOv8's detection
 MAX_CANDIDATES = 30_000  # an image, the best by score
-# Of validation: the confidence threshold and the most detections an image, for nearly the whole PR curve.
-SCORED_CONFIDENCE, SCORED_DETECTIONS = 0.001, 300
 _FIRST_CANDIDATES = 4096  # an image; the rest is examined only if these do not fill all slots
 
 
-class _Candidates(NamedTuple):
-    """Sorted by image, then by descending score; equal scores in the order of (box, class)."""
+@torch.no_grad()
+def select_detections(
+    boxes_xyxy: Tensor,
+    scores: Tensor,
+    *,
+    conf_thres: float,
+    iou_thres: float | None,
+    max_det: int,
+    agnostic: bool = False,
+    multi_label: bool = True,
+    classes: Sequence[int] | None = None,
+) -> Detections:
+    """The best boxes of each image that overlap no better kept box of their class by more than ``iou_thres``.
 
-    image: Tensor  # int64 (M,)
-    rank: Tensor  # int64 (M,) in the image, from 0
-    boxes: Tensor  # float32 (M, 4)
-    scores: Tensor  # float32 (M,)
-    classes: Tensor  # int64 (M,)
+    Equal scores keep the order of (box, class), so the earlier box is kept. A box whose sides are swapped (distances
+    without bins may be negative) becomes a box without area.
 
-    def where(self, chosen: Tensor) -> _Candidates:
-        """The candidates that ``chosen`` selects, a mask or indices."""
-        index = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
-        return _Candidates(*(t[index] for t in self))
+    Args:
+        boxes_xyxy: (B, N, 4) canvas pixels.
+        scores: (B, N, C); NaN is below any threshold.
+        conf_thres: scores must be above it.
+        iou_thres: None: no suppression. Then no shape depends on values, and the host does not wait for the device.
+        max_det: K, the most detections an image; the best are kept.
+        agnostic: whether boxes of different classes suppress each other too.
+        multi_label: whether every class above the threshold is a detection; otherwise a box's best class alone.
+        classes: the classes to keep. Without ``multi_label``, a box whose best class is another one is not kept.
+    """
+    boxes_xyxy, scores = boxes_xyxy.float(), scores.float()
+    low, high = boxes_xyxy.split(2, -1)
+    boxes_xyxy = torch.cat((low, torch.maximum(low, high)), -1)
+    allowed = _allowed_scores(scores, conf_thres, multi_label, classes)
+    if iou_thres is None:
+        return _best_pairs(boxes_xyxy, torch.where(allowed, scores, -1.0), max_det)
+    return _non_max_suppression(boxes_xyxy, scores, allowed, iou_thres, max_det, agnostic)
+
+
+def detections_to_score(
+    model: nn.Module,
+    raw: list[Tensor],
+    *,
+    conf_thres: float = 0.001,
+    iou_thres: float | None = None,
+    max_det: int = 300,
+    single_cls: bool = False,
+) -> Detections:
+    """The detections of a detector's raw maps for validation; the default thresholds keep nearly the whole PR curve.
+
+    ``iou_thres``: see `suppression_iou`. With ``single_cls`` all classes count as one.
+    """
+    boxes, scores = model.decode(raw)
+    if single_cls:
+        scores = scores.amax(-1, keepdim=True)
+    iou_thres = suppression_iou(model.head, iou_thres)
+    return select_detections(boxes, scores, conf_thres=conf_thres, iou_thres=iou_thres, max_det=max_det)
+
+
+def suppression_iou(head: DetectionHead, given: float | None = None, default: float | None = None) -> float | None:
+    """The IoU threshold of NMS: ``given`` if not None; None, which means no NMS, for an end-to-end head; otherwise
+    ``default`` or, without one, the head's threshold in validation."""
+    if given is not None or head.is_end_to_end:
+        return given
+    return head.validation_iou if default is None else default
 
 
 def _allowed_scores(scores: Tensor, conf_thres: float, multi_label: bool, classes: Sequence[int] | None) -> Tensor:
@@ -52,6 +99,53 @@ def _allowed_scores(scores: Tensor, conf_thres: float, multi_label: bool, classe
         wanted[list(classes)] = True
         allowed &= wanted.to(scores.device)
     return allowed
+
+
+def _top_positions(scores: Tensor, numbers: Tensor, count: int) -> Tensor:
+    """Positions (B, count) of the highest scores (B, M), of equal ones those with the lowest ``numbers`` (B, M) first.
+
+    A positive float32 sorts like its bits read as an integer, so one int64 key holds both.
+    """
+    keys = (scores.view(torch.int32).long() << 32) - numbers
+    return keys.topk(count, dim=1).indices
+
+
+def _best_pairs(boxes_xyxy: Tensor, scores: Tensor, max_det: int) -> Detections:
+    """The ``max_det`` (box, class) pairs of each image with the highest ``scores``, which are negative where a pair is
+    not allowed."""
+    batch, count, num_classes = scores.shape
+    # The best pairs belong to the boxes with the best highest scores, so only those boxes' pairs are ranked.
+    numbers = torch.arange(count, device=scores.device).expand(batch, -1)
+    best = _top_positions(scores.amax(-1), numbers, min(max_det, count))
+    pair_scores = scores.gather(1, best[..., None].expand(-1, -1, num_classes)).flatten(1)
+    pair_numbers = (best[..., None] * num_classes + torch.arange(num_classes, device=scores.device)).flatten(1)
+    chosen = _top_positions(pair_scores, pair_numbers, min(max_det, pair_scores.shape[1]))
+    found, pair = pair_scores.gather(1, chosen), pair_numbers.gather(1, chosen)
+    box = pair.div(num_classes, rounding_mode="floor")
+    kept = found >= 0
+    columns = (
+        torch.where(kept[..., None], boxes_xyxy.gather(1, box[..., None].expand(-1, -1, 4)), 0.0),
+        found * kept,
+        pair.remainder(num_classes) * kept,
+    )
+    missing = max_det - found.shape[1]
+    padded = [torch.cat((t, t.new_zeros((batch, missing, *t.shape[2:]))), 1) for t in columns]
+    return Detections(*padded, kept.sum(1))
+
+
+class _Candidates(NamedTuple):
+    """Sorted by image, then by descending score; equal scores in the order of (box, class)."""
+
+    image: Tensor  # int64 (M,)
+    rank: Tensor  # int64 (M,) in the image, from 0
+    boxes: Tensor  # float32 (M, 4)
+    scores: Tensor  # float32 (M,)
+    classes: Tensor  # int64 (M,)
+
+    def where(self, chosen: Tensor) -> _Candidates:
+        """The candidates that ``chosen`` selects, a mask or indices."""
+        index = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
+        return _Candidates(*(t[index] for t in self))
 
 
 def _starts(image: Tensor, batch: int) -> Tensor:
@@ -80,123 +174,10 @@ def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> tuple
     return (found.where(rank < MAX_CANDIDATES), MAX_CANDIDATES) if is_crowded else (found, fullest)
 
 
-def suppression_iou(head: DetectionHead, given: float | None = None, default: float | None = None) -> float | None:
-    """The IoU threshold of NMS: ``given`` if not None; None, which means no NMS, for an end-to-end head; otherwise
-    ``default`` or, without one, the head's threshold in validation."""
-    if given is not None or head.is_end_to_end:
-        return given
-    return head.validation_iou if default is None else default
-
-
-def select_detections(
-    boxes_xyxy: Tensor,
-    scores: Tensor,
-    *,
-    conf_thres: float,
-    iou_thres: float | None,
-    max_det: int,
-    agnostic: bool = False,
-    multi_label: bool = True,
-    classes: Sequence[int] | None = None,
+def _non_max_suppression(
+    boxes_xyxy: Tensor, scores: Tensor, allowed: Tensor, iou_thres: float, max_det: int, agnostic: bool
 ) -> Detections:
-    """`non_max_suppression`, or with ``iou_thres`` None `best_detections`.
-
-    A box whose sides are swapped (distances without bins may be negative) becomes a box without area.
-    """
-    low, high = boxes_xyxy.split(2, -1)
-    boxes_xyxy = torch.cat((low, torch.maximum(low, high)), -1)
-    common = {"conf_thres": conf_thres, "max_det": max_det, "multi_label": multi_label, "classes": classes}
-    if iou_thres is None:
-        return best_detections(boxes_xyxy, scores, **common)
-    return non_max_suppression(boxes_xyxy, scores, iou_thres=iou_thres, agnostic=agnostic, **common)
-
-
-def detections_to_score(model: nn.Module, raw: list[Tensor]) -> Detections:
-    """A detector's raw maps to detections, with the settings of validation during training."""
-    boxes, scores = model.decode(raw)
-    return select_detections(
-        boxes,
-        scores,
-        conf_thres=SCORED_CONFIDENCE,
-        iou_thres=suppression_iou(model.head),
-        max_det=SCORED_DETECTIONS,
-    )
-
-
-def _top_positions(scores: Tensor, numbers: Tensor, count: int) -> Tensor:
-    """Positions (B, count) of the highest scores (B, M), of equal ones those with the lowest ``numbers`` (B, M) first.
-
-    A positive float32 sorts like its bits read as an integer, so one int64 key holds both.
-    """
-    keys = (scores.view(torch.int32).long() << 32) - numbers
-    return keys.topk(count, dim=1).indices
-
-
-@torch.no_grad()
-def best_detections(
-    boxes_xyxy: Tensor,
-    scores: Tensor,
-    *,
-    conf_thres: float,
-    max_det: int,
-    multi_label: bool = True,
-    classes: Sequence[int] | None = None,
-) -> Detections:
-    """The ``max_det`` best (box, class) pairs of each image without suppression, for end-to-end heads.
-
-    Arguments and the order of equal scores are those of `non_max_suppression`. No shape depends on values, and the host
-    does not wait for the device.
-    """
-    boxes_xyxy, scores = boxes_xyxy.float(), scores.float()
-    batch, count, num_classes = scores.shape
-    scores = torch.where(_allowed_scores(scores, conf_thres, multi_label, classes), scores, -1.0)
-    # The best pairs belong to the boxes with the best highest scores, so only those boxes' pairs are ranked.
-    numbers = torch.arange(count, device=scores.device).expand(batch, -1)
-    best = _top_positions(scores.amax(-1), numbers, min(max_det, count))
-    pair_scores = scores.gather(1, best[..., None].expand(-1, -1, num_classes)).flatten(1)
-    pair_numbers = (best[..., None] * num_classes + torch.arange(num_classes, device=scores.device)).flatten(1)
-    chosen = _top_positions(pair_scores, pair_numbers, min(max_det, pair_scores.shape[1]))
-    found, pair = pair_scores.gather(1, chosen), pair_numbers.gather(1, chosen)
-    box = pair.div(num_classes, rounding_mode="floor")
-    kept = found >= 0
-    columns = (
-        torch.where(kept[..., None], boxes_xyxy.gather(1, box[..., None].expand(-1, -1, 4)), 0.0),
-        found * kept,
-        pair.remainder(num_classes) * kept,
-    )
-    missing = max_det - found.shape[1]
-    padded = [torch.cat((t, t.new_zeros((batch, missing, *t.shape[2:]))), 1) for t in columns]
-    return Detections(*padded, kept.sum(1))
-
-
-@torch.no_grad()
-def non_max_suppression(
-    boxes_xyxy: Tensor,
-    scores: Tensor,
-    *,
-    conf_thres: float,
-    iou_thres: float,
-    max_det: int,
-    agnostic: bool = False,
-    multi_label: bool = True,
-    classes: Sequence[int] | None = None,
-) -> Detections:
-    """Keeps the best boxes of each image and class that overlap no better kept one by more than ``iou_thres``.
-
-    Args:
-        boxes_xyxy: (B, N, 4) canvas pixels.
-        scores: (B, N, C); NaN is below any threshold.
-        conf_thres: scores must be above it.
-        max_det: K, the most detections an image; the best are kept.
-        agnostic: whether boxes of different classes suppress each other too.
-        multi_label: whether every class above the threshold is a detection; otherwise a box's best class alone.
-        classes: the classes to keep. Without ``multi_label``, a box whose best class is another one is not kept.
-
-    Equal scores keep the order of (box, class), so the earlier box is kept.
-    """
-    boxes_xyxy, scores = boxes_xyxy.float(), scores.float()
     batch, _, num_classes = scores.shape
-    allowed = _allowed_scores(scores, conf_thres, multi_label, classes)
     candidates, fullest = _collect_candidates(boxes_xyxy, scores, allowed)
 
     def suppress(examined: _Candidates) -> _Candidates:

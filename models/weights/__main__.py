@@ -79,15 +79,12 @@ def _show(path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m models.weights", description="Shows and converts checkpoints.")
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, help_text in (
-        ("show", "show the contents of a checkpoint"),
-        ("convert", "write its weights to another file"),
-    ):
-        command = commands.add_parser(name, help=help_text)
+    show = commands.add_parser("show", help="show the contents of a checkpoint")
+    to_file = commands.add_parser("convert", help="write its weights to another file")
+    for command in (show, to_file):
         command.add_argument("source", help="checkpoint, or a name from configs/weights.yaml")
         command.add_argument("--offline", action="store_true", help="never download weights")
-        if name == "convert":
-            command.add_argument("target", help="file to write: .safetensors, or .pt for our own format")
+    to_file.add_argument("target", help="file to write: .safetensors, or .pt for our own format")
     given = parser.parse_args(argv)
     configure_logging(True)
     path = fetch_weights(given.source, ctx=DistributedContext.single(), offline=given.offline)

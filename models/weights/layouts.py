@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# YOLOX
+
 HEAD = 24  # index of the head in configs/models/yolox.yaml and yoloxnano.yaml
 STEM = "backbone.backbone.stem.conv."
 LAYERS = {
@@ -74,6 +76,8 @@ def _name(name: str) -> str:
     return name
 
 
+# YOLOv5 before release v6.0
+
 FOCUS = "model.0.conv."  # then conv.weight and bn.… of the convolution inside it
 DERIVED = ".anchor_grid"
 
@@ -103,6 +107,8 @@ def row_without_focus(row: Any) -> Any:
             return [source, repeats, "Conv", [channels, 6, 2, 2]]
     return row
 
+
+# YOLOv9 of MultimediaTechLab/YOLO
 
 _OUTER = re.compile(r"^(?:model\.)*(?=\d+\.)")  # checkpoints of its trainer have more before the layer's number
 _HEAD = re.compile(r"^(?:model\.)*(\d+)\.heads\.0\.anchor_conv\.0\.conv\.weight$")
@@ -162,6 +168,8 @@ def ungrouped(kernel: Tensor, in_channels: int) -> Tensor:
     whole[every, :, every] = kernel.view(groups, out // groups, within, height, width)
     return whole.view(out, in_channels, height, width)
 
+
+# All of them
 
 USUAL_IMAGE_SIZE = 640
 

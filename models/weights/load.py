@@ -103,12 +103,9 @@ def _stored_graph(stored: StoredWeights) -> ModelSpec | None:
     graph = {key: value for key, value in stored.graph.items() if key in KEYS and key != "name"}
     if isinstance(graph.get("backbone"), list):
         graph["backbone"] = [row_without_focus(row) for row in graph["backbone"]]
-    return parse_spec(graph, _graph_name(stored))
-
-
-def _graph_name(stored: StoredWeights) -> str:
-    file = (stored.graph or {}).get("yaml_file")
-    return re.sub(r".*[/\\]|\.ya?ml$", "", file)[:60] if isinstance(file, str) and file else stored.path.stem
+    file = stored.graph.get("yaml_file")
+    name = re.sub(r".*[/\\]|\.ya?ml$", "", file)[:60] if isinstance(file, str) and file else stored.path.stem
+    return parse_spec(graph, name)
 
 
 def _with_activation(spec: ModelSpec, activation: str | None) -> ModelSpec:

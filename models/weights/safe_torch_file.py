@@ -24,23 +24,14 @@ from utils.files.checkpoint import open_zip
 
 MAX_OPCODES = 2_000_000  # each may create an object of a hundred times its size
 OPCODES_REFUSED = {"INST", "OBJ", "EXT1", "EXT2", "EXT4", "PERSID"}  # torch never writes these
-PLAIN_STDLIB = {  # plain data in public checkpoints, kept as inert records like everything else
-    ("_codecs", "encode"),
-    ("argparse", "Namespace"),
-    ("builtins", "bytearray"),
-    ("builtins", "complex"),
-    ("builtins", "slice"),
-    ("builtins", "frozenset"),
-    ("collections", "defaultdict"),
-    ("datetime", "date"),
-    ("datetime", "datetime"),
-    ("datetime", "timedelta"),
-    ("pathlib", "PosixPath"),
-    ("pathlib", "PurePosixPath"),
-    ("pathlib", "WindowsPath"),
-    ("pathlib", "PureWindowsPath"),
-    ("pathlib", "Path"),
-    ("types", "SimpleNamespace"),
+PLAIN_STDLIB = {  # plain data in public checkpoints by module, kept as inert records like everything else
+    "_codecs": {"encode"},
+    "argparse": {"Namespace"},
+    "builtins": {"bytearray", "complex", "slice", "frozenset"},
+    "collections": {"defaultdict"},
+    "datetime": {"date", "datetime", "timedelta"},
+    "pathlib": {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath", "Path"},
+    "types": {"SimpleNamespace"},
 }
 TORCH_FUNCTIONS = {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter", "_rebuild_parameter_with_state"}
 
@@ -108,7 +99,7 @@ class _Unpickler(pickle.Unpickler):
             return _inert_mapping()
         if (module, name) == ("builtins", "set"):
             return _inert_set()
-        standard = root in sys.stdlib_module_names and (module, name) not in PLAIN_STDLIB
+        standard = root in sys.stdlib_module_names and name not in PLAIN_STDLIB.get(module, ())
         if standard or (root == "torch" and not _is_torch_data(module, name)):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which does not belong in a checkpoint")
         return _named_record(module, name)

@@ -14,7 +14,7 @@ import torch
 import detect
 from engine import predictor
 from models.detector import build_detector
-from models.postprocess.detections import non_max_suppression
+from models.postprocess.detections import select_detections
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import TINY_MODEL
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
@@ -117,7 +117,7 @@ def test_boxes_are_the_models_own(weights, model, pictures, tmp_path):
     with torch.no_grad():
         bare = model.fuse()
         boxes, scores = bare.decode(bare(torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255))
-    want = non_max_suppression(boxes, scores, conf_thres=0.0, iou_thres=0.5, max_det=5, multi_label=False)
+    want = select_detections(boxes, scores, conf_thres=0.0, iou_thres=0.5, max_det=5, multi_label=False)
     corners = want.boxes_xyxy[0].clamp(0, SIZE)
     expected = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
     np.testing.assert_allclose([r["bbox"] for r in records], expected, atol=2e-3)

@@ -17,7 +17,7 @@ from engine.train_step import TrainStep
 from models.assigners.task_aligned import PairGroup, TaskAlignedAssigner
 from models.detector import build_detector
 from models.heads.base import ONE_TO_ONE
-from models.postprocess.detections import best_detections, select_detections, suppression_iou
+from models.postprocess.detections import select_detections, suppression_iou
 from models.weights.load import load_detector
 from models.weights.transfer import transfer_weights
 from tests.helpers.ranks import run_ranks
@@ -358,7 +358,7 @@ def test_descending_the_loss_finds_each_object_once_without_nms(kind: str) -> No
         (output.total / output.normaliser).backward()
         optimiser.step()
     boxes, scores = model.decode([level.detach() for level in raw])
-    found = best_detections(boxes, scores, conf_thres=0.5, max_det=20)
+    found = select_detections(boxes, scores, conf_thres=0.5, iou_thres=None, max_det=20)
     assert found.counts.tolist() == [2, 2]
     for image, label, *place in targets.tolist():
         overlap = iou(found.boxes_xyxy[int(image), :2], cxcywh_to_xyxy(torch.tensor(place)) * CANVAS)
@@ -418,16 +418,22 @@ def by_brute_force(boxes, scores, conf_thres: float, max_det: int, multi_label: 
 @pytest.mark.parametrize("classes", [None, [0, 2], []])
 @pytest.mark.parametrize("max_det", [1, 7, 100, 1000])
 @pytest.mark.parametrize("ties", [False, True])
-def test_best_detections_equal_brute_force(multi_label: bool, classes, max_det: int, ties: bool) -> None:
+def test_selection_by_rank_equals_brute_force(multi_label: bool, classes, max_det: int, ties: bool) -> None:
     generator = torch.Generator().manual_seed(3)
     boxes, scores = torch.rand(3, 60, 4, generator=generator) * 100, torch.rand(3, 60, 4, generator=generator)
+    boxes[..., 2:] += boxes[..., :2]
     scores = (scores * 8).round() / 8 if ties else scores
+    settings = {
+        "conf_thres": 0.2,
+        "iou_thres": None,
+        "max_det": max_det,
+        "multi_label": multi_label,
+        "classes": classes,
+    }
     scores[1] = 0.05  # an image with nothing above the threshold
     scores[0, 5] = float("nan")
     with NoSync():
-        found = best_detections(
-            boxes, scores, conf_thres=0.2, max_det=max_det, multi_label=multi_label, classes=classes
-        )
+        found = select_detections(boxes, scores, **settings)
     assert found.boxes_xyxy.shape == (3, max_det, 4)
     for b in range(3):
         clean = scores[b].nan_to_num(-1.0)
@@ -438,10 +444,7 @@ def test_best_detections_equal_brute_force(multi_label: bool, classes, max_det: 
         assert found.classes[b, :count].tolist() == [label for _, label, _ in expected]
         assert torch.equal(found.boxes_xyxy[b, :count], boxes[b][[n for _, _, n in expected]])
         assert not any(t[b, count:].any() for t in found[:3])
-        alone = best_detections(
-            boxes[b : b + 1], scores[b : b + 1], conf_thres=0.2, max_det=max_det, multi_label=multi_label,
-            classes=classes,
-        )  # fmt: skip
+        alone = select_detections(boxes[b : b + 1], scores[b : b + 1], **settings)
         assert all(torch.equal(t[0], found[i][b]) for i, t in enumerate(alone))
 
 
@@ -453,7 +456,7 @@ def test_selection_with_and_without_a_threshold() -> None:
     found = select_detections(boxes, scores, iou_thres=0.5, **common)
     assert found.counts.tolist() == [2]
     assert found.boxes_xyxy[0, 1].tolist() == [30, 20, 30, 40], "sides that changed places enclose nothing"
-    assert best_detections(boxes[:0], scores[:0], **common).scores.shape == (0, 5)
+    assert select_detections(boxes[:0], scores[:0], iou_thres=None, **common).scores.shape == (0, 5)
 
 
 # Files and doors

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.assigners import candidates as assigners
+from models.assigners import simota
 from models.assigners.simota import SimOtaAssigner
 from models.box_coding import cell_centres
 from tests.models.assigners.test_assigners import CANVAS, STRIDES, inside_by_hand, scene
@@ -126,7 +126,7 @@ def test_one_to_one_keeps_the_cheapest_cell_of_each() -> None:
 def test_groups_of_images_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = simota_scene(5, 6, 3, 4)
     whole = SimOtaAssigner()(*inputs, finest_stride=8)
-    monkeypatch.setattr(assigners, "_GROUP_ELEMENTS_CPU", 1)
+    monkeypatch.setattr(simota, "_GROUP_ELEMENTS_CPU", 1)
     single = SimOtaAssigner()(*inputs, finest_stride=8)
     assert all(torch.equal(a, b) for a, b in zip(whole, single))
 

@@ -24,7 +24,7 @@ from models.heads.base import DetectionHead
 from models.heads.yolox import YOLOXHead
 from models.losses.anchor import level_weights
 from models.losses.anchor_free import distribution_focal_loss
-from models.losses.base import scaled_difference, smooth_labels, sparse_cross_entropy
+from models.losses.base import LossSettings, scaled_difference, smooth_labels, sparse_cross_entropy
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import Hyperparameters
 
@@ -129,10 +129,10 @@ def test_expected_distance():
 
 def test_smoothing_keeps_the_sum_and_means_nothing_for_one_class():
     scores, labels = torch.tensor([0.8, 0.0]), torch.tensor([2, 1])
-    smooth = smooth_labels(scores, labels, 4, 0.1)
+    smooth = smooth_labels(scores, labels, LossSettings((8,), 4, HYP, 0.1))
     torch.testing.assert_close(smooth[0], torch.tensor([0.02, 0.02, 0.74, 0.02]))
     assert not smooth[1].any()
-    torch.testing.assert_close(smooth_labels(scores, labels * 0, 1, 0.1)[:, 0], scores)
+    torch.testing.assert_close(smooth_labels(scores, labels * 0, LossSettings((8,), 1, HYP, 0.1))[:, 0], scores)
 
 
 def test_level_weights_are_the_published_balance_of_means():

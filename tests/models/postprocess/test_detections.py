@@ -8,7 +8,7 @@ from torchvision import ops
 from benchmarks.nms import make_input
 from models.postprocess import detections as postprocess
 from models.postprocess import nms as suppression
-from models.postprocess.detections import non_max_suppression
+from models.postprocess.detections import select_detections
 from tests.helpers.kernel_count import KernelCount
 from utils.errors import UserError
 
@@ -70,7 +70,7 @@ def crowd(batch: int, count: int, num_classes: int, seed: int) -> tuple[torch.Te
 
 
 def assert_equals_brute_force(boxes, scores, **settings):
-    found = non_max_suppression(boxes, scores, **settings)
+    found = select_detections(boxes, scores, **settings)
     for b in range(len(boxes)):
         expected = brute_force(boxes[b], scores[b], **settings)
         count = int(found.counts[b])
@@ -139,7 +139,7 @@ def test_a_chain_longer_than_any_shortcut():
 
 def test_equals_torchvision_for_one_class():
     boxes, scores = crowd(1, 400, 1, seed=4)
-    found = non_max_suppression(boxes, scores, conf_thres=0.0, iou_thres=0.55, max_det=400)
+    found = select_detections(boxes, scores, conf_thres=0.0, iou_thres=0.55, max_det=400)
     kept = ops.nms(boxes[0], scores[0, :, 0], 0.55)
     assert torch.equal(found.boxes_xyxy[0, : len(kept)], boxes[0, kept])
     assert found.counts.tolist() == [len(kept)]
@@ -151,9 +151,9 @@ def test_an_image_gives_the_same_alone_and_in_any_batch():
     scores[2] = 0.0
     scores[3, :100] *= 1e-3
     settings = {"conf_thres": 0.25, "iou_thres": 0.6, "max_det": 50}
-    together = non_max_suppression(boxes, scores, **settings)
+    together = select_detections(boxes, scores, **settings)
     for b in range(6):
-        alone = non_max_suppression(boxes[b : b + 1], scores[b : b + 1], **settings)
+        alone = select_detections(boxes[b : b + 1], scores[b : b + 1], **settings)
         assert all(torch.equal(x[b], y[0]) for x, y in zip(together, alone))
 
 
@@ -164,15 +164,15 @@ def test_class_filter():
             boxes, scores, conf_thres=0.3, iou_thres=0.5, max_det=99, classes=[0, 3], multi_label=multi_label
         )
         assert set(torch.cat([c[:n] for c, n in zip(found.classes, found.counts)]).tolist()) == {0, 3}
-    assert not non_max_suppression(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=9, classes=[]).counts.any()
+    assert not select_detections(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=9, classes=[]).counts.any()
     with pytest.raises(UserError, match="class 4"):
-        non_max_suppression(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=9, classes=[1, 4])
+        select_detections(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=9, classes=[1, 4])
 
 
 @pytest.mark.parametrize("shape", [(0, 10, 3), (2, 0, 3), (2, 10, 3)])
 def test_nothing_to_keep(shape):
     boxes, scores = torch.rand(*shape[:2], 4), torch.full(shape, 0.1)
-    found = non_max_suppression(boxes, scores, conf_thres=0.5, iou_thres=0.5, max_det=7)
+    found = select_detections(boxes, scores, conf_thres=0.5, iou_thres=0.5, max_det=7)
     assert found.boxes_xyxy.shape == (shape[0], 7, 4)
     assert found.classes.dtype == found.counts.dtype == torch.int64
     assert not any(t.any() for t in found)
@@ -183,7 +183,7 @@ def test_only_the_best_candidates_are_examined(monkeypatch):
     left = torch.arange(50.0) * 20
     boxes = torch.stack((left, left, left + 10, left + 10), -1)[None]
     scores = torch.rand(1, 50, 1, generator=torch.Generator().manual_seed(0))
-    found = non_max_suppression(boxes, scores, conf_thres=0.0, iou_thres=0.5, max_det=300)
+    found = select_detections(boxes, scores, conf_thres=0.0, iou_thres=0.5, max_det=300)
     assert found.counts.tolist() == [20]
     assert torch.equal(found.scores[0, :20], scores[0, :, 0].sort(descending=True).values[:20])
 
@@ -191,9 +191,9 @@ def test_only_the_best_candidates_are_examined(monkeypatch):
 def test_nan_scores_boxes_without_area_and_half_precision():
     boxes = torch.tensor([[[5.0, 5, 5, 5], [5, 5, 5, 5], [0, 0, 9, 9], [0, 0, 9, 9]]])
     scores = torch.tensor([[[0.9], [0.8], [0.7], [float("nan")]]])
-    found = non_max_suppression(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=10)
+    found = select_detections(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=10)
     assert found.counts.tolist() == [3]
-    half = non_max_suppression(boxes.half(), scores.half(), conf_thres=0.1, iou_thres=0.5, max_det=10)
+    half = select_detections(boxes.half(), scores.half(), conf_thres=0.1, iou_thres=0.5, max_det=10)
     assert half.scores.dtype == half.boxes_xyxy.dtype == torch.float32
     assert half.counts.tolist() == [3]
 
@@ -225,7 +225,7 @@ def test_groups_of_thousands(kind, iou_thres, max_det):
     scores[1] = 0
     scores[2, 40:] = 0
     settings = {"conf_thres": 0.05, "iou_thres": iou_thres, "max_det": max_det}
-    found = non_max_suppression(torch.stack((boxes, boxes, few)), scores, **settings)
+    found = select_detections(torch.stack((boxes, boxes, few)), scores, **settings)
     expected = [greedy(boxes, iou_thres, max_det), [], greedy(few[:40], iou_thres, max_det)]
     assert found.counts.tolist() == [len(kept) for kept in expected]
     for b, (kept, source) in enumerate(zip(expected, (boxes, boxes, few))):
@@ -250,7 +250,7 @@ def test_what_is_compared_at_once_is_bounded(monkeypatch, max_det):
     boxes = torch.stack([many_boxes("scattered")] * 4)
     scores = torch.rand(4, 4096, 3, generator=torch.Generator().manual_seed(0))
     scores[..., 1] *= 0.05
-    non_max_suppression(boxes, scores, conf_thres=0.04, iou_thres=0.5, max_det=max_det)
+    select_detections(boxes, scores, conf_thres=0.04, iou_thres=0.5, max_det=max_det)
     assert bounded.cells / 4 < max(compared) <= 2 * bounded.cells
 
 
@@ -259,7 +259,7 @@ def test_kernels_and_waits_of_a_batch(sizes, classes):
     """In blocks for CPUs, a validation batch of 64 took 13,000 operations, and 1,400 times the host waited."""
     given = make_input(batch=16, boxes=8400, classes=classes, objects=30)
     with KernelCount() as count:
-        non_max_suppression(**given, conf_thres=0.001, iou_thres=0.7, max_det=300)
+        select_detections(**given, conf_thres=0.001, iou_thres=0.7, max_det=300)
     on_gpu = sizes is suppression._ON_GPU
     assert count.kernels.total() <= (300 if on_gpu else 2000)
     assert count.waits.total() <= (20 if on_gpu else 250)
@@ -268,5 +268,5 @@ def test_kernels_and_waits_of_a_batch(sizes, classes):
 @pytest.mark.parametrize("shape", [(0, 10, 3), (2, 10, 3)])
 def test_waits_without_candidates(shape):
     with KernelCount() as count:
-        non_max_suppression(torch.rand(*shape[:2], 4), torch.zeros(shape), conf_thres=0.5, iou_thres=0.5, max_det=7)
+        select_detections(torch.rand(*shape[:2], 4), torch.zeros(shape), conf_thres=0.5, iou_thres=0.5, max_det=7)
     assert count.waits.total() <= 4
