@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ from models.detector import Detector
 from models.postprocess.detections import select_detections, suppression_iou
 from models.postprocess.tta import TestTimeAugmentation
 from models.weights.load import load_detector
-from utils.config.parser import to_dict
 from utils.config.settings import ValConfig
 from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
@@ -145,7 +144,7 @@ def _report(config: ValConfig, result: EvalResult, evaluator: Evaluator, names: 
         log.info("%s", format_table(SIZE_COLUMNS, by_size, verbose=config.verbose))
         write_csv(folder / "sizes.csv", SIZE_COLUMNS, by_size)
     log.info("%s\n%s", format_errors(analysis.errors), format_calibration(analysis.calibration))
-    settings = to_dict(config) | {"imgsz": imgsz}
+    settings = asdict(config) | {"imgsz": imgsz}
     write_results_json(folder / "results.json", result, rows, settings, analysis_content(analysis, names))
     write_csv(folder / "classes.csv", COLUMNS, rows)
     if config.save_json:
