@@ -93,7 +93,7 @@ def sync_bn_rank(folder: str, model: str, steps: int) -> None:
     from engine.optim.build import build_optimizer
     from engine.optim.ema import ModelEma
     from engine.optim.schedule import Schedule
-    from engine.parallel.ddp import parallelise
+    from engine.parallel.ddp import parallelize
     from engine.train_step import TrainStep
     from models.detector import build_detector
     from tests.helpers.tiny import make_batch
@@ -105,7 +105,7 @@ def sync_bn_rank(folder: str, model: str, steps: int) -> None:
     detector = build_detector(model, 2).double()
     criterion = detector.head.build_loss(Hyperparameters()).double()
     take_step = TrainStep(
-        model=parallelise(detector, ctx, sync_bn=True),
+        model=parallelize(detector, ctx, sync_bn=True),
         criterion=criterion,
         optimizer=build_optimizer(detector, "SGD", lr=0.01, momentum=0.9, weight_decay=5e-4),
         ema=ModelEma(detector, decay=0.99, tau=10),

@@ -104,7 +104,7 @@ def _rank(model: str, imgsz: int, batch_size: int, rounds: int, out: str) -> Non
     import torch.distributed as dist
 
     from benchmarks.training_step import make_batches
-    from engine.parallel.ddp import parallelise
+    from engine.parallel.ddp import parallelize
     from models.detector import build_detector
     from utils.config.settings import Hyperparameters
     from utils.distributed.context import DistributedContext
@@ -113,7 +113,7 @@ def _rank(model: str, imgsz: int, batch_size: int, rounds: int, out: str) -> Non
     ctx = DistributedContext.from_environment("cpu")
     detector = build_detector(model, 80).to(memory_format=torch.channels_last)
     criterion = detector.head.build_loss(Hyperparameters())
-    ddp = parallelise(detector, ctx)
+    ddp = parallelize(detector, ctx)
     (batch,) = make_batches(1, batch_size, imgsz, ctx.device)
     images = batch.images.to(memory_format=torch.channels_last).float() / 255
     seconds: dict[str, list[float]] = {"alone": [], "together": [], "backward": []}

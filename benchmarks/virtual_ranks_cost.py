@@ -22,14 +22,14 @@ from utils.distributed.spawn import spawn
 def build(ctx: DistributedContext, model: str, virtual_ranks: int, amp: torch.dtype | None):
     from engine.optim.build import build_optimizer
     from engine.optim.ema import ModelEma
-    from engine.parallel.ddp import parallelise
+    from engine.parallel.ddp import parallelize
     from engine.train_step import TrainStep
     from models.detector import build_detector
     from utils.config.settings import Hyperparameters
 
     detector = build_detector(model, 80).to(ctx.device, memory_format=torch.channels_last)
     return TrainStep(
-        model=detector if virtual_ranks else parallelise(detector, ctx),
+        model=detector if virtual_ranks else parallelize(detector, ctx),
         criterion=detector.head.build_loss(Hyperparameters()).to(ctx.device),
         optimizer=build_optimizer(detector, "SGD", lr=0.01, momentum=0.9, weight_decay=5e-4),
         ema=ModelEma(detector, decay=0.99, tau=10),

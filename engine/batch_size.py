@@ -1,8 +1,8 @@
-"""``--batch-size -1``: the largest batch that fits on the GPUs, found by taking steps.
+"""``--batch-size -1``: finds the largest batch that fits on the GPUs by taking steps.
 
-A step of the run is taken on a copy of its model with batches of growing size: with its loss, optimiser and averaged
-weights, in its floating-point type, on the largest canvas, with many boxes. Each process searches on its own device;
-the smallest of their results, times the shards that a batch is cut into, is the batch of the run.
+The steps use a copy of the run's model, its loss, optimizer, averaged weights and floating-point type, the largest
+canvas and many boxes, with batches of different sizes. Each process searches on its own device. The batch of the run is
+the smallest result times the number of shards.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -31,48 +30,40 @@ from utils.errors import UserError
 from utils.logger import get_logger
 from utils.structures import Batch, bucketed
 
-MOST_PICTURES = 512  # of a share: more make no step more efficient, and the host holds 20 batches with 8 workers
-BOXES = 128  # a picture; padded targets are as many as the fullest picture has, and mosaics of COCO have as many
-HEADROOM = 0.1  # of the free memory: for fragments, communication between processes, and pictures fuller than that
-PATIENCE = 10  # batches tried by straight lines, before the search halves what is left
-# What says that memory ran out, besides torch.OutOfMemoryError: cuDNN tries kernels until one has enough.
+MOST_PICTURES = 512  # per shard: more are not more efficient, and the host keeps 20 batches with 8 workers
+BOXES = 128  # per picture, as mosaics of COCO have; targets are padded to the number of the fullest picture
+HEADROOM = 0.1  # fraction of the free memory for fragmentation, communication, and pictures with more boxes
+PATIENCE = 10  # sizes tried by linear interpolation before the search bisects
+# Errors besides torch.OutOfMemoryError that mean that memory ran out: cuDNN tries kernels until one has enough.
 _EXHAUSTED = ("unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "out of memory")
 
 TakeStep = Callable[[], None]
 
 
-class Memory(Protocol):
-    """Of a device."""
-
-    def limit(self) -> int:
-        """Bytes that this process may take in all."""
-
-    def peak_of(self, prepare: Callable[[], TakeStep]) -> int | None:
-        """Bytes that this process holds at most in a step of the kind that ``prepare`` gives, from its second one on;
-        None where they are not to be had. Nothing of the step is kept."""
-
-
 class CudaMemory:
-    """As torch's allocator reserves it."""
+    """Measures memory as torch's allocator reserves it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def limit(self) -> int:
-        self._forget()
+        """The number of bytes that this process may use in total."""
+        self._release()
         free, _ = torch.cuda.mem_get_info(self._device)
         return torch.cuda.memory_reserved(self._device) + int((1 - HEADROOM) * free)
 
     def peak_of(self, prepare: Callable[[], TakeStep]) -> int | None:
-        peak = self._measured(prepare)
-        self._forget()
+        """The peak number of bytes in the second call of the step that ``prepare`` returns; None if memory runs out.
+        Afterwards all memory of the step is released."""
+        peak = self._measure(prepare)
+        self._release()
         return peak
 
-    def _measured(self, prepare: Callable[[], TakeStep]) -> int | None:
+    def _measure(self, prepare: Callable[[], TakeStep]) -> int | None:
         try:
             take_step = prepare()
-            take_step()  # in which cuDNN tries kernels, in memory that it doesn't want again
-            self._forget()
+            take_step()  # cuDNN benchmarks kernels here, which needs memory only once
+            self._release()
             take_step()
             torch.cuda.synchronize(self._device)
         except RuntimeError as error:
@@ -81,14 +72,14 @@ class CudaMemory:
             raise
         return torch.cuda.max_memory_reserved(self._device)
 
-    def _forget(self) -> None:
+    def _release(self) -> None:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
 
 
 def check_batch_search(ctx: DistributedContext, config: TrainConfig) -> None:
-    """Raises UserError where ``--batch-size -1`` is asked for and cannot be answered."""
+    """Raises UserError if ``--batch-size -1`` is given and not supported for this run."""
     if config.batch_size != FIND_BATCH_SIZE:
         return
     if ctx.device.type != "cuda":
@@ -100,57 +91,58 @@ def check_batch_search(ctx: DistributedContext, config: TrainConfig) -> None:
 
 
 def with_batch_that_fits(
-    ctx: DistributedContext, run: Run, model: nn.Module, criterion: nn.Module, *, memory: Memory | None = None
+    ctx: DistributedContext, run: Run, model: nn.Module, criterion: nn.Module, *, memory: CudaMemory | None = None
 ) -> Run:
-    """``run`` with the largest global batch that fits, which the log names. All processes must call this.
+    """Returns ``run`` with the largest global batch that fits, and logs its size. All processes must call this.
 
     Args:
-        model: a detector on its device, in training mode; neither it nor its gradients are touched.
-        criterion: its loss, there too.
-        memory: of the device; None: `CudaMemory`.
+        model: a detector on its device, in training mode; it is not changed, nor are its gradients.
+        criterion: its loss, on the same device.
+        memory: measures the device's memory; None: `CudaMemory`.
 
     Raises:
-        UserError: not even one picture a share fits.
+        UserError: not even one picture per shard fits.
     """
     memory = memory or CudaMemory(ctx.device)
-    shards = resolve_virtual_ranks(ctx, run.config) or ctx.world_size
+    config = run.config
+    shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
     side = largest_side(run, model)
-    copies = 2 if plan_compilation(run.config, ctx, pictures=shards, shards=shards).cuda_graphs else 1
-    with _alone(ctx, run.config) as group:
+    copies = 2 if plan_compilation(config, ctx, pictures=shards, shards=shards).cuda_graphs else 1
+    with _own_group(ctx, config) as group:
 
         def peak_bytes_of(pictures: int) -> int | None:
             peak = memory.peak_of(lambda: prepare_step(ctx, run, model, criterion, pictures, group))
-            # CUDA graphs keep their memory, and an epoch's last, smaller batch runs without them, beside it.
+            # CUDA graphs keep their memory, and an epoch's last, smaller batch, which runs without them, needs more.
             return None if peak is None else copies * peak
 
-        peak_bytes_of(1)  # loads the kernels, which take memory of their own
+        peak_bytes_of(1)  # loads the kernels, which need memory themselves
         limit = memory.limit()
         own = largest_that_fits(peak_bytes_of, limit)
     if own == 0:
         raise UserError(
-            f"--batch-size -1: not even one picture of {side} px a share fits in the {limit / 2**30:.1f} GiB of memory "
-            f"that {ctx.device} has to spare; use a smaller --imgsz or model"
+            f"--batch-size -1: not even one picture of {side} px fits in the {limit / 2**30:.1f} GiB of memory "
+            f"that {ctx.device} has left; use a smaller --imgsz or model"
         )
     own = -max_over_ranks(ctx, -own)
-    images = own * shards * _samples(run.config)
+    images = own * shards * _images_per_picture(config)
     get_logger().info(
         "--batch-size -1: %d images a step fit (%d shard(s) of %d pictures of %d px, up to %d boxes each, in %.1f GiB)",
-        images, shards, own, side, _boxes(run.config), limit / 2**30,
+        images, shards, own, side, BOXES * _images_per_picture(config), limit / 2**30,
     )  # fmt: skip
-    return replace(run, config=replace(run.config, batch_size=images))
+    return replace(run, config=replace(config, batch_size=images))
 
 
 def largest_that_fits(
     peak_bytes_of: Callable[[int], int | None], limit_bytes: int, *, most: int = MOST_PICTURES
 ) -> int:
-    """The largest number of pictures that fits, a multiple of 8 from 16 on; 0 where none fits.
+    """The largest number of pictures that fits, a multiple of 8 from 16 on; 0 if none fits.
 
-    Memory is nearly a straight line, so that the next number to try follows from two that are known. The answer has
-    been measured to fit and the next larger number not to, unless the answer is ``most``.
+    Memory is nearly linear in the number, so two measurements predict the next number to try. The result has been
+    measured to fit and the next larger number not to, unless the result is ``most``.
 
     Args:
-        peak_bytes_of: measures what so many pictures take; None where there was not as much.
-        limit_bytes: what they may take.
+        peak_bytes_of: measures the memory that a number of pictures takes; None if it ran out.
+        limit_bytes: the memory that they may take.
     """
     fits: list[tuple[int, int]] = []  # pictures and bytes, ascending
     too_many: tuple[int, int | None] | None = None
@@ -163,24 +155,23 @@ def largest_that_fits(
             too_many = (number, peak)
         else:
             fits.append((number, peak))
-        least, largest = _next(fits[-1][0]), _rounded(too_many[0] - 1 if too_many else most)
+        fitting = fits[-1][0]
+        least, largest = fitting + (1 if fitting < 16 else 8), _rounded(too_many[0] - 1 if too_many else most)
         if least > largest:
-            return fits[-1][0]
-        guess = _guess(fits, too_many, limit_bytes, most, by_line=tries < PATIENCE)
+            return fitting
+        guess = _guess(fits, too_many, limit_bytes, most, is_linear=tries < PATIENCE)
         number = min(max(_rounded(guess), least), largest)
 
 
 def _guess(
-    fits: list[tuple[int, int]], too_many: tuple[int, int | None] | None, limit: int, most: int, *, by_line: bool
+    fits: list[tuple[int, int]], too_many: tuple[int, int | None] | None, limit: int, most: int, *, is_linear: bool
 ) -> int:
-    """About as many as the limit allows."""
+    """Estimates the number that fits, by linear interpolation or by bisection."""
     low, low_peak = fits[-1]
     if too_many is None and len(fits) < 4:
-        return 2 * low  # the first are too small to tell much
-    high, high_peak = too_many or (most, None)
-    if too_many is None and by_line:
-        high, high_peak = fits[-2]
-    if high_peak is None or not by_line:
+        return 2 * low  # the first measurements are too small to extrapolate
+    high, high_peak = too_many or (fits[-2] if is_linear else (most, None))
+    if high_peak is None or not is_linear:
         return (low + high) // 2
     slope = (high_peak - low_peak) / (high - low)
     return low + int((limit - low_peak) / slope) if slope > 0 else most
@@ -190,25 +181,17 @@ def _rounded(number: int) -> int:
     return number if number < 16 else number // 8 * 8
 
 
-def _next(number: int) -> int:
-    return number + (1 if number < 16 else 8)
-
-
 def largest_side(run: Run, model: nn.Module) -> int:
-    """Of the run's canvases, pixels."""
+    """The largest side of the run's canvases, pixels."""
     config, side = run.config, run.config.imgsz
     if config.multi_scale:
         side = round(side * (1 + run.hyp.multi_scale_range) / model.stride) * model.stride
     return 2 * side if config.quad else side
 
 
-def _samples(config: TrainConfig) -> int:
-    """That a picture is made of, as ``--batch-size`` counts them."""
+def _images_per_picture(config: TrainConfig) -> int:
+    """The number of images, as ``--batch-size`` counts them, that one picture of a batch consists of."""
     return 4 if config.quad else 1
-
-
-def _boxes(config: TrainConfig) -> int:
-    return BOXES * _samples(config)
 
 
 def prepare_step(
@@ -219,18 +202,18 @@ def prepare_step(
     pictures: int,
     group: dist.ProcessGroup | None = None,
 ) -> TakeStep:
-    """A step such as the run's, with this process's part of a batch whose shards have ``pictures``, on copies of the
-    run's parts. It waits for no other process.
+    """Returns a step like the run's, on copies of the run's objects, which does not wait for other processes.
 
-    Under DDP the run holds all gradients all the time. That room is here the model's, of which the run has one less.
+    Under DDP the run keeps all gradients allocated. Here the second copy of the model takes their place.
 
     Args:
-        group: of this process alone, for ``--sync-bn``; None without.
+        pictures: per shard of the batch; the step takes this process's shards.
+        group: a group of this process alone, for ``--sync-bn``; None without it.
     """
     config = run.config
     virtual = resolve_virtual_ranks(ctx, config)
     own, shards = max(virtual // ctx.world_size, 1), virtual or ctx.world_size
-    images = pictures * shards * _samples(config)
+    images = pictures * shards * _images_per_picture(config)
     accumulate = step_plan(replace(config, batch_size=images), 1).accumulate
     alone = {"compile": False, "zero": False, "compress_grads": False, "sync_bn": False, "sync_bn_group": 0}
     model = copy.deepcopy(model)
@@ -243,14 +226,14 @@ def prepare_step(
         plan=StepPlan(accumulate, 1, 1),
         pictures=own * pictures,
     )
-    if group is not None:  # later, like DDP: averaged weights are copies of the model as it was
+    if group is not None:  # after the EMA has copied the model, as under DDP
         convert_sync_bn(model, group)
-    # The feed holds this step's batches and the next one's. Gradients are added up from the second batch on.
-    side, classes = largest_side(run, model), model.num_classes
-    held = [blank_batch(own * pictures, side, _boxes(config), classes, ctx.device) for _ in range(2 * accumulate)]
+    # The prefetcher keeps this step's batches and the next one's. Gradients are accumulated from the second batch on.
+    side, boxes = largest_side(run, model), BOXES * _images_per_picture(config)
+    batches = [blank_batch(own * pictures, side, boxes, model.num_classes, ctx.device) for _ in range(2 * accumulate)]
 
     def take_step() -> None:
-        used = held[: min(accumulate, 2)]
+        used = batches[: min(accumulate, 2)]
         step(used, [own * pictures] * len(used), 1)
         step.reader.pop(leave=0)
 
@@ -258,8 +241,8 @@ def prepare_step(
 
 
 @contextmanager
-def _alone(ctx: DistributedContext, config: TrainConfig) -> Iterator[dist.ProcessGroup | None]:
-    """A group of this process alone where batch statistics are exchanged, since each process searches independently."""
+def _own_group(ctx: DistributedContext, config: TrainConfig) -> Iterator[dist.ProcessGroup | None]:
+    """A group of this process alone, since each process searches independently; None without ``--sync-bn``."""
     if not (ctx.is_distributed and (config.sync_bn or config.sync_bn_group)):
         yield None
         return
@@ -273,8 +256,8 @@ def _alone(ctx: DistributedContext, config: TrainConfig) -> Iterator[dist.Proces
 def blank_batch(pictures: int, side: int, boxes: int, classes: int, device: torch.device) -> Batch:
     """Black pictures with ``boxes`` small boxes each, in rows."""
     number = torch.arange(boxes)
-    centres = torch.stack([(number % 16 + 0.5) / 16, (number // 16 % 16 + 0.5) / 16], 1)
-    own = torch.cat([(number % classes)[:, None], centres, torch.full((boxes, 2), 0.05)], 1)
+    centers = torch.stack([(number % 16 + 0.5) / 16, (number // 16 % 16 + 0.5) / 16], 1)
+    own = torch.cat([(number % classes)[:, None], centers, torch.full((boxes, 2), 0.05)], 1)
     image = torch.arange(pictures).repeat_interleave(boxes)[:, None]
     batch = Batch(
         images=torch.empty(0, dtype=torch.uint8),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 
 from torch import nn
 
@@ -30,7 +31,6 @@ from models.autoanchor import check_anchors, sides_at
 from models.build import build_starting_model
 from models.detector import Detector
 from models.postprocess.detections import detections_to_score
-from utils.config.parser import to_dict
 from utils.config.settings import FIND_BATCH_SIZE
 from utils.distributed.collectives import broadcast_object
 from utils.distributed.context import DistributedContext
@@ -74,7 +74,7 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
         # Modification times may differ where machines have copies of their own; what follows from them must not.
         fingerprint = broadcast_object(ctx, train_loader.index.fingerprint)
         progress = _restore(ctx, run, step, plan, epoch_batches=len(train_loader), fingerprint=fingerprint)
-        tracker.start(to_dict(config), progress.epoch + 1)
+        tracker.start(asdict(config), progress.epoch + 1)
         description = _describe(run, spec, model, step.optimizer.name, pretrained, fingerprint)
         evaluator = build_evaluator(ctx, step, val_loader)
         with plot_run(ctx, run, tracker, step.ema.module, train_loader, evaluator) as on_epoch_end:
@@ -198,7 +198,7 @@ def _describe(
 ) -> RunDescription:
     root = "" if run.config.stage else str(spec.root)  # a staged copy is of this node alone
     data = describe_location(spec.source, root, run.folder) | {"fingerprint": fingerprint}
-    config = to_dict(run.config) | {"optimizer": rule}  # a longer run must not choose another when it resumes
+    config = asdict(run.config) | {"optimizer": rule}  # a longer run must not choose another when it resumes
     if config["data"] != "demo":
         config["data"] = data["source"]  # which holds in any working folder
     return RunDescription(
@@ -206,7 +206,7 @@ def _describe(
         names=list(model.names),
         pretrained=pretrained,
         imgsz=run.config.imgsz,
-        hyp=to_dict(run.hyp),
+        hyp=asdict(run.hyp),
         config=config,
         data=data,
     )

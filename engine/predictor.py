@@ -29,7 +29,7 @@ from utils.files.folders import increment_path
 from utils.logger import configure_logging, get_logger
 from utils.structures import DetectionTable
 from utils.visualize.detection_writer import DetectionFiles, MediaWriter, UniqueStems, Window
-from utils.visualize.draw import class_colours, draw_boxes
+from utils.visualize.draw import class_colors, draw_boxes
 
 CONFIDENCE = 0.25  # threshold for a checkpoint that does not store one
 LOGGED_FRAMES = 20  # these get a line each, later ones at most one every LINE_EVERY_S
@@ -201,8 +201,8 @@ class Output:
             labels = [self._names[c] for c in found.classes]
             if not self._config.hide_conf:
                 labels = [f"{label} {score:.2f}" for label, score in zip(labels, found.scores)]
-        colours = class_colours(found.classes)
-        return draw_boxes(image, found.boxes_xyxy_px, labels, colours, thickness=self._config.line_thickness)
+        colors = class_colors(found.classes)
+        return draw_boxes(image, found.boxes_xyxy_px, labels, colors, thickness=self._config.line_thickness)
 
 
 class DetectionLog:

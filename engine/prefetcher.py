@@ -5,19 +5,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from utils.structures import Batch
-
-
-class Event(Protocol):
-    """The part of `torch.cuda.Event` that is used here."""
-
-    def query(self) -> bool: ...
-
-    def synchronize(self) -> None: ...
 
 
 class PendingCopies:
@@ -25,9 +17,9 @@ class PendingCopies:
     and once its source is released a worker may write the next batch over it."""
 
     def __init__(self) -> None:
-        self._sources: deque[tuple[Any, Event]] = deque()
+        self._sources: deque[tuple[Any, torch.cuda.Event]] = deque()
 
-    def add(self, source: Any, done: Event) -> None:
+    def add(self, source: Any, done: torch.cuda.Event) -> None:
         """``done`` is recorded after the copy, on the same stream in all calls."""
         self._sources.append((source, done))
 

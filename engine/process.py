@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from engine.checkpoint.run import Run, claim_folder
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from models.heads.base import DetectionHead
-from utils.config.parser import to_dict
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.agreement import check_agreement, product_version
 from utils.distributed.context import DistributedContext
@@ -36,7 +35,7 @@ _SOURCES_OF_HYPERPARAMETERS = frozenset(("hyp", "override"))
 
 def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -> None:
     """Raises UserError on all processes when their flags, code or torch differ. Called before anything is opened."""
-    settings = _without(to_dict(config), MAY_DIFFER | _SOURCES_OF_HYPERPARAMETERS)
+    settings = _without(asdict(config), MAY_DIFFER | _SOURCES_OF_HYPERPARAMETERS)
     facts = {"the code": product_version(), "torch": torch.__version__, "the device's type": ctx.device.type}
     facts |= {f"--{name.replace('_', '-')}": value for name, value in settings.items()}
     facts["--stage"] = "given" if config.stage else "not given"
@@ -46,9 +45,9 @@ def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -
 def check_same_run(ctx: DistributedContext, run: Run) -> None:
     """Raises UserError on all processes when their settings or hyper-parameters, or the progress of the checkpoint that
     they resume from, differ."""
-    settings = _without(to_dict(run.config), MAY_DIFFER | _SOURCES_OF_HYPERPARAMETERS)
+    settings = _without(asdict(run.config), MAY_DIFFER | _SOURCES_OF_HYPERPARAMETERS)
     facts: dict[str, object] = {f"setting {name}": value for name, value in settings.items()}
-    facts |= {f"hyper-parameter {name}": value for name, value in to_dict(run.hyp).items()}
+    facts |= {f"hyper-parameter {name}": value for name, value in asdict(run.hyp).items()}
     facts["the checkpoint's progress"] = asdict(run.checkpoint.progress) if run.checkpoint else "none"
     check_agreement(ctx, "run", facts)
 
@@ -224,4 +223,4 @@ def _cpu_multiplies_bf16() -> bool:
 
 
 def _settings(run: Run) -> dict[str, dict[str, Any]]:
-    return {"config": to_dict(run.config), "hyp": to_dict(run.hyp)}
+    return {"config": asdict(run.config), "hyp": asdict(run.hyp)}

@@ -19,7 +19,7 @@ from engine.optim.build import OptimizerSet, build_optimizer, choose_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.schedule import StepPlan
 from engine.parallel.compile import UNCOMPILED, Compilation, check_compilation, plan_compilation
-from engine.parallel.ddp import all_reduce_sum, parallelise, unused_parameters, without_gradient_sync
+from engine.parallel.ddp import all_reduce_sum, parallelize, unused_parameters, without_gradient_sync
 from engine.parallel.virtual_ranks import TreeGradients, resolve_virtual_ranks
 from engine.process import resolve_amp
 from utils.config.settings import TrainConfig
@@ -293,7 +293,7 @@ def _over_devices(ctx: DistributedContext, run: Run, model: nn.Module, plan: Ste
     if unused:
         get_logger().info("no output depends on %s: DDP looks for such parameters at every step", ", ".join(unused))
     config = run.config
-    return parallelise(
+    return parallelize(
         model,
         ctx,
         sync_bn=config.sync_bn or config.sync_bn_group > 0,

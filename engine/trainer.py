@@ -284,7 +284,7 @@ class Trainer:
         """Updates the progress with what rank 0 found, on all ranks. Returns whether the epoch is the best so far."""
         progress, found = self.progress, None
         if result is not None:
-            found = (result.fitness > progress.best_fitness, result.fitness, result.class_ap, result.threshold)
+            found = (result.ap > progress.best_fitness, result.ap, result.class_ap, result.threshold)
         found = broadcast_object(self.ctx, found)
         if found is None:
             return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from engine.process import check_same_model, check_same_start, resolve_amp
 from models.postprocess.detections import detections_to_score
 from models.postprocess.tta import TestTimeAugmentation
 from models.weights.load import load_detector
-from utils.config.parser import to_dict
 from utils.config.settings import ValConfig
 from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
@@ -117,7 +116,7 @@ def _report(config: ValConfig, result: EvalResult, evaluator: Evaluator, names: 
         log.info("%s", report.format_table(report.SIZE_COLUMNS, by_size, verbose=config.verbose))
         report.write_csv(folder / "sizes.csv", report.SIZE_COLUMNS, by_size)
     log.info("%s\n%s", report.format_errors(analysis.errors), report.format_calibration(analysis.calibration))
-    settings = to_dict(config) | {"imgsz": imgsz}
+    settings = asdict(config) | {"imgsz": imgsz}
     report.write_results_json(folder / "results.json", result, rows, settings, report.analysis_content(analysis, names))
     report.write_csv(folder / "classes.csv", report.COLUMNS, rows)
     if config.save_json:

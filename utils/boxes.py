@@ -1,7 +1,7 @@
 """Box conversions, clipping and the IoU family: the only ones in the project.
 
 Conversions take numpy arrays or torch tensors of shape (..., 4) and return the same kind, in a new array. They are
-linear, so they hold in any frame (pixels or normalised).
+linear, so they hold in any frame (pixels or normalized).
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def iou(a: Tensor, b: Tensor, kind: str = "iou", eps: float = 1e-7) -> Tensor:
         return result - (hull - union) / hull
     if kind not in ("diou", "ciou"):
         raise ValueError(f"unknown IoU kind {kind!r}")
-    centre_distance = ((bx1 + bx2 - ax1 - ax2) ** 2 + (by1 + by2 - ay1 - ay2) ** 2) / 4
-    penalty = centre_distance / (hull_w**2 + hull_h**2 + eps)
+    center_distance = ((bx1 + bx2 - ax1 - ax2) ** 2 + (by1 + by2 - ay1 - ay2) ** 2) / 4
+    penalty = center_distance / (hull_w**2 + hull_h**2 + eps)
     if kind == "ciou":
         shape = (4 / math.pi**2) * (torch.atan(bw / (bh + eps)) - torch.atan(aw / (ah + eps))) ** 2
         with torch.no_grad():

@@ -1,8 +1,8 @@
-"""What image decoders print on standard error: caught, so that it can be told of which file it is.
+"""Captures what image decoders print on standard error, so that a warning can be attributed to a file.
 
-libjpeg decodes a damaged picture to the end, prints one line without a file name and reports success. While a picture
-is decoded, file descriptor 2 leads to memory; what decoders print there is kept, whatever else was written in the
-meantime (by other threads) is passed on. That costs a few system calls a picture, microseconds against milliseconds.
+libjpeg decodes a damaged image to the end, prints one line without a file name and reports success. While an image is
+decoded, file descriptor 2 is redirected to memory; lines of decoders are captured, and everything else (from other
+threads) is forwarded. This takes a few system calls per image, microseconds compared to milliseconds of decoding.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import BinaryIO, TypeVar
 
 T = TypeVar("T")
 
-# Lines of libjpeg (jerror.h) and libpng, and errors that OpenCV logs (of libtiff among others), that tell of lost or
-# wrong pixels; of others the picture is none the worse.
+# Lines of libjpeg (jerror.h) and libpng, and errors that OpenCV logs (for example of libtiff), that mean lost or wrong
+# pixels. Other lines are harmless.
 _DAMAGE = re.compile(
     rb"Corrupt JPEG data: (?!bad ICC)[^\n]*|Premature end of JPEG file|Inconsistent progression[^\n]*"
     rb"|libpng error: [^\n]*|\[ERROR:\d+@[^\]]*\] global \w+\.\w+:\d+ (?P<logged>[^\n]*)"
@@ -32,11 +32,12 @@ _FROM_DECODERS = re.compile(
 
 
 def watched(decode: Callable[[], T]) -> tuple[T, str]:
-    """What ``decode`` returns, and the decoder's complaint about the picture, "" if there was none.
+    """Returns the result of ``decode`` and the decoder's warning about the image, "" if there was none.
 
-    Where several threads decode at once, a complaint could be any one's: a picture in doubt is decoded again, alone.
+    If several threads decode at once, a warning may belong to any of them; the image is then decoded again, alone.
     """
-    watch = _watch_of_this_process()
+    process = os.getpid()  # a forked child needs its own
+    watch = _watches.get(process) or _watches.setdefault(process, _Watch())  # one, even if threads race
     result, complaint, is_certain = watch.run(decode, alone=False)
     if complaint and not is_certain:
         result, complaint, _ = watch.run(decode, alone=True)
@@ -44,40 +45,33 @@ def watched(decode: Callable[[], T]) -> tuple[T, str]:
 
 
 def pass_on() -> None:
-    """Prints what was written on standard error meanwhile, and leads it where it led before, whatever threads decode
-    still: for a process that is about to end. What fails is passed over."""
+    """Forwards what has been captured and restores standard error, although threads may still decode: for a process
+    that is about to end. Errors are ignored."""
     if watch := _watches.get(os.getpid()):
         with contextlib.suppress(OSError, MemoryError):
             watch.pass_on()
 
 
-def _watch_of_this_process() -> _Watch:
-    """One alone, also where several threads ask first; a fork gets its own."""
-    process = os.getpid()
-    return _watches.get(process) or _watches.setdefault(process, _Watch())
-
-
-_watches: dict[int, _Watch] = {}  # by process
+_watches: dict[int, _Watch] = {}  # by process id
 
 
 class _Watch:
-    """Descriptor 2 while at least one thread decodes."""
+    """Redirects descriptor 2 while at least one thread decodes."""
 
     def __init__(self) -> None:
         self._file = _anonymous_file()
         self._memory = self._file.fileno()
         self._changed = threading.Condition()
-        self._inside = 0  # threads that decode
-        self._entries = 0  # how many have begun to
-        self._wants_alone = 0
+        self._inside = 0  # threads that decode now
+        self._entries = 0  # calls of `_enter` so far
+        self._waiting_alone = 0  # threads that wait to decode alone
         self._is_alone = False
-        self._passed_on = 0  # bytes of the memory that have been looked through
-        self._terminal = -1  # what descriptor 2 was
+        self._passed_on = 0  # bytes of the memory that have been forwarded
+        self._terminal = -1  # a copy of the original descriptor 2
 
     def run(self, decode: Callable[[], T], *, alone: bool) -> tuple[T, str, bool]:
-        """The result, the first complaint while it was made, and whether nobody else decoded then."""
+        """Returns the result, the first warning in the meantime, and whether no other thread decoded then."""
         start, entry, is_certain = self._enter(alone)
-        complaint = ""
         try:
             result = decode()
         finally:
@@ -87,19 +81,18 @@ class _Watch:
                     is_certain = is_certain and self._entries == entry
                 finally:
                     self._leave()
-        found = _DAMAGE.search(text) if text else None
-        if found:
-            complaint = (found["logged"] or found[0]).decode("latin-1")
+        found = _DAMAGE.search(text)
+        complaint = (found["logged"] or found[0]).decode("latin-1") if found else ""
         return result, complaint, is_certain
 
     def _enter(self, alone: bool) -> tuple[int, int, bool]:
         with self._changed:
             if alone:
-                self._wants_alone += 1
+                self._waiting_alone += 1
                 self._changed.wait_for(lambda: not self._inside)
-                self._wants_alone -= 1
+                self._waiting_alone -= 1
             else:
-                self._changed.wait_for(lambda: not (self._is_alone or self._wants_alone))
+                self._changed.wait_for(lambda: not (self._is_alone or self._waiting_alone))
             if not self._inside:
                 self._terminal = _copy_of(2)
                 os.dup2(self._memory, 2)
@@ -148,7 +141,7 @@ class _Watch:
 
 
 def _copy_of(descriptor: int) -> int:
-    """-1 where it is closed. Raises OSError where no more files can be opened."""
+    """Duplicates a descriptor; -1 if it is closed. Raises OSError if no more files can be opened."""
     try:
         return os.dup(descriptor)
     except OSError as error:
@@ -158,7 +151,7 @@ def _copy_of(descriptor: int) -> int:
 
 
 def _anonymous_file() -> BinaryIO:
-    """A file without a name; writes go to its end."""
+    """A file without a name, in append mode."""
     import fcntl
 
     if hasattr(os, "memfd_create"):

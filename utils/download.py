@@ -1,7 +1,6 @@
-"""Downloads public weights that are not on the disk when the user names them; nothing else here uses the network.
+"""Downloads the public weights that configs/weights.yaml lists when the user names them and they are not on the disk.
 
-configs/weights.yaml lists them. An interrupted or stalled transfer resumes where it stopped, and a file whose checksum
-differs from the listed one is never used.
+An interrupted or stalled transfer is resumed, and a file whose checksum differs from the listed one is never used.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from utils.files.folders import CONFIGS, cache_folder
 from utils.files.locks import FileLock
 from utils.logger import get_logger
 
-CATALOGUE = CONFIGS / "weights.yaml"
-SUFFIXES = (".pt", ".pth", ".safetensors")  # of weights; a name of the catalogue may be written with one
+CATALOG = CONFIGS / "weights.yaml"
+SUFFIXES = (".pt", ".pth", ".safetensors")  # of weights; a name of the catalog may be written with one
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsEntry:
-    """One entry of the catalogue."""
+    """One entry of the catalog."""
 
     url: str = setting(help="where the file is")
     licence: str = setting("unknown", help="the file's licence")
@@ -48,24 +47,24 @@ def is_url(text: str) -> bool:
     return urllib.parse.urlsplit(text).scheme in ("http", "https")
 
 
-def find_entry(name_or_path: str, catalogue: Path = CATALOGUE) -> WeightsEntry:
-    """The entry of a URL or of a name in the catalogue. Raises UserError for other text, with a suggestion."""
+def find_entry(name_or_path: str, catalog: Path = CATALOG) -> WeightsEntry:
+    """The entry of a URL or of a name in the catalog. Raises UserError for other text, with a suggestion."""
     if is_url(name_or_path):
         return WeightsEntry(url=name_or_path)
-    known = load_yaml(catalogue) or {}
-    name = catalogue_name(name_or_path)
+    known = load_yaml(catalog) or {}
+    name = catalog_name(name_or_path)
     if name not in known:
         if Path(name_or_path).name != name_or_path:
             raise UserError(f"{name_or_path}: no such file")
         hint = suggestion(name, known) or f"; names: {', '.join(known)}"
-        raise UserError(f"{name_or_path}: no such file, nor a name that can be fetched{hint}")
-    entry = from_mapping(WeightsEntry, known[name], f"{catalogue}: {name}")
+        raise UserError(f"{name_or_path}: no such file or name of public weights{hint}")
+    entry = from_mapping(WeightsEntry, known[name], f"{catalog}: {name}")
     if not is_url(entry.url):
-        raise UserError(f"{catalogue}: {name}: url wants http:// or https://, got {entry.url!r}")
+        raise UserError(f"{catalog}: {name}: url must begin with http:// or https://, got {entry.url!r}")
     return entry
 
 
-def catalogue_name(text: str) -> str:
+def catalog_name(text: str) -> str:
     """``yolov8n`` for ``yolov8n.pt``."""
     return next((text.removesuffix(suffix) for suffix in SUFFIXES if text.endswith(suffix)), text)
 
@@ -155,7 +154,6 @@ def _receive(entry: WeightsEntry, file: IO[bytes], validator: str, limits: Trans
 
 def _length(response: http.client.HTTPResponse, entry: WeightsEntry, file: IO[bytes], have: int) -> int | None:
     """The length of the whole file according to the server; empties ``file`` if the server starts over."""
-    total = None
     if have and response.status == 206:
         content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
         if not content_range or int(content_range[1]) != have:
@@ -174,9 +172,7 @@ def _copy(response: http.client.HTTPResponse, file: IO[bytes], total: int, limit
     ``total`` 0: unknown."""
     logged_at = since = time.monotonic()
     before = file.tell()
-    while chunk := response.read1(
-        CHUNK_BYTES
-    ):  # read1 returns what has arrived, so each call waits for one stall at most
+    while chunk := response.read1(CHUNK_BYTES):  # returns what has arrived, so a call waits for one stall at most
         file.write(chunk)
         if file.tell() > (total or MAX_BYTES):
             raise Refused(f"sends more than the {total or MAX_BYTES} bytes that are expected; nothing was kept")
@@ -201,7 +197,8 @@ def _check(entry: WeightsEntry, file: IO[bytes]) -> None:
     if not size:
         raise Refused("brought an empty file")
     if entry.sha256:
-        found = _sha256(Path(file.name))
+        with open(file.name, "rb") as content:
+            found = hashlib.file_digest(content, "sha256").hexdigest()
         if found != entry.sha256.lower():
             raise Refused(f"sha256 is {found}, {entry.sha256} is expected; nothing was kept")
     else:
@@ -218,24 +215,16 @@ def _check_looks(path: Path) -> None:
         raise Refused("brought a part of a checkpoint only; nothing was kept")
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def fetch_weights(
     name_or_path: str,
     *,
     ctx: DistributedContext,
     offline: bool,
-    catalogue: Path = CATALOGUE,
+    catalog: Path = CATALOG,
     cache_dir: Path | None = None,
     limits: TransferLimits | None = None,
 ) -> Path:
-    """The file that ``--weights`` refers to: an existing path, or else a name in the catalogue or a URL.
+    """The file that ``--weights`` refers to: an existing path, or else a name in the catalog or a URL.
 
     The first process of each node downloads a missing file, after printing its address and licence; the others wait.
 
@@ -243,7 +232,7 @@ def fetch_weights(
         name_or_path: ``runs/exp/best.pt``, ``yolov8n`` or ``yolov8n.pt``, ``https://...``.
         ctx: every process of the run must call this.
         offline: never use the network.
-        catalogue: YAML of `WeightsEntry` by name.
+        catalog: YAML of `WeightsEntry` by name.
         cache_dir: folder of downloaded files; None: ``weights`` in the cache folder.
 
     Raises:
@@ -253,11 +242,11 @@ def fetch_weights(
     with torch_distributed_zero_first(ctx):
         if path.is_file():
             return path
-        entry = find_entry(name_or_path, catalogue)
+        entry = find_entry(name_or_path, catalog)
         target = _target(name_or_path, entry, cache_dir or cache_folder() / "weights")
         if not target.is_file():
             if not ctx.is_node_leader:
-                raise UserError(f"{target}: fetched by another process, but not to be seen from this one")
+                raise UserError(f"{target}: another process has downloaded it, but this one cannot see it")
             if offline:
                 raise UserError(
                     f"{name_or_path}: not on this machine and --offline is set; put {entry.url} at {target}"
@@ -267,24 +256,24 @@ def fetch_weights(
 
 
 def _target(name_or_path: str, entry: WeightsEntry, cache_dir: Path) -> Path:
-    """The path of the file: by its name in the catalogue; for other URLs, which may end alike, in a folder each."""
+    """The path of the file: by its name in the catalog; for other URLs, which may end alike, in a folder each."""
     file_name = Path(urllib.parse.unquote(urllib.parse.urlsplit(entry.url).path)).name or "weights.pt"
     if is_url(name_or_path):
         return cache_dir / hashlib.sha256(entry.url.encode()).hexdigest()[:16] / file_name
-    return cache_dir / f"{catalogue_name(name_or_path)}{Path(file_name).suffix or '.pt'}"
+    return cache_dir / f"{catalog_name(name_or_path)}{Path(file_name).suffix or '.pt'}"
 
 
 def _fetch(entry: WeightsEntry, target: Path, limits: TransferLimits) -> None:
     logger = get_logger()
     checked = "sha256 known" if entry.sha256 else "no checksum known"
     size = f"{entry.size / 1e6:.1f} MB; " if entry.size else ""
-    logger.info("fetching %s (licence of the file: %s; %s%s)", entry.url, entry.licence, size, checked)
+    logger.info("downloading %s (license of the file: %s; %s%s)", entry.url, entry.licence, size, checked)
     started = time.monotonic()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(target.name + ".part")
         lock = FileLock(target.with_name(target.name + ".lock"))
-        lock.wait(f"another run that fetches {target}")
+        lock.wait(f"another run that downloads {target}")
         with lock:
             if not target.is_file():  # another run on this machine may just have fetched it
                 with open(part, "ab") as file:
@@ -294,7 +283,7 @@ def _fetch(entry: WeightsEntry, target: Path, limits: TransferLimits) -> None:
         part.unlink(missing_ok=True)
         raise UserError(f"{entry.url}: {error}") from None
     except Interrupted as error:
-        raise UserError(f"{entry.url}: cannot be fetched ({error}); put the file at {target}, or name one") from None
+        raise UserError(f"{entry.url}: cannot be downloaded ({error}); put the file at {target}") from None
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
     logger.info("%s: %.1f MB in %.1f s", target, target.stat().st_size / 1e6, time.monotonic() - started)

@@ -66,7 +66,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
         where = f"{error.filename}: " if error.filename else ""
         if error.errno in _FULL:
             _fail(f"{where}the disk is full; free some space or choose another --project")
-        _fail(f"{where}{(error.strerror or str(error)).lower()}; mend that or choose another --project or --cache-dir")
+        _fail(f"{where}{(error.strerror or str(error)).lower()}; fix that or choose another --project or --cache-dir")
     except Exception as error:
         line = explanation(error)
         if line is None:
@@ -110,11 +110,6 @@ def _ignore_repeated_interrupts() -> None:
     signal.signal(signal.SIGINT, handle)
 
 
-def _is_in_a_group() -> bool:
-    distributed = sys.modules.get("torch.distributed")  # not imported for this alone
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()
-
-
 def _limit_openmp_spinning() -> None:
     """Bounds how long an OpenMP thread spins while it waits, unless the user has set it. Runs before torch is loaded.
 
@@ -134,7 +129,8 @@ def _fail(message: str) -> None:
 
 def _leave(code: int) -> NoReturn:
     """Exits a process that has failed."""
-    if not _is_in_a_group():
+    distributed = sys.modules.get("torch.distributed")  # not imported just to exit
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         sys.exit(code)
     # The process group is broken: an orderly exit could wait for it, and other processes wait for this one.
     for child in multiprocessing.active_children():

@@ -3,7 +3,7 @@
 Legend: B images in a batch, M targets, N images in a split, D detections, C classes, K slots of a padded axis.
 Frames: ``_px`` is pixels of the original image (upright, after EXIF) unless the name says canvas; ``_norm`` is
 divided by the canvas width and height. Boxes are ``xyxy`` corners, ``xywh`` top-left corner and size (COCO's),
-``cxcywh`` centre and size. Images are RGB.
+``cxcywh`` center and size. Images are RGB.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Sample:
     """One rendered image with its labels."""
 
     image: np.ndarray  # uint8 (H, W, 3) RGB
-    labels: np.ndarray  # float32 (n, 5): class, then cx, cy, w, h normalised to the canvas
+    labels: np.ndarray  # float32 (n, 5): class, then cx, cy, w, h normalized to the canvas
     index: int
     path: str
     original_hw: tuple[int, int]  # pixels, upright
@@ -64,7 +64,7 @@ class Batch:
     """Images of one canvas size and their targets; ``images`` may hold zero images (a rank with an empty shard)."""
 
     images: Tensor  # uint8 (B, 3, H, W)
-    targets: Tensor  # float32 (M, 6): image in the batch, class, cx, cy, w, h normalised to the canvas; by image
+    targets: Tensor  # float32 (M, 6): image in the batch, class, cx, cy, w, h normalized to the canvas; by image
     max_targets: int  # host-side bound on the targets of one image, bucketed, at least 1: fixes the padded shape
     indices: Tensor  # int64 (B,) image in the data set
     original_hw: Tensor  # int32 (B, 2)
@@ -186,18 +186,13 @@ class EvalResult:
 
     @property
     def ap(self) -> float:
-        """IoU 0.50:0.95."""
+        """AP at IoU 0.50:0.95, which decides which checkpoint is the best; nan if nothing could be scored."""
         return self.metrics["AP"]
 
     @property
     def class_ap(self) -> np.ndarray:
-        """float64 (C,)."""
+        """The AP of each class, float64 (C,)."""
         return self.class_metrics["AP"]
-
-    @property
-    def fitness(self) -> float:
-        """What "best" means: AP 0.50:0.95; nan if nothing could be scored."""
-        return self.ap
 
     @property
     def threshold(self) -> float | None:

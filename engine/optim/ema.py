@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class ModelEma:
-    """The EMA of ``model``. Its decay ramps up so that early weights are soon forgotten:
+    """The EMA of ``model``. Its decay ramps up, so that early weights are soon forgotten:
     ``decay * (1 - exp(-updates / tau))``, with updates counted from 1."""
 
     def __init__(self, model: nn.Module, *, decay: float, tau: float) -> None:
@@ -26,7 +26,7 @@ class ModelEma:
 
     @torch.no_grad()
     def update(self, model: nn.Module, updates: int) -> None:
-        """Updates the average by ``model`` (unwrapped); ``updates`` counts optimiser steps, including this one.
+        """Updates the average by ``model`` (unwrapped); ``updates`` counts optimizer steps, including this one.
 
         The tensors of the model are looked up once (2 ms); from then on they may only be changed in place.
         """

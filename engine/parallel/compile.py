@@ -78,9 +78,9 @@ def check_compilation(config: TrainConfig, ctx: DistributedContext) -> None:
     if len(ctx.devices) > 1:
         raise UserError("--compile: one device a process; start with torchrun instead of --device 0,1")
     if ctx.device.type == "cuda" and importlib.util.find_spec("triton") is None:
-        raise UserError("--compile: wants Triton, with which torch compiles for GPUs; install it, or leave --compile")
+        raise UserError("--compile: needs Triton, with which torch compiles for GPUs; install it, or leave --compile")
     if not any(shutil.which(name) for name in (*C_COMPILERS, *filter(None, map(os.environ.get, ("CC", "CXX"))))):
-        raise UserError("--compile: wants a C++ compiler; install g++ or set CXX, or leave --compile")
+        raise UserError("--compile: needs a C++ compiler; install g++ or set CXX, or leave --compile")
 
 
 def plan_compilation(config: TrainConfig, ctx: DistributedContext, *, pictures: int, shards: int) -> Compilation:

@@ -34,7 +34,7 @@ def unused_parameters(model: nn.Module, example: Tensor) -> list[str]:
     return [name for (name, _), gradient in zip(named, reached) if gradient is None]
 
 
-def parallelise(
+def parallelize(
     model: nn.Module,
     ctx: DistributedContext,
     *,
@@ -44,7 +44,8 @@ def parallelise(
     static: bool = False,
     compress: bool = False,
 ) -> nn.Module:
-    """``local_rank >= 0``: DDP. -1 with several devices: DataParallel. -1 with one: the model itself.
+    """Wraps ``model`` in DistributedDataParallel in a distributed run, in DataParallel for several devices; otherwise
+    returns the model itself.
 
     BatchNorm buffers stay local during training (`average_buffers` averages them) instead of being broadcast from rank
     0 at every step. DDP searches for parameters without gradients, which costs a walk over the graph, only if some are
@@ -56,10 +57,8 @@ def parallelise(
             convert_sync_bn(model, sync_bn_group)
         ids = [ctx.device.index] if ctx.device.type == "cuda" else None
         ddp = nn.parallel.DistributedDataParallel
-        known = inspect.signature(ddp.__init__).parameters
-        no_broadcast = (
-            "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        )  # torch < 2.15
+        names = ("forward_sync_buffers", "broadcast_buffers")  # the second before torch 2.15
+        no_broadcast = next(name for name in names if name in inspect.signature(ddp.__init__).parameters)
         wrapped = ddp(
             model,
             device_ids=ids,

@@ -16,7 +16,7 @@ _EMPTY = 1e-30
 
 
 class _GlobalNorm(torch.autograd.Function):
-    """Normalises (B, C, H, W) by statistics over every rank's B, H and W. Ranks may hold different B, 0 included.
+    """Normalizes (B, C, H, W) by statistics over every rank's B, H and W. Ranks may hold different B, 0 included.
 
     Means and squared deviations are combined pairwise-exactly (Chan, Golub & LeVeque 1979), not as E[x^2] - E[x]^2.
     """
@@ -52,8 +52,8 @@ class _GlobalNorm(torch.autograd.Function):
         sums = torch.cat([grad_bias, grad_weight])
         dist.all_reduce(sums, group=ctx.group)
         mean_grad, mean_product = (sums / total).chunk(2)
-        centred = wide - mean_grad[:, None, None] - normal * mean_product[:, None, None]
-        grad_x = centred * (weight.to(wide) * inverse)[:, None, None]
+        centered = wide - mean_grad[:, None, None] - normal * mean_product[:, None, None]
+        grad_x = centered * (weight.to(wide) * inverse)[:, None, None]
         return grad_x.to(grad.dtype), grad_weight.to(weight.dtype), grad_bias.to(weight.dtype), None, None
 
 

@@ -119,8 +119,7 @@ class SubtreeSum:
 
 
 def _exchange(send: Tensor, receive: Tensor, peer: int) -> None:
-    operations = [dist.P2POp(dist.isend, send, peer), dist.P2POp(dist.irecv, receive, peer)]
-    for work in dist.batch_isend_irecv(operations):
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, send, peer), dist.P2POp(dist.irecv, receive, peer)]):
         work.wait()
 
 

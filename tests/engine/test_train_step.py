@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.optim.build import build_optimizer
 from engine.optim.ema import ModelEma
-from engine.parallel.ddp import parallelise
+from engine.parallel.ddp import parallelize
 from engine.train_step import TrainStep
 from models.detector import build_detector
 from tests.helpers.ranks import run_ranks
@@ -34,7 +34,7 @@ def make_step(
             if isinstance(module, torch.nn.BatchNorm2d):
                 module.eval()
     parts = {
-        "model": parallelise(model, ctx, sync_bn=sync_bn, static=compress, compress=compress),
+        "model": parallelize(model, ctx, sync_bn=sync_bn, static=compress, compress=compress),
         "criterion": criterion,
         "optimizer": build_optimizer(model, optimizer, lr=0.01, momentum=0.9, weight_decay=5e-4),
         "ema": ModelEma(model, decay=0.9, tau=1.0),

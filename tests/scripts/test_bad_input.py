@@ -67,14 +67,14 @@ def test_validating_on_training_images_is_said(tmp_path, capsys, how):
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        (["--set", "box=.inf"], "--set: box: wants a finite number"),
-        (["--set", "lr0=.nan"], "--set: lr0: wants at least 0"),
+        (["--set", "box=.inf"], "--set: box: must be a finite number"),
+        (["--set", "lr0=.nan"], "--set: lr0: must be at least 0"),
         (["--freeze", "-1"], "--freeze -1: the model has layers 0 to 5"),
         (["--freeze", "1", "6"], "--freeze 1 6: the model has layers 0 to 5"),
         (["--freeze", "6"], "--freeze 6: leaves no layer to train"),
         (["--batch_sise", "4"], "did you mean '--batch-size'"),
         (["--weights", "runs/none.pt"], "runs/none.pt: no such file"),
-        (["--imgsz", "32"], "--imgsz: wants at least 64"),
+        (["--imgsz", "32"], "--imgsz: must be at least 64"),
         (["--hyp", "finetun"], "--hyp finetun: no such recipe or file (did you mean 'finetune'?)"),
     ],
 )
@@ -147,7 +147,7 @@ def test_a_folder_in_the_way_is_said_before_data_is_looked_for(world, tmp_path, 
     (tmp_path / "runs").write_text("")
     for main, given in ((train.main, []), (val.main, ["--weights", world / "runs" / "exp" / "best.pt"])):
         line = error_of(capsys, main, *given, "--data", world / "set" / "data.yaml", "--project", tmp_path / "runs")
-        assert "a file of that name is in the way" in line
+        assert "a file of this name exists" in line
 
 
 def test_the_log_of_a_run_begins_with_its_beginning(world):

@@ -15,7 +15,7 @@ from utils import download as downloads
 from utils import download as http_transfer
 from utils.distributed.context import DistributedContext
 from utils.distributed.spawn import spawn
-from utils.download import CATALOGUE, TransferLimits, WeightsEntry, fetch_weights, find_entry
+from utils.download import CATALOG, TransferLimits, WeightsEntry, fetch_weights, find_entry
 from utils.errors import UserError
 
 BODY = bytes(range(256)) * 1200
@@ -107,12 +107,12 @@ def server(monkeypatch):
 @pytest.fixture
 def fetch(server, tmp_path):
     def run(name="tiny", *, offline=False, ctx=None, limits=QUICK, tiny_name="tiny", **entry):
-        catalogue = tmp_path / "weights.yaml"
+        catalog = tmp_path / "weights.yaml"
         entry = {"url": server.url, "licence": "MIT", "sha256": SHA, **entry}
-        catalogue.write_text(yaml.safe_dump({tiny_name: {k: v for k, v in entry.items() if v is not None}}))
+        catalog.write_text(yaml.safe_dump({tiny_name: {k: v for k, v in entry.items() if v is not None}}))
         ctx = ctx or DistributedContext.single()
         return fetch_weights(
-            name, ctx=ctx, offline=offline, catalogue=catalogue, cache_dir=tmp_path / "cache", limits=limits
+            name, ctx=ctx, offline=offline, catalog=catalog, cache_dir=tmp_path / "cache", limits=limits
         )
 
     return run
@@ -163,7 +163,7 @@ def test_what_is_no_checkpoint_is_refused_without_checksum(fetch, server, tmp_pa
     assert fetch(sha256=None).read_bytes() == zipped()
 
 
-def test_a_file_is_kept_under_its_name_in_the_catalogue(fetch):
+def test_a_file_is_kept_under_its_name_in_the_catalog(fetch):
     """Releases have files of one name."""
     assert fetch("tiny-v5.0.pt", tiny_name="tiny-v5.0").name == "tiny-v5.0.pt"
     assert fetch("tiny-v5.0", tiny_name="tiny-v5.0", offline=True).name == "tiny-v5.0.pt"
@@ -276,7 +276,7 @@ def test_offline_and_unreachable_are_one_line(fetch, server):
     with pytest.raises(UserError, match="--offline"):
         fetch(offline=True)
     assert server.ranges == []
-    with pytest.raises(UserError, match="cannot be fetched") as caught:
+    with pytest.raises(UserError, match="cannot be downloaded") as caught:
         fetch(url="http://127.0.0.1:9/x.pt")
     assert "\n" not in str(caught.value)
 
@@ -315,8 +315,8 @@ def test_two_runs_at_once_fetch_once(server, tmp_path):
     assert kept(tmp_path) == ["tiny.pt"]
 
 
-def test_shipped_catalogue_is_well_formed():
-    names = yaml.safe_load(CATALOGUE.read_text())
+def test_shipped_catalog_is_well_formed():
+    names = yaml.safe_load(CATALOG.read_text())
     for name in names:
         entry = find_entry(name)
         assert entry == find_entry(f"{name}.pt")
@@ -335,18 +335,18 @@ def test_shipped_checksums_are_those_of_the_public_files(shared):
         assert entry.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _fetch_on_a_rank(catalogue, cache, results):
+def _fetch_on_a_rank(catalog, cache, results):
     ctx = DistributedContext.from_environment("cpu", timeout_s=60)
-    path = fetch_weights("tiny", ctx=ctx, offline=False, catalogue=catalogue, cache_dir=cache, limits=QUICK)
+    path = fetch_weights("tiny", ctx=ctx, offline=False, catalog=catalog, cache_dir=cache, limits=QUICK)
     results.put((ctx.rank, path.read_bytes() == BODY))
     torch.distributed.barrier()  # rank 0 keeps the store, so it stays until all have read
     ctx.close()
 
 
 def test_only_the_first_process_fetches(server, tmp_path):
-    catalogue = tmp_path / "weights.yaml"
-    catalogue.write_text(yaml.safe_dump({"tiny": {"url": server.url, "sha256": SHA}}))
+    catalog = tmp_path / "weights.yaml"
+    catalog.write_text(yaml.safe_dump({"tiny": {"url": server.url, "sha256": SHA}}))
     results = mp.get_context("spawn").SimpleQueue()
-    spawn(_fetch_on_a_rank, 2, (catalogue, tmp_path / "cache", results))
+    spawn(_fetch_on_a_rank, 2, (catalog, tmp_path / "cache", results))
     assert sorted(results.get() for _ in range(2)) == [(0, True), (1, True)]
     assert server.ranges == [None]

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
         (KeyboardInterrupt(), 130, ""),
         (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 2, "error: runs/x: the disk is full;"),
         (OSError(errno.EIO, "Input/output error", "set/a.png"), 2, "error: set/a.png: input/output error; the disk or"),
-        (OSError(errno.EROFS, "Read-only file system", "a/b"), 2, "error: a/b: read-only file system; mend that"),
+        (OSError(errno.EROFS, "Read-only file system", "a/b"), 2, "error: a/b: read-only file system; fix that"),
     ],
 )
 def test_ways_to_end(error, code, line, capsys, monkeypatch):
@@ -104,10 +104,10 @@ def test_runs_started_together_get_folders_of_their_own(tmp_path):
 def test_a_file_in_the_way_is_named(tmp_path):
     (tmp_path / "runs").write_text("")
     for exist_ok in (False, True):
-        with pytest.raises(UserError, match="in the way"):
+        with pytest.raises(UserError, match="a file of this name exists"):
             increment_path(tmp_path / "runs", "exp", exist_ok)
     (tmp_path / "exp").write_text("")
-    with pytest.raises(UserError, match="in the way"):
+    with pytest.raises(UserError, match="a file of this name exists"):
         increment_path(tmp_path, "exp", exist_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""Settings from flags, YAML files and stored mappings, checked against the dataclasses of `utils.config.settings`."""
+"""Builds the dataclasses of `utils.config.settings` from flags, YAML files and stored mappings, with checks."""
 
 from __future__ import annotations
 
@@ -26,16 +26,13 @@ T = TypeVar("T")
 
 
 def _type_of(field: dataclasses.Field, owner: type) -> tuple[type, bool]:
-    """The plain type of a field (list element types dropped to list) and whether None is allowed."""
+    """The type of a field without ``| None``, and whether None is allowed."""
     hint = typing.get_type_hints(owner)[field.name]
-    if isinstance(hint, types.UnionType):
-        inner = [a for a in typing.get_args(hint) if a is not type(None)]
-        return inner[0], True
-    return hint, False
+    return (typing.get_args(hint)[0], True) if isinstance(hint, types.UnionType) else (hint, False)
 
 
 def _check(value: Any, field: dataclasses.Field, owner: type, where: str) -> Any:
-    """``value`` as the field's type, or a UserError that begins with ``where``."""
+    """Returns ``value`` converted to the field's type. Raises a UserError that begins with ``where``."""
     kind, optional = _type_of(field, owner)
     if value is None and optional:
         return None
@@ -44,28 +41,27 @@ def _check(value: Any, field: dataclasses.Field, owner: type, where: str) -> Any
         with contextlib.suppress(ValueError, OverflowError):  # YAML 1.1 reads "1e-3" as text
             value = float(value)
     if not isinstance(value, origin) or (origin in (int, float) and isinstance(value, bool)):
-        raise UserError(f"{where}: wants {getattr(origin, '__name__', origin)}, got {value!r}")
+        raise UserError(f"{where}: must be {getattr(origin, '__name__', origin)}, got {value!r}")
     if origin is float and math.isinf(value):
-        raise UserError(f"{where}: wants a finite number, got {value!r}")
+        raise UserError(f"{where}: must be a finite number, got {value!r}")
     meta = field.metadata
     if meta["choices"] and value not in meta["choices"]:
-        raise UserError(f"{where}: wants one of {', '.join(meta['choices'])}, got {value!r}")
+        raise UserError(f"{where}: must be one of {', '.join(meta['choices'])}, got {value!r}")
     if value == meta["also"]:
         return value
     if meta["low"] is not None and not value >= meta["low"]:
         instead = "" if meta["also"] is None else f" or {meta['also']}"
-        raise UserError(f"{where}: wants at least {meta['low']}{instead}, got {value!r}")
+        raise UserError(f"{where}: must be at least {meta['low']}{instead}, got {value!r}")
     if meta["high"] is not None and not value <= meta["high"]:
-        raise UserError(f"{where}: wants at most {meta['high']}, got {value!r}")
+        raise UserError(f"{where}: must be at most {meta['high']}, got {value!r}")
     return value
 
 
 def from_mapping(cls: type[T], values: Any, where: str) -> T:
-    """A checked config from a mapping; unknown keys and wrong types raise UserError naming ``where``."""
-    if values is None:
-        values = {}
+    """Builds a config from a mapping (None: empty). Unknown keys and wrong types raise UserError naming ``where``."""
+    values = {} if values is None else values
     if not isinstance(values, dict):
-        raise UserError(f"{where}: wants 'key: value' lines, got {type(values).__name__}")
+        raise UserError(f"{where}: must be 'key: value' lines, got {type(values).__name__}")
     known = {f.name: f for f in dataclasses.fields(cls)}
     values = _renamed(cls, values, where)
     for key in values:
@@ -75,27 +71,27 @@ def from_mapping(cls: type[T], values: Any, where: str) -> T:
 
 
 def _renamed(cls: type, values: dict[Any, Any], where: str) -> dict[Any, Any]:
-    """``values`` with former names of fields (`settings.setting`) replaced by the current ones."""
+    """Replaces former names of fields (`settings.setting`) by the current ones."""
     current = {old: f.name for f in dataclasses.fields(cls) for old in f.metadata.get("formerly", ())}
     for old, new in current.items():
         if old in values and new in values:
-            raise UserError(f"{where}: '{old}' is the former name of '{new}', which is there too; remove one")
+            raise UserError(f"{where}: '{old}' is the former name of '{new}', which is also set; remove one")
     return {current.get(key, key): value for key, value in values.items()}
 
 
-def hyperparameters_from(path: str, overrides: typing.Sequence[str] = ()) -> Hyperparameters:
-    """Defaults, then the YAML at ``path`` (if any), then ``key=value`` overrides, each value read as YAML."""
-    values = (load_yaml(path) if path else {}) or {}
+def hyperparameters_from(path: str, overrides: Sequence[str] = ()) -> Hyperparameters:
+    """Reads the YAML at ``path`` ("": the defaults) and applies `with_overrides`."""
+    values = load_yaml(path) if path else {}
     return with_overrides(from_mapping(Hyperparameters, values, path or "hyper-parameters"), overrides)
 
 
-def with_overrides(hyp: Hyperparameters, overrides: typing.Sequence[str]) -> Hyperparameters:
-    """``hyp`` with ``key=value`` on top, each value read as YAML."""
+def with_overrides(hyp: Hyperparameters, overrides: Sequence[str]) -> Hyperparameters:
+    """Returns ``hyp`` with each ``key=value`` of ``overrides`` replaced; values are parsed as YAML."""
     changed = {}
     for item in overrides:
         key, separator, text = item.partition("=")
         if not separator:
-            raise UserError(f"--set {item}: wants key=value")
+            raise UserError(f"--set {item}: must be key=value")
         try:
             changed[key.strip()] = parse_yaml(text)
         except yaml.YAMLError:
@@ -108,16 +104,18 @@ def with_overrides(hyp: Hyperparameters, overrides: typing.Sequence[str]) -> Hyp
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with one-line errors and exit code 2, suggestions for misspelt flags, ``_`` as good as ``-`` in them.
-    ``script``: whose flags these are, as `utils.config.yolo_flags` names it."""
+    """An ArgumentParser with one-line errors and suggestions for misspelled flags, which accepts ``_`` for ``-``.
+
+    Args:
+        script: "train", "val" or "detect", for `utils.config.yolo_flags`.
+    """
 
     def __init__(self, *, script: str, **options: Any) -> None:
         super().__init__(**options)
         self._script = script
 
     def parse_known_args(self, args=None, namespace=None):
-        given = [_dashed(a) for a in (sys.argv[1:] if args is None else args)]
-        given = translated(self._script, given)
+        given = translated(self._script, [_dashed(a) for a in (sys.argv[1:] if args is None else args)])
         hyperparameters = {f.name for f in dataclasses.fields(Hyperparameters)}
         if line := advice(self._script, given, self._option_string_actions, hyperparameters):
             self.error(line)
@@ -138,7 +136,7 @@ def _dashed(argument: str) -> str:
 
 
 def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
-    """A parser with one flag a field: ``--batch-size`` and ``--batch_size`` both work; booleans take --x and --no-x."""
+    """A parser with one flag per field, written with ``-`` or ``_``; booleans have ``--x`` and ``--no-x``."""
     parser = _Parser(
         script=cls.__name__.removesuffix("Config").lower(),
         description=description,
@@ -149,11 +147,9 @@ def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
         kind, _ = _type_of(field, cls)
         origin = typing.get_origin(kind) or kind
         meta = field.metadata
-        names = ["--" + field.name.replace("_", "-"), *meta["aliases"]]
-        required = field.default is MISSING and field.default_factory is MISSING
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         options: dict[str, Any] = {"dest": field.name, "help": meta["help"]}
-        options |= {"required": True} if required else {"default": default}
+        options |= {"required": True} if default is MISSING else {"default": default}
         if origin is bool:
             options["action"] = argparse.BooleanOptionalAction
         elif origin is list:
@@ -165,52 +161,41 @@ def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
             options |= {"type": origin, "choices": meta["choices"]}
             if meta["bare"] is not None:
                 options |= {"nargs": "?", "const": meta["bare"]}
-        parser.add_argument(*names, **options)
+        parser.add_argument("--" + field.name.replace("_", "-"), *meta["aliases"], **options)
     return parser
 
 
-def parse_config(cls: type[T], argv: typing.Sequence[str] | None, description: str) -> T:
-    """Command line to checked config. Raises UserError for values out of range; argparse exits for misspelt flags."""
+def parse_config(cls: type[T], argv: Sequence[str] | None, description: str) -> T:
+    """Parses a command line. Raises UserError for values out of range; argparse exits for unknown flags."""
     values = vars(build_parser(cls, description).parse_args(argv))
     known = {f.name: f for f in dataclasses.fields(cls)}
     return cls(**{k: _check(v, known[k], cls, "--" + k.replace("_", "-")) for k, v in values.items()})
 
 
-def given_flags(cls: type, argv: typing.Sequence[str] | None) -> set[str]:
-    """Names of the fields that the command line sets, as against those left at their defaults."""
+def given_flags(cls: type, argv: Sequence[str] | None) -> set[str]:
+    """The names of the fields that the command line sets explicitly."""
     parser = build_parser(cls, "")
     for action in parser._actions:
         action.default, action.required = argparse.SUPPRESS, False
     return set(vars(parser.parse_args(argv)))
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """Plain data (for YAML and checkpoints), lists copied."""
-    return dataclasses.asdict(config)
-
-
-FOLDER = CONFIGS / "hyp"
-
-
-def recipe_names() -> list[str]:
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
-
-
 def read_recipe(hyp: str, overrides: Sequence[str] = (), *, pretrained: bool) -> Hyperparameters:
-    """What ``--hyp`` means, with ``key=value`` overrides on top.
+    """Reads the hyper-parameters that ``--hyp`` names, and applies ``key=value`` overrides.
 
     Args:
-        hyp: "auto", a recipe's name, or a YAML file.
-        pretrained: the run starts from weights. For "auto" that decides; the optimiser is chosen by the number of steps
-            (`engine.optim.build.choose_optimizer`), since that is known once the data is.
+        hyp: "auto", the name of a recipe in configs/hyp, or a YAML file.
+        pretrained: whether the run starts from weights; decides what "auto" is. (The optimizer is chosen later, by the
+            number of steps: `engine.optim.build.choose_optimizer`.)
 
-    Raises UserError for what is neither a recipe nor a file.
+    Raises UserError if ``hyp`` is neither a recipe nor a file.
     """
     if hyp == "auto":
         hyp = "finetune" if pretrained else "scratch"
-    if hyp in recipe_names():
-        return hyperparameters_from(str(FOLDER / f"{hyp}.yaml"), overrides)
+    recipes = {path.stem: path for path in sorted((CONFIGS / "hyp").glob("*.yaml"))}
+    if hyp in recipes:
+        return hyperparameters_from(str(recipes[hyp]), overrides)
     if not Path(hyp).suffix and not Path(hyp).exists():
-        known = ", ".join(["auto", *recipe_names()])
-        raise UserError(f"--hyp {hyp}: no such recipe or file{suggestion(hyp, recipe_names())}; known: {known}")
+        known = ", ".join(["auto", *recipes])
+        raise UserError(f"--hyp {hyp}: no such recipe or file{suggestion(hyp, recipes)}; known: {known}")
     return hyperparameters_from(hyp, overrides)

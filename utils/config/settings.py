@@ -8,30 +8,34 @@ is accepted without a check.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from typing import Any
 
 from utils.errors import UserError
 
 FIND_BATCH_SIZE = -1  # as --batch-size
+_IMGSZ = ("--img", "--img-size")
+_CACHES = ("none", "ram", "disk", "device")
 
 
 def setting(
     default: Any = MISSING,
     *,
     help: str,
-    choices=None,
-    low=None,
-    high=None,
-    also=None,
-    aliases=(),
-    factory=MISSING,
-    bare=None,
-    formerly=(),
-):
+    factory: Callable[[], Any] | Any = MISSING,
+    choices: tuple[str, ...] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    also: Any = None,
+    aliases: tuple[str, ...] = (),
+    bare: Any = None,
+    formerly: tuple[str, ...] = (),
+) -> Any:
     """A dataclass field with the metadata that its flag or YAML key needs.
 
     Args:
+        default, factory: as ``dataclasses.field`` has them; with neither, the setting is required.
         low, high: inclusive bounds.
         also: one value outside the bounds that has a special meaning.
         aliases: further names of the flag.
@@ -81,16 +85,13 @@ class Hyperparameters:
     fliplr: float = setting(0.5, low=0, high=1, help="probability of a horizontal flip")
     mosaic: float = setting(1.0, low=0, high=1, help="probability of a four-image mosaic")
     mosaic_block: int = setting(
-        16,
-        low=0,
-        help="draw mosaic and mixup partners from blocks of n consecutive samples, decoded once; 0: from all images",
+        16, low=0, help="draw mosaic and mixup partners from blocks of n samples, decoded once; 0: from all images"
     )
     mixup: float = setting(0.0, low=0, high=1, help="probability of mixing a sample with a second one")
     close_mosaic: int = setting(10, low=0, help="disable mosaic and mixup in the last n epochs")
     multi_scale_range: float = setting(0.5, low=0, high=0.9, help="range of --multi-scale, +- fraction of --imgsz")
     albumentations: list[dict] = setting(
-        factory=list,
-        help="pixel- or box-level transforms by name with arguments, e.g. [{name: Blur, p: 0.1}, {name: CLAHE}]",
+        factory=list, help="pixel- or box-level transforms, e.g. [{name: Blur, p: 0.1}, {name: CLAHE}]"
     )
 
 
@@ -127,9 +128,7 @@ class TrainConfig(_DataConfig):
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
     data: str = setting("demo", help="data set YAML, or 'demo' for the built-in data set")
-    model: str = setting(
-        "", aliases=("--cfg",), help="model name (yolov8n, ...) or YAML; empty: the model of --weights, or yolov8n"
-    )
+    model: str = setting("", aliases=("--cfg",), help="model name or YAML; empty: the model of --weights, or yolov8n")
     weights: str = setting("", help="checkpoint to start from, or a public name such as yolov8n; empty: from scratch")
     hyp: str = setting("auto", help="scratch, finetune, debug or a YAML; auto: finetune with --weights, else scratch")
     override: list[str] = setting(factory=list, aliases=("--set",), help="hyper-parameters that override --hyp")
@@ -139,22 +138,16 @@ class TrainConfig(_DataConfig):
         low=1,
         also=FIND_BATCH_SIZE,
         aliases=("--batch",),
-        help="images per batch over all processes; -1: as many as fit on the GPUs",
+        help="images per global batch; -1: what fits on the GPUs",
     )
-    imgsz: int = setting(640, low=64, aliases=("--img", "--img-size"), help="size of square training images, pixels")
+    imgsz: int = setting(640, low=64, aliases=_IMGSZ, help="size of square training images, pixels")
     rect: bool = setting(False, help="shuffled rectangular batches of similar aspect ratio")
     resume: str | None = setting(None, bare="", help="resume a checkpoint; without a value: the newest run")
     cache: str = setting(
-        "none",
-        choices=("none", "ram", "disk", "device"),
-        bare="ram",
-        help="keep decoded images, one copy per node; device: in the memory of each GPU (with --render-on device)",
+        "none", choices=_CACHES, bare="ram", help="keep decoded images, one copy per node; device: in GPU memory"
     )
     render_on: str = setting(
-        "host",
-        choices=("host", "device"),
-        formerly=("augment",),
-        help="where training images are rendered (mosaic, affine, color, flips)",
+        "host", choices=("host", "device"), formerly=("augment",), help="where training images are augmented"
     )
     image_weights: bool = setting(False, help="sample images of classes with low AP more often")
     multi_scale: bool = setting(False, help="vary the image size from step to step")
@@ -171,9 +164,7 @@ class TrainConfig(_DataConfig):
     compress_grads: bool = setting(False, help="exchange gradients as bfloat16, which halves the traffic (plain DDP)")
     zero: bool = setting(False, help="shard the optimizer state over the processes (ZeRO stage 1)")
     virtual_ranks: int = setting(
-        0,
-        low=0,
-        help="cut each batch into n shards; bitwise equal on 1, 2, 4, ... n processes; 0: one per process",
+        0, low=0, help="cut each batch into n shards; bitwise equal on 1, 2, 4, ... n processes; 0: one per process"
     )
     threads: int = setting(0, low=0, help="CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs")
     skip_zero_grads: bool = setting(False, help="skip weight updates where the gradient is exactly zero")
@@ -200,9 +191,7 @@ class ValConfig(_DataConfig):
     data: str = setting("", help="data set YAML; empty: the checkpoint's")
     task: str = setting("val", choices=("train", "val", "test"), help="split to evaluate")
     batch_size: int = setting(16, low=1, aliases=("--batch",), help="images per batch and process")
-    imgsz: int = setting(
-        0, low=0, aliases=("--img", "--img-size"), help="longer image side, pixels; 0: of the checkpoint"
-    )
+    imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
     rect: bool = setting(True, help="rectangular batches of similar aspect ratio, with minimum padding")
     conf_thres: float = setting(0.001, low=0, high=1, aliases=("--conf",), help="confidence threshold")
     iou_thres: float | None = setting(
@@ -210,9 +199,7 @@ class ValConfig(_DataConfig):
     )
     nms: bool = setting(False, help="evaluate the one-to-many head of NMS-free models, with NMS")
     tta: bool = setting(
-        False,
-        aliases=("--augment",),
-        help="test-time augmentation: also use a flipped and a flipped, enlarged view",
+        False, aliases=("--augment",), help="test-time augmentation: also use a flipped and a flipped, enlarged view"
     )
     max_det: int = setting(300, low=1, help="maximum number of detections per image")
     amp: str = setting("off", choices=("auto", "off", "bf16", "fp16"), help="autocast type")
@@ -228,15 +215,13 @@ class DetectConfig(_RunConfig):
 
     weights: str = setting(help="checkpoint, or a public name such as yolov8n")
     source: str = setting(help="image, folder, glob, video, .txt list, stream URL, or webcam number")
-    imgsz: int = setting(
-        0, low=0, aliases=("--img", "--img-size"), help="longer image side, pixels; 0: of the checkpoint"
-    )
+    imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
     conf_thres: float | None = setting(
         None,
         low=0,
         high=1,
         aliases=("--conf",),
-        help="confidence threshold; default: the one with the best F1 in the checkpoint's validation, else 0.25",
+        help="confidence threshold; default: that of the best F1, or 0.25",
     )
     iou_thres: float | None = setting(
         None, low=0, high=1, aliases=("--iou",), help="IoU threshold of NMS; default: 0.45, no NMS for NMS-free models"

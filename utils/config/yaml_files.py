@@ -1,4 +1,4 @@
-"""YAML files, read with a check on their size, nesting and repeated keys; nothing in them runs."""
+"""Safe loading of YAML files, with limits on size, nesting and aliases, and without repeated keys."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 def suggestion(name: str, known: typing.Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the known name closest to ``name``, or nothing."""
+    """`` (did you mean 'x'?)`` for the known name that is closest to ``name``; "" if none is close."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""
 
 
 def load_yaml(path: str | Path) -> Any:
-    """Parses a YAML file. Raises UserError naming file and line when it is missing or malformed."""
+    """Parses a YAML file. Raises UserError naming file and line if it is missing or malformed."""
     try:
         return parse_yaml(read_regular(path, most=MOST_BYTES).decode("utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except IsADirectoryError:
-        raise UserError(f"{path}: is a folder, a YAML file is wanted") from None
+        raise UserError(f"{path}: is a folder, not a YAML file") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     except OSError as error:
@@ -48,25 +48,28 @@ def load_yaml(path: str | Path) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """As ``yaml.safe_load``, ten times faster where PyYAML came with libyaml; a repeated key is a mistake. Raises
-    RecursionError for text nested deeper than any setting; libyaml's loader would end the process."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    """Like ``yaml.safe_load``, but refuses repeated keys, and is ten times faster if PyYAML was built with libyaml.
+
+    Raises yaml.YAMLError, or RecursionError for text nested more than `MOST_NESTED` deep, at which libyaml crashes.
+    """
     try:
-        return _checked_text(_loaded(text, loader))
-    except yaml.YAMLError:  # libyaml sees mistakes in other lines
-        return _checked_text(_loaded(text, yaml.SafeLoader))
+        return _load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError:  # libyaml reports errors at other lines
+        return _load(text, yaml.SafeLoader)
 
 
-def _loaded(text: str, loader: type) -> Any:
+def _load(text: str, loader: type) -> Any:
     if sum(map(text.count, "[{-?")) + max(len(row) - len(row.lstrip()) for row in text.split("\n")) > MOST_NESTED:
         _check_nesting(text, loader)
-    return yaml.load(text, Loader=_once_each(loader))
+    value = yaml.load(text, Loader=_strict(loader))
+    _check_value(value)
+    return value
 
 
-def _checked_text(value: Any) -> Any:
-    """``value``, of a YAML, if it can be written out: aliases may make it contain itself, or repeat parts billions of
-    times; texts may hold what no file or terminal takes. Raises yaml.YAMLError."""
-    sizes: dict[int, int] = {}  # of each list and mapping; 0 while it is being counted
+def _check_value(value: Any) -> None:
+    """Raises yaml.YAMLError for a value that cannot be written out: one that contains itself or repeats a part too
+    often (by aliases), text with characters that no file can hold, and integers of more than 64 bits."""
+    sizes: dict[int, int] = {}  # values in each list and mapping; 0 while they are being counted
 
     def size(part: Any) -> int:
         if isinstance(part, str):
@@ -85,18 +88,16 @@ def _checked_text(value: Any) -> Any:
             parts = [*part.keys(), *part.values()] if isinstance(part, dict) else part
             known = sizes[id(part)] = 1 + sum(map(size, parts))
             if known > MOST_VALUES:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"its aliases expand to more than {MOST_VALUES:,} values"
-                )
+                problem = f"its aliases expand to more than {MOST_VALUES:,} values"
+                raise yaml.constructor.ConstructorError(problem=problem)
         return known
 
     size(value)
-    return value
 
 
 @functools.cache
-def _once_each(base: type) -> type:
-    """The safe loader ``base``, refusing mappings that have a key twice: YAML would keep the last without a word."""
+def _strict(base: type) -> type:
+    """A subclass of the safe loader ``base`` that refuses repeated keys, of which YAML would silently keep the last."""
 
     class Strict(base):
         def __init__(self, stream: Any) -> None:
@@ -104,10 +105,10 @@ def _once_each(base: type) -> type:
             self._checked: set[int] = set()
 
         def flatten_mapping(self, node: yaml.MappingNode) -> None:
-            """Comes before what ``<<`` merges in, which a mapping's own keys may replace, is put among them."""
+            """Checks the keys before those of ``<<`` are merged in, which the mapping's own keys may replace."""
             if id(node) not in self._checked:
                 self._checked.add(id(node))
-                lines: dict[tuple[str, str], int] = {}  # of each scalar key's tag and text
+                lines: dict[tuple[str, str], int] = {}  # by tag and text of each scalar key
                 for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
                     first = lines.get((key.tag, key.value))
                     if first is not None:
@@ -123,7 +124,7 @@ def _once_each(base: type) -> type:
                 return super().construct_object(node, deep=deep)
             except (ValueError, TypeError, AttributeError, OverflowError, KeyError, IndexError):
                 kind = node.tag.rpartition(":")[2]
-                problem = f"{str(node.value)[:60]!r} is no {kind} that can be read; put it in quotes if it is text"
+                problem = f"{str(node.value)[:60]!r} is not a valid {kind}; put it in quotes if it is text"
                 raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
     return Strict

@@ -1,7 +1,7 @@
-"""Flags of YOLOv5 and of the ``yolo`` command that are written in another way here: what they mean, or what to do.
+"""Flags of YOLOv5 and of the ``yolo`` command that have another name or no equivalent in this program.
 
-Nothing is accepted and ignored: a flag gets its meaning (`translated`), or one line that says what to write (`advice`).
-The scripts are named "train", "val" and "detect".
+None is silently ignored: a flag is either replaced by its equivalent (`translated`) or refused with one line that says
+what to write instead (`advice`). The scripts are named "train", "val" and "detect".
 """
 
 from __future__ import annotations
@@ -18,64 +18,63 @@ _MEANINGS: dict[str, dict[str, tuple[str, ...]]] = {
         "--linear-lr": ("--no-cos-lr",),
         "--cache-images": ("--cache", "ram"),
         "--nbs": ("--nominal-batch",),
-        "--augment": ("--render-on",),  # its former name; the peers' flag of that name is val.py's
+        "--augment": ("--render-on",),  # its former name; YOLOv5's flag of this name belongs to val.py
     },
     "val": {**_HALF, "--split": ("--task",)},
     "detect": _HALF,
 }
 
-_UPLOAD = "nothing is sent anywhere; results.csv and TensorBoard events are in the run's folder. Leave it out"
-_BOXES_ONLY = "is for masks or keypoints; only boxes are trained here. Leave it out"
-_NO_SUCH_AUGMENTATION = (
-    "there is no such augmentation; configs/hyp/scratch.yaml lists those there are, albumentations too"
-)
-_ONNX = "weights here are .pt, .pth and .safetensors files, which PyTorch runs. Leave it out"
+_UPLOAD = "nothing is uploaded; results.csv and TensorBoard events are in the run's folder. Leave it out"
+_BOXES_ONLY = "masks and keypoints are not supported, only boxes. Leave it out"
+_NO_SUCH_AUGMENTATION = "there is no such augmentation; configs/hyp/scratch.yaml lists all, albumentations included"
+_NO_SEARCH = "there is no hyper-parameter search; configs/hyp has measured values, --set KEY=VALUE changes one"
 _LABEL_FILES = "label files are written by detect.py (--save-txt, --save-conf); val.py writes predictions.json"
-_EVERYWHERE = {"--dnn": _ONNX, "--tracker": "objects are not tracked here. Leave it out"}
+_ONE_VIEW = "detect.py has no test-time augmentation; val.py --tta evaluates a model with it. Leave it out"
+_PLOTS = "plots are drawn unless --noplots is given"
+_EVERYWHERE = {
+    "--dnn": "only .pt, .pth and .safetensors weights are supported, and PyTorch runs them. Leave it out",
+    "--tracker": "object tracking is not supported. Leave it out",
+}
 _ADVICE: dict[str, dict[str, str]] = {
     "train": {
         **_EVERYWHERE,
-        "--nosave": "last.pt is always written at an epoch's end, so that a run can go on; inside an epoch only by "
-        "--save-minutes (0: never) and --save-steps. Leave it out",
-        "--evolve": "hyper-parameters are not searched for here; configs/hyp has measured ones, and --set KEY=VALUE "
-        "changes one",
-        "--evolve-population": "hyper-parameters are not searched for here. Leave it out",
-        "--resume-evolve": "hyper-parameters are not searched for here. Leave it out",
+        "--nosave": "last.pt is always written at the end of an epoch, so that the run can be resumed; within an "
+        "epoch, --save-minutes (0: never) and --save-steps decide. Leave it out",
+        **dict.fromkeys(("--evolve", "--evolve-population", "--resume-evolve"), _NO_SEARCH),
         **dict.fromkeys(("--bucket", "--entity", "--upload-dataset", "--bbox-interval", "--artifact-alias"), _UPLOAD),
         **dict.fromkeys(("--log-imgs", "--log-artifacts", "--ndjson-console", "--ndjson-file"), _UPLOAD),
         **dict.fromkeys(("--overlap-mask", "--mask-ratio", "--no-overlap", "--pose", "--kobj"), _BOXES_ONLY),
         **dict.fromkeys(("--copy-paste", "--cutmix", "--erasing", "--auto-augment"), _NO_SUCH_AUGMENTATION),
-        "--pretrained": "weights to start from are named by --weights; without it a run starts from scratch",
-        "--half": "the autocast type of a training is --amp bf16 or --amp fp16; --amp auto takes what the device has",
-        "--fraction": "images to train on are listed by the data set's YAML; 'train' may name a .txt list of them",
-        "--classes": "the classes of a training are those of the data set's YAML",
-        "--time": "the length of a training is --epochs; after SIGTERM or SIGUSR1, --resume goes on",
-        "--plots": "plots are drawn unless --noplots is given",
+        "--pretrained": "use --weights to name the weights to start from; without it a run starts from scratch",
+        "--half": "use --amp bf16 or --amp fp16; --amp auto uses bf16 if the device supports it",
+        "--fraction": "the data set's YAML lists the images to train on; 'train' may name a .txt list of them",
+        "--classes": "a run trains on all classes of the data set's YAML",
+        "--time": "use --epochs; a run stopped by SIGTERM or SIGUSR1 is continued with --resume",
+        "--plots": _PLOTS,
         "--save": "checkpoints are always written. Leave it out",
-        "--val": "every epoch is validated; --val-every N does so less often, 0 at the end only",
+        "--val": "every epoch is validated; use --val-every N to validate less often, 0 to validate at the end only",
         "--dropout": "detectors have no dropout. Leave it out",
-        "--profile": "benchmarks/ has what measures speed. Leave it out",
+        "--profile": "benchmarks/ has scripts that measure speed. Leave it out",
     },
     "val": {
         **_EVERYWHERE,
         **dict.fromkeys(("--save-txt", "--save-conf", "--save-hybrid"), _LABEL_FILES),
-        "--plots": "plots are drawn unless --noplots is given",
+        "--plots": _PLOTS,
     },
     "detect": {
         **_EVERYWHERE,
-        "--data": "the checkpoint knows the names of its classes. Leave it out",
-        "--augment": "pictures are looked at once; val.py --tta scores a model that looks thrice. Leave it out",
-        "--tta": "pictures are looked at once; val.py --tta scores a model that looks thrice. Leave it out",
+        "--data": "the checkpoint contains the class names. Leave it out",
+        **dict.fromkeys(("--augment", "--tta"), _ONE_VIEW),
         "--visualize": "feature maps are not drawn. Leave it out",
         "--update": "checkpoints are not changed. Leave it out",
-        "--save-csv": "detections are written by --save-txt or --save-json",
-        "--save-format": "label files of --save-txt are YOLO's: class, then cx cy w h as shares of the picture",
-        "--batch-size": "pictures are looked at one by one. Leave it out",
-        "--show": "a window is opened by --view-img",
-        "--stream": "videos and streams are read frame by frame anyway. Leave it out",
+        "--save-csv": "use --save-txt or --save-json",
+        "--save-format": "--save-txt writes YOLO's format: class, then cx cy w h as fractions of the image",
+        "--batch-size": "images are processed one by one. Leave it out",
+        "--show": "use --view-img",
+        "--stream": "videos and streams are always read frame by frame. Leave it out",
     },
 }
-# Of `yolo detect train val=False plots=False`; None: what happens anyway.
+# Arguments of `yolo detect train val=False plots=False`; None: the default, no flag is needed.
 _ASSIGNMENTS: dict[tuple[str, str], str | None] = {
     ("val", "false"): "--val-every 0",
     ("val", "true"): None,
@@ -94,7 +93,7 @@ _WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
 
 
 def translated(script: str, arguments: Sequence[str]) -> list[str]:
-    """``arguments`` with flags of the peers' replaced by ours of the same meaning."""
+    """Returns ``arguments`` with flags of YOLOv5 replaced by this program's equivalents."""
     result: list[str] = []
     for argument in arguments:
         flag, separator, value = argument.partition("=")
@@ -106,12 +105,12 @@ def translated(script: str, arguments: Sequence[str]) -> list[str]:
 def advice(
     script: str, arguments: Sequence[str], flags: Collection[str], hyperparameters: Collection[str]
 ) -> str | None:
-    """What to write in place of the first flag that this program does not have but its users may know; or None.
+    """Returns what to write instead of the first known flag that the script does not have; None if there is none.
 
     Args:
-        arguments: the command line, translated.
-        flags: what the script takes, ``--epochs`` and so on.
-        hyperparameters: names that ``--set`` takes.
+        arguments: the command line, after `translated`.
+        flags: the script's flags, such as ``--epochs``.
+        hyperparameters: the names that ``--set`` accepts.
     """
     settings = list(itertools.takewhile(lambda a: not a.startswith("-"), arguments))
     if any("=" in s for s in settings):
@@ -133,12 +132,12 @@ def advice(
             values = arguments[arguments.index(flag) + 1 :][:2]
             if len(values) == 2 and all(v.isdigit() for v in values):
                 longer = max(values, key=int)
-                return f"{flag} {' '.join(values)}: is one number, the longer side in pixels; write {flag} {longer}"
+                return f"{flag} {' '.join(values)}: takes one number, the longer side in pixels; write {flag} {longer}"
     return None
 
 
 def _as_flags(script: str, arguments: Sequence[str], flags: Collection[str], hyperparameters: Collection[str]) -> str:
-    """``yolo``'s ``model=yolov8n.pt epochs=3`` as a command line of ours."""
+    """Translates arguments of the ``yolo`` command, such as ``model=yolov8n.pt epochs=3``, to flags of ``script``."""
     words = [f"{script}.py"]
     for argument in arguments:
         key, separator, value = argument.partition("=")

@@ -12,24 +12,25 @@ import time
 from collections.abc import Mapping, Sequence
 
 from utils.distributed.context import DistributedContext
+from utils.distributed.rendezvous import rank_list
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import PeerFailure, UserError
 from utils.files.folders import PROJECT
 
 _PACKAGES = ("utils", "data", "models", "engine")
-_LISTED_RANKS, _LISTED_FACTS, _SHOWN_CHARACTERS = 4, 4, 60
+_LISTED_FACTS, _SHOWN_CHARACTERS = 4, 60
 _LINGER_S = 5.0
 
 
 def check_agreement(ctx: DistributedContext, title: str, facts: Mapping[str, object]) -> None:
-    """Returns on all processes or raises on all: UserError on the first, PeerFailure on the others. Every process must
-    call it.
+    """Compares ``facts`` between all processes, each of which must call this.
 
     Args:
         title: of this comparison; the same on all processes and used once in a run.
-        facts: what must be equal on all processes, JSON-serialisable, by its name in messages.
+        facts: what must be equal on all processes, JSON-serializable, by its name in messages.
 
-    Raises UserError naming each fact that differs, its values, and the ranks that have them.
+    If they differ, raises UserError on the first process, with each differing fact, its values and the ranks that have
+    them, and PeerFailure on the others.
     """
     if not ctx.is_distributed or ctx.world_size == 1:
         return
@@ -87,13 +88,7 @@ def _describe(first: Mapping[str, str], notes: Sequence[tuple[int, dict[str, str
             ranks.setdefault((name, str(value)), []).append(rank)
     lines: dict[str, list[str]] = {}
     for (name, value), holders in ranks.items():
-        lines.setdefault(name, []).append(f"{value} on {_rank_list(holders)}")
+        lines.setdefault(name, []).append(f"{value} on {rank_list(holders)}")
     parts = [f"{name} is {first.get(name)} on rank 0, {', '.join(others)}" for name, others in lines.items()]
     more = f"; and {len(parts) - _LISTED_FACTS} more" if len(parts) > _LISTED_FACTS else ""
     return "; ".join(parts[:_LISTED_FACTS]) + more
-
-
-def _rank_list(ranks: Sequence[int]) -> str:
-    listed = ", ".join(map(str, ranks[:_LISTED_RANKS]))
-    more = f" and {len(ranks) - _LISTED_RANKS} more" if len(ranks) > _LISTED_RANKS else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed}{more}"

@@ -12,7 +12,7 @@ import os
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,8 +82,7 @@ class DistributedContext:
         launch = read_launch(local_rank, local_world_size)
         if launch is None:
             devices = parse_devices(device)
-            _make_current(devices[0])
-            return DistributedContext(0, -1, 1, 1, 0, devices[0], "", devices)
+            return replace(DistributedContext.single(devices[0]), devices=devices)
         store = open_store(launch, timeout_s)
         try:
             position = _locate_on_node(store, launch, device)
@@ -91,17 +90,22 @@ class DistributedContext:
             raise rendezvous_error(launch, error) from None
         backend = "cpu:gloo,cuda:nccl" if position.device.type == "cuda" else "gloo"
         _make_current(position.device)
-        _form_group(backend, store, launch, timeout_s)
+        timeout = datetime.timedelta(seconds=timeout_s)
+        try:
+            store.set_timeout(timeout)
+            prefixed = dist.PrefixStore("group", store)
+            dist.init_process_group(
+                backend, store=prefixed, rank=launch.rank, world_size=launch.world_size, timeout=timeout
+            )
+        except (RuntimeError, ValueError) as error:  # errors of torch, and of gloo if another process exits meanwhile
+            raise rendezvous_error(launch, error) from None
         return DistributedContext(
-            launch.rank,
-            position.local_rank,
-            launch.world_size,
-            position.local_world_size,
-            position.node_rank,
-            position.device,
-            backend,
-            (position.device,),
-            store,
+            **position._asdict(),
+            rank=launch.rank,
+            world_size=launch.world_size,
+            backend=backend,
+            devices=(position.device,),
+            store=store,
             launcher=launcher_name(),
         )
 
@@ -134,46 +138,24 @@ def _make_current(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def _form_group(backend: str, store: dist.Store, launch: Launch, timeout_s: float) -> None:
-    timeout = datetime.timedelta(seconds=timeout_s)
-    try:
-        store.set_timeout(timeout)
-        dist.init_process_group(
-            backend,
-            store=dist.PrefixStore("group", store),
-            rank=launch.rank,
-            world_size=launch.world_size,
-            timeout=timeout,
-        )
-    except (RuntimeError, ValueError) as error:  # errors of torch, and of gloo if another process exits meanwhile
-        raise rendezvous_error(launch, error) from None
-
-
 def parse_devices(device: str) -> tuple[torch.device, ...]:
-    """``--device`` to devices: several only for CUDA. Raises UserError for devices that do not exist."""
+    """Parses ``--device``; only CUDA allows several. Raises UserError for devices that do not exist."""
     text = device.strip().lower().replace("cuda:", "")
-    if text in ("", "cuda"):
-        if torch.cuda.is_available():
-            return (torch.device("cuda", 0),)
-        if text == "" and torch.backends.mps.is_available():
-            return (torch.device("mps"),)
-        if text == "":
-            return (torch.device("cpu"),)
-    if text == "cuda":
-        raise UserError(f"--device {device}: no CUDA GPU is available here; use --device cpu")
+    if not text and not torch.cuda.is_available():
+        text = "mps" if torch.backends.mps.is_available() else "cpu"
     if text == "cpu":
         return (torch.device("cpu"),)
     if text == "mps":
         if not torch.backends.mps.is_available():
             raise UserError("--device mps: no Apple GPU is available here; use --device cpu")
         return (torch.device("mps"),)
-    numbers = [part.strip() for part in text.split(",") if part.strip()]
+    numbers = ["0"] if text in ("", "cuda") else [part.strip() for part in text.split(",") if part.strip()]
     if not numbers or not all(part.isdigit() for part in numbers):
-        raise UserError(f"--device {device}: wants cpu, mps, a GPU number, or several such as 0,1")
+        raise UserError(f"--device {device}: must be cpu, mps, a GPU number, or several such as 0,1")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     absent = [part for part in numbers if int(part) >= count]
     if absent:
-        have = f"GPUs 0 to {count - 1} are here" if count else "no CUDA GPU is available here; use --device cpu"
+        have = f"this machine has GPUs 0 to {count - 1}" if count else "no CUDA GPU is available here; use --device cpu"
         raise UserError(f"--device {device}: there is no GPU {absent[0]}; {have}")
     if len(set(numbers)) < len(numbers):
         raise UserError(f"--device {device}: a GPU is named twice")
@@ -189,13 +171,13 @@ class _NodePosition(NamedTuple):
 
 def _locate_on_node(store: dist.Store, launch: Launch, device: str) -> _NodePosition:
     """The position of this process on its node. What the launcher does not set is derived from the machines' names,
-    the same way in all processes. Every process of the run must call it.
+    in the same way in all processes. Every process of the run must call it.
 
-    Raises UserError for fewer devices than processes on the node, on all of its processes.
+    Raises UserError on all processes of a node that has fewer devices than processes.
     """
     devices = _devices_for_ranks(device)
-    told = (launch.node_rank, launch.local_rank, launch.local_world_size)
-    notes: list[Any] = all_gather_json(store, "node", launch, [machine_name(), *told, _identities(devices)])
+    known = (launch.node_rank, launch.local_rank, launch.local_world_size)
+    notes: list[Any] = all_gather_json(store, "node", launch, [machine_name(), *known, _identities(devices)])
     machines = [note[0] for note in notes]
     if any(None in note[1:4] for note in notes):
         order = list(dict.fromkeys(machines))  # by the lowest rank on each
@@ -209,9 +191,9 @@ def _locate_on_node(store: dist.Store, launch: Launch, device: str) -> _NodePosi
     if not devices:
         return _NodePosition(local_rank, local_world_size, node_rank, torch.device("cpu"))
     # A launcher may make different GPUs visible to each process, which then sees fewer than there are processes.
-    shown = {identity for note in node for identity in note[4]}
-    if local_world_size > len(shown):
-        raise UserError(f"{local_world_size} processes on this node but {len(shown)} GPUs: lower --nproc_per_node")
+    count = len({uuid for note in node for uuid in note[4]})
+    if local_world_size > count:
+        raise UserError(f"{local_world_size} processes on this node but {count} GPUs: lower --nproc_per_node")
     return _NodePosition(local_rank, local_world_size, node_rank, devices[local_rank % len(devices)])
 
 
@@ -262,7 +244,7 @@ def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
             raise UserError(f"another process did not answer in time: {text.splitlines()[0]}") from None
         if "/dev/shm" in text and _is_reporter(ctx.store):
             raise UserError(
-                "NCCL wants more of /dev/shm than there is; start the container with --shm-size=8g or --ipc=host"
+                "NCCL needs more space in /dev/shm; start the container with --shm-size=8g or --ipc=host"
             ) from None
         raise PeerFailure("another process of this run has ended") from None
 

@@ -52,7 +52,7 @@ def node_group(ctx: DistributedContext, *, timeout_s: float | None = None) -> Su
 
 
 def one_per_node_group(ctx: DistributedContext, *, timeout_s: float | None = None) -> Subgroup:
-    """The processes of this one's local rank, one a node, in gloo; the node leaders where that is 0.
+    """The processes with this one's local rank, one per node, in gloo; for local rank 0, the node leaders.
 
     Collective over the whole run.
     """
@@ -60,7 +60,7 @@ def one_per_node_group(ctx: DistributedContext, *, timeout_s: float | None = Non
 
 
 def consecutive_group(ctx: DistributedContext, size: int) -> Subgroup:
-    """The ``size`` consecutive ranks that this one is among, on the run's own backend. Collective over the whole run.
+    """The group of ``size`` consecutive ranks with this one, on the run's backend. Collective over the whole run.
 
     Raises:
         UserError: the world size is no multiple of ``size``.
@@ -71,16 +71,15 @@ def consecutive_group(ctx: DistributedContext, size: int) -> Subgroup:
 
 
 def sync_bn_group(ctx: DistributedContext, size: int) -> dist.ProcessGroup | None:
-    """Over whom ``--sync-bn-group size`` takes batch statistics; None, the whole run, where that is everybody (or size
-    0, or a run of one process). Collective over the whole run.
+    """The group over which ``--sync-bn-group size`` takes batch statistics; None if that is the whole run (also for
+    size 0, and in a run of one process). Collective over the whole run.
 
     Raises:
         UserError: the world size is no multiple of ``size``.
     """
-    if size == 0 or not ctx.is_distributed:
+    if size in (0, ctx.world_size) or not ctx.is_distributed:
         return None
-    check_group_size(ctx, size)
-    return None if size == ctx.world_size else consecutive_group(ctx, size).handle
+    return consecutive_group(ctx, size).handle
 
 
 def check_group_size(ctx: DistributedContext, size: int) -> None:

@@ -53,15 +53,9 @@ def open_store(launch: Launch, timeout_s: float) -> dist.Store:
     own_store = launch.rank == 0 and not launch.is_hosted
     if not own_store:
         _wait_for_address(launch, waiting)
+    options = {"timeout": datetime.timedelta(seconds=timeout_s), "wait_for_workers": False, "multi_tenant": True}
     try:
-        store: dist.Store = dist.TCPStore(
-            launch.address,
-            launch.port,
-            is_master=own_store,
-            timeout=datetime.timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
+        store: dist.Store = dist.TCPStore(launch.address, launch.port, is_master=own_store, **options)
     except (RuntimeError, ValueError) as error:
         raise rendezvous_error(launch, error) from None
     store = dist.PrefixStore(f"lockstep/{_generation(store)}", store)
@@ -113,7 +107,7 @@ def _wait_for_address(launch: Launch, waiting: _Wait) -> None:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
         line = f"process {launch.rank} of {launch.world_size}: {where}, where process 0 should be, does not answer"
-        hint = "is process 0 started, is the address right (MASTER_ADDR, MASTER_PORT), does a firewall stand between?"
+        hint = "is process 0 started, is the address right (MASTER_ADDR, MASTER_PORT), is there a firewall in between?"
         if waiting.is_over():
             raise UserError(f"{line} in {waiting.waited_s():.0f} s ({reason}); {hint}")
         if waiting.should_log():
@@ -125,17 +119,17 @@ def _check_in(store: dist.Store, launch: Launch, waiting: _Wait) -> None:
     """Returns once every process has joined. The first of those that have joined logs which ones are missing."""
     own = f"process {launch.rank} of {launch.world_size} on {os.uname().nodename}"
     if store.add(f"here/{launch.rank}/count", 1) > 1:
-        raise UserError(f"two processes were started as rank {launch.rank} (this one: {own}); each wants its own RANK")
+        raise UserError(f"two processes were started as rank {launch.rank} (this one: {own}); each needs its own RANK")
     size = store.compare_set("world size", "", str(launch.world_size)).decode()
     if size != str(launch.world_size):
-        raise UserError(f"{own}: another process of this run was told that there are {size} (WORLD_SIZE)")
+        raise UserError(f"{own}: another process of this run has WORLD_SIZE={size}")
     store.set(f"here/{launch.rank}", own)
     arrived = store.add("arrived", 1)
     while arrived < launch.world_size:
-        if waiting.is_over() or (waiting.should_log()):
+        if waiting.is_over() or waiting.should_log():
             missing = [rank for rank in range(launch.world_size) if not store.check([f"here/{rank}"])]
             is_first = not [rank for rank in range(launch.rank) if rank not in missing]
-            text = f"{_named(missing)} of {launch.world_size} processes did not come to {launch.address}:{launch.port}"
+            text = f"{rank_list(missing)} of {launch.world_size} processes did not join {launch.address}:{launch.port}"
             if missing and waiting.is_over():
                 raise UserError(f"{text} in {waiting.waited_s():.0f} s; were they started?")
             if missing and is_first:
@@ -144,6 +138,7 @@ def _check_in(store: dist.Store, launch: Launch, waiting: _Wait) -> None:
         arrived = store.add("arrived", 0)
 
 
-def _named(ranks: Sequence[int]) -> str:
+def rank_list(ranks: Sequence[int]) -> str:
+    """Names some ranks in a message: "rank 3", "ranks 0, 1 and 7 more"."""
     more = f" and {len(ranks) - _LISTED} more" if len(ranks) > _LISTED else ""
     return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks[:_LISTED]))}{more}"

@@ -1,8 +1,8 @@
 """A barrier on the run's key-value store, at which processes wait for each other for as long as it takes.
 
-A collective gives up after the process group's timeout, however good the reason why one process is late. Where work
+A collective gives up after the process group's timeout, however good the reason why one process is late. If work
 between collectives may take long (scanning a data set, reading a slow file system), the processes wait here and enter
-the next collective once all of them are ready for it. Heartbeats tell a slow process from a dead one.
+the next collective when all of them are ready for it. Heartbeats distinguish a slow process from a dead one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -22,74 +22,6 @@ from utils.errors import PeerFailure, Stopped, UserError
 
 HEARTBEAT_S = 1.0
 LOST_AFTER_S = 60.0  # a process may hold the interpreter lock for long, e.g. while parsing a large file
-
-
-@contextmanager
-def heartbeat(store: dist.Store, name: str) -> Iterator[None]:
-    """While active, ``name/process`` identifies this process and ``name/beat`` changes every second."""
-    finished = threading.Event()
-    beat = threading.Thread(target=_beat, args=(store, f"{name}/beat", finished), daemon=True)
-    store.set(f"{name}/process", this_process())
-    beat.start()
-    try:
-        yield
-    finally:
-        finished.set()
-        beat.join()
-
-
-def _beat(store: dist.Store, key: str, finished: threading.Event) -> None:
-    for count in itertools.count():
-        try:
-            store.set(key, str(count))
-        except dist.DistError:  # the store is gone, and with it whoever would read this
-            return
-        if finished.wait(HEARTBEAT_S):
-            return
-
-
-def this_process() -> str:
-    """Identifies this process for `has_died`."""
-    return f"{os.getpid()} {_process_space()}"
-
-
-def process_identity(pid: int) -> str:
-    """Identifies a running process of this machine among all processes anywhere (as far as /proc allows)."""
-    try:
-        started = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
-    except (OSError, IndexError):
-        started = "?"
-    return f"{os.uname().nodename} {_process_space()} {pid} {started}"
-
-
-def has_died(process: str) -> bool:
-    """Whether a process (its `this_process`) is known to have ended; False if it cannot be observed from here."""
-    pid, space = process.split()
-    return space == _process_space() and not _is_running(int(pid))
-
-
-def _process_space() -> str:
-    """Equal in two processes that see each other's process ids (ranks may run in separate containers or machines)."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return os.uname().nodename
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (OSError, IndexError):
-        return True
-
-
 LOST_KEY = "lost"  # in the run's store: the message about the process that is known to have died
 _CHECK_EVERY_S = 0.5
 _LINGER_S, _LINGER_AFTER_LOSS_S = 5.0, 1.0
@@ -106,10 +38,10 @@ class StoreBarrier:
     def __init__(self, store: dist.Store | None, title: str, *, rank: int, names: Sequence[str]) -> None:
         """
         Args:
-            store: of the run.
-            title: of this barrier, the same in all its processes and used once in a run.
-            rank: index of this process in ``names``.
-            names: of the processes, for messages.
+            store: the store of the run.
+            title: the name of this barrier, the same in all its processes and used once in a run.
+            rank: the index of this process in ``names``.
+            names: the names of the processes, for messages.
         """
         self._rank = rank
         self._names = names
@@ -120,12 +52,14 @@ class StoreBarrier:
             assert store is not None
             self._store = dist.PrefixStore(f"barrier/{title}", store)
         self._checked_at = 0.0
-        self._beats: dict[int, tuple[bytes, float]] = {}
+        self._beats: dict[int, tuple[bytes, float]] = {}  # of other processes: the last one, and since when
+        self._left = threading.Event()
+        self._heartbeat = threading.Thread(target=self._beat, daemon=True)
 
     def __enter__(self) -> StoreBarrier:
         if self._store is not None:
-            self._heartbeat = heartbeat(self._store, str(self._rank))
-            self._heartbeat.__enter__()
+            self._store.set(f"{self._rank}/process", this_process())
+            self._heartbeat.start()
         return self
 
     def __exit__(
@@ -133,16 +67,22 @@ class StoreBarrier:
     ) -> None:
         if self._store is None:
             return
-        self._heartbeat.__exit__(None, None, None)
+        self._left.set()
+        self._heartbeat.join()
         if error is not None:
-            try:
+            with suppress(dist.DistError):  # the store is gone, and with it the processes that would read this
                 self._fail(error)
-            except dist.DistError:  # the store is gone, and with it whoever would read this
-                pass
+
+    def _beat(self) -> None:
+        """Changes the value of a key every second until the context is left."""
+        with suppress(dist.DistError):
+            for count in itertools.count():
+                self._store.set(f"{self._rank}/beat", str(count))
+                if self._left.wait(HEARTBEAT_S):
+                    return
 
     def _fail(self, error: BaseException) -> None:
-        """Makes the other processes' waiting raise."""
-        assert self._store is not None
+        """Makes the waiting of other processes raise."""
         if isinstance(error, PeerFailure) and self._store.check(["failed"]):
             return
         text = f"{error}" if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
@@ -196,7 +136,6 @@ class StoreBarrier:
     def _poll(self, is_done: Callable[[dist.Store], bool], rank: int, *, start: str = "") -> None:
         store, pause = self._store, 0.001
         longest = 0.05 * max(1.0, len(self._names) / 32)  # bounds the store's load when there are many processes
-        assert store is not None
         try:
             if start:
                 store.add(start, 1)
@@ -211,8 +150,6 @@ class StoreBarrier:
             ) from None
 
     def _check_alive(self, rank: int) -> None:
-        assert self._store is not None
-        assert self._run_store is not None
         now, name = time.monotonic(), self._names[rank]
         if now - self._checked_at < _CHECK_EVERY_S:
             return
@@ -234,3 +171,45 @@ class StoreBarrier:
         if text:
             self._run_store.set(LOST_KEY, text)
             raise UserError(text)
+
+
+def this_process() -> str:
+    """Identifies this process for `has_died`."""
+    return f"{os.getpid()} {_process_space()}"
+
+
+def process_identity(pid: int) -> str:
+    """Identifies a running process of this machine among all processes anywhere (as far as /proc allows)."""
+    try:
+        started = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except (OSError, IndexError):
+        started = "?"
+    return f"{os.uname().nodename} {_process_space()} {pid} {started}"
+
+
+def has_died(process: str) -> bool:
+    """Whether a process (its `this_process`) is known to have ended; False if it cannot be observed from here."""
+    pid, space = process.split()
+    return space == _process_space() and not _is_running(int(pid))
+
+
+def _process_space() -> str:
+    """Equal in two processes that see each other's process ids (ranks may run in separate containers or machines)."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return os.uname().nodename
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (OSError, IndexError):
+        return True

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import struct
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -28,7 +27,7 @@ class CacheError(Exception):
 
 
 def write_arrays(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Writes ``path`` atomically, and removes what killed processes left of it. Raises OSError."""
+    """Writes ``path`` atomically and removes temporary files that killed processes left. Raises OSError."""
     blocks, directory, at = [], {}, 0
     for name, array in arrays.items():
         array = np.ascontiguousarray(array)
@@ -48,38 +47,35 @@ def write_arrays(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]
         file.writelines(blocks)
 
 
-def read_meta(path: Path) -> dict[str, Any]:
-    """The metadata alone, without reading the arrays. Raises as `open_arrays` does."""
-    with open_regular(path) as file:
-        fixed = file.read(_FIXED.size)
-        if len(fixed) < _FIXED.size:
-            raise CacheError("too short")
-        magic, length, header_crc, _ = _FIXED.unpack(fixed)
-        raw = file.read(length) if magic == _MAGIC else b""
+def _read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
+    """Returns the header and the CRC-32 of what follows it, which is where ``file`` is left."""
+    fixed = file.read(_FIXED.size)
+    if len(fixed) < _FIXED.size:
+        raise CacheError("too short")
+    magic, length, header_crc, body_crc = _FIXED.unpack(fixed)
     if magic != _MAGIC:
         raise CacheError("not written by this version")
+    raw = file.read(length)
     if zlib.crc32(raw) != header_crc:
         raise CacheError("the header is damaged")
-    return json.loads(raw)["meta"]
+    return json.loads(raw), body_crc
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """Returns the metadata alone, without reading the arrays. Raises as `open_arrays` does."""
+    with open_regular(path) as file:
+        return _read_header(file)[0]["meta"]
 
 
 def open_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The metadata, and read-only arrays over the mapped file.
+    """Returns the metadata, and read-only arrays over the mapped file.
 
     Raises CacheError if the file is damaged or has another layout, OSError if it cannot be opened.
     """
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size < _FIXED.size:
-            raise CacheError("too short")
+        header, body_crc = _read_header(file)
+        start = file.tell()
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    magic, length, header_crc, body_crc = _FIXED.unpack(mapped[: _FIXED.size])
-    if magic != _MAGIC:
-        raise CacheError("not written by this version")
-    start = _FIXED.size + length
-    raw = mapped[_FIXED.size : start]
-    if zlib.crc32(raw) != header_crc:
-        raise CacheError("the header is damaged")
-    header = json.loads(raw)
     if len(mapped) - start != header["bytes"]:
         raise CacheError("truncated")
     with memoryview(mapped) as view, view[start:] as body:

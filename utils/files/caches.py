@@ -1,9 +1,9 @@
-"""The caches of data sets: which there are, which are in use, and which go when they are too many.
+"""Lists the caches of data sets and removes old ones when they take too much space.
 
-A cache that a process uses is locked (`hold`) and stays. The environment variable LOCKSTEP_CACHE_GB limits what caches
-may take together; by default it is 200 GB, or half of the disk where that is less. A run that makes a cache removes
-others first, as far as the limit and the disk ask for it: versions of a data set that has changed since, then those
-that were not used for longest. Its own may be larger than the limit.
+The environment variable LOCKSTEP_CACHE_GB limits the total size of all caches; the default is 200 GB, or half of the
+disk if that is less. Before a run creates a cache, it removes others until the new one fits: first versions of data
+sets that have changed since, then the least recently used. A cache in use is locked (`hold`) and is never removed. A
+single cache may exceed the limit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 import time
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,12 @@ from utils.logger import get_logger
 LIMIT_VARIABLE = "LOCKSTEP_CACHE_GB"
 DEFAULT_LIMIT = 200e9  # bytes
 DEFAULT_SHARE = 0.5  # of the disk
-MOST_OF_FREE = 0.98  # of what is free on the disk may be filled
+MOST_OF_FREE = 0.98  # fraction of the free space that a new cache may take
 DAY_S = 86400.0
 _PREFIXES = ("lockstep-", "train-", "val-", "test-")
 _INDEX = re.compile(r"(?P<split>\w+)-(?P<version>[0-9a-f]{32})\.index")
 _PIXELS = re.compile(r"lockstep-\d+-(?P<version>[^-]*)-(?P<imgsz>\d+)-v\d+\.(?P<kind>lmdb|pixels)")
-# The second: what an interrupted scan has read.
+# The second alternative is what an interrupted scan has read.
 _UNFINISHED = re.compile(r".+\.(index|pixels|tree)\.\w+(\.tmp)?|\w+-[0-9a-f]{32}-\w+\.partial")
 
 
@@ -43,19 +43,18 @@ class CacheFile:
     path: Path
     size: int  # bytes on the disk
     used: float  # when a run last used it, seconds since 1970
-    version: str  # of the data set: the index's fingerprint; "" where it is not known
-    what: str  # in words
+    version: str  # the data set's: the fingerprint of its index; "" if unknown
+    what: str  # a description for the user
     is_old: bool = False  # the data set has changed since
 
     def line(self, now: float) -> str:
-        old = ", an older version" if self.is_old else ""
-        return (
-            f"{amount(self.size):>9}  {_age(now - self.used):<14}{self.what}{old}{', in use' if in_use(self) else ''}"
-        )
+        """Size, age, description and state, as `python -m data.cache list` prints them."""
+        state = ", an older version" * self.is_old + ", in use" * in_use(self)
+        return f"{amount(self.size):>9}  {_age(now - self.used):<14}{self.what}{state}"
 
 
 def hold(owner: Any, path: Path) -> None:
-    """Marks ``path`` as used now, and as in use while ``owner`` lives. A file system without locks has no marks."""
+    """Marks ``path`` as used now, and as in use while ``owner`` exists (if the file system has locks)."""
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         weakref.finalize(owner, close_quietly, handle).atexit = False
@@ -64,17 +63,17 @@ def hold(owner: Any, path: Path) -> None:
 
 
 def close_quietly(handle: int) -> None:
-    """Closes a file that was only read: whatever the disk says then, nothing is lost."""
+    """Closes a file that was only read, ignoring errors, since nothing can be lost."""
     with contextlib.suppress(OSError):
         os.close(handle)
 
 
 def list_caches(folder: Path, shared_memory: Path | None = None) -> list[CacheFile]:
-    """This user's caches in ``folder`` and, where that is given, in memory, those used last first."""
+    """Returns this user's caches in ``folder`` and ``shared_memory``, the most recently used first."""
     found: list[CacheFile] = []
     described: dict[str, str] = {}
-    newest: dict[str, tuple[float, str]] = {}  # by data set: its version that was used last
-    origins: dict[str, str] = {}
+    origins: dict[str, str] = {}  # by version: the data set
+    newest: dict[str, tuple[float, str]] = {}  # by data set: when its most recently used version was used, and which
     for path in _files(folder):
         if not (match := _INDEX.fullmatch(path.name)):
             continue
@@ -103,15 +102,13 @@ def list_caches(folder: Path, shared_memory: Path | None = None) -> list[CacheFi
             elif _UNFINISHED.fullmatch(path.name) and path.name.lstrip(".").startswith(_PREFIXES):
                 found.append(_cache_file(path, status, "", "an unfinished file"))
     old = {version for version, origin in origins.items() if newest[origin][1] != version}
-    marked = [c if c.version not in old else CacheFile(**{**vars(c), "is_old": True}) for c in found]
-    return sorted(marked, key=lambda c: -c.used)
+    return sorted((replace(c, is_old=c.version in old) for c in found), key=lambda c: -c.used)
 
 
 def _files(folder: Path) -> list[Path]:
     try:
-        return [
-            Path(entry.path) for entry in os.scandir(folder) if entry.is_file() and entry.stat().st_uid == os.getuid()
-        ]
+        own = os.getuid()
+        return [Path(entry.path) for entry in os.scandir(folder) if entry.is_file() and entry.stat().st_uid == own]
     except OSError:
         return []
 
@@ -121,15 +118,15 @@ def _cache_file(path: Path, status: os.stat_result, version: str, what: str) -> 
 
 
 def in_use(cache: CacheFile) -> bool:
-    """Whether a process reads or fills it."""
+    """Whether a process reads or fills the cache."""
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         return not _lock(cache.path, stack)
     return False
 
 
 def _lock(path: Path, stack: contextlib.ExitStack) -> bool:
-    """Locks a cache for its removal, until ``stack`` ends; False if a process has it."""
-    for file in (path.with_suffix(".lock"), path):  # the first is its filler's
+    """Locks a cache until ``stack`` is closed; returns False if another process has locked it."""
+    for file in (path.with_suffix(".lock"), path):  # the first is locked by the process that fills the cache
         try:
             handle = os.open(file, os.O_RDWR)
         except FileNotFoundError:
@@ -143,8 +140,8 @@ def _lock(path: Path, stack: contextlib.ExitStack) -> bool:
 
 
 def remove(cache: CacheFile) -> bool:
-    """Removes a cache with what belongs to it; False if it is in use, or not ours to remove."""
-    if not cache.version and time.time() - cache.used < DAY_S:  # unfinished, perhaps still being written
+    """Removes a cache and its companion files; returns False if it is in use or cannot be removed."""
+    if not cache.version and time.time() - cache.used < DAY_S:  # unfinished; it may still be written
         return False
     try:
         with contextlib.ExitStack() as stack:
@@ -159,53 +156,50 @@ def remove(cache: CacheFile) -> bool:
 
 
 def removal_order(caches: Iterable[CacheFile]) -> list[CacheFile]:
-    """Versions of data sets that have changed since, then those that were not used for longest."""
+    """Sorts caches: versions of data sets that have changed since, then by last use, oldest first."""
     return sorted(caches, key=lambda c: (not c.is_old, c.used))
 
 
 def cache_limit(folder: Path) -> float:
-    """Bytes that caches may take together. Raises UserError for a limit that is none."""
+    """The maximum total size of the caches, bytes. Raises UserError if LOCKSTEP_CACHE_GB is not a valid number."""
     text = os.environ.get(LIMIT_VARIABLE, "").strip()
     if not text:
         return min(DEFAULT_LIMIT, DEFAULT_SHARE * shutil.disk_usage(folder).total)
     return gigabytes(text, LIMIT_VARIABLE)
 
 
-def make_room(folder: Path, wanted: int, keep: Path) -> None:
-    """Removes caches on the disk, so that ``wanted`` more bytes stay within the limit and find room, as far as that can
-    be had: ``keep`` stays, as does what is in use."""
-    caches = list_caches(folder)
-    limit = cache_limit(folder)
-    removed = 0
-
-    def is_enough() -> bool:
-        total = sum(c.size for c in caches) - removed
-        return total + wanted <= limit and wanted <= MOST_OF_FREE * shutil.disk_usage(folder).free
-
-    count = 0
+def make_room(folder: Path, needed: int, keep: Path) -> None:
+    """Removes caches from the disk until ``needed`` more bytes fit within the limit and the free space, or until only
+    ``keep`` and caches in use are left."""
+    caches, limit = list_caches(folder), cache_limit(folder)
+    total = sum(c.size for c in caches)
+    removed: list[int] = []
     for cache in removal_order(caches):
-        if is_enough():
+        fits = total - sum(removed) + needed <= limit
+        if fits and needed <= MOST_OF_FREE * shutil.disk_usage(folder).free:
             break
         if cache.path != keep and remove(cache):
-            removed, count = removed + cache.size, count + 1
-    if count:
+            removed.append(cache.size)
+    if removed:
         get_logger().info(
             "%s: removed %d cache(s) of other data sets or versions, %s, to make room (limit %s; %s sets another)",
-            folder, count, amount(removed), amount(limit), LIMIT_VARIABLE,
+            folder, len(removed), amount(sum(removed)), amount(limit), LIMIT_VARIABLE,
         )  # fmt: skip
 
 
 def gigabytes(text: str, name: str) -> float:
+    """Converts a number of gigabytes, the value of ``name``, to bytes. Raises UserError."""
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise UserError(f"{name} {text}: wants gigabytes, a number from 0")
+        raise UserError(f"{name} {text}: must be gigabytes, a number from 0")
     return value * 1e9
 
 
 def amount(size: float) -> str:
+    """A number of bytes with a unit."""
     for unit, digits in (("B", 0), ("kB", 0), ("MB", 1)):
         if size < 999.5:
             return f"{size:.{digits}f} {unit}"

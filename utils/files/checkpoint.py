@@ -1,7 +1,6 @@
-"""Checkpoint files: plain tensors and plain data that load with ``weights_only=True``, replaced atomically; and
-safetensors files.
+"""Reads and writes checkpoint files (plain tensors and data, which load with ``weights_only=True``) and safetensors.
 
-The sizes that a PyTorch zip states are checked against the file before anything in it is read or allocated.
+Files are replaced atomically. The sizes that a file declares are checked before anything is read or allocated.
 """
 
 from __future__ import annotations
@@ -22,41 +21,12 @@ from utils.errors import UserError
 from utils.files.safe_io import atomic_write, open_regular
 from utils.machine.limits import explanation
 
-
-def open_zip(path: str | Path) -> zipfile.ZipFile:
-    """The archive, for its caller to close. Raises UserError for what is none, or compresses or overstates entries.
-
-    Torch stores entries as they are, so together they cannot exceed the file; one that inflates is no checkpoint.
-    """
-    if not Path(path).is_file():
-        raise UserError(f"{path}: no such checkpoint")
-    try:
-        archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        reading = error if isinstance(error, OSError) else error.__context__  # zipfile takes it for another file
-        if isinstance(reading, OSError) and explanation(reading):  # no fault of the file's
-            reading.filename = str(path)
-            raise reading from None
-        raise UserError(f"{path}: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)") from None
-    entries = archive.infolist()
-    why = ""
-    if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
-        why = "its entries are compressed, which PyTorch's are not"
-    elif min((e.header_offset for e in entries), default=0):  # torch would read that, and not what is checked here
-        why = "something stands before the archive"
-    elif len({e.filename for e in entries}) < len(entries):
-        why = "two of its entries have the same name"
-    elif sum(e.file_size for e in entries) > Path(path).stat().st_size:
-        why = "its entries declare more data than the file has"
-    if why:
-        archive.close()
-        raise UserError(f"{path}: refused: {why}")
-    return archive
-
-
 FORMAT = "lockstep"
 VERSION = 1
-_KINDS = {
+MAX_DIMENSIONS = 16
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_KINDS = {  # of a checkpoint's entries
     **dict.fromkeys(("version", "imgsz"), int),
     **dict.fromkeys(("model_spec", "model", "ema", "optimizer", "scaler", "progress", "run"), dict),
     **dict.fromkeys(("config", "hyp", "data", "metrics"), dict),
@@ -65,7 +35,7 @@ _KINDS = {
 
 
 def write_checkpoint(content: dict[str, Any], path: str | Path) -> None:
-    """Replaces ``path`` whole, and durably. Raises OSError (a full disk, say) with the old file untouched."""
+    """Replaces ``path`` atomically and durably. If that raises OSError (a full disk), the old file is unchanged."""
     with atomic_write(path, durable=True) as file:
         sink = _Sink(file)
         try:
@@ -75,7 +45,7 @@ def write_checkpoint(content: dict[str, Any], path: str | Path) -> None:
 
 
 class _Sink:
-    """Passes writes on and keeps the system's error, of which torch's zip writer tells only that there was one."""
+    """Forwards writes and keeps the OSError of a failed one, which torch's zip writer replaces by a RuntimeError."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -92,35 +62,21 @@ class _Sink:
         self._file.flush()
 
 
-def _check_sums(path: Path) -> None:
-    """Raises UserError where an entry's checksum is wrong, at which torch does not look."""
-    with open_zip(path) as archive:
-        try:
-            wrong = archive.testzip()
-        except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError) as error:
-            if isinstance(error, OSError) and explanation(error):  # no fault of the file's
-                error.filename = str(path)
-                raise
-            raise UserError(f"{path}: damaged checkpoint ({str(error)[:100]})") from None
-        if wrong is not None:
-            raise UserError(f"{path}: damaged checkpoint (the checksum of its entry {wrong[:100]} is wrong)")
-
-
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The content of one of our checkpoints, on the CPU. Raises UserError for anything else, running no code."""
+    """Returns the content of a checkpoint of this program, on the CPU, without running code from the file.
+
+    Raises UserError for any other file.
+    """
     path = Path(path)
     _check_sums(path)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of odd kinds of tensors, which are refused below
+            warnings.simplefilter("ignore", UserWarning)  # about unusual tensors, which are refused below
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise UserError(f"{path}: not a checkpoint of this program (it holds foreign objects)") from None
-    except Exception as error:  # the unpickler has no error of its own for what it cannot make sense of
-        if isinstance(error, OSError) and explanation(error):  # no fault of the file's
-            error.filename = str(path)
-        if explanation(error):
-            raise
+    except Exception as error:  # the unpickler raises any type for malformed data
+        _raise_if_limit(error, path)
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path}: damaged checkpoint ({reason})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -137,13 +93,58 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return content
 
 
-MAX_DIMENSIONS = 16
-FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+def _check_sums(path: Path) -> None:
+    """Raises UserError if an entry's checksum, which torch ignores, is wrong."""
+    with open_zip(path) as archive:
+        try:
+            wrong = archive.testzip()
+        except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError) as error:
+            _raise_if_limit(error, path)
+            raise UserError(f"{path}: damaged checkpoint ({str(error)[:100]})") from None
+        if wrong is not None:
+            raise UserError(f"{path}: damaged checkpoint (the checksum of its entry {wrong[:100]} is wrong)")
+
+
+def open_zip(path: str | Path) -> zipfile.ZipFile:
+    """Opens a checkpoint's zip archive; the caller closes it.
+
+    PyTorch stores entries uncompressed, so together they cannot exceed the file. Raises UserError for a file that is
+    not a zip, and for entries that are compressed, overlap, share a name or declare more data than the file has.
+    """
+    if not Path(path).is_file():
+        raise UserError(f"{path}: no such checkpoint")
+    try:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        # zipfile raises BadZipFile for a read error, too.
+        _raise_if_limit(error if isinstance(error, OSError) else error.__context__ or error, path)
+        raise UserError(f"{path}: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)") from None
+    entries = archive.infolist()
+    why = ""
+    if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
+        why = "its entries are compressed, which PyTorch's are not"
+    elif min((e.header_offset for e in entries), default=0):  # torch would read that, and not what is checked here
+        why = "there is data before the archive"
+    elif len({e.filename for e in entries}) < len(entries):
+        why = "two of its entries have the same name"
+    elif sum(e.file_size for e in entries) > Path(path).stat().st_size:
+        why = "its entries declare more data than the file has"
+    if why:
+        archive.close()
+        raise UserError(f"{path}: refused: {why}")
+    return archive
+
+
+def _raise_if_limit(error: BaseException, path: str | Path) -> None:
+    """Raises ``error`` if it is a limit of the machine (`explanation`), not a fault of the file."""
+    if explanation(error):
+        if isinstance(error, OSError):
+            error.filename = str(path)
+        raise error
 
 
 def is_safetensors(path: str | Path) -> bool:
-    """Whether a file begins as one: a header length, then JSON. False for a missing file, and for a pipe."""
+    """Whether a file begins like a safetensors file: a header length, then JSON. False if it is missing or a pipe."""
     try:
         with open_regular(path) as file:
             start = file.read(9)
@@ -153,16 +154,15 @@ def is_safetensors(path: str | Path) -> bool:
 
 
 def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors by name, on the CPU, and the file's metadata.
+    """Returns the tensors by name, on the CPU, and the file's metadata.
 
-    Raises UserError, in one line that begins with the path, for a missing file and for a header that does not match
-    the file: the library checks every size before it allocates anything.
+    Raises UserError if the file is missing, damaged, or holds tensors of types or dimensions that no detector has.
     """
     if not Path(path).is_file():
         raise UserError(f"{path}: no such checkpoint")
     try:
         with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
             metadata = file.metadata() or {}
     except SafetensorError as error:
         reason = " ".join(str(error).removeprefix("Error while deserializing header: ").split())

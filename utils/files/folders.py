@@ -1,8 +1,7 @@
-"""Folders of runs (exp, exp2, ...) and caches, and the location of the data set that a checkpoint names."""
+"""The folders of runs (exp, exp2, ...) and caches, and the location of a checkpoint's data set."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import tempfile
 from collections.abc import Mapping
@@ -16,15 +15,15 @@ CONFIGS = PROJECT / "configs"
 
 
 def check_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> None:
-    """Raises the UserError that `increment_path` would raise, as far as it can be predicted without side effects."""
+    """Raises the UserError that `increment_path` would raise, as far as that can be predicted without side effects."""
     base = Path(project) / name
     try:
         if exist_ok and base.exists() and not base.is_dir():
             raise FileExistsError
-        there = next(folder for folder in base.parents if folder.exists())
-        if not there.is_dir():
+        existing = next(folder for folder in base.parents if folder.exists())
+        if not existing.is_dir():
             raise NotADirectoryError
-        with tempfile.TemporaryDirectory(prefix=".", dir=there):
+        with tempfile.TemporaryDirectory(prefix=".", dir=existing):
             pass
     except OSError as error:
         raise _refusal(base, error) from None
@@ -39,49 +38,49 @@ def increment_path(project: str | Path, name: str, exist_ok: bool = False) -> Pa
     base = Path(project) / name
     try:
         base.parent.mkdir(parents=True, exist_ok=True)
-        if exist_ok:
-            base.mkdir(exist_ok=True)
-            return base
-        for number in itertools.count(1):
-            path = base if number == 1 else base.with_name(f"{base.name}{number}")
+        path, number = base, 1
+        while True:
             try:
-                path.mkdir()
+                path.mkdir(exist_ok=exist_ok)
+                return path
             except FileExistsError:
-                continue
-            return path
+                if exist_ok:  # a file
+                    raise
+            number += 1
+            path = base.with_name(f"{base.name}{number}")
     except OSError as error:
         raise _refusal(base, error) from None
-    raise AssertionError("unreachable")
 
 
 def _refusal(base: Path, error: OSError) -> UserError:
     if isinstance(error, FileExistsError | NotADirectoryError):
-        return UserError(f"{base}: a file of that name is in the way; choose another --project or --name")
+        return UserError(f"{base}: a file of this name exists; choose another --project or --name")
     reason = (error.strerror or str(error)).lower()
     return UserError(f"{base}: cannot be created ({reason}); choose another --project")
 
 
 def describe_location(source: str | Path, root: str, folder: str | Path) -> dict[str, str]:
-    """The location that a checkpoint stores: absolute paths, and the same relative to the folder of the run.
+    """The location that a checkpoint stores: absolute paths, and paths relative to the folder of the run.
 
     Args:
         source: the data set's YAML.
-        root: the folder that its entries are relative to; "" to leave it out.
-        folder: of the run.
+        root: the folder that the YAML's entries are relative to; "" to leave it out.
+        folder: the folder of the run.
     """
     paths = {"source": os.path.abspath(source)} | ({"root": os.path.abspath(root)} if root else {})
     return paths | {f"{name}_from_run": os.path.relpath(path, folder) for name, path in paths.items()}
 
 
 def find_location(stored: Mapping[str, Any], checkpoint: str | Path) -> tuple[str, str]:
-    """The data set's YAML and the folder that its entries are relative to; "" if the checkpoint does not have them.
+    """Returns the data set's YAML and the folder that its entries are relative to; "" if they are not stored.
 
-    A path is looked up as it was stored, then from the checkpoint's folder. Earlier checkpoints hold the YAML as the
-    command line named it: relative paths are looked up from here, then from the folders above the checkpoint.
+    A path is looked up as it was stored, then relative to the checkpoint's folder. Earlier checkpoints store the YAML
+    as the command line named it; a relative path is looked up from the working folder, then from the folders above the
+    checkpoint.
 
     Args:
-        stored: a checkpoint's ``data``.
-        checkpoint: its path.
+        stored: the checkpoint's ``data``.
+        checkpoint: the path of the checkpoint.
     """
     folder = Path(checkpoint).absolute().parent
     return _find(stored, "source", folder), _find(stored, "root", folder)
@@ -101,7 +100,7 @@ SHARED_MEMORY = Path("/dev/shm")  # a file system in memory
 
 
 def cache_folder(cache_dir: str = "") -> Path:
-    """``cache_dir`` if given, else $XDG_CACHE_HOME/lockstep, or ~/.cache/lockstep."""
+    """Returns ``cache_dir`` if given, else $XDG_CACHE_HOME/lockstep or ~/.cache/lockstep."""
     if cache_dir:
         return Path(cache_dir).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import functools
 import math
 import os
 import time
@@ -21,11 +22,10 @@ from utils.logger import get_logger
 
 _LOOK_EVERY_S = 0.1
 _held: set[int] = set()  # descriptors of this process's FileLocks
-_closes_in_children = False
 
 
 def flock(descriptor: int, *, shared: bool = False, waits: bool = False) -> None:
-    """Locks an open file until its last descriptor is closed, in forked children too; converts a lock that is held.
+    """Locks an open file until its last descriptor is closed, in forked children too; an existing lock is converted.
 
     Raises BlockingIOError if another process holds it, unless ``waits`` is true; another OSError if the system, or the
     file system, has no locks.
@@ -116,7 +116,8 @@ class FileLock:
             error.filename = str(self.path)
             raise
         self._descriptor = descriptor
-        _close_in_children(descriptor)
+        _held.add(descriptor)
+        _close_in_children()
         return ""
 
     def _unlock(self, descriptor: int) -> None:
@@ -128,18 +129,11 @@ class FileLock:
             os.close(descriptor)
 
 
-def _close_in_children(descriptor: int) -> None:
-    global _closes_in_children
-    if not _closes_in_children and hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_close_held)
-        _closes_in_children = True
-    _held.add(descriptor)
-
-
-def _close_held() -> None:
-    """Runs in a forked child; the parent keeps its locks."""
-    while _held:
-        os.close(_held.pop())
+@functools.cache
+def _close_in_children() -> None:
+    """Makes forked children close the descriptors; the parent keeps its locks."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: [os.close(_held.pop()) for _ in range(len(_held))])
 
 
 def is_still_named(descriptor: int, path: str | Path) -> bool:

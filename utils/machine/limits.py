@@ -1,7 +1,6 @@
-"""One-line explanations of limits of the machine: memory, open files, failing disks, killed processes, packages.
+"""One-line explanations of errors that are limits of the machine: memory, files, disks, killed processes, packages.
 
-Such errors arrive as many types from many libraries. None of them is a bug of the program, and each has a remedy that
-its traceback does not name.
+Libraries raise such errors as many types. They are not bugs, and their tracebacks do not name the remedy.
 """
 
 from __future__ import annotations
@@ -34,19 +33,17 @@ _WORKER = re.compile(
 )
 _ALLOCATION = re.compile(r"allocate (?P<bytes>\d+) bytes|allocate (?P<text>[\d.]+ [KMGT]iB)")
 _PACKAGES = {"cv2": "opencv-python", "yaml": "PyYAML", "PIL": "pillow"}  # packages whose module has another name
-_KNOWN = (
-    *(*_PACKAGES, "torch", "torchvision", "numpy", "lmdb", "matplotlib", "safetensors", "tqdm"),
-    *("albumentations", "tensorboard"),
-)
+_KNOWN = {"torch", "torchvision", "numpy", "lmdb", "matplotlib", "safetensors", "tqdm", "albumentations", "tensorboard"}
 _LIBRARY = re.compile(r"(?P<library>lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
 _ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --workers"
 
 
 def explanation(error: BaseException, advice: str = _ADVICE) -> str | None:
-    """One line for an error that is a limit of the machine; None for any other. ``advice``: how to use less memory."""
+    """Explains an error that is a limit of the machine in one line; None for other errors. ``advice``: how to use less
+    memory."""
     text = str(error)
     if isinstance(error, ImportError):
-        return _of_import(error, advice)
+        return _explain_import(error, advice)
     if not isinstance(error, Exception) or isinstance(error, UserError):
         return None
     number = error.errno if isinstance(error, OSError) else None
@@ -57,26 +54,22 @@ def explanation(error: BaseException, advice: str = _ADVICE) -> str | None:
     if isinstance(error, OSError) and number in _STORAGE:
         where = f"{error.filename}: " if error.filename else ""
         reason = (error.strerror or text).lower()
-        return f"{where}{reason}; the disk or network file system has failed, see to that first"
+        return f"{where}{reason}; the disk or network file system has failed"
     if worker := _WORKER.search(text):
-        return _of_worker(worker["signal"] or "")
+        return _explain_worker(worker["signal"] or "")
     is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or number == errno.ENOMEM
     is_foreign = type(error).__module__.partition(".")[0] in ("builtins", "torch", "cv2", "numpy", "lmdb")
     if is_named or (is_foreign and any(mark in text for mark in _NO_MEMORY)):
         where = "of the GPU" if "CUDA" in text or "CUBLAS" in text or "CUDNN" in text else "of this machine"
-        return f"the memory {where} is not enough{_wanted(text)}; {advice}"
+        amount = ""
+        if found := _ALLOCATION.search(text):
+            size = found["text"] or f"{int(found['bytes']) / 2**30:.2f} GiB"
+            amount = f" ({size} more was asked for)"
+        return f"the memory {where} is not enough{amount}; {advice}"
     return None
 
 
-def _wanted(text: str) -> str:
-    found = _ALLOCATION.search(text)
-    if found is None:
-        return ""
-    size = found["text"] or f"{int(found['bytes']) / 2**30:.2f} GiB"
-    return f" ({size} more was asked for)"
-
-
-def _of_worker(signal: str) -> str:
+def _explain_worker(signal: str) -> str:
     name = f" by the signal '{signal.strip()}'" if signal.strip() else ""
     if "Bus error" in signal:
         return (
@@ -89,7 +82,7 @@ def _of_worker(signal: str) -> str:
     )
 
 
-def _of_import(error: ImportError, advice: str) -> str | None:
+def _explain_import(error: ImportError, advice: str) -> str | None:
     if "failed to map segment" in str(error):
         return f"the memory of this machine is not enough to load {error.name or 'a library'}; {advice}"
     if library := _LIBRARY.search(str(error)):
@@ -99,12 +92,11 @@ def _of_import(error: ImportError, advice: str) -> str | None:
                 f"OpenCV cannot be loaded, {name} is missing: apt install libgl1 libglib2.0-0, or "
                 "pip uninstall opencv-python and pip install opencv-python-headless"
             )
-        return f"{name} is missing, which a package wants ({' '.join(str(error).split())})"
+        return f"{name} is missing, and a package needs it ({' '.join(str(error).split())})"
     module = (error.name or "").partition(".")[0]
-    if isinstance(error, ModuleNotFoundError) and module in _KNOWN:
-        return (
-            f"the package {_PACKAGES.get(module, module)} is not installed: pip install {_PACKAGES.get(module, module)}"
-        )
+    if isinstance(error, ModuleNotFoundError) and (module in _KNOWN or module in _PACKAGES):
+        package = _PACKAGES.get(module, module)
+        return f"the package {package} is not installed: pip install {package}"
     return None
 
 
@@ -117,8 +109,10 @@ def _file_limit() -> str:
 
 
 def require_package(module: str, what: str, instead: str) -> None:
-    """Imports ``module`` now, so that its absence is known before the work starts. Raises UserError with ``what`` needs
-    it and what to do ``instead`` of installing it."""
+    """Imports ``module`` early, so that its absence is reported before the work starts.
+
+    Raises UserError with ``what`` needs the package, and what to do ``instead`` of installing it.
+    """
     try:
         importlib.import_module(module)
     except ImportError as error:
@@ -129,7 +123,7 @@ def require_package(module: str, what: str, instead: str) -> None:
 
 
 def smaller(batch_size: int, imgsz: int, *, least_batch: int, device: str) -> str:
-    """The advice of `explanation`: settings that need less memory than a batch of this size."""
+    """The advice for `explanation`: settings that need less memory than these."""
     fits = []
     if batch_size > max(least_batch, 0):
         fits.append(f"--batch-size {max(batch_size // 2, least_batch)}")
@@ -144,7 +138,7 @@ def smaller(batch_size: int, imgsz: int, *, least_batch: int, device: str) -> st
 
 @contextlib.contextmanager
 def explained(advice: Callable[[], str]) -> Iterator[None]:
-    """Turns errors of the block that are limits of the machine into UserError. ``advice()``: see `explanation`."""
+    """Turns errors of the block that are limits of the machine into UserError. ``advice``: see `explanation`."""
     try:
         yield
     except Exception as error:

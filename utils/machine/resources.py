@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores, loader workers, freed memory; and how long it has run."""
+"""The resources of the machine that this process may use: cores, loader workers, memory; and the age of the process."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from pathlib import Path
 
 from utils.logger import get_logger
 
-# Of one rank. A worker draws about 600 images a second at 640 px; yolov8n on an H100 takes about 2,500.
+# Per rank. A worker renders about 600 images a second at 640 px; yolov8n on an H100 trains on about 2,500.
 MOST_WORKERS = 8
 
 
 def available_cores(root: Path = Path("/")) -> int:
-    """Cores that the system lets this process use, at least 1: those it may run on, and no more than the CPU quota of
-    its control groups (``docker --cpus``, a batch system's) pays for, rounded down.
+    """The number of cores that this process may use, at least 1: its CPU affinity, limited by the CPU quotas of its
+    control groups (``docker --cpus``, a batch system), rounded down.
 
     Args:
-        root: where /proc and /sys are.
+        root: the folder that contains /proc and /sys.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min([allowed, *map(int, _quotas(root))]), 1)
 
 
 def loader_workers(asked: int, processes: int, split: str) -> int:
-    """``--workers`` as a number for the loader of ``split``: ``asked``, or for -1 an equal share of the cores for each
-    of the node's ``processes``, from 1 to `MOST_WORKERS`, which is logged."""
+    """The number of workers of the loader of ``split``: ``asked``, or for -1 an equal part of the cores for each of the
+    node's ``processes``, from 1 to `MOST_WORKERS`; then the number is logged."""
     if asked >= 0:
         return asked
     cores = available_cores()
     workers = min(max(cores // processes, 1), MOST_WORKERS)
     get_logger().info(
-        "--workers (%s): %d a process (%d cores, %d process(es) on this node)", split, workers, cores, processes
+        "--workers (%s): %d per process (%d cores, %d process(es) on this node)", split, workers, cores, processes
     )
     return workers
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Quotas, in cores, of the control groups that this process is in and of those around them, of either version."""
+    """The CPU quotas, in cores, of this process's control groups (version 1 or 2) and of their parents."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -51,18 +51,17 @@ def _quotas(root: Path) -> Iterator[float]:
         if controllers and "cpu" not in controllers.split(","):
             continue
         mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        # A container may see its own group as the root, under whatever name /proc has for it: then only that is there.
+        # A container may see its own group as the root, whatever name /proc has for it; then only the root exists.
         own = mount / path.lstrip("/")
         for folder in (own, *own.parents):
             if not folder.is_relative_to(mount):
                 break
-            quota = _quota(folder, is_first_version=bool(controllers))
-            if quota is not None:
+            if (quota := _quota(folder, is_first_version=bool(controllers))) is not None:
                 yield quota
 
 
 def _quota(folder: Path, *, is_first_version: bool) -> float | None:
-    """In cores; None without one."""
+    """The quota of a control group, in cores; None if it has none."""
     names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if is_first_version else ("cpu.max",)
     try:
         text = " ".join((folder / name).read_text(encoding="utf-8") for name in names)
@@ -73,8 +72,8 @@ def _quota(folder: Path, *, is_first_version: bool) -> float | None:
 
 
 def available_memory() -> int:
-    """Bytes that this process can still allocate: what the system has available, and what its control group leaves.
-    A very large number where neither is known."""
+    """The number of bytes that this process can still allocate, limited by the system and by its control group;
+    ``sys.maxsize`` if neither is known."""
     available = sys.maxsize
     with contextlib.suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
@@ -86,7 +85,7 @@ def available_memory() -> int:
     return available
 
 
-# Of mallopt(3), from glibc's <malloc.h>.
+# Constants of mallopt(3), from glibc's <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 2**31 - 1  # mallopt takes an int
 _OLDER_LIMIT = 2**25
@@ -94,12 +93,11 @@ _USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PA
 
 
 def keep_freed_memory() -> None:
-    """Lets this process and its children reuse the memory they free, instead of asking the system for it again.
+    """Makes this process and its children reuse freed memory instead of returning it to the system.
 
-    By default glibc hands large blocks back. A training step on a CPU frees all its feature maps, so the next step met
-    20,000 page faults, one after another, while its threads waited: 15 % of its time (benchmarks/README.md). The
-    process now stays as large as its largest step. Does nothing under another C library, or where the user has set
-    malloc's environment variables.
+    By default glibc returns large blocks. A training step on a CPU frees all its feature maps, and the 20,000 page
+    faults of the next step took 15 % of its time (benchmarks/README.md). Now the process stays as large as its largest
+    step. Does nothing with another C library, or if the user has set malloc's environment variables.
     """
     if any(name in os.environ for name in _USERS_OWN):
         return
@@ -112,10 +110,7 @@ def keep_freed_memory() -> None:
 
 
 def process_age_s() -> float | None:
-    """Seconds since the system started this process, the interpreter's start included; None where /proc doesn't tell.
-
-    A process forked from another counts from its own start.
-    """
+    """Seconds since the system started (or forked) this process, before the interpreter; None without /proc."""
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()  # the name in brackets may hold anything

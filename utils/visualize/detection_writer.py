@@ -140,7 +140,8 @@ class UniqueStems:
 
     def __call__(self, source: str) -> str:
         if source not in self._stems:
-            base = f"webcam{source}" if source.isdigit() else _safe_name(_stem_of(source))
+            base = source.split("://", 1)[1] if "://" in source else Path(source).stem
+            base = f"webcam{source}" if source.isdigit() else _safe_name(base)
             stem, number = base, 1
             while stem.casefold() in self._taken:  # some file systems ignore case
                 number += 1
@@ -148,10 +149,6 @@ class UniqueStems:
             self._taken.add(stem.casefold())
             self._stems[source] = stem
         return self._stems[source]
-
-
-def _stem_of(source: str) -> str:
-    return source.split("://", 1)[1] if "://" in source else Path(source).stem
 
 
 def _safe_name(text: str) -> str:
@@ -191,9 +188,8 @@ class DetectionFiles:
 
     def close(self) -> None:
         """Writes predictions.json atomically."""
-        if not self._config.save_json:
-            return
-        write_whole(self.run_dir / "predictions.json", json.dumps(self._records, ensure_ascii=False, indent=1))
+        if self._config.save_json:
+            write_whole(self.run_dir / "predictions.json", json.dumps(self._records, ensure_ascii=False, indent=1))
 
     def _write_txt(self, label: str, image_hw: tuple[int, int], found: DetectionTable) -> None:
         folder = self.run_dir / "labels"

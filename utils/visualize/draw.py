@@ -45,11 +45,11 @@ def _font_for(text: str) -> tuple[str, str]:
     default = _default_font()
     if not default:
         return default, text
-    missing = {letter for letter in text if not _has(default, letter)}
+    missing = {letter for letter in text if ord(letter) not in _charmap(default)}
     if not missing:
         return default, text
     for path in _system_fonts():
-        if all(_has(path, letter) for letter in text):
+        if all(ord(letter) in _charmap(path) for letter in text):
             return path, text
     return default, "".join(f"<{ord(letter):X}>" if letter in missing else letter for letter in text)
 
@@ -79,12 +79,6 @@ def _system_fonts() -> tuple[str, ...]:
     return tuple(sorted(font_manager.findSystemFonts()))
 
 
-@lru_cache(maxsize=4096)
-def _has(path: str, letter: str) -> bool:
-    charmap = _charmap(path)
-    return ord(letter) in charmap
-
-
 @lru_cache(maxsize=256)
 def _charmap(path: str) -> frozenset[int]:
     from matplotlib.ft2font import FT2Font
@@ -96,33 +90,28 @@ def _charmap(path: str) -> frozenset[int]:
 
 
 GOLDEN_RATIO = 0.618034
-GAP_COLOUR = 255
+GAP_COLOR = 255
 
 
-def class_colours(classes: np.ndarray) -> np.ndarray:
-    """RGB uint8 (n, 3) of classes (n,): a class has the same colour in all images and runs."""
+def class_colors(classes: np.ndarray) -> np.ndarray:
+    """RGB uint8 (n, 3) of classes (n,): a class has the same color in all images and runs."""
     classes = np.asarray(classes, np.int64).reshape(-1)
-    return np.array([_class_colour(int(c)) for c in classes], np.uint8).reshape(-1, 3)
+    return np.array([_class_color(int(c)) for c in classes], np.uint8).reshape(-1, 3)
 
 
 @lru_cache(maxsize=4096)
-def _class_colour(index: int) -> tuple[int, int, int]:
+def _class_color(index: int) -> tuple[int, int, int]:
     """The hues of successive classes are a golden-ratio turn apart; three shades alternate every eight classes."""
     saturation, value = ((0.85, 0.95), (0.60, 1.0), (0.95, 0.70))[index // 8 % 3]
     red, green, blue = colorsys.hsv_to_rgb((0.98 + index * GOLDEN_RATIO) % 1.0, saturation, value)
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
-def line_width(height: int, width: int) -> int:
-    """Default width of box lines, pixels."""
-    return max(1, round((height + width) / 2 * 0.003))
-
-
 def draw_boxes(
     image: np.ndarray,
     boxes_xyxy: np.ndarray,
     labels: Sequence[str] | None = None,
-    colours: np.ndarray | None = None,
+    colors: np.ndarray | None = None,
     *,
     thickness: int = 0,
     text_size: int = 0,
@@ -133,7 +122,7 @@ def draw_boxes(
         image: uint8 (H, W, 3) RGB.
         boxes_xyxy: (n, 4) pixels; parts outside the image are cut off.
         labels: n texts in any script; an empty one is not drawn. None: no labels.
-        colours: uint8 (n, 3) RGB, such as `class_colours`; None: one colour for all.
+        colors: uint8 (n, 3) RGB, such as `class_colors`; None: one color for all.
         thickness: line width, pixels; 0: depends on the image size.
         text_size: font size, pixels; 0: depends on the image size.
     """
@@ -141,31 +130,31 @@ def draw_boxes(
     height, width = canvas.shape[:2]
     boxes = np.asarray(boxes_xyxy, np.float64).reshape(-1, 4)
     boxes = np.round(np.clip(np.nan_to_num(boxes), -1e4, 1e5)).astype(int)
-    if colours is None:
-        colours = class_colours(np.zeros(len(boxes), int))
-    thickness = thickness or line_width(height, width)
+    if colors is None:
+        colors = class_colors(np.zeros(len(boxes), int))
+    thickness = thickness or max(1, round((height + width) / 2 * 0.003))
     text_size = text_size or max(10, round((height + width) / 2 * 0.022))
     order = range(len(boxes) - 1, -1, -1)
     for i in order:
         x0, y0, x1, y1 = boxes[i].tolist()
-        cv2.rectangle(canvas, (x0, y0), (x1 - 1, y1 - 1), colours[i].tolist(), thickness, cv2.LINE_8)
+        cv2.rectangle(canvas, (x0, y0), (x1 - 1, y1 - 1), colors[i].tolist(), thickness, cv2.LINE_8)
     if labels is not None:
         for i in order:
             if labels[i]:
-                _draw_label(canvas, boxes[i], labels[i], colours[i], text_size)
+                _draw_label(canvas, boxes[i], labels[i], colors[i], text_size)
     return canvas
 
 
-def _draw_label(canvas: np.ndarray, box: np.ndarray, text: str, colour: np.ndarray, size: int) -> None:
+def _draw_label(canvas: np.ndarray, box: np.ndarray, text: str, color: np.ndarray, size: int) -> None:
     """Above the box if there is room, else inside its top edge; never outside the image."""
     mask = text_mask(text, size)
     x = min(int(box[0]), canvas.shape[1] - mask.shape[1])
     y = int(box[1]) - mask.shape[0] if box[1] >= mask.shape[0] else int(box[1])
-    write_text(canvas, text, (x, y), size, colour)
+    write_text(canvas, text, (x, y), size, color)
 
 
 def write_text(canvas: np.ndarray, text: str, xy: tuple[int, int], size: int, background: np.ndarray) -> None:
-    """Writes black or white text, whichever contrasts better, on a patch of colour ``background``, into ``canvas``.
+    """Writes black or white text, whichever contrasts better, on a patch of color ``background``, into ``canvas``.
 
     Args:
         xy: the patch's top-left corner; the patch is moved onto the canvas, and cut off if it is wider.
@@ -188,7 +177,7 @@ def tile_images(images: Sequence[np.ndarray], columns: int, *, gap: int = 2) -> 
     height, width = images[0].shape[:2]
     rows = -(-len(images) // columns)
     shape = (rows * (height + gap) - gap, columns * (width + gap) - gap, 3)
-    sheet = np.full(shape, GAP_COLOUR, np.uint8)
+    sheet = np.full(shape, GAP_COLOR, np.uint8)
     for i, image in enumerate(images):
         y, x = i // columns * (height + gap), i % columns * (width + gap)
         sheet[y : y + height, x : x + width] = image

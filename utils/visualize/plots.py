@@ -1,4 +1,4 @@
-"""Figures of a run, and sheets of labelled images. Matplotlib is imported when a figure is made."""
+"""Figures of a run, and sheets of labeled images. Matplotlib is imported when a figure is made."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch import Tensor
 from utils.boxes import cxcywh_to_xyxy
 from utils.files.safe_io import atomic_write
 from utils.structures import Detections, EvalResult
-from utils.visualize.draw import class_colours, draw_boxes, tile_images, write_text
+from utils.visualize.draw import class_colors, draw_boxes, tile_images, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MANY_CLASSES = 20  # above this many, curves carry no legend and matrices no numbers
-CAPTION_COLOUR = np.array([40, 40, 40])
+CAPTION_COLOR = np.array([40, 40, 40])
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -98,9 +98,9 @@ def plot_metric_curves(result: EvalResult, names: Sequence[str], out_dir: Path) 
     paths = [Path(out_dir) / f"{kind}_curve.png" for kind in ("PR", "F1", "P", "R")]
     pr = np.nan_to_num(result.pr_precision[shown])
     _plot_lines(result.pr_recall, pr, labels, f"all {ap50:.3f} mAP50", "recall", "precision", paths[0])
-    _plot_lines(confidence, f1[shown], plain, best, "confidence", "F1", paths[1])
-    _plot_lines(confidence, precision[shown], plain, "all", "confidence", "precision", paths[2])
-    _plot_lines(confidence, recall[shown], plain, "all", "confidence", "recall", paths[3])
+    curves = ((f1, best, "F1"), (precision, "all", "precision"), (recall, "all", "recall"))
+    for (values, mean_label, name), path in zip(curves, paths[1:]):
+        _plot_lines(confidence, values[shown], plain, mean_label, "confidence", name, path)
     return paths
 
 
@@ -112,9 +112,7 @@ def _plot_lines(
     axes = figure.subplots()
     few = len(labels) <= MANY_CLASSES
     for line, label in zip(lines, labels):
-        axes.plot(
-            x, line, linewidth=1, alpha=1 if few else 0.4, color=None if few else "0.7", label=label if few else None
-        )
+        axes.plot(x, line, linewidth=1, **({"label": label} if few else {"alpha": 0.4, "color": "0.7"}))
     axes.plot(x, lines.mean(0), linewidth=3, zorder=3, color="tab:blue", label=mean_label)
     axes.set(xlabel=x_name, ylabel=y_name, xlim=(0, 1), ylim=(0, 1.02))
     axes.grid(alpha=0.3)
@@ -131,9 +129,8 @@ def plot_confusion(confusion: np.ndarray, names: Sequence[str], out: Path) -> No
     side = float(np.clip(0.55 * len(labels) + 2, 5, 24))
     figure = new_figure(side * 1.15, side)
     axes = figure.subplots()
-    figure.colorbar(
-        axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1), label="fraction of the true class", shrink=0.8
-    )
+    image = axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, label="fraction of the true class", shrink=0.8)
     step = max(1, len(labels) // 60)
     ticks = np.arange(0, len(labels), step)
     axes.set_xticks(ticks, [labels[i] for i in ticks], rotation=90, fontsize=8)
@@ -147,20 +144,20 @@ def plot_confusion(confusion: np.ndarray, names: Sequence[str], out: Path) -> No
 
 
 def plot_labels(classes: np.ndarray, boxes_norm: np.ndarray, names: Sequence[str], out: Path) -> None:
-    """The boxes of a data set: their number by class, their outlines about one centre, their centres and their sizes.
+    """The boxes of a data set: their number by class, their outlines about one center, their centers and their sizes.
 
     Args:
         classes: (n,) 0-based.
-        boxes_norm: (n, 4) centre and size, normalised to the image.
+        boxes_norm: (n, 4) center and size, normalized to the image.
     """
     from matplotlib.collections import LineCollection
 
     figure = new_figure(9, 8)
-    (bars, outlines), (centres, sizes) = figure.subplots(2, 2)
+    (bars, outlines), (centers, sizes) = figure.subplots(2, 2)
     classes = np.asarray(classes, np.int64).reshape(-1)
     boxes = np.asarray(boxes_norm, np.float64).reshape(-1, 4)
     counts = np.bincount(classes, minlength=len(names))
-    bars.bar(np.arange(len(counts)), counts, color=class_colours(np.arange(len(counts))) / 255)
+    bars.bar(np.arange(len(counts)), counts, color=class_colors(np.arange(len(counts))) / 255)
     if len(names) <= 2 * MANY_CLASSES:
         bars.set_xticks(np.arange(len(names)), names, rotation=90, fontsize=8)
     bars.set_ylabel("boxes")
@@ -168,11 +165,11 @@ def plot_labels(classes: np.ndarray, boxes_norm: np.ndarray, names: Sequence[str
     half = boxes[some, 2:] / 2
     corners = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1], [-1, -1]])
     lines = 0.5 + half[:, None, :] * corners
-    outlines.add_collection(LineCollection(lines, colors=class_colours(classes[some]) / 255, linewidths=0.6, alpha=0.6))
+    outlines.add_collection(LineCollection(lines, colors=class_colors(classes[some]) / 255, linewidths=0.6, alpha=0.6))
     outlines.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title="shapes")
-    centres.hist2d(boxes[:, 0], boxes[:, 1], bins=50, range=((0, 1), (0, 1)), cmap="viridis")
-    centres.set(xlabel="centre x", ylabel="centre y", aspect="equal")
-    centres.invert_yaxis()
+    centers.hist2d(boxes[:, 0], boxes[:, 1], bins=50, range=((0, 1), (0, 1)), cmap="viridis")
+    centers.set(xlabel="center x", ylabel="center y", aspect="equal")
+    centers.invert_yaxis()
     sizes.hist2d(boxes[:, 2], boxes[:, 3], bins=50, range=((0, 1), (0, 1)), cmap="viridis")
     sizes.set(xlabel="width", ylabel="height", aspect="equal")
     save_figure(figure, out)
@@ -188,15 +185,15 @@ def _as_array(values: Tensor | np.ndarray) -> np.ndarray:
 
 
 def _with_targets(image: np.ndarray, targets: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """Draws the boxes of targets (n, 5): class, cx, cy, w, h normalised to the image."""
+    """Draws the boxes of targets (n, 5): class, cx, cy, w, h normalized to the image."""
     height, width = image.shape[:2]
     classes = targets[:, 0].astype(int)
     boxes = cxcywh_to_xyxy(targets[:, 1:] * np.array([width, height, width, height]))
-    return draw_boxes(image, boxes, [names[c] for c in classes], class_colours(classes))
+    return draw_boxes(image, boxes, [names[c] for c in classes], class_colors(classes))
 
 
 def _caption(image: np.ndarray, text: str) -> None:
-    write_text(image, text, (0, image.shape[0]), 11, CAPTION_COLOUR)
+    write_text(image, text, (0, image.shape[0]), 11, CAPTION_COLOR)
 
 
 def draw_batch(
@@ -257,7 +254,7 @@ def draw_detections(
         keep = (np.arange(scores.shape[1]) < counts[i]) & (scores[i] >= conf_thres)
         labels = [f"{names[c]} {s:.2f}" for c, s in zip(classes[i][keep], scores[i][keep])]
         left = _with_targets(image, rows[rows[:, 0] == i, 1:], names)
-        right = draw_boxes(image, boxes[i][keep], labels, class_colours(classes[i][keep]))
+        right = draw_boxes(image, boxes[i][keep], labels, class_colors(classes[i][keep]))
         _caption(left, f"labels: {Path(paths[i]).name}" if i < len(paths) else "labels")
         _caption(right, "detections")
         drawn += [left, right]

@@ -198,7 +198,7 @@ def test_nothing_to_score_is_nan_or_zero_without_warnings(num_images, objects, d
         assert np.isnan(result.class_ap[1])
     else:
         assert np.isnan(list(result.metrics.values())).all()
-        assert np.isnan(result.fitness)
+        assert np.isnan(result.ap)
     assert result.confusion[:-1].sum() == detections
     assert result.confusion.shape == (3, 3)
     assert result.num_images == num_images

@@ -9,7 +9,7 @@ from torch import nn
 
 from engine.checkpoint.checkpointer import Snapshot
 from engine.optim.build import build_optimizer, choose_optimizer, split_parameters
-from engine.optim.muon import Muon, orthogonalise
+from engine.optim.muon import Muon, orthogonalize
 from engine.optim.schedule import Schedule
 
 
@@ -155,14 +155,14 @@ def test_muon_sees_kernels_as_matrices():
     torch.testing.assert_close(kernel.detach().flatten(1), matrix.detach(), rtol=0, atol=1e-6)
 
 
-def test_orthogonalise_flattens_singular_values():
+def test_orthogonalize_flattens_singular_values():
     torch.manual_seed(0)
     x = torch.randn(3, 12, 40)
-    values = torch.linalg.svdvals(orthogonalise(x, steps=5))
+    values = torch.linalg.svdvals(orthogonalize(x, steps=5))
     assert values.min() > 0.5
     assert values.max() < 1.4
     u, _, vh = torch.linalg.svd(x, full_matrices=False)
-    cosine = torch.nn.functional.cosine_similarity((u @ vh).flatten(1), orthogonalise(x).flatten(1))
+    cosine = torch.nn.functional.cosine_similarity((u @ vh).flatten(1), orthogonalize(x).flatten(1))
     assert cosine.min() > 0.97
 
 

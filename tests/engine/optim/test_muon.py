@@ -12,7 +12,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from engine.optim import muon
 from engine.optim.build import split_parameters
-from engine.optim.muon import Muon, orthogonalise, plan_batches
+from engine.optim.muon import Muon, orthogonalize, plan_batches
 from models.detector import build_detector, build_on_meta
 from models.spec import load_spec
 from tests.helpers.kernel_count import KernelCount
@@ -223,10 +223,10 @@ def test_zero_rows_and_columns_stay_zero():
     x = torch.randn(3, 12, 40)
     padded = torch.zeros(3, 16, 64)
     padded[:, :12, :40] = x
-    found = orthogonalise(padded)
+    found = orthogonalize(padded)
     assert not found[:, 12:].any()
     assert not found[:, :, 40:].any()
-    assert (found[:, :12, :40] - orthogonalise(x)).norm() < 0.01 * orthogonalise(x).norm()
+    assert (found[:, :12, :40] - orthogonalize(x)).norm() < 0.01 * orthogonalize(x).norm()
 
 
 @pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yolov8x", "yolo11n", "yolo26n", "yolov9t", "yoloxnano"])

@@ -190,7 +190,7 @@ def steps_taken(step, model) -> torch.Tensor:
 def test_ddp_takes_no_graph_for_static_that_is_cut_at_its_buckets(monkeypatch, flags, accumulate, static):
     """See pytorch#109261."""
     options = {}
-    monkeypatch.setattr(step_setup, "parallelise", lambda model, ctx, **given: options.update(given) or model)
+    monkeypatch.setattr(step_setup, "parallelize", lambda model, ctx, **given: options.update(given) or model)
     run = Namespace(config=TrainConfig(**flags))
     step_setup._over_devices(CPU, run, build_detector(TINY_MODEL, 2), StepPlan(accumulate, 4, 4))
     assert options["static"] is static

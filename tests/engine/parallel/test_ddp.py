@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from engine.optim.build import build_optimizer
-from engine.parallel.ddp import DataParallel, bucket_mebibytes, parallelise, unused_parameters
+from engine.parallel.ddp import DataParallel, bucket_mebibytes, parallelize, unused_parameters
 from engine.train_step import drop_zero_gradients
 from tests.engine.test_train_step import global_batch, make_step, weights_of
 from tests.helpers.ranks import run_ranks
@@ -75,7 +75,7 @@ def test_unused_parameters_are_found():
 def _forked_step(ctx) -> list[torch.Tensor | None]:
     torch.manual_seed(0)
     model = _Forked()
-    wrapped = parallelise(model, ctx, unused=unused_parameters(model, torch.ones(1, 3, 8, 8)))
+    wrapped = parallelize(model, ctx, unused=unused_parameters(model, torch.ones(1, 3, 8, 8)))
     for _ in range(2):  # without the search DDP raises at the second step
         wrapped(torch.ones(2, 3, 8, 8) * (ctx.rank + 1))[0].square().sum().backward()
     return [p.grad for p in model.parameters()]

@@ -79,7 +79,7 @@ def test_offline_a_name_that_is_not_here_is_one_line(world, tmp_path, capsys, sc
 
 
 def test_a_named_file_in_the_cache_needs_no_network(world, tmp_path, capsys, monkeypatch):
-    """Named as in the catalogue and found where a download would have put it."""
+    """Named as in the catalog and found where a download would have put it."""
     folder = tmp_path / "cache" / "lockstep" / "weights"
     folder.mkdir(parents=True)
     (folder / "yolo26n.pt").write_bytes((world / "own.pt").read_bytes())

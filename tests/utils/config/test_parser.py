@@ -15,7 +15,6 @@ from utils.config.parser import (
     hyperparameters_from,
     parse_config,
     read_recipe,
-    to_dict,
     with_overrides,
 )
 from utils.config.settings import DetectConfig, Hyperparameters, TrainConfig, ValConfig
@@ -44,10 +43,10 @@ def test_given_flags_are_those_on_the_command_line():
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
-        (["--epochs", "0"], "--epochs: wants at least 1"),
-        (["--imgsz", "16"], "--imgsz: wants at least 64"),
-        (["--batch-size", "0"], "--batch-size: wants at least 1 or -1, got 0"),
-        (["--batch", "-2"], "--batch-size: wants at least 1 or -1, got -2"),
+        (["--epochs", "0"], "--epochs: must be at least 1"),
+        (["--imgsz", "16"], "--imgsz: must be at least 64"),
+        (["--batch-size", "0"], "--batch-size: must be at least 1 or -1, got 0"),
+        (["--batch", "-2"], "--batch-size: must be at least 1 or -1, got -2"),
         (["--label-smoothing", "0.9"], "at most 0.5"),
     ],
 )
@@ -91,7 +90,7 @@ def test_bad_flags_exit_2_with_one_line(argv, complaint, capsys):
     ],
 )
 def test_flags_of_other_yolos_get_their_meaning(cls, argv, expected):
-    config = to_dict(parse_config(cls, argv, ""))
+    config = dataclasses.asdict(parse_config(cls, argv, ""))
     assert {name: config[name] for name in expected} == expected
     assert set(expected) <= given_flags(cls, argv)
 
@@ -102,10 +101,10 @@ def test_flags_of_other_yolos_get_their_meaning(cls, argv, expected):
         (TrainConfig, ["--lr0", "0.01"], "--lr0: is a hyper-parameter; write --set lr0=0.01"),
         (TrainConfig, ["--close_mosaic=5"], "--close-mosaic: is a hyper-parameter; write --set close_mosaic=5"),
         (TrainConfig, ["--nosave"], "--nosave: last.pt is always written"),
-        (TrainConfig, ["--evolve", "300"], "--evolve: hyper-parameters are not searched for here"),
-        (TrainConfig, ["--bucket", "gs://x"], "--bucket: nothing is sent anywhere"),
-        (TrainConfig, ["--entity", "me"], "--entity: nothing is sent anywhere"),
-        (TrainConfig, ["--img-size", "640", "512"], "--img-size 640 512: is one number"),
+        (TrainConfig, ["--evolve", "300"], "--evolve: there is no hyper-parameter search"),
+        (TrainConfig, ["--bucket", "gs://x"], "--bucket: nothing is uploaded"),
+        (TrainConfig, ["--entity", "me"], "--entity: nothing is uploaded"),
+        (TrainConfig, ["--img-size", "640", "512"], "--img-size 640 512: takes one number"),
         (
             TrainConfig,
             ["detect", "train", "model=yolov8n.pt", "batch=8", "lr0=0.1", "plots=False", "cos_lr=True", "cache=True"],
@@ -114,8 +113,8 @@ def test_flags_of_other_yolos_get_their_meaning(cls, argv, expected):
         (TrainConfig, ["model=yolov8n.yaml", "val=False"], "write train.py --model yolov8n.yaml --val-every 0\n"),
         (ValConfig, ["model=best.pt", "split=test", "val=x"], "write val.py --weights best.pt --task test --val x\n"),
         (ValConfig, ["--weights", "x.pt", "--save-hybrid"], "--save-hybrid: label files are written by detect.py"),
-        (DetectConfig, ["--dnn"], "--dnn: weights here are .pt"),
-        (DetectConfig, ["--data", "coco128.yaml"], "--data: the checkpoint knows the names"),
+        (DetectConfig, ["--dnn"], "--dnn: only .pt"),
+        (DetectConfig, ["--data", "coco128.yaml"], "--data: the checkpoint contains the class names"),
     ],
 )
 def test_flags_of_other_yolos_get_one_line(cls, argv, line, capsys):
@@ -140,11 +139,11 @@ def test_no_advice_hides_a_flag_of_ours_and_all_of_it_can_be_followed():
     ("values", "complaint"),
     [
         ({"mosaik": 1}, "unknown key 'mosaik' .did you mean 'mosaic'"),
-        ({"mosaic": 2}, "mosaic: wants at most 1"),
-        ({"mosaic": "yes please"}, "mosaic: wants float"),
-        ({"mosaic": True}, "mosaic: wants float"),
-        ({"close_mosaic": 1.5}, "close_mosaic: wants int"),
-        ([1], "wants 'key: value' lines"),
+        ({"mosaic": 2}, "mosaic: must be at most 1"),
+        ({"mosaic": "yes please"}, "mosaic: must be float"),
+        ({"mosaic": True}, "mosaic: must be float"),
+        ({"close_mosaic": 1.5}, "close_mosaic: must be int"),
+        ([1], "must be 'key: value' lines"),
     ],
 )
 def test_hyperparameters_are_checked(values, complaint):
@@ -158,10 +157,10 @@ def test_yaml_then_overrides(tmp_path):
     hyp = hyperparameters_from(str(path), ["mosaic=0.5", "lrf=0.1"])
     assert (hyp.lr0, hyp.mosaic, hyp.lrf, hyp.scale) == (0.001, 0.5, 0.1, Hyperparameters().scale)
     assert hyp.albumentations == [{"name": "Blur", "p": 0.1}]
-    assert from_mapping(Hyperparameters, to_dict(hyp), "again") == hyp
+    assert from_mapping(Hyperparameters, dataclasses.asdict(hyp), "again") == hyp
     with pytest.raises(UserError, match="--set: unknown key 'lrO'"):
         hyperparameters_from("", ["lrO=1"])
-    with pytest.raises(UserError, match="wants key=value"):
+    with pytest.raises(UserError, match="must be key=value"):
         hyperparameters_from("", ["lr0"])
 
 
@@ -204,14 +203,14 @@ def test_every_setting_has_help_and_a_valid_default(cls):
     for field in dataclasses.fields(cls):
         assert field.metadata["help"], field.name
     required = {f.name: "x" for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING}
-    from_mapping(cls, to_dict(cls(**required)), "defaults")
+    from_mapping(cls, dataclasses.asdict(cls(**required)), "defaults")
 
 
 def test_former_names_are_still_read():
     assert from_mapping(Hyperparameters, {"lr_share": 0.5}, "x.yaml").lr_mult == 0.5
     assert from_mapping(TrainConfig, {"augment": "device"}, "a.pt: config").render_on == "device"
     assert with_overrides(Hyperparameters(), ["lr_share=0.25"]).lr_mult == 0.25
-    with pytest.raises(UserError, match=r"x\.yaml: 'lr_share' is the former name of 'lr_mult', which is there too"):
+    with pytest.raises(UserError, match=r"x\.yaml: 'lr_share' is the former name of 'lr_mult', which is also set"):
         from_mapping(Hyperparameters, {"lr_share": 0.5, "lr_mult": 1.0}, "x.yaml")
 
 
@@ -261,12 +260,12 @@ def test_recipes_by_name_file_and_auto(tmp_path):
         ("a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)), "expand"),
         ("a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 9)),
          "merges"),
-        ("lr0: !!int x\n", ":1: 'x' is no int"),
-        ("lr0: 2020-13-45\n", "is no timestamp"),
-        (f"lr0: {'5' * 5000}\n", "is no int"),
+        ("lr0: !!int x\n", ":1: 'x' is not a valid int"),
+        ("lr0: 2020-13-45\n", "is not a valid timestamp"),
+        (f"lr0: {'5' * 5000}\n", "is not a valid int"),
         (f"lr0: 0x{'f' * 500}\n", "more than 64 bits"),
         ('lr0: "\\0"\n', "text with a NUL"),
-        ("lr0: " + "x" * 100_000 + "\n", "wants float"),
+        ("lr0: " + "x" * 100_000 + "\n", "must be float"),
     ],
 )  # fmt: skip
 def test_hostile_yaml_is_a_short_line(tmp_path, text, what):

@@ -49,7 +49,7 @@ def test_half_set_environment_is_refused(monkeypatch, names):
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"), [("tpu", "wants cpu"), ("0,", "no GPU 0"), ("7", "no GPU 7"), ("0,x", "wants cpu")]
+    ("text", "complaint"), [("tpu", "must be cpu"), ("0,", "no GPU 0"), ("7", "no GPU 7"), ("0,x", "must be cpu")]
 )
 def test_absent_devices(monkeypatch, text, complaint):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -63,7 +63,7 @@ def test_several_gpus(monkeypatch):
     assert parse_devices("0,1") == (torch.device("cuda", 0), torch.device("cuda", 1))
     with pytest.raises(UserError, match="twice"):
         parse_devices("1,1")
-    with pytest.raises(UserError, match="GPUs 0 to 1 are here"):
+    with pytest.raises(UserError, match="this machine has GPUs 0 to 1"):
         parse_devices("2")
 
 

@@ -47,7 +47,7 @@ def test_the_first_says_who_is_missing_until_all_are_there(caplog):
     for thread, _ in started:
         thread.join(20)
     assert 1 <= len(said) <= 3  # after one second and every second; one of the two processes speaks
-    assert all(f"rank 1 of 3 processes did not come to 127.0.0.1:{port} after " in line for line in said), said
+    assert all(f"rank 1 of 3 processes did not join 127.0.0.1:{port} after " in line for line in said), said
     assert all(not isinstance(outcome[0], str) for _, outcome in started)
 
 
@@ -70,12 +70,12 @@ def test_missing_processes_end_the_wait():
     port = free_port()
     thread, outcome = meet_in_thread(launch_of(0, 12, port), timeout_s=1)
     thread.join(20)
-    assert outcome[0].startswith("ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more of 12 processes did not come to ")
+    assert outcome[0].startswith("ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more of 12 processes did not join ")
 
 
 @pytest.mark.parametrize(
     ("rank", "world_size", "line"),
-    [(0, 3, "two processes were started as rank 0"), (1, 2, "another process of this run was told that there are 3")],
+    [(0, 3, "two processes were started as rank 0"), (1, 2, "another process of this run has WORLD_SIZE=3")],
 )
 def test_processes_that_do_not_belong_together(rank, world_size, line):
     port = free_port()

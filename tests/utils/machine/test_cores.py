@@ -83,7 +83,7 @@ def test_workers_are_a_process_s_share_of_the_cores(monkeypatch, caplog, has, pr
     monkeypatch.setattr(cores, "available_cores", lambda: has)
     with caplog.at_level(logging.INFO, logger="lockstep"):
         assert loader_workers(-1, processes, "val") == expected
-    assert f"{expected} a process ({has} cores, {processes} process(es) on this node)" in caplog.text
+    assert f"{expected} per process ({has} cores, {processes} process(es) on this node)" in caplog.text
 
 
 @pytest.mark.parametrize("asked", [0, 1, 11])
@@ -97,5 +97,5 @@ def test_the_flag(config, more):
     assert parse_config(config, more, "").workers == -1
     assert parse_config(config, [*more, "--workers", "-1"], "").workers == -1
     assert parse_config(config, [*more, "--workers", "8"], "").workers == 8
-    with pytest.raises(UserError, match="--workers: wants at least -1"):
+    with pytest.raises(UserError, match="--workers: must be at least -1"):
         parse_config(config, [*more, "--workers", "-2"], "")

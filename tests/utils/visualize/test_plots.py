@@ -11,7 +11,7 @@ from engine.evaluation.report import plot_errors, plot_reliability
 from engine.evaluation.tide import split_errors
 from tests.helpers.scoring import make_table, random_case
 from utils.structures import Detections, EvalResult
-from utils.visualize.draw import class_colours, draw_boxes, text_mask, tile_images
+from utils.visualize.draw import class_colors, draw_boxes, text_mask, tile_images
 from utils.visualize.plots import (
     draw_batch,
     draw_detections,
@@ -103,11 +103,11 @@ def test_figures_are_registered_nowhere(tmp_path):
     assert not _pylab_helpers.Gcf.figs
 
 
-def test_class_colours_are_fixed_and_distinct():
-    colours = class_colours(np.arange(80))
-    assert np.array_equal(colours[[3, 3]], class_colours(np.array([3, 3])))
-    assert len(np.unique(colours, axis=0)) == 80
-    assert class_colours(np.empty(0, int)).shape == (0, 3)
+def test_class_colors_are_fixed_and_distinct():
+    colors = class_colors(np.arange(80))
+    assert np.array_equal(colors[[3, 3]], class_colors(np.array([3, 3])))
+    assert len(np.unique(colors, axis=0)) == 80
+    assert class_colors(np.empty(0, int)).shape == (0, 3)
 
 
 def test_box_lies_on_its_pixels_and_the_input_stays():
@@ -123,7 +123,7 @@ def test_box_lies_on_its_pixels_and_the_input_stays():
 def test_labels_of_any_script_stay_on_the_picture():
     image = np.full((40, 50, 3), 90, np.uint8)
     boxes = np.array([[0, 0, 10, 10], [45, 35, 60, 60], [-20, 10, 500, 20], [np.nan, 0, 5, 5]])
-    drawn = draw_boxes(image, boxes, list(NAMES), class_colours(np.arange(4)))
+    drawn = draw_boxes(image, boxes, list(NAMES), class_colors(np.arange(4)))
     assert drawn.shape == image.shape
     assert (drawn != image).any()
     assert draw_boxes(image, np.empty((0, 4)), []).tolist() == image.tolist()
