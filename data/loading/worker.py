@@ -132,10 +132,11 @@ def plan_batch(dataset: LoadImagesAndLabels, layout: PyramidLayout | None, reque
     groups = []
     for canvas_hw in dict.fromkeys(plan.canvas_hw for plan in plans):
         members = [n for n, plan in enumerate(plans) if plan.canvas_hw == canvas_hw]
-        packed = PackedPixels(dataset.source_image) if layout is None else None
-        table = build_table([plans[n] for n in members], canvas_hw, dataset.source_hw, packed or layout)
+        sources = PackedPixels(dataset.source_image) if layout is None else layout
+        table = build_table([plans[n] for n in members], canvas_hw, dataset.source_hw, sources)
         positions = torch.tensor([cells[n][:3] for n in members], dtype=torch.int64)
-        groups.append(RenderGroup(table, packed.pixels if packed else None, positions))
+        pixels = sources.pixels if isinstance(sources, PackedPixels) else None
+        groups.append(RenderGroup(table, pixels, positions))
     return PlannedBatch(request.canvas_hw, tuple(groups), rest)
 
 
