@@ -50,7 +50,7 @@ def main() -> None:
     for what, work in (("numbers for it, one process", scene.numbers), ("OpenCV renderer, one process", scene.opencv)):
         seconds = [time_on(torch.device("cpu"), lambda: work(16)) for _ in range(options.rounds)]  # noqa: B023
         rows.append(Comparison(what, "images/s", [16 / s for s in seconds], higher_is_better=True))
-    title = f"Mosaic, affine, colour, flips: {options.imgsz} px, batch {options.batch_size}, {device}"
+    title = f"Mosaic, affine, color, flips: {options.imgsz} px, batch {options.batch_size}, {device}"
     show(title, rows, log=options.log)
 
 

@@ -58,7 +58,7 @@ def trace(action: Callable[[], None], on_gpu: bool) -> Trace:
 
 
 def costliest_kernels(options: argparse.Namespace) -> Iterator[str]:
-    """Lines of figures and tables for each size of batch and each optimiser."""
+    """Lines of figures and tables for each size of batch and each optimizer."""
     for images in options.batches:
         for optimizer in options.optimizers:
             take_step = build_step(options.model, device=options.device, optimizer=optimizer)

@@ -27,7 +27,7 @@ VIRTUAL_RANKS, PROCESSES, STEPS = 4, 2, 4
 
 
 def compare_processes(options: argparse.Namespace) -> Iterator[str]:
-    """Lines of figures for each optimiser. SystemExit where bits differ."""
+    """Lines of figures for each optimizer. SystemExit where bits differ."""
     differing = []
     for optimizer in options.optimizers:
         with tempfile.TemporaryDirectory() as folder:

@@ -119,7 +119,7 @@ def weights_of(take_step: TrainStep) -> Tensor:
 
 
 def momenta_of(take_step: TrainStep) -> Tensor:
-    """Likewise all that the optimiser remembers of gradients; empty if it has begun nothing."""
+    """Likewise all that the optimizer remembers of gradients; empty if it has begun nothing."""
     rules = take_step.optimizer.state_dict()["optimizers"]
     states = [state for rule in rules for state in rule["state"].values()]
     values = [state[name].reshape(-1) for state in states for name in MOMENTA if name in state]

@@ -124,7 +124,7 @@ def watchers(device: str) -> list[WarnedWaits | WaitingOperations]:
 
 
 def waits_of_steps(options: argparse.Namespace) -> Iterator[str]:
-    """Lines about steps of each model and optimiser. SystemExit if any waits."""
+    """Lines about steps of each model and optimizer. SystemExit if any waits."""
     cases = [(model, optimizer, "auto") for model in options.models for optimizer in options.optimizers]
     if options.device != "cpu":
         cases.append((options.models[0], options.optimizers[0], "fp16"))  # with a loss scaler

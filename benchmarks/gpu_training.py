@@ -1,5 +1,5 @@
 """Whole trainings on a GPU as a user starts them: how fast they are, how busy the GPU is, and how much of the step's
-speed is left, beside the peer's with the same optimiser."""
+speed is left, beside the peer's with the same optimizer."""
 
 from __future__ import annotations
 

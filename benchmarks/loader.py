@@ -1,4 +1,4 @@
-"""Training pictures a second: mosaic, affine, colour and flips, ours against Ultralytics'.
+"""Training pictures a second: mosaic, affine, color and flips, ours against Ultralytics'.
 
     python -m benchmarks.loader --data coco128.yaml --imgsz 640 320 --cache none ram --peer PYTHON
 

@@ -4,7 +4,7 @@ must give the same outputs.
     python -m venv peers && peers/bin/pip install ultralytics
     python -m benchmarks.peer_outputs --peer ultralytics=peers/bin/python --peer yolox=yolox/bin/python
 
-Each package stays in an environment of its own and is run as it is (`peer_checkpoints.py`). The model is recognised
+Each package stays in an environment of its own and is run as it is (`peer_checkpoints.py`). The model is recognized
 from the file. Both compute in float64. Boxes and scores, decoded, must agree to 5e-3 pixels and 1e-4, and the raw maps
 before decoding, of both branches where there is a pair, to 1e-3: what the rounding of YOLOX's first weights leaves,
 which stand for bytes there and for shares of 1 here.
@@ -34,7 +34,7 @@ PEER_SCRIPT = Path(__file__).with_name("peer_checkpoints.py")
 
 
 def differences(checkpoint: Path, reference: Path) -> tuple[str, int, dict[str, float]]:
-    """What the file was recognised as, its classes, and the largest absolute differences from the peer's outputs."""
+    """What the file was recognized as, its classes, and the largest absolute differences from the peer's outputs."""
     detector = load_detector(checkpoint)[0].double()
     stored = {key: torch.from_numpy(value) for key, value in np.load(reference).items()}
     images = stored["image"].permute(2, 0, 1)[None].double() / 255
@@ -72,7 +72,7 @@ def main() -> None:
     failed = 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.keep or Path(temporary)
-        print(f"{'file':16} {'recognised as':16} {'classes':>7} {'boxes, px':>10} {'scores':>10} {'raw maps':>10}")
+        print(f"{'file':16} {'recognized as':16} {'classes':>7} {'boxes, px':>10} {'scores':>10} {'raw maps':>10}")
         for peer in given.peer:
             package, _, python = peer.partition("=")
             for name in [m for m in MODELS[package] if not given.models or m in given.models]:

@@ -19,7 +19,7 @@ def describe(batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
     """Statistics by which the strength of augmentation can be compared.
 
     Args:
-        batches: uint8 (B, 3, H, W) and boxes (M, 4) cx, cy, w, h, normalised.
+        batches: uint8 (B, 3, H, W) and boxes (M, 4) cx, cy, w, h, normalized.
     """
     boxes, padding, brightness, saturation, pictures = [], [], [], [], 0
     for images, targets in batches:

@@ -124,7 +124,7 @@ def make_batches(
 
 
 def coco_boxes(number: int, generator: torch.Generator) -> Tensor:
-    """Boxes (number, 4) as cx, cy, w, h normalised to the canvas, inside it, of sizes as COCO's have after mosaic: the
+    """Boxes (number, 4) as cx, cy, w, h normalized to the canvas, inside it, of sizes as COCO's have after mosaic: the
     geometric mean of the sides log-uniform within `COCO_SIDES`, aspects mostly between 1 : 2 and 2 : 1."""
     import torch
 

@@ -88,7 +88,7 @@ def step_turns(options: argparse.Namespace) -> None:
 
 
 def build_step(name: str, images: int, size: int, device):
-    """A function that takes a step with the optimiser SGD."""
+    """A function that takes a step with the optimizer SGD."""
     import torch
     from ultralytics.nn.tasks import DetectionModel
     from ultralytics.utils import DEFAULT_CFG

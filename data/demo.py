@@ -105,7 +105,7 @@ def demo_image(split: str, number: int, *, size: int = 320, seed: int = 0) -> tu
     """Image ``number`` of a split, which depends only on the arguments.
 
     Returns:
-        image uint8 (size, size, 3) RGB; labels float64 (n, 5) of class, cx, cy, w, h normalised; JPEG quality.
+        image uint8 (size, size, 3) RGB; labels float64 (n, 5) of class, cx, cy, w, h normalized; JPEG quality.
     """
     rng = keyed_generator(seed, Stream.DEMO, SPLITS.index(split), number)
     image, labels = render_scene(rng, size)

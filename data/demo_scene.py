@@ -1,7 +1,7 @@
 """Renders one image of the demo set: clutter, overlapping objects, camera effects, and boxes of the visible parts.
 
 Everything is drawn at `SUPERSAMPLE` times the size and reduced by averaging. An owner map holds the number of the
-object that each pixel shows, so a box is the extent of the visible part to half a pixel. Colours are RGB.
+object that each pixel shows, so a box is the extent of the visible part to half a pixel. Colors are RGB.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ OUTLINES: dict[str, Callable[[np.random.Generator], Contours]] = {
 CLASS_NAMES: tuple[str, ...] = tuple(OUTLINES)
 
 
-def second_colour_mask(name: str, u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
-    """Pixels of a textured class with its second colour, bool like ``u``; None for classes of one colour.
+def second_color_mask(name: str, u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
+    """Pixels of a textured class with its second color, bool like ``u``; None for classes of one color.
 
     Args:
         u, v: unit-frame coordinates of the pixels.
@@ -92,7 +92,7 @@ class _Patch:
     rows: slice
     columns: slice
     mask: np.ndarray  # bool (h, w)
-    colours: np.ndarray  # float32 (h, w, 3)
+    colors: np.ndarray  # float32 (h, w, 3)
     outline: list[np.ndarray]  # contours in canvas pixels
     full_area: int  # pixels, including parts outside the canvas
 
@@ -101,7 +101,7 @@ def render_scene(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.nd
     """Draws one image.
 
     Returns:
-        image uint8 (size, size, 3) RGB, and labels float64 (n, 5): class, cx, cy, w, h normalised.
+        image uint8 (size, size, 3) RGB, and labels float64 (n, 5): class, cx, cy, w, h normalized.
     """
     side = size * SUPERSAMPLE
     canvas = cv2.resize(_background(rng, size), (side, side), interpolation=cv2.INTER_LINEAR)  # smooth: no loss
@@ -123,24 +123,24 @@ def render_scene(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.nd
     return _camera(image, rng), labels
 
 
-def _colour(rng: np.random.Generator) -> np.ndarray:
+def _color(rng: np.random.Generator) -> np.ndarray:
     return rng.uniform(15, 240, 3).astype(np.float32)
 
 
-def _colour_unlike(rng: np.random.Generator, other: np.ndarray, distance: float) -> np.ndarray:
-    """The first of eight random colours at least ``distance`` from ``other``, else the farthest of them."""
-    candidates = [_colour(rng) for _ in range(8)]
+def _color_unlike(rng: np.random.Generator, other: np.ndarray, distance: float) -> np.ndarray:
+    """The first of eight random colors at least ``distance`` from ``other``, else the farthest of them."""
+    candidates = [_color(rng) for _ in range(8)]
     far = [float(np.linalg.norm(c - other)) for c in candidates]
     return next((c for c, d in zip(candidates, far) if d >= distance), candidates[int(np.argmax(far))])
 
 
 def _background(rng: np.random.Generator, size: int) -> np.ndarray:
-    """A gradient between two colours with octaves of smooth colour noise: float32 (size, size, 3)."""
+    """A gradient between two colors with octaves of smooth color noise: float32 (size, size, 3)."""
     angle = rng.uniform(0, 2 * np.pi)
     ramp = np.linspace(-0.5, 0.5, size, dtype=np.float32)
     across, down = np.float32(np.cos(angle)), np.float32(np.sin(angle))
     blend = np.clip(0.5 + across * ramp[None, :] + down * ramp[:, None], 0, 1)[..., None]
-    canvas = _colour(rng) * (1 - blend) + _colour(rng) * blend
+    canvas = _color(rng) * (1 - blend) + _color(rng) * blend
     roughness = rng.uniform(10, 38)
     for octave in range(2, 8):
         cells = 2**octave
@@ -156,24 +156,24 @@ def _distractors(canvas: np.ndarray, rng: np.random.Generator) -> None:
     side = canvas.shape[0]
     for _ in range(int(rng.integers(4, 14))):
         layer = canvas.copy()
-        centre = rng.uniform(0, side, 2)
+        center = rng.uniform(0, side, 2)
         extent = side * np.exp(rng.uniform(np.log(0.02), np.log(0.3)))
-        colour = _colour(rng).tolist()
+        color = _color(rng).tolist()
         kind = int(rng.integers(4))
         if kind == 0:
             axes = (int(extent / 2), int(extent / 2 * rng.uniform(0.3, 0.8)))
-            cv2.ellipse(layer, _pixel(centre), axes, rng.uniform(0, 180), 0, 360, colour, -1)
+            cv2.ellipse(layer, _pixel(center), axes, rng.uniform(0, 180), 0, 360, color, -1)
         elif kind == 1:
-            corners = centre + rng.uniform(-0.6, 0.6, (4, 2)) * extent
-            cv2.fillConvexPoly(layer, cv2.convexHull(corners.astype(np.int32)), colour)
+            corners = center + rng.uniform(-0.6, 0.6, (4, 2)) * extent
+            cv2.fillConvexPoly(layer, cv2.convexHull(corners.astype(np.int32)), color)
         elif kind == 2:
-            end = centre + rng.uniform(-2, 2, 2) * extent
-            cv2.line(layer, _pixel(centre), _pixel(end), colour, int(rng.integers(2, 10)))
+            end = center + rng.uniform(-2, 2, 2) * extent
+            cv2.line(layer, _pixel(center), _pixel(end), color, int(rng.integers(2, 10)))
         else:
             start = rng.uniform(0, 360)
             axes = (int(extent / 2), int(extent / 2))
             cv2.ellipse(
-                layer, _pixel(centre), axes, 0, start, start + rng.uniform(60, 150), colour, int(rng.integers(2, 8))
+                layer, _pixel(center), axes, 0, start, start + rng.uniform(60, 150), color, int(rng.integers(2, 8))
             )
         cv2.addWeighted(layer, opacity := rng.uniform(0.35, 0.85), canvas, 1 - opacity, 0, dst=canvas)
 
@@ -192,8 +192,8 @@ def _draw_object(name: str, owner: np.ndarray, full_areas: np.ndarray, rng: np.r
     to_canvas = radius * rotation @ np.diag([1.0, rng.uniform(0.7, 1.0)])
     contours = OUTLINES[name](rng)
     for _ in range(6):
-        centre = rng.uniform(0.02, 0.98, 2) * side
-        outline = [points @ to_canvas.T + centre for points in contours]
+        center = rng.uniform(0.02, 0.98, 2) * side
+        outline = [points @ to_canvas.T + center for points in contours]
         rows, columns, mask, full_area = _rasterise(outline, side)
         if mask.sum() < MIN_VISIBLE * full_area:
             continue
@@ -205,7 +205,7 @@ def _draw_object(name: str, owner: np.ndarray, full_areas: np.ndarray, rng: np.r
         return None
     grid_y, grid_x = np.mgrid[rows, columns].astype(np.float32)
     to_unit = np.linalg.inv(to_canvas)
-    dx, dy = grid_x + 0.5 - centre[0], grid_y + 0.5 - centre[1]
+    dx, dy = grid_x + 0.5 - center[0], grid_y + 0.5 - center[1]
     u = to_unit[0, 0] * dx + to_unit[0, 1] * dy
     v = to_unit[1, 0] * dx + to_unit[1, 1] * dy
     return _Patch(rows, columns, mask, _surface(name, u, v, rng), outline, full_area)
@@ -225,34 +225,34 @@ def _rasterise(outline: list[np.ndarray], side: int) -> tuple[slice, slice, np.n
 
 
 def _surface(name: str, u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Colours of an object's pixels: texture and shading along a random direction."""
-    first = _colour(rng)
-    colours = np.broadcast_to(first, (*u.shape, 3)).copy()
-    second = second_colour_mask(name, u, v, rng)
+    """Colors of an object's pixels: texture and shading along a random direction."""
+    first = _color(rng)
+    colors = np.broadcast_to(first, (*u.shape, 3)).copy()
+    second = second_color_mask(name, u, v, rng)
     if second is not None:
-        colours[second] = _colour_unlike(rng, first, 130)
+        colors[second] = _color_unlike(rng, first, 130)
     angle, strength = rng.uniform(0, 2 * np.pi), rng.uniform(0, 0.3)
-    return colours * (1 + strength * (np.cos(angle) * u + np.sin(angle) * v))[..., None]
+    return colors * (1 + strength * (np.cos(angle) * u + np.sin(angle) * v))[..., None]
 
 
 def _paint(canvas: np.ndarray, owner: np.ndarray, patch: _Patch, number: int, rng: np.random.Generator) -> None:
     """Draws a patch on the canvas, with sufficient contrast to its background, and its number on the owner map."""
     region = canvas[patch.rows, patch.columns]
     behind = region[patch.mask].mean(0)
-    mean = patch.colours[patch.mask].mean(0)
-    colours = patch.colours
-    contrasting = _colour_unlike(rng, behind, 80)  # always drawn, so that later draws do not depend on pixel values
+    mean = patch.colors[patch.mask].mean(0)
+    colors = patch.colors
+    contrasting = _color_unlike(rng, behind, 80)  # always drawn, so that later draws do not depend on pixel values
     if np.linalg.norm(mean - behind) < 60:
-        colours = colours + (contrasting - mean)
+        colors = colors + (contrasting - mean)
     grain = rng.standard_normal(patch.mask.shape).astype(np.float32)[..., None] * rng.uniform(0, 12)
-    colours = np.clip(colours + grain, 0, 255)
+    colors = np.clip(colors + grain, 0, 255)
     if rng.random() < 0.5:  # a darker or lighter rim inside the mask, so that the box is still its extent
         rim = np.zeros(patch.mask.shape, np.uint8)
         shift = np.array([patch.columns.start, patch.rows.start])
         width = max(1, int(0.05 * np.sqrt(patch.full_area)))
         cv2.polylines(rim, [np.round(c - shift).astype(np.int32) for c in patch.outline], True, 1, width)
-        colours = np.where(rim[..., None].astype(bool), np.clip(colours * rng.choice([0.45, 1.6]), 0, 255), colours)
-    region[patch.mask] = colours[patch.mask]
+        colors = np.where(rim[..., None].astype(bool), np.clip(colors * rng.choice([0.45, 1.6]), 0, 255), colors)
+    region[patch.mask] = colors[patch.mask]
     owner[patch.rows, patch.columns][patch.mask] = number
 
 
@@ -262,7 +262,7 @@ def _occluders(canvas: np.ndarray, owner: np.ndarray, rng: np.random.Generator) 
     for _ in range(int(rng.choice(3, p=[0.55, 0.3, 0.15]))):
         ends = rng.uniform(0, side, (2, 2))
         width = int(side * rng.uniform(0.005, 0.02)) + 1
-        cv2.line(canvas, _pixel(ends[0]), _pixel(ends[1]), _colour(rng).tolist(), width)
+        cv2.line(canvas, _pixel(ends[0]), _pixel(ends[1]), _color(rng).tolist(), width)
         cv2.line(owner, _pixel(ends[0]), _pixel(ends[1]), BACKGROUND, width)
 
 

@@ -43,7 +43,7 @@ class EpochOrder:
             imgsz: side of square canvases, longer side of images on rectangular ones, pixels.
             stride: canvas sides are its multiples.
             image_hw: int (N, 2); given for rectangular batches only.
-            block: partners of a mosaic are chosen among this many neighbours in the order; 0: among all images.
+            block: partners of a mosaic are chosen among this many neighbors in the order; 0: among all images.
         """
         self.seed = seed
         self.batch_size = batch_size

@@ -218,7 +218,7 @@ def _shared(tensor: Tensor) -> Tensor:
 
 
 def new_shared(nbytes: int) -> torch.UntypedStorage:
-    """Uninitialised shared memory, which another process maps when it receives a tensor in it.
+    """Uninitialized shared memory, which another process maps when it receives a tensor in it.
 
     Torch would use a file in /dev/shm, which containers often limit to 64 MiB (``docker --shm-size``). This memory has
     no such limit. On systems other than Linux it is torch's.
@@ -234,7 +234,7 @@ def new_shared(nbytes: int) -> torch.UntypedStorage:
 
 
 def new_pixels(images: int, canvas_hw: tuple[int, int]) -> Tensor:
-    """Uninitialised uint8 (images, H, W, 3). In a worker it is in shared memory, to which torch would otherwise copy
+    """Uninitialized uint8 (images, H, W, 3). In a worker it is in shared memory, to which torch would otherwise copy
     the batch."""
     shape = (images, *canvas_hw, 3)
     if get_worker_info() is None or math.prod(shape) == 0:

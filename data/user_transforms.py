@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from data.augment.transforms import MIN_SIDE_PX, MIN_VISIBLE_FRACTION, to_normalised
+from data.augment.transforms import MIN_SIDE_PX, MIN_VISIBLE_FRACTION, to_normalized
 from data.render.opencv import fit_letterbox, letterbox
 from utils.boxes import clip_xyxy, cxcywh_to_xyxy, scale_boxes
 from utils.config.yaml_files import suggestion
@@ -80,7 +80,7 @@ class UserTransforms:
 
         Args:
             image: uint8 (H, W, 3) RGB.
-            labels: float32 (n, 5) of class, cx, cy, w, h normalised.
+            labels: float32 (n, 5) of class, cx, cy, w, h normalized.
             key: the sample.
 
         Returns:
@@ -112,7 +112,7 @@ class UserTransforms:
             gain_x, gain_y = fit.width / changed.shape[1], fit.height / changed.shape[0]
             boxes = boxes * (gain_x, gain_y, gain_x, gain_y) + (fit.pad_x, fit.pad_y, fit.pad_x, fit.pad_y)
             changed = letterbox(changed, (height, width), fit)
-        return changed, to_normalised(np.concatenate([labels[rows, :1], boxes], 1), (height, width))
+        return changed, to_normalized(np.concatenate([labels[rows, :1], boxes], 1), (height, width))
 
 
 def _build(entries: list[dict]) -> Any:

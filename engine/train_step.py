@@ -1,4 +1,4 @@
-"""One optimizer step: forward, backward, one division by the global normaliser, update; built from a run's settings.
+"""One optimizer step: forward, backward, one division by the global normalizer, update; built from a run's settings.
 
 There is no host sync: a non-finite step is skipped on the device, and logged values are read one step later.
 """
@@ -51,7 +51,7 @@ class StepValues:
     finite: bool  # gradients of the global batch; False: the step was skipped
     local_finite: bool  # this rank's own loss
     grad_norm: float  # before clipping
-    losses: tuple[float, ...]  # the criterion's parts over the global batch, normalised
+    losses: tuple[float, ...]  # the criterion's parts over the global batch, normalized
     paths: tuple[str, ...]  # images of this rank's shard
     flags: StepFlags  # of all ranks, when the step began
 
@@ -125,12 +125,12 @@ class TrainStep:
     def __call__(
         self, batches: Sequence[Batch], pictures: Sequence[int], updates: int, flags: StepFlags = NO_FLAGS
     ) -> None:
-        """Takes one optimiser step.
+        """Takes one optimizer step.
 
         Args:
             batches: this rank's micro-batches; any may be empty.
             pictures: images of each micro-batch over all ranks.
-            updates: optimiser steps, including this one.
+            updates: optimizer steps, including this one.
             flags: of this rank; those of all ranks are returned with the values of the step.
         """
         before = flatten(self._statistics)
@@ -156,7 +156,7 @@ class TrainStep:
     def _accumulate(self, batches: Sequence[Batch], pictures: Sequence[int], flags: StepFlags) -> tuple[Tensor, Tensor]:
         """Adds the gradients of a step's micro-batches to ``.grad``; DDP sends them with the last one.
 
-        Returns sums (1 + P + A,) over the micro-batches: normaliser, then parts, then flags; and their total ().
+        Returns sums (1 + P + A,) over the micro-batches: normalizer, then parts, then flags; and their total ().
         """
         totals, sums = [], []
         for number, (batch, count) in enumerate(zip(batches, pictures)):
@@ -170,7 +170,7 @@ class TrainStep:
         return append_flags(torch.stack(sums).sum(0), flags), torch.stack(totals).sum()
 
     def _forward_backward(self, batch: Batch, batch_images: int, step_images: int) -> tuple[Tensor, Tensor]:
-        """The total () of one micro-batch, of ``batch_images`` over all ranks, and its sums: normaliser, then parts."""
+        """The total () of one micro-batch, of ``batch_images`` over all ranks, and its sums: normalizer, then parts."""
         batch = batch.to(self.ctx.device)
         # Bytes are exact in any of these types, and so is what autocast would make of their quotients later.
         dtype = self.amp_dtype or next(self._bare.parameters()).dtype
@@ -180,19 +180,19 @@ class TrainStep:
             raw = self.model(images)
         out = self.criterion(raw, batch.targets, batch.max_targets, batch.host_targets)
         # DDP averages over ranks, the gradient wants the sum. Dividing by the images keeps float16 gradients in range
-        # until the real normaliser is known, after the last shard.
+        # until the real normalizer is known, after the last shard.
         loss = out.total * (self._averaged_over / step_images)
         self.scaler.scale(loss).backward()
-        return out.total.detach(), torch.cat([out.normaliser.detach().reshape(1).to(out.parts), out.parts])
+        return out.total.detach(), torch.cat([out.normalizer.detach().reshape(1).to(out.parts), out.parts])
 
-    def _scale_and_clip(self, normaliser: Tensor, global_images: int) -> tuple[Tensor, Tensor]:
-        """Gradients become those of ``images * total / normaliser`` (the loss scaled by the batch, as YOLO's learning
+    def _scale_and_clip(self, normalizer: Tensor, global_images: int) -> tuple[Tensor, Tensor]:
+        """Gradients become those of ``images * total / normalizer`` (the loss scaled by the batch, as YOLO's learning
         rates expect), clipped. Returns their norm before clipping and a float that is 1 if it is not finite."""
         self.scaler.unscale_(self.optimizer)
         if self.skip_zero_grads:
             drop_zero_gradients(self.optimizer.parameters)
         gradients = [p.grad for p in self.optimizer.parameters if p.grad is not None]
-        factor = global_images**2 / normaliser.clamp(min=1)
+        factor = global_images**2 / normalizer.clamp(min=1)
         norm = torch.nn.utils.get_total_norm(gradients) * factor
         if self.clip_norm > 0:
             factor = factor * (self.clip_norm / (norm + 1e-6)).clamp(max=1)

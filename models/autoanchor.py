@@ -55,21 +55,21 @@ def _cluster(boxes_wh: np.ndarray, count: int, rng: np.random.Generator) -> np.n
     The distance is the larger one of the two sides, as in `closeness`.
     """
     points = np.log(boxes_wh)
-    centres = points[rng.integers(len(points))][None]
-    while len(centres) < count:
-        nearest = np.abs(points[:, None] - centres).max(-1).min(-1) ** 2
+    centers = points[rng.integers(len(points))][None]
+    while len(centers) < count:
+        nearest = np.abs(points[:, None] - centers).max(-1).min(-1) ** 2
         total = nearest.sum()
         pick = rng.choice(len(points), p=nearest / total) if total > 0 else rng.integers(len(points))
-        centres = np.concatenate((centres, points[pick][None]))
+        centers = np.concatenate((centers, points[pick][None]))
     for _ in range(_LLOYD_ROUNDS):
-        owner = np.abs(points[:, None] - centres).max(-1).argmin(-1)
+        owner = np.abs(points[:, None] - centers).max(-1).argmin(-1)
         members = np.bincount(owner, minlength=count)[:, None]
         sums = np.stack([np.bincount(owner, weights=points[:, i], minlength=count) for i in range(2)], -1)
-        moved = np.where(members > 0, sums / np.maximum(members, 1), centres)
-        if np.array_equal(moved, centres):
+        moved = np.where(members > 0, sums / np.maximum(members, 1), centers)
+        if np.array_equal(moved, centers):
             break
-        centres = moved
-    return np.exp(centres)
+        centers = moved
+    return np.exp(centers)
 
 
 def _evolve(boxes_wh: np.ndarray, anchors_wh: np.ndarray, anchor_t: float, rng: np.random.Generator) -> np.ndarray:

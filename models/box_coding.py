@@ -1,4 +1,4 @@
-"""Cell centres of a feature pyramid and the coding of boxes, which heads, losses and assigners share.
+"""Cell centers of a feature pyramid and the coding of boxes, which heads, losses and assigners share.
 
 Legend: B images, L levels, N cells over all levels (level by level, row by row), R bins of a side's distance, S any
 shape.
@@ -46,16 +46,16 @@ def _cached(make: Callable[P, T]) -> Callable[P, T]:
 
 
 @_cached
-def cell_centres(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Centres float32 (N, 2), x and y in units of each level's stride, and strides float32 (N, 1) in canvas pixels."""
-    centres, sizes = [], []
+def cell_centers(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Centers float32 (N, 2), x and y in units of each level's stride, and strides float32 (N, 1) in canvas pixels."""
+    centers, sizes = [], []
     for (height, width), stride in zip(shapes, strides):
         y = torch.arange(height, device=device, dtype=torch.float32) + 0.5
         x = torch.arange(width, device=device, dtype=torch.float32) + 0.5
         yy, xx = torch.meshgrid(y, x, indexing="ij")
-        centres.append(torch.stack((xx, yy), -1).flatten(0, 1))
+        centers.append(torch.stack((xx, yy), -1).flatten(0, 1))
         sizes.append(torch.full((height * width, 1), float(stride), device=device))
-    return torch.cat(centres), torch.cat(sizes)
+    return torch.cat(centers), torch.cat(sizes)
 
 
 class GridLevels(NamedTuple):
@@ -138,39 +138,39 @@ def expected_distances(logits: Tensor) -> Tensor:
     return (logits.softmax(-1) * bins).sum(-1)
 
 
-def distances_to_xyxy(distances: Tensor, centres: Tensor, strides: Tensor) -> Tensor:
+def distances_to_xyxy(distances: Tensor, centers: Tensor, strides: Tensor) -> Tensor:
     """Distances (*S, 4) in cells to the left, top, right and bottom side -> xyxy pixels.
 
-    ``centres`` (*S, 2) in cells and ``strides`` (*S, 1) in pixels, as from `cell_centres`, broadcast.
+    ``centers`` (*S, 2) in cells and ``strides`` (*S, 1) in pixels, as from `cell_centers`, broadcast.
     """
     left_top, right_bottom = distances.split(2, -1)
-    return torch.cat((centres - left_top, centres + right_bottom), -1) * strides
+    return torch.cat((centers - left_top, centers + right_bottom), -1) * strides
 
 
 def anchor_to_cxcywh(logits: Tensor, anchors: Tensor) -> Tensor:
-    """Anchor-head outputs (*S, 4) -> boxes cxcywh in cells, the centre relative to the cell's top-left corner.
+    """Anchor-head outputs (*S, 4) -> boxes cxcywh in cells, the center relative to the cell's top-left corner.
 
-    The centre reaches half a cell beyond its own, (-0.5, 1.5), and a side is up to 4 times its anchor
+    The center reaches half a cell beyond its own, (-0.5, 1.5), and a side is up to 4 times its anchor
     (``anchors`` (*S, 2), cells): YOLOv5's parametrisation.
     """
     doubled = logits.sigmoid() * 2
     return torch.cat((doubled[..., :2] - 0.5, doubled[..., 2:].square() * anchors), dim=-1)
 
 
-def offsets_to_cxcywh(logits: Tensor, centres: Tensor, strides: Tensor) -> Tensor:
-    """YOLOX's outputs (*S, 4) -> boxes cxcywh in pixels. The outputs are the centre relative to the cell's top-left
+def offsets_to_cxcywh(logits: Tensor, centers: Tensor, strides: Tensor) -> Tensor:
+    """YOLOX's outputs (*S, 4) -> boxes cxcywh in pixels. The outputs are the center relative to the cell's top-left
     corner, and the logarithms of the sides, in strides.
 
-    ``centres`` (*S, 2) in cells and ``strides`` (*S, 1) in pixels, as from `cell_centres`, broadcast. Sides
+    ``centers`` (*S, 2) in cells and ``strides`` (*S, 1) in pixels, as from `cell_centers`, broadcast. Sides
     are clamped to `LARGEST_SIDE` strides, beyond any canvas, so that they stay finite.
     """
     offset, size = logits.split(2, -1)
     size = size.clamp(max=math.log(LARGEST_SIDE)).exp()
-    return torch.cat((centres - 0.5 + offset, size), -1) * strides
+    return torch.cat((centers - 0.5 + offset, size), -1) * strides
 
 
-def cxcywh_to_offsets(boxes: Tensor, centres: Tensor, strides: Tensor) -> Tensor:
+def cxcywh_to_offsets(boxes: Tensor, centers: Tensor, strides: Tensor) -> Tensor:
     """The inverse of `offsets_to_cxcywh`: boxes cxcywh (*S, 4) in pixels -> outputs (*S, 4). A side of 0 counts as 1e-8
     strides, so that its logarithm is finite."""
-    centre, size = (boxes / strides).split(2, -1)
-    return torch.cat((centre - centres + 0.5, size.clamp(min=1e-8).log()), -1)
+    center, size = (boxes / strides).split(2, -1)
+    return torch.cat((center - centers + 0.5, size.clamp(min=1e-8).log()), -1)

@@ -102,7 +102,7 @@ class Detector(nn.Module):
 def build_detector(
     model: str | Path | dict, num_classes: int, *, names: Sequence[str] | None = None, seed: int = 0
 ) -> Detector:
-    """A freshly initialised float32 detector on the CPU, in training mode.
+    """A freshly initialized float32 detector on the CPU, in training mode.
 
     The weights depend on the model, the number of classes and ``seed`` alone; no global random state is used.
 
@@ -120,7 +120,7 @@ def build_detector(
         raise UserError(f"{len(names)} class names for {num_classes} classes")
     detector = build_on_meta(load_spec(model), num_classes, names)
     detector.load_state_dict(_storage(detector), assign=True)
-    _initialise(detector, seed)
+    _initialize(detector, seed)
     return detector
 
 
@@ -194,7 +194,7 @@ def _stride(layer: LayerSpec, level: Tensor) -> int:
 
 
 @torch.no_grad()
-def _initialise(detector: Detector, seed: int) -> None:
+def _initialize(detector: Detector, seed: int) -> None:
     """Fan-in uniform convolutions (He et al. 2015, a = sqrt 5), identity batch norms, priors in the head's biases."""
     generator = torch.Generator().manual_seed(int(keyed_generator(seed, Stream.INIT).integers(2**63)))
     for module in detector.modules():
@@ -206,5 +206,5 @@ def _initialise(detector: Detector, seed: int) -> None:
         elif isinstance(module, nn.BatchNorm2d):
             module.reset_parameters()
         elif module is not detector and any(True for _ in module.parameters(recurse=False)):
-            raise TypeError(f"no initialisation for {type(module).__name__}")
+            raise TypeError(f"no initialization for {type(module).__name__}")
     detector.head.reset_parameters()

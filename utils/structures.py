@@ -115,14 +115,14 @@ class Batch:
 
 
 class LossOutput(NamedTuple):
-    """Sums over one shard of the global batch, and the normaliser that the sum of the whole batch is divided by.
+    """Sums over one shard of the global batch, and the normalizer that the sum of the whole batch is divided by.
 
-    The engine adds ``normaliser`` over all shards (ranks, micro-batches) and divides once, so cutting a batch into
+    The engine adds ``normalizer`` over all shards (ranks, micro-batches) and divides once, so cutting a batch into
     shards changes no gradient. All three live on the device; none is read in the step.
     """
 
     total: Tensor  # () sum of all terms, gains applied, differentiable
-    normaliser: Tensor  # () float32, no gradient; may be 0 in a shard; the engine clamps the global sum to >= 1
+    normalizer: Tensor  # () float32, no gradient; may be 0 in a shard; the engine clamps the global sum to >= 1
     parts: Tensor  # (P,) the terms of ``total``, detached, in the order of the criterion's ``names``
 
 

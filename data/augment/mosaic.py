@@ -1,6 +1,6 @@
 """Mosaic and MixUp: which images a picture has, and where they are on its canvas.
 
-Mosaic (Bochkovskiy et al. 2020) pastes four images around a random centre of a frame of twice the canvas' size. MixUp
+Mosaic (Bochkovskiy et al. 2020) pastes four images around a random center of a frame of twice the canvas' size. MixUp
 (Zhang et al. 2018) blends two pictures. All tiles of a batch are computed at once, elementwise, so that the numbers of
 a tile do not depend on the others. Legend: P pictures, T tiles.
 """
@@ -47,7 +47,7 @@ class Mosaic(Augmentation):
     def corners(
         u: np.ndarray, slots: np.ndarray, is_mosaic: np.ndarray, sizes: np.ndarray, canvas_wh: np.ndarray
     ) -> np.ndarray:
-        """Upper left corners (T, 2) on the frame. Tiles of a mosaic meet in a random point; single tiles are centred.
+        """Upper left corners (T, 2) on the frame. Tiles of a mosaic meet in a random point; single tiles are centered.
 
         Args:
             u: (T, 6), of each tile's picture.
@@ -55,9 +55,9 @@ class Mosaic(Augmentation):
             is_mosaic: bool (T,).
             sizes, canvas_wh: (T, 2).
         """
-        centres = np.floor((0.5 + u[:, 4:6]) * canvas_wh)
+        centers = np.floor((0.5 + u[:, 4:6]) * canvas_wh)
         before = np.stack([slots % 2 == 0, slots < 2], 1)
-        around = np.where(before, centres - sizes, centres)
+        around = np.where(before, centers - sizes, centers)
         return np.where(is_mosaic[:, None], around, np.floor((canvas_wh - sizes) / 2))
 
 

@@ -27,7 +27,7 @@ from data.augment.transforms import (
     RandomFlip,
     RandomPerspective,
     composed,
-    to_normalised,
+    to_normalized,
     transform_labels,
 )
 from utils.config.settings import Hyperparameters
@@ -150,7 +150,7 @@ def plan_labels(
     source_hw: np.ndarray,
     labels_of: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
 ) -> list[np.ndarray]:
-    """Float32 (n, 5) of each plan: class, cx, cy, w, h normalised to the canvas.
+    """Float32 (n, 5) of each plan: class, cx, cy, w, h normalized to the canvas.
 
     Args:
         plans: of any canvas sizes.
@@ -172,4 +172,4 @@ def plan_labels(
         canvas_hw=canvas_hw,
     )
     ends = np.searchsorted(tile, np.cumsum(counts))
-    return np.split(to_normalised(moved, canvas_hw[tile]), ends[:-1])
+    return np.split(to_normalized(moved, canvas_hw[tile]), ends[:-1])

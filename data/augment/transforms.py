@@ -125,8 +125,8 @@ class Draws:
 
 
 class RandomPerspective(GeometricTransform):
-    """``perspective``, ``degrees`` and ``scale``, then ``shear``, about the frame's centre, which lands near the
-    canvas' centre, ``translate`` away."""
+    """``perspective``, ``degrees`` and ``scale``, then ``shear``, about the frame's center, which lands near the
+    canvas' center, ``translate`` away."""
 
     name = "perspective"
     numbers = 8  # angle, scale, two shears, two translations, two perspective coefficients
@@ -134,9 +134,9 @@ class RandomPerspective(GeometricTransform):
 
     def matrices(self, u: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
         hyp, u = self.hyp, 2 * u - 1
-        centre_x, centre_y = (from_wh / 2).T
+        center_x, center_y = (from_wh / 2).T
         tilt_x, tilt_y = (u[:, 6:8] * hyp.perspective).T
-        nearest = np.maximum((np.abs(tilt_x) * centre_x + np.abs(tilt_y) * centre_y) * HORIZON, 1.0)
+        nearest = np.maximum((np.abs(tilt_x) * center_x + np.abs(tilt_y) * center_y) * HORIZON, 1.0)
         tilt_x, tilt_y = tilt_x / nearest, tilt_y / nearest
         angle = np.radians(u[:, 0] * hyp.degrees).tolist()
         slope = np.radians(u[:, 2:4] * hyp.shear).tolist()
@@ -145,14 +145,14 @@ class RandomPerspective(GeometricTransform):
         scale = np.maximum(1 + u[:, 1] * hyp.scale, MIN_SCALE)
         matrix = np.empty((len(u), 3, 3))
         matrix[:, 2, 0], matrix[:, 2, 1] = tilt_x, tilt_y
-        matrix[:, 2, 2] = 1 - (tilt_x * centre_x + tilt_y * centre_y)
+        matrix[:, 2, 2] = 1 - (tilt_x * center_x + tilt_y * center_y)
         of_axes = (
             (scale * (cosine - shear_x * sine), scale * (sine + shear_x * cosine)),
             (scale * (shear_y * cosine - sine), scale * (shear_y * sine + cosine)),
         )
         for axis, (along_x, along_y) in enumerate(of_axes):
             target = (0.5 + u[:, 4 + axis] * hyp.translate) * canvas_wh[:, axis]
-            offset = -(along_x * centre_x + along_y * centre_y)
+            offset = -(along_x * center_x + along_y * center_y)
             matrix[:, axis] = np.stack([along_x, along_y, offset], 1) + target[:, None] * matrix[:, 2]
         return matrix
 
@@ -258,7 +258,7 @@ def transform_labels(
     """Maps the labels of T tiles to the canvas. The result for a label does not depend on the others.
 
     Args:
-        labels: float (n, 5) of class, cx, cy, w, h normalised to the source image.
+        labels: float (n, 5) of class, cx, cy, w, h normalized to the source image.
         tile: int (n,), the tile of each label.
         source_hw: (T, 2), heights and widths of the tiles' source images, pixels.
         regions: (T, 4), the part of each that is rendered, x1, y1, x2, y2 in source pixels.
@@ -272,8 +272,8 @@ def transform_labels(
     rows = labels.astype(np.float64)
     side = np.asarray(source_hw, np.float64)[tile, ::-1]
     region, matrix = np.asarray(regions, np.float64)[tile], np.asarray(matrices)[tile]
-    centre, half = rows[:, 1:3] * side, rows[:, 3:5] * (side / 2)
-    low, high = centre - half, centre + half
+    center, half = rows[:, 1:3] * side, rows[:, 3:5] * (side / 2)
+    low, high = center - half, center + half
     inside = (v.clip(region[:, :2], region[:, 2:]) for v in (low, high))
     height, width = np.broadcast_to(canvas_hw, (len(matrices), 2))[tile].T
     visible = clip_xyxy(project_boxes(matrix, *inside), width, height)
@@ -281,8 +281,8 @@ def transform_labels(
     return np.concatenate([rows[:, :1], visible], 1)[keep], tile[keep]
 
 
-def to_normalised(labels_xyxy: np.ndarray, canvas_hw: np.ndarray | tuple[int, int]) -> np.ndarray:
-    """Converts class, x1, y1, x2, y2 in canvas pixels to class, cx, cy, w, h normalised, float32 (n, 5).
+def to_normalized(labels_xyxy: np.ndarray, canvas_hw: np.ndarray | tuple[int, int]) -> np.ndarray:
+    """Converts class, x1, y1, x2, y2 in canvas pixels to class, cx, cy, w, h normalized, float32 (n, 5).
 
     Args:
         labels_xyxy: (n, 5).

@@ -6,7 +6,7 @@ Python, so every path that the system can open works.
 - EXIF orientation (JPEG, PNG, WebP) is applied; the decoder applies TIFF's tag.
 - Grayscale is repeated over three channels; palettes are expanded.
 - 16-bit samples are divided by 257 and rounded, so 0 stays 0 and 65535 becomes 255.
-- An alpha channel is dropped; colours are not blended with a background.
+- An alpha channel is dropped; colors are not blended with a background.
 - The first image of an animation or multi-page file is used.
 """
 
@@ -31,11 +31,11 @@ IMAGE_SUFFIXES = frozenset(_SUFFIXES.split(" "))
 
 # Older versions of OpenCV decode only to BGR, which needs another pass over the pixels.
 _IS_RGB = hasattr(cv2, "IMREAD_COLOR_RGB")
-_COLOUR = cv2.IMREAD_COLOR_RGB if _IS_RGB else cv2.IMREAD_COLOR
+_COLOR = cv2.IMREAD_COLOR_RGB if _IS_RGB else cv2.IMREAD_COLOR
 _REDUCED = {
-    2: cv2.IMREAD_REDUCED_GRAYSCALE_2 | _COLOUR,
-    4: cv2.IMREAD_REDUCED_GRAYSCALE_4 | _COLOUR,
-    8: cv2.IMREAD_REDUCED_GRAYSCALE_8 | _COLOUR,
+    2: cv2.IMREAD_REDUCED_GRAYSCALE_2 | _COLOR,
+    4: cv2.IMREAD_REDUCED_GRAYSCALE_4 | _COLOR,
+    8: cv2.IMREAD_REDUCED_GRAYSCALE_8 | _COLOR,
 }
 _TO_RGB = {1: cv2.COLOR_GRAY2RGB, 3: cv2.COLOR_BGR2RGB, 4: cv2.COLOR_BGRA2RGB}
 _MAX_BYTES = 1 << 31  # of a file
@@ -92,7 +92,7 @@ def read_reduced(
         for s in _REDUCED
         if all(-(-side // s) >= least and 2 * (-side % s) <= s for side, least in zip(full, least_hw))
     ]
-    return decode_image(data, header, path, _REDUCED[max(fits)] if fits else _COLOUR, complain=complain), full
+    return decode_image(data, header, path, _REDUCED[max(fits)] if fits else _COLOR, complain=complain), full
 
 
 def _read_file(path: str | os.PathLike) -> tuple[bytes, Header]:
@@ -136,7 +136,7 @@ def imdecode(data: bytes, flags: int, path: str | os.PathLike, complain: Complai
 
 
 def decode_image(
-    data: bytes, header: Header, path: str | os.PathLike, jpeg_flag: int = _COLOUR, complain: Complain | None = None
+    data: bytes, header: Header, path: str | os.PathLike, jpeg_flag: int = _COLOR, complain: Complain | None = None
 ) -> np.ndarray:
     if header.kind == "jpeg":  # the decoder converts grey and CMYK
         image = imdecode(data, jpeg_flag | cv2.IMREAD_IGNORE_ORIENTATION, path, complain)
@@ -153,7 +153,7 @@ def _to_rgb8(image: np.ndarray, path: str | os.PathLike) -> np.ndarray:
         raise UserError(f"{path}: {image.dtype} samples are not supported; convert it to 8 or 16 bits")
     channels = 1 if image.ndim == 2 else image.shape[2]
     if channels not in _TO_RGB:
-        raise UserError(f"{path}: {channels} channels; supported are 1 (grey), 3 (colour) and 4 (with alpha)")
+        raise UserError(f"{path}: {channels} channels; supported are 1 (grey), 3 (color) and 4 (with alpha)")
     return cv2.cvtColor(image, _TO_RGB[channels])
 
 

@@ -118,7 +118,7 @@ def early_end(data: bytes, jpeg: PlainJpeg) -> str:
 
 
 def plain_jpeg(data: bytes) -> PlainJpeg | None:
-    """The header of an ordinary JPEG: sequential, 8-bit, grey or three colours, with common sampling factors.
+    """The header of an ordinary JPEG: sequential, 8-bit, grey or three colors, with common sampling factors.
 
     Returns None for any other file, which need not be damaged.
     """

@@ -100,7 +100,7 @@ def scan_split(
         decoded[:] = True
         chunks = read("all", f"decoding {split}")
     image_hw = np.concatenate([c.image_hw for c in chunks])
-    boxes, row_problems = clean_rows(np.concatenate([c.table for c in chunks]), image_hw, source.normalised)
+    boxes, row_problems = clean_rows(np.concatenate([c.table for c in chunks]), image_hw, source.normalized)
     found = [p for c in chunks for p in c.found]
     found += [_finding(source, image, p.kind, p.text, p.line) for image, p in row_problems]
     found += _unusable_labels(found, boxes, source)

@@ -68,7 +68,7 @@ class Boxes(NamedTuple):
 
 
 @np.errstate(over="ignore", invalid="ignore")  # rows may hold any numbers; infinities are checked below
-def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalised: bool) -> tuple[Boxes, list[tuple[int, RowProblem]]]:
+def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalized: bool) -> tuple[Boxes, list[tuple[int, RowProblem]]]:
     """Clips boxes to their images and removes boxes without area, outside the image, or repeated exactly.
 
     Returns the boxes that are left, and a problem for each row that was removed or clipped, with its image.
@@ -76,12 +76,12 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalised: bool) -> tup
     Args:
         table: float64 (R, 9), see `row_table`; images ascending.
         image_hw: int (N, 2) upright sizes.
-        normalised: corners and areas are fractions of the image size, not pixels.
+        normalized: corners and areas are fractions of the image size, not pixels.
     """
     image = table[:, IMAGE].astype(np.int64)
     height, width = image_hw[image].astype(np.float64).T
     corners, area = table[:, X1 : Y2 + 1], table[:, AREA]
-    if normalised:
+    if normalized:
         corners, area = corners * np.stack([width, height, width, height], 1), area * width * height
     size = corners[:, 2:] - corners[:, :2]
     has_area = ((size >= MIN_SIDE_PX) & np.isfinite(size)).all(1)

@@ -41,7 +41,7 @@ class LabelFile(NamedTuple):
 class LabelSource(Protocol):
     """The labels of a split by image."""
 
-    normalised: bool  # coordinates are fractions of the image size, not pixels
+    normalized: bool  # coordinates are fractions of the image size, not pixels
     images: list[ImageFile]  # those that have labels in this source, or may have
     image_ids: list[int | str] | None  # None: the source has none
     category_ids: tuple[int, ...]  # by class
@@ -91,9 +91,9 @@ class LabelPerImage:
         names: tuple[str, ...] | None,
         parse: Callable[[bytes], RawLabels],
         *,
-        normalised: bool,
+        normalized: bool,
     ) -> None:
-        self.images, self.normalised, self.findings = images, normalised, []
+        self.images, self.normalized, self.findings = images, normalized, []
         self.category_ids = (0,) if names is None else tuple(range(len(names)))
         self._files, self._root, self._parse = files, root, parse
 
@@ -125,7 +125,7 @@ class ImageEntry(NamedTuple):
 class LabelsPerSplit:
     """A `LabelSource` of one file per split, in pixels. Images without an entry in it are left out."""
 
-    normalised = False
+    normalized = False
 
     def __init__(
         self,

@@ -141,7 +141,7 @@ def _detect(annotations: Path | None) -> bool:
 
 def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelSource:
     class_ids = None if names is None else {name: i for i, name in enumerate(names)}
-    return LabelPerImage(images, files, root, names, partial(parse_voc, class_ids=class_ids), normalised=False)
+    return LabelPerImage(images, files, root, names, partial(parse_voc, class_ids=class_ids), normalized=False)
 
 
 def _label_path(image: ImageFile, root: Path, annotations: Path, exists: Callable[[str], bool]) -> str:

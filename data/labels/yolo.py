@@ -84,7 +84,7 @@ def _detect(annotations: Path | None) -> bool:
 
 def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelSource:
     parse = partial(parse_yolo, num_classes=None if names is None else len(names))
-    return LabelPerImage(images, files, root, names, parse, normalised=True)
+    return LabelPerImage(images, files, root, names, parse, normalized=True)
 
 
 def _label_path(image: ImageFile, root: Path, annotations: Path | None, exists: Callable[[str], bool]) -> str:

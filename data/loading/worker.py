@@ -65,7 +65,7 @@ def cell_views(pixels: np.ndarray, cells: Sequence[Cell]) -> list[np.ndarray]:
 
 
 def _targets(samples: Sequence[Sample], cells: Sequence[Cell]) -> np.ndarray:
-    """float32 (M, 6) as `Batch.targets`, from labels normalised to the cells."""
+    """float32 (M, 6) as `Batch.targets`, from labels normalized to the cells."""
     if not samples:
         return np.zeros((0, 6), np.float32)
     labels = np.concatenate([sample.labels for sample in samples])

@@ -1,7 +1,7 @@
 """Renders tables with torch: a whole batch at once, on the device of its tensors.
 
 Every canvas pixel is mapped back into the source of the tile that covers it (the last one painted wins), four
-neighbours are gathered and weighted, then come pixel operations and mixing. All arithmetic is elementwise, so on a
+neighbors are gathered and weighted, then come pixel operations and mixing. All arithmetic is elementwise, so on a
 given device a picture does not depend on the rest of its batch. `data.render.opencv` renders the same picture, except
 for interpolation.
 """
@@ -170,7 +170,7 @@ def paint_layers(
 def _sources(
     geometry: Tensor, address: Tensor, canvas_hw: tuple[int, int], has_perspective: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """For every canvas pixel (L, H, W): x and y in its source, in pixel centres; address and pitch of that source; and
+    """For every canvas pixel (L, H, W): x and y in its source, in pixel centers; address and pitch of that source; and
     whether it has one."""
     height, width = canvas_hw
     device, layers = geometry.device, len(geometry)

@@ -1,6 +1,6 @@
 """Renders plans with OpenCV: each source image is resampled once, directly into the output canvas.
 
-Integer coordinates are pixel centres in OpenCV's warps, and pixel edges in plans. `_centred` converts the matrices.
+Integer coordinates are pixel centers in OpenCV's warps, and pixel edges in plans. `_centered` converts the matrices.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _warp_into(crop: np.ndarray, tile: Tile, canvas: np.ndarray) -> None:
     if right <= left or bottom <= top:
         return
     crop, matrix = _shrunk(crop, matrix)
-    matrix = _centred(_shift(-left, -top) @ matrix)
+    matrix = _centered(_shift(-left, -top) @ matrix)
     size = (right - left, bottom - top)
     options = {"flags": cv2.INTER_LINEAR, "borderMode": cv2.BORDER_REPLICATE}
     if matrix[2, 0] == matrix[2, 1] == 0:
@@ -115,8 +115,8 @@ def _warp_into(crop: np.ndarray, tile: Tile, canvas: np.ndarray) -> None:
 def _shrunk(crop: np.ndarray, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The crop reduced by a whole factor where the warp would shrink it to half or less, and its matrix."""
     height, width = crop.shape[:2]
-    centre = np.array([[width / 2, height / 2], [width / 2 + 1, height / 2], [width / 2, height / 2 + 1]])
-    origin, along_x, along_y = project_points(matrix, centre)
+    center = np.array([[width / 2, height / 2], [width / 2 + 1, height / 2], [width / 2, height / 2 + 1]])
+    origin, along_x, along_y = project_points(matrix, center)
     scale = math.sqrt(abs(float(np.linalg.det(np.stack([along_x - origin, along_y - origin])))))
     factor = int(1 / max(scale, 1e-3))
     if factor < 2:
@@ -130,7 +130,7 @@ def _shift(x: float, y: float) -> np.ndarray:
     return np.array([[1.0, 0.0, x], [0.0, 1.0, y], [0.0, 0.0, 1.0]])
 
 
-def _centred(matrix: np.ndarray) -> np.ndarray:
+def _centered(matrix: np.ndarray) -> np.ndarray:
     return _shift(-0.5, -0.5) @ matrix @ _shift(0.5, 0.5)
 
 
@@ -149,7 +149,7 @@ class Letterbox(NamedTuple):
 
 
 def fit_letterbox(image_hw: tuple[int, int], canvas_hw: tuple[int, int], longest: int | None = None) -> Letterbox:
-    """The largest centred fit of an image into a canvas, its longer side at most ``longest`` pixels.
+    """The largest centered fit of an image into a canvas, its longer side at most ``longest`` pixels.
 
     Sizes round up and an odd pixel of padding goes right and below, as in the published evaluations of YOLO models.
     """

@@ -1,6 +1,6 @@
 """The plans of a batch as a table of numbers: all that the torch renderer needs besides source pixels.
 
-The renderer reads four neighbouring pixels, so a source that shrinks to half or less is read from a smaller copy
+The renderer reads four neighboring pixels, so a source that shrinks to half or less is read from a smaller copy
 of itself, a mipmap (Williams, "Pyramidal parametrics", SIGGRAPH 1983). Level l of an image of h x w pixels has
 ``max(h >> l, 1)`` x ``max(w >> l, 1)`` pixels, each the average of the area that it covers. A device cache holds all
 levels; without one, the worker that reads the image makes the level. Both use `level_image`, so their pixels are equal.
@@ -47,8 +47,8 @@ def levels_for(matrices: np.ndarray, regions: np.ndarray) -> np.ndarray:
         matrices: (T, 3, 3) source to canvas.
         regions: (T, 4) x1, y1, x2, y2 in source pixels.
     """
-    centres = (regions[:, :2] + regions[:, 2:]) / 2
-    depth = np.einsum("ti,ti->t", matrices[:, 2, :2], centres) + matrices[:, 2, 2]
+    centers = (regions[:, :2] + regions[:, 2:]) / 2
+    depth = np.einsum("ti,ti->t", matrices[:, 2, :2], centers) + matrices[:, 2, 2]
     area_gain = np.abs(np.linalg.det(matrices)) / np.maximum(np.abs(depth), 1e-9) ** 3  # determinant of the Jacobian
     halvings = -0.5 * np.log2(np.maximum(area_gain, 1e-12))
     return np.floor(halvings + 1e-6).clip(0, MAX_LEVEL).astype(np.int64)
@@ -94,7 +94,7 @@ class PyramidLayout:
 MOSAIC_SLOTS = 4
 # Rounding must not leave a pixel between two tiles uncovered. Half a canvas pixel is always larger than this.
 EDGE_TOLERANCE = 1e-3
-VISIBLE_MARGIN = 2  # source pixels around what is seen, for neighbours and rounding
+VISIBLE_MARGIN = 2  # source pixels around what is seen, for neighbors and rounding
 
 
 class Column:
@@ -102,7 +102,7 @@ class Column:
 
     MATRIX = slice(0, 9)  # canvas to source, by rows, in pixels of the level that is read
     INSIDE = slice(9, 13)  # x1, y1, x2, y2 of the region
-    READ = slice(13, 17)  # the same for pixel centres: coordinates are clamped to it
+    READ = slice(13, 17)  # the same for pixel centers: coordinates are clamped to it
     COUNT = 17
 
 

@@ -136,7 +136,7 @@ class Evaluator:
 
         ``result.extras`` holds, per image, ``ms/inference`` and ``ms/nms`` (of one device) and ``ms/total`` (wall clock
         of all ranks); ``data_wait``, the fraction of time spent waiting for batches; and with a criterion ``val/total``
-        and ``val/<part>``, sums over all images divided by the sum of the normalisers.
+        and ``val/<part>``, sums over all images divided by the sum of the normalizers.
         """
         self.detections, self.preview = None, None
         with eval_mode(self._for_inference(unwrap(model))) as bare, without_kernel_search():
@@ -203,10 +203,10 @@ class Evaluator:
         }
 
     def _loss_sums(self, raw: list[Tensor], batch: Batch) -> Tensor:
-        """float (2 + P,): total, normaliser, parts."""
+        """float (2 + P,): total, normalizer, parts."""
         targets = batch.targets.to(self._device, non_blocking=True)
         output = self._criterion(raw, targets, batch.max_targets, batch.targets.numpy())
-        return torch.cat([torch.stack([output.total.float(), output.normaliser.float()]), output.parts.float()])
+        return torch.cat([torch.stack([output.total.float(), output.normalizer.float()]), output.parts.float()])
 
     def _send(self, detections: Detections, batch: Batch) -> _Pending:
         if self._device.type != "cuda":

@@ -320,11 +320,11 @@ def match_by_overlap(pairs: Pairs, preference: np.ndarray, detections: int, targ
 
 
 def _position_in_run(keys: np.ndarray) -> np.ndarray:
-    """0, 1, 2, ... within each run of equal neighbours of ``keys`` (N,): int64 (N,)."""
+    """0, 1, 2, ... within each run of equal neighbors of ``keys`` (N,): int64 (N,)."""
     starts = _run_starts(keys)
     return np.arange(keys.size) - np.repeat(starts, np.diff(np.r_[starts, keys.size]))
 
 
 def _run_starts(keys: np.ndarray) -> np.ndarray:
-    """Where each run of equal neighbours of ``keys`` (N,) starts: int64, [0] for N = 0."""
+    """Where each run of equal neighbors of ``keys`` (N,) starts: int64, [0] for N = 0."""
     return np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])

@@ -205,8 +205,8 @@ def plot_errors(errors: ErrorSplit, out: Path) -> None:
     axes = figure.subplots()
     labels = [*KINDS, "all false\npositives", "all not\nfound"]
     costs = [*errors.cost, errors.false_positive_cost, errors.false_negative_cost]
-    colours = ["tab:blue"] * len(KINDS) + ["0.6"] * 2
-    axes.bar(np.arange(len(labels)), costs, color=colours)
+    colors = ["tab:blue"] * len(KINDS) + ["0.6"] * 2
+    axes.bar(np.arange(len(labels)), costs, color=colors)
     axes.set_xticks(np.arange(len(labels)), labels, fontsize=8)
     for bar, (cost, count) in enumerate(zip(costs, errors.counts.sum(0))):
         axes.annotate(f"{count:,}", (bar, cost), (0, 2), textcoords="offset points", ha="center", fontsize=8)
@@ -223,8 +223,8 @@ def plot_reliability(calibration: Calibration, out: Path) -> None:
         return
     figure = new_figure(6, 6.5)
     curve, amounts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    centres, width = (part.edges[:-1] + part.edges[1:]) / 2, np.diff(part.edges)
-    curve.bar(centres, np.nan_to_num(part.precision), width, color="tab:blue", edgecolor="white", label="precision")
+    centers, width = (part.edges[:-1] + part.edges[1:]) / 2, np.diff(part.edges)
+    curve.bar(centers, np.nan_to_num(part.precision), width, color="tab:blue", edgecolor="white", label="precision")
     curve.plot([0, 1], [0, 1], color="0.3", linewidth=1, linestyle="--", label="perfect calibration")
     curve.plot(part.confidence, part.precision, "o", markersize=3, color="tab:red", label="mean confidence of a bin")
     error = f"calibration error (ECE) {part.error:.3f}"
@@ -235,7 +235,7 @@ def plot_reliability(calibration: Calibration, out: Path) -> None:
     curve.set(ylabel="precision at IoU 0.5", xlim=(0, 1), ylim=(0, 1.02), title=error)
     curve.legend(fontsize=8, loc="upper left")
     curve.grid(alpha=0.3)
-    amounts.bar(centres, part.counts, width, color="0.6", edgecolor="white")
+    amounts.bar(centers, part.counts, width, color="0.6", edgecolor="white")
     amounts.set_yscale("symlog", linthresh=1)
     amounts.set(xlabel="confidence", ylabel="detections")
     amounts.grid(alpha=0.3)

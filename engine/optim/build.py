@@ -1,4 +1,4 @@
-"""Builds optimisers: which parameter is updated by which rule."""
+"""Builds optimizers: which parameter is updated by which rule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 def choose_optimizer(name: str, total_steps: int) -> str:
-    """``auto`` by the length of the run: Muon learns fastest in a short one, SGD generalises best in a long one."""
+    """``auto`` by the length of the run: Muon learns fastest in a short one, SGD generalizes best in a long one."""
     if name != "auto":
         return name
     return "Muon" if total_steps <= 20_000 else "SGD"
@@ -40,9 +40,9 @@ def split_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:
 
 
 class OptimizerSet:
-    """One or more torch optimisers that act as one: stepped, skipped, saved and scheduled together.
+    """One or more torch optimizers that act as one: stepped, skipped, saved and scheduled together.
 
-    It has the attributes that torch.amp.GradScaler requires of an optimiser that skips a step on the device
+    It has the attributes that torch.amp.GradScaler requires of an optimizer that skips a step on the device
     (``param_groups``, ``_step_supports_amp_scaling``, ``grad_scale``, ``found_inf``), so a non-finite step needs no
     host sync.
     """
@@ -106,12 +106,12 @@ class OptimizerSet:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads the state of each parameter. Options of the groups (rates, decay) stay as built from the settings.
 
-        Raises ValueError for the state of another optimiser.
+        Raises ValueError for the state of another optimizer.
         """
         saved = state["optimizers"]
         rules = [_rule_of(content["param_groups"]) for content in saved]
         if rules != [_rule_of(optimizer.param_groups) for optimizer in self.optimizers]:
-            raise ValueError("the checkpoint was written with another optimiser")
+            raise ValueError("the checkpoint was written with another optimizer")
         for optimizer, content in zip(self.optimizers, saved):
             built = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
             optimizer.load_state_dict(content)
@@ -128,7 +128,7 @@ def _local(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def _rule_of(groups: list[dict[str, Any]]) -> list[tuple[bool, ...]]:
-    """Equal for optimisers with compatible state (as Adam and AdamW)."""
+    """Equal for optimizers with compatible state (as Adam and AdamW)."""
     return [tuple(option in group for option in ("betas", "dampening")) for group in groups]
 
 
@@ -146,7 +146,7 @@ def _lay_out_as_parameters(optimizer: torch.optim.Optimizer) -> None:
 def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
     """Gives SGD's parameters without a momentum buffer one of zeros, with which a first step has the same result.
 
-    torch makes the buffer in the first step, and leaves it uninitialised if that step is skipped on the device; nor can
+    torch makes the buffer in the first step, and leaves it uninitialized if that step is skipped on the device; nor can
     one step update parameters with and without a buffer, of which some may have had no gradient before.
     """
     rule = _local(optimizer)

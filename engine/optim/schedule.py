@@ -10,7 +10,7 @@ from utils.config.settings import Hyperparameters, TrainConfig
 
 @dataclass(frozen=True)
 class StepPlan:
-    """How batches become optimiser steps."""
+    """How batches become optimizer steps."""
 
     accumulate: int  # batches per step; the last step of an epoch may have fewer
     steps: int  # per epoch
@@ -28,7 +28,7 @@ def step_plan(config: TrainConfig, epoch_batches: int) -> StepPlan:
 class Schedule:
     """Warm-up, then linear or cosine decay from 1 to ``final`` of the initial learning rate over the run.
 
-    ``step`` counts optimiser steps from 0 to ``total_steps - 1``.
+    ``step`` counts optimizer steps from 0 to ``total_steps - 1``.
     """
 
     total_steps: int

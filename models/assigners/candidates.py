@@ -26,7 +26,7 @@ _ROUNDS = 4  # of a one-to-one match; only piles of targets on one spot need mor
 def widened(boxes: ArrayT, finest_stride: float) -> tuple[ArrayT, ArrayT]:
     """Corners (*S, 2) and (*S, 2) of boxes (*S, 4) whose sides are at least the finest stride long.
 
-    A shorter side is widened about its middle. On a grid of pitch s every interval of length s contains a centre, so
+    A shorter side is widened about its middle. On a grid of pitch s every interval of length s contains a center, so
     every target, however small, has a candidate on the finest level, and targets with both sides at least a stride long
     keep exactly the candidates they have. The 1e-3 added is more than rounding can take away.
     """
@@ -35,10 +35,10 @@ def widened(boxes: ArrayT, finest_stride: float) -> tuple[ArrayT, ArrayT]:
     return middle - half, middle + half
 
 
-def candidate_cells(centres: Tensor, boxes: Tensor, finest_stride: float) -> Tensor:
-    """Cells whose centre lies in the target, `widened`: (N, 2), (B, K, 4) -> bool (B, K, N)."""
+def candidate_cells(centers: Tensor, boxes: Tensor, finest_stride: float) -> Tensor:
+    """Cells whose center lies in the target, `widened`: (N, 2), (B, K, 4) -> bool (B, K, N)."""
     low, high = (corner[..., None] for corner in widened(boxes, finest_stride))
-    x, y = centres.unbind(-1)
+    x, y = centers.unbind(-1)
     inside = (x >= low[:, :, 0]) & (x <= high[:, :, 0])
     return inside.logical_and_(y >= low[:, :, 1]).logical_and_(y <= high[:, :, 1])
 
@@ -100,7 +100,7 @@ class AnchorMatches(NamedTuple):
     anchor: Tensor  # int64 (P,)
     cell: Tensor  # int64 (P,) row-major in the level's grid; a valid index everywhere
     label: Tensor  # int64 (P,)
-    boxes_cxcywh_cells: Tensor  # float32 (P, 4), the centre relative to the cell's corner
+    boxes_cxcywh_cells: Tensor  # float32 (P, 4), the center relative to the cell's corner
 
 
 @torch.no_grad()
@@ -108,11 +108,11 @@ def match_anchors(targets: Tensor, anchors: Tensor, grid_hw: tuple[int, int], an
     """Matches targets to a level's anchors by shape and to its cells by position (YOLOv5's rule).
 
     An anchor matches if neither side differs from the target's by a factor of ``anchor_t`` or more. The cell with the
-    target's centre is matched, and so are its nearer horizontal and its nearer vertical neighbour, if in the grid. The
-    other two neighbours lie more than half a cell from the centre, further than the head can predict.
+    target's center is matched, and so are its nearer horizontal and its nearer vertical neighbor, if in the grid. The
+    other two neighbors lie more than half a cell from the center, further than the head can predict.
 
     Args:
-        targets: float (M, 6): image, class, cx, cy, w, h normalised to the canvas.
+        targets: float (M, 6): image, class, cx, cy, w, h normalized to the canvas.
         anchors: (A, 2), cells.
         grid_hw: cells down and across.
     """
@@ -123,10 +123,10 @@ def match_anchors(targets: Tensor, anchors: Tensor, grid_hw: tuple[int, int], an
     ratio = sides[:, None] / anchors
     fits = torch.maximum(ratio, 1 / ratio).amax(-1) < anchor_t  # (M, A); a side of 0 gives inf, which does not fit
 
-    centre_x, centre_y = cx.floor().clamp(0, width - 1), cy.floor().clamp(0, height - 1)
-    near_x = centre_x + torch.where(cx - centre_x < 0.5, -1.0, 1.0)
-    near_y = centre_y + torch.where(cy - centre_y < 0.5, -1.0, 1.0)
-    x, y = torch.stack((centre_x, near_x, centre_x), -1), torch.stack((centre_y, centre_y, near_y), -1)  # (M, 3)
+    center_x, center_y = cx.floor().clamp(0, width - 1), cy.floor().clamp(0, height - 1)
+    near_x = center_x + torch.where(cx - center_x < 0.5, -1.0, 1.0)
+    near_y = center_y + torch.where(cy - center_y < 0.5, -1.0, 1.0)
+    x, y = torch.stack((center_x, near_x, center_x), -1), torch.stack((center_y, center_y, near_y), -1)  # (M, 3)
     in_grid = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     x, y = x.clamp(0, width - 1), y.clamp(0, height - 1)
     boxes = torch.stack(

@@ -19,7 +19,7 @@ from models.assigners.candidates import candidate_cells, match_one_to_one, resol
 from utils.boxes import iou
 
 MOST_CELLS = 10  # a target; it gets as many as the sum of this many of its largest IoUs (OTA, Ge et al. 2021)
-CENTRE_RADIUS = 2.5  # strides between a target's middle and its candidates, by x and by y
+CENTER_RADIUS = 2.5  # strides between a target's middle and its candidates, by x and by y
 OVERLAP_WEIGHT = 3.0  # of the IoU's cost, relative to the score's
 _OUTSIDE = 1e5  # added to the cost of cells that are only in the target or only near its middle
 _LEAST_LOG = -100.0  # logarithms of probabilities are clamped here
@@ -38,13 +38,13 @@ class SimOtaAssignment(NamedTuple):
     overlap: Tensor  # float32 (B, K, T): IoU of the cell's box with the target
 
 
-def near_middle(centres: Tensor, strides: Tensor, boxes: Tensor) -> Tensor:
-    """Cells whose centre is within the radius of the target's middle, by x and by y: centres (N, 2) pixels, strides
+def near_middle(centers: Tensor, strides: Tensor, boxes: Tensor) -> Tensor:
+    """Cells whose center is within the radius of the target's middle, by x and by y: centers (N, 2) pixels, strides
     (N, 1) and boxes (B, K, 4) -> bool (B, K, N)."""
     middle = (boxes[..., :2] + boxes[..., 2:]) / 2
-    reach = CENTRE_RADIUS * strides[:, 0]
-    across = (middle[..., :1] - centres[:, 0]).abs() < reach
-    return across.logical_and_((middle[..., 1:] - centres[:, 1]).abs() < reach)
+    reach = CENTER_RADIUS * strides[:, 0]
+    across = (middle[..., :1] - centers[:, 0]).abs() < reach
+    return across.logical_and_((middle[..., 1:] - centers[:, 1]).abs() < reach)
 
 
 def score_cost(objectness: Tensor, class_logits: Tensor, labels: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class SimOtaAssigner:
         objectness: Tensor,
         class_logits: Tensor,
         predicted: Tensor,
-        centres: Tensor,
+        centers: Tensor,
         strides: Tensor,
         labels: Tensor,
         boxes: Tensor,
@@ -91,7 +91,7 @@ class SimOtaAssigner:
             objectness: (B, N, 1) logits.
             class_logits: (B, N, C).
             predicted: (B, N, 4) decoded boxes.
-            centres: (N, 2) pixels.
+            centers: (N, 2) pixels.
             strides: (N, 1) pixels.
             labels: int64 (B, K), any valid class where there is no target.
             boxes: (B, K, 4).
@@ -103,7 +103,7 @@ class SimOtaAssigner:
         group = max(1, limit // (slots * max(1, predicted.shape[1])))
         images = (objectness, class_logits, predicted, labels, boxes, mask)
         parts = [
-            self._cheapest([t[i : i + group] for t in images], centres, strides, finest_stride)
+            self._cheapest([t[i : i + group] for t in images], centers, strides, finest_stride)
             for i in range(0, max(batch, 1), group)
         ]
         cells, selected, cost, overlap = (torch.cat(column) for column in zip(*parts))
@@ -115,18 +115,18 @@ class SimOtaAssigner:
         return SimOtaAssignment(cells, assigned, overlap)
 
     def _cheapest(
-        self, images: Sequence[Tensor], centres: Tensor, strides: Tensor, finest_stride: float
+        self, images: Sequence[Tensor], centers: Tensor, strides: Tensor, finest_stride: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The cheapest cells of every target of a group: index, whether selected, cost, IoU; (B, K, T) each."""
         objectness, class_logits, predicted, labels, boxes, mask = images
-        inside = candidate_cells(centres, boxes, finest_stride)
-        near = near_middle(centres, strides, boxes)
+        inside = candidate_cells(centers, boxes, finest_stride)
+        near = near_middle(centers, strides, boxes)
         candidates = (inside | near).logical_and_(mask[..., None])
         overlap = iou(predicted[:, None], boxes[:, :, None]).mul_(candidates)
         cost = score_cost(objectness, class_logits, labels)
         cost -= OVERLAP_WEIGHT * (overlap + 1e-8).log()
         cost = torch.where(inside & near, cost, cost + _OUTSIDE).masked_fill_(~candidates, float("inf"))
-        most = min(MOST_CELLS, centres.shape[0])
+        most = min(MOST_CELLS, centers.shape[0])
         count = overlap.topk(most, dim=-1).values.sum(-1, keepdim=True).floor().clamp(min=1)
         lowest, cells = cost.topk(most, dim=-1, largest=False)
         selected = (torch.arange(most, device=cells.device) < count) & lowest.isfinite()

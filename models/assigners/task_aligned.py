@@ -116,7 +116,7 @@ def list_pairs(boxes: Tensor, mask: Tensor, shapes: Shapes, strides: tuple[int, 
 
 
 def _windows(low: ArrayT, high: ArrayT, strides: ArrayT, last: ArrayT, library: ModuleType) -> tuple[ArrayT, ArrayT]:
-    """First cell and number of cells whose centres lie between ``low`` and ``high``, up to the cell ``last``: whole
+    """First cell and number of cells whose centers lie between ``low`` and ``high``, up to the cell ``last``: whole
     numbers as floats. ``library`` is torch or numpy. Strides are powers of two, so no device rounds differently."""
     first = library.clip(library.ceil(low / strides - 0.5), 0, None)
     end = library.minimum(library.floor(high / strides - 0.5), last) + 1
@@ -148,7 +148,7 @@ def best_pairs(pairs: CandidatePairs, metric: Tensor, topk: int) -> tuple[Tensor
     return order[rank.clamp(max=len(metric) - 1)], rank < pairs.ends[:, None]
 
 
-def normalised_scores(metric: Tensor, overlap: Tensor, kept: Tensor) -> Tensor:
+def normalized_scores(metric: Tensor, overlap: Tensor, kept: Tensor) -> Tensor:
     """The metric (B, K, T) scaled so that a target's best cell gets the target's best IoU (Feng et al. 2021, sec. 3.2).
 
     The maximum has no epsilon added: metrics go down to 1e-15 while boxes fit badly, far below any epsilon. A target
@@ -210,7 +210,7 @@ class TaskAlignedAssigner:
             cells, metric, overlap = (t.gather(-1, chosen) for t in (cells, metric, overlap))
         else:
             kept = resolve_conflicts(cells, metric, overlap, predicted.shape[1])
-        return Assignment(cells, normalised_scores(metric, overlap, kept))
+        return Assignment(cells, normalized_scores(metric, overlap, kept))
 
     def _top_candidates(
         self, images: Sequence[Tensor], shapes: Shapes, strides: tuple[int, ...], capacity: int

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from models.box_coding import anchor_to_cxcywh, cell_centres, grid_shapes
+from models.box_coding import anchor_to_cxcywh, cell_centers, grid_shapes
 from models.heads.base import REFERENCE_SIZE, DetectionHead
 from models.losses.anchor import AnchorLoss
 from models.losses.base import LossSettings
@@ -71,11 +71,11 @@ class AnchorHead(DetectionHead):
         """Scores are objectness times class. N runs over levels, then anchors, rows and columns."""
         boxes, scores = [], []
         for level, (x, stride) in enumerate(zip(raw, self.strides)):
-            centres, _ = cell_centres(grid_shapes([x]), (stride,), x.device)
+            centers, _ = cell_centers(grid_shapes([x]), (stride,), x.device)
             x = x.float().unflatten(1, (self.num_anchors, 5 + self.num_classes)).permute(0, 1, 3, 4, 2).flatten(2, 3)
             coordinates, objectness, classes = x.split((4, 1, self.num_classes), -1)
-            centre, size = anchor_to_cxcywh(coordinates, self.anchors[level].float()[:, None]).split(2, -1)
-            cxcywh = torch.cat((centre + (centres - 0.5), size), -1) * stride
+            center, size = anchor_to_cxcywh(coordinates, self.anchors[level].float()[:, None]).split(2, -1)
+            cxcywh = torch.cat((center + (centers - 0.5), size), -1) * stride
             boxes.append(cxcywh_to_xyxy(cxcywh).flatten(1, 2))
             scores.append((objectness.sigmoid() * classes.sigmoid()).flatten(1, 2))
         return torch.cat(boxes, 1), torch.cat(scores, 1)

@@ -1,4 +1,4 @@
-"""The anchor-free head (YOLOv8 and later): boxes as distances from cell centres to their sides.
+"""The anchor-free head (YOLOv8 and later): boxes as distances from cell centers to their sides.
 
 Legend: B images, L levels, C classes, R bins of a box side, N predictions over all levels.
 """
@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from models.box_coding import cell_centres, distances_to_xyxy, expected_distances, flatten_levels, grid_shapes
+from models.box_coding import cell_centers, distances_to_xyxy, expected_distances, flatten_levels, grid_shapes
 from models.heads.base import REFERENCE_SIZE, DetectionHead
 from models.layers.conv import Conv, DWConv
 from models.losses.anchor_free import AnchorFreeLoss
@@ -98,7 +98,7 @@ class AnchorFreeHead(DetectionHead):
     def decode_branch(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         sides, logits = flatten_levels(raw).split((4 * self.reg_max, self.num_classes), -1)
         distances = expected_distances(sides.unflatten(-1, (4, self.reg_max)))
-        boxes = distances_to_xyxy(distances, *cell_centres(grid_shapes(raw), self.strides, distances.device))
+        boxes = distances_to_xyxy(distances, *cell_centers(grid_shapes(raw), self.strides, distances.device))
         return boxes, logits.sigmoid()
 
     @property

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from models.box_coding import cell_centres, flatten_levels, grid_shapes, offsets_to_cxcywh
+from models.box_coding import cell_centers, flatten_levels, grid_shapes, offsets_to_cxcywh
 from models.heads.base import REFERENCE_SIZE, DetectionHead
 from models.layers.conv import Conv
 from models.layers.csp import SeparableConv
@@ -61,7 +61,7 @@ class YOLOXHead(DetectionHead):
     def decode_branch(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Scores are objectness times class."""
         box, objectness, classes = flatten_levels(raw).split((4, 1, self.num_classes), -1)
-        boxes = cxcywh_to_xyxy(offsets_to_cxcywh(box, *cell_centres(grid_shapes(raw), self.strides, box.device)))
+        boxes = cxcywh_to_xyxy(offsets_to_cxcywh(box, *cell_centers(grid_shapes(raw), self.strides, box.device)))
         return boxes, objectness.sigmoid() * classes.sigmoid()
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The loss of anchor heads, as sums over a shard of the batch and one normaliser (`LossOutput`); see losses/base.py.
+"""The loss of anchor heads, as sums over a shard of the batch and one normalizer (`LossOutput`); see losses/base.py.
 
 Legend: B images, M targets, A anchors of a cell, C classes, P pairs of a target and an anchor in a cell, T pairs of one
 target over all levels.

@@ -1,4 +1,4 @@
-"""The loss of anchor-free heads, as sums over a shard of the batch and one normaliser (`LossOutput`).
+"""The loss of anchor-free heads, as sums over a shard of the batch and one normalizer (`LossOutput`).
 
 Legend: B images, K target slots, N cells over all levels, C classes, R distance bins, T candidates a target,
 P picked cells.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from models.assigners.task_aligned import PairGroup, TaskAlignedAssigner, group_pairs
-from models.box_coding import cell_centres, distances_to_xyxy, expected_distances, grid_shapes, split_rows
+from models.box_coding import cell_centers, distances_to_xyxy, expected_distances, grid_shapes, split_rows
 from models.losses.base import (
     Criterion,
     LossSettings,
@@ -48,7 +48,7 @@ class AnchorFreeLoss(Criterion):
     """BCE on all cells, CIoU and a distance loss on assigned ones (TOOD, Feng et al. 2021; GFL, Li et al. 2020).
 
     The distance loss is the distribution focal loss or, without bins (R = 1), the mean absolute error in cells. The
-    normaliser is the sum of target scores.
+    normalizer is the sum of target scores.
     """
 
     def __init__(self, settings: LossSettings, reg_max: int) -> None:
@@ -82,11 +82,11 @@ class AnchorFreeLoss(Criterion):
     ) -> LossOutput:
         """The part of `forward` that runs on the device."""
         shapes = grid_shapes(raw)
-        centres, strides = cell_centres(shapes, self.strides, raw[0].device)
+        centers, strides = cell_centers(shapes, self.strides, raw[0].device)
         box_logits, class_logits = split_rows(raw, 4 * self.reg_max)
         with torch.no_grad():
             distances = expected_distances(box_logits.unflatten(-1, (4, self.reg_max)))
-            predicted = distances_to_xyxy(distances, centres, strides)
+            predicted = distances_to_xyxy(distances, centers, strides)
             labels, boxes, mask = canvas_targets(raw[0], self.strides[0], targets, max_targets)
             cells, scores = self.assigner(
                 class_logits, predicted, labels, boxes, mask, shapes=shapes, strides=self.strides, groups=groups
@@ -95,23 +95,23 @@ class AnchorFreeLoss(Criterion):
 
         cells, weight = cells.flatten(1), scores.flatten(1)  # (B, P) with P = K * T
         boxes = boxes.repeat_interleave(scores.shape[-1], dim=1)
-        box, sides = self._box_terms(gather_cells(box_logits, cells), boxes, centres[cells], strides[cells], weight)
+        box, sides = self._box_terms(gather_cells(box_logits, cells), boxes, centers[cells], strides[cells], weight)
         cls = sparse_cross_entropy(class_logits, cells, class_targets)
         return self.weighted((box, cls, sides), scores.sum())
 
     def _box_terms(
-        self, logits: Tensor, boxes: Tensor, centres: Tensor, strides: Tensor, weight: Tensor
+        self, logits: Tensor, boxes: Tensor, centers: Tensor, strides: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Weighted sums over slots of 1 - CIoU and of the distance loss.
 
-        Args: logits (B, P, 4R); boxes (B, P, 4) pixels; centres (B, P, 2) in cells; strides (B, P, 1); weight (B, P).
+        Args: logits (B, P, 4R); boxes (B, P, 4) pixels; centers (B, P, 2) in cells; strides (B, P, 1); weight (B, P).
         """
         logits = logits.unflatten(-1, (4, self.reg_max))
         distances = expected_distances(logits)
-        predicted = distances_to_xyxy(distances, centres, strides)
+        predicted = distances_to_xyxy(distances, centers, strides)
         box = (weight * (1 - iou(predicted, boxes, kind="ciou"))).sum()
         low, high = (boxes / strides).split(2, -1)
-        true_distances = torch.cat((centres - low, high - centres), -1)
+        true_distances = torch.cat((centers - low, high - centers), -1)
         if self.reg_max > 1:
             error = distribution_focal_loss(logits, true_distances)
         else:

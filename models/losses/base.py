@@ -1,10 +1,10 @@
 """What the losses of several heads share, and the loss of a head with two branches.
 
-A loss returns sums over a shard of the batch and one normaliser (`LossOutput`). No loss waits for the device or has a
+A loss returns sums over a shard of the batch and one normalizer (`LossOutput`). No loss waits for the device or has a
 shape that depends on values. Images contribute independently, so the sums of shards add up to the whole batch's.
 
 Label smoothing (Szegedy et al. 2016) spreads the part eps of a positive cell's class score evenly over all C classes.
-The sum over classes stays the same, so it changes neither the normaliser nor the background, and nothing for one class.
+The sum over classes stays the same, so it changes neither the normalizer nor the background, and nothing for one class.
 
 Reproducibility: the forward pass scatters by maximum only, which does not depend on the order. In the backward pass,
 selecting rows of logits becomes an indexed addition. In the anchor-free loss only one term of each sum is not 0; in the
@@ -49,10 +49,10 @@ class Criterion(nn.Module):
     names: tuple[str, ...]  # of ``LossOutput.parts``
     gains: tuple[float, ...]  # of the same terms
 
-    def weighted(self, terms: Sequence[Tensor], normaliser: Tensor) -> LossOutput:
+    def weighted(self, terms: Sequence[Tensor], normalizer: Tensor) -> LossOutput:
         """The output of a loss that is the sum of ``terms``, () each, times their gains."""
         parts = [gain * term for gain, term in zip(self.gains, terms, strict=True)]
-        return LossOutput(sum(parts), normaliser, torch.stack(parts).detach())
+        return LossOutput(sum(parts), normalizer, torch.stack(parts).detach())
 
     def compile_terms(self) -> None:
         """Compiles what training, not validation, computes on the device, for all sizes at once. By default nothing is
@@ -153,9 +153,9 @@ class DualAssignmentLoss(Criterion):
     """The one-to-many branch's loss plus ``gain`` times the one-to-one branch's (YOLOv10, Wang et al. 2024).
 
     In the paper each branch's sum is divided by that branch's own target scores. Here both are divided by the
-    one-to-many branch's, because a loss has one normaliser; ``gain`` stands for the ratio of the two, measured as about
+    one-to-many branch's, because a loss has one normalizer; ``gain`` stands for the ratio of the two, measured as about
     2 on a fresh model and 6 on a trained one. No parameter receives gradients of both losses, so the gain only acts as
-    a learning rate of the one-to-one layers; optimisers that normalise gradients (Muon, Adam) hardly depend on it.
+    a learning rate of the one-to-one layers; optimizers that normalize gradients (Muon, Adam) hardly depend on it.
     """
 
     def __init__(self, many: Criterion, one: Criterion, *, gain: float):
@@ -180,4 +180,4 @@ class DualAssignmentLoss(Criterion):
         many = self.many(raw[:levels], targets, max_targets, host_targets)
         one = self.one(raw[levels:], targets, max_targets, host_targets)
         parts = torch.cat((many.parts, self.gain * one.parts))
-        return LossOutput(many.total + self.gain * one.total, many.normaliser, parts)
+        return LossOutput(many.total + self.gain * one.total, many.normalizer, parts)

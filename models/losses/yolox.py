@@ -1,4 +1,4 @@
-"""The loss of YOLOX's head, as sums over a shard of the batch and one normaliser (`LossOutput`).
+"""The loss of YOLOX's head, as sums over a shard of the batch and one normalizer (`LossOutput`).
 
 Legend: B images, N cells over all levels, C classes, P slots for cells of targets, most of them unused.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from models.assigners.simota import SimOtaAssigner
-from models.box_coding import cell_centres, cxcywh_to_offsets, flatten_levels, grid_shapes, offsets_to_cxcywh
+from models.box_coding import cell_centers, cxcywh_to_offsets, flatten_levels, grid_shapes, offsets_to_cxcywh
 from models.losses.base import Criterion, LossSettings, canvas_targets, gather_cells, smooth_labels
 from utils.boxes import cxcywh_to_xyxy, iou, xyxy_to_cxcywh
 from utils.structures import LossOutput
@@ -29,7 +29,7 @@ class YOLOXLoss(Criterion):
     """1 - IoU^2 and class BCE on positive cells, objectness BCE on all cells (YOLOX, Ge et al. 2021).
 
     The class target of a positive cell is its IoU, the objectness target 1. In the last epochs (`set_refining`) the L1
-    distance of a positive's four outputs is added. The normaliser is the number of positive cells.
+    distance of a positive's four outputs is added. The normalizer is the number of positive cells.
     """
 
     names = ("box", "obj", "cls", "l1")
@@ -49,14 +49,14 @@ class YOLOXLoss(Criterion):
     ) -> LossOutput:
         """Args: raw maps (B, 5 + C, h, w) a level; ``targets`` (M, 6) and ``max_targets`` as in `Batch`. No shape
         depends on values of targets, so ``host_targets`` is not read."""
-        centres, strides = cell_centres(grid_shapes(raw), self.strides, raw[0].device)
+        centers, strides = cell_centers(grid_shapes(raw), self.strides, raw[0].device)
         outputs = flatten_levels(raw)
         with torch.no_grad():
             box, objectness, classes = outputs.split((4, 1, self.settings.num_classes), -1)
-            predicted = cxcywh_to_xyxy(offsets_to_cxcywh(box, centres, strides))
+            predicted = cxcywh_to_xyxy(offsets_to_cxcywh(box, centers, strides))
             labels, boxes, mask = canvas_targets(raw[0], self.strides[0], targets, max_targets)
             cells, assigned, overlap = self.assigner(
-                objectness, classes, predicted, centres * strides, strides, labels, boxes, mask, min(self.strides)
+                objectness, classes, predicted, centers * strides, strides, labels, boxes, mask, min(self.strides)
             )
             class_targets = smooth_labels(overlap, labels[..., None].expand_as(cells), self.settings)
             class_targets, boxes = class_targets.flatten(1, 2), boxes.repeat_interleave(cells.shape[-1], dim=1)
@@ -64,12 +64,12 @@ class YOLOXLoss(Criterion):
             is_positive = torch.zeros_like(outputs[..., 4]).scatter_reduce_(1, cells, weight, "amax")
 
         positives = gather_cells(outputs, cells)  # (B, P, 5 + C)
-        predicted = cxcywh_to_xyxy(offsets_to_cxcywh(positives[..., :4], centres[cells], strides[cells]))
+        predicted = cxcywh_to_xyxy(offsets_to_cxcywh(positives[..., :4], centers[cells], strides[cells]))
         box = (weight * (1 - iou(predicted, boxes).square())).sum()
         obj = binary_cross_entropy_with_logits(outputs[..., 4], is_positive, reduction="sum")
         cls = binary_cross_entropy_with_logits(positives[..., 5:], class_targets, reduction="none").sum(-1)
         l1 = torch.zeros_like(box)
         if self.refining:
-            target_offsets = cxcywh_to_offsets(xyxy_to_cxcywh(boxes), centres[cells], strides[cells])
+            target_offsets = cxcywh_to_offsets(xyxy_to_cxcywh(boxes), centers[cells], strides[cells])
             l1 = (weight * (positives[..., :4] - target_offsets).abs().sum(-1)).sum()
         return self.weighted((box, obj, (weight * cls).sum(), l1), weight.sum())

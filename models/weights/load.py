@@ -1,6 +1,6 @@
 """Detectors from checkpoint files, ours and public ones.
 
-The model of a foreign file is recognised: its family and size by tensor names and shapes, its classes by the head.
+The model of a foreign file is recognized: its family and size by tensor names and shapes, its classes by the head.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def names_for(count: int, names: tuple[str, ...] | None, source: str | Path) -> 
     return tuple(coco[i] for i in range(count))
 
 
-def recognise(stored: StoredWeights) -> tuple[ModelSpec, int]:
+def recognize(stored: StoredWeights) -> tuple[ModelSpec, int]:
     """The model whose tensors have exactly these names and shapes, and its number of classes.
 
     Built-in models are tried first, then the YAML that some foreign files contain. Raises UserError if none fits.
@@ -60,7 +60,7 @@ def recognise(stored: StoredWeights) -> tuple[ModelSpec, int]:
 
 def model_of(stored: StoredWeights) -> dict[str, Any]:
     """The spec of the model that the weights belong to, for `build_detector`."""
-    return stored.content["model_spec"] if stored.is_ours else recognise(stored)[0].plain
+    return stored.content["model_spec"] if stored.is_ours else recognize(stored)[0].plain
 
 
 def _matching_classes(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> int:
@@ -118,7 +118,7 @@ def _with_activation(spec: ModelSpec, activation: str | None) -> ModelSpec:
 def load_detector(path: str | Path) -> tuple[Detector, dict[str, Any]]:
     """A detector in eval mode, float32 on the CPU, and its checkpoint's content.
 
-    EMA weights are preferred. A foreign file is recognised by its tensors; its content has only ``format`` ("foreign"),
+    EMA weights are preferred. A foreign file is recognized by its tensors; its content has only ``format`` ("foreign"),
     ``names`` and ``imgsz``. Raises UserError for a file that is missing, damaged, not a checkpoint, or of an unknown
     model.
     """
@@ -134,7 +134,7 @@ def detector_of(stored: StoredWeights) -> Detector:
         with errors_of(stored.path):
             detector = build_detector(stored.content["model_spec"], len(names), names=names)
     else:
-        spec, num_classes = recognise(stored)
+        spec, num_classes = recognize(stored)
         names = names_for(num_classes, stored.names, stored.path)
         detector = build_detector(spec.plain, num_classes, names=names)
     if problem := _misfit(detector, stored):

@@ -37,7 +37,7 @@ TORCH_FUNCTIONS = {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter"
 
 
 class Record:
-    """An object of a foreign class: its arguments and state, and no behaviour.
+    """An object of a foreign class: its arguments and state, and no behavior.
 
     Each file and each name gets its own subclass, so a file cannot affect another one. ``__setstate__`` on the class
     prevents the pickle's BUILD opcode from setting arbitrary attributes.

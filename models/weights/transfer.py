@@ -39,7 +39,7 @@ class TransferReport:
         for name, reason in self.skipped.items():  # one line, with the first as the example, for all shapes that differ
             key = "shape" if reason.startswith("shape ") else reason
             skipped.setdefault(key, (reason, []))[1].append(name)
-        lines = [f"left as initialised: {_layers(names)}: {reason}" for reason, names in skipped.values()]
+        lines = [f"left as initialized: {_layers(names)}: {reason}" for reason, names in skipped.values()]
         if self.unused:
             lines.append(f"in the file, but not in the model: {_layers(self.unused)}")
         return [first, *lines]

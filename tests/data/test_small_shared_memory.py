@@ -48,8 +48,8 @@ def crowded(tmp_path_factory) -> list[str]:
     data, model = write_dataset(folder / "set", train=48, val=2), write_model(folder / "tiny.yaml")
     rng = np.random.default_rng(0)
     for path in (folder / "set/labels/train").glob("*.txt"):
-        centres = rng.uniform(0.2, 0.8, (1500, 2))
-        path.write_text("".join(f"0 {x:.6f} {y:.6f} 0.2 0.2\n" for x, y in centres))
+        centers = rng.uniform(0.2, 0.8, (1500, 2))
+        path.write_text("".join(f"0 {x:.6f} {y:.6f} 0.2 0.2\n" for x, y in centers))
     more = ["--batch-size", "16", "--hyp", "debug", "--epochs", "1"]
     return ["--data", str(data), "--model", str(model), *SMALL, *more]
 

@@ -166,6 +166,6 @@ class _NoSync(TorchDispatchMode):
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Muon"])
 def test_no_host_sync_in_the_step(kind, optimizer):
     step, _ = make_step(DistributedContext.single(), kind, optimizer=optimizer)
-    step([global_batch()], [6], 1)  # optimiser states are made here
+    step([global_batch()], [6], 1)  # optimizer states are made here
     with _NoSync():
         step([global_batch(), make_batch(3)], [6, 3], 2)

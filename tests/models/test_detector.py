@@ -139,7 +139,7 @@ def test_inference_mode_leaves_training_possible(nano: dict[str, Detector]) -> N
     boxes.square().sum().backward()
 
 
-# Initialisation
+# Initialization
 
 
 def test_weights_depend_on_the_seed_alone() -> None:

@@ -70,9 +70,9 @@ def test_steps_of_training_lower_the_loss(tiny: Detector) -> None:
     for _ in range(6):
         output = criterion(tiny(images), targets, 16)
         optimizer.zero_grad()
-        (output.total / output.normaliser).backward()
+        (output.total / output.normalizer).backward()
         optimizer.step()
-        losses.append(output.total.item() / output.normaliser.item())
+        losses.append(output.total.item() / output.normalizer.item())
     assert losses[-1] < losses[0]
 
 
@@ -126,7 +126,7 @@ def in_mit_names(detector: Detector) -> dict[str, Tensor]:
     return state | {f"{head + 16}.heads.0.anchor_conv.0.conv.weight": torch.zeros(8, 4, 3, 3)}
 
 
-def test_the_other_names_are_recognised(tmp_path: Path) -> None:
+def test_the_other_names_are_recognized(tmp_path: Path) -> None:
     original = build_detector("yolov9t", 5, seed=3)
     state = in_mit_names(original)
     assert {"4.conv2.0.bottleneck.0.conv1.conv2.bn.weight", "16.conv.bn.bias", "9.conv5.conv.weight"} <= state.keys()

@@ -47,9 +47,9 @@ def test_steps_of_training_lower_the_loss(nano: Detector) -> None:
     for _ in range(8):
         output = criterion(detector(images), targets, 16)
         optimizer.zero_grad()
-        (output.total / output.normaliser).backward()
+        (output.total / output.normalizer).backward()
         optimizer.step()
-        losses.append(output.total.item() / output.normaliser.item())
+        losses.append(output.total.item() / output.normalizer.item())
     assert losses[-1] < losses[0]
 
 
@@ -170,7 +170,7 @@ def test_a_kernel_after_a_focus_is_a_larger_kernel() -> None:
     torch.testing.assert_close(nn.functional.conv2d(images, without_focus(kernel), stride=2, padding=2), expected)
 
 
-def test_a_public_checkpoint_is_recognised_and_takes_our_pictures(tmp_path: Path) -> None:
+def test_a_public_checkpoint_is_recognized_and_takes_our_pictures(tmp_path: Path) -> None:
     """Its first layer sees blue, green, red up to 255; ours red, green, blue up to 1."""
     original = build_detector("yoloxnano", 80, seed=3)
     scatter_norms(original)
@@ -192,7 +192,7 @@ def test_a_public_checkpoint_is_recognised_and_takes_our_pictures(tmp_path: Path
             assert torch.equal(tensor, original.state_dict()[name]), name
 
 
-def test_any_number_of_classes_is_recognised(tmp_path: Path) -> None:
+def test_any_number_of_classes_is_recognized(tmp_path: Path) -> None:
     state = in_yolox_names(build_detector("yoloxtiny", 3, seed=3))
     state[f"{STEM}conv.weight"] = torch.zeros(24, 12, 3, 3)
     torch.save({"model": state}, tmp_path / "mine.pth")

@@ -151,7 +151,7 @@ def _pictures() -> dict[str, bytes]:
         "restarts.jpg": encoded(".jpg", photo, cv2.IMWRITE_JPEG_RST_INTERVAL, 4),
         "grey.jpg": encoded(".jpg", photo[..., 0]),
         "turned.jpg": turned,
-        "colour.png": encoded(".png", photo),
+        "color.png": encoded(".png", photo),
         "noise.png": encoded(".png", rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)),
         "deep.png": encoded(".png", photo.astype(np.uint16) * 257),
         "alpha.png": encoded(".png", np.dstack([photo, photo[..., :1]])),

@@ -9,7 +9,7 @@ written: every second step writes one) one rank or all get SIGKILL, and what is 
 - once a first checkpoint is there, a loadable last.pt always is;
 - the steps that survive are those of the uninterrupted run: in every epoch each image once, none missed, and the images
   of each step the same;
-- the final last.pt and best.pt (weights, EMA, optimiser state, BatchNorm statistics) and results.csv (but for times)
+- the final last.pt and best.pt (weights, EMA, optimizer state, BatchNorm statistics) and results.csv (but for times)
   are those of the uninterrupted run, bit for bit.
 
 With ``--phases``, two ranks are killed (rank 0, rank 1 or both) at a file system call of a phase, or a moment after it:

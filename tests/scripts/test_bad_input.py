@@ -250,7 +250,7 @@ def test_steps_that_are_never_finite_stop_a_run(world, tmp_path, capsys):
 
 
 def test_settings_changed_at_resume_hold(world, tmp_path, capsys):
-    """Learning rate and decay are the new ones, not what the optimiser's state was saved with; others stay."""
+    """Learning rate and decay are the new ones, not what the optimizer's state was saved with; others stay."""
     given = ["--optimizer", "SGD", "--set", "warmup_epochs=0", "mosaic=0", "--epochs", "1", "--project", str(tmp_path)]
     run_main(train.main, [*flags(world), *given])
     last = str(tmp_path / "exp" / "last.pt")
@@ -265,10 +265,10 @@ def test_settings_changed_at_resume_hold(world, tmp_path, capsys):
     groups = content["optimizer"]["optimizers"][0]["param_groups"]
     assert [(g["lr"], g["weight_decay"]) for g in groups] == [(0.02, 0.1), (0.02, 0.0), (0.02, 0.0)]
     line = error_of(capsys, train.main, "--resume", last, "--epochs", "3", "--optimizer", "AdamW")
-    assert "does not fit this run: the checkpoint was written with another optimiser" in line
+    assert "does not fit this run: the checkpoint was written with another optimizer" in line
 
 
-def test_a_longer_run_keeps_its_optimiser(world, tmp_path):
+def test_a_longer_run_keeps_its_optimizer(world, tmp_path):
     """`auto` goes by the length of the run; a run that grows must still find its state."""
     run_main(train.main, [*flags(world), "--epochs", "1", "--project", str(tmp_path)])
     last = str(tmp_path / "exp" / "last.pt")

@@ -78,7 +78,7 @@ def test_backbone_and_neck_learn_from_the_one_to_many_branch_alone(kind: str) ->
     images = batch.images.float() / 255
     output = pair.head.build_loss(HYP)(pair(images), batch.targets, 16)
     many = single.head.build_loss(HYP)(single(images), batch.targets, 16)
-    assert torch.equal(output.normaliser, many.normaliser)
+    assert torch.equal(output.normalizer, many.normalizer)
     assert torch.equal(output.parts[: len(many.parts)], many.parts)
     output.total.backward()
     many.total.backward()
@@ -133,17 +133,17 @@ def test_yolo26_trains_and_detects() -> None:
     assert not any("dfl" in key for key in model.state_dict())
     criterion, batch = model.head.build_loss(HYP), make_batch(4)
     images = batch.images.float() / 255
-    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     losses = []
     for _ in range(3):
         raw = model(images)
         assert [tuple(x.shape) for x in raw] == 2 * [(4, 4 + 2, CANVAS // s, CANVAS // s) for s in (8, 16, 32)]
         output = criterion(raw, batch.targets, batch.max_targets)
-        optimiser.zero_grad()
-        (output.total / output.normaliser).backward()
+        optimizer.zero_grad()
+        (output.total / output.normalizer).backward()
         assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-        optimiser.step()
-        losses.append((output.total / output.normaliser).item())
+        optimizer.step()
+        losses.append((output.total / output.normalizer).item())
     assert losses[2] < losses[0]
     with torch.inference_mode():
         fused = model.eval().fuse()
@@ -161,7 +161,7 @@ def assignment_scene(slots: int = 8):
     generator = torch.Generator().manual_seed(0)
     side = CANVAS // 8
     grid = torch.arange(side).float() * 8 + 4
-    centres = torch.stack(torch.meshgrid(grid, grid, indexing="xy"), -1).flatten(0, 1)
+    centers = torch.stack(torch.meshgrid(grid, grid, indexing="xy"), -1).flatten(0, 1)
     corner = torch.rand(3, slots, 2, generator=generator) * 40
     boxes = torch.cat((corner, corner + 8 + torch.rand(3, slots, 2, generator=generator) * 20), -1)
     boxes[:, 1:3] = boxes[:, :1] + torch.tensor([[0.0, 0.0, 0.5, 0.5], [0.5, 0.0, 0.0, 0.5]])
@@ -169,23 +169,23 @@ def assignment_scene(slots: int = 8):
     mask[1, 5:] = False
     logits = torch.randn(3, side**2, 1, generator=generator)
     reach = torch.rand(3, side**2, 4, generator=generator) * 20 + 4
-    predicted = torch.cat((centres - reach[..., :2], centres + reach[..., 2:]), -1)
-    return logits, predicted, centres, torch.zeros(3, slots, dtype=torch.long), boxes, mask
+    predicted = torch.cat((centers - reach[..., :2], centers + reach[..., 2:]), -1)
+    return logits, predicted, centers, torch.zeros(3, slots, dtype=torch.long), boxes, mask
 
 
-def assign(logits, predicted, centres, labels, boxes, mask, *, topk: int = 10, one_to_one: bool = False):
+def assign(logits, predicted, centers, labels, boxes, mask, *, topk: int = 10, one_to_one: bool = False):
     assigner = TaskAlignedAssigner(topk=topk, alpha=0.5, beta=6.0, one_to_one=one_to_one)
     side = CANVAS // 8
     groups = [PairGroup(0, 3, mask.numel() * side**2)]
     return assigner(logits, predicted, labels, boxes, mask, ((side, side),), (8,), groups)
 
 
-def one_to_one_by_loops(logits, predicted, centres, boxes) -> dict[int, int]:
+def one_to_one_by_loops(logits, predicted, centers, boxes) -> dict[int, int]:
     """{target: cell} of one image: in turns the cell-less claim their best free candidate, the best overlap wins."""
     candidates = {}
     for k, box in enumerate(boxes):
         overlaps = iou(predicted, box, "ciou").clamp(min=0.01)
-        inside = ((centres - (box[:2] + box[2:]) / 2).abs() <= ((box[2:] - box[:2]) / 2).clamp(min=4.001)).all(-1)
+        inside = ((centers - (box[:2] + box[2:]) / 2).abs() <= ((box[2:] - box[:2]) / 2).clamp(min=4.001)).all(-1)
         metric = logits[:, 0].sigmoid() ** 0.5 * overlaps**6 * inside
         best = metric.argsort(descending=True)[:10].tolist()
         candidates[k] = [(n, float(overlaps[n])) for n in best if metric[n] > 0]
@@ -202,12 +202,12 @@ def one_to_one_by_loops(logits, predicted, centres, boxes) -> dict[int, int]:
 
 def test_each_target_gets_the_best_cell_that_no_other_has() -> None:
     scene = assignment_scene()
-    logits, predicted, centres, _, boxes, mask = scene
+    logits, predicted, centers, _, boxes, mask = scene
     one = assign(*scene, one_to_one=True)
     assert one.cells.shape == (*mask.shape, 1)
     given = 0
     for b in range(3):
-        expected = one_to_one_by_loops(logits[b], predicted[b], centres, boxes[b, mask[b]])
+        expected = one_to_one_by_loops(logits[b], predicted[b], centers, boxes[b, mask[b]])
         found = {k: int(one.cells[b, k, 0]) for k in range(mask.shape[1]) if one.scores[b, k, 0] > 0}
         assert found == expected
         given += len(found)
@@ -279,7 +279,7 @@ def test_the_one_anchor_is_the_best_of_the_matches() -> None:
         found |= {(image, level, a, row, column) for image, a, row, column in touched}
     expected = best_anchor_by_loops(model, [level.detach() for level in raw[3:]], targets)
     assert found == expected
-    assert output.normaliser.item() == len(expected)
+    assert output.normalizer.item() == len(expected)
     assert len(expected) == len(targets)
 
 
@@ -305,7 +305,7 @@ def test_the_pairs_loss_is_the_sum_of_both_and_divides_into_shares(kind: str) ->
         part = criterion(share, mine, 32)
         sums.append(part)
         shares.append(torch.autograd.grad(part.total, share))
-    for field in ("total", "normaliser", "parts"):
+    for field in ("total", "normalizer", "parts"):
         torch.testing.assert_close(
             sum(getattr(part, field) for part in sums), getattr(output, field), rtol=2e-6, atol=0
         )
@@ -351,12 +351,12 @@ def test_descending_the_loss_finds_each_object_once_without_nms(kind: str) -> No
         (1, 0, 0.2, 0.8, 0.2, 0.2),
     ]
     targets = torch.tensor(rows)
-    criterion, optimiser = model.head.build_loss(HYP), torch.optim.Adam(raw, lr=0.1)
+    criterion, optimizer = model.head.build_loss(HYP), torch.optim.Adam(raw, lr=0.1)
     for _ in range(300):
         output = criterion(raw, targets, 16)
-        optimiser.zero_grad()
-        (output.total / output.normaliser).backward()
-        optimiser.step()
+        optimizer.zero_grad()
+        (output.total / output.normalizer).backward()
+        optimizer.step()
     boxes, scores = model.decode([level.detach() for level in raw])
     found = select_detections(boxes, scores, conf_thres=0.5, iou_thres=None, max_det=20)
     assert found.counts.tolist() == [2, 2]

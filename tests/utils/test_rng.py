@@ -25,8 +25,8 @@ def test_every_part_of_the_key_matters():
     assert len(set(numbers)) == len(numbers)
 
 
-def test_neighbouring_keys_share_no_numbers():
-    """A counter's stream must not be its neighbour's, shifted."""
+def test_neighboring_keys_share_no_numbers():
+    """A counter's stream must not be its neighbor's, shifted."""
     streams = [draw(0, Stream.AUGMENT, 0, position, count=2000) for position in range(8)]
     streams += [draw(0, stream, count=2000) for stream in Stream if stream != Stream.AUGMENT]
     assert len(set(itertools.chain.from_iterable(streams))) == sum(map(len, streams))

@@ -121,7 +121,7 @@ def _plot_lines(
 
 
 def plot_confusion(confusion: np.ndarray, names: Sequence[str], out: Path) -> None:
-    """The confusion matrix (C + 1, C + 1): rows predicted, columns true, last background. Colours are fractions of a
+    """The confusion matrix (C + 1, C + 1): rows predicted, columns true, last background. Colors are fractions of a
     column."""
     confusion = np.asarray(confusion)
     labels = [*names, "background"]

@@ -175,7 +175,7 @@ def test_mosaic_tiles_meet_in_one_point_and_cover_nothing_twice(canvas):
         assert cover.max() <= 1
 
 
-def test_unaugmented_image_fills_the_canvas_centred():
+def test_unaugmented_image_fills_the_canvas_centered():
     (picture,) = plan_of(PLAIN, 0).pictures
     assert picture.operations == ()
     corners = project_points(picture.tiles[0].matrix, np.array([[0, 0], [640, 480]], float))

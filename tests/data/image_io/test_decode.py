@@ -35,8 +35,8 @@ def png_chunk(kind, body):
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
-def png(width, height, bits, colour_type, rows, *extra):
-    header = struct.pack(">IIBBBBB", width, height, bits, colour_type, 0, 0, 0)
+def png(width, height, bits, color_type, rows, *extra):
+    header = struct.pack(">IIBBBBB", width, height, bits, color_type, 0, 0, 0)
     body = zlib.compress(b"".join(b"\0" + row for row in rows))
     chunks = [png_chunk(b"IHDR", header), *extra, png_chunk(b"IDAT", body), png_chunk(b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
@@ -123,12 +123,12 @@ def test_grayscale(tmp_path):
 
 def test_sixteen_bits_keep_black_and_white(tmp_path):
     grey = np.array([[0, 65535], [257 * 100, 257 * 7]], np.uint16)
-    colour = np.stack([grey, grey.T, grey[::-1]], 2)
+    color = np.stack([grey, grey.T, grey[::-1]], 2)
     for suffix in ("png", "tif"):
         cv2.imwrite(str(tmp_path / f"g.{suffix}"), grey)
-        cv2.imwrite(str(tmp_path / f"c.{suffix}"), colour[..., ::-1])
+        cv2.imwrite(str(tmp_path / f"c.{suffix}"), color[..., ::-1])
         np.testing.assert_array_equal(read_image(tmp_path / f"g.{suffix}")[..., 0], [[0, 255], [100, 7]])
-        np.testing.assert_array_equal(read_image(tmp_path / f"c.{suffix}"), colour // 257)
+        np.testing.assert_array_equal(read_image(tmp_path / f"c.{suffix}"), color // 257)
 
 
 def test_alpha_is_dropped(tmp_path):

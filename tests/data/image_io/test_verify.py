@@ -32,14 +32,14 @@ USUAL = {
     "opencv, best": by_opencv(picture(), cv2.IMWRITE_JPEG_QUALITY, 100),
     "opencv, grey": by_opencv(picture()[..., 0]),
     "restarts": by_opencv(picture(), cv2.IMWRITE_JPEG_RST_INTERVAL, 2),
-    "optimised": by_pillow(picture(), optimize=True),
+    "optimized": by_pillow(picture(), optimize=True),
     "4:4:4": by_pillow(picture(), subsampling=0),
     "4:2:2": by_pillow(picture(), subsampling=1),
     "turned": by_pillow(picture(), exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"),
 }
 UNUSUAL = {
     "progressive": by_opencv(picture(), cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
-    "four colours": by_pillow(picture(), "CMYK"),
+    "four colors": by_pillow(picture(), "CMYK"),
     "not a JPEG": cv2.imencode(".png", picture())[1].tobytes(),
     "cut": by_opencv(picture())[:-40],
     "more behind the end": by_opencv(picture()) + b"more",

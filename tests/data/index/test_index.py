@@ -626,7 +626,7 @@ def shared_spec(tmp_path, name, text):
     return spec, load_dataset_spec(path)
 
 
-def normalised(index):
+def normalized(index):
     height, width = np.repeat(index.image_hw, np.diff(index.offsets), axis=0).T
     return index.boxes_xywh_px / np.stack([width, height, width, height], 1)
 
@@ -639,7 +639,7 @@ def test_bccd_as_txt_and_as_voc(tmp_path, split, images, degenerate):
     assert len(a) == images
     assert a.report.problems == 0
     assert_same(a, b, but=("boxes_xywh_px", "area_px"))
-    np.testing.assert_allclose(normalised(a), normalised(b), atol=1e-6)
+    np.testing.assert_allclose(normalized(a), normalized(b), atol=1e-6)
     # The VOC files hold two objects of no size, which the txt files were made without.
     assert b.report.totals.get("box without area", 0) == degenerate
     assert b.report.problems == degenerate
@@ -654,7 +654,7 @@ def test_coco128_as_txt_and_as_coco_json(tmp_path):
     assert b.crowd.sum() == 10
     assert list(a.paths) == list(b.paths)
     np.testing.assert_array_equal(a.classes, b.classes[~b.crowd])
-    np.testing.assert_allclose(normalised(a), normalised(b)[~b.crowd], atol=1e-6)
+    np.testing.assert_allclose(normalized(a), normalized(b)[~b.crowd], atol=1e-6)
     for i in range(128):
         np.testing.assert_allclose(a.labels(i), b.labels(i), atol=2e-6)
     assert b.ground_truth().category_ids[79] == 90

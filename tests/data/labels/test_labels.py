@@ -138,8 +138,8 @@ def test_files_that_are_no_coco(tmp_path, text, message):
         read_coco(tmp_path / "b.json", ("a",))
 
 
-def clean(*rows, hw=(100, 200), normalised=False):
-    boxes, findings = clean_rows(row_table([0], [RawLabels(list(rows), [])]), np.array([hw]), normalised)
+def clean(*rows, hw=(100, 200), normalized=False):
+    boxes, findings = clean_rows(row_table([0], [RawLabels(list(rows), [])]), np.array([hw]), normalized)
     return boxes, [problem for _, problem in findings]
 
 

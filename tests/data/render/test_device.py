@@ -56,7 +56,7 @@ def opencv_pictures(plans: list[SamplePlan], images: list[np.ndarray]) -> np.nda
 @pytest.mark.parametrize("mosaic", [0.0, 1.0])
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_the_opencv_renderer_draws_the_same(images, geometry, mosaic, canvas):
-    """Flips, colour, mixing and strong shrinking included. Where there is rotation the two draw a tile's last pixel by
+    """Flips, color, mixing and strong shrinking included. Where there is rotation the two draw a tile's last pixel by
     different rules; elsewhere every pixel agrees."""
     plans = draw(Hyperparameters(mosaic=mosaic, mixup=0.5, **GEOMETRIES[geometry]), 12, canvas)
     assert any(len(plan.pictures) == 2 for plan in plans)
@@ -144,7 +144,7 @@ def test_levels_halve_and_go_no_further_than_they_may():
 
 
 def test_regions_of_a_smaller_level_stay_inside_it(images):
-    """Slivers at the far edges of images that shrink strongly: rounding must not read a neighbour's pixels."""
+    """Slivers at the far edges of images that shrink strongly: rounding must not read a neighbor's pixels."""
     plans = []
     for size in (3, 5, 31, 90):
         for gain in (0.4, 0.11, 0.03):

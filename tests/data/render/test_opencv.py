@@ -67,10 +67,10 @@ def two_step(key: SampleKey, images: list[np.ndarray], hyp: Hyperparameters, see
     height, width = key.canvas_hw
     is_mosaic = u[0] < hyp.mosaic
     members = [key.index, *(u[1:4] * len(images)).astype(int)]
-    centre_u, affine_u, flip_u = 0.5 + u[4:6], 2 * u[RandomPerspective.columns] - 1, u[RandomFlip.columns]
+    center_u, affine_u, flip_u = 0.5 + u[4:6], 2 * u[RandomPerspective.columns] - 1, u[RandomFlip.columns]
     frame_h, frame_w = (2 * height, 2 * width) if is_mosaic else (height, width)
     frame = np.full((frame_h, frame_w, 3), GREY, np.float32)
-    cx, cy = int(centre_u[0] * width), int(centre_u[1] * height)
+    cx, cy = int(center_u[0] * width), int(center_u[1] * height)
     for slot, member in enumerate(members if is_mosaic else members[:1]):
         image = images[member].astype(np.float32)
         gain = min(height / image.shape[0], width / image.shape[1])
@@ -162,7 +162,7 @@ def test_tiles_leave_no_seam():
             key = SampleKey(0, 0, position, (CANVAS, CANVAS))
             plan = draw_plan(key, source_hw=np.array([[256, 256]] * 4), hyp=hyp, seed=5, epochs=50)
             picture, _ = drawn(plan, images)
-            corner = picture[96:160, 96:160]  # within all four tiles, whatever the mosaic's centre
+            corner = picture[96:160, 96:160]  # within all four tiles, whatever the mosaic's center
             assert (corner == 200).all()
 
 

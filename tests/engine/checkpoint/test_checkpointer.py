@@ -92,7 +92,7 @@ def test_saved_tensors_do_not_follow_training(tmp_path):
     assert torch.equal(read_checkpoint(tmp_path / "last.pt")["model"]["0.weight"], before)
 
 
-def test_another_optimiser_is_one_line(tmp_path):
+def test_another_optimizer_is_one_line(tmp_path):
     save(tmp_path, parts())
     other = parts()
     other["optimizer"] = build_optimizer(other["model"], "SGD", lr=0.1, momentum=0.9, weight_decay=0)

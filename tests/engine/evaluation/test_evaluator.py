@@ -190,14 +190,14 @@ def test_any_number_of_ranks_gives_the_same_bits(monkeypatch, num_images):
         assert set(losses) == {"val/total", "val/box", "val/cls"}
 
 
-def test_losses_are_sums_over_the_sum_of_normalisers(monkeypatch):
+def test_losses_are_sums_over_the_sum_of_normalizers(monkeypatch):
     gt, letterbox = make_split(5)
     _, result = run_ranks(monkeypatch, gt, letterbox, 2)
     value = np.arange(5) / 255 * (CANVAS - 2) ** 2
-    normaliser = 5 + 0.1 * 3  # three batches
-    assert result.extras["val/box"] == pytest.approx(value.sum() / normaliser, rel=1e-5)
-    assert result.extras["val/cls"] == pytest.approx((value**2).sum() / normaliser, rel=1e-5)
-    assert result.extras["val/total"] == pytest.approx((value.sum() + (value**2).sum()) / normaliser, rel=1e-5)
+    normalizer = 5 + 0.1 * 3  # three batches
+    assert result.extras["val/box"] == pytest.approx(value.sum() / normalizer, rel=1e-5)
+    assert result.extras["val/cls"] == pytest.approx((value**2).sum() / normalizer, rel=1e-5)
+    assert result.extras["val/total"] == pytest.approx((value.sum() + (value**2).sum()) / normalizer, rel=1e-5)
 
 
 def _validate_on_rank(folder):

@@ -288,7 +288,7 @@ def test_auto_is_decided_by_the_length_of_the_run():
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Muon"])
-def test_a_loaded_optimiser_goes_on_as_if_it_had_not_stopped(name):
+def test_a_loaded_optimizer_goes_on_as_if_it_had_not_stopped(name):
     """Also with channels_last weights: the saved state has another layout than the weights, and fused kernels walk
     through both as they lie in memory."""
 

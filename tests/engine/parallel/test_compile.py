@@ -94,7 +94,7 @@ def test_one_graph_of_a_loss_for_all_numbers_of_images_and_boxes(monkeypatch):
         ends = []
         for criterion in (plain, compiled):
             out = criterion(raw, batch.targets, 32, batch.targets.numpy())
-            ends.append([out.total.detach(), out.normaliser, *torch.autograd.grad(out.total, raw)])
+            ends.append([out.total.detach(), out.normalizer, *torch.autograd.grad(out.total, raw)])
         for a, b in zip(*ends):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
         made.append(len(graphs))

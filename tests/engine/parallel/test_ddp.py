@@ -1,4 +1,4 @@
-"""Wrapping, unused parameters, sharded optimiser state, groups of batch norm; on real gloo ranks."""
+"""Wrapping, unused parameters, sharded optimizer state, groups of batch norm; on real gloo ranks."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_sharded_state_changes_nothing_but_memory(optimizer):
             for key, value in values.items():
                 assert torch.equal(torch.as_tensor(value), torch.as_tensor(b["state"][index][key])), key
     plain, model = make_step(DistributedContext.single(), "anchor_free", optimizer=optimizer)
-    plain.optimizer.load_state_dict(parts[0][1])  # a plain optimiser takes it
+    plain.optimizer.load_state_dict(parts[0][1])  # a plain optimizer takes it
     del model
 
 

@@ -48,7 +48,7 @@ def _gather_stats(x, means, inverses, running_mean, running_var, momentum, eps, 
     return average, (squares / number + eps).rsqrt()
 
 
-def _normalised(x, weight, bias, mean, inverse, eps):
+def _normalized(x, weight, bias, mean, inverse, eps):
     return ((x - mean[:, None, None]) * (inverse * weight)[:, None, None] + bias[:, None, None]).to(x.dtype)
 
 
@@ -69,7 +69,7 @@ def _backward(grad, x, mean, inverse, weight, sums, products, counts):
 _KERNELS = {
     "batch_norm_stats": _stats,
     "batch_norm_gather_stats_with_counts": _gather_stats,
-    "batch_norm_elemt": _normalised,
+    "batch_norm_elemt": _normalized,
     "batch_norm_backward_reduce": _backward_reduce,
     "batch_norm_backward_elemt": _backward,
 }

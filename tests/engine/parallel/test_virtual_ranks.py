@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Muon"])
 def test_gradients_lie_as_their_parameters_do(optimizer, channels_last):
-    """Fused optimisers walk through both side by side: on a CPU without looking, on a GPU they refuse. So two virtual
+    """Fused optimizers walk through both side by side: on a CPU without looking, on a GPU they refuse. So two virtual
     ranks with the statistics of the whole batch are one."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     ends = []

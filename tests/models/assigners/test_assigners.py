@@ -16,7 +16,7 @@ from models.assigners.task_aligned import (
     group_pairs,
     list_pairs,
 )
-from models.box_coding import cell_centres
+from models.box_coding import cell_centers
 from utils.boxes import cxcywh_to_xyxy, iou, scale_boxes, xyxy_to_cxcywh
 
 STRIDES = (8, 16, 32)
@@ -26,27 +26,27 @@ ALPHA, BETA = 0.5, 6.0
 
 
 def pyramid() -> torch.Tensor:
-    centres, strides = cell_centres(SHAPES, STRIDES, torch.device("cpu"))
-    return centres * strides
+    centers, strides = cell_centers(SHAPES, STRIDES, torch.device("cpu"))
+    return centers * strides
 
 
 def scene(batch: int, slots: int, classes: int, seed: int):
     """Targets (some tiny, some overlapping, some slots empty) and predictions near them."""
     rng = np.random.default_rng(seed)
-    centre, size = (
+    center, size = (
         rng.uniform(10, 118, (batch, slots, 2)),
         np.exp(rng.uniform(np.log(2), np.log(90), (batch, slots, 2))),
     )
-    boxes = cxcywh_to_xyxy(torch.from_numpy(np.concatenate((centre, size), -1)).float()).clamp(0, CANVAS)
+    boxes = cxcywh_to_xyxy(torch.from_numpy(np.concatenate((center, size), -1)).float()).clamp(0, CANVAS)
     mask = torch.from_numpy(np.arange(slots) < rng.integers(0, slots + 1, (batch, 1)))
     mask[0] = True
     boxes[~mask] = 0
     labels = torch.from_numpy(rng.integers(0, classes, (batch, slots)))
-    centres = pyramid()
-    reach = torch.from_numpy(np.exp(rng.uniform(np.log(2), np.log(40), (batch, len(centres), 4)))).float()
-    predicted = torch.cat((centres - reach[..., :2], centres + reach[..., 2:]), -1)
-    logits = torch.from_numpy(rng.normal(-2, 2, (batch, len(centres), classes))).float()
-    return logits, predicted, centres, labels, boxes, mask
+    centers = pyramid()
+    reach = torch.from_numpy(np.exp(rng.uniform(np.log(2), np.log(40), (batch, len(centers), 4)))).float()
+    predicted = torch.cat((centers - reach[..., :2], centers + reach[..., 2:]), -1)
+    logits = torch.from_numpy(rng.normal(-2, 2, (batch, len(centers), classes))).float()
+    return logits, predicted, centers, labels, boxes, mask
 
 
 def groups_of(boxes: torch.Tensor, mask: torch.Tensor) -> list[PairGroup]:
@@ -59,8 +59,8 @@ def groups_of(boxes: torch.Tensor, mask: torch.Tensor) -> list[PairGroup]:
     return [group._replace(capacity=group.capacity + 64) for group in groups]
 
 
-def assign(assigner: TaskAlignedAssigner, logits, predicted, centres, labels, boxes, mask) -> Assignment:
-    assert len(centres) == predicted.shape[1]
+def assign(assigner: TaskAlignedAssigner, logits, predicted, centers, labels, boxes, mask) -> Assignment:
+    assert len(centers) == predicted.shape[1]
     return assigner(logits, predicted, labels, boxes, mask, SHAPES, STRIDES, groups_of(boxes, mask))
 
 
@@ -70,7 +70,7 @@ def inside_by_hand(point, box, stride: float) -> bool:
     )
 
 
-def assign_by_loops(logits, predicted, centres, labels, boxes, mask, stride, topk):
+def assign_by_loops(logits, predicted, centers, labels, boxes, mask, stride, topk):
     """{(image, target, cell): score}, one comparison at a time."""
     overlaps = iou(predicted.double()[:, None], boxes.double()[:, :, None], "ciou").clamp(min=0.01)
     result = {}
@@ -78,8 +78,8 @@ def assign_by_loops(logits, predicted, centres, labels, boxes, mask, stride, top
         claims: dict[int, list[tuple[float, int, float]]] = {}
         for k in range(boxes.shape[1]):
             metric = {}
-            for n in range(len(centres)):
-                if mask[b, k] and inside_by_hand(centres[n].tolist(), boxes[b, k].tolist(), stride):
+            for n in range(len(centers)):
+                if mask[b, k] and inside_by_hand(centers[n].tolist(), boxes[b, k].tolist(), stride):
                     score = 1 / (1 + np.exp(-float(logits[b, n, labels[b, k]])))
                     metric[n] = score**ALPHA * float(overlaps[b, k, n]) ** BETA
             for n in sorted(metric, key=metric.get, reverse=True)[:topk]:
@@ -127,21 +127,21 @@ def test_general_exponents(alpha, beta):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("extra", [0, 37])
 def test_the_pairs_are_the_cells_in_each_target_in_order(seed, extra):
-    _, _, centres, _, boxes, mask = scene(3, 9, 2, seed)
+    _, _, centers, _, boxes, mask = scene(3, 9, 2, seed)
     boxes[0, 0] = torch.tensor([0.0, 0.0, CANVAS, CANVAS])
     boxes[0, 1] = torch.tensor([CANVAS, CANVAS, CANVAS, CANVAS])  # nothing is left of it, at the far corner
-    expected = (candidate_cells(centres, boxes, 8.0) & mask[..., None]).flatten(0, 1)
+    expected = (candidate_cells(centers, boxes, 8.0) & mask[..., None]).flatten(0, 1)
     pairs = list_pairs(boxes.flatten(0, 1), mask.flatten(), SHAPES, STRIDES, int(expected.sum()) + extra)
     assert torch.equal(pairs.ends, expected.sum(1).cumsum(0))
     slot, cell = expected.nonzero(as_tuple=True)
     assert torch.equal(pairs.slot[: len(slot)], slot)
     assert torch.equal(pairs.cell[: len(cell)], cell)
-    assert ((pairs.cell >= 0) & (pairs.cell < len(centres))).all()
+    assert ((pairs.cell >= 0) & (pairs.cell < len(centers))).all()
     assert len(pairs.slot) == len(slot) + extra
 
 
 def test_the_host_counts_the_pairs_that_the_device_lists():
-    """From the same targets, on odd canvases and with boxes whose edges lie on cells' centres."""
+    """From the same targets, on odd canvases and with boxes whose edges lie on cells' centers."""
     rng = np.random.default_rng(0)
     shapes, canvas_hw = ((20, 36), (10, 18), (5, 9)), (160, 288)
     targets = np.zeros((4000, 6), np.float32)
@@ -183,9 +183,9 @@ def test_groups_of_images_change_nothing(monkeypatch):
 
 def test_every_target_however_small_has_a_candidate_and_large_ones_no_more_than_they_hold():
     rng = np.random.default_rng(0)
-    centre = np.concatenate((rng.uniform(0, CANVAS, (500, 2)), rng.integers(0, CANVAS // 8 + 1, (100, 2)) * 8.0))
+    center = np.concatenate((rng.uniform(0, CANVAS, (500, 2)), rng.integers(0, CANVAS // 8 + 1, (100, 2)) * 8.0))
     size = rng.uniform(0.01, 8, (600, 2))
-    boxes = cxcywh_to_xyxy(torch.from_numpy(np.concatenate((centre, size), -1)).float())[None]
+    boxes = cxcywh_to_xyxy(torch.from_numpy(np.concatenate((center, size), -1)).float())[None]
     assert candidate_cells(pyramid(), boxes, 8.0).any(-1).all()
     large = torch.tensor([[[10.0, 20, 50, 90]]])
     x, y = pyramid().unbind(-1)
@@ -195,13 +195,13 @@ def test_every_target_however_small_has_a_candidate_and_large_ones_no_more_than_
 
 def test_a_tiny_target_is_learnt_from_an_untrained_head():
     """Boxes of an untrained head are far too large; the target must still pull at a cell."""
-    centres = pyramid()
-    predicted = torch.cat((centres - 60, centres + 60), -1)[None]
+    centers = pyramid()
+    predicted = torch.cat((centers - 60, centers + 60), -1)[None]
     boxes = torch.tensor([[[61.0, 61, 63, 63]]])
     assigner = TaskAlignedAssigner(topk=10, alpha=ALPHA, beta=BETA)
     labels, mask = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
-    logits = torch.full((1, len(centres), 1), -8.0)
-    assignment = assign(assigner, logits, predicted, centres, labels, boxes, mask)
+    logits = torch.full((1, len(centers), 1), -8.0)
+    assignment = assign(assigner, logits, predicted, centers, labels, boxes, mask)
     assert iou(predicted, boxes, "ciou").max() < 0.001
     assert assignment.scores.max() == pytest.approx(0.01)
 
@@ -216,13 +216,13 @@ def test_equal_overlaps_go_to_the_earlier_target():
 
 @pytest.mark.parametrize(("batch", "slots"), [(0, 16), (2, 1)])
 def test_no_images_and_no_targets(batch, slots):
-    centres = pyramid()
+    centers = pyramid()
     assigner = TaskAlignedAssigner(topk=10, alpha=ALPHA, beta=BETA)
     assignment = assign(
         assigner,
-        torch.zeros(batch, len(centres), 3),
-        torch.zeros(batch, len(centres), 4),
-        centres,
+        torch.zeros(batch, len(centers), 3),
+        torch.zeros(batch, len(centers), 4),
+        centers,
         torch.zeros(batch, slots, dtype=torch.long),
         torch.zeros(batch, slots, 4),
         torch.zeros(batch, slots, dtype=torch.bool),
@@ -253,7 +253,7 @@ def test_anchor_matches_equal_loops():
     targets = torch.from_numpy(rng.uniform(0, 1, (60, 6))).float()
     targets[:, 0], targets[:, 1] = torch.arange(60) // 20, torch.arange(60) % 4
     targets[:, 4:] = targets[:, 4:] * 0.6 + 0.02
-    targets[0, 2:4] = 0.001  # the corners have no neighbours outside
+    targets[0, 2:4] = 0.001  # the corners have no neighbors outside
     targets[1, 2:4] = 0.999
     anchors = torch.tensor([[1.2, 1.6], [2.0, 3.7], [4.1, 2.9]])
     matches = match_anchors(targets, anchors, (9, 12), 3.0)
@@ -272,7 +272,7 @@ def test_anchor_matches_equal_loops():
     assert matches.cell.max() < 9 * 12
 
 
-def test_a_centre_on_the_far_edge_stays_in_the_grid_and_a_flat_box_matches_nothing():
+def test_a_center_on_the_far_edge_stays_in_the_grid_and_a_flat_box_matches_nothing():
     targets = torch.tensor([[0.0, 0, 1.0, 1.0, 0.3, 0.3], [0, 0, 0.5, 0.5, 0.3, 0.0]])
     matches = match_anchors(targets, torch.tensor([[2.0, 2.0]]), (8, 8), 4.0)
     assert matches.valid.tolist() == [True, False, False, False, False, False]

@@ -8,25 +8,25 @@ import torch
 
 from models.assigners import simota
 from models.assigners.simota import SimOtaAssigner
-from models.box_coding import cell_centres
+from models.box_coding import cell_centers
 from tests.models.assigners.test_assigners import CANVAS, STRIDES, inside_by_hand, scene
 
 
 def pyramid_strides() -> torch.Tensor:
     shapes = tuple((CANVAS // s, CANVAS // s) for s in STRIDES)
-    return cell_centres(shapes, STRIDES, torch.device("cpu"))[1]
+    return cell_centers(shapes, STRIDES, torch.device("cpu"))[1]
 
 
 def simota_scene(batch: int, slots: int, classes: int, seed: int) -> tuple:
     """As `scene`, its predictions pulled towards targets, so that targets want many cells; with objectness."""
-    logits, predicted, centres, labels, boxes, mask = scene(batch, slots, classes, seed)
+    logits, predicted, centers, labels, boxes, mask = scene(batch, slots, classes, seed)
     rng = np.random.default_rng(seed)
-    chosen = torch.from_numpy(rng.integers(0, slots, (batch, len(centres))))
+    chosen = torch.from_numpy(rng.integers(0, slots, (batch, len(centers))))
     target = boxes.gather(1, chosen[..., None].expand(-1, -1, 4))
-    pull = torch.from_numpy(rng.uniform(0, 1, (batch, len(centres), 1))).float()
+    pull = torch.from_numpy(rng.uniform(0, 1, (batch, len(centers), 1))).float()
     predicted = torch.where(target.any(-1, keepdim=True), torch.lerp(predicted, target, pull), predicted)
-    objectness = torch.from_numpy(rng.normal(-1, 2, (batch, len(centres), 1))).float()
-    return objectness, logits, predicted, centres, pyramid_strides(), labels, boxes, mask
+    objectness = torch.from_numpy(rng.normal(-1, 2, (batch, len(centers), 1))).float()
+    return objectness, logits, predicted, centers, pyramid_strides(), labels, boxes, mask
 
 
 def iou_by_hand(a: list[float], b: list[float]) -> float:
@@ -39,10 +39,10 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def assign_by_loops(objectness, logits, predicted, centres, strides, labels, boxes, mask) -> dict:
+def assign_by_loops(objectness, logits, predicted, centers, strides, labels, boxes, mask) -> dict:
     """{(image, cell): (target, IoU)}, one pair at a time."""
     result = {}
-    places = list(zip(centres.double().tolist(), strides[:, 0].tolist()))
+    places = list(zip(centers.double().tolist(), strides[:, 0].tolist()))
     for b in range(len(boxes)):
         rows, claims = predicted[b].double().tolist(), {}
         scores = [
@@ -54,9 +54,9 @@ def assign_by_loops(objectness, logits, predicted, centres, strides, labels, box
                 continue
             middle = [(box[i] + box[i + 2]) / 2 for i in (0, 1)]
             costs, overlaps = {}, {}
-            for n, (centre, stride) in enumerate(places):
-                inside = inside_by_hand(centre, box, min(STRIDES))
-                near = all(abs(centre[i] - middle[i]) < 2.5 * stride for i in (0, 1))
+            for n, (center, stride) in enumerate(places):
+                inside = inside_by_hand(center, box, min(STRIDES))
+                near = all(abs(center[i] - middle[i]) < 2.5 * stride for i in (0, 1))
                 if not (inside or near):
                     continue
                 overlaps[n] = iou_by_hand(rows[n], box)
@@ -133,12 +133,12 @@ def test_groups_of_images_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_every_target_alone_gets_a_cell_however_small_or_badly_predicted() -> None:
     rng = np.random.default_rng(0)
-    centre, size = rng.uniform(0, CANVAS, (200, 1, 2)), rng.uniform(0.01, 100, (200, 1, 2))
-    boxes = torch.from_numpy(np.concatenate((centre - size / 2, centre + size / 2), -1)).float()
-    _, logits, predicted, centres, strides, *_ = simota_scene(1, 1, 2, 0)
+    center, size = rng.uniform(0, CANVAS, (200, 1, 2)), rng.uniform(0.01, 100, (200, 1, 2))
+    boxes = torch.from_numpy(np.concatenate((center - size / 2, center + size / 2), -1)).float()
+    _, logits, predicted, centers, strides, *_ = simota_scene(1, 1, 2, 0)
     logits, far = logits.expand(200, -1, -1), (predicted + 1000).expand(200, -1, -1)
     labels, mask = torch.zeros(200, 1, dtype=torch.long), torch.ones(200, 1, dtype=torch.bool)
-    assignment = SimOtaAssigner()(logits[..., :1], logits, far, centres, strides, labels, boxes, mask, 8)
+    assignment = SimOtaAssigner()(logits[..., :1], logits, far, centers, strides, labels, boxes, mask, 8)
     assert assignment.assigned.sum(-1).eq(1).all()
     assert (assignment.overlap == 0).all()
 
@@ -153,13 +153,13 @@ def test_extreme_scores_stay_finite(value: float) -> None:
 
 @pytest.mark.parametrize(("batch", "slots"), [(0, 16), (2, 1)])
 def test_no_images_and_no_targets(batch: int, slots: int) -> None:
-    _, _, _, centres, strides, *_ = simota_scene(1, 1, 2, 0)
-    cells = len(centres)
+    _, _, _, centers, strides, *_ = simota_scene(1, 1, 2, 0)
+    cells = len(centers)
     assignment = SimOtaAssigner()(
         torch.zeros(batch, cells, 1),
         torch.zeros(batch, cells, 3),
         torch.zeros(batch, cells, 4),
-        centres,
+        centers,
         strides,
         torch.zeros(batch, slots, dtype=torch.long),
         torch.zeros(batch, slots, 4),

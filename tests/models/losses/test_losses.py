@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from models.box_coding import (
     anchor_to_cxcywh,
-    cell_centres,
+    cell_centers,
     distances_to_xyxy,
     expected_distances,
     flatten_levels,
@@ -62,8 +62,8 @@ def some_targets(counts=(3, 0, 5, 1), classes: int = 3, seed: int = 0) -> torch.
     rng = np.random.default_rng(seed)
     total = sum(counts)
     image = np.repeat(np.arange(len(counts)), counts)
-    centre, size = rng.uniform(0.1, 0.9, (total, 2)), np.exp(rng.uniform(np.log(0.05), np.log(0.8), (total, 2)))
-    table = np.column_stack((image, rng.integers(0, classes, total), centre, size))
+    center, size = rng.uniform(0.1, 0.9, (total, 2)), np.exp(rng.uniform(np.log(0.05), np.log(0.8), (total, 2)))
+    table = np.column_stack((image, rng.integers(0, classes, total), center, size))
     return torch.from_numpy(table).float()
 
 
@@ -167,9 +167,9 @@ def test_anchor_free_loss_equals_loops_over_the_assignment():
     output = criterion(raw, targets, 16)
 
     flat = torch.cat([level.detach().double().flatten(2) for level in raw], 2)  # (B, channels, N)
-    centres, strides = cell_centres(tuple((CANVAS // s,) * 2 for s in STRIDES), STRIDES, torch.device("cpu"))
+    centers, strides = cell_centers(tuple((CANVAS // s,) * 2 for s in STRIDES), STRIDES, torch.device("cpu"))
     wanted = np.zeros((4, flat.shape[2], 3))
-    box = dfl = normaliser = 0.0
+    box = dfl = normalizer = 0.0
     for (b, k, j), score in np.ndenumerate(seen["assignment"].scores.double().numpy()):
         if score == 0:
             continue
@@ -178,22 +178,22 @@ def test_anchor_free_loss_equals_loops_over_the_assignment():
         wanted[b, n] = score * eps / 3
         wanted[b, n, label] += score * (1 - eps)
         logits = flat[b, : 4 * REG_MAX, n].view(4, REG_MAX)
-        predicted = distances_to_xyxy(expected_distances(logits), centres[n].double(), strides[n].double())
+        predicted = distances_to_xyxy(expected_distances(logits), centers[n].double(), strides[n].double())
         box += score * (1 - float(iou(predicted, target, "ciou")))
-        middle = (centres[n] * strides[n]).double()
+        middle = (centers[n] * strides[n]).double()
         true = torch.cat((middle - target[:2], target[2:] - middle)) / strides[n]
         for side in range(4):
             p, d = logits[side].softmax(-1).tolist(), min(max(float(true[side]), 0.0), REG_MAX - 1.0)
             left = min(int(d), REG_MAX - 2)
             dfl -= score * ((left + 1 - d) * math.log(p[left]) + (d - left) * math.log(p[left + 1])) / 4
-        normaliser += score
+        normalizer += score
     logits = flat[:, 4 * REG_MAX :].transpose(1, 2).numpy()
     cls = sum(bce(x, t) for x, t in zip(logits.ravel(), wanted.ravel()))
     expected = [HYP.box * box, HYP.cls * cls, HYP.dfl * dfl]
     np.testing.assert_allclose(output.parts.numpy(), expected, rtol=1e-5)
     assert criterion.names == ("box", "cls", "dfl")
     assert output.total.item() == pytest.approx(sum(expected), rel=1e-5)
-    assert output.normaliser.item() == pytest.approx(normaliser, rel=1e-6)
+    assert output.normalizer.item() == pytest.approx(normalizer, rel=1e-6)
 
 
 def test_anchor_loss_equals_loops():
@@ -230,7 +230,7 @@ def test_anchor_loss_equals_loops():
                     positives += 1
         obj += weight * sum(bce(z, t) for z, t in zip(maps[:, :, 4].numpy().ravel(), objectness.ravel()))
     assert positives > 30
-    assert output.normaliser.item() == positives
+    assert output.normalizer.item() == positives
     np.testing.assert_allclose(output.parts.numpy(), [HYP.box * box, HYP.obj * obj, 2 * HYP.cls * cls], rtol=1e-5)
     assert output.total.item() == pytest.approx(float(output.parts.sum()), rel=1e-6)
 
@@ -240,7 +240,7 @@ def test_anchor_loss_equals_loops():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_shards_add_up_to_the_batch(kind):
-    """Any cut, also into a shard without targets, gives the sums, normalisers and gradients of the whole batch."""
+    """Any cut, also into a shard without targets, gives the sums, normalizers and gradients of the whole batch."""
     raw, targets = raw_maps(kind, 5), some_targets((3, 0, 5, 1, 7))
     criterion = tiny_head(kind).build_loss(HYP, label_smoothing=0.05)
     whole = criterion(raw, targets, 16)
@@ -254,7 +254,7 @@ def test_shards_add_up_to_the_batch(kind):
         outputs.append(output)
         shard_gradients.append(gradients(output, shard))
     torch.testing.assert_close(sum(o.total for o in outputs), whole.total, rtol=1e-6, atol=0)
-    torch.testing.assert_close(sum(o.normaliser for o in outputs), whole.normaliser, rtol=1e-6, atol=0)
+    torch.testing.assert_close(sum(o.normalizer for o in outputs), whole.normalizer, rtol=1e-6, atol=0)
     torch.testing.assert_close(sum(o.parts for o in outputs), whole.parts, rtol=2e-6, atol=0)
     for level, expected in enumerate(whole_gradients):
         joined = torch.cat([g[level] for g in shard_gradients])
@@ -265,7 +265,7 @@ def test_shards_add_up_to_the_batch(kind):
 def test_without_targets_only_the_background_is_learnt(kind):
     raw = raw_maps(kind, 2)
     output = tiny_head(kind).build_loss(HYP)(raw, torch.zeros(0, 6), 16)
-    assert output.normaliser.item() == 0
+    assert output.normalizer.item() == 0
     names = tiny_head(kind).build_loss(HYP).names
     background = "cls" if kind == "anchor_free" else "obj"
     for name, part in zip(names, output.parts.tolist()):
@@ -277,7 +277,7 @@ def test_without_targets_only_the_background_is_learnt(kind):
 def test_a_shard_of_no_images_gives_zeros_and_gradients(kind):
     raw = raw_maps(kind, 0)
     output = tiny_head(kind).build_loss(HYP)(raw, torch.zeros(0, 6), 16)
-    assert output.total.item() == output.normaliser.item() == 0
+    assert output.total.item() == output.normalizer.item() == 0
     assert not output.parts.any()
     assert [g.shape for g in gradients(output, raw)] == [level.shape for level in raw]
 
@@ -290,7 +290,7 @@ def test_the_padding_and_the_order_of_targets_do_not_matter(kind):
     order = torch.tensor([2, 0, 1, 7, 6, 5, 4, 3, 8])
     for other in (criterion(raw, targets, 64), criterion(raw, targets[order], 16)):
         torch.testing.assert_close(other.total, reference.total, rtol=1e-6, atol=0)
-        torch.testing.assert_close(other.normaliser, reference.normaliser, rtol=1e-6, atol=0)
+        torch.testing.assert_close(other.normalizer, reference.normalizer, rtol=1e-6, atol=0)
 
 
 class NoSync(TorchDispatchMode):
@@ -393,21 +393,21 @@ def decoded(head: DetectionHead, raw: list[torch.Tensor]) -> tuple[torch.Tensor,
     boxes, scores = [], []
     for i, (level, stride) in enumerate(zip(raw, STRIDES)):
         grid = level.shape[-1]
-        centres, strides = cell_centres(((grid, grid),), (stride,), torch.device("cpu"))
+        centers, strides = cell_centers(((grid, grid),), (stride,), torch.device("cpu"))
         flat = level.permute(0, 2, 3, 1).flatten(1, 2)
         if isinstance(head, AnchorFreeHead):
-            boxes.append(distances_to_xyxy(expected_distances(flat[..., :-3].unflatten(-1, (4, -1))), centres, strides))
+            boxes.append(distances_to_xyxy(expected_distances(flat[..., :-3].unflatten(-1, (4, -1))), centers, strides))
             scores.append(flat[..., -3:].sigmoid())
             continue
         if isinstance(head, YOLOXHead):
-            centre, size = flat[..., :2] + (centres - 0.5), flat[..., 2:4].exp()
-            boxes.append(torch.cat((centre - size / 2, centre + size / 2), -1) * stride)
+            center, size = flat[..., :2] + (centers - 0.5), flat[..., 2:4].exp()
+            boxes.append(torch.cat((center - size / 2, center + size / 2), -1) * stride)
             scores.append(flat[..., 4:5].sigmoid() * flat[..., 5:].sigmoid())
             continue
         anchors = head.anchors[i]
         flat = flat.unflatten(-1, (len(anchors), -1))
         relative = anchor_to_cxcywh(flat[..., :4], anchors.expand(*flat.shape[:3], 2))
-        corner = torch.cat((centres - 0.5, torch.zeros_like(centres)), -1)[:, None]
+        corner = torch.cat((centers - 0.5, torch.zeros_like(centers)), -1)[:, None]
         boxes.append((cxcywh_to_xyxy(relative + corner) * stride).flatten(1, 2))
         scores.append((flat[..., 4:5].sigmoid() * flat[..., 5:].sigmoid()).flatten(1, 2))
     return torch.cat(boxes, 1), torch.cat(scores, 1)
@@ -419,12 +419,12 @@ def test_descending_the_loss_finds_every_target(kind):
     head, targets = tiny_head(kind), some_targets((2, 3), seed=3)
     targets[0, 4:] = 0.06
     raw = [torch.zeros_like(level).requires_grad_() for level in raw_maps(kind, 2)]
-    criterion, optimiser = head.build_loss(HYP), torch.optim.Adam(raw, lr=0.1)
+    criterion, optimizer = head.build_loss(HYP), torch.optim.Adam(raw, lr=0.1)
     for _ in range(250):
         output = criterion(raw, targets, 16)
-        optimiser.zero_grad()
-        (output.total / output.normaliser.clamp(min=1)).backward()
-        optimiser.step()
+        optimizer.zero_grad()
+        (output.total / output.normalizer.clamp(min=1)).backward()
+        optimizer.step()
     boxes, scores = decoded(head, [level.detach() for level in raw])
     for image, label, *place in targets.tolist():
         true = cxcywh_to_xyxy(torch.tensor(place)) * CANVAS

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from models.assigners.simota import SimOtaAssigner
-from models.box_coding import cell_centres
+from models.box_coding import cell_centers
 from tests.models.assigners.test_simota import iou_by_hand, sigmoid
 from tests.models.losses.test_losses import CANVAS, HYP, STRIDES, raw_maps, some_targets, tiny_head
 from utils.boxes import cxcywh_to_xyxy
@@ -44,13 +44,13 @@ def test_the_loss_equals_loops(eps: float, refining: bool) -> None:
     output = criterion(raw, targets, 16)
     images = cells_by_hand(raw)
     shapes = tuple((CANVAS // s, CANVAS // s) for s in STRIDES)
-    centres, strides = cell_centres(shapes, STRIDES, torch.device("cpu"))
+    centers, strides = cell_centers(shapes, STRIDES, torch.device("cpu"))
     padded, mask = pad_targets(targets, 4, 16)
     boxes = cxcywh_to_xyxy(padded[..., 1:]) * CANVAS
     table = torch.tensor([[out for out, _, _ in cells] for cells in images])
     decoded = torch.tensor([[box for _, box, _ in cells] for cells in images])
     assignment = SimOtaAssigner()(  # has a test of its own
-        table[..., 4:5], table[..., 5:], decoded, centres * strides, strides, padded[..., 0].long(), boxes, mask, 8
+        table[..., 4:5], table[..., 5:], decoded, centers * strides, strides, padded[..., 0].long(), boxes, mask, 8
     )
     owner = {(b, int(assignment.cells[b, k, t])): k for b, k, t in assignment.assigned.nonzero().tolist()}
     box = obj = cls = l1 = 0.0
@@ -64,12 +64,12 @@ def test_the_loss_equals_loops(eps: float, refining: bool) -> None:
                 wanted = [overlap * (eps / classes + (1 - eps) * (c == int(padded[b, k, 0]))) for c in range(classes)]
                 if refining:
                     x1, y1, x2, y2 = (boxes[b, k].double() / stride).tolist()
-                    corner = (centres[n].double() - 0.5).tolist()
+                    corner = (centers[n].double() - 0.5).tolist()
                     exact = [(x1 + x2) / 2 - corner[0], (y1 + y2) / 2 - corner[1], math.log(x2 - x1), math.log(y2 - y1)]
                     l1 += sum(abs(o - e) for o, e in zip(out, exact))
                 cls += sum(bce(z, t) for z, t in zip(out[5:], wanted))
     assert len(owner) >= 9
-    assert output.normaliser.item() == len(owner)
+    assert output.normalizer.item() == len(owner)
     np.testing.assert_allclose(output.parts.numpy(), [5 * box, obj, cls, l1], rtol=1e-4)
     assert output.total.item() == pytest.approx(float(output.parts.sum()), rel=1e-6)
 

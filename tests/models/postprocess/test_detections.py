@@ -63,9 +63,9 @@ def greedy(boxes: torch.Tensor, iou_thres: float, max_det: int) -> list[int]:
 def crowd(batch: int, count: int, num_classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Boxes in clusters, so that there are chains of suppression."""
     rng = np.random.default_rng(seed)
-    centre = rng.uniform(50, 270, (batch, 6, 2))[:, rng.integers(0, 6, count)] + rng.normal(0, 8, (batch, count, 2))
+    center = rng.uniform(50, 270, (batch, 6, 2))[:, rng.integers(0, 6, count)] + rng.normal(0, 8, (batch, count, 2))
     half = rng.uniform(8, 30, (batch, count, 2))
-    boxes = torch.from_numpy(np.concatenate((centre - half, centre + half), -1)).float()
+    boxes = torch.from_numpy(np.concatenate((center - half, center + half), -1)).float()
     return boxes, torch.from_numpy(rng.uniform(0, 1, (batch, count, num_classes))).float()
 
 
@@ -201,7 +201,7 @@ def test_nan_scores_boxes_without_area_and_half_precision():
 def many_boxes(kind: str) -> torch.Tensor:
     """Boxes (4096, 4) of one class."""
     rng = np.random.default_rng(7)
-    if kind == "chain":  # each overlaps its neighbours only
+    if kind == "chain":  # each overlaps its neighbors only
         left = np.arange(4096.0) * 4
         return torch.from_numpy(np.stack((left, 0 * left, left + 10, 0 * left + 10), -1)).float()
     if kind == "ties":  # whole numbers: many pairs at exactly the threshold, many boxes twice

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from models.detector import Detector, build_detector
 from models.weights import safe_torch_file as unpickle
 from models.weights.layouts import from_old_yolov5
-from models.weights.load import load_detector, recognise
+from models.weights.load import load_detector, recognize
 from models.weights.read import METADATA_KEY, read_weights
 from models.weights.transfer import transfer_weights
 from tests.helpers.hostile_files import zip_around
@@ -75,7 +75,7 @@ def with_focus(detector: Detector) -> nn.Sequential:
     return layers
 
 
-def test_yolov5_of_release_5_is_recognised_and_computes_the_same(tmp_path):
+def test_yolov5_of_release_5_is_recognized_and_computes_the_same(tmp_path):
     original = build_detector("yolov5.0s", 3, seed=5)
     assert sum(p.numel() for p in build_detector("yolov5.0s", 80).parameters()) == 7_276_605
     layers = with_focus(original)
@@ -152,11 +152,11 @@ def test_eighty_classes_without_names_are_cocos(tmp_path, caplog, monkeypatch):
     assert report.classes == ("zebra",)
 
 
-def test_safetensors_of_others_are_recognised(tmp_path):
+def test_safetensors_of_others_are_recognized(tmp_path):
     original = build_detector("yolov8n", 3, seed=1)
     tensors = {name: t.half() if t.is_floating_point() else t for name, t in original.state_dict().items()}
     write_safetensors(tmp_path / "x.safetensors", tensors, {})
-    assert recognise(read_weights(tmp_path / "x.safetensors"))[1] == 3
+    assert recognize(read_weights(tmp_path / "x.safetensors"))[1] == 3
     detector, content = load_detector(tmp_path / "x.safetensors")
     assert (detector.spec["name"], content["imgsz"]) == ("yolov8n", 640)
     assert all(t.dtype != torch.float16 for t in detector.state_dict().values())

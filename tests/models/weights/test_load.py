@@ -78,7 +78,7 @@ def test_public_weights_give_the_reference_output(shared: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["yolov5s", "yolov8n", "yolo11n"])
-def test_a_foreign_module_is_recognised_by_its_shapes(tmp_path: Path, name: str) -> None:
+def test_a_foreign_module_is_recognized_by_its_shapes(tmp_path: Path, name: str) -> None:
     original = build_detector(name, 3, seed=5)
     path = save_foreign(tmp_path / "foreign.pt", original, names={0: "a", 1: "b", 2: "c"})
     with pytest.raises((AttributeError, ModuleNotFoundError)):
@@ -92,7 +92,7 @@ def test_a_foreign_module_is_recognised_by_its_shapes(tmp_path: Path, name: str)
         assert torch.equal(value, original.state_dict()[key].to(value.dtype)), key
 
 
-def test_a_plain_state_dict_is_recognised(tmp_path: Path) -> None:
+def test_a_plain_state_dict_is_recognized(tmp_path: Path) -> None:
     original = build_detector("yolov8n", 2, seed=5)
     state = OrderedDict((f"module.{k}", v) for k, v in original.state_dict().items())
     torch.save(state, tmp_path / "state.pt")
@@ -176,7 +176,7 @@ def test_transfer_reports_what_does_not_fit(tmp_path: Path) -> None:
     assert set(report.taken) | set(report.partly) | set(report.skipped) == set(target.state_dict())
     assert "model.22.cv2.0.0.conv.weight" in report.unused
     assert any(
-        line.startswith("left as initialised: ") and line.endswith(": not in the file") for line in report.lines()
+        line.startswith("left as initialized: ") and line.endswith(": not in the file") for line in report.lines()
     )
     torch.save({"elsewhere.weight": torch.zeros(2)}, tmp_path / "other.pt")
     with pytest.raises(UserError, match=r"other\.pt: no tensor fits this model"):

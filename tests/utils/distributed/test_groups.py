@@ -70,8 +70,8 @@ def test_uneven_nodes_and_batch_statistics_by_group():
     assert [f[2][-1] for f in found] == [(0, 1, 2)] * 3 + [(3, 4, 5)] * 3
     for which, size in enumerate((2, 3, 6)):
         expected = torch.cat([torch.nn.BatchNorm2d(2).double()(part) for part in _images().split(size)])
-        normalised = torch.cat([r[1][which] for r in results])
-        torch.testing.assert_close(normalised, expected, rtol=1e-12, atol=1e-12)
+        normalized = torch.cat([r[1][which] for r in results])
+        torch.testing.assert_close(normalized, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("size", [-1, 3, 16])
