@@ -247,7 +247,7 @@ def test_what_stands_before_the_archive_is_not_read(tmp_path):
     path = tmp_path / "last.pt"
     write_checkpoint({"epoch": 1}, path)
     path.write_bytes(path.read_bytes() * 2)
-    with pytest.raises(UserError, match="something stands before the archive"):
+    with pytest.raises(UserError, match="there is data before the archive"):
         read_checkpoint(path)
 
 
