@@ -9,13 +9,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
-
-from utils.files.locks import flock, remove_abandoned
 
 
 @contextlib.contextmanager
@@ -30,8 +27,10 @@ def atomic_write(path: str | Path, *, durable: bool = False, locked: bool = Fals
     """
     path = Path(path)
     prefix = f".{path.name[:60]}"
-    temporary = path.with_name(f"{prefix}.{secrets.token_hex(8)}.tmp")  # other nodes may write the same file
+    temporary = path.with_name(f"{prefix}.{os.urandom(8).hex()}.tmp")  # other nodes may write the same file
     if locked:
+        from utils.files.locks import flock, remove_abandoned  # with logging; --help reads YAML with this module
+
         remove_abandoned(path.parent.glob(f"{prefix}.*.tmp"))
     try:
         with open(temporary, "xb") as file:
