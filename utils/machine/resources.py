@@ -1,4 +1,4 @@
-"""The resources of the machine that this process may use: cores, loader workers, memory; and the age of the process."""
+"""The resources of the machine that this process may use: cores and memory; and the age of the process."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from utils.logger import get_logger
-
-# Per rank. A worker renders about 600 images a second at 640 px; yolov8n on an H100 trains on about 2,500.
-MOST_WORKERS = 8
-
 
 def available_cores(root: Path = Path("/")) -> int:
     """The number of cores that this process may use, at least 1: its CPU affinity, limited by the CPU quotas of its
@@ -25,19 +20,6 @@ def available_cores(root: Path = Path("/")) -> int:
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min([allowed, *map(int, _quotas(root))]), 1)
-
-
-def loader_workers(asked: int, processes: int, split: str) -> int:
-    """The number of workers of the loader of ``split``: ``asked``, or for -1 an equal part of the cores for each of the
-    node's ``processes``, from 1 to `MOST_WORKERS`; then the number is logged."""
-    if asked >= 0:
-        return asked
-    cores = available_cores()
-    workers = min(max(cores // processes, 1), MOST_WORKERS)
-    get_logger().info(
-        "--workers (%s): %d per process (%d cores, %d process(es) on this node)", split, workers, cores, processes
-    )
-    return workers
 
 
 def _quotas(root: Path) -> Iterator[float]:

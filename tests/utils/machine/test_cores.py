@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from data.loading.build import loader_workers
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig, ValConfig
 from utils.errors import UserError
-from utils.machine import resources as cores
-from utils.machine.resources import available_cores, loader_workers
+from utils.machine.resources import available_cores
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def test_this_machine_has_a_number():
     ("has", "processes", "expected"), [(2, 1, 2), (2, 2, 1), (2, 4, 1), (16, 1, 8), (16, 4, 4), (7, 2, 3), (128, 8, 8)]
 )
 def test_workers_are_a_process_s_share_of_the_cores(monkeypatch, caplog, has, processes, expected):
-    monkeypatch.setattr(cores, "available_cores", lambda: has)
+    monkeypatch.setattr("data.loading.build.available_cores", lambda: has)
     with caplog.at_level(logging.INFO, logger="lockstep"):
         assert loader_workers(-1, processes, "val") == expected
     assert f"{expected} per process ({has} cores, {processes} process(es) on this node)" in caplog.text
