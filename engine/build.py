@@ -119,15 +119,15 @@ def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> tuple[D
     names, checkpoint = class_names(spec, run.config.single_cls), run.checkpoint
     if checkpoint is None:
         model, filled = build_starting_model(ctx, run.config, names, resumed=None)
-        pretrained = list(filled)
-        stored, from_files = model.state_dict(), pretrained
+        pretrained, state = list(filled), model.state_dict()
+        from_files = [state[name] for name in pretrained]
     else:
         check_classes(checkpoint, names, spec.source)
         with errors_of(checkpoint.path):
             model, _ = build_starting_model(ctx, run.config, names, resumed=checkpoint.model_spec)
         pretrained = checkpoint.parameters_from_weights(model)
-        stored, from_files = checkpoint.model, list(checkpoint.model)
-    check_same_model(ctx, model, (stored[name] for name in from_files))
+        from_files = list(checkpoint.model.values())
+    check_same_model(ctx, model, from_files)
     return model, pretrained
 
 
@@ -178,10 +178,9 @@ def _restore(
     """Loads the state of a resumed run into its parts, and returns where the run stands."""
     if run.checkpoint is None:
         return Progress()
-    parts = {"model": step.model, "ema": step.ema, "optimizer": step.optimizer, "scaler": step.scaler}
+    run.checkpoint.restore(ctx=ctx, model=step.model, ema=step.ema, optimizer=step.optimizer, scaler=step.scaler)
     progress, lines = resumed_position(
         run.checkpoint,
-        run.checkpoint.restore(ctx=ctx, **parts),
         fingerprint=fingerprint,
         batch_size=run.config.batch_size,
         epoch_batches=epoch_batches,

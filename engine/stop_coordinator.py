@@ -71,5 +71,4 @@ class StopCoordinator:
 
     def exit_code_after_validation(self, *, broken_off: bool) -> int:
         """As `exit_code`. Every rank calls it, and says whether `stop_requested` broke its validation off."""
-        local = 0 if not broken_off else INTERRUPTED if self._signals.interrupt else REQUEUE
-        return max_over_ranks(self._ctx, local)
+        return max_over_ranks(self._ctx, self._signals.code if broken_off else 0)

@@ -149,16 +149,15 @@ class Checkpoint(RunDescription):
         ema: ModelEma,
         optimizer: OptimizerSet,
         scaler: torch.amp.GradScaler,
-    ) -> Progress:
-        """Loads the state of a run into its parts, and returns where it stood. The weights of ``model`` are loaded
-        before (`load_model`), because the other parts are built from them."""
+    ) -> None:
+        """Loads the state of a run into its parts. The weights of ``model`` are loaded before (`load_model`), because
+        the other parts are built from them."""
         with self.errors_of_fit():
             ema.load_state_dict(self.ema)
             restore_rank_buffers(self.rank_buffers, ctx, {"model": model, "ema": ema.module})
             optimizer.load_state_dict(self.optimizer)
         if self.scaler and scaler.is_enabled():
             scaler.load_state_dict(self.scaler)
-        return Progress(**asdict(self.progress))
 
     def load_model(self, model: nn.Module) -> None:
         """Raises UserError when the weights do not fit."""

@@ -89,7 +89,6 @@ def circumstances_changed(stored: dict[str, Any], *, world_size: int, device: st
 
 def resumed_position(
     checkpoint: Checkpoint,
-    progress: Progress,
     *,
     fingerprint: str,
     batch_size: int,
@@ -97,15 +96,15 @@ def resumed_position(
     accumulate: int,
     epochs: int,
 ) -> tuple[Progress, list[str]]:
-    """Where a run goes on, and a line for each thing that moved it: ``progress`` itself where nothing has changed.
+    """Where a run goes on, and a line for each thing that moved it from the checkpoint's progress.
 
     Another global batch keeps the position among the epoch's images, rounded down to a step; other images begin the
     epoch anew. The schedule is a function of the step among all steps, so steps are counted again.
 
     Args:
-        progress: as `Checkpoint.restore` returns it.
         fingerprint: of the training images and labels now.
     """
+    progress = checkpoint.progress
     where = dataclasses.replace(progress)
     lines = []
     same_data = checkpoint.data["fingerprint"] == fingerprint

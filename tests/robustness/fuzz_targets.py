@@ -791,7 +791,7 @@ class Checkpoints(Target):
         config, _ = resumed_config(checkpoint.config, flags, (), path)
         resumed_hyperparameters(checkpoint.hyp, flags, (), path, pretrained=False)
         changed = {"fingerprint": "", "batch_size": 4, "epoch_batches": 1, "accumulate": 1}
-        resumed_position(checkpoint, checkpoint.progress, **changed, epochs=config.epochs)
+        resumed_position(checkpoint, **changed, epochs=config.epochs)
 
     def write_other_values(self, path: Path, chance: random.Random) -> str:
         last = self.contents["last.pt"]

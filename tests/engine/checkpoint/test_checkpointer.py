@@ -63,8 +63,8 @@ def test_round_trip(tmp_path, wrap):
     fresh = parts(seed=7)
     checkpoint = Checkpoint.read(tmp_path / "last.pt")
     checkpoint.load_model(fresh["model"])
-    progress = checkpoint.restore(ctx=SINGLE, **fresh)
-    assert progress == Progress(epoch=2, step=9, updates=9)
+    checkpoint.restore(ctx=SINGLE, **fresh)
+    assert checkpoint.progress == Progress(epoch=2, step=9, updates=9)
     bare = state["model"].module if hasattr(state["model"], "module") else state["model"]
     for key, value in bare.state_dict().items():
         assert torch.equal(value, fresh["model"].state_dict()[key])

@@ -20,31 +20,37 @@ def inside() -> Progress:
     return Progress(epoch=2, batch=6, step=26, updates=26, loss_sums=[1.0, 2.0], finite_steps=6)
 
 
+def checkpoint_at(progress: Progress) -> Checkpoint:
+    return Checkpoint(**STORED | {"progress": progress})
+
+
 def test_nothing_changed_is_nothing_said():
-    assert resumed_position(CHECKPOINT, inside(), **SAME) == (inside(), [])
+    assert resumed_position(checkpoint_at(inside()), **SAME) == (inside(), [])
     boundary = Progress(epoch=3, step=30, updates=30)
-    assert resumed_position(CHECKPOINT, boundary, **SAME) == (boundary, [])
+    assert resumed_position(checkpoint_at(boundary), **SAME) == (boundary, [])
     trained = Progress(epoch=2, batch=10, step=30, updates=30, joined=True)
-    assert resumed_position(CHECKPOINT, trained, **SAME) == (trained, [])
+    assert resumed_position(checkpoint_at(trained), **SAME) == (trained, [])
 
 
 def test_more_epochs_keep_the_place_and_say_where_the_schedule_is():
-    where, lines = resumed_position(CHECKPOINT, inside(), **SAME | {"epochs": 20})
+    where, lines = resumed_position(checkpoint_at(inside()), **SAME | {"epochs": 20})
     assert where == inside()
     assert lines == ["resume: the learning rate goes on where it is after 13% of a run of 20 epochs"]
 
 
 def test_another_batch_keeps_the_place_among_the_images():
-    where, lines = resumed_position(CHECKPOINT, inside(), **SAME | {"batch_size": 16, "epoch_batches": 5})
+    where, lines = resumed_position(checkpoint_at(inside()), **SAME | {"batch_size": 16, "epoch_batches": 5})
     assert (where.epoch, where.batch, where.step, where.updates) == (2, 3, 13, 13)
     assert (where.loss_sums, where.finite_steps) == ([], 0)
     assert "goes on at batch 3 of the 5 of epoch 3" in lines[0]
-    where, _ = resumed_position(CHECKPOINT, inside(), **SAME | {"batch_size": 4, "epoch_batches": 20, "accumulate": 5})
+    where, _ = resumed_position(
+        checkpoint_at(inside()), **SAME | {"batch_size": 4, "epoch_batches": 20, "accumulate": 5}
+    )
     assert (where.batch, where.updates) == (10, 2 * 4 + 2)
 
 
 def test_other_images_begin_the_epoch_anew():
-    where, lines = resumed_position(CHECKPOINT, inside(), **SAME | {"fingerprint": "y", "epoch_batches": 12})
+    where, lines = resumed_position(checkpoint_at(inside()), **SAME | {"fingerprint": "y", "epoch_batches": 12})
     assert (where.epoch, where.batch, where.updates) == (2, 0, 24)
     assert "not the ones the run began with" in lines[0]
 
