@@ -17,7 +17,7 @@ from data.index.dataset_yaml import FORMATS, DatasetSpec, SplitSource
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding, relative_name
 from data.labels.label_format import FileStamp, ImageFile, LabelFile, LabelFormat
 from utils.errors import UserError
-from utils.files.safe_io import read_regular
+from utils.files.safe_io import read_text
 from utils.machine.limits import explanation
 
 # Image formats that are not supported. They are reported; other files (txt, json, ...) are ignored.
@@ -137,12 +137,7 @@ def _in_folder(folder: Path, root: Path, findings: list[Finding]) -> Iterator[tu
 def _in_list(file: Path, root: Path, findings: list[Finding]) -> Iterator[tuple[str, ImageFile]]:
     """Rows are absolute paths, or relative ones: to the list's folder if they begin with ``./``, else to the data
     set's folder first."""
-    try:
-        rows = read_regular(file, most=_MAX_LIST_BYTES).decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
+    rows = read_text(file, most=_MAX_LIST_BYTES).splitlines()
     here = relative_name(file, root)
     folders = _Folders()
     for line, row in enumerate(rows, 1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import Any, NamedTuple
 
 from data.labels.clean import RawLabels, RowProblem
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS, Finding
+from data.labels.json_files import load_json, read_json
 from data.labels.label_format import ImageEntry, ImageFile, LabelFile, LabelFormat, LabelSource, LabelsPerSplit
 from utils.config.yaml_files import suggestion
 from utils.errors import UserError
-from utils.files.safe_io import open_regular
 
 _EXPECTED = "a COCO JSON: expected images, annotations and categories"
 _MAX = 1e300  # larger numbers count as infinite
@@ -30,7 +29,9 @@ class CocoFile(NamedTuple):
 
 def read_coco(path: Path, names: tuple[str, ...] | None) -> CocoFile:
     """Reads a file. With ``names`` None every object is of class 0. Raises UserError when it is not a COCO JSON."""
-    data = _load(path)
+    data = load_json(path, _EXPECTED)
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: not {_EXPECTED}")
     images, annotations, categories = (_entries(data, key, path) for key in ("images", "annotations", "categories"))
     try:
         category_name = {_typed(c["id"], int): str(_typed(c["name"], str, int, float)) for c in categories}
@@ -71,7 +72,7 @@ def category_names(path: Path) -> tuple[str, ...]:
 
     Only this list is parsed: the files are large.
     """
-    text = _read_text(path)
+    text = read_json(path, _EXPECTED)
     decoder = json.JSONDecoder()
     for match in re.finditer(r'(?<!\\)"categories"\s*:\s*(?=\[)', text):
         try:
@@ -80,50 +81,6 @@ def category_names(path: Path) -> tuple[str, ...]:
         except (ValueError, KeyError, TypeError, RecursionError):
             continue  # another key of this name, such as in "info"
     raise UserError(f"{path}: has no categories to take the names from; is it a COCO JSON?")
-
-
-def _load(path: Path) -> dict[str, Any]:
-    """The content of a file. Raises UserError unless it is a JSON object."""
-    try:
-        data = json.loads(_read_text(path), object_pairs_hook=_unique_keys)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: malformed JSON ({error.msg}, column {error.colno})") from None
-    except ValueError as error:  # a repeated key, or a number of thousands of digits
-        raise UserError(f"{path}: malformed JSON ({str(error).split(';')[0]})") from None
-    except RecursionError:
-        raise UserError(f"{path}: malformed JSON (nested too deeply)") from None
-    if not isinstance(data, dict):
-        raise UserError(f"{path}: not {_EXPECTED}")
-    return data
-
-
-def _read_text(path: Path) -> str:
-    """The text of a file whose first character is that of a JSON object or list. Raises UserError."""
-    try:
-        with open_regular(path) as file:
-            # Other files are not read to their end: one may be a sparse file of a terabyte.
-            if not file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip().startswith((b"{", b"[")):
-                raise UserError(f"{path}: not {_EXPECTED}")
-            file.seek(0)
-            return file.read().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such annotation file") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except MemoryError:
-        raise UserError(f"{path}: is larger than the memory of this machine") from None
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. Raises ValueError for a repeated key, of which ``json`` would silently take the last."""
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for i, key in enumerate(keys) if key in keys[:i])
-        raise ValueError(f"the key '{twice[:60]}' is used twice in one object")
-    return content
 
 
 def _entries(data: dict, key: str, path: Path) -> list:

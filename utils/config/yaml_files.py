@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 import re
 import typing
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import yaml
 
 from utils.errors import UserError
-from utils.files.safe_io import read_regular
+from utils.files.safe_io import read_text
 
 MOST_NESTED = 100  # levels of a YAML
 MOST_VALUES = 200_000
@@ -29,16 +30,10 @@ def suggestion(name: str, known: typing.Iterable[str]) -> str:
 
 def load_yaml(path: str | Path) -> Any:
     """Parses a YAML file. Raises UserError naming file and line if it is missing or malformed."""
+    if os.path.isdir(path):
+        raise UserError(f"{path}: is a folder, not a YAML file")
     try:
-        return parse_yaml(read_regular(path, most=MOST_BYTES).decode("utf-8-sig"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise UserError(f"{path}: is a folder, not a YAML file") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        return parse_yaml(read_text(path, most=MOST_BYTES))
     except RecursionError:
         raise UserError(f"{path}: nested too deeply") from None
     except yaml.YAMLError as error:

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from utils.errors import UserError
+
 
 @contextlib.contextmanager
 def atomic_write(path: str | Path, *, durable: bool = False, locked: bool = False) -> Iterator[BinaryIO]:
@@ -86,6 +88,20 @@ def read_regular(path: str | os.PathLike, most: int | None = None) -> bytes:
         return b"".join(parts)
     finally:
         os.close(handle)
+
+
+def read_text(path: str | os.PathLike, most: int | None = None) -> str:
+    """The text of a UTF-8 file, without a byte order mark. Raises UserError if it cannot be read."""
+    try:
+        return read_regular(path, most).decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except MemoryError:
+        raise UserError(f"{path}: is larger than the memory of this machine") from None
 
 
 def _descriptor(path: str | os.PathLike, most: int | None) -> tuple[int, int]:
