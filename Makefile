@@ -1,4 +1,4 @@
-# Two commands: `make demo` trains on a data set it renders itself, `make test` runs the tests.
+# `make demo` trains on a data set that it renders itself; `make test` runs the tests.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin

@@ -1,11 +1,11 @@
-"""Accuracy against time, ours against Ultralytics': the same model, set, size, batch and epochs, each with its default
-recipe, validation after each epoch included.
+"""Accuracy over time, compared with Ultralytics: the same model, data set, image size, batch size and epochs, each side
+with its default recipe, including validation after each epoch.
 
     python -m benchmarks.accuracy_over_time --data bccd.yaml --epochs 60 --peer PYTHON --peer-set nbs=64 nbs=16
 
-All times are of the wall clock from the start of the command; an epoch counts when its row is in results.csv. AP is
-pycocotools': ours is equal to it; of the peer the weights of each epoch are scored afterwards, beginning where
-its own figure comes near the threshold. Runs follow one another, so the machine should be quiet throughout.
+All times are wall-clock times since the start of the command; an epoch counts when its row is in results.csv. AP is
+that of pycocotools: ours equals it; the peer's weights of each epoch are scored afterwards, starting where its own
+figure approaches the threshold. The runs follow one another, so the machine should be quiet throughout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""pycocotools on files of predictions, for both sides alike."""
+"""Scores prediction files with pycocotools, for both sides of a comparison."""
 
 from __future__ import annotations
 

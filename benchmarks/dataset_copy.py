@@ -1,5 +1,6 @@
-"""A data set of its own for a comparison: both sides read the same files, and what a peer writes beside them is lost
-with the copy."""
+"""A temporary copy of a data set for a comparison: both sides read the same files, and what a peer writes next to them
+is deleted with the copy.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The torch renderer: training pictures a second on a device, from source images that lie there (as with
-``--render-on device --cache device``), and what one loader process does for them.
+"""The torch renderer: training images per second on a device, from source images in its memory (as with
+``--render-on device --cache device``), and the time that one loader process spends on them.
 
     python -m benchmarks.device_render --device 0 --batch-size 64
 """

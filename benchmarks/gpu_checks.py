@@ -1,6 +1,6 @@
-"""The command line of those parts of `benchmarks/gpu.sh` that are more than one command. Each prints lines of figures,
-which begin with "figure:", and tables. It says why if its check fails (exit code 1) or cannot be made here (exit code
-77). All run on a CPU too (``--device cpu``).
+"""The command line of those parts of `benchmarks/gpu.sh` that are more than one command. Each part prints tables and
+figures, on lines that begin with "figure:". It prints the reason if its check fails (exit code 1) or cannot run on this
+machine (exit code 77). All parts also run on a CPU (``--device cpu``).
 """
 
 from __future__ import annotations

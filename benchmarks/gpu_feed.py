@@ -1,4 +1,6 @@
-"""Batches on their way to the device: straight from the memory that workers draw into, and never overwritten there."""
+"""Copies of batches to the device: directly from the memory that workers render into, which is not overwritten
+meanwhile.
+"""
 
 from __future__ import annotations
 

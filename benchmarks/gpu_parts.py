@@ -1,4 +1,4 @@
-"""The parts of the three calls of `benchmarks/gpu.sh`: what each runs, and how long it is expected to take."""
+"""The parts of the three calls of `benchmarks/gpu.sh`: what each part runs, and how long it should take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step's time goes to: the loss and assignment of targets, and the costliest kernels."""
+"""Where the time of a step goes: the loss and the assignment of targets, and the costliest kernels."""
 
 from __future__ import annotations
 

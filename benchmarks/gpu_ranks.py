@@ -1,8 +1,8 @@
-"""Steps of four virtual ranks: twice in one process, and in two processes that share a GPU; all are to end with the
+"""Steps with four virtual ranks: twice in one process, and in two processes that share a GPU. All must end with the
 same bits.
 
-NCCL refuses two processes on one GPU, and so does train.py. Here the processes form a gloo group as processes of a CPU
-do, and then take the GPU; gloo sends host memory only, so what they exchange goes by way of the host.
+NCCL refuses two processes on one GPU, and so does train.py. Here the processes form a gloo group, as on CPUs, and
+then use the GPU. gloo only sends host memory, so they exchange data through the host.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trainings that are stopped or killed in the middle and resumed, against one that was left alone: the same bits."""
+"""Trainings that are stopped or killed and then resumed have the same bits as an uninterrupted one."""
 
 from __future__ import annotations
 

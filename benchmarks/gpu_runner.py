@@ -1,5 +1,5 @@
-"""Runs the parts of `benchmarks/gpu.sh` one after another and writes one table of what they found. Uses the standard
-library alone, so that nothing which a part needs can keep the others from running."""
+"""Runs the parts of `benchmarks/gpu.sh` one after another and writes one table of their results. Uses only the standard
+library, so that a part whose packages are missing does not prevent the others from running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scripts print on a GPU: of validation, of detection, and of a training that looks for its batch size."""
+"""Checks what the scripts print on a GPU: validation, detection, and a training that searches for its batch size."""
 
 from __future__ import annotations
 

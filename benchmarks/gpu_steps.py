@@ -1,4 +1,4 @@
-"""Steps in circumstances that only a GPU has: the model on it twice, float16 with a loss scale."""
+"""Steps in situations that only occur on a GPU: a model that is on it twice, and float16 with a loss scale."""
 
 from __future__ import annotations
 

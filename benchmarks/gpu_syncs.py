@@ -1,9 +1,9 @@
-"""Where the host waits for the device in a step and in the training loop: every place, with how often a step has it.
+"""Finds every line at which the host waits for the device in a step and in the training loop, and counts its waits.
 
-On a GPU torch warns of each operation that waits (`torch.cuda.set_sync_debug_mode`), with the Python stack of the
-warning. What waits in the backward pass shows as the line that began it, so operations are looked at a second time, one
-by one, for the names of those that wait and for copies from memory that is not page-locked, in which the host takes
-part. On a CPU operations are counted that read a value or whose result's shape depends on values.
+On a GPU, torch warns of each operation that waits (`torch.cuda.set_sync_debug_mode`), with the Python stack of the
+warning. Waits in the backward pass appear at the line that started it, so the operations are examined a second time,
+one by one, for the names of those that wait and for copies from memory that is not page-locked, which block the host.
+On a CPU, operations are counted that read a value or whose result's shape depends on values.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Whole trainings on a GPU as a user starts them: how fast they are, how busy the GPU is, and how much of the step's
-speed is left, beside the peer's with the same optimizer."""
+"""Whole trainings on a GPU as a user starts them: their speed, the GPU utilization, and the fraction of the step's
+speed that they reach, compared with the peer's using the same optimizer.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Training pictures a second: mosaic, affine, color and flips, ours against Ultralytics'.
+"""Training images per second with mosaic, affine, color and flips, compared with Ultralytics.
 
     python -m benchmarks.loader --data coco128.yaml --imgsz 640 320 --cache none ram --peer PYTHON
 
-Both loaders stay; they work in turns, with as many workers. The peer's settings are read from it and must be those of
-`configs/hyp/scratch.yaml`; a second table compares what the pictures of both look like.
+Both loaders stay alive and alternate, with the same number of workers. The peer's settings are read from it and must be
+those of `configs/hyp/scratch.yaml`; a second table compares statistics of the images of both.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Memory of a training's processes: flat over the epochs, and one image cache a machine.
+"""Memory of a training's processes: constant over the epochs, and one image cache per machine.
 
     python -m benchmarks.memory --data coco128.yaml --workers 8 --epochs 3      # private memory after each epoch
     python -m benchmarks.memory --data coco128.yaml --ranks 2 --workers 4       # with and without --cache ram
     python -m benchmarks.memory --data coco128.yaml --training --ranks 2 --epochs 50  # a whole training, by epoch
 
-Private memory is what a process shares with none; PSS counts a shared page in equal parts with each that maps it, so
-the sum over processes is what the machine holds (Linux's smaps_rollup).
+Private memory is shared with no other process. PSS divides each shared page by the number of processes that map it, so
+the sum over processes is the memory in use (Linux's smaps_rollup).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Scoring alone, ours against pycocotools: the same random detections of a large split, AP equal.
+"""Scoring only, compared with pycocotools: the same random detections of a large split, and equal AP.
 
     python -m benchmarks.metrics --images 5000 --detections 300
 
-Reading files is left out on both sides: pycocotools is timed from its loaded objects on.
+Reading files is excluded on both sides: the time of pycocotools starts when its objects are loaded.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Non-maximum suppression of a validation batch, ours against torchvision's kernel and Ultralytics': the same boxes and
-scores, as a trained model would give them (many boxes around each object, most cells background).
+"""Non-maximum suppression of a validation batch, compared with torchvision's kernel and Ultralytics: the same boxes and
+scores, similar to those of a trained model (many boxes around each object, most cells background).
 
     python -m benchmarks.nms --batch-size 16 --peer PYTHON
 """

@@ -1,6 +1,6 @@
-"""Our side of the comparisons: a process that is set up once and measures when told to (see `benchmarks.turns`).
+"""Our side of the comparisons: a process that is set up once and measures on request (see `benchmarks.turns`).
 
-What it measures is built as train.py and val.py build it.
+Everything is built as train.py and val.py build it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""To be run in a peer's environment, not in this program's: writes random-weight checkpoints as the peer writes them,
-and what the peer makes of a picture with them. `peer_outputs.py` calls it and compares.
+"""Runs in a peer's environment, not in this program's: writes checkpoints with random weights as the peer writes them,
+and the peer's outputs for one image. `peer_outputs.py` calls it and compares.
 
     PEER/bin/python benchmarks/peer_checkpoints.py ultralytics OUT yolo11n yolo26n yolov9t
     PEER/bin/python benchmarks/peer_checkpoints.py yolox OUT yolox-nano yolox-s
 
-OUT/NAME.npz gets the image, uint8 (H, W, 3) RGB; decoded boxes (N, 4), cx cy w h in pixels, and scores (N, C); and raw
-maps (channels, N), one array a branch of the head. All is computed in float64: deep random networks multiply rounding
-errors, and a difference that rounding explains would hide one that it does not.
+OUT/NAME.npz contains the image, uint8 (H, W, 3) RGB; decoded boxes (N, 4), cx cy w h in pixels, and scores (N, C); and
+raw maps (channels, N), one array per branch of the head. Everything is computed in float64: deep random networks
+amplify rounding errors, which could hide other differences.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Compares this program with the reference packages: they write checkpoints of random weights, ours reads the files and
-must give the same outputs.
+"""Compares this program with the reference packages: they write checkpoints with random weights; this program reads the
+files and must compute the same outputs.
 
     python -m venv peers && peers/bin/pip install ultralytics
     python -m benchmarks.peer_outputs --peer ultralytics=peers/bin/python --peer yolox=yolox/bin/python
 
-Each package stays in an environment of its own and is run as it is (`peer_checkpoints.py`). The model is recognized
-from the file. Both compute in float64. Boxes and scores, decoded, must agree to 5e-3 pixels and 1e-4, and the raw maps
-before decoding, of both branches where there is a pair, to 1e-3: what the rounding of YOLOX's first weights leaves,
-which stand for bytes there and for shares of 1 here.
+Each package has its own environment and runs unmodified (`peer_checkpoints.py`). The model is recognized from the file.
+Both sides compute in float64. Decoded boxes and scores must agree to 5e-3 pixels and 1e-4, and the raw maps, of both
+branches if there are two, to 1e-3. This is the rounding error of YOLOX's first layer, whose inputs are 0 to 255 there
+and 0 to 1 here.
 """
 
 from __future__ import annotations

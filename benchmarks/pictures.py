@@ -1,5 +1,5 @@
-"""What training pictures look like and how fast they come, for loaders of either side. Imported in peers' environments
-too, so it uses torch alone."""
+"""Measures the statistics and the rate of training images, for the loaders of both sides. Also imported in peers'
+environments, so it only uses torch."""
 
 from __future__ import annotations
 

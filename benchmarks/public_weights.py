@@ -1,18 +1,18 @@
-"""Public YOLOv8 and YOLOv5 weights in this program against the outputs of the programs they come from.
+"""Compares the outputs of public YOLOv8 and YOLOv5 weights in this program with those of their original programs.
 
     python -m benchmarks.public_weights --shared ../shared
 
-``--shared`` holds weights/yolov8n.pt and yolov5n.pt, the reference outputs in golden/ (its README says how they were
-made) and datasets/coco128. For each of the two: raw outputs on one picture, which must agree to 5e-3 pixels and 1e-4 in
-score; then ``val.py`` on coco128 with its JSON labels at 640 and batches of 16, as the reference was run, the images in
-its order. AP by pycocotools must be the reference's within 0.002, and at least 99 % of its detections above a score of
-0.1 must have a partner of the same class, with an IoU above 0.98 and a score within 0.005. Exits with 1 if anything
-fails.
+``--shared`` contains weights/yolov8n.pt and yolov5n.pt, the reference outputs in golden/ (its README says how they were
+made) and datasets/coco128. For each model, the raw outputs for one image must agree to 5e-3 pixels and 1e-4 in score.
+Then ``val.py`` runs on coco128 with its JSON labels, at 640 px in batches of 16, with the images in the reference's
+order. AP by pycocotools must equal the reference's within 0.002, and at least 99 % of the reference's detections with a
+score above 0.1 must have a counterpart of the same class, with an IoU above 0.98 and a score within 0.005. Exits with 1
+if anything fails.
 
-Two faults of yolov5n's reference are taken into account. Its file has nothing for seven of the 128 images (they were in
-its batches, though), so for AP ours gives them up too. And it maps boxes back with the padding before rounding, half a
-pixel off where the padding is odd, and with the gain of the height for both axes; its boxes are put right before
-partners are looked for. The figures without either are printed as well.
+Two errors of yolov5n's reference are taken into account. Its file has no detections for seven of the 128 images
+(although they were in its batches), so our AP leaves them out too. And it maps boxes back with the padding before
+rounding, half a pixel off where the padding is odd, and with the gain of the height for both axes; its boxes are
+corrected before counterparts are searched. The figures without these corrections are printed as well.
 """
 
 from __future__ import annotations

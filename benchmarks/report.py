@@ -1,4 +1,4 @@
-"""Tables of what was measured on two sides, and the dated log in benchmarks/README.md."""
+"""Tables of the measurements of two sides, and the dated log in benchmarks/README.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The step's share of the device's peak, both measured in the same type: floating-point operations of the model's
+"""The step's fraction of the device's peak, both measured in the same type: floating-point operations of the model's
 convolutions and matrix products, forwards and backwards, over the time of the whole step, against the better of a large
 matrix product and a large convolution.
 

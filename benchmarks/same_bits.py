@@ -1,12 +1,12 @@
-"""Proves that the number of processes and of workers changes no bit of a training.
+"""Proves that the numbers of processes and workers do not change a single bit of a training.
 
     python -m benchmarks.same_bits --data bccd.yaml
 
 Trains yolov8n and yolov5n (160 px, global batch 16, 4 virtual ranks, mosaic, mixup, HSV, multi-scale, float32) with SGD
 and Muon for three epochs on 1, 2 and 4 gloo processes with 0, 1 and 4 workers, and compares weights, EMA, optimizer
 state and batch norm buffers. Then 20 steps with --sync-bn in float64 on 1, 2 and 4 ranks, within 1e-9 of each other.
-Then yolov8n at 320 px with the settings as they come but for 4 virtual ranks, ten epochs on 1 and on 2 processes: the
-same results.csv but for times, the same best.pt. ``--only`` picks one of the three.
+Then yolov8n at 320 px with default settings except for 4 virtual ranks, ten epochs on 1 and on 2 processes: the same
+results.csv except for times, the same best.pt. ``--only`` selects one of the three.
 """
 
 from __future__ import annotations

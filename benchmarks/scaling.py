@@ -1,16 +1,16 @@
-"""A model on paper of how a step scales over processes, beside what two gloo ranks measure.
+"""A model of how a step scales over processes, compared with a measurement of two gloo ranks.
 
     python -m benchmarks.scaling --model yolov8n --imgsz 320 --batch-size 16
     python -m benchmarks.scaling --step-ms 40 --backward-share 0.6 --gradient-mb 12     # figures of another machine
 
-Each process computes for T seconds, of which backwards for the share b; then G bytes of gradients are to be summed.
-A ring sends them in 2 (N - 1) pieces of G / N bytes each way, every piece at the speed of the slowest link, B bytes a
+Each process computes for T seconds, the fraction b of it in the backward pass; then G bytes of gradients are summed. A
+ring sends them in 2 (N - 1) pieces of G / N bytes each, every piece at the speed of the slowest link, B bytes per
 second, after a delay of L seconds:
 
     R(N) = 2 (N - 1) (G / (N B) + L)
 
-DDP sends a bucket as soon as its gradients are there, so all but the last bucket, the share c of G, hides behind what
-is left of the backward pass:
+DDP sends a bucket as soon as its gradients are ready, so all but the last bucket, the fraction c of G, overlaps with
+the rest of the backward pass:
 
     T(N) = T + max(R(N) - (1 - c) b T, c R(N))          efficiency = T / T(N)
 """

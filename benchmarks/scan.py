@@ -1,10 +1,10 @@
-"""Scan of a data set, cold and warm, ours against Ultralytics', and what a very large index costs.
+"""Scan of a data set, cold and warm, compared with Ultralytics, and the cost of a very large index.
 
     python -m benchmarks.scan --data coco128.yaml --times 157 --peer PYTHON     # 20,096 images
     python -m benchmarks.scan --large                                          # 1,000,000 images, 7,000,000 boxes
 
-The set is a copy of hard links, so both sides read the same files from the system's cache; cold means that no index
-has been cached, warm that it has. Each scan is a process of its own, in turns.
+The data set is a copy made of hard links, so both sides read the same files from the system's cache. Cold means that no
+index is cached, warm that it is. Each scan is a separate process; the two sides alternate.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Proves that the number of processes changes no digit of a validation, and that none hangs on few images.
+"""Proves that the number of processes does not change a single digit of a validation, and that few images cause no
+hang.
 
     python -m benchmarks.sharded_validation --data bccd.yaml --weights best.pt
 
-Takes the first 0, 1, 7, 8, 9 and 87 images of the set's validation split and scores each on 1, 2, 3 and 8 gloo
-processes, by two ways. By val.py, as a user would: its results.json (times aside), classes.csv and predictions.json
-must be the same bytes; a set without images must end in the same one line. And by the evaluator as training uses it,
-with validation losses: all arrays of the result and all detections must be the same bits, without images too.
+Takes the first 0, 1, 7, 8, 9 and 87 images of the validation split and scores each subset on 1, 2, 3 and 8 gloo
+processes, in two ways. With val.py, as a user would: its results.json (except for times), classes.csv and
+predictions.json must have the same bytes; a data set without images must end with the same line. And with the evaluator
+as training uses it, with validation losses: all arrays of the result and all detections must be bitwise equal, also
+without images.
 """
 
 from __future__ import annotations

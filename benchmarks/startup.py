@@ -1,9 +1,9 @@
-"""How soon a command does something: ``--help``, and the first step of a training on a set that was scanned before.
+"""The time until ``--help`` is printed, and until the first step of a training on a data set that was scanned before.
 
     python -m benchmarks.startup --data bccd.yaml --peer PYTHON
 
-The peer's ``--help`` is ``yolo help``; a callback of its trainer tells of its first step. Each run is a process of its
-own, in turns, timed from outside.
+The peer's ``--help`` is ``yolo help``; a callback of its trainer reports its first step. Each run is a separate
+process, timed from outside; the two sides alternate.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""One training step, ours against Ultralytics': forward, loss, backward, clipping, optimizer and averaged weights, with
-the same pictures a step and the same number of boxes.
+"""One training step, compared with Ultralytics: forward, loss, backward, clipping, optimizer and averaged weights, with
+the same images per step and the same number of boxes.
 
     python -m benchmarks.step --model yolov8n --imgsz 320 --batch-size 16 --amp off auto --peer PYTHON
     python -m benchmarks.step --model yolov8n:16,64,256 yolov8s:64 --imgsz 640 --optimizer SGD Muon --device 0
 
 The peer's step is what its trainer does by default: float32 NCHW on CPUs, float16 with a scaler on GPUs; its optimizer
-is SGD whatever ours is. All processes stay; their steps alternate in blocks.
+is SGD whatever ours is. All processes stay alive; their steps alternate in blocks.
 """
 
 from __future__ import annotations

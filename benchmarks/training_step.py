@@ -1,4 +1,4 @@
-"""A training step with pictures that are already in memory: what several benchmarks time."""
+"""A training step with images that are already in memory, which several benchmarks time."""
 
 from __future__ import annotations
 

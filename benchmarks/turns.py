@@ -1,7 +1,8 @@
-"""How a measuring process and the benchmark that started it take turns: a line in, one measurement, a line of JSON out.
+"""The protocol between a benchmark and the measuring processes that it starts: a line in, one measurement, a line of
+JSON out.
 
-Both sides of a comparison are started once, then measure in turns; who waits only waits for its standard input. This
-module is also imported by scripts that run in a peer's environment, so it uses the standard library alone.
+Both sides of a comparison are started once and then alternate; a waiting process only waits for its standard input.
+This module is also imported by scripts that run in a peer's environment, so it only uses the standard library.
 """
 
 from __future__ import annotations

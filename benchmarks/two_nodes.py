@@ -1,12 +1,12 @@
-"""Two machines in one: trains over two network namespaces joined by a veth pair, two ranks in each, as a user would on
-two machines, and checks what came of it.
+"""Two machines in one: trains on two network namespaces joined by a veth pair, two ranks in each, as a user would on
+two machines, and checks the result.
 
     python -m benchmarks.two_nodes [--images N]        # as root, with iproute2
 
-The namespaces share no network but the pair, so everything goes through torchrun's c10d rendezvous and gloo over it.
-The shared file system is a folder, whose opens are counted; each node's disk is another one. Checked: the run ends,
-each file of the data set was opened once in all, each node has the whole set, the second start opens the YAML alone,
-and the weights are the bits of one process on the original data.
+The namespaces share no network except this pair, so torchrun's c10d rendezvous and gloo use it. The shared file system
+is a folder whose opens are counted; each node's disk is another folder. Checked: the run ends, each file of the data
+set was opened once in total, each node has the whole data set, a second start only opens the YAML, and the weights are
+bitwise equal to those of one process on the original data.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The peer's side of the comparisons, run by the Python of an environment that has Ultralytics, through its public
-interfaces, as its trainer uses them by default. See `benchmarks.turns`.
+"""The peer's side of the comparisons. It runs in an environment that has Ultralytics and uses its public interfaces as
+its trainer does by default. See `benchmarks.turns`.
 """
 
 from __future__ import annotations

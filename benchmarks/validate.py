@@ -1,4 +1,4 @@
-"""Validation as a whole process, ours against Ultralytics': the same weights, the same set, AP by pycocotools.
+"""Validation as a whole process, compared with Ultralytics: the same weights and data set, AP by pycocotools.
 
 python -m benchmarks.validate --weights yolov8n.pt --data coco128.yaml --peer PYTHON
 """

@@ -1,8 +1,9 @@
-"""What exactness costs: steps with 4 virtual ranks on 2 processes against plain DDP with 2 accumulated micro-batches.
+"""The cost of virtual ranks: steps with 4 of them on 2 processes, compared with plain DDP with 2 accumulated
+micro-batches.
 
     python -m benchmarks.virtual_ranks_cost --model yolov8n --imgsz 320
 
-Both see the same images of one global batch, in the same processes, in turns; medians of the steps and their ratio.
+Both process the same global batch in the same processes and alternate. Prints the medians of the steps and their ratio.
 """
 
 from __future__ import annotations
