@@ -39,13 +39,13 @@ def imports_of(name: str) -> Iterator[tuple[str, int]]:
                 yield (full if full in SOURCES else base), node.lineno
 
 
-def test_the_walk_sees_the_project():
+def test_the_tests_see_all_modules():
     assert {"train", "val", "detect"} <= set(SCRIPTS)
     assert {"utils.structures", "data.dataset", "models.detector", "engine.trainer"} <= set(MODULES)
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
-def test_layers(name: str):
+def test_imports_respect_the_layers(name: str):
     layer = name.split(".")[0]
     for imported, line in imports_of(name):
         top = imported.split(".")[0]
@@ -76,7 +76,7 @@ def test_packages_form_a_stack(layer: str):
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
-def test_files_that_a_page_names_are_there(page: str):
+def test_files_named_in_the_documents_exist(page: str):
     text = (ROOT / page).read_text(encoding="utf-8")
     named = set(
         re.findall(r"\b(?:utils|data|models|engine|tests|benchmarks|docs|configs)/[\w/.]+\.(?:py|md|sh|yaml)\b", text)
@@ -102,7 +102,7 @@ def test_no_import_cycle():
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
-def test_no_eval_or_exec(name: str):
+def test_no_module_uses_eval_or_exec(name: str):
     for node in ast.walk(tree_of(name)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in ("eval", "exec", "__import__"), f"{name}:{node.lineno}: {node.func.id}"

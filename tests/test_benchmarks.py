@@ -36,25 +36,25 @@ def command(name: str) -> list[str]:
     return [sys.executable, "-c", SIDE.format(folder=str(turns.ROOT / "benchmarks"), name=name)]
 
 
-def test_sides_take_turns():
+def test_both_sides_alternate():
     results = turns.alternate({"a": command("a"), "b": command("b")}, rounds=3)
     assert results == {name: [{"turn": turn, "name": name} for turn in range(3)] for name in "ab"}
 
 
-def test_a_side_that_fails_is_quoted():
+def test_the_output_of_a_failing_side_is_quoted():
     with pytest.raises(SystemExit, match=r"without a result(.|\n)*ZeroDivisionError"):
         turns.run_in_turns({"a": [sys.executable, "-c", "1 / 0"]}, 1)
 
 
 @pytest.mark.parametrize(("higher", "advantage"), [(True, 0.5), (False, 2.0)])
-def test_advantage_is_of_medians_and_in_the_right_direction(higher, advantage):
+def test_the_ratio_is_of_medians_and_in_the_right_direction(higher, advantage):
     row = Comparison("x", "s", [9, 1, 2], [4, 400, 0.1], higher_is_better=higher, goal=1.0)
     assert row.advantage == advantage
     assert row.cells()[-1] == ("1, short" if higher else "1, met")
     assert Comparison("x", "s", [1.0]).advantage is None
 
 
-def test_table_and_log(tmp_path):
+def test_a_table_is_printed_and_logged(tmp_path):
     rows = [Comparison("step", "s", [0.2], [0.4]), Comparison("rate", "images/s", [100.0, 300.0])]
     lines = report.table(rows).splitlines()
     assert len({len(line) for line in lines}) == 1
@@ -68,7 +68,7 @@ def test_table_and_log(tmp_path):
     assert all(line.startswith("  ") for line in written[2:])
 
 
-def test_copy_holds_every_training_image_so_often(tmp_path):
+def test_a_copy_repeats_every_training_image(tmp_path):
     original = write_dataset(tmp_path / "set", train=4, val=3)
     with copied(str(original), times=3) as data:
         spec = load_dataset_spec(data)
@@ -78,7 +78,7 @@ def test_copy_holds_every_training_image_so_often(tmp_path):
     assert not data.exists()
 
 
-def test_pictures_are_described_and_counted():
+def test_image_statistics_equal_hand_computed_ones():
     images = torch.full((2, 3, 8, 8), 114, dtype=torch.uint8)
     images[1, 0] = 228
     looks = describe([(images, torch.tensor([[0.5, 0.5, 0.2, 0.1]]))])
@@ -88,14 +88,14 @@ def test_pictures_are_described_and_counted():
     assert rate_of(iter([4] * 10_000_000), 0.01) > 0
 
 
-def test_pictures_that_differ_are_told():
+def test_differing_images_are_reported():
     looks = {"boxes a picture": 20.0, "box side, share of the picture": 0.2, "padding": 0.0}
     looks |= {"brightness": 0.5, "saturation": 0.3}
     assert differences(looks, looks | {"padding": 0.01, "boxes a picture": 21.0, "brightness": 0.52}) == []
     assert differences(looks, looks | {"padding": 0.1, "boxes a picture": 30.0}) == ["boxes a picture", "padding"]
 
 
-def test_ring_is_what_its_steps_add_up_to():
+def test_the_ring_formula_equals_the_sum_of_its_steps():
     """Reduce-scatter and all-gather: 2 (N - 1) sends of a piece, one after another."""
     size, processes, bandwidth, delay = 100e6, 8, 10e9, 1e-5
     assert ring_seconds(size, processes, bandwidth, delay) == pytest.approx(
@@ -103,7 +103,7 @@ def test_ring_is_what_its_steps_add_up_to():
     )
 
 
-def test_step_hides_what_fits_behind_the_backward_pass():
+def test_communication_overlaps_with_the_backward_pass():
     assert step_seconds(0.1, 0.6, 1e9, 1, 1e9, 0) == 0.1
     assert step_seconds(0.1, 0.6, 1e6, 8, 1e12, 0) == pytest.approx(0.1, rel=1e-3)
     slow = step_seconds(0.1, 0.6, 250e6, 2, 1e9, 0)  # ten buckets: 0.25 s on the wire, 0.054 s of it hidden
@@ -111,7 +111,7 @@ def test_step_hides_what_fits_behind_the_backward_pass():
 
 
 @pytest.mark.parametrize("first_class", [0, 1])
-def test_peers_predictions_are_scored_however_they_number_classes(tmp_path, first_class):
+def test_peers_predictions_are_scored_with_any_class_numbering(tmp_path, first_class):
     gt, table = make_scene(images=8, detections=20, objects=3, classes=4)
     path = tmp_path / "predictions.json"
     write_predictions(path, table, gt)

@@ -50,7 +50,7 @@ def test_figures_and_tables_of_a_part_are_kept():
     assert found.lines == ["3 ms", "step [s]: ours 0.1", "epoch 2/2  8/8  box 1  7 img/s"]
 
 
-def test_a_failure_is_told_with_what_was_said_last():
+def test_a_failure_is_reported_with_the_last_output():
     found = outcome("import sys; print('figure: 3 ms'); print('why'); sys.exit('it differs')")
     assert (found.verdict, found.lines) == ("FAIL", ["3 ms", "! exit code 1", "! why", "! it differs"])
     rows = list(found.rows())
@@ -58,12 +58,12 @@ def test_a_failure_is_told_with_what_was_said_last():
     assert all(row.count("|") == 5 for row in rows)
 
 
-def test_a_part_may_leave_itself_out():
+def test_a_part_can_skip_itself():
     found = outcome("import sys; print('skip: no such flag'); sys.exit(77)")
     assert (found.verdict, found.lines) == ("SKIP", ["no such flag"])
 
 
-def test_a_part_that_hangs_is_stopped_with_all_that_it_started(tmp_path: Path):
+def test_a_hanging_part_is_stopped_with_its_processes(tmp_path: Path):
     """Politely: launchers end their processes then. What is left of the group is killed."""
     code = (
         "import subprocess, sys, time\n"
@@ -94,19 +94,19 @@ def test_every_call_fits_its_time():
         assert sum(part.expected_s for part in parts) <= 510, call
 
 
-def test_parts_have_names_of_their_own():
+def test_parts_have_unique_names():
     parts = parts_of(Sizes(), Path(), "")
     assert len({(part.call, part.name) for part in parts}) == len(parts)
     assert {part.call for part in parts} == set(CALLS)
 
 
 @pytest.mark.parametrize("where", PARTS.values())
-def test_every_check_that_is_named_is_there(where: str):
+def test_every_named_check_exists(where: str):
     module, function = where.split(":")
     assert callable(getattr(importlib.import_module(f"benchmarks.{module}"), function))
 
 
-def test_time_that_is_used_up_leaves_parts_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_parts_are_skipped_when_the_time_is_used_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("BUDGET_S", "6")
     runner = Runner(tmp_path, DRY, tmp_path / "out")
     runner.run_call("checks", [python("import time; time.sleep(2)"), python("")])
@@ -114,7 +114,7 @@ def test_time_that_is_used_up_leaves_parts_out(tmp_path: Path, monkeypatch: pyte
     assert "the time is used up" in (tmp_path / "out" / "gpu.txt").read_text()
 
 
-def test_a_part_without_its_data_set_fails_alone(tmp_path: Path):
+def test_only_the_part_without_its_data_set_fails(tmp_path: Path):
     (tmp_path / "small").write_text("in the way")
     needy = Part("checks", "needy", 5, [sys.executable, "-c", ""], data="small")
     runner = Runner(tmp_path, DRY, tmp_path / "out")
@@ -140,7 +140,7 @@ def gpu_script(tmp_path: Path, *flags: str, **environment: str) -> subprocess.Co
 @pytest.mark.parametrize(
     "call", [pytest.param("checks", marks=pytest.mark.slow), pytest.param("speed", marks=pytest.mark.slow), "compiled"]
 )
-def test_a_dry_call_passes_and_its_table_names_every_part(tmp_path: Path, call: str):
+def test_a_dry_run_passes_and_its_table_names_every_part(tmp_path: Path, call: str):
     """Without the packages that the machine lacks."""
     done = gpu_script(tmp_path, "--dry", ONLY=call)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -154,13 +154,13 @@ def test_a_dry_call_passes_and_its_table_names_every_part(tmp_path: Path, call: 
     assert all(f"===== {part.name}: " in log for part in wanted)
 
 
-def test_a_misspelt_call_is_refused(tmp_path: Path):
+def test_a_misspelled_call_is_refused(tmp_path: Path):
     done = gpu_script(tmp_path, "--list", ONLY="check")
     assert done.returncode == 1
     assert "wants one of checks, speed, compiled" in done.stderr
 
 
-def test_boxes_have_the_sizes_of_cocos_after_mosaic():
+def test_boxes_have_the_sizes_of_cocos_boxes_after_mosaic():
     boxes = coco_boxes(4000, torch.Generator().manual_seed(0))
     corners = cxcywh_to_xyxy(boxes)
     assert corners.min() >= 0
@@ -171,7 +171,7 @@ def test_boxes_have_the_sizes_of_cocos_after_mosaic():
     assert float(sides.median()) * 640 == pytest.approx(45, abs=5)
 
 
-def test_the_loss_alone_is_the_loss_of_the_step(monkeypatch: pytest.MonkeyPatch):
+def test_the_measured_loss_equals_the_loss_of_the_step(monkeypatch: pytest.MonkeyPatch):
     """It has the criterion's value for the maps of that batch, and leaves no gradient in the model."""
     take_step = build_step(TINY_MODEL, classes=3, amp="off")
     (batch,) = make_batches(1, 2, 64, CPU, 3, like_coco=True)
@@ -200,7 +200,7 @@ def test_a_trace_counts_operations_and_ranks_them():
     assert found.operations >= 3
 
 
-def test_a_read_in_the_step_is_found_and_its_line_named(monkeypatch: pytest.MonkeyPatch):
+def test_a_host_sync_in_the_step_is_found_with_its_line(monkeypatch: pytest.MonkeyPatch):
     options = Namespace(models=["yolov8n"], optimizers=["SGD"], device="cpu", batch_size=1, imgsz=64)
     assert list(gpu_syncs.waits_of_steps(options)) == ["yolov8n SGD: 0 reads of values a step"]
     from models.heads.base import DetectionHead
@@ -229,7 +229,7 @@ def test_a_read_in_the_step_is_found_and_its_line_named(monkeypatch: pytest.Monk
     assert lines[1].startswith(f"yolov8n SGD: 1 a step: _local_scalar_dense at tests/test_gpu_script.py:{line} from ")
 
 
-def test_an_index_by_a_mask_counts_as_a_wait():
+def test_indexing_by_a_mask_counts_as_a_wait():
     watcher = gpu_syncs.WaitingOperations(on_gpu=False)
     values = torch.arange(4.0)
     with watcher:
@@ -249,7 +249,7 @@ class Mode:
         self.now = mode
 
 
-def test_warnings_of_waits_are_counted_by_line_and_others_pass(monkeypatch: pytest.MonkeyPatch):
+def test_warnings_about_waits_are_counted_by_line_and_others_ignored(monkeypatch: pytest.MonkeyPatch):
     mode, others = Mode(monkeypatch), []
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: others.append(str(message))
@@ -265,7 +265,7 @@ def test_warnings_of_waits_are_counted_by_line_and_others_pass(monkeypatch: pyte
     assert (where.split(" from ")[0], number) == (f"tests/test_gpu_script.py:{line}", 3)
 
 
-def test_an_operation_that_waits_is_named_and_runs_nevertheless(monkeypatch: pytest.MonkeyPatch):
+def test_an_operation_that_waits_is_named_and_still_runs(monkeypatch: pytest.MonkeyPatch):
     mode, watcher = Mode(monkeypatch), gpu_syncs.WaitingOperations(on_gpu=True)
 
     class Operation:
@@ -318,7 +318,7 @@ def test_scores_are_read_from_the_table():
     assert scores(text)["AP"] == 0.4
 
 
-def test_the_help_of_a_flag_is_found_behind_the_usage():
+def test_the_help_of_a_flag_is_found_after_the_usage():
     usage = "usage: x [--batch-size N]\n   [--imgsz N]\n\n"
     text = f"{usage}  --batch-size N, --batch N\n      images; -1: what fits\n  --imgsz N\n"
     assert help_of("--batch-size", text).endswith("images; -1: what fits\n")

@@ -54,7 +54,7 @@ except OSError as error:
 """
 
 
-def test_training_scoring_and_detecting_stay_at_home(tmp_path):
+def test_training_validation_and_detection_open_no_connection(tmp_path):
     (tmp_path / "guard").mkdir()
     (tmp_path / "guard" / "sitecustomize.py").write_text(GUARD)
     (tmp_path / "scripts.py").write_text(SCRIPTS)

@@ -67,7 +67,7 @@ def write_set(root: Path, images: int = 24, *, damaged: int = 0, kind: str = "ze
 
 
 @pytest.mark.parametrize("kind", ["zeros", "ones", "pattern", "text", "random"])
-def test_bytes_tell_of_a_damaged_middle(kind):
+def test_a_damaged_middle_is_detected_from_the_bytes(kind):
     for seed in range(8):
         data = photo(seed, 1024)
         assert coded_data_defect(data, plain_jpeg(data)) == ""
@@ -75,7 +75,7 @@ def test_bytes_tell_of_a_damaged_middle(kind):
         assert coded_data_defect(data, plain_jpeg(data))
 
 
-def test_files_whose_middle_is_zeros_are_bad(tmp_path, lines, capfd):  # noqa: F811
+def test_files_with_zeros_in_the_middle_are_bad(tmp_path, lines, capfd):  # noqa: F811
     root = tmp_path / "set"
     write_set(root, damaged=20)
     with pytest.raises(
@@ -87,7 +87,7 @@ def test_files_whose_middle_is_zeros_are_bad(tmp_path, lines, capfd):  # noqa: F
     assert capfd.readouterr().err == ""
 
 
-def test_a_plain_picture_is_no_damage(tmp_path):
+def test_a_uniform_image_is_not_damaged(tmp_path):
     """Its coded data repeat, so it is decoded, and found to be sound."""
     for name, value in (("white", 255), ("grey", 90)):
         data = cv2.imencode(".jpg", np.full((600, 600, 3), value, np.uint8))[1].tobytes()
@@ -96,7 +96,7 @@ def test_a_plain_picture_is_no_damage(tmp_path):
         assert check_image(tmp_path / name) == (600, 600)
 
 
-def test_what_a_sample_shows_has_all_decoded(tmp_path, lines, monkeypatch):  # noqa: F811
+def test_damage_in_the_sample_causes_all_images_to_be_decoded(tmp_path, lines, monkeypatch):  # noqa: F811
     """Parts of other JPEGs look like any coded data."""
     root = tmp_path / "set"
     write_set(root, damaged=12, kind="other")
@@ -111,7 +111,7 @@ def test_what_a_sample_shows_has_all_decoded(tmp_path, lines, monkeypatch):  # n
     assert "of 8 sampled images are damaged; decoding all images" in "".join(told(lines))
 
 
-def test_each_verification_has_an_index_of_its_own(tmp_path):
+def test_each_kind_of_verification_has_its_own_index(tmp_path):
     root = tmp_path / "set"
     write_set(root, 4)
     sampled, full = load(root, tmp_path / "c"), load(root, tmp_path / "c", verify="full")
@@ -119,7 +119,7 @@ def test_each_verification_has_an_index_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_training_names_what_the_decoder_complains_of(tmp_path, monkeypatch, capfd, workers):
+def test_training_names_images_that_the_decoder_reports_as_damaged(tmp_path, monkeypatch, capfd, workers):
     """Past a scan that took them for sound. More than ``--max-bad`` end the run."""
     data = write_set(tmp_path / "set", damaged=3, kind="other")
     monkeypatch.setattr(scan, "SAMPLED", 0)
@@ -138,7 +138,7 @@ def test_training_names_what_the_decoder_complains_of(tmp_path, monkeypatch, cap
 
 
 @pytest.mark.parametrize("kind", ["ram", "disk"])
-def test_filling_a_cache_names_them_too(tmp_path, monkeypatch, capfd, kind):
+def test_filling_a_cache_names_damaged_images(tmp_path, monkeypatch, capfd, kind):
     data = write_set(tmp_path / "set", damaged=3, kind="other")
     monkeypatch.setattr(scan, "SAMPLED", 0)
     flags = ["--data", data, "--model", write_model(tmp_path / "tiny.yaml"), "--project", tmp_path / "runs", *SMALL]
@@ -146,7 +146,7 @@ def test_filling_a_cache_names_them_too(tmp_path, monkeypatch, capfd, kind):
     assert "'train': 3 of 24 images are damaged or left out" in error
 
 
-def test_complaints_are_told_apart_among_threads(tmp_path, capfd):
+def test_decoder_warnings_are_attributed_to_the_right_thread(tmp_path, capfd):
     sound, damaged = photo(1), with_middle(photo(2), "other")
 
     def decode(data):
@@ -174,7 +174,7 @@ def test_complaints_are_told_apart_among_threads(tmp_path, capfd):
     assert capfd.readouterr().err == "after\n"
 
 
-def test_without_standard_error_pictures_are_decoded(tmp_path):
+def test_images_are_decoded_without_standard_error(tmp_path):
     (tmp_path / "a.jpg").write_bytes(photo(0))
     code = (
         "import os, sys; os.close(2); from data.image_io.decode import read_image; print(read_image(sys.argv[1]).shape)"
@@ -186,7 +186,7 @@ def test_without_standard_error_pictures_are_decoded(tmp_path):
     assert done.stdout == "(320, 320, 3)\n"
 
 
-def test_damage_is_counted_once_a_file_by_all_processes(tmp_path):
+def test_all_processes_together_count_each_damaged_file_once(tmp_path):
     root = tmp_path / "set"
     write_set(root, 4)
     index = load(root, tmp_path / "c")
@@ -232,7 +232,7 @@ def test_an_empty_folder_named_like_an_image_is_reported(tmp_path):
 
 
 @pytest.mark.parametrize("torn", [0, 7])
-def test_an_interrupted_scan_goes_on_where_it_was(tmp_path, monkeypatch, torn):
+def test_an_interrupted_scan_is_resumed(tmp_path, monkeypatch, torn):
     root = tmp_path / "set"
     write_set(root, 24, damaged=1)
     (root / "labels/train/003.txt").write_text("0 0.5 0.5 0.2 0.2\nnonsense\n")
@@ -264,7 +264,7 @@ def test_an_interrupted_scan_goes_on_where_it_was(tmp_path, monkeypatch, torn):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device", "hole"])
-def test_what_is_no_label_file_is_named_at_once(tmp_path, kind):
+def test_a_label_file_that_is_not_regular_is_named_at_once(tmp_path, kind):
     """A pipe would have its reader wait for ever; a hole of a terabyte would fill the memory."""
     root = tmp_path / "set"
     write_set(root, 4)
@@ -285,7 +285,7 @@ def test_what_is_no_label_file_is_named_at_once(tmp_path, kind):
     assert any("labels/train/001.txt" in line and what in line for line in index.report.lines)
 
 
-def test_a_hole_named_jpg_is_a_bad_file(tmp_path):
+def test_a_sparse_file_named_jpg_is_a_bad_file(tmp_path):
     root = tmp_path / "set"
     write_set(root, 4)
     os.truncate(root / "images" / "train" / "001.jpg", 2**40)
@@ -293,7 +293,7 @@ def test_a_hole_named_jpg_is_a_bad_file(tmp_path):
     assert any("001.jpg" in line and "more than such a file can need" in line for line in index.report.lines)
 
 
-def test_half_a_line_of_damage_does_not_swallow_the_next(tmp_path):
+def test_an_incomplete_line_of_the_damage_list_does_not_hide_the_next(tmp_path):
     """A killed process may have left it; and other lines may be anything."""
     root = tmp_path / "set"
     write_set(root, 4)
@@ -306,7 +306,7 @@ def test_half_a_line_of_damage_does_not_swallow_the_next(tmp_path):
         damaged.check()
 
 
-def test_a_stray_marker_at_the_end_is_damage(tmp_path):
+def test_a_stray_marker_at_the_end_is_reported_as_damage(tmp_path):
     """Of which OpenCV does not complain: blocks that are lost behind it are made up."""
     data = photo(0)
     path = tmp_path / "x.jpg"
@@ -318,7 +318,7 @@ def test_a_stray_marker_at_the_end_is_damage(tmp_path):
     assert check_image(path, decode=True) == (320, 320)
 
 
-def test_what_is_printed_while_others_decode_is_not_lost_when_the_process_ends(capfd):
+def test_output_printed_during_decoding_is_kept_when_the_process_ends(capfd):
     inside, goes_on = threading.Event(), threading.Event()
     decoder = threading.Thread(target=watched, args=(lambda: inside.set() or goes_on.wait(20),))
     decoder.start()
@@ -336,7 +336,7 @@ def test_what_is_printed_while_others_decode_is_not_lost_when_the_process_ends(c
 
 
 @pytest.mark.parametrize(("name", "error"), [("pread", MemoryError()), ("dup", OSError(24, "Too many open files"))])
-def test_standard_error_survives_what_the_machine_refuses(capfd, monkeypatch, name, error):
+def test_standard_error_still_works_after_a_failed_capture(capfd, monkeypatch, name, error):
     def refuse(*_: object) -> int:
         raise error
 
@@ -350,7 +350,7 @@ def test_standard_error_survives_what_the_machine_refuses(capfd, monkeypatch, na
     assert watched(lambda: 1) == (1, "")
 
 
-def test_threads_that_decode_first_at_once_share_standard_error(capfd, monkeypatch):
+def test_threads_that_start_decoding_together_share_the_captured_standard_error(capfd, monkeypatch):
     """As they do at the beginning of a scan."""
     make, start = decoder_warnings._Watch.__init__, threading.Barrier(8)
 
@@ -368,7 +368,7 @@ def test_threads_that_decode_first_at_once_share_standard_error(capfd, monkeypat
     assert len(os.listdir("/proc/self/fd")) <= files + 1
 
 
-def test_complaints_of_many_threads_are_all_counted(tmp_path, monkeypatch):
+def test_decoder_warnings_of_many_threads_are_all_counted(tmp_path, monkeypatch):
     def slowly(path):
         time.sleep(0.002)
         return open_regular(path)

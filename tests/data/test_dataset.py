@@ -61,7 +61,7 @@ def assert_same(a, b):
 
 
 @pytest.mark.parametrize("albumentations", [[], BUSY])
-def test_same_key_same_sample_in_any_order_whatever_the_global_generators(index, albumentations):
+def test_a_sample_depends_on_its_key_and_not_on_order_or_global_generators(index, albumentations):
     hyp = Hyperparameters(degrees=5, mixup=0.3, albumentations=albumentations)
     dataset = dataset_of(index, hyp=hyp)
     once = [dataset[k] for k in keys()]
@@ -79,7 +79,7 @@ def test_same_key_same_sample_in_any_order_whatever_the_global_generators(index,
 
 @pytest.mark.parametrize("augment", [True, False])
 @pytest.mark.parametrize("kind", ["ram", "disk"])
-def test_cache_changes_no_pixel(index, tmp_path, kind, augment):
+def test_a_cache_does_not_change_pixels(index, tmp_path, kind, augment):
     cache = open_image_cache(
         index, kind, imgsz=96, cache_dir=str(tmp_path), shared_memory=tmp_path, show_progress=False
     )
@@ -88,7 +88,7 @@ def test_cache_changes_no_pixel(index, tmp_path, kind, augment):
         assert_same(plain[key], cached[key])
 
 
-def test_a_block_is_decoded_once(index, monkeypatch):
+def test_each_image_of_a_block_is_decoded_once(index, monkeypatch):
     """Pictures of a block share decoded images, and are those of data sets that have seen nothing before."""
     decoded = []
     plain = dataset.read_source
@@ -132,7 +132,7 @@ def test_mosaic_ends_by_the_epoch_of_the_key(index):
 
 @pytest.mark.parametrize("canvas", [(96, 96), (128, 160), (64, 96)])
 @pytest.mark.parametrize("imgsz", [48, 96, 128])
-def test_letterboxed_boxes_sit_on_the_objects(index, canvas, imgsz):
+def test_letterboxed_boxes_match_the_objects(index, canvas, imgsz):
     dataset = dataset_of(index, augment=False, imgsz=imgsz)
     for key in keys(len(SIZES), canvas):
         sample = dataset[key]
@@ -161,7 +161,7 @@ def test_letterbox_is_one_bilinear_resize(index):
     assert (picture[46:] == 114).all()
 
 
-def test_damaged_file_is_named(tmp_path):
+def test_a_damaged_file_is_named(tmp_path):
     index = write_dataset(tmp_path, SIZES[:2])
     Path(index.path(1)).write_bytes(b"")
     with pytest.raises(UserError, match=r"001\.png"):
@@ -176,7 +176,7 @@ def transformed(entries, *, size=(80, 100), position=0, labels=None):
     return UserTransforms(entries, seed=0)(image, labels, SampleKey(0, 0, position, size))
 
 
-def test_spatial_transforms_take_the_boxes_along():
+def test_spatial_transforms_move_the_boxes():
     image, labels = transformed([{"name": "HorizontalFlip", "p": 1}])
     np.testing.assert_allclose(labels, [[2, 0.5, 35 / 80, 0.4, 30 / 80]], atol=1e-5)
     image, labels = transformed([{"name": "Crop", "x_min": 20, "y_min": 10, "x_max": 70, "y_max": 60, "p": 1}])
@@ -186,7 +186,7 @@ def test_spatial_transforms_take_the_boxes_along():
     np.testing.assert_allclose([x1, y1, x2, y2], [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1], atol=0.75)
 
 
-def test_transforms_without_boxes():
+def test_transforms_work_on_images_without_boxes():
     image, labels = transformed([{"name": "RandomCrop", "height": 40, "width": 40, "p": 1}], labels=np.zeros((0, 5)))
     assert image.shape == (80, 100, 3)
     assert labels.shape == (0, 5)
@@ -213,7 +213,7 @@ def test_samples_differ_by_key():
         ([{"name": "DualTransform"}], "no transform|DualTransform"),
     ],
 )
-def test_mistakes_in_the_list_are_one_line(entries, message):
+def test_mistakes_in_the_list_of_transforms_are_one_line(entries, message):
     with pytest.raises(UserError, match=message) as caught:
         UserTransforms(entries, seed=0)
     assert "\n" not in str(caught.value)
@@ -227,7 +227,7 @@ def test_a_transform_that_cannot_work_on_the_image_is_one_line():
         transformed([{"name": "ToFloat", "p": 1}])
 
 
-def test_import_makes_no_connection_and_leaves_the_environment_alone(tmp_path):
+def test_importing_albumentations_opens_no_connection_and_keeps_the_environment(tmp_path):
     script = (
         "import os, socket, warnings\n"
         "warnings.simplefilter('error', UserWarning)\n"

@@ -28,7 +28,7 @@ def small_set(tmp_path_factory) -> Path:
     return ensure_demo(tmp_path_factory.mktemp("demo") / "set", **SMALL)
 
 
-def test_layout_is_yolo(small_set):
+def test_the_demo_set_has_the_yolo_layout(small_set):
     spec = yaml.safe_load(small_set.read_text())
     root = small_set.parent
     assert spec["names"] == dict(enumerate(CLASS_NAMES))
@@ -41,11 +41,11 @@ def test_layout_is_yolo(small_set):
     assert [p.name for p in root.parent.iterdir()] == [root.name]  # no scratch folder stays
 
 
-def test_same_bytes_every_time(small_set, tmp_path):
+def test_rendering_twice_gives_the_same_bytes(small_set, tmp_path):
     assert _digest(ensure_demo(tmp_path / "again", **SMALL).parent) == _digest(small_set.parent)
 
 
-def test_picture_depends_on_its_number_alone():
+def test_an_image_depends_only_on_its_number():
     late = demo_image("val", 7, size=96)[0]
     demo_image("val", 3, size=96)
     assert np.array_equal(late, demo_image("val", 7, size=96)[0])
@@ -53,7 +53,7 @@ def test_picture_depends_on_its_number_alone():
     assert not np.array_equal(late, demo_image("val", 7, size=96, seed=1)[0])
 
 
-def test_complete_set_is_reused_and_a_damaged_one_rendered_anew(tmp_path):
+def test_a_complete_set_is_reused_and_a_damaged_one_rendered_again(tmp_path):
     root = tmp_path / "set"
     ensure_demo(root, **SMALL)
     victim = root / "labels" / "train" / "00001.txt"
@@ -74,7 +74,7 @@ def test_older_version_is_replaced(tmp_path, monkeypatch):
     assert len(list((root / "images" / "train").iterdir())) == 2
 
 
-def test_foreign_folder_is_left_alone(tmp_path):
+def test_a_folder_of_the_user_is_not_overwritten(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match="not a demo data set"):
         ensure_demo(tmp_path, **SMALL)
@@ -117,7 +117,7 @@ def test_boxes_are_the_extent_of_what_is_visible():
         assert box in extents
 
 
-def test_set_is_varied():
+def test_the_demo_set_is_varied():
     labels = [demo_image("train", i, size=160)[1] for i in range(60)]
     rows = np.concatenate(labels)
     sides = rows[:, 3:].max(1) * 160

@@ -49,7 +49,7 @@ def pictures_of(request):
     "options", [{}, {"rect": True}, {"quad": True}, {"multi_scale": 0.5}, {"count": 3}, {"block": 8}]
 )
 @pytest.mark.parametrize("world", [2, 4, 8])
-def test_ranks_share_the_same_global_batches(world, options):
+def test_the_shards_of_all_ranks_form_the_same_global_batches(world, options):
     for epoch in (0, 3):
         whole = list(sampler_of(**options).requests(epoch))
         shares = [list(sampler_of(rank, world, **options).requests(epoch)) for rank in range(world)]
@@ -73,7 +73,7 @@ def test_global_batch_is_a_slice_of_the_permutation():
 
 @pytest.mark.parametrize("quad", [False, True])
 @pytest.mark.parametrize(("count", "block"), [(53, 8), (53, 16), (48, 16), (5, 8), (1, 16)])
-def test_blocks_cut_the_permutation(count, block, quad):
+def test_blocks_are_aligned_slices_of_the_permutation(count, block, quad):
     """Every key carries the images of the aligned block that holds its position; the last one takes what is left."""
     order = order_of(count, block=block)
     indices = order.indices(2).tolist()
@@ -86,7 +86,7 @@ def test_blocks_cut_the_permutation(count, block, quad):
             assert key.index in key.block
 
 
-def test_shard_bounds_cover_and_nest():
+def test_shard_bounds_cover_the_batch_and_nest():
     for count in range(40):
         for world in (1, 2, 3, 4, 8):
             bounds = [shard_bounds(count, r, world) for r in range(world)]
@@ -102,13 +102,13 @@ def test_every_epoch_is_a_new_order_of_all_images():
     assert orders[1] != tuple(order_of(seed=5).indices(1))
 
 
-def test_empty_share_keeps_its_canvas():
+def test_an_empty_shard_keeps_its_canvas():
     requests = [list(sampler_of(rank, 4, count=3).requests(0)) for rank in range(4)]
     assert sorted(r[0].pictures for r in requests) == [0, 1, 1, 1]
     assert {r[0].canvas_hw for r in requests} == {(320, 320)}
 
 
-def test_as_a_distributed_sampler():
+def test_the_sampler_replaces_a_distributed_sampler():
     sampler = sampler_of(1, 4)
     first = list(sampler)
     assert len(sampler) == len(first)
@@ -118,7 +118,7 @@ def test_as_a_distributed_sampler():
     assert sorted(everyone) == list(range(53))
 
 
-def test_endless_requests_go_on_from_any_start():
+def test_endless_requests_start_at_any_step():
     stream = EndlessRequests(sampler_of())
     whole = list(islice(stream, 12))
     assert [keys_of(r)[0].epoch for r in whole] == [0] * 4 + [1] * 4 + [2] * 4
@@ -127,7 +127,7 @@ def test_endless_requests_go_on_from_any_start():
 
 
 @pytest.mark.parametrize("count", [7, 53])
-def test_rect_batches_hold_like_aspects_shuffled_in_a_constant_number(count):
+def test_rect_batches_group_similar_aspects_in_a_constant_number_of_batches(count):
     sampler = sampler_of(count=count, rect=True, batch_size=8)
     epochs = [list(sampler.requests(e)) for e in range(4)]
     assert {len(e) for e in epochs} == {sampler.num_batches}
@@ -146,7 +146,7 @@ def test_rect_batches_hold_like_aspects_shuffled_in_a_constant_number(count):
         assert area < 0.8 * 320 * 320
 
 
-def test_weighted_draws_meet_the_request_on_any_number_of_ranks():
+def test_weighted_draws_follow_the_weights_on_any_number_of_ranks():
     rng = np.random.default_rng(1)
     counts = rng.integers(0, 4, 2000)
     offsets = np.concatenate([[0], np.cumsum(counts)])
@@ -170,14 +170,14 @@ def test_weighted_draws_meet_the_request_on_any_number_of_ranks():
     assert sampled[2] / sampled.sum() > 5 * uniform[2]
 
 
-def test_image_weights_of_backgrounds_crowds_and_zeros():
+def test_image_weights_handle_backgrounds_crowds_and_zeros():
     offsets, classes = np.array([0, 2, 2, 3, 4]), np.array([0, 1, 1, 0])
     counted = np.array([True, True, True, False])
     np.testing.assert_allclose(image_weights(np.array([1.0, 3.0]), offsets, classes, counted), [4, 3.5, 3, 3.5])
     np.testing.assert_allclose(image_weights(np.zeros(2), offsets, classes, counted), np.ones(4))
 
 
-def test_quads():
+def test_quad_groups_four_consecutive_samples():
     sampler = sampler_of(count=54, quad=True)
     assert [sampler.global_pictures(k) for k in range(sampler.num_batches)] == [4, 4, 4, 1]
     pictures = [p for e in range(20) for r in sampler.requests(e) for p in pictures_of(r)]
@@ -191,7 +191,7 @@ def test_quads():
     assert sampler_of(count=50, quad=True).num_batches == 3  # two samples are left over
 
 
-def test_multi_scale_is_by_batch_and_within_range():
+def test_multi_scale_draws_one_size_per_batch_within_range():
     requests = [r for e in range(30) for r in sampler_of(multi_scale=0.5).requests(e)]
     sides = {r.canvas_hw for r in requests}
     assert all(h == w and h % 32 == 0 and 160 <= h <= 480 for h, w in sides)
@@ -200,7 +200,7 @@ def test_multi_scale_is_by_batch_and_within_range():
 
 @pytest.mark.parametrize("rect", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3, 8, 60])
-def test_validation_deals_whole_batches(world, rect):
+def test_validation_assigns_whole_batches_to_ranks(world, rect):
     options = {"batch_size": 8, "imgsz": 320, "stride": 32, "rect": rect, "pad": 0.5}
     whole = validation_requests(IMAGE_HW, **options)
     shards = [validation_requests(IMAGE_HW, **options, rank=r, world_size=world) for r in range(world)]
@@ -219,5 +219,5 @@ def test_rect_shapes_follow_the_convention():
     assert shape(0.75, 0.75, pad=0) == [480, 640]
 
 
-def test_validation_of_nothing():
+def test_validation_without_images_has_no_batches():
     assert validation_requests(np.zeros((0, 2)), batch_size=8, imgsz=320, stride=32, rect=True, pad=0.5) == []

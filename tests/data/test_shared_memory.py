@@ -34,7 +34,7 @@ def sent(batch: Batch, slots: BatchSlots, slot: int) -> Batch:
     return pickle.loads(ForkingPickler.dumps(SentBatch(batch, slots, slot)))
 
 
-def test_what_arrives_is_the_batch_and_the_slot_is_free_when_its_last_tensor_goes():
+def test_the_batch_arrives_and_its_slot_is_freed_with_its_last_tensor():
     slots = BatchSlots(2, 1000)
     slot = slots.take(2 * 4 * 6 * 3)
     arrived = sent(batch_in(slots, slot, 7), slots, slot)
@@ -52,21 +52,21 @@ def test_what_arrives_is_the_batch_and_the_slot_is_free_when_its_last_tensor_goe
     assert slots.take(144) == slot
 
 
-def test_no_slot_is_better_than_one_that_is_too_small():
+def test_a_slot_that_is_too_small_is_not_used():
     slots = BatchSlots(2, 100)
     assert slots.take(101) is None
     assert slots.take(100) is not None
     assert open_slots(3, 0) is None
 
 
-def test_slots_of_workers_that_ended_come_back():
+def test_slots_of_ended_workers_are_freed():
     slots = BatchSlots(2, 100)
     assert {slots.take(1), slots.take(1), slots.take(1)} == {0, 1, None}
     slots.take_back()
     assert {slots.take(1), slots.take(1)} == {0, 1}
 
 
-def test_a_batch_that_is_thrown_away_unseen_leaves_its_slot():
+def test_a_discarded_batch_frees_its_slot():
     slots = BatchSlots(1, 1000)
     slot = slots.take(144)
     sent(batch_in(slots, slot, 1), slots, slot)
@@ -91,7 +91,7 @@ def test_other_processes_write_to_the_same_memory(method):
     assert (slots.pixels(0, SHAPE) == 0).all()
 
 
-def test_memory_goes_with_the_last_reference():
+def test_memory_is_freed_with_the_last_reference():
     before = len(os.listdir("/proc/self/fd"))
     slots = BatchSlots(2, 1000)
     images = slots.arrived(slots.take(144), SHAPE)
@@ -102,7 +102,7 @@ def test_memory_goes_with_the_last_reference():
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_small_tensors_travel_in_the_message_and_can_be_written_to():
+def test_small_tensors_are_sent_in_the_message_and_are_writable():
     message = Batch(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), *(torch.rand(2, 6), 16), *[torch.ones(1)] * 3)
     again = pickle.loads(ForkingPickler.dumps(SentBatch(message)))
     assert torch.equal(again.targets, message.targets)
@@ -113,7 +113,7 @@ def test_small_tensors_travel_in_the_message_and_can_be_written_to():
     assert np.prod(large.images.shape) > 65536
 
 
-def test_a_large_tensor_travels_as_it_lies_in_memory_that_is_no_file():
+def test_a_large_tensor_is_sent_with_its_strides_in_anonymous_memory():
     before = len(os.listdir("/proc/self/fd"))
     targets = torch.rand(10_000, 6)[1:]
     images = torch.randint(0, 256, (2, 3, 200, 200), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
@@ -153,7 +153,7 @@ class Lock:
 
 
 @pytest.mark.parametrize("allows", [True, False])
-def test_a_slot_is_locked_once_when_its_first_batch_comes_and_unlocked_when_the_memory_goes(allows):
+def test_a_slot_is_page_locked_with_its_first_batch_and_unlocked_when_it_is_freed(allows):
     lock = Lock(allows)
     slots = BatchSlots(3, 5000, lock)
     for _ in range(2):
@@ -182,7 +182,7 @@ def said(monkeypatch) -> list[str]:
     return lines
 
 
-def test_without_cuda_nothing_is_locked_and_that_is_said_once(monkeypatch, said):
+def test_without_cuda_no_memory_is_locked_and_one_line_says_so(monkeypatch, said):
     def absent():
         raise AssertionError("Torch not compiled with CUDA enabled")
 
@@ -195,7 +195,7 @@ def test_without_cuda_nothing_is_locked_and_that_is_said_once(monkeypatch, said)
 
 
 @pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="needs CUDA's texts")
-def test_a_refusal_is_the_last_try(monkeypatch, said):
+def test_after_a_refusal_locking_is_not_tried_again(monkeypatch, said):
     asked = []
 
     class Runtime:
@@ -211,7 +211,7 @@ def test_a_refusal_is_the_last_try(monkeypatch, said):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_sees_slots_as_pinned():
+def test_slots_are_pinned_on_a_gpu():
     slots = BatchSlots(2, 2**20, PageLock())
     images = slots.arrived(slots.take(144), SHAPE)
     assert images.is_pinned()

@@ -62,7 +62,7 @@ def test_training_needs_no_shared_memory_of_the_file_system(request, tmp_path, k
     assert (tmp_path / "exp" / "last.pt").is_file()
 
 
-def test_a_cache_that_does_not_fit_is_refused(large, tmp_path):
+def test_a_memory_cache_that_does_not_fit_is_refused(large, tmp_path):
     done = in_small_memory(sys.executable, "train.py", *large, "--cache", "ram", "--project", tmp_path)
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == 2, done.stdout + done.stderr

@@ -36,14 +36,14 @@ def numbers(frames):
     return [round((float(f.image[..., 2].mean())) / 20) for f in frames]
 
 
-def test_single_image(tmp_path):
+def test_a_single_image_is_a_source(tmp_path):
     (frame,) = open_source(str(save_image(tmp_path / "größe 猫.png", (10, 20, 30))))
     assert frame.image.shape == (24, 32, 3)
     assert frame.image[0, 0].tolist() == [30, 20, 10]  # RGB
     assert (frame.index, frame.fps, frame.is_video, frame.total) == (0, 0.0, False, 1)
 
 
-def test_folder_is_sorted_and_mixed(tmp_path, video):
+def test_a_folder_of_images_and_videos_is_sorted(tmp_path, video):
     for name in ("b.png", "a.jpg", "sub.png"):
         save_image(tmp_path / name, 50)
     (tmp_path / "notes.md").write_text("x")
@@ -54,7 +54,7 @@ def test_folder_is_sorted_and_mixed(tmp_path, video):
     ]  # fmt: skip
 
 
-def test_glob_and_list(tmp_path):
+def test_globs_and_lists_are_sources(tmp_path):
     (tmp_path / "deep" / "er").mkdir(parents=True)
     one, two = save_image(tmp_path / "deep" / "1.png", 1), save_image(tmp_path / "deep" / "er" / "2.png", 2)
     assert [f.path for f in open_source(f"{tmp_path}/**/*.png")] == [str(one), str(two)]
@@ -63,12 +63,12 @@ def test_glob_and_list(tmp_path):
     assert [int(f.image.mean()) for f in open_source(str(listing))] == [2, 1]
 
 
-def test_file_with_glob_signs_in_its_name(tmp_path):
+def test_a_file_name_with_glob_characters_is_taken_literally(tmp_path):
     path = save_image(tmp_path / "a[1].png", 7)
     assert [f.path for f in open_source(str(path))] == [str(path)]
 
 
-def test_video_frames_stride_and_limit(video):
+def test_video_frames_follow_stride_and_limit(video):
     frames = list(open_source(str(video)))
     assert numbers(frames) == list(range(10))
     assert [f.index for f in frames] == list(range(10))
@@ -78,7 +78,7 @@ def test_video_frames_stride_and_limit(video):
     assert numbers(open_source(str(video), vid_stride=4, max_frames=2)) == [0, 4]
 
 
-def test_video_by_url(video, monkeypatch):
+def test_a_video_can_be_read_from_a_url(video, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -111,7 +111,7 @@ def test_video_by_url(video, monkeypatch):
         ("bad.txt", r"bad.txt:1: notes.md: neither"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_read(tmp_path, source, message):
+def test_mistakes_are_reported_before_anything_is_read(tmp_path, source, message):
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.md").write_text("x")
     (tmp_path / "empty.txt").write_text("\n")
@@ -122,13 +122,13 @@ def test_mistakes_are_told_before_anything_is_read(tmp_path, source, message):
         open_source(str(tmp_path / source))
 
 
-def test_webcam_that_is_not_there(capfd):
+def test_a_missing_webcam_is_one_line(capfd):
     with pytest.raises(UserError, match="webcam 97"):
         open_source("97")
     assert capfd.readouterr().err == ""  # one line is for the script to say; OpenCV adds none
 
 
-def test_a_video_by_url_without_frames_is_a_mistake(monkeypatch):
+def test_a_url_without_frames_is_one_line(monkeypatch):
     class Unreadable:
         def get(self, _):
             return 48.0
@@ -145,7 +145,7 @@ def test_a_video_by_url_without_frames_is_a_mistake(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["broken.jpg", "broken.mp4"])
-def test_damaged_file_alone_raises_and_among_others_is_passed_over(tmp_path, name, caplog, monkeypatch):
+def test_a_damaged_file_raises_alone_and_is_skipped_among_others(tmp_path, name, caplog, monkeypatch):
     (tmp_path / name).write_bytes(b"not what the suffix says")
     with pytest.raises(UserError, match=name):
         list(open_source(str(tmp_path / name)))
@@ -157,7 +157,7 @@ def test_damaged_file_alone_raises_and_among_others_is_passed_over(tmp_path, nam
     assert name in caplog.text
 
 
-def test_video_cut_short_is_reported(tmp_path, video, caplog, monkeypatch):
+def test_a_truncated_video_is_reported(tmp_path, video, caplog, monkeypatch):
     class Short:
         """A capture that claims twenty frames and delivers ten."""
 
@@ -180,7 +180,7 @@ def test_video_cut_short_is_reported(tmp_path, video, caplog, monkeypatch):
     assert not caplog.text
 
 
-def test_nothing_readable_raises(tmp_path):
+def test_a_source_without_readable_files_raises(tmp_path):
     for name in ("a.jpg", "b.png"):
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(UserError, match="none of its 2 files"):
@@ -211,7 +211,7 @@ class Camera:
         self.released = True
 
 
-def test_live_stream_gives_the_newest_frame():
+def test_a_live_stream_returns_the_newest_frame():
     camera = Camera(6)
     stream = LiveStream(camera)
     camera.gate.release()
@@ -232,7 +232,7 @@ def test_live_stream_gives_the_newest_frame():
     assert camera.released
 
 
-def test_live_source_ends_counts_and_releases(monkeypatch):
+def test_a_live_source_skips_frames_by_the_stride_and_releases_its_capture(monkeypatch):
     camera = Camera(5)
     monkeypatch.setattr(sources.cv2, "VideoCapture", lambda source: camera)
     camera.gate.release()
@@ -248,7 +248,7 @@ def test_live_source_ends_counts_and_releases(monkeypatch):
     assert camera.released
 
 
-def test_silent_stream_and_limit(monkeypatch):
+def test_a_silent_stream_is_one_line_and_max_frames_limits_a_stream(monkeypatch):
     camera = Camera(5)
     monkeypatch.setattr(sources.cv2, "VideoCapture", lambda source: camera)
     monkeypatch.setattr(sources, "STREAM_TIMEOUT_S", 0.05)

@@ -13,13 +13,13 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or not Path("/proc/cpuinfo").exists(), reason="x86 Linux only")
-def test_auto_on_a_cpu_is_what_the_kernel_says_of_it():
+def test_auto_on_a_cpu_follows_the_cpus_flags():
     flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")).split()
     expected = torch.bfloat16 if {"avx512_bf16", "amx_bf16"} & set(flags) else None
     assert resolve_amp("auto", CPU) is expected
 
 
-def test_asked_for():
+def test_a_requested_autocast_type_is_used_or_refused():
     assert resolve_amp("off", CPU) is None
     assert resolve_amp("bf16", CPU) is torch.bfloat16
     with pytest.raises(UserError, match="fp16: not on a CPU"):

@@ -61,7 +61,7 @@ def with_step(base: float, each: float, at: int, more: float) -> Callable[[int],
     with_step(1, 0.5, 4, 10.0), with_step(1, 0.5, 100, 12.0), with_step(1, 0.1, 9, 66.0), with_step(30, 0.2, 150, 9.0),
     lambda n: int((1 + 0.02 * n**1.5) * GIB), lambda n: int((1 + 6 * n**0.5) * GIB),
 ])  # fmt: skip
-def test_the_largest_that_fits_is_found_and_measured(peak, runs_out_at):
+def test_the_largest_batch_that_fits_is_found_and_measured(peak, runs_out_at):
     limit, measured = 70 * GIB, {}
 
     def peak_bytes_of(number: int) -> int | None:
@@ -77,7 +77,7 @@ def test_the_largest_that_fits_is_found_and_measured(peak, runs_out_at):
 
 
 @pytest.mark.parametrize(("base", "each"), [(0.3, 0.25), (2.0, 0.07), (1.0, 3.3), (0.5, 0.11)])
-def test_a_straight_line_takes_few_measurements(base, each):
+def test_linear_memory_needs_few_measurements(base, each):
     measured = []
 
     def peak_bytes_of(number: int) -> int:
@@ -89,7 +89,7 @@ def test_a_straight_line_takes_few_measurements(base, each):
     assert len(measured) <= 7
 
 
-def test_nothing_fits():
+def test_the_result_is_zero_if_nothing_fits():
     assert largest_that_fits(lambda n: None, GIB) == 0
     assert largest_that_fits(line(2.0, 0.1), GIB) == 0
 
@@ -147,7 +147,7 @@ def global_generators() -> list:
 @pytest.mark.parametrize(
     "settings", [{}, {"optimizer": "Adam", "amp": "bf16"}, {"virtual_ranks": 2}, {"accumulate": 3, "quad": True}]
 )
-def test_a_step_that_is_measured_leaves_no_trace(spec, settings):
+def test_a_measured_step_does_not_change_the_run(spec, settings):
     model, criterion = model_and_loss(spec)
     freeze_layers(model, {1})
     for number, parameter in enumerate(model.parameters()):
@@ -182,7 +182,7 @@ def test_a_step_that_is_measured_leaves_no_trace(spec, settings):
         ({"accumulate": 4}, 3, 64, BOXES),
     ],
 )
-def test_the_step_is_of_the_largest_kind(settings, images, side, boxes):
+def test_the_measured_step_has_the_largest_images_and_most_boxes(settings, images, side, boxes):
     model, criterion = model_and_loss()
     seen = []
 
@@ -196,7 +196,7 @@ def test_the_step_is_of_the_largest_kind(settings, images, side, boxes):
     assert seen == [(images, side, images * boxes, boxes)] * shards
 
 
-def test_each_picture_takes_as_much_more():
+def test_memory_grows_linearly_with_the_images():
     model, criterion = model_and_loss()
     memory = Counted()
     for pictures in (1, 2, 5):
@@ -219,7 +219,7 @@ def peak_bytes(pictures: int) -> int:
         ({"accumulate": 2, "nominal_batch": 64}, 5),  # one micro-batch after another
     ],
 )
-def test_the_run_gets_the_batch_that_fits(settings, batch, caplog):
+def test_the_run_uses_the_batch_that_fits(settings, batch, caplog):
     model, criterion = model_and_loss()
     run, memory = run_of(**settings), Counted(peak_bytes(5) + 100)
     with caplog.at_level("INFO", logger="lockstep"):
@@ -229,7 +229,7 @@ def test_the_run_gets_the_batch_that_fits(settings, batch, caplog):
     assert f"--batch-size -1: {batch} images a step fit ({shards} shard(s) of" in caplog.text
 
 
-def test_quads_are_four_images_each():
+def test_quads_count_as_four_images():
     model, criterion = model_and_loss()
     memory = Counted()
     memory.peak_of(lambda: prepare_step(CPU, run_of(quad=True), model, criterion, 2))
@@ -237,7 +237,7 @@ def test_quads_are_four_images_each():
     assert with_batch_that_fits(CPU, run_of(quad=True), model, criterion, memory=memory).config.batch_size == 8
 
 
-def test_not_even_one_picture_fits():
+def test_a_single_image_that_does_not_fit_is_one_line():
     model, criterion = model_and_loss()
     with pytest.raises(UserError, match=r"--batch-size -1: not even one picture of 64 px .* smaller --imgsz or model"):
         with_batch_that_fits(CPU, run_of(), model, criterion, memory=Counted(1000))
@@ -250,13 +250,13 @@ def _search_on_rank(ctx: DistributedContext, settings: dict, limits: list[int]) 
 
 
 @pytest.mark.parametrize(("settings", "factor"), [({}, 2), ({"virtual_ranks": 4}, 4)])
-def test_the_processes_agree_on_the_smallest(settings, factor):
+def test_the_processes_agree_on_the_smallest_result(settings, factor):
     """Each process searches independently, in as many steps as it needs."""
     limits = [peak_bytes(9) + 100, peak_bytes(4) + 100]
     assert run_ranks(2, _search_on_rank, settings, limits) == [4 * factor] * 2
 
 
-def test_processes_that_share_batch_statistics_search_alone():
+def test_processes_that_share_batch_statistics_search_independently():
     huge = [peak_bytes(2) * 100, peak_bytes(1) * 30]
     first, second = run_ranks(2, _search_on_rank, {"sync_bn": True}, huge)
     assert first == second
@@ -284,11 +284,11 @@ def test_refused(ctx, settings, complaint):
     check_batch_search(ctx, TrainConfig(batch_size=2, **settings))
 
 
-def test_on_a_gpu_it_is_let_pass():
+def test_the_search_is_allowed_on_a_gpu():
     check_batch_search(GPU, TrainConfig(batch_size=-1, quad=True, multi_scale=True, virtual_ranks=4))
 
 
-def test_refused_before_data_is_looked_for(tmp_path):
+def test_the_search_is_refused_before_data_is_read(tmp_path):
     command = [sys.executable, "train.py", "--device", "cpu", "--batch-size", "-1", "--data", "none.yaml"]
     done = subprocess.run(
         [*command, "--project", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
@@ -339,7 +339,7 @@ def test_the_second_step_is_measured(cuda):
     ],
 )
 @pytest.mark.parametrize("at", ["prepare", "first", "second"])
-def test_memory_that_runs_out_is_no_error_and_nothing_is_kept(cuda, error, runs_out, at):
+def test_running_out_of_memory_is_not_an_error_and_frees_everything(cuda, error, runs_out, at):
     class Step:
         taken = 0
 
@@ -370,7 +370,7 @@ def test_memory_that_runs_out_is_no_error_and_nothing_is_kept(cuda, error, runs_
 
 
 @pytest.mark.parametrize("limit_of", [3, 40])
-def test_what_was_found_is_stored_and_kept(tmp_path, monkeypatch, limit_of):
+def test_the_found_batch_size_is_stored_and_kept_on_resume(tmp_path, monkeypatch, limit_of):
     """Also where it is more than there are images."""
     model = write_model(tmp_path / "tiny.yaml")
     common = ["--model", str(model), *SMALL, "--project", str(tmp_path), "--optimizer", "SGD"]

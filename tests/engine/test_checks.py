@@ -47,7 +47,7 @@ def lines(ctx: DistributedContext, *override: str, **settings) -> list[str]:
         (ONE, {"patience": 9, "val_every": 0}, "--patience 9 does nothing: --val-every 0"),
     ],
 )
-def test_each_gets_one_line(ctx, settings, line):
+def test_each_idle_setting_gets_one_line(ctx, settings, line):
     (said,) = lines(ctx, **settings)
     assert said.startswith(line)
 
@@ -62,7 +62,7 @@ def test_each_gets_one_line(ctx, settings, line):
         ("lrf=1", {"cos_lr": True}),
     ],
 )
-def test_hyperparameters_that_meet_no_use(override, settings):
+def test_unused_hyperparameters_get_one_line(override, settings):
     (said,) = lines(ONE, override, **settings)
     assert "does nothing" in said
     assert lines(ONE, "warmup_epochs=0", "warmup_momentum=0.5") == [
@@ -82,12 +82,12 @@ def test_hyperparameters_that_meet_no_use(override, settings):
         (FOUR, {"sync_bn": True, "sync_bn_group": 4}),
     ],
 )
-def test_settings_that_do_something_say_nothing(ctx, settings):
+def test_settings_with_an_effect_get_no_line(ctx, settings):
     assert lines(ctx, **settings) == []
     assert lines(ctx, "mosaic=0.5", "multi_scale_range=0.2", "lr_mult=0.1", multi_scale=True, weights="a.pt") == []
 
 
-def test_what_a_head_does_not_read():
+def test_settings_that_a_head_does_not_read_get_one_line():
     config = TrainConfig(noautoanchor=True, override=["obj=2", "anchor_t=3", "box=5"])
     levels = ((8, 8), (8, 16), 2)
     anchors = AnchorHead(*levels, 3)
@@ -103,7 +103,7 @@ def test_what_a_head_does_not_read():
     assert idle_on_head(anchors, dual) == []
 
 
-def test_the_log_has_the_lines(tmp_path, capsys):
+def test_lines_about_idle_settings_are_logged(tmp_path, capsys):
     data, model = write_dataset(tmp_path / "set", train=4, val=2), write_model(tmp_path / "tiny.yaml")
     given = ["--data", data, "--model", model, *SMALL, "--epochs", "1", "--project", tmp_path, "--zero", "--sync-bn"]
     run_main(train.main, [str(g) for g in given])

@@ -37,7 +37,7 @@ class Thing:
         self.gone.append(self.number)
 
 
-def test_what_has_been_read_is_given_up_in_order():
+def test_completed_copies_are_released_in_order():
     held, gone, events = PendingCopies(), [], [Event() for _ in range(3)]
     for number, event in enumerate(events):
         held.add(Thing(gone, number), event)
@@ -104,20 +104,20 @@ def late_bytes(count: int, lag: int) -> tuple[list[bool], int]:
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
-def test_no_slot_is_drawn_into_while_it_is_read():
+def test_no_slot_is_overwritten_while_it_is_read():
     right, places = late_bytes(count=40, lag=2)
     assert right == [True] * 40
     assert places <= 4
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
-def test_the_stand_in_would_notice(monkeypatch):
+def test_the_stand_in_detects_overwritten_slots(monkeypatch):
     monkeypatch.setattr(PendingCopies, "add", lambda self, source, done: None)
     right, _ = late_bytes(count=40, lag=2)
     assert not all(right)
 
 
-def test_the_end_waits_for_what_is_read():
+def test_closing_waits_for_pending_copies():
     readings = []
 
     class Side(LateSide):

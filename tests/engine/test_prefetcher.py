@@ -30,7 +30,7 @@ class Loader:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_order_and_depth(ahead):
+def test_batches_arrive_in_order_and_are_fetched_one_ahead(ahead):
     loader = Loader()
     prefetcher = Prefetcher(iter(loader), device=CPU, ahead=ahead)
     seen, fetched = [], []
@@ -44,14 +44,14 @@ def test_order_and_depth(ahead):
     assert prefetcher.take_wait() > 0 == prefetcher.take_wait()
 
 
-def test_without_a_gpu_nothing_is_fetched_ahead():
+def test_without_a_gpu_no_batch_is_fetched_ahead():
     loader = Loader()
     prefetcher = Prefetcher(iter(loader), device=CPU)
     prefetcher.prefetch(3)
     assert loader.fetched == 0
 
 
-def test_what_the_loader_sends_is_rendered_once():
+def test_each_batch_is_rendered_once():
     rendered = []
 
     def render(batch: Batch) -> Batch:
@@ -65,7 +65,7 @@ def test_what_the_loader_sends_is_rendered_once():
         assert rendered == list(range(number + 2))
 
 
-def test_a_mistake_in_the_data_comes_through():
+def test_errors_in_the_data_are_raised():
     def broken() -> Iterator[Batch]:
         yield make_batch(1)
         raise ValueError("damaged")
@@ -80,7 +80,7 @@ def test_a_mistake_in_the_data_comes_through():
     ("batch", "epoch", "weights", "wanted"),
     [(2, 0, None, 3), (5, 0, None, 2), (7, 0, None, 3), (7, 1, None, 0), (7, 0, [1.0], 0), (5, 0, [1.0], 2)],
 )
-def test_what_the_next_step_wants(batch, epoch, weights, wanted):
+def test_only_the_batches_of_the_next_step_are_fetched(batch, epoch, weights, wanted):
     loader = type("L", (), {"__len__": lambda self: 7, "class_weights": weights})()
     trainer = SimpleNamespace(
         train_loader=loader,
@@ -91,7 +91,7 @@ def test_what_the_next_step_wants(batch, epoch, weights, wanted):
     assert Trainer._batches_of_next_step(trainer) == wanted
 
 
-def test_a_stream_that_takes_a_batch_is_told_to_the_allocator(monkeypatch):
+def test_the_allocator_knows_the_stream_that_uses_a_batch(monkeypatch):
     told = []
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: told.append((tensor, stream)))
     batch = make_batch(2)

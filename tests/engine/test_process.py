@@ -32,7 +32,7 @@ def _restored_kernels() -> Iterator[None]:
     torch.use_deterministic_algorithms(before[1])
 
 
-def test_a_folder_that_a_failed_run_is_just_removing_is_made_again(tmp_path, monkeypatch):
+def test_a_folder_that_a_failed_run_is_removing_is_created_again(tmp_path, monkeypatch):
     """With --exist-ok two starts may meet in one folder; the other's goes between our finding it and our locking it."""
     name, found = tmp_path / "exp", []
 
@@ -52,7 +52,7 @@ def test_a_folder_that_a_failed_run_is_just_removing_is_made_again(tmp_path, mon
     assert found == [name, name]
 
 
-def test_a_failed_run_removes_its_folder_while_it_has_the_lock(tmp_path, monkeypatch):
+def test_a_failed_run_removes_its_folder_while_holding_the_lock(tmp_path, monkeypatch):
     """Else another start might come into the folder and lose it."""
     lock, remove = tmp_path / "exp" / engine.checkpoint.run.LOCK_NAME, shutil.rmtree
     locked = []
@@ -64,7 +64,7 @@ def test_a_failed_run_removes_its_folder_while_it_has_the_lock(tmp_path, monkeyp
     assert not any(tmp_path.iterdir())
 
 
-def test_what_a_killed_process_left_half_written_goes(tmp_path):
+def test_unfinished_files_of_a_killed_process_are_removed(tmp_path):
     (tmp_path / "exp").mkdir()
     for name in (".last.pt.0123abcd.tmp", ".settings.yaml.0123abcd.tmp", ".results.csv.0123abcd.tmp"):
         (tmp_path / "exp" / name).touch()
@@ -82,7 +82,7 @@ def run_with(folder: Path, **settings) -> Run:
     [({}, True), ({"quad": True}, True), ({"rect": True}, False), ({"multi_scale": True}, False),
      ({"deterministic": True}, False)],
 )  # fmt: skip
-def test_cudnn_searches_for_kernels_where_pictures_have_one_size(tmp_path, settings, searches):
+def test_cudnn_benchmark_is_on_if_all_images_have_one_size(tmp_path, settings, searches):
     torch.backends.cudnn.benchmark = not searches
     prepare_process(GPU, run_with(tmp_path, **settings))
     assert torch.backends.cudnn.benchmark == searches

@@ -38,7 +38,7 @@ def test_refused(processes, settings, line):
         (2, {"virtual_ranks": 8}),
     ],
 )
-def test_let_pass(processes, settings):
+def test_settings_that_the_number_of_processes_allows(processes, settings):
     check_step_settings(ranks(processes), TrainConfig(**settings))
 
 

@@ -13,7 +13,7 @@ MAIN = DistributedContext.single()
 OTHER = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.device("cpu"),))
 
 
-def test_saving_by_steps_and_by_the_clock(monkeypatch: pytest.MonkeyPatch):
+def test_checkpoints_are_saved_by_steps_and_by_time(monkeypatch: pytest.MonkeyPatch):
     now = [100.0]
     monkeypatch.setattr("engine.stop_coordinator.time.monotonic", lambda: now[0])
     stops = StopCoordinator(MAIN, StopSignals(), TrainConfig(save_minutes=1, save_steps=3))
@@ -32,7 +32,7 @@ def test_saving_by_steps_and_by_the_clock(monkeypatch: pytest.MonkeyPatch):
     assert other.save_is_due(StepFlags(save=True), 1)
 
 
-def test_what_a_signal_asks_of_all_ranks():
+def test_a_signal_to_one_rank_makes_all_ranks_save_and_stop():
     signals = StopSignals()
     stops = StopCoordinator(MAIN, signals, TrainConfig())
     assert stops.flags() == NO_FLAGS

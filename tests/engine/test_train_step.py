@@ -139,7 +139,7 @@ def test_a_non_finite_step_leaves_everything_as_it_was(optimizer):
     assert torch.isfinite(weights_of(model)).all()
 
 
-def test_values_come_a_step_late():
+def test_values_are_read_one_step_later():
     step, _ = make_step(DistributedContext.single(), "anchor_free")
     step([global_batch()], [6], 1)
     assert step.reader.pop() == []
@@ -164,7 +164,7 @@ class _NoSync(TorchDispatchMode):
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Muon"])
-def test_no_host_sync_in_the_step(kind, optimizer):
+def test_the_step_has_no_host_sync(kind, optimizer):
     step, _ = make_step(DistributedContext.single(), kind, optimizer=optimizer)
     step([global_batch()], [6], 1)  # optimizer states are made here
     with _NoSync():

@@ -40,7 +40,7 @@ def test_recall_and_fitness_equal_loops():
     assert fitness(boxes, anchors, 4.0) == pytest.approx(np.mean([b if b > 1 / 4 else 0 for b in best]))
 
 
-def test_recall_is_what_the_assigner_matches():
+def test_recall_equals_the_fraction_that_the_assigner_matches():
     model = anchor_model()
     boxes = np.exp(np.random.default_rng(1).uniform(np.log(3), np.log(500), (300, 2)))
     report = check_anchors(boxes, model, anchor_t=4.0, refit=False)
@@ -83,7 +83,7 @@ def test_poor_anchors_are_refitted(strides):
     assert (np.diff(by_stride) >= 0).all(), "small anchors on fine levels"
 
 
-def test_no_refit_when_switched_off():
+def test_noautoanchor_disables_refitting():
     model = anchor_model()
     before = model.head.anchors.clone()
     report = check_anchors(clustered(), model, anchor_t=4.0, refit=False)
@@ -93,7 +93,7 @@ def test_no_refit_when_switched_off():
 
 
 @pytest.mark.parametrize("boxes", [np.zeros((0, 2)), np.array([[0.0, 5.0]]), np.array([[900.0, 3.0]] * 4)])
-def test_too_few_boxes_change_nothing(boxes):
+def test_too_few_boxes_keep_the_anchors(boxes):
     model = anchor_model()
     before = model.head.anchors.clone()
     report = check_anchors(boxes, model, anchor_t=4.0, refit=True)
@@ -102,7 +102,7 @@ def test_too_few_boxes_change_nothing(boxes):
     assert np.isnan(report.recall) == (len(boxes) < 2)
 
 
-def test_the_fit_depends_on_the_seed_alone_and_survives_equal_boxes():
+def test_the_fit_depends_only_on_the_seed_and_handles_equal_boxes():
     boxes = clustered()
     np.testing.assert_array_equal(fit_anchors(boxes, 9, anchor_t=4.0), fit_anchors(boxes, 9, anchor_t=4.0))
     assert not np.array_equal(fit_anchors(boxes, 9, anchor_t=4.0, seed=1), fit_anchors(boxes, 9, anchor_t=4.0))

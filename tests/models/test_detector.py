@@ -62,19 +62,19 @@ def tiny(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_parameter_counts(name: str) -> None:
+def test_parameter_counts_equal_the_published_ones(name: str) -> None:
     detector = build_on_meta(load_spec(name), 80)
     assert sum(p.numel() for p in detector.parameters()) == COUNTS[name]
     assert detector.strides == (8, 16, 32)
 
 
-def test_every_built_in_model_is_counted() -> None:
+def test_every_built_in_model_has_a_tested_parameter_count() -> None:
     assert sorted(known_models()) == sorted(COUNTS)
 
 
 @pytest.mark.parametrize("name", NANO)
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_forward_and_backward(nano: dict[str, Detector], name: str, channels_last: bool) -> None:
+def test_every_model_runs_forward_and_backward(nano: dict[str, Detector], name: str, channels_last: bool) -> None:
     detector = copy.deepcopy(nano[name]).train()
     images = torch.rand(2, 3, 64, 96)
     if channels_last:
@@ -94,7 +94,7 @@ def test_forward_and_backward(nano: dict[str, Detector], name: str, channels_las
 
 
 @pytest.mark.parametrize("name", NANO)
-def test_an_empty_batch_takes_part(nano: dict[str, Detector], name: str) -> None:
+def test_an_empty_batch_gives_zero_gradients(nano: dict[str, Detector], name: str) -> None:
     detector = copy.deepcopy(nano[name]).train()
     before = {k: v.clone() for k, v in detector.named_buffers() if "running" in k}
     raw = detector(torch.zeros(0, 3, 64, 64))
@@ -130,7 +130,7 @@ def test_the_whole_graph_compiles_in_one_piece(nano: dict[str, Detector], name: 
     torch.testing.assert_close(scores, expected[1])
 
 
-def test_inference_mode_leaves_training_possible(nano: dict[str, Detector]) -> None:
+def test_training_still_works_after_inference_mode(nano: dict[str, Detector]) -> None:
     detector = copy.deepcopy(nano["yolov8n"])
     images = torch.rand(1, 3, 96, 160)  # a shape of its own: its grid is first made in inference mode
     with torch.inference_mode():
@@ -142,7 +142,7 @@ def test_inference_mode_leaves_training_possible(nano: dict[str, Detector]) -> N
 # Initialization
 
 
-def test_weights_depend_on_the_seed_alone() -> None:
+def test_initial_weights_depend_only_on_the_seed() -> None:
     torch.manual_seed(0)
     state = torch.get_rng_state()
     first = build_detector("yolo11n", 3, seed=7).state_dict()
@@ -156,7 +156,7 @@ def test_weights_depend_on_the_seed_alone() -> None:
     assert 0.9 * 27**-0.5 < first[key].abs().max() <= 27**-0.5
 
 
-def test_fresh_batch_norms_and_dfl(nano: dict[str, Detector]) -> None:
+def test_batch_norms_and_dfl_start_with_the_documented_values(nano: dict[str, Detector]) -> None:
     state = nano["yolov8n"].state_dict()
     assert (state["model.4.cv1.bn.running_mean"] == 0).all()
     assert (state["model.4.cv1.bn.running_var"] == 1).all()
@@ -165,7 +165,7 @@ def test_fresh_batch_norms_and_dfl(nano: dict[str, Detector]) -> None:
     assert {(m.eps, m.momentum) for m in norms} == {(1e-3, 0.03)}
 
 
-def test_head_biases_hold_the_priors(nano: dict[str, Detector]) -> None:
+def test_head_biases_start_at_the_priors(nano: dict[str, Detector]) -> None:
     free, anchor = nano["yolo11n"].head, nano["yolov5n"].head
     assert (free.cv2[0][-1].bias == 1).all()
     # 5 objects over 80x80 cells, divided evenly over 5 classes
@@ -175,7 +175,7 @@ def test_head_biases_hold_the_priors(nano: dict[str, Detector]) -> None:
     assert bias[:, 4].sigmoid().tolist() == pytest.approx([8 / 400 / (1 + 8 / 400)] * 3, rel=1e-4)
 
 
-def test_spec_rebuilds_the_model() -> None:
+def test_the_spec_rebuilds_the_model() -> None:
     for model in NANO:
         first = build_detector(model, 2, seed=3)
         assert yaml.safe_load(yaml.safe_dump(first.spec)) == first.spec
@@ -191,7 +191,7 @@ def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def test_anchor_free_decode_against_a_loop(tiny) -> None:
+def test_anchor_free_decoding_equals_a_loop(tiny) -> None:
     detector = tiny()
     assert detector.strides == (4, 8)
     raw = [torch.randn(2, 64 + 3, *hw) * 3 for hw in ((2, 3), (1, 2))]
@@ -217,7 +217,7 @@ def test_anchor_free_decode_against_a_loop(tiny) -> None:
     assert row == boxes.shape[1] == scores.shape[1]
 
 
-def test_anchor_decode_against_a_loop(nano: dict[str, Detector]) -> None:
+def test_anchor_decoding_equals_a_loop(nano: dict[str, Detector]) -> None:
     detector = nano["yolov5n"]
     raw = [torch.randn(1, 30, *hw) * 2 for hw in ((4, 2), (2, 1), (1, 1))]
     boxes, scores = detector.decode(raw)
@@ -238,7 +238,7 @@ def test_anchor_decode_against_a_loop(nano: dict[str, Detector]) -> None:
 
 
 @pytest.mark.parametrize("name", NANO)
-def test_decode_is_float32_from_any_dtype(nano: dict[str, Detector], name: str) -> None:
+def test_decoding_returns_float32_for_any_dtype(nano: dict[str, Detector], name: str) -> None:
     detector = nano[name].eval()
     raw = [x.bfloat16() for x in detector(torch.rand(1, 3, 64, 64))]
     exact = detector.decode([x.float() for x in raw])
@@ -260,7 +260,7 @@ def test_bfloat16_autocast_trains(nano: dict[str, Detector], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NANO)
-def test_fuse_changes_nothing_but_the_graph(nano: dict[str, Detector], name: str) -> None:
+def test_fusing_does_not_change_the_outputs(nano: dict[str, Detector], name: str) -> None:
     detector = copy.deepcopy(nano[name]).train()
     generator = torch.Generator().manual_seed(0)
     for norm in (m for m in detector.modules() if isinstance(m, nn.BatchNorm2d)):
@@ -296,14 +296,14 @@ assert not {"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules)
     assert done.returncode == 0, done.stderr
 
 
-def test_conv_is_what_its_parts_say() -> None:
+def test_conv_equals_its_parts() -> None:
     conv = Conv(3, 4, 3, 2).eval()
     x = torch.rand(1, 3, 9, 9)
     y = nn.functional.conv2d(x, conv.conv.weight, stride=2, padding=1) / math.sqrt(1 + BN_EPS)
     torch.testing.assert_close(conv(x), y * y.sigmoid())
 
 
-def test_attention_is_what_the_paper_says() -> None:
+def test_attention_equals_the_papers_formula() -> None:
     """Against softmax(Q'K / sqrt d) written out in float64; channels go by head, then q, k, v."""
     torch.manual_seed(0)
     attention = Attention(8, heads=2).double().eval()
@@ -324,18 +324,18 @@ def test_attention_is_what_the_paper_says() -> None:
 
 
 @pytest.mark.parametrize("model", ["yolov8n", "yolov8n.yaml", Path("yolov8n.yaml")])
-def test_built_in_names(model: str | Path) -> None:
+def test_built_in_models_have_the_expected_names(model: str | Path) -> None:
     assert load_spec(model).plain == load_spec("yolov8n").plain
 
 
-def test_unknown_name_suggests() -> None:
+def test_an_unknown_name_gets_a_suggestion() -> None:
     with pytest.raises(UserError, match=r"--model yolv8n: unknown model \(did you mean 'yolov8n'\?\)"):
         build_detector("yolv8n", 3)
     with pytest.raises(UserError, match=r"nowhere/my\.yaml: no such file"):
         build_detector("nowhere/my.yaml", 3)
 
 
-def test_users_yaml(tiny) -> None:
+def test_a_users_yaml_is_built(tiny) -> None:
     detector = tiny()
     assert detector.num_classes == 3
     assert detector.names == ("0", "1", "2")
@@ -343,13 +343,13 @@ def test_users_yaml(tiny) -> None:
     assert [x.shape[-1] for x in detector(torch.rand(2, 3, 32, 32))] == [8, 4]
 
 
-def test_from_may_be_a_list_of_one_or_a_number_anywhere(tiny) -> None:
+def test_from_may_be_a_number_or_a_list_of_one(tiny) -> None:
     for old, new in (("[-1, 2, C2f", "[[-1], 2, C2f"), ("[[2, 3], 1, Detect", "[2, 1, Detect")):
         detector = tiny(old, new)
         assert len(detector(torch.rand(2, 3, 32, 32))) == len(detector.strides)
 
 
-def test_the_older_public_form_with_multiples_at_the_top() -> None:
+def test_the_older_yaml_format_with_top_level_multiples_is_read() -> None:
     values = yaml.safe_load((MODEL_FOLDER / "yolov5.yaml").read_text())
     del values["scales"]
     values |= {"nc": 80, "depth_multiple": 0.33, "width_multiple": 0.5}
@@ -370,7 +370,7 @@ def test_scale_comes_from_the_key_or_the_file_name(tmp_path: Path, caplog: pytes
         build_detector(tmp_path / "bad.yaml", 2)
 
 
-def test_anchors_as_a_number_and_inline(tiny) -> None:
+def test_anchors_may_be_a_number_or_inline(tiny) -> None:
     counted = tiny("[nc]", "[nc, 2]")
     assert counted.head.anchors.shape == (2, 2, 2)
     assert torch.equal(counted.head.anchors[0], counted.head.anchors[1])  # in strides
@@ -382,7 +382,7 @@ def test_args_may_be_lists(tiny) -> None:
     assert [pool.kernel_size for pool in tiny("C2f, [16, True]", "SPP, [16, [3, 7]]").model[2][0].m] == [3, 7]
 
 
-def test_activation_of_the_yaml(tiny) -> None:
+def test_the_yamls_activation_is_used(tiny) -> None:
     detector = tiny("backbone:", "activation: nn.LeakyReLU(0.2)\nbackbone:")
     assert detector.model[0].act.negative_slope == 0.2
     assert detector.head.cv2[0][0].act.negative_slope == 0.2
@@ -493,7 +493,7 @@ def test_anchor_arguments_are_checked_like_the_top_level_ones(tiny) -> None:
             tiny("[nc]", f"[nc, {bad}]")
 
 
-def test_class_names_must_fit() -> None:
+def test_class_names_must_match_the_number_of_classes() -> None:
     with pytest.raises(UserError, match="2 class names for 3 classes"):
         build_detector("yolov8n", 3, names=["a", "b"])
     with pytest.raises(UserError, match="at least one class"):
@@ -501,7 +501,7 @@ def test_class_names_must_fit() -> None:
 
 
 @pytest.mark.parametrize("size", [(3, 5), (1, 1)])
-def test_doubling_on_a_cpu_is_torchs_own(size):
+def test_nearest_upsampling_on_a_cpu_equals_torchs(size):
     x, weight = torch.randn(2, 4, *size, dtype=torch.float64), torch.randn(2, 4, 2 * size[0], 2 * size[1])
     results = []
     for module in (Upsample(None, 2), torch.nn.Upsample(None, 2)):
@@ -521,7 +521,7 @@ def test_doubling_on_a_cpu_is_torchs_own(size):
         ("[-1, 1, Conv, [16, 9999999999999999999, 2]]", "more than 64 bits|layer 1"),
     ],
 )
-def test_sizes_that_nobody_could_build(tmp_path, row, what):
+def test_impossible_sizes_are_refused(tmp_path, row, what):
     path = tmp_path / "x.yaml"
     path.write_text(f"nc: 2\nbackbone: [[-1, 1, Conv, [8, 3, 2]], {row}]\nhead: [[[0, 1], 1, Detect, [nc]]]\n")
     with pytest.raises(UserError, match=what):

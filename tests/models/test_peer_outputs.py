@@ -26,7 +26,7 @@ PEERS = Path(__file__).with_name("peers")
         ("yolox-nano.pth", "yoloxnano"),
     ],
 )
-def test_a_peers_checkpoint_gives_the_peers_outputs(tmp_path: Path, file: str, model: str) -> None:
+def test_a_peers_checkpoint_reproduces_the_peers_outputs(tmp_path: Path, file: str, model: str) -> None:
     (tmp_path / file).write_bytes(lzma.decompress((PEERS / f"{file}.xz").read_bytes()))
     name, classes, found = differences(tmp_path / file, (PEERS / file).with_suffix(".npz"))
     assert (name, classes) == (model, 3)

@@ -62,7 +62,7 @@ def test_every_block_trains_and_fuses(tiny: Detector) -> None:
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_steps_of_training_lower_the_loss(tiny: Detector) -> None:
+def test_training_steps_lower_the_loss(tiny: Detector) -> None:
     images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     targets = torch.tensor([[0, 1, 0.4, 0.5, 0.3, 0.4], [1, 2, 0.5, 0.5, 0.5, 0.5]])
     criterion, optimizer = tiny.head.build_loss(Hyperparameters()), torch.optim.SGD(tiny.parameters(), lr=0.01)
@@ -84,7 +84,7 @@ def test_the_yamls_activation_is_used_everywhere(tmp_path: Path) -> None:
     assert all(type(act) is nn.ReLU for act in acts)
 
 
-def test_downsampling_against_its_formula() -> None:
+def test_downsampling_equals_its_formula() -> None:
     x = torch.randn(2, 6, 8, 10)
     mean = (x[..., :-1, :-1] + x[..., 1:, :-1] + x[..., :-1, 1:] + x[..., 1:, 1:]) / 4
     conv, down = AConv(6, 4).eval(), ADown(6, 4).eval()
@@ -126,7 +126,7 @@ def in_mit_names(detector: Detector) -> dict[str, Tensor]:
     return state | {f"{head + 16}.heads.0.anchor_conv.0.conv.weight": torch.zeros(8, 4, 3, 3)}
 
 
-def test_the_other_names_are_recognized(tmp_path: Path) -> None:
+def test_mit_licensed_names_are_recognized(tmp_path: Path) -> None:
     original = build_detector("yolov9t", 5, seed=3)
     state = in_mit_names(original)
     assert {"4.conv2.0.bottleneck.0.conv1.conv2.bn.weight", "16.conv.bn.bias", "9.conv5.conv.weight"} <= state.keys()
@@ -142,18 +142,18 @@ def test_the_other_names_are_recognized(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["yolov9s", "yolov9m", "yolov9c"])
-def test_every_name_of_every_size_is_known(name: str) -> None:
+def test_every_name_of_every_size_is_mapped(name: str) -> None:
     original = build_on_meta(load_spec(name), 80).state_dict()
     found = from_mit_yolov9(in_mit_names(build_on_meta(load_spec(name), 80)))
     assert {k: v.shape for k, v in found.items()} == {k: v.shape for k, v in original.items()}
 
 
-def test_a_kernel_in_groups_written_out_is_the_same_convolution() -> None:
+def test_an_expanded_grouped_kernel_gives_the_same_convolution() -> None:
     kernel, x = torch.randn(8, 3, 3, 3, dtype=torch.float64), torch.randn(2, 12, 5, 5, dtype=torch.float64)
     expected = nn.functional.conv2d(x, kernel, groups=4)
     torch.testing.assert_close(nn.functional.conv2d(x, ungrouped(kernel, 12)), expected)
 
 
-def test_what_serves_training_alone_is_left_out() -> None:
+def test_tensors_used_only_in_training_are_left_out() -> None:
     original = build_detector("yolov9t", 5, seed=3)
     assert from_mit_yolov9(in_mit_names(original)).keys() == original.state_dict().keys()

@@ -37,7 +37,7 @@ def test_every_parameter_has_a_gradient(nano: Detector) -> None:
     assert all(p.grad.isfinite().all() and p.grad.any() for p in detector.parameters())
 
 
-def test_steps_of_training_lower_the_loss(nano: Detector) -> None:
+def test_training_steps_lower_the_loss(nano: Detector) -> None:
     detector = build_detector(nano.spec, 4, seed=1).train()
     optimizer = torch.optim.SGD(detector.parameters(), lr=0.02, momentum=0.9)
     criterion = detector.head.build_loss(Hyperparameters())
@@ -53,7 +53,7 @@ def test_steps_of_training_lower_the_loss(nano: Detector) -> None:
     assert losses[-1] < losses[0]
 
 
-def test_decode_against_a_loop(nano: Detector) -> None:
+def test_decoding_equals_a_loop(nano: Detector) -> None:
     raw = [torch.randn(2, 9, *hw, generator=torch.Generator().manual_seed(3)) for hw in ((4, 2), (2, 1), (1, 1))]
     boxes, scores = nano.decode(raw)
     row = 0
@@ -75,13 +75,13 @@ def test_decode_against_a_loop(nano: Detector) -> None:
     assert row == boxes.shape[1] == scores.shape[1]
 
 
-def test_priors(nano: Detector) -> None:
+def test_biases_start_at_the_priors(nano: Detector) -> None:
     head = nano.head
     assert head.obj_preds[0].bias.sigmoid().item() == pytest.approx(8 / 6400, rel=1e-2)
     assert head.reg_preds[2].bias.tolist() == pytest.approx([0.5, 0.5, math.log(2), math.log(2)])
 
 
-def test_fused_model_gives_the_same(nano: Detector) -> None:
+def test_the_fused_model_gives_the_same_outputs(nano: Detector) -> None:
     detector = build_detector("yoloxnano", 4, seed=1)
     scatter_norms(detector)
     fused, images = detector.fuse(), torch.rand(1, 3, 64, 64)
@@ -101,7 +101,7 @@ def test_fused_model_gives_the_same(nano: Detector) -> None:
         ("[nc, 16, 3]", "separable must be bool, got 3"),
     ],
 )
-def test_mistakes_in_the_heads_row(tmp_path: Path, row: str, message: str) -> None:
+def test_mistakes_in_the_row_of_the_head_are_one_line(tmp_path: Path, row: str, message: str) -> None:
     path = tmp_path / "mine.yaml"
     rows = f"head:\n  - [-1, 1, Conv, [8, 3, 2]]\n  - [[0, 1], 1, YOLOXDetect, {row}]\n"
     path.write_text(f"backbone:\n  - [-1, 1, Conv, [8, 3, 2]]\n{rows}")
@@ -109,7 +109,7 @@ def test_mistakes_in_the_heads_row(tmp_path: Path, row: str, message: str) -> No
         build_detector(path, 2)
 
 
-def test_the_name_of_the_head_in_older_checkpoints() -> None:
+def test_the_heads_name_in_older_checkpoints_is_read() -> None:
     plain = build_detector("yoloxnano", 2).spec
     *rows, (source, repeats, module, args) = plain["head"]
     assert module == "YOLOXDetect"
@@ -164,13 +164,13 @@ def focus(images: Tensor) -> Tensor:
     return torch.cat([images[..., y::2, x::2] for x in (0, 1) for y in (0, 1)], 1)
 
 
-def test_a_kernel_after_a_focus_is_a_larger_kernel() -> None:
+def test_a_focus_and_a_convolution_equal_one_larger_kernel() -> None:
     kernel, images = torch.randn(5, 12, 3, 3, dtype=torch.float64), torch.rand(2, 3, 10, 14, dtype=torch.float64)
     expected = nn.functional.conv2d(focus(images), kernel, padding=1)
     torch.testing.assert_close(nn.functional.conv2d(images, without_focus(kernel), stride=2, padding=2), expected)
 
 
-def test_a_public_checkpoint_is_recognized_and_takes_our_pictures(tmp_path: Path) -> None:
+def test_a_public_checkpoint_is_recognized_and_converted_to_rgb(tmp_path: Path) -> None:
     """Its first layer sees blue, green, red up to 255; ours red, green, blue up to 1."""
     original = build_detector("yoloxnano", 80, seed=3)
     scatter_norms(original)

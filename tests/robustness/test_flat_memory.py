@@ -14,7 +14,7 @@ EPOCHS = 50
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "cache"), [(2, "ram"), (1, "none")])
-def test_fifty_epochs(tmp_path: Path, ranks: int, cache: str):
+def test_memory_files_and_processes_stay_constant_over_fifty_epochs(tmp_path: Path, ranks: int, cache: str):
     data = write_dataset(tmp_path / "set", train=40)
     model = write_model(tmp_path / "tiny.yaml")
     flags = ["--data", str(data), "--model", str(model), "--imgsz", "64", "--batch-size", "4", "--device", "cpu",

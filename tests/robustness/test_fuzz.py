@@ -18,17 +18,17 @@ def check(folder: Path, *, seconds: float, seed: int, least: int, most: float = 
     assert sum(tally.inputs.values()) >= least, tally.text()
 
 
-def test_half_a_minute_of_odd_files(tmp_path: Path):
+def test_half_a_minute_of_fuzzing_finds_nothing(tmp_path: Path):
     """The same inputs in every run, as far as a slow machine gets with them."""
     check(tmp_path, seconds=30, seed=0, least=100, most=2000)
 
 
 @pytest.mark.slow
-def test_ten_minutes_of_odd_files(tmp_path: Path):
+def test_ten_minutes_of_fuzzing_find_nothing(tmp_path: Path):
     check(tmp_path, seconds=600, seed=1, least=2000)
 
 
-def test_a_finding_is_kept_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_finding_is_stored_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A traceback, an input without an end, and a process that dies: the fuzzer sees all three and goes on."""
     import os
     import time

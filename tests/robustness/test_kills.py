@@ -9,18 +9,18 @@ import pytest
 from tests.robustness.kills import prove, prove_phases
 
 
-def test_six_kills(tmp_path: Path):
+def test_six_kills_do_not_change_the_result(tmp_path: Path):
     """On one rank and on two."""
     prove(tmp_path, kills=6, worlds=[1, 1, 2], seed=1)
 
 
 @pytest.mark.slow
-def test_a_hundred_kills(tmp_path: Path):
+def test_a_hundred_kills_do_not_change_the_result(tmp_path: Path):
     """The number of ranks is drawn anew at every resume."""
     prove(tmp_path, kills=100, worlds=[1, 2, 4], seed=2)
 
 
-def test_a_kill_in_each_of_three_phases(tmp_path: Path):
+def test_a_kill_in_each_of_three_phases_does_not_change_the_result(tmp_path: Path):
     """Of two ranks, while they scan, fill the cache in memory and write checkpoints; one while a disk cache is filled
     is in tests/data/cache/test_open.py too."""
     phases = ("scan", "ram", "write")
@@ -28,5 +28,5 @@ def test_a_kill_in_each_of_three_phases(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_twenty_kills_in_every_phase(tmp_path: Path):
+def test_twenty_kills_in_every_phase_do_not_change_the_result(tmp_path: Path):
     assert min(prove_phases(tmp_path, kills=20, seed=2).values()) >= 20

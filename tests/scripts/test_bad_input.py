@@ -40,7 +40,7 @@ def flags(world: Path) -> list[str]:
         ("--data", "train: a\ntrain: b\nval: c\nnames: [x]\n"),
     ],
 )
-def test_a_repeated_key_is_told_with_its_line(world, tmp_path, capsys, flag, text):
+def test_a_repeated_key_is_reported_with_its_line(world, tmp_path, capsys, flag, text):
     path = tmp_path / "x.yaml"
     path.write_text(text)
     error = error_of(capsys, train.main, *flags(world), flag, path, "--project", tmp_path / "runs")
@@ -48,7 +48,7 @@ def test_a_repeated_key_is_told_with_its_line(world, tmp_path, capsys, flag, tex
 
 
 @pytest.mark.parametrize("how", ["folder", "link", "list"])
-def test_validating_on_training_images_is_said(tmp_path, capsys, how):
+def test_validating_on_training_images_causes_a_warning(tmp_path, capsys, how):
     data = write_dataset(tmp_path / "set", train=4, val=2)
     (tmp_path / "set" / "also").symlink_to(tmp_path / "set" / "images" / "train")
     (tmp_path / "set" / "some.txt").write_text("images/train/000.png\nimages/val/000.png\nimages/train/001.png\n")
@@ -78,7 +78,7 @@ def test_validating_on_training_images_is_said(tmp_path, capsys, how):
         (["--hyp", "finetun"], "--hyp finetun: no such recipe or file (did you mean 'finetune'?)"),
     ],
 )
-def test_flags_of_training(world, tmp_path, capsys, given, line):
+def test_bad_training_flags_are_one_line(world, tmp_path, capsys, given, line):
     assert line in error_of(capsys, train.main, *flags(world), "--project", tmp_path, *given)
 
 
@@ -96,7 +96,7 @@ def test_flags_of_training(world, tmp_path, capsys, given, line):
         (["--set", "albumentations=[{name: Blurr}]"], "hyper-parameter albumentations"),
     ],
 )
-def test_what_settings_alone_refuse_is_said_before_data_is_looked_for(tmp_path, capsys, given, line):
+def test_impossible_settings_are_refused_before_data_is_read(tmp_path, capsys, given, line):
     """To copy and scan one may take hours, which a slip in the flags must not cost."""
     assert line in error_of(capsys, train.main, "--data", tmp_path / "none.yaml", *SMALL, "--project", tmp_path, *given)
     assert not list(tmp_path.iterdir())
@@ -124,7 +124,7 @@ def test_a_refused_training_leaves_no_folder(world, tmp_path, capsys, given):
     assert sorted(p.name for p in (tmp_path / "set").iterdir()) == ["data.yaml", "images", "labels"]
 
 
-def test_refused_scorings_and_detections_leave_no_folder(world, tmp_path, capsys):
+def test_a_refused_validation_or_detection_leaves_no_folder(world, tmp_path, capsys):
     """Also where the work had begun: a validation image and a video that cannot be read."""
     weights = world / "runs" / "exp" / "best.pt"
     data = write_dataset(tmp_path / "set", train=1, val=3)
@@ -142,7 +142,7 @@ def test_refused_scorings_and_detections_leave_no_folder(world, tmp_path, capsys
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_folder_in_the_way_is_said_before_data_is_looked_for(world, tmp_path, capsys):
+def test_a_file_in_place_of_the_run_folder_is_refused_before_data_is_read(world, tmp_path, capsys):
     """As before, though the folder is made late."""
     (tmp_path / "runs").write_text("")
     for main, given in ((train.main, []), (val.main, ["--weights", world / "runs" / "exp" / "best.pt"])):
@@ -150,7 +150,7 @@ def test_a_folder_in_the_way_is_said_before_data_is_looked_for(world, tmp_path, 
         assert "a file of this name exists" in line
 
 
-def test_the_log_of_a_run_begins_with_its_beginning(world):
+def test_the_log_of_a_run_includes_its_first_lines(world):
     """Though its file is made when the data has been read."""
     lines = (world / "runs" / "exp" / "train.log").read_text().splitlines()
     assert lines[0].startswith("config: ")
@@ -167,7 +167,7 @@ def test_a_canvas_of_one_cell_is_refused(world, tmp_path, capsys):
     assert "--imgsz 64: too small for the model's stride 64; use 128 or more" in error_of(capsys, train.main, *given)
 
 
-def test_a_device_that_is_not_there(world, tmp_path, capsys, monkeypatch):
+def test_an_absent_device_is_one_line(world, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for device in ("0", "cuda", "0,1", "cuda:3"):
         assert "no CUDA GPU is available here; use --device cpu" in error_of(
@@ -176,7 +176,7 @@ def test_a_device_that_is_not_there(world, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("data", ["nc", "names"])
-def test_a_run_goes_on_with_its_classes_only(world, tmp_path, capsys, data):
+def test_a_run_resumes_only_with_the_same_classes(world, tmp_path, capsys, data):
     other = yaml.safe_load((world / "set" / "data.yaml").read_text())
     other |= {"path": str(world / "set"), "names": ["a", "b", "c"] if data == "nc" else ["dark", "light"]}
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(other))
@@ -186,7 +186,7 @@ def test_a_run_goes_on_with_its_classes_only(world, tmp_path, capsys, data):
     assert "start a new run with --weights" in line
 
 
-def test_what_cannot_be_resumed(world, tmp_path, capsys):
+def test_runs_that_cannot_be_resumed_are_one_line(world, tmp_path, capsys):
     run = world / "runs" / "exp"
     assert "best.pt: holds weights only" in error_of(capsys, train.main, "--resume", run / "best.pt", "--epochs", "3")
     line = error_of(capsys, train.main, "--resume", run / "last.pt", "--epochs", "3", "--name", "other")
@@ -196,7 +196,7 @@ def test_what_cannot_be_resumed(world, tmp_path, capsys):
 @pytest.mark.parametrize(
     "key", ["version", "model_spec", "names", "imgsz", "model", "ema", "hyp", "progress", "scaler"]
 )
-def test_own_checkpoints_with_parts_missing_or_wrong(world, tmp_path, capsys, key):
+def test_own_checkpoints_with_missing_or_wrong_parts_are_one_line(world, tmp_path, capsys, key):
     """Whoever edits checkpoints gets a line too, and no script a traceback."""
     content = read_checkpoint(world / "runs" / "exp" / "last.pt")
     path = tmp_path / "last.pt"
@@ -211,14 +211,14 @@ def test_own_checkpoints_with_parts_missing_or_wrong(world, tmp_path, capsys, ke
     assert f"(no {key})" in line or "holds weights only" in line
 
 
-def test_sources_and_weights_of_detect(world, tmp_path, capsys):
+def test_bad_sources_and_weights_of_detect_are_one_line(world, tmp_path, capsys):
     weights = world / "runs" / "exp" / "best.pt"
     assert "--source: is empty" in error_of(capsys, detect.main, "--weights", weights, "--source", " ")
     line = error_of(capsys, detect.main, "--weights", "yolov8n.pt", "--offline", "--source", tmp_path)
     assert "yolov8n.pt: not on this machine and --offline is set" in line
 
 
-def test_one_class_as_one_class_keeps_its_name(world, tmp_path, capsys):
+def test_single_cls_with_one_class_keeps_its_name(world, tmp_path, capsys):
     """A model trained with --single-cls on one class is scored without it."""
     one = {"path": str(world / "set"), "train": "images/train", "val": "images/val", "names": ["thing"]}
     (tmp_path / "one.yaml").write_text(yaml.safe_dump(one))
@@ -227,7 +227,7 @@ def test_one_class_as_one_class_keeps_its_name(world, tmp_path, capsys):
     assert read_checkpoint(tmp_path / "exp" / "best.pt")["names"] == ["thing"]
 
 
-def test_patience_waits_for_validations(world, tmp_path):
+def test_patience_counts_only_validated_epochs(world, tmp_path):
     """Epochs that were not scored are no reason to stop: the third is the first that is, the sixth is no better."""
     given = ["--epochs", "8", "--val-every", "3", "--patience", "1", "--set", "lr0=0", "--project", str(tmp_path)]
     run_main(train.main, [*flags(world), *given])
@@ -235,7 +235,7 @@ def test_patience_waits_for_validations(world, tmp_path):
     assert (progress["epoch"], progress["best_epoch"]) == (6, 3)
 
 
-def test_steps_that_are_never_finite_stop_a_run(world, tmp_path, capsys):
+def test_persistent_non_finite_steps_stop_a_run(world, tmp_path, capsys):
     """Before the first checkpoint there is nothing to go on from, and later the last good one is as it was."""
     given = [*flags(world), "--max-bad-steps", "1", "--project", str(tmp_path), "--epochs", "2"]
     given += ["--weights", str(world / "runs" / "exp" / "best.pt")]
@@ -249,7 +249,7 @@ def test_steps_that_are_never_finite_stop_a_run(world, tmp_path, capsys):
     assert (tmp_path / "good" / "last.pt").read_bytes() == kept
 
 
-def test_settings_changed_at_resume_hold(world, tmp_path, capsys):
+def test_settings_changed_at_resume_take_effect(world, tmp_path, capsys):
     """Learning rate and decay are the new ones, not what the optimizer's state was saved with; others stay."""
     given = ["--optimizer", "SGD", "--set", "warmup_epochs=0", "mosaic=0", "--epochs", "1", "--project", str(tmp_path)]
     run_main(train.main, [*flags(world), *given])
@@ -276,7 +276,7 @@ def test_a_longer_run_keeps_its_optimizer(world, tmp_path):
     run_main(train.main, ["--resume", last, "--epochs", "20000", "--patience", "1", "--set", "lr0=0"])
 
 
-def test_nothing_to_score_is_said(world, tmp_path, capsys):
+def test_a_validation_split_without_objects_is_reported(world, tmp_path, capsys):
     """A validation split of backgrounds gives no best.pt, and no reason to stop early."""
     backgrounds = write_dataset(tmp_path / "set", train=3, val=2)
     for labels in (tmp_path / "set" / "labels" / "val").iterdir():
@@ -288,7 +288,7 @@ def test_nothing_to_score_is_said(world, tmp_path, capsys):
     assert (tmp_path / "exp" / "last.pt").exists()
 
 
-def test_file_names_that_are_no_text(world, tmp_path, capsys):
+def test_file_names_that_are_not_utf_8_are_handled(world, tmp_path, capsys):
     """Latin-1 bytes in names, as old disks have them, go through training, scoring and detection."""
     data = write_dataset(tmp_path / "set", train=3, val=2)
     for split in ("train", "val"):

@@ -80,7 +80,7 @@ def read_txt(path):
     return np.array([[float(v) for v in row.split()] for row in path.read_text().splitlines()])
 
 
-def test_everything_is_written_and_agrees(weights, pictures, tmp_path, capsys):
+def test_images_labels_crops_and_tables_are_written_and_agree(weights, pictures, tmp_path, capsys):
     folder = run(weights, pictures, tmp_path, "--save-txt", "--save-conf", "--save-json", "--save-crop")
     files = names_in(folder)
     stems = {"a": "a.jpg", "a-2": "a.png", "schön 猫": "schön 猫.bmp"}
@@ -108,7 +108,7 @@ def test_everything_is_written_and_agrees(weights, pictures, tmp_path, capsys):
     assert "\x1b" not in out
 
 
-def test_boxes_are_the_models_own(weights, model, pictures, tmp_path):
+def test_boxes_equal_the_models_predictions(weights, model, pictures, tmp_path):
     """On a picture that is its own canvas the result is plainly the model's, suppressed."""
     folder = run(weights, pictures / "a.png", tmp_path, "--save-json", "--nosave", "--iou-thres", "0.5")
     records = json.loads((folder / "predictions.json").read_text())
@@ -138,7 +138,7 @@ def test_frames_are_letterboxed_and_mapped_back(weights, pictures, tmp_path):
     np.testing.assert_allclose(2 * np.array(one), two, atol=0.02)
 
 
-def test_flags_change_what_is_drawn_and_kept(weights, pictures, tmp_path):
+def test_flags_change_what_is_drawn_and_saved(weights, pictures, tmp_path):
     def drawing(*more):
         return cv2.imread(str(run(weights, pictures / "a.png", tmp_path, *more) / "a.png")).astype(int)
 
@@ -159,7 +159,7 @@ def test_flags_change_what_is_drawn_and_kept(weights, pictures, tmp_path):
     assert len(read_txt(agnostic / "labels/a.txt")) <= len(read_txt(overlapping / "labels/a.txt"))
 
 
-def test_threshold_is_the_checkpoints_unless_given(weights, pictures, tmp_path, capsys):
+def test_the_default_threshold_is_the_checkpoints(weights, pictures, tmp_path, capsys):
     content = read_checkpoint(weights)
     common = [
         "--source",
@@ -190,7 +190,7 @@ def test_threshold_is_the_checkpoints_unless_given(weights, pictures, tmp_path, 
         assert "confidence threshold 0.25: " in capsys.readouterr().out
 
 
-def test_video_keeps_frames_and_pace(weights, clip, tmp_path):
+def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path):
     folder = run(weights, clip, tmp_path, "--save-txt", "--vid-stride", "2", "--save-json")
     capture = cv2.VideoCapture(str(folder / "clip.mp4"))
     frames = []
@@ -207,7 +207,7 @@ def test_video_keeps_frames_and_pace(weights, clip, tmp_path):
 
 
 @pytest.mark.parametrize("amp", ["bf16", "off"])
-def test_autocast_and_canvas_size(weights, pictures, tmp_path, amp):
+def test_autocast_and_canvas_size_are_applied(weights, pictures, tmp_path, amp):
     folder = run(weights, pictures / "a.jpg", tmp_path, "--amp", amp, "--imgsz", "96", "--save-txt")
     assert cv2.imread(str(folder / "a.jpg")).shape == (37, 90, 3)
     assert len(read_txt(folder / "labels" / "a.txt")) <= 5
@@ -233,14 +233,14 @@ def test_mistakes_are_one_line_and_leave_no_folder(weights, pictures, tmp_path, 
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="X11 and Wayland")
-def test_no_display_is_one_line(weights, pictures, tmp_path, monkeypatch):
+def test_a_missing_display_is_one_line(weights, pictures, tmp_path, monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     with pytest.raises(UserError, match="no display"):
         run(weights, pictures, tmp_path, "--view-img")
 
 
-def test_window_shows_each_picture_and_q_stops(weights, pictures, tmp_path, monkeypatch):
+def test_the_window_shows_each_image_and_q_stops(weights, pictures, tmp_path, monkeypatch):
     shown = []
 
     class FakeWindow:
@@ -257,7 +257,7 @@ def test_window_shows_each_picture_and_q_stops(weights, pictures, tmp_path, monk
     assert names_in(folder) == ["a-2.png", "a.jpg"]
 
 
-def test_interrupted_run_keeps_what_it_has(weights, clip, tmp_path, monkeypatch):
+def test_an_interrupted_run_keeps_its_results(weights, clip, tmp_path, monkeypatch):
     calls = []
     true_add = predictor.DetectionLog.add
 
@@ -306,7 +306,7 @@ def test_boxes_without_pixels_make_no_crop(tmp_path):
     assert cv2.imread(str(tmp_path / "crops/a/a_1.jpg")).shape == (2, 3, 3)
 
 
-def test_an_odd_file_ends_nothing_but_shows_in_the_exit_status(weights, tmp_path, capsys):
+def test_a_failing_file_is_skipped_and_changes_the_exit_status(weights, tmp_path, capsys):
     """One cannot be read, one has more pixels in a row than its crops' format, of one the crops' names are too long."""
     folder = tmp_path / "in"
     folder.mkdir()
@@ -332,7 +332,7 @@ def test_a_source_is_never_overwritten(weights, pictures, tmp_path):
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_a_full_disk_ends_a_video_that_can_be_played(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_a_playable_video(tmp_path, monkeypatch):
     media = MediaWriter(tmp_path)
     frame = np.zeros((32, 48, 3), np.uint8)
     for _ in range(3):
@@ -346,7 +346,7 @@ def test_a_full_disk_ends_a_video_that_can_be_played(tmp_path, monkeypatch):
     assert [capture.read()[0] for _ in range(4)] == [True, True, True, False]
 
 
-def test_video_with_changing_frame_size_and_unwritable_kind(tmp_path):
+def test_a_video_of_changing_frame_size_is_playable_and_unwritable_formats_become_jpg(tmp_path):
     media = MediaWriter(tmp_path)
     for side in (32, 48):
         media.frame("s", np.zeros((side, side, 3), np.uint8), 5.0)

@@ -57,7 +57,7 @@ def raw_maps(model, batch: int = 2, seed: int = 0) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("family", ["yolov5n", "yolov8n", "yolo11n", "yolov9t", "yoloxnano"])
-def test_one_line_gives_any_family_the_pair(family: str) -> None:
+def test_end2end_adds_the_second_head_to_any_family(family: str) -> None:
     single = build_detector(family, 3, seed=1)
     pair = build_detector(single.spec | PAIR, 3, seed=1)
     first, both = single.state_dict(), pair.state_dict()
@@ -71,7 +71,7 @@ def test_one_line_gives_any_family_the_pair(family: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_backbone_and_neck_learn_from_the_one_to_many_branch_alone(kind: str) -> None:
+def test_backbone_and_neck_learn_only_from_the_one_to_many_branch(kind: str) -> None:
     pair = build_detector(MODELS[kind], 2, seed=1)
     single = build_detector({k: v for k, v in MODELS[kind].items() if k != "end2end"}, 2, seed=1)
     batch = make_batch(4)
@@ -99,7 +99,7 @@ def test_backbone_and_neck_learn_from_the_one_to_many_branch_alone(kind: str) ->
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_fused_copy_has_the_branch_that_is_asked_for(kind: str) -> None:
+def test_a_fused_copy_has_the_requested_branch(kind: str) -> None:
     pair, images = build_detector(MODELS[kind], 2, seed=1).eval(), torch.rand(2, 3, CANVAS, CANVAS)
     with torch.no_grad():
         for key, p in pair.named_parameters():
@@ -120,7 +120,7 @@ def test_a_fused_copy_has_the_branch_that_is_asked_for(kind: str) -> None:
     assert (suppression_iou(many.head, default=0.45), suppression_iou(one.head, 0.5, 0.45)) == (0.45, 0.5)
 
 
-def test_mistakes_in_the_line() -> None:
+def test_mistakes_in_end2end_are_one_line() -> None:
     with pytest.raises(UserError, match="end2end: must be true or false, got 'yes'"):
         build_detector(TINY_MODEL | {"end2end": "yes"}, 2)
     with pytest.raises(UserError, match=r"unknown key 'end2endd'.*end2end"):
@@ -218,7 +218,7 @@ def test_each_target_gets_the_best_cell_that_no_other_has() -> None:
     assert given > (first > 0).sum(), "a top-1 match leaves more of them without a cell"
 
 
-def test_alone_a_targets_one_cell_is_the_best_of_its_many() -> None:
+def test_a_single_targets_cell_is_the_best_of_its_candidates() -> None:
     *scene, mask = assignment_scene()
     for k in range(mask.shape[1]):
         only = torch.zeros_like(mask)
@@ -264,7 +264,7 @@ def best_anchor_by_loops(model, raw: list[torch.Tensor], targets: torch.Tensor) 
     return set(owner.values())
 
 
-def test_the_one_anchor_is_the_best_of_the_matches() -> None:
+def test_the_one_to_one_anchor_is_the_best_match() -> None:
     model = build_detector(MODELS["anchors"], 2, seed=1)
     raw = [level.requires_grad_() for level in raw_maps(model, 3)]
     targets = make_batch(3, targets_per_image=4).targets
@@ -287,7 +287,7 @@ def test_the_one_anchor_is_the_best_of_the_matches() -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_pairs_loss_is_the_sum_of_both_and_divides_into_shares(kind: str) -> None:
+def test_the_dual_loss_is_the_sum_of_both_and_adds_up_over_shards(kind: str) -> None:
     model = build_detector(MODELS[kind], 2, seed=1)
     criterion = model.head.build_loss(HYP)
     targets = make_batch(4).targets[2:]  # the first picture has none
@@ -315,7 +315,7 @@ def test_the_pairs_loss_is_the_sum_of_both_and_divides_into_shares(kind: str) ->
         torch.autograd.grad(criterion(raw, targets, 16).total, raw)
 
 
-def test_without_bins_the_loss_of_distances_is_their_mean_error_in_cells() -> None:
+def test_without_bins_the_distance_loss_is_the_mean_error_in_cells() -> None:
     model = build_detector(MODELS["no bins"], 2, seed=1)
     criterion = model.head.build_loss(HYP).one
     raw = raw_maps(model, 1)[3:]
@@ -337,7 +337,7 @@ def test_without_bins_the_loss_of_distances_is_their_mean_error_in_cells() -> No
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_descending_the_loss_finds_each_object_once_without_nms(kind: str) -> None:
+def test_minimizing_the_loss_finds_each_object_once_without_nms(kind: str) -> None:
     """Free maps, trained directly: above a threshold there is one detection a target, and it lies on it."""
     model = build_detector(MODELS[kind], 2, seed=1)
     raw = [torch.zeros_like(level) for level in raw_maps(model, 2)]
@@ -391,7 +391,7 @@ def _train(ctx, kind: str, virtual_ranks: int) -> torch.Tensor:
     return torch.cat([v.reshape(-1).double() for v in model.state_dict().values()])
 
 
-def test_the_same_bits_on_one_process_and_on_two() -> None:
+def test_one_and_two_processes_give_the_same_bits() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -418,7 +418,7 @@ def by_brute_force(boxes, scores, conf_thres: float, max_det: int, multi_label: 
 @pytest.mark.parametrize("classes", [None, [0, 2], []])
 @pytest.mark.parametrize("max_det", [1, 7, 100, 1000])
 @pytest.mark.parametrize("ties", [False, True])
-def test_selection_by_rank_equals_brute_force(multi_label: bool, classes, max_det: int, ties: bool) -> None:
+def test_top_k_selection_equals_brute_force(multi_label: bool, classes, max_det: int, ties: bool) -> None:
     generator = torch.Generator().manual_seed(3)
     boxes, scores = torch.rand(3, 60, 4, generator=generator) * 100, torch.rand(3, 60, 4, generator=generator)
     boxes[..., 2:] += boxes[..., :2]
@@ -448,7 +448,7 @@ def test_selection_by_rank_equals_brute_force(multi_label: bool, classes, max_de
         assert all(torch.equal(t[0], found[i][b]) for i, t in enumerate(alone))
 
 
-def test_selection_with_and_without_a_threshold() -> None:
+def test_without_a_threshold_overlapping_detections_are_kept() -> None:
     boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 10], [30, 20, 20, 40]]])
     scores = torch.tensor([[[0.9], [0.8], [0.7]]])
     common = {"conf_thres": 0.1, "max_det": 5}
@@ -462,7 +462,7 @@ def test_selection_with_and_without_a_threshold() -> None:
 # Files and doors
 
 
-def test_a_pair_takes_the_weights_of_a_single_head_twice(tmp_path) -> None:
+def test_weights_of_a_single_head_initialize_both_heads(tmp_path) -> None:
     single = build_detector(TINY_MODEL, 2, names=["light", "dark"], seed=1)
     content = {"model_spec": single.spec, "names": ["light", "dark"], "imgsz": 64, "ema": single.state_dict()}
     write_checkpoint(content, tmp_path / "single.pt")
@@ -498,7 +498,7 @@ def trained(tmp_path_factory):
     return data, root / "runs" / "exp"
 
 
-def test_train_val_and_detect_take_a_pair(trained, tmp_path) -> None:
+def test_train_val_and_detect_work_with_two_heads(trained, tmp_path) -> None:
     data, folder = trained
     header = (folder / "results.csv").read_text().splitlines()[0]
     assert all(f"{where}/{name}" in header for where in ("train", "val") for name in ("l1", "box_one", "cls_one"))

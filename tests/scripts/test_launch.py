@@ -63,7 +63,7 @@ def train_config(argv: list[str]) -> TrainConfig:
 
 
 @pytest.mark.parametrize("path", [SLURM])
-def test_the_shell_can_read_it(path):
+def test_the_slurm_script_is_valid_bash(path):
     subprocess.run(["bash", "-n", str(path)], check=True)
 
 
@@ -80,7 +80,7 @@ def test_slurm_starts_a_run(cluster):
     assert not Path(cluster["OUT"], "scontrol").exists()
 
 
-def test_slurm_goes_on_after_a_requeue(cluster):
+def test_slurm_resumes_after_a_requeue(cluster):
     last = Path(cluster["RUNS"], "123", "last.pt")
     last.parent.mkdir(parents=True)
     last.touch()
@@ -90,7 +90,7 @@ def test_slurm_goes_on_after_a_requeue(cluster):
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_slurm_stops_the_run_and_asks_for_a_requeue(cluster, number):
+def test_slurm_stops_the_run_and_requeues_the_job(cluster, number):
     job = submit(cluster | {"NAP": "60"})
     deadline = time.monotonic() + 20
     while not Path(cluster["OUT"], "torchrun").exists() and time.monotonic() < deadline:
@@ -107,7 +107,7 @@ def test_slurm_does_not_requeue_a_failure(cluster):
     assert not Path(cluster["OUT"], "scontrol").exists()
 
 
-def test_kubernetes_job_fits_together():
+def test_the_kubernetes_resources_are_consistent():
     documents = list(yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text(encoding="utf-8")))
     kinds = {d["kind"]: d for d in documents}
     assert list(kinds) == ["PersistentVolumeClaim", "TrainingRuntime", "TrainJob"]
@@ -132,7 +132,7 @@ def test_kubernetes_job_fits_together():
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_kubernetes_command_is_understood(tmp_path, cluster, resumed):
+def test_the_kubernetes_command_is_accepted_by_the_parsers(tmp_path, cluster, resumed):
     documents = yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text(encoding="utf-8"))
     (script,) = next(d for d in documents if d["kind"] == "TrainJob")["spec"]["trainer"]["args"]
     script = script.replace("/shared", str(tmp_path))
@@ -149,7 +149,7 @@ def test_kubernetes_command_is_understood(tmp_path, cluster, resumed):
 
 
 @pytest.mark.parametrize("document", ["launch/README.md", "README.md"])
-def test_commands_of_the_documents_are_understood(document):
+def test_commands_in_the_documents_are_accepted_by_the_parsers(document):
     text = (LAUNCH.parent / document).read_text(encoding="utf-8").replace("\\\n", " ")
     commands = [
         line.strip() for line in text.splitlines() if re.match(r"\s+(torchrun|sbatch) .*--nnodes|\s+sbatch ", line)

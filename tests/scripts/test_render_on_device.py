@@ -32,7 +32,7 @@ def trained(flags: list[str], folder: Path, *more: str) -> dict:
     return read_checkpoint(folder / "exp" / "last.pt")
 
 
-def test_cache_fetching_ahead_and_a_resume_change_no_bit(world, tmp_path, monkeypatch):
+def test_cache_prefetching_and_resuming_do_not_change_a_bit(world, tmp_path, monkeypatch):
     shared = ["--virtual-ranks", "2", "--accumulate", "2", "--image-weights"]
     expected = trained(world, tmp_path / "one", *shared, "--cache", "device", "--save-period", "1")
     monkeypatch.setattr("engine.trainer.Prefetcher", partial(Prefetcher, ahead=True))
@@ -44,7 +44,7 @@ def test_cache_fetching_ahead_and_a_resume_change_no_bit(world, tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_processes_and_workers_change_no_bit(world, tmp_path):
+def test_processes_and_workers_do_not_change_a_bit(world, tmp_path):
     flags = [*world, "--virtual-ranks", "2", "--multi-scale"]
     expected = trained(flags, tmp_path / "one", "--cache", "device")
     launcher = [*TORCHRUN, "--nproc_per_node", "2", "train.py"]
@@ -52,6 +52,6 @@ def test_processes_and_workers_change_no_bit(world, tmp_path):
     same_content(expected, read_checkpoint(tmp_path / "two" / "exp" / "last.pt"))
 
 
-def test_pixels_on_the_device_want_their_renderer_there(world, tmp_path, capsys):
+def test_cache_device_requires_rendering_on_the_device(world, tmp_path, capsys):
     flags = [*world, "--project", str(tmp_path), "--cache", "device", "--render-on", "host"]
     assert "--cache device: " in error_of(capsys, train.main, *flags)

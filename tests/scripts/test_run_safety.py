@@ -95,7 +95,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(world, whole, tmp_path,
 
 
 @pytest.mark.slow
-def test_a_signal_during_validation(world, whole, tmp_path):
+def test_a_signal_during_validation_keeps_the_epochs_steps(world, whole, tmp_path):
     """The epoch's steps are kept; only validation is done again."""
     with Processes(tmp_path / "log.txt", odd="slowval:3") as run:
         run.ranks(2, *flags(world, tmp_path))
@@ -107,7 +107,7 @@ def test_a_signal_during_validation(world, whole, tmp_path):
     same_run(whole, tmp_path / "exp")
 
 
-def test_two_trainings_do_not_write_one_run(world, tmp_path):
+def test_a_second_training_is_refused_in_the_same_run_folder(world, tmp_path):
     """The second gets a line that names the first, whichever way it came to the folder; a killed one holds nobody off,
     nor do its loader processes that are still there."""
     with Processes(tmp_path / "log.txt", odd="slow:0.2") as run:
@@ -131,7 +131,7 @@ def test_two_trainings_do_not_write_one_run(world, tmp_path):
     assert not (tmp_path / "exp" / ".lock").exists()
 
 
-def test_going_on_elsewhere_prints_what_changed(tmp_path):
+def test_resuming_in_another_setup_prints_the_changes(tmp_path):
     """Saved by the clock, killed, the data moved: on one process instead of two, and for an epoch more."""
     write_dataset(tmp_path / "set", train=40)
     write_model(tmp_path / "tiny.yaml")
@@ -162,7 +162,7 @@ def test_going_on_elsewhere_prints_what_changed(tmp_path):
 
 
 @pytest.mark.slow
-def test_spawn_passes_signals_on(world, tmp_path):
+def test_spawn_forwards_signals(world, tmp_path):
     with Processes(tmp_path / "log.txt") as run:
         parent = run.start([sys.executable, "train.py", *flags(world, tmp_path, "--epochs", "50", "--save-steps", "2"),
                             "--spawn", "2"])  # fmt: skip
@@ -173,7 +173,7 @@ def test_spawn_passes_signals_on(world, tmp_path):
         assert "Traceback" not in run.output()
 
 
-def test_torchrun_ends_by_itself_with_the_uninterrupted_weights(world, whole, tmp_path):
+def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(world, whole, tmp_path):
     """One worker is killed mid-epoch; torchrun starts all again, and they find the run without a flag."""
     with Processes(tmp_path / "log.txt", odd="slow:0.05") as run:
         agent = run.torchrun(
@@ -199,7 +199,7 @@ def test_a_refusal_before_the_first_checkpoint_leaves_nothing(world, tmp_path):
 
 
 @pytest.mark.slow
-def test_torchrun_stopped_by_a_signal(world, whole, tmp_path):
+def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(world, whole, tmp_path):
     """A static rendezvous this time, whose store outlives a restart: first a kill, then SIGTERM to torchrun itself."""
     with Processes(tmp_path / "log.txt", odd="slow:0.1") as run:
         agent = run.torchrun(
@@ -230,7 +230,7 @@ def test_torchrun_stopped_by_a_signal(world, whole, tmp_path):
         pytest.param(signal.SIGUSR1, True, -signal.SIGUSR1, id="usr1-torchrun"),
     ],
 )
-def test_torchruns_own_exit_code(world, tmp_path, number, to_torchrun, code):
+def test_torchrun_exits_with_its_own_code(world, tmp_path, number, to_torchrun, code):
     """As the README says: torchrun's is not the processes' 75 or 130, and USR1 ends torchrun itself. All is saved."""
     with Processes(tmp_path / "log.txt", odd="slow:0.1") as run:
         agent = run.torchrun(
@@ -244,7 +244,7 @@ def test_torchruns_own_exit_code(world, tmp_path, number, to_torchrun, code):
 
 
 @pytest.mark.slow
-def test_what_torchrun_leaves_stops_by_itself(world, whole, tmp_path):
+def test_processes_stop_by_themselves_when_torchrun_is_killed(world, whole, tmp_path):
     """SIGKILL to torchrun: nobody is left to stop its processes, so they save and end."""
     with Processes(tmp_path / "log.txt", odd="slow:0.1") as run:
         agent = run.torchrun(
@@ -257,7 +257,7 @@ def test_what_torchrun_leaves_stops_by_itself(world, whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_lost_node_is_done_without(world, tmp_path):
+def test_training_continues_without_a_lost_node(world, tmp_path):
     """Two torchruns as two nodes, one of which disappears: the other goes on alone, to the same weights."""
     port = str(free_port())
     options = ["--nnodes", "1:2", "--nproc_per_node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d",
@@ -282,7 +282,7 @@ def test_a_lost_node_is_done_without(world, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [pytest.param("raise", marks=pytest.mark.slow), "refuse", "kill"])
-def test_one_rank_brings_the_others_down(world, tmp_path, kind):
+def test_a_failing_rank_ends_the_others(world, tmp_path, kind):
     with Processes(tmp_path / "log.txt", odd=f"{kind}:1:5" if kind != "kill" else "slow:0.1") as run:
         run.ranks(2, *flags(world, tmp_path, "--save-steps", "2"))
         if kind == "kill":
@@ -300,7 +300,7 @@ def test_one_rank_brings_the_others_down(world, tmp_path, kind):
     assert text.count("Traceback") == (kind == "raise"), text
 
 
-def test_a_stall_leaves_the_stacks_of_every_rank(world, tmp_path):
+def test_a_stall_writes_the_stacks_of_every_rank(world, tmp_path):
     with Processes(tmp_path / "log.txt", odd="hang:1:5:8") as run:
         run.ranks(2, *flags(world, tmp_path, "--stall-minutes", "0.05", "--epochs", "1"))
         assert run.codes() == [0, 0], run.output()

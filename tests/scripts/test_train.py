@@ -50,7 +50,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("fine_tuned", [False, True])
-def test_one_process_then_resume_is_the_uninterrupted_run(world, tmp_path, fine_tuned):
+def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, fine_tuned):
     """Also: the same command twice gives the same table, and --epochs may grow on --resume. In fine-tuning, what comes
     from weights has another rate than what doesn't."""
     whole, more = tmp_path / "whole" / "exp", ["--set", "close_mosaic=1"]
@@ -89,7 +89,7 @@ def test_one_process_then_resume_is_the_uninterrupted_run(world, tmp_path, fine_
     ],
     ids=["torchrun", "old launcher", "spawn"],
 )
-def test_two_processes(world, tmp_path, launcher):
+def test_two_processes_equal_one_process_up_to_rounding(world, tmp_path, launcher):
     """One set of files, the one process's numbers (to rounding: batch statistics are made global)."""
     more = ["--epochs", "2", "--optimizer", "SGD", "--sync-bn"]
     if launcher == "spawn":
@@ -106,7 +106,7 @@ def test_two_processes(world, tmp_path, launcher):
         assert float(a["metrics/AP"]) == pytest.approx(float(b["metrics/AP"]), abs=5e-3)
 
 
-def test_resume_on_another_number_of_processes(world, tmp_path):
+def test_a_run_resumes_on_another_number_of_processes(world, tmp_path):
     more = ["--epochs", "1", "--optimizer", "AdamW"]
     two = [*TORCHRUN, "--nproc_per_node", "2"]
     train(world, tmp_path, *more, "--name", "two", launcher=two)
@@ -118,7 +118,7 @@ def test_resume_on_another_number_of_processes(world, tmp_path):
         assert len(rows(tmp_path / name / "results.csv")) == 2
 
 
-def test_every_training_option_together(world, tmp_path):
+def test_training_options_work_together(world, tmp_path):
     """An anchor model with everything that can be combined switched on; then the rest."""
     hyp = tmp_path / "hyp.yaml"
     hyp.write_text("mixup: 0.5\ndegrees: 10\nperspective: 0.0005\nalbumentations:\n- {name: Blur, p: 0.5}\n")
@@ -141,7 +141,7 @@ def test_every_training_option_together(world, tmp_path):
     train(world, tmp_path, "--rect", "--epochs", "1", "--noautoanchor", "--name", "third")
 
 
-def test_frozen_layers_do_not_move(world, tmp_path):
+def test_frozen_layers_do_not_change(world, tmp_path):
     train(world, tmp_path, "--epochs", "1", "--freeze", "0", "2", "--save-period", "1", "--name", "a")
     train(
         world, tmp_path, "--epochs", "1", "--freeze", "0", "2", "--save-period", "1", "--name", "b", "--set", "lr0=0.2"
@@ -180,13 +180,13 @@ def test_mistakes_end_in_one_line(world, tmp_path, more, complaint):
     assert "Traceback" not in done.stderr
 
 
-def test_a_batch_smaller_than_the_ranks(world, tmp_path):
+def test_a_batch_smaller_than_the_number_of_ranks_is_refused(world, tmp_path):
     done = run([sys.executable, "train.py", *flags(world, tmp_path, "--batch-size", "1", "--spawn", "2")], expect=2)
     assert "batch" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_busy_port(world, tmp_path):
+def test_a_busy_port_is_one_line(world, tmp_path):
     import socket
 
     with socket.socket() as taken:

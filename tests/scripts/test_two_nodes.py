@@ -22,7 +22,7 @@ def can_make_namespaces() -> bool:
 
 
 @pytest.mark.slow
-def test_two_nodes():
+def test_two_nodes_equal_one_process():
     if not can_make_namespaces():
         pytest.skip("needs root and iproute2")
     command = [sys.executable, "-m", "benchmarks.two_nodes"]

@@ -73,7 +73,7 @@ def flags(tiny, tmp_path, *more):
     return [str(word) for pair in base.items() for word in pair] + list(more)
 
 
-def test_scores_a_checkpoint_and_writes_everything(tiny, tmp_path, capsys):
+def test_val_scores_a_checkpoint_and_writes_all_files(tiny, tmp_path, capsys):
     val.main(flags(tiny, tmp_path))
     folder = tmp_path / "runs/exp"
     printed = capsys.readouterr().out
@@ -134,7 +134,7 @@ def lasting(folder):
     return {**results, "extras": None}
 
 
-def test_analyses_with_many_views_are_the_same_on_1_2_and_3_processes(tiny, tmp_path, capsys):
+def test_results_with_tta_are_equal_on_1_2_and_3_processes(tiny, tmp_path, capsys):
     more = ["--tta", "--per-size", "--conf-thres", "0.0001"]
     val.main(flags(tiny, tmp_path, "--name", "1", *more))
     printed = capsys.readouterr().out
@@ -159,7 +159,7 @@ def test_analyses_with_many_views_are_the_same_on_1_2_and_3_processes(tiny, tmp_
     assert found["missed"]["count"] <= 18
 
 
-def test_many_views_find_what_one_does_and_more(tiny, tmp_path):
+def test_tta_finds_what_one_view_does_and_more(tiny, tmp_path):
     more = ["--noplots", "--conf-thres", "0.0001", "--iou-thres", "1", "--max-det", "3000"]
     for name, flag in (("one", []), ("many", ["--augment"])):
         val.main(flags(tiny, tmp_path, "--name", name, *more, *flag))
@@ -169,7 +169,7 @@ def test_many_views_find_what_one_does_and_more(tiny, tmp_path):
     assert len(many) > len(one) > 0
 
 
-def test_single_class_merges_labels_and_scores(tiny, tmp_path):
+def test_single_cls_merges_labels_and_scores(tiny, tmp_path):
     val.main(flags(tiny, tmp_path, "--single-cls", "--noplots", "--no-save-json", "--no-verbose"))
     results = json.loads((tmp_path / "runs/exp/results.json").read_text())
     assert len(results["classes"]) == 1
@@ -177,7 +177,7 @@ def test_single_class_merges_labels_and_scores(tiny, tmp_path):
     assert not (tmp_path / "runs/exp/predictions.json").exists()
 
 
-def test_other_classes_than_the_models_are_refused(tiny, tmp_path):
+def test_classes_that_differ_from_the_models_are_refused(tiny, tmp_path):
     for names, words in ((["disc", "ball"], "class 1 is 'box' against 'ball'"), (["disc"], "2 classes against 1")):
         other = tmp_path / "other.yaml"
         other.write_text(yaml.safe_dump({"path": str(tiny[0].parent), "val": "images/val", "names": names}))
@@ -210,7 +210,7 @@ def test_mistakes_are_user_errors(tiny, tmp_path, more, words):
         (["--project", "/proc/runs", "--spawn", "2"], "error: /proc/runs/exp: cannot be created"),  # the first alone
     ],
 )
-def test_the_script_says_a_mistake_once_and_exits_with_2(tiny, tmp_path, more, line):
+def test_the_script_prints_an_error_once_and_exits_with_2(tiny, tmp_path, more, line):
     command = [sys.executable, "val.py", *flags(tiny, tmp_path, *more)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
@@ -218,7 +218,7 @@ def test_the_script_says_a_mistake_once_and_exits_with_2(tiny, tmp_path, more, l
     assert ended.stderr.count("error: ") == ended.stderr.count(line) == 1
 
 
-def test_help_needs_no_heavy_import():
+def test_help_imports_no_heavy_package():
     program = "import sys, val; sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'cv2')))"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
 
@@ -233,7 +233,7 @@ def test_predictions_file_without_detections_is_a_list(tmp_path):
     assert json.loads((tmp_path / "p.json").read_text()) == []
 
 
-def test_predictions_keep_ids_of_the_ground_truth(tmp_path):
+def test_predictions_keep_the_ids_of_the_ground_truth(tmp_path):
     gt = GroundTruth(
         np.zeros(3, np.int64), np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros(0, bool), np.zeros(0),
         np.full((2, 2), 50, np.int32), (42, 'na"me'), (7, 90),
@@ -249,7 +249,7 @@ def test_predictions_keep_ids_of_the_ground_truth(tmp_path):
 
 
 @pytest.mark.slow
-def test_trainings_ap_is_that_of_the_same_autocast_type(tmp_path, capsys):
+def test_val_in_the_autocast_type_of_training_gives_trainings_ap(tmp_path, capsys):
     """As the README says: training in bfloat16 scores in it, val.py in float32 unless it is told."""
     data, model = write_dataset(tmp_path / "set", train=40), write_model(tmp_path / "tiny.yaml")
     given = ["--data", data, "--model", model, *SMALL, "--batch-size", "8", "--epochs", "60", "--val-every", "0"]

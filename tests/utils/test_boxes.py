@@ -104,7 +104,7 @@ def test_equal_boxes_score_one_and_distant_ones_less_than_zero():
 
 
 @pytest.mark.parametrize("kind", ["iou", "giou", "diou"])
-def test_gradients_by_differences(kind):
+def test_gradients_equal_finite_differences(kind):
     a, b = random_xyxy(8, 7).requires_grad_(), random_xyxy(8, 8)
     assert torch.autograd.gradcheck(lambda x: ub.iou(x, b, kind), (a,))
 

@@ -119,12 +119,12 @@ def fetch(server, tmp_path):
 
 
 @pytest.mark.parametrize("fault", ["claim nonsense", "no length"])
-def test_length_that_is_none(fetch, server, fault):
+def test_an_invalid_content_length_is_ignored(fetch, server, fault):
     server.faults = [fault]
     assert fetch().read_bytes() == BODY
 
 
-def test_a_trickle_is_a_stall(fetch, server):
+def test_a_trickling_connection_counts_as_stalled(fetch, server):
     """A byte now and then keeps the connection's own clock from running out."""
     server.faults = ["trickle"]
     assert fetch().read_bytes() == BODY
@@ -135,7 +135,7 @@ def test_a_trickle_is_a_stall(fetch, server):
 
 
 @pytest.mark.parametrize("size", [len(BODY), 0])
-def test_a_body_without_end_is_cut_short(fetch, server, tmp_path, monkeypatch, size):
+def test_an_endless_body_is_refused(fetch, server, tmp_path, monkeypatch, size):
     monkeypatch.setattr(http_transfer, "MAX_BYTES", 2 * len(BODY))
     server.faults = ["endless"]
     with pytest.raises(UserError, match=r"sends more than the \d+ bytes that are expected"):
@@ -154,7 +154,7 @@ def zipped():
     ("body", "message"),
     [(b"\n <!DOCTYPE html><title>Log in</title>", "web page"), (zipped()[:-100], "a part of a checkpoint only")],
 )
-def test_what_is_no_checkpoint_is_refused_without_checksum(fetch, server, tmp_path, body, message):
+def test_a_file_that_is_not_a_checkpoint_is_refused_without_checksum(fetch, server, tmp_path, body, message):
     server.body = body
     with pytest.raises(UserError, match=message):
         fetch(sha256=None)
@@ -173,7 +173,7 @@ def kept(tmp_path):
     return sorted(p.name for p in (tmp_path / "cache").rglob("*") if p.is_file())
 
 
-def test_fetched_once_then_read_from_disk(fetch, server, tmp_path):
+def test_a_file_is_downloaded_once_and_then_read_from_disk(fetch, server, tmp_path):
     path = fetch()
     assert path.read_bytes() == BODY
     assert fetch("tiny.pt", offline=True) == path
@@ -181,14 +181,14 @@ def test_fetched_once_then_read_from_disk(fetch, server, tmp_path):
     assert kept(tmp_path) == ["tiny.pt"]
 
 
-def test_existing_path_needs_no_network(fetch, server, tmp_path):
+def test_an_existing_path_needs_no_network(fetch, server, tmp_path):
     own = tmp_path / "mine.pt"
     own.write_bytes(b"x")
     assert fetch(str(own), offline=True) == own
     assert server.ranges == []
 
 
-def test_address_and_licence_are_said_first(fetch, server, caplog, monkeypatch):
+def test_address_and_license_are_printed_first(fetch, server, caplog, monkeypatch):
     monkeypatch.setattr(downloads.get_logger(), "propagate", True)
     with caplog.at_level("INFO", logger="lockstep"):
         fetch()
@@ -198,7 +198,7 @@ def test_address_and_licence_are_said_first(fetch, server, caplog, monkeypatch):
 
 @pytest.mark.parametrize("fault", ["cut", "stall", "503", "claim more"])
 @pytest.mark.parametrize("sha256", [SHA, None])
-def test_interruptions_are_overcome(fetch, server, tmp_path, fault, sha256):
+def test_interrupted_transfers_are_resumed(fetch, server, tmp_path, fault, sha256):
     server.faults = [fault]
     assert fetch(sha256=sha256).read_bytes() == BODY
     assert kept(tmp_path) == ["tiny.pt"]
@@ -206,12 +206,12 @@ def test_interruptions_are_overcome(fetch, server, tmp_path, fault, sha256):
         assert server.ranges == [None, f"bytes={len(BODY) // 2}-"]
 
 
-def test_server_that_ignores_ranges(fetch, server):
+def test_a_server_that_ignores_ranges_is_handled(fetch, server):
     server.faults = ["cut", "ignore range"]
     assert fetch().read_bytes() == BODY
 
 
-def test_next_run_resumes_when_a_checksum_can_vouch(fetch, server, tmp_path):
+def test_the_next_run_resumes_if_there_is_a_checksum(fetch, server, tmp_path):
     server.faults = ["cut", "503", "503"]
     with pytest.raises(UserError, match="503"):
         fetch()
@@ -222,33 +222,33 @@ def test_next_run_resumes_when_a_checksum_can_vouch(fetch, server, tmp_path):
 
 
 @pytest.mark.parametrize("remains", [b"of another file", BODY + b"too long", BODY])
-def test_remains_of_a_former_run(fetch, tmp_path, remains):
+def test_any_partial_file_of_an_earlier_run_ends_in_the_right_content(fetch, tmp_path, remains):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "tiny.pt.part").write_bytes(remains)
     assert fetch().read_bytes() == BODY
 
 
-def test_remains_are_not_trusted_without_checksum(fetch, server, tmp_path):
+def test_a_partial_file_is_not_used_without_checksum(fetch, server, tmp_path):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "tiny.pt.part").write_bytes(b"of another file")
     assert fetch(sha256=None).read_bytes() == BODY
     assert server.ranges == [None]
 
 
-def test_cut_off_for_good(fetch, server):
+def test_repeated_disconnection_is_one_line(fetch, server):
     server.faults = ["cut"] * 9
     with pytest.raises(UserError, match=r"cut off at \d+ of 307200 bytes"):
         fetch(limits=TransferLimits(0.3, 2, 0.0))
 
 
-def test_stall_for_good_names_the_time(fetch, server):
+def test_a_permanent_stall_is_one_line_with_the_time(fetch, server):
     server.faults = ["stall"] * 9
     with pytest.raises(UserError, match=r"no byte for 0.1 s"):
         fetch(limits=TransferLimits(0.1, 1, 0.0))
 
 
 @pytest.mark.parametrize("fault", ["", "claim less"])
-def test_wrong_content_is_refused(fetch, server, tmp_path, fault):
+def test_content_with_a_wrong_checksum_is_refused(fetch, server, tmp_path, fault):
     server.faults = [fault]
     if not fault:
         server.body = BODY[:-1] + b"!"
@@ -258,14 +258,14 @@ def test_wrong_content_is_refused(fetch, server, tmp_path, fault):
 
 
 @pytest.mark.parametrize("body", [BODY + b"more", b""])
-def test_wrong_size_is_refused_without_checksum(fetch, server, tmp_path, body):
+def test_a_wrong_size_is_refused_without_checksum(fetch, server, tmp_path, body):
     server.body = body
     with pytest.raises(UserError, match=r"bytes|empty"):
         fetch(sha256=None, size=len(BODY))
     assert kept(tmp_path) == []
 
 
-def test_missing_on_the_server(fetch, server):
+def test_a_file_missing_on_the_server_is_one_line(fetch, server):
     server.faults = ["404"]
     with pytest.raises(UserError, match="404"):
         fetch()
@@ -288,7 +288,7 @@ def test_unknown_name_gets_a_suggestion(fetch):
         fetch("runs/exp/best.pt")
 
 
-def test_free_urls_with_one_name_do_not_collide(fetch, server):
+def test_urls_with_equal_file_names_do_not_collide(fetch, server):
     one, two = fetch(server.url), fetch(server.url + "?v=2")
     assert one.name == two.name == "tiny.pt"
     assert one != two
@@ -296,7 +296,7 @@ def test_free_urls_with_one_name_do_not_collide(fetch, server):
         fetch("file:///etc/hostname")
 
 
-def test_two_runs_at_once_fetch_once(server, tmp_path):
+def test_two_simultaneous_runs_download_once(server, tmp_path):
     paths = []
     entry, target = WeightsEntry(url=server.url, sha256=SHA), tmp_path / "cache" / "tiny.pt"
 
@@ -315,7 +315,7 @@ def test_two_runs_at_once_fetch_once(server, tmp_path):
     assert kept(tmp_path) == ["tiny.pt"]
 
 
-def test_shipped_catalog_is_well_formed():
+def test_the_shipped_catalog_is_well_formed():
     names = yaml.safe_load(CATALOG.read_text())
     for name in names:
         entry = find_entry(name)
@@ -327,7 +327,7 @@ def test_shipped_catalog_is_well_formed():
     assert len({find_entry(name).url for name in names}) == len(names)
 
 
-def test_shipped_checksums_are_those_of_the_public_files(shared):
+def test_shipped_checksums_match_the_public_files(shared):
     """Of those files that are at hand."""
     for path in (shared / "weights").glob("*.pt"):
         entry = find_entry(path.name)
@@ -343,7 +343,7 @@ def _fetch_on_a_rank(catalog, cache, results):
     ctx.close()
 
 
-def test_only_the_first_process_fetches(server, tmp_path):
+def test_only_the_first_process_downloads(server, tmp_path):
     catalog = tmp_path / "weights.yaml"
     catalog.write_text(yaml.safe_dump({"tiny": {"url": server.url, "sha256": SHA}}))
     results = mp.get_context("spawn").SimpleQueue()

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
         (OSError(errno.EROFS, "Read-only file system", "a/b"), 2, "error: a/b: read-only file system; fix that"),
     ],
 )
-def test_ways_to_end(error, code, line, capsys, monkeypatch):
+def test_each_way_to_end_has_its_exit_code_and_output(error, code, line, capsys, monkeypatch):
     monkeypatch.setattr("utils.entrypoint.PEER_GRACE_S", 0)
 
     def main(argv):
@@ -48,7 +48,7 @@ def test_ways_to_end(error, code, line, capsys, monkeypatch):
     assert err.count("\n") == bool(line)
 
 
-def test_bugs_are_not_hidden():
+def test_bugs_print_a_traceback():
     def main(argv):
         raise OSError(errno.EBADF, "a closed file")
 
@@ -56,7 +56,7 @@ def test_bugs_are_not_hidden():
         run_main(main)
 
 
-def test_a_thread_leaves_a_full_disk_to_the_main_one(capsys, monkeypatch):
+def test_a_full_disk_in_a_thread_is_left_to_the_main_thread(capsys, monkeypatch):
     """And only that: any other end of a thread is shown."""
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
 
@@ -75,7 +75,7 @@ def test_a_thread_leaves_a_full_disk_to_the_main_one(capsys, monkeypatch):
     assert "No space" not in err
 
 
-def test_a_reader_that_leaves_gets_no_traceback():
+def test_a_closed_output_pipe_causes_no_traceback():
     program = "from utils.entrypoint import run_main\nrun_main(lambda _: [print('x' * 1000) for _ in range(10000)])"
     read, write = os.pipe()
     os.close(read)
@@ -95,13 +95,13 @@ def test_run_folders_count_up(tmp_path):
     assert increment_path(tmp_path / "runs", "v1.5").name == "v1.52"
 
 
-def test_runs_started_together_get_folders_of_their_own(tmp_path):
+def test_runs_started_together_get_separate_folders(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda _: increment_path(tmp_path, "exp"), range(40)))
     assert len(set(made)) == 40
 
 
-def test_a_file_in_the_way_is_named(tmp_path):
+def test_a_file_in_place_of_a_folder_is_named(tmp_path):
     (tmp_path / "runs").write_text("")
     for exist_ok in (False, True):
         with pytest.raises(UserError, match="a file of this name exists"):
@@ -134,7 +134,7 @@ if __name__ == "__main__":
 """
 
 
-def test_ctrl_c_while_spawned_processes_start(tmp_path):
+def test_ctrl_c_while_spawned_processes_start_ends_them_without_traceback(tmp_path):
     """They are importing torch, far from any handler of ours: no traceback, and nobody stays."""
     (tmp_path / "starts.py").write_text(SPAWNING)
     with Processes(tmp_path / "log") as launch:
@@ -149,7 +149,7 @@ def test_ctrl_c_while_spawned_processes_start(tmp_path):
 
 
 @pytest.mark.parametrize("script", ["train.py", "val.py"])
-def test_spawn_imports_torch_in_its_processes_alone(tmp_path, script):
+def test_the_parent_of_spawned_processes_does_not_import_torch(tmp_path, script):
     """In the parent too, it came first and so doubled the time until a training began."""
     asked = ["--weights", str(tmp_path / "none.pt")] if script == "val.py" else ["--data", str(tmp_path / "none.yaml")]
     command = [sys.executable, script, *asked, "--spawn", "2", "--device", "cpu", "--project", str(tmp_path)]
@@ -165,7 +165,7 @@ def print_start_method() -> None:
     print(multiprocessing.get_start_method(), flush=True)
 
 
-def test_spawned_processes_start_loader_workers_as_any_process_does(capfd):
+def test_spawned_processes_fork_their_loader_workers(capfd):
     """Not by spawning, which would import torch again in each of them: seconds before the first batch."""
     usual = multiprocessing.get_context().get_start_method()
     spawn(print_start_method, 2)

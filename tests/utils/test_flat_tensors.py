@@ -14,7 +14,7 @@ from utils.flat_tensors import copy_from_flat, flatten, float_buffers
 
 
 @pytest.mark.parametrize("shapes", [[(3,), (5,)], [(), (), ()], [(2, 3, 2), (4,), (), (1,)], []])
-def test_back_and_forth(shapes):
+def test_flat_tensors_round_trip(shapes):
     tensors = [torch.randn(shape) for shape in shapes]
     flat = flatten(tensors)
     assert flat.tolist() == [value for t in tensors for value in t.reshape(-1).tolist()]
@@ -25,7 +25,7 @@ def test_back_and_forth(shapes):
     assert all(t.any() for t in tensors)  # a copy
 
 
-def test_which_buffers():
+def test_floating_point_buffers_are_selected():
     model = build_detector("yolov5n", 3)
     anchors = model.head.anchors
     statistics = {b.data_ptr() for name, b in model.named_buffers() if "running" in name}
@@ -33,7 +33,7 @@ def test_which_buffers():
 
 
 @pytest.mark.parametrize(("virtual_ranks", "most"), [(0, 4), (2, 16)])
-def test_statistics_are_remembered_and_put_back_in_few_operations(monkeypatch, virtual_ranks, most):
+def test_statistics_are_saved_and_restored_in_few_operations(monkeypatch, virtual_ranks, most):
     """Of yolov8n's 114 buffers each was reshaped twice, and each of its 57 counters copied by a kernel of its own."""
     step = build_step("yolov8n", amp="off", classes=3, virtual_ranks=virtual_ranks)
     count = KernelCount()

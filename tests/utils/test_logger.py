@@ -16,7 +16,7 @@ def test_importing_adds_no_handler():
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
 
 
-def test_main_process_writes_plain_lines_once(capsys, tmp_path):
+def test_the_main_process_writes_plain_lines_once(capsys, tmp_path):
     for _ in range(2):  # a second configuration replaces the first
         configure_logging(True, tmp_path / "deep" / "log.txt")
     get_logger().info("epoch %d", 3)
@@ -28,7 +28,7 @@ def test_main_process_writes_plain_lines_once(capsys, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_log_that_cannot_be_written_costs_one_warning(capfd, tmp_path):
+def test_a_log_that_cannot_be_written_causes_one_warning(capfd, tmp_path):
     configure_logging(True, Path("/dev/full"))
     get_logger().info("epoch 1")
     get_logger().info("epoch 2")
@@ -53,7 +53,7 @@ def test_other_processes_only_warn_and_write_no_file(capsys, tmp_path):
     assert not (tmp_path / "log.txt").exists()
 
 
-def test_progress_passes_everything_and_is_plain(capsys):
+def test_progress_yields_every_item_and_prints_plain_lines(capsys):
     configure_logging(True)
     assert list(progress(range(7), desc="scan")) == list(range(7))
     captured = capsys.readouterr()
@@ -62,7 +62,7 @@ def test_progress_passes_everything_and_is_plain(capsys):
     assert "\x1b" not in captured.out + captured.err
 
 
-def test_progress_lines_follow_share_of_total(capsys, monkeypatch):
+def test_progress_lines_follow_the_fraction_done(capsys, monkeypatch):
     configure_logging(True)
     clock = iter(range(10_000))
     monkeypatch.setattr(logger_module.time, "monotonic", lambda: float(next(clock)))
@@ -72,7 +72,7 @@ def test_progress_lines_follow_share_of_total(capsys, monkeypatch):
     assert lines[0].startswith("scan: 10/100 (10%)")
 
 
-def test_progress_without_length_goes_by_time(capsys, monkeypatch):
+def test_progress_without_length_is_printed_by_time(capsys, monkeypatch):
     configure_logging(True)
     clock = iter(range(0, 100_000, 5))
     monkeypatch.setattr(logger_module.time, "monotonic", lambda: float(next(clock)))
@@ -84,7 +84,7 @@ def test_progress_without_length_goes_by_time(capsys, monkeypatch):
     ]
 
 
-def test_progress_disabled_is_silent(capsys):
+def test_disabled_progress_prints_nothing(capsys):
     configure_logging(True)
     assert list(progress(iter("abc"), desc="x", enabled=False)) == ["a", "b", "c"]
     captured = capsys.readouterr()

@@ -12,7 +12,7 @@ def draw(*key, count: int = 4) -> tuple[int, ...]:
     return tuple(keyed_generator(*key).integers(0, 2**63, count).tolist())
 
 
-def test_equal_keys_give_equal_numbers_whatever_was_drawn_between():
+def test_equal_keys_give_equal_numbers_regardless_of_other_draws():
     first = draw(3, Stream.AUGMENT, 5, 7)
     draw(3, Stream.AUGMENT, 5, 8, count=100)
     np.random.seed(0)  # noqa: NPY002  the global state must not matter
@@ -45,7 +45,7 @@ def test_numbers_look_uniform_over_keys():
     assert abs(np.corrcoef(first[:-1], first[1:])[0, 1]) < 0.08
 
 
-def test_rows_of_uniform_numbers_depend_on_their_own_place_alone():
+def test_rows_of_uniform_numbers_depend_only_on_their_own_key():
     places = [(2, 5), (2, 6), (2, 7), (2, 2**40), (3, 2**40 + 1), (0, 0), (2, 5)]
     rows = keyed_uniforms(11, Stream.AUGMENT, places, 10)
     assert rows.shape == (7, 10)
@@ -65,7 +65,7 @@ def test_rows_of_uniform_numbers_are_uniform():
     assert np.abs(np.corrcoef(rows.T) - np.eye(6)).max() < 0.08
 
 
-def test_negative_seeds_work_and_too_many_counters_do_not():
+def test_negative_seeds_work_and_too_many_counters_are_refused():
     assert draw(-1, Stream.INIT) != draw(1, Stream.INIT)
     with pytest.raises(ValueError, match="3 counters"):
         keyed_generator(0, Stream.INIT, 1, 2, 3, 4)

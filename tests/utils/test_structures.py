@@ -27,13 +27,13 @@ def test_pad_targets_equals_a_loop(counts):
     assert torch.equal(mask, expected_mask)
 
 
-def test_pad_targets_of_no_images():
+def test_pad_targets_handles_no_images():
     padded, mask = pad_targets(torch.zeros(0, 6), 0, 16)
     assert padded.shape == (0, 16, 5)
     assert mask.shape == (0, 16)
 
 
-def test_a_batch_moves_all_its_tensors_and_keeps_the_rest():
+def test_moving_a_batch_moves_its_tensors_and_keeps_the_rest():
     batch = Batch(
         images=torch.zeros(1, 3, 4, 4, dtype=torch.uint8),
         targets=torch.zeros(0, 6),

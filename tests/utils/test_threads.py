@@ -25,7 +25,7 @@ class Disk:
         self.written.append((path, content))
 
 
-def test_submitting_does_not_wait_and_newer_content_replaces_what_waits():
+def test_submitting_does_not_block_and_newer_content_replaces_pending_content():
     disk = Disk()
     writer = BackgroundWriter(disk)
     writer.submit({A: 1})
@@ -41,7 +41,7 @@ def test_submitting_does_not_wait_and_newer_content_replaces_what_waits():
     assert disk.written[-1] == (A, 7)
 
 
-def test_an_error_comes_out_once_and_what_waits_is_dropped():
+def test_an_error_is_raised_once_and_pending_content_is_dropped():
     disk = Disk()
     writer = BackgroundWriter(disk)
     writer.submit({A: -1})

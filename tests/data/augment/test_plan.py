@@ -45,7 +45,7 @@ def flat(plan) -> list:
     ]
 
 
-def test_same_key_same_plan_whatever_the_global_generators():
+def test_a_plan_depends_on_the_key_and_not_on_global_generators():
     hyp = Hyperparameters(degrees=10, shear=3, perspective=0.0005, mixup=0.5, flipud=0.5)
     before = [flat(plan_of(hyp, p)) for p in range(20)]
     random.seed(99)
@@ -56,7 +56,7 @@ def test_same_key_same_plan_whatever_the_global_generators():
     assert len({repr(p) for p in before}) == 20
 
 
-def test_a_plan_does_not_depend_on_what_it_is_drawn_with():
+def test_a_plan_does_not_depend_on_its_batch():
     """To the last bit: ranks draw other batches."""
     hyp = Hyperparameters(degrees=10, shear=3, perspective=0.0005, mixup=0.5, mosaic=0.6, flipud=0.5)
     keys = [SampleKey(p % len(SOURCE_HW), 3, p, (320, 256), (4, 2, 0, 5)[: p % 5]) for p in (*range(17), 40, 41, 7)]
@@ -68,7 +68,7 @@ def test_a_plan_does_not_depend_on_what_it_is_drawn_with():
     assert draw_plans([], **options) == []
 
 
-def test_another_augmentation_changes_no_draw_of_the_others(monkeypatch):
+def test_an_added_augmentation_does_not_change_the_draws_of_others(monkeypatch):
     """It has a stream of its own, and a mixed sample's second picture has numbers of its own."""
 
     class Doubled(ColorJitter):
@@ -96,7 +96,7 @@ def test_augmentations_share_no_numbers():
     assert sorted(columns) == list(range(SHARED_COLUMNS))
 
 
-def test_choosing_partners():
+def test_partners_follow_the_drawn_numbers():
     assert choose_partners([0.0, 0.999, 0.5], 3, (), 10) == [0, 9, 5]
     assert sorted(choose_partners([0.9, 0.1, 0.4], 3, (1, 3, 5, 7), 10)) == [1, 5, 7]
     assert sorted(choose_partners([0.9, 0.1, 0.4], 3, (1, 3, 5), 10)) in ([1, 1, 5], [1, 5, 5])
@@ -111,7 +111,7 @@ def test_epoch_position_and_seed_change_the_plan():
         assert one != flat(draw_plan(other, source_hw=SOURCE_HW, hyp=hyp, seed=seed, epochs=100))
 
 
-def test_last_epochs_have_neither_mosaic_nor_mixup():
+def test_the_last_epochs_have_no_mosaic_and_no_mixup():
     hyp = Hyperparameters(mosaic=1, mixup=1, close_mosaic=3, scale=0, translate=0)
     for position in range(10):
         assert len(plan_of(hyp, position, epoch=6, epochs=10).pictures) == 2
@@ -119,12 +119,12 @@ def test_last_epochs_have_neither_mosaic_nor_mixup():
         assert [len(p.tiles) for p in late.pictures] == [1]
 
 
-def test_single_image_rules_mosaic_and_mixup_out():
+def test_single_image_disables_mosaic_and_mixup():
     hyp = Hyperparameters(mosaic=1, mixup=1)
     assert all(len(plan_of(hyp, p, single_image=True).pictures[0].tiles) == 1 for p in range(10))
 
 
-def test_probabilities_are_met():
+def test_frequencies_match_the_probabilities():
     hyp = Hyperparameters(mosaic=0.3, mixup=0.6, scale=0, translate=0, fliplr=0.25)
     plans = [plan_of(hyp, p) for p in range(2000)]
     mosaics = np.mean([len(p.pictures[0].tiles) > 1 for p in plans])
@@ -143,7 +143,7 @@ def test_partners_are_uniform_over_the_data_set():
     assert counts == pytest.approx(np.full(len(SOURCE_HW), 1 / len(SOURCE_HW)), abs=0.03)
 
 
-def test_partners_from_a_block():
+def test_partners_come_uniformly_from_the_block():
     """Of the block, not the picture itself, each once, all alike often; the other choices stay what they were."""
     hyp, hw = Hyperparameters(mixup=1.0), np.full((100, 2), 320)
     counts = np.zeros(100, int)
@@ -162,7 +162,7 @@ def test_partners_from_a_block():
 
 
 @pytest.mark.parametrize("canvas", [(320, 320), (256, 384)])
-def test_mosaic_tiles_meet_in_one_point_and_cover_nothing_twice(canvas):
+def test_mosaic_tiles_share_one_corner_and_do_not_overlap(canvas):
     hyp = Hyperparameters(scale=0.5, degrees=0)
     for position in range(50):
         tiles = plan_of(hyp, position, canvas=canvas).pictures[0].tiles
@@ -198,7 +198,7 @@ def test_snapping_moves_edges_by_half_a_pixel_at_most():
 
 
 @pytest.mark.parametrize("perspective", [0.001, 0.01])
-def test_perspective_never_folds(perspective):
+def test_perspective_never_folds_the_image(perspective):
     hyp = Hyperparameters(perspective=perspective, degrees=20, shear=5)
     for position in range(200):
         for tile in plan_of(hyp, position, canvas=(640, 640)).pictures[0].tiles:
@@ -207,14 +207,14 @@ def test_perspective_never_folds(perspective):
             assert (corners @ tile.matrix[2] > 0).all()
 
 
-def test_full_scale_jitter_never_collapses():
+def test_full_scale_jitter_keeps_a_positive_scale():
     hyp = Hyperparameters(scale=1, degrees=0, mosaic=0)
     gains = [t.matrix[0, 0] for p in range(300) for t in plan_of(hyp, p).pictures[0].tiles]
     assert np.isfinite(gains).all()
     assert np.abs(gains).min() > 0
 
 
-def test_color_matrices():
+def test_color_matrices_equal_their_definition():
     def of(*jitter: float) -> np.ndarray:
         return color_matrices(np.array([jitter]))[0]
 
@@ -226,7 +226,7 @@ def test_color_matrices():
     np.testing.assert_allclose(np.linalg.matrix_power(of(1 / 3, 0, 0), 3), np.eye(3), atol=1e-9)
 
 
-def test_keeping_rules():
+def test_small_thin_and_hidden_boxes_are_dropped():
     boxes = np.array([[0, 0, 10, 10], [0, 0, 1.9, 10], [0, 0, 10, 1.9], [0, 0, 202, 2], [0, 0, 200, 2], [0, 0, 3, 3]])
     full = np.array([100, 19, 19, 404, 400, 91.0])
     assert MAX_ASPECT == 100
@@ -252,7 +252,7 @@ def test_labels_are_clipped_to_region_and_canvas():
 
 @pytest.mark.parametrize("tilt", [0.0, 1e-3])
 @pytest.mark.parametrize("shear", [0.0, 0.3])
-def test_tiles_together_are_each_alone_and_hulls_hold_the_corners(tilt, shear):
+def test_a_batch_of_tiles_equals_single_tiles_and_hulls_contain_the_corners(tilt, shear):
     rng = np.random.default_rng(1)
     tiles = []
     for count in (3, 0, 5, 1):

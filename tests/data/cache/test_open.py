@@ -53,12 +53,12 @@ def files(tmp_path: Path) -> list[Path]:
         ((640, 640), 640, (640, 640)),
     ],
 )
-def test_reduced_sizes(size, imgsz, expected):
+def test_reduced_sizes_equal_hand_computed_ones(size, imgsz, expected):
     assert tuple(reduced_sizes(np.array([size]), imgsz)[0]) == expected
 
 
 @pytest.mark.parametrize("kind", ["ram", "disk"])
-def test_same_pixels_as_the_files(kind, index, tmp_path):
+def test_a_cache_returns_the_pixels_of_the_files(kind, index, tmp_path):
     cache = open_image_cache(index, imgsz=64, **options(kind, tmp_path))
     assert len(cache) == len(index)
     sizes = reduced_sizes(index.image_hw, 64)
@@ -71,7 +71,7 @@ def test_same_pixels_as_the_files(kind, index, tmp_path):
     assert len(pickle.dumps(cache)) < 3000
 
 
-def test_memory_is_given_back_by_the_last_holder(index, tmp_path):
+def test_memory_is_freed_when_its_last_user_ends(index, tmp_path):
     first = open_image_cache(index, imgsz=64, **options("ram", tmp_path))
     second = open_image_cache(index, imgsz=64, **options("ram", tmp_path))
     assert first.path == second.path
@@ -104,7 +104,7 @@ def test_a_run_that_ends_leaves_nothing_in_memory(index, tmp_path):
     assert list(memory.iterdir()) == []
 
 
-def test_what_a_killed_run_left_is_swept_by_another(index, tmp_path):
+def test_a_new_run_removes_the_memory_of_a_killed_run(index, tmp_path):
     memory = options("ram", tmp_path)["shared_memory"]
     stale = memory / f"lockstep-{os.getuid()}-other-64-v1.pixels"
     half = memory / f"lockstep-{os.getuid()}-other-64-v1.pixels.abcd"
@@ -126,7 +126,7 @@ def same_as_the_files(cache, index) -> bool:
     )
 
 
-def test_disk_cache_is_reused_and_keyed(index, tmp_path, monkeypatch):
+def test_a_disk_cache_is_reused_only_for_equal_data_and_size(index, tmp_path, monkeypatch):
     open_image_cache(index, imgsz=64, **options("disk", tmp_path))
 
     def fail(*args):
@@ -145,7 +145,7 @@ def test_disk_cache_is_reused_and_keyed(index, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("harm", ["truncated", "foreign", "empty"])
-def test_a_damaged_disk_cache_is_made_anew(index, tmp_path, harm):
+def test_a_damaged_disk_cache_is_created_again(index, tmp_path, harm):
     open_image_cache(index, imgsz=64, **options("disk", tmp_path))
     (path,) = lmdbs(tmp_path)
     whole = path.read_bytes()
@@ -153,7 +153,7 @@ def test_a_damaged_disk_cache_is_made_anew(index, tmp_path, harm):
     assert same_as_the_files(open_image_cache(index, imgsz=64, **options("disk", tmp_path)), index)
 
 
-def test_what_was_stored_before_a_kill_is_kept(index, tmp_path, monkeypatch):
+def test_images_cached_before_a_kill_are_kept(index, tmp_path, monkeypatch):
     """SIGKILL in the middle of the filling, by a decoder; the next filling decodes the rest alone."""
     script = (
         "import os, pickle, sys\n"
@@ -185,7 +185,7 @@ def test_what_was_stored_before_a_kill_is_kept(index, tmp_path, monkeypatch):
     assert same_as_the_files(cache, index)
 
 
-def test_the_map_grows_when_images_need_more(index, tmp_path, monkeypatch):
+def test_the_map_grows_if_the_images_need_more_space(index, tmp_path, monkeypatch):
     """The room is foreseen; should it not be enough, nothing is lost."""
     monkeypatch.setattr(disk_cache, "_BATCH_BYTES", 1)
     plain = disk_cache._Writer._open
@@ -204,14 +204,14 @@ def _first_pixels(cache, i):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_other_processes_read_what_this_one_reads(index, tmp_path, method):
+def test_other_processes_read_the_same_pixels(index, tmp_path, method):
     cache = open_image_cache(index, imgsz=64, **options("disk", tmp_path))
     expected = cache[3].tobytes()
     with multiprocessing.get_context(method).Pool(2) as pool:
         assert pool.starmap(_first_pixels, [(cache, 3), (cache, 3)]) == [expected, expected]
 
 
-def test_a_bad_image_stops_the_filling(index, tmp_path):
+def test_an_unreadable_image_stops_filling_the_cache(index, tmp_path):
     good = Path(index.path(2)).read_bytes()
     Path(index.path(2)).write_bytes(b"not an image")
     for kind in ("ram", "disk"):
@@ -243,7 +243,7 @@ def _fill_together(ctx, index, folder):
     return first, gathered, [cache[i].tobytes() for i in range(len(index))], str(cache.path)
 
 
-def test_nodes_fill_their_files_together(index, tmp_path):
+def test_nodes_with_the_same_data_fill_their_caches_together(index, tmp_path):
     results = run_ranks(4, _fill_together, index, str(tmp_path), local_world=2)
     first, second, _, _ = results[0]
     names = [Path(index.path(i)).name for i in range(len(index))]
@@ -268,18 +268,18 @@ def _fill_apart(ctx, index, folder):
     return same_as_the_files(cache, index)
 
 
-def test_nodes_with_other_data_fill_alone(index, tmp_path):
+def test_nodes_with_different_data_fill_their_caches_separately(index, tmp_path):
     assert run_ranks(2, _fill_apart, index, str(tmp_path), local_world=1) == [True, True]
 
 
-def test_an_image_that_changed_size_is_named(index, tmp_path):
+def test_an_image_whose_size_changed_is_named(index, tmp_path):
     Path(index.path(0)).write_bytes(Path(index.path(1)).read_bytes())
     with pytest.raises(UserError, match=r"000\.png: is 100x200 pixels but was 80x60"):
         open_image_cache(index, imgsz=64, **options("disk", tmp_path))
 
 
 @pytest.mark.parametrize(("kind", "remedy"), [("ram", "use --cache disk"), ("disk", "choose another --cache-dir")])
-def test_too_little_room_is_one_line(kind, remedy, index, tmp_path, monkeypatch):
+def test_too_little_disk_space_is_one_line(kind, remedy, index, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=10**12, used=0, free=1000))
     with pytest.raises(UserError, match=rf"--cache {kind}: needs .* free; {remedy}") as caught:
         open_image_cache(index, imgsz=64, **options(kind, tmp_path))
@@ -287,11 +287,11 @@ def test_too_little_room_is_one_line(kind, remedy, index, tmp_path, monkeypatch)
     assert not [path for path in files(tmp_path) if path.suffix != ".lock"]
 
 
-def test_none_is_no_cache(index):
+def test_cache_none_opens_no_cache(index):
     assert open_image_cache(index, "none", imgsz=64) is None
 
 
-def test_a_flipped_bit_in_a_disk_cache_is_not_trained_on(index, tmp_path):
+def test_a_flipped_bit_in_a_disk_cache_is_detected(index, tmp_path):
     """Among the pixels it is an error that names the image; among what finds them the file is made anew."""
     cache = open_image_cache(index, imgsz=64, **options("disk", tmp_path))
     assert same_as_the_files(cache, index)
@@ -314,7 +314,7 @@ def test_a_flipped_bit_in_a_disk_cache_is_not_trained_on(index, tmp_path):
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-def test_a_batch_that_failed_is_written_once_more(tmp_path, failures):
+def test_a_failed_batch_is_written_again(tmp_path, failures):
     """LMDB reports a short write as an error."""
     import lmdb
 
@@ -337,7 +337,7 @@ def test_a_batch_that_failed_is_written_once_more(tmp_path, failures):
             assert transaction.get(b"key") == b"value"
 
 
-def test_a_disk_that_fails_when_a_cache_is_closed_is_not_heard(tmp_path, capsys):
+def test_a_disk_error_while_a_cache_is_closed_is_ignored(tmp_path, capsys):
     from utils.files.caches import hold
 
     class Owner: ...

@@ -59,7 +59,7 @@ def test_exif_orientation_of_jpeg_equals_pillow(tmp_path, orientation, order):
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
-def test_exif_orientation_of_png(tmp_path, orientation):
+def test_exif_orientation_of_png_is_applied(tmp_path, orientation):
     image = gradient()
     rows = [row.tobytes() for row in image]
     path = tmp_path / "a.png"
@@ -71,7 +71,7 @@ def test_exif_orientation_of_png(tmp_path, orientation):
 
 @pytest.mark.parametrize("orientation", [1, 6])
 @pytest.mark.parametrize("kind", ["TIFF", "WEBP"])
-def test_exif_orientation_of_other_kinds(tmp_path, kind, orientation):
+def test_exif_orientation_of_other_formats_is_applied(tmp_path, kind, orientation):
     pillow = pytest.importorskip("PIL.Image")
     image = gradient()
     exif = pillow.Exif()
@@ -85,7 +85,7 @@ def test_exif_orientation_of_other_kinds(tmp_path, kind, orientation):
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6])
-def test_reduced_is_the_picture_at_a_power_of_two(tmp_path, orientation):
+def test_a_reduced_jpeg_is_the_image_divided_by_a_power_of_two(tmp_path, orientation):
     path = tmp_path / "image.jpg"
     path.write_bytes(jpeg_with_exif(gradient(248, 400), orientation))
     whole = read_image(path)
@@ -101,7 +101,7 @@ def test_reduced_is_the_picture_at_a_power_of_two(tmp_path, orientation):
     assert max(read_reduced(path, (1, 1))[0].shape) == 201  # 1/4 and 1/8 would pad by more than half a pixel
 
 
-def test_reduced_of_other_kinds_is_the_whole_picture(tmp_path):
+def test_other_formats_are_never_reduced(tmp_path):
     path = tmp_path / "image.png"
     cv2.imwrite(str(path), gradient(64, 64))
     image, full = read_reduced(path, (8, 8))
@@ -109,7 +109,7 @@ def test_reduced_of_other_kinds_is_the_whole_picture(tmp_path):
     assert np.array_equal(image, read_image(path))
 
 
-def test_grayscale(tmp_path):
+def test_grayscale_images_become_three_equal_channels(tmp_path):
     grey = gradient()[..., 0]
     for suffix in ("png", "bmp", "pgm", "tif"):
         path = tmp_path / f"g.{suffix}"
@@ -141,7 +141,7 @@ def test_alpha_is_dropped(tmp_path):
     np.testing.assert_array_equal(read_image(tmp_path / "ga.png")[..., 0], [[10, 200]])
 
 
-def test_palette_and_one_bit(tmp_path):
+def test_palette_and_one_bit_images_become_rgb(tmp_path):
     palette = png_chunk(b"PLTE", bytes([255, 0, 0, 0, 255, 0, 1, 2, 3]))
     (tmp_path / "p.png").write_bytes(png(3, 1, 8, 3, [bytes([2, 0, 1])], palette))
     np.testing.assert_array_equal(read_image(tmp_path / "p.png"), [[[1, 2, 3], [255, 0, 0], [0, 255, 0]]])
@@ -149,14 +149,14 @@ def test_palette_and_one_bit(tmp_path):
     np.testing.assert_array_equal(read_image(tmp_path / "b.png")[0, :4, 0], [255, 0, 255, 0])
 
 
-def test_non_ascii_path(tmp_path):
+def test_non_ascii_paths_are_read(tmp_path):
     path = tmp_path / "Größe 图像 ñ.png"
     path.write_bytes(cv2.imencode(".png", gradient()[..., ::-1])[1].tobytes())
     np.testing.assert_array_equal(read_image(path), gradient())
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".bmp"])
-def test_every_truncation_is_found(tmp_path, suffix):
+def test_every_truncated_file_is_detected(tmp_path, suffix):
     data = cv2.imencode(suffix, np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))[1].tobytes()
     path = tmp_path / f"t{suffix}"
     for share in (0, 0.01, 0.3, 0.6, 0.9, 0.99):
@@ -166,7 +166,7 @@ def test_every_truncation_is_found(tmp_path, suffix):
                 read(path)
 
 
-def test_jpeg_that_stops_early_is_found_and_one_with_more_behind_it_is_whole(tmp_path):
+def test_a_truncated_jpeg_is_detected_and_trailing_bytes_are_accepted(tmp_path):
     data = jpeg_with_exif(gradient(), 1)
     (tmp_path / "early.jpg").write_bytes(data[:-2])
     with pytest.raises(UserError, match="end marker"):
@@ -175,7 +175,7 @@ def test_jpeg_that_stops_early_is_found_and_one_with_more_behind_it_is_whole(tmp
     assert check_image(tmp_path / "more.jpg") == (24, 40)
 
 
-def test_thumbnail_does_not_pass_for_the_picture(tmp_path):
+def test_an_embedded_thumbnail_does_not_hide_truncation(tmp_path):
     """An embedded thumbnail has an end marker of its own."""
     thumbnail = cv2.imencode(".jpg", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
     data = cv2.imencode(".jpg", gradient())[1].tobytes()
@@ -187,7 +187,7 @@ def test_thumbnail_does_not_pass_for_the_picture(tmp_path):
         check_image(tmp_path / "cut.jpg")
 
 
-def test_damaged_png_is_found(tmp_path):
+def test_a_damaged_png_is_detected(tmp_path):
     data = bytearray(cv2.imencode(".png", gradient())[1].tobytes())
     middle = data.index(b"IDAT") + 30
     data[middle] ^= 0xFF
@@ -196,7 +196,7 @@ def test_damaged_png_is_found(tmp_path):
         check_image(tmp_path / "d.png")
 
 
-def test_not_an_image(tmp_path):
+def test_a_file_that_is_not_an_image_is_refused(tmp_path):
     (tmp_path / "x.jpg").write_bytes(b"<html>not found</html>")
     (tmp_path / "f.tif").write_bytes(cv2.imencode(".tiff", np.zeros((4, 4), np.float32))[1].tobytes())
     for name in ("x.jpg", "absent.jpg", "."):
@@ -206,7 +206,7 @@ def test_not_an_image(tmp_path):
         read_image(tmp_path / "f.tif")
 
 
-def test_headers_of_random_bytes_never_raise_anything_else(tmp_path):
+def test_random_headers_raise_only_the_expected_error(tmp_path):
     rng = np.random.default_rng(1)
     whole = [jpeg_with_exif(gradient(), 6), png(40, 24, 8, 2, [r.tobytes() for r in gradient()])]
     path = tmp_path / "r.jpg"
@@ -222,7 +222,7 @@ def test_headers_of_random_bytes_never_raise_anything_else(tmp_path):
         assert read_image(path).shape[:2] == size
 
 
-def test_wrong_checksums_of_a_png(tmp_path):
+def test_wrong_checksums_of_a_png_are_detected(tmp_path):
     """Decoders only warn, or say nothing."""
     data = bytearray(cv2.imencode(".png", np.zeros((40, 50, 3), np.uint8))[1].tobytes())
     data[-1] ^= 1
@@ -231,7 +231,7 @@ def test_wrong_checksums_of_a_png(tmp_path):
         check_image(tmp_path / "x.png")
 
 
-def test_a_tiff_of_which_its_decoder_complains(tmp_path):
+def test_a_tiff_that_its_decoder_reports_as_damaged_is_refused(tmp_path):
     """OpenCV gives what it could read of the picture, and logs an error."""
     picture = np.random.default_rng(0).integers(0, 256, (80, 60, 3), dtype=np.uint8)
     data = cv2.imencode(".tif", picture)[1].tobytes()

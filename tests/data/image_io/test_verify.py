@@ -49,16 +49,16 @@ UNUSUAL = {
 
 
 @pytest.mark.parametrize("name", USUAL)
-def test_vouches_for_what_encoders_write(name: str) -> None:
+def test_jpegs_of_common_encoders_are_accepted_without_decoding(name: str) -> None:
     assert plain_jpeg(USUAL[name]).header == read_header(USUAL[name])
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_leaves_the_rest_to_the_decoder(name: str) -> None:
+def test_other_files_are_left_to_the_decoder(name: str) -> None:
     assert plain_jpeg(UNUSUAL[name]) is None
 
 
-def test_what_it_vouches_for_can_be_decoded() -> None:
+def test_accepted_files_can_be_decoded() -> None:
     """Bytes of the header are changed at random, one or a few at a time; OpenCV is the judge."""
     rng = np.random.default_rng(1)
     vouched = 0
@@ -78,7 +78,7 @@ def test_what_it_vouches_for_can_be_decoded() -> None:
     assert vouched > 200
 
 
-def test_a_long_header_has_the_whole_file_read(tmp_path) -> None:
+def test_a_long_header_makes_the_whole_file_be_read(tmp_path) -> None:
     path = tmp_path / "long.jpg"
     path.write_bytes(by_pillow(picture(), comment=b"x" * 40_000))
     assert check_image(path) == (37, 52)

@@ -23,7 +23,7 @@ def write(folder, text, name="d.yaml"):
     return path
 
 
-def test_path_is_looked_up_from_the_yaml_then_from_here(tmp_path, monkeypatch):
+def test_path_is_looked_up_next_to_the_yaml_then_in_the_working_folder(tmp_path, monkeypatch):
     here, home = tmp_path / "here", tmp_path / "home"
     for folder in (here / "set", home / "set", here / "only"):
         folder.mkdir(parents=True)
@@ -41,7 +41,7 @@ def test_path_is_looked_up_from_the_yaml_then_from_here(tmp_path, monkeypatch):
     assert load_dataset_spec(os.path.relpath(home / "d.yaml", here)).root == home
 
 
-def test_splits_names_and_counts(tmp_path):
+def test_splits_names_and_nc_are_read(tmp_path):
     text = """
         train: [images/a, images/b]
         val: val.txt
@@ -64,7 +64,7 @@ def test_splits_names_and_counts(tmp_path):
     assert "val" in load_dataset_spec(write(tmp_path, "train: t\nvalidation: v\nnames: [a]\n")).splits
 
 
-def test_entries_one_folder_up_that_mean_the_yamls_own(tmp_path):
+def test_parent_folder_entries_of_exports_resolve_to_the_yamls_folder(tmp_path):
     """A labelling service exports ``../train/images`` beside the YAML's ``train/images``."""
     (tmp_path / "set" / "train" / "images").mkdir(parents=True)
     text = "train: ../train/images\nval: ../valid/images\nnc: 1\nnames: ['a']\nroboflow:\n  license: MIT\n"
@@ -73,7 +73,7 @@ def test_entries_one_folder_up_that_mean_the_yamls_own(tmp_path):
     assert spec.split("val").images == (tmp_path / "valid" / "images",)
 
 
-def test_annotations_by_split_or_for_all(tmp_path):
+def test_annotations_are_given_per_split_or_for_all(tmp_path):
     (tmp_path / "voc").mkdir()
     body = "train: a\nval: b\nnames: [x]\n"
     one = load_dataset_spec(write(tmp_path, body + "annotations: voc\n"))
@@ -83,7 +83,7 @@ def test_annotations_by_split_or_for_all(tmp_path):
     assert each.split("val").annotations is None
 
 
-def test_names_from_coco_categories_in_the_order_of_ids(tmp_path):
+def test_names_come_from_coco_categories_in_the_order_of_ids(tmp_path):
     coco = {
         "info": {"text": '"categories": [1]', "categories": ["not these"]},
         "images": [],
@@ -132,13 +132,13 @@ def test_mistakes_are_one_line_that_names_the_file(tmp_path, text, message):
     assert "\n" not in str(caught.value)
 
 
-def test_missing_yaml():
+def test_a_missing_yaml_is_one_line():
     with pytest.raises(UserError, match="no such file"):
         load_dataset_spec("nowhere/d.yaml")
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda p: p.stem)
-def test_shipped_yamls_load_and_run_nothing(path):
+def test_shipped_yamls_load_without_running_their_downloads(path):
     spec = load_dataset_spec(path)
     assert {"train", "val"} <= set(spec.splits)
     assert "download" not in yaml.safe_load(path.read_text())
@@ -147,7 +147,7 @@ def test_shipped_yamls_load_and_run_nothing(path):
         assert (spec.names[0], spec.names[79]) == ("person", "toothbrush")
 
 
-def test_public_data_sets_go_by_their_names(tmp_path, monkeypatch):
+def test_public_data_sets_are_found_by_name(tmp_path, monkeypatch):
     """As in YOLOv5: a bare name is one of configs/data where there is no such file; a file of that name comes first."""
     monkeypatch.chdir(tmp_path)
 

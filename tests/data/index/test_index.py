@@ -136,7 +136,7 @@ def tree_state(root):
     }
 
 
-def test_index_of_a_small_set(root, tmp_path, lines):
+def test_the_index_of_a_small_data_set_has_the_expected_arrays(root, tmp_path, lines):
     before = tree_state(root)
     index = load(root, tmp_path / "cache")
     assert list(index.paths) == [f"images/train/{n}" for n in sorted(SIZES)]
@@ -184,14 +184,14 @@ def test_three_formats_load_identically(root, tmp_path):
     assert yolo.ground_truth().category_ids == (0, 1, 2)
 
 
-def test_stems_that_repeat_are_told_apart(root, tmp_path):
+def test_image_ids_are_unique_if_stems_repeat(root, tmp_path):
     picture(root / "images/train/sub/a.jpg", 8, 8)
     ids = load(root, tmp_path / "cache").ground_truth().image_ids
     assert len(set(ids)) == len(ids) == 6
 
 
 @pytest.mark.parametrize("label", ["annotations: voc\n", "", "annotations: instances.json\n"])
-def test_single_class(root, tmp_path, label):
+def test_single_cls_merges_all_classes(root, tmp_path, label):
     write_yaml(root, label)
     index = load(root, tmp_path / "cache", single_cls=True)
     assert index.names == ("object",)
@@ -203,7 +203,7 @@ def test_single_class(root, tmp_path, label):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_threads_change_nothing(root, tmp_path, workers, monkeypatch):
+def test_the_number_of_threads_does_not_change_the_index(root, tmp_path, workers, monkeypatch):
     monkeypatch.setattr(scan, "_CHUNK", 2)
     (root / "labels/train/b.txt").write_text("9 0.5 0.5 0.1 0.1\n0 2 2 0.1 0.1\n0 0.5 0.5 0.1 0.1\n")
     serial = load(root, tmp_path / "c0", workers=0)
@@ -216,7 +216,7 @@ def test_threads_change_nothing(root, tmp_path, workers, monkeypatch):
     )
 
 
-def test_each_defect_has_its_line(root, tmp_path, lines):
+def test_each_defect_is_reported_on_its_own_line(root, tmp_path, lines):
     images, labels = root / "images/train", root / "labels/train"
     rows = ["0 0.5 0.5 0.2 0.2", "0 0.5 0.5", "7 0.5 0.5 0.2 0.2", "0 0.5 0.5 0.2 0.2", "1 0.9 0.5 0.4 0.2"]
     rows += ["1 0.5 0.5 0 0.2", "1 0.5 0.5 -0.1 0.2", "1 0.5 0.5 0.2 0", "a b c d e", "1 3 3 0.1 0.1"]
@@ -270,7 +270,7 @@ def test_each_defect_has_its_line(root, tmp_path, lines):
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e999"])
 @pytest.mark.parametrize("label", ["", "annotations: voc\n", "annotations: instances.json\n"])
-def test_labels_that_are_not_finite_are_bad_files(root, tmp_path, label, number):
+def test_files_with_non_finite_labels_are_bad(root, tmp_path, label, number):
     """Also where other rows of the file are sound: without the object, its pixels would be taught as background."""
     coco = json.loads((root / "instances.json").read_text())
     place = coco["annotations"].index(next(a for a in coco["annotations"] if a["bbox"][0] == 8))
@@ -289,7 +289,7 @@ def test_labels_that_are_not_finite_are_bad_files(root, tmp_path, label, number)
     assert index.report.totals["number not finite"] == 1
 
 
-def test_files_of_unknown_classes_alone_are_bad_files(root, tmp_path):
+def test_files_with_only_unknown_classes_are_bad(root, tmp_path):
     (root / "labels/train/b.txt").write_text("7 0.5 0.5 0.1 0.1\n")
     with pytest.raises(
         UserError, match=r"1 of 5 images can't be used .*labels/train/b\.txt: unusable label file: no row"
@@ -300,7 +300,7 @@ def test_files_of_unknown_classes_alone_are_bad_files(root, tmp_path):
     assert any(line.startswith("labels/train/b.txt:1: unknown class: class 7") for line in index.report.lines)
 
 
-def test_labels_that_are_not_there_are_told_apart_from_empty_ones(root, tmp_path, lines):
+def test_missing_label_files_are_distinguished_from_empty_ones(root, tmp_path, lines):
     (root / "labels/train/ü.txt").write_text("")
     load(root, tmp_path / "cache")
     assert told(lines) == ["train: 5 images, 2 backgrounds, 4 boxes, 0 problems"]
@@ -316,7 +316,7 @@ def test_labels_that_are_not_there_are_told_apart_from_empty_ones(root, tmp_path
     assert "all metrics will be 0" in told(lines)[-1]
 
 
-def test_size_mismatch_and_rotated_picture(root, tmp_path):
+def test_a_size_mismatch_is_reported(root, tmp_path):
     (root / "voc/b.xml").write_text(voc_text(OBJECTS["b.png"], 500, 400))
     write_yaml(root, "annotations: voc\n")
     index = load(root, tmp_path / "cache")
@@ -325,7 +325,7 @@ def test_size_mismatch_and_rotated_picture(root, tmp_path):
     )
 
 
-def test_coco_and_folder_that_disagree(root, tmp_path):
+def test_differences_between_coco_json_and_folder_are_reported(root, tmp_path):
     data = json.loads((root / "instances.json").read_text())
     data["images"] = [i | {"file_name": f"train/{i['file_name']}"} for i in data["images"] if i["file_name"] != "d.png"]
     data["images"].append({"id": 7, "file_name": "gone.jpg"})
@@ -360,14 +360,14 @@ def test_coco_and_folder_that_disagree(root, tmp_path):
         ("annotations: instances.json\n", "'dog'|'cow'"),
     ],
 )
-def test_names_that_do_not_match_the_labels(root, tmp_path, label, where):
+def test_names_that_do_not_match_the_labels_are_reported(root, tmp_path, label, where):
     write_yaml(root, label, names=("cat",))
     with pytest.raises(UserError, match=rf"names don't match the labels: 3 of 4 objects .*({where})") as caught:
         load(root, tmp_path / "cache")
     assert "\n" not in str(caught.value)
 
 
-def test_lists_of_images(root, tmp_path, lines):
+def test_txt_lists_of_images_are_read(root, tmp_path, lines):
     expected = load(root, tmp_path / "cache")
     absolute = root / "images/train/a.jpg"
     rows = [
@@ -395,7 +395,7 @@ def test_lists_of_images(root, tmp_path, lines):
         load(root, tmp_path / "cache", max_bad=0.1)
 
 
-def test_labels_beside_images_where_no_folder_is_called_images(tmp_path):
+def test_labels_are_found_beside_images_without_an_images_folder(tmp_path):
     if "images" in tmp_path.parts:
         pytest.skip("the temporary folder has an 'images' in its path")
     picture(tmp_path / "set/t/x.jpg", 10, 10)
@@ -404,7 +404,7 @@ def test_labels_beside_images_where_no_folder_is_called_images(tmp_path):
     assert len(load(tmp_path / "set", tmp_path / "cache").classes) == 1
 
 
-def test_missing_and_empty_data(root, tmp_path):
+def test_missing_and_empty_data_is_one_line(root, tmp_path):
     spec = load_dataset_spec(root / "d.yaml")
     with pytest.raises(UserError, match="no 'test' split"):
         load_index(spec, "test", cache_dir=str(tmp_path))
@@ -461,7 +461,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_change_is_scanned_again(root, tmp_path, lines, change):
+def test_any_change_of_the_files_causes_a_new_scan(root, tmp_path, lines, change):
     before = load(root, tmp_path / "cache")
     told(lines)
     change(root)
@@ -501,7 +501,7 @@ def test_moving_the_folder_keeps_the_cache(root, tmp_path, lines, label, monkeyp
 
 
 @pytest.mark.parametrize("kind", ["index", "partial"])
-def test_a_pipe_in_place_of_a_cache_keeps_nobody_waiting(root, tmp_path, kind):
+def test_a_pipe_in_place_of_a_cache_does_not_block(root, tmp_path, kind):
     index = load(root, tmp_path / "cache")
     (path,) = (tmp_path / "cache").glob("*.index")
     path.unlink()
@@ -511,7 +511,7 @@ def test_a_pipe_in_place_of_a_cache_keeps_nobody_waiting(root, tmp_path, kind):
     assert path.is_file()
 
 
-def test_damaged_caches_are_rebuilt_and_told(root, tmp_path, lines):
+def test_damaged_caches_are_rebuilt_and_reported(root, tmp_path, lines):
     expected = load(root, tmp_path / "cache")
     (path,) = (tmp_path / "cache").glob("*.index")
     whole = path.read_bytes()
@@ -531,7 +531,7 @@ def test_damaged_caches_are_rebuilt_and_told(root, tmp_path, lines):
     assert [p.suffix for p in sorted((tmp_path / "cache").iterdir())] == [".index", ".txt"]  # no temporary files
 
 
-def test_a_cache_that_cannot_be_written_is_told_and_the_run_goes_on(root, tmp_path, lines):
+def test_a_cache_that_cannot_be_written_causes_a_warning_only(root, tmp_path, lines):
     (tmp_path / "file").write_text("in the way")
     index = load(root, tmp_path / "file" / "cache")
     assert len(index) == 5
@@ -550,7 +550,7 @@ def test_a_full_disk_leaves_no_half_written_cache(root, tmp_path, lines, monkeyp
 
 
 @pytest.mark.parametrize("failing", ["images/train/b.png", "labels/train/b.txt", "labels/train"])
-def test_a_disk_that_fails_makes_no_other_data_set(root, tmp_path, monkeypatch, failing):
+def test_a_failing_disk_does_not_change_the_data_set(root, tmp_path, monkeypatch, failing):
     """An image left out or taken as background would stay so: neither name nor time of its files tells of it."""
 
     def fails_there(call):
@@ -571,7 +571,7 @@ def test_a_disk_that_fails_makes_no_other_data_set(root, tmp_path, monkeypatch, 
     assert len(index.classes) == 4
 
 
-def test_index_travels_to_other_processes(root, tmp_path):
+def test_an_index_can_be_sent_to_other_processes(root, tmp_path):
     load(root, tmp_path / "cache")
     index = load(root, tmp_path / "cache")  # from the file
     copy = pickle.loads(pickle.dumps(index))
@@ -580,7 +580,7 @@ def test_index_travels_to_other_processes(root, tmp_path):
     assert list(copy.report.lines) == list(index.report.lines)
 
 
-def test_an_index_that_a_killed_process_was_writing_goes(tmp_path):
+def test_the_unfinished_index_of_a_killed_process_is_removed(tmp_path):
     """With the next one of that name; one that is being written stays."""
     path = tmp_path / "train-0.index"
     left, written = (path.with_name(f".{path.name}.{what}.tmp") for what in ("0123abcd", "4567abcd"))
@@ -591,13 +591,13 @@ def test_an_index_that_a_killed_process_was_writing_goes(tmp_path):
     assert set(tmp_path.iterdir()) == {path, written}
 
 
-def test_default_cache_folder(root, tmp_path, monkeypatch):
+def test_the_default_cache_folder_follows_xdg(root, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     load(root, "")
     assert len(list((tmp_path / "xdg" / "lockstep").glob("*.index"))) == 1
 
 
-def test_links_are_followed_once(root, tmp_path):
+def test_each_linked_folder_is_read_once(root, tmp_path):
     expected = load(root, tmp_path / "cache")
     (root / "images/train/loop").symlink_to(root / "images/train")
     (root / "images/train/self").symlink_to("self")
@@ -607,7 +607,7 @@ def test_links_are_followed_once(root, tmp_path):
     assert "images/train/dangling.jpg: missing image: a link to nothing" in list(index.report.lines)
 
 
-def test_synthetic_index():
+def test_a_synthetic_index_is_consistent():
     index = index_of(["a"], ["/x/p.jpg", "/x/q.jpg"], [(10, 20), (10, 10)], [0, 1, 1], [(0, 0, 10, 5)], [0])
     np.testing.assert_allclose(index.labels(0), [[0, 0.25, 0.25, 0.5, 0.5]])
     assert index.path(1) == "/x/q.jpg"
@@ -632,7 +632,7 @@ def normalized(index):
 
 
 @pytest.mark.parametrize(("split", "images", "degenerate"), [("train", 205, 1), ("val", 87, 1), ("test", 72, 0)])
-def test_bccd_as_txt_and_as_voc(tmp_path, split, images, degenerate):
+def test_bccd_has_the_same_boxes_as_txt_and_voc(tmp_path, split, images, degenerate):
     txt, voc = shared_spec(tmp_path, "bccd", "annotations: voc_annotations\n")
     a = load_index(txt, split, cache_dir=str(tmp_path), progress=False)
     b = load_index(voc, split, cache_dir=str(tmp_path), progress=False)
@@ -645,7 +645,7 @@ def test_bccd_as_txt_and_as_voc(tmp_path, split, images, degenerate):
     assert b.report.problems == degenerate
 
 
-def test_coco128_as_txt_and_as_coco_json(tmp_path):
+def test_coco128_has_the_same_boxes_as_txt_and_coco_json(tmp_path):
     text = f"annotations: {next((SHARED / 'coco128' / 'annotations').glob('*.json'), '')}\n"
     txt, coco = shared_spec(tmp_path, "coco128", text)
     a = load_index(txt, "train", cache_dir=str(tmp_path), progress=False)

@@ -42,7 +42,7 @@ def processes_of(tmp_path: Path) -> dict[int, bytes]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
-def test_a_leader_killed_in_the_scan_ends_the_run(tmp_path):
+def test_a_leader_that_is_killed_during_the_scan_ends_the_run(tmp_path):
     data = write_dataset(tmp_path / "set")
     mark, plan = tmp_path / "mark", tmp_path / "plan.json"
     calls = {"scan": (r"reads .*/labels/train/", "", r"reads .*/labels/train/")}
@@ -66,7 +66,7 @@ def test_a_leader_killed_in_the_scan_ends_the_run(tmp_path):
     assert not processes_of(tmp_path)
 
 
-def test_a_leader_that_fails_in_the_scan_says_why_once(tmp_path):
+def test_a_leader_that_fails_during_the_scan_prints_the_reason_once(tmp_path):
     data = write_dataset(tmp_path / "set")
     for image in (data.parent / "images" / "train").iterdir():
         image.write_bytes(b"no image")

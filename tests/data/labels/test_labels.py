@@ -36,7 +36,7 @@ def coco(annotations, categories=((1, "a"), (5, "b")), images=((9, "x.jpg"),)):
     }
 
 
-def test_yolo_boxes_and_polygons():
+def test_yolo_boxes_and_polygons_are_parsed():
     text = "\ufeff1 0.5 0.5 0.2 0.4\r\n\n0 0.1 0.1 0.5 0.1 0.5 0.5 0.1 0.5\n0.0\t0 0 0.5 0 0 0.5\n"
     raw = parse_yolo(text.encode(), 2)
     assert raw.problems == []
@@ -60,7 +60,7 @@ def test_polygon_area_of_a_star_equals_the_sum_of_its_triangles():
     assert polygon_area(xs[::-1].tolist(), ys[::-1].tolist()) == pytest.approx(expected)
 
 
-def test_yolo_rows_that_are_no_boxes():
+def test_malformed_yolo_rows_are_reported():
     rows = ["0 0.5 0.5 0.1", "0 0.5 0.5 0.1 0.1 0.9", "x 0.5 0.5 0.1 0.1", "0,0.5,0.5,0.1,0.1", "0.5 0.5 0.5 0.1 0.1"]
     rows += ["2 0.5 0.5 0.1 0.1", "-1 0.5 0.5 0.1 0.1", "0 nan 0.5 0.1 0.1", "0 0.5 0.5 inf 0.1", "1e999 0 0 1 1"]
     raw = parse_yolo("\n".join(rows).encode(), 2)
@@ -72,7 +72,7 @@ def test_yolo_rows_that_are_no_boxes():
         parse_yolo(b"\xff\xfe0\0", 2)
 
 
-def test_voc_objects():
+def test_voc_objects_are_parsed():
     raw = parse_voc(voc(("b", 10, 20, 30, 60), ("a", "1.5", 2, 3, 4)), {"a": 0, "b": 1})
     assert raw.size_hw == (100, 200)
     assert raw.rows == [(1, 10, 20, 30, 60, 800, 0, 3), (0, 1.5, 2, 3, 4, 3, 0, 6)]
@@ -80,7 +80,7 @@ def test_voc_objects():
     assert parse_voc(voc(("zebra", 1, 1, 2, 2)), None).rows[0][0] == 0
 
 
-def test_voc_objects_that_are_no_boxes():
+def test_malformed_voc_objects_are_reported():
     raw = parse_voc(voc(("A", 1, 1, 2, 2), ("a", "x", 1, 2, 2), ("a", "", 1, 2, 2), ("a", "nan", 1, 2, 2)), {"a": 0})
     assert raw.rows == []
     assert kinds(raw.problems) == [(3, UNKNOWN_CLASS), (6, BAD_ROW), (9, BAD_ROW), (12, NOT_FINITE)]
@@ -88,7 +88,7 @@ def test_voc_objects_that_are_no_boxes():
 
 
 @pytest.mark.parametrize("data", [b"", b"<annotation>\n<object>", b"<svg></svg>", b"not xml"])
-def test_files_that_are_no_voc(data):
+def test_files_that_are_not_voc_are_refused(data):
     with pytest.raises(LabelFileError, match=r"^\d+: "):
         parse_voc(data, {})
 
@@ -109,7 +109,7 @@ def test_coco_keeps_crowd_area_and_ids(tmp_path):
     assert [r[0] for r in read_coco(path, None).images[0].labels.rows] == [0, 0]
 
 
-def test_coco_annotations_that_are_no_boxes(tmp_path):
+def test_malformed_coco_annotations_are_reported(tmp_path):
     good = {"image_id": 9, "category_id": 1, "bbox": [1, 2, 3, 4]}
     changes = [{"category_id": 5}, {"category_id": 6}, {"bbox": [1, 2]}, {"bbox": None}, {"bbox": [1, math.nan, 1, 1]}]
     path = tmp_path / "a.json"
@@ -130,7 +130,7 @@ def test_coco_annotations_that_are_no_boxes(tmp_path):
         (json.dumps(coco([], images=((1, "a"), (1, "b")))), "same id"),
     ],
 )
-def test_files_that_are_no_coco(tmp_path, text, message):
+def test_files_that_are_not_coco_are_refused(tmp_path, text, message):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(UserError, match=message):
         read_coco(tmp_path / "a.json", ("a",))
@@ -143,14 +143,14 @@ def clean(*rows, hw=(100, 200), normalized=False):
     return boxes, [problem for _, problem in findings]
 
 
-def test_boxes_over_the_edge_are_clipped_with_their_area():
+def test_boxes_beyond_the_image_are_clipped_and_their_area_is_reduced():
     boxes, findings = clean((0, -10, 0, 10, 10, 100, 0, 1), (0, 0, 0, 200.005, 50, 42, 0, 2))
     np.testing.assert_array_equal(boxes.boxes_xywh_px, [[0, 0, 10, 10], [0, 0, 200, 50]])
     np.testing.assert_array_equal(boxes.area_px, [50, 42])  # the second is only rounded, and its object keeps its area
     assert [(f.line, f.kind) for f in findings] == [(1, CLIPPED)]
 
 
-def test_boxes_of_no_use_are_left_out_and_told():
+def test_useless_boxes_are_left_out_and_reported():
     rows = [
         (0, 1, 1, 1, 5, 0, 0, 1),
         (0, 5, 5, 1, 9, -16, 0, 2),
@@ -163,7 +163,7 @@ def test_boxes_of_no_use_are_left_out_and_told():
     assert sorted((f.line, f.kind) for f in findings) == [(1, NO_AREA), (2, NO_AREA), (3, OUTSIDE), (4, DUPLICATE)]
 
 
-def test_same_box_in_two_images_is_no_duplicate():
+def test_equal_boxes_in_two_images_are_not_duplicates():
     row = (0, 1, 1, 5, 5, 16, 0, 1)
     table = row_table([0, 2], [RawLabels([row], []), RawLabels([row], [])])
     boxes, findings = clean_rows(table, np.full((3, 2), 10), False)
@@ -171,7 +171,7 @@ def test_same_box_in_two_images_is_no_duplicate():
     assert findings == []
 
 
-def test_no_rows():
+def test_no_rows_give_no_boxes():
     boxes, findings = clean_rows(row_table([], []), np.zeros((0, 2), int), True)
     assert boxes.boxes_xywh_px.shape == (0, 4)
     assert findings == []
@@ -196,7 +196,7 @@ def reference(rows, height, width):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_rows_equal_the_scalar_reference_and_stay_inside(seed):
+def test_random_rows_equal_the_scalar_reference_and_stay_inside_the_image(seed):
     rng = np.random.default_rng(seed)
     pool = [-1e300, -1.0, -0.1, 0.0, 1e-7, 0.25, 0.5, 0.999999, 1.0, 1.2, 7.0, 1e300]
     rows = [f"{rng.integers(3)} " + " ".join(f"{v:g}" for v in rng.choice(pool, 4)) for _ in range(300)]
@@ -214,7 +214,7 @@ def test_random_rows_equal_the_scalar_reference_and_stay_inside(seed):
 
 
 @pytest.mark.parametrize("text", ["1_0", "٣", "０.５"])
-def test_numbers_that_python_alone_reads(text):
+def test_numbers_that_only_python_accepts_are_bad(text):
     labels = parse_yolo(f"0 0.5 0.5 0.2 0.2\n0 0.5 0.5 0.2 {text}\n".encode(), 2)
     assert (len(labels.rows), kinds(labels.problems)) == (1, [(2, BAD_ROW)])
     labels = parse_voc(voc(("a", 1, 2, 30, text)), {"a": 0})
@@ -246,7 +246,7 @@ def test_ambiguous_voc_objects_are_bad_rows(old, new, what):
         ('<?xml version="1.0" encoding="nonsense"?>', "malformed XML"),
     ],
 )
-def test_xml_with_entities_or_of_unknown_encodings(begin, what):
+def test_xml_with_entities_or_unknown_encodings_is_refused(begin, what):
     with pytest.raises(LabelFileError, match=what):
         parse_voc(begin.encode() + voc(("a", 1, 2, 30, 40)), {"a": 0})
 
@@ -265,7 +265,7 @@ ANNOTATION = '{"id": 1, "image_id": 9, "category_id": 1, "bbox": [1, 2, 30, 40]}
         ('{"images"', "\0" * 5000 + '{"images"', "not a COCO JSON"),
     ],
 )
-def test_coco_files_that_say_two_things_or_none(tmp_path, old, new, what):
+def test_ambiguous_coco_files_are_refused(tmp_path, old, new, what):
     text = json.dumps(coco([json.loads(ANNOTATION)]))
     path = tmp_path / "x.json"
     assert old in text
@@ -283,7 +283,7 @@ def test_coco_files_that_say_two_things_or_none(tmp_path, old, new, what):
         ('"bbox"', '"iscrowd": "no", "bbox"', BAD_ROW),
     ],
 )
-def test_coco_values_that_are_no_numbers(tmp_path, old, new, kind):
+def test_coco_values_that_are_not_numbers_are_reported(tmp_path, old, new, kind):
     path = tmp_path / "x.json"
     path.write_text(json.dumps(coco(["@"])).replace('"@"', ANNOTATION.replace(old, new)))
     labels = read_coco(path, ("a", "b")).images[0].labels

@@ -66,7 +66,7 @@ def assert_same(a, b):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_change_nothing(open_loader, workers):
+def test_the_number_of_workers_does_not_change_the_batches(open_loader, workers):
     for training, count in ((True, 7), (False, 3)):
         alone = list(islice(open_loader(training=training), count))
         shared = list(islice(open_loader(training=training, workers=workers), count))
@@ -77,7 +77,7 @@ def test_workers_change_nothing(open_loader, workers):
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
 @pytest.mark.parametrize("options", [{}, {"quad": True}, {"multi_scale": True}, {"rect": True}])
-def test_batches_share_memory_only_with_those_that_are_gone(open_loader, options):
+def test_memory_is_reused_only_after_its_batch_is_released(open_loader, options):
     """Worker and parent use a few places again and again; what is still held stays as it is, however much that is."""
     alone = list(islice(open_loader(**options), 24))
     loader = open_loader(workers=2, **options)
@@ -95,7 +95,7 @@ def test_batches_share_memory_only_with_those_that_are_gone(open_loader, options
         del batch, kept
 
 
-def test_global_randomness_changes_nothing(open_loader):
+def test_global_generators_do_not_change_the_batches(open_loader):
     torch.manual_seed(0)
     first = list(islice(open_loader(), 3))
     torch.manual_seed(1)
@@ -106,7 +106,7 @@ def test_global_randomness_changes_nothing(open_loader):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_layout(open_loader):
+def test_batches_have_the_documented_layout(open_loader):
     for loader in (open_loader(), open_loader(workers=1)):
         batch = next(iter(loader))
         assert batch.images.shape == (8, 3, 64, 64)
@@ -128,7 +128,7 @@ def test_ranks_together_render_the_global_batch(open_loader, world, options):
         assert torch.equal(batch.targets[:, 1:], torch.cat([p.targets[:, 1:] for p in parts]))
 
 
-def test_empty_shares_have_no_images_but_a_canvas(open_loader):
+def test_empty_shards_have_a_canvas_but_no_images(open_loader):
     loaders = [open_loader(ctx=rank_of(r, 8), workers=r % 2) for r in range(8)]
     last = [next(islice(loader, 2, 3)) for loader in loaders]  # 22 images: 6 for 8 ranks
     assert sorted(len(b.images) for b in last) == [0, 0] + [1] * 6
@@ -140,7 +140,7 @@ def test_empty_shares_have_no_images_but_a_canvas(open_loader):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_endless_reshuffled_and_alive(open_loader, workers):
+def test_the_training_loader_is_endless_reshuffles_and_keeps_its_workers(open_loader, workers):
     loader = open_loader(workers=workers)
     assert len(loader) == 3
     stream = iter(loader)
@@ -164,7 +164,7 @@ def test_resume_inside_an_epoch_equals_the_uninterrupted_stream(open_loader, opt
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_class_weights_hold_from_the_next_epoch_on(open_loader, index, workers):
+def test_class_weights_apply_from_the_next_epoch(open_loader, index, workers):
     loader = open_loader(image_weights=True, workers=workers)
     start = loader.class_weights
     stream = iter(loader)
@@ -198,7 +198,7 @@ def test_validation_sees_each_image_once_and_can_be_repeated(open_loader, world,
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_damaged_file_is_one_clear_line(tmp_path, workers):
+def test_a_damaged_file_is_one_line(tmp_path, workers):
     index = write_dataset(tmp_path, SIZES)
     Path(index.path(4)).write_bytes(b"\x89PNG")
     dataset = LoadImagesAndLabels(index, imgsz=64, hyp=HYP, augment=True, epochs=20)
@@ -219,12 +219,12 @@ def test_a_damaged_file_is_one_clear_line(tmp_path, workers):
         ({"quad": True, "ctx": rank_of(0, 4), "batch_size": 8}, "needs a multiple of 16"),
     ],
 )
-def test_sizes_that_do_not_fit_are_one_line(open_loader, options, message):
+def test_impossible_loader_settings_are_one_line(open_loader, options, message):
     with pytest.raises(UserError, match=message):
         open_loader(**options)
 
 
-def test_four_samples_share_a_picture():
+def test_quad_puts_four_samples_into_one_image():
     def sample(value, size, labels):
         return Sample(
             np.full((*size, 3), value, np.uint8), np.float32(labels), value, str(value), (9, 9), (1.0, 1.0), (0, 0)
@@ -244,7 +244,7 @@ def test_four_samples_share_a_picture():
     assert (batch.indices.tolist(), batch.paths, batch.counts) == ([1, 5], ("1", "5"), (3, 1))
 
 
-def test_bound_on_targets_is_bucketed():
+def test_the_maximum_number_of_targets_is_bucketed():
     def sample(count):
         return Sample(
             np.zeros((32, 32, 3), np.uint8), np.zeros((count, 5), np.float32), 0, "", (1, 1), (1.0, 1.0), (0, 0)
@@ -257,7 +257,7 @@ def test_bound_on_targets_is_bucketed():
         assert len(batch.targets) == sum(counts)
 
 
-def test_loader_of_a_real_data_set(tmp_path):
+def test_a_real_data_set_gives_well_formed_batches(tmp_path):
     write_dataset(tmp_path / "images", SIZES[:5])
     (tmp_path / "labels").mkdir()
     for i in range(5):
@@ -279,7 +279,7 @@ def test_loader_of_a_real_data_set(tmp_path):
 
 
 @pytest.mark.parametrize(("batch", "sizes"), [(16, [16] * 4 + [6]), (512, [64, 6])])
-def test_a_validation_batch_is_no_larger_than_one_process_can_take(tmp_path, batch, sizes):
+def test_a_validation_batch_fits_one_process(tmp_path, batch, sizes):
     from data.index.dataset_yaml import load_dataset_spec
     from tests.helpers import tiny
 
@@ -312,7 +312,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupt_leaves_no_worker_and_no_trace(tmp_path, how):
+def test_an_interrupt_leaves_no_worker_and_no_traceback(tmp_path, how):
     script = tmp_path / "interrupted.py"
     script.write_text(_INTERRUPTED)
     process = subprocess.Popen(
@@ -340,7 +340,7 @@ def test_an_interrupt_leaves_no_worker_and_no_trace(tmp_path, how):
         time.sleep(0.1)
 
 
-def test_sigterm_to_workers_is_left_to_the_parent(open_loader):
+def test_workers_ignore_sigterm_until_the_parent_stops_them(open_loader):
     loader = open_loader(workers=2)
     stream = iter(loader)
     first = [next(stream)]
@@ -368,7 +368,7 @@ def _is_alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="has nothing to wait for signals with")
-def test_a_worker_whose_parent_was_killed_before_it_was_set_up_ends():
+def test_a_worker_ends_if_its_parent_was_killed_during_its_setup():
     """A fork takes a while; the kernel then says that the worker's parent is another process."""
     program = (
         "import os, time; from data.loading.worker import init_worker; init_worker(os.getppid() + 1, 0); time.sleep(60)"

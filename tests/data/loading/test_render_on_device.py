@@ -82,7 +82,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_batches_are_those_of_the_host_but_for_rounding(batches_of, options):
+def test_batches_equal_those_of_the_host_up_to_rounding(batches_of, options):
     """The same images, labels and layout; pixels differ by interpolation and at edges of tiles only."""
     host = dict(options, cache="none", render_on="host")
     for ours, theirs in zip(islice(batches_of(**options), 5), batches_of(**host)):
@@ -95,7 +95,7 @@ def test_batches_are_those_of_the_host_but_for_rounding(batches_of, options):
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_workers_ranks_cache_and_restart_change_nothing(batches_of, options):
+def test_workers_ranks_cache_and_restart_do_not_change_the_batches(batches_of, options):
     whole = list(islice(batches_of(**options), 5))
     for other in ({"workers": 2}, {"cache": "device"}, {"cache": "none"}):
         for a, b in zip(whole, batches_of(**(options | other))):
@@ -108,7 +108,7 @@ def test_workers_ranks_cache_and_restart_change_nothing(batches_of, options):
         assert torch.equal(batch.targets[:, 1:], torch.cat([part.targets[:, 1:] for part in parts]))
 
 
-def test_with_a_device_cache_little_travels(loader_of):
+def test_with_a_device_cache_workers_send_no_pixels(loader_of):
     """A hundred numbers a tile, some hundred bytes a picture for its labels and name; no pixels."""
     planned = next(iter(loader_of(cache="device")))
     assert isinstance(planned, PlannedBatch)
@@ -119,11 +119,11 @@ def test_with_a_device_cache_little_travels(loader_of):
     assert planned.rest.images.numel() == 0
 
 
-def test_the_pictures_of_the_run_are_rendered_where_it_trains(loader_of, batches_of):
+def test_training_images_are_rendered_on_the_training_device(loader_of, batches_of):
     assert_same(loader_of(cache="device").render(1, 2), next(batches_of(start=(1, 2))))
 
 
-def test_shares_of_a_rendered_batch_need_no_labels_on_the_host(batches_of):
+def test_shards_of_a_rendered_batch_need_no_labels_on_the_host(batches_of):
     batch = next(iter(batches_of()))
     for start, end in ((0, 0), (0, 3), (3, 8)):
         share, counted = batch.shard(start, end), replace(batch, counts=None).shard(start, end)
@@ -138,19 +138,19 @@ def test_shares_of_a_rendered_batch_need_no_labels_on_the_host(batches_of):
         ({"render_on": "host", "cache": "device"}, "--cache device: .* add --render-on device"),
     ],
 )
-def test_what_does_not_go_together_is_one_line(batches_of, options, message):
+def test_settings_that_exclude_each_other_are_one_line(batches_of, options, message):
     with pytest.raises(UserError, match=message) as caught:
         batches_of(**options)
     assert "\n" not in str(caught.value)
 
 
-def test_a_data_set_that_does_not_fit_is_one_line(batches_of, monkeypatch):
+def test_a_data_set_that_does_not_fit_into_memory_is_one_line(batches_of, monkeypatch):
     monkeypatch.setattr("data.cache.device.MAX_FRACTION", 1e-9)
     with pytest.raises(UserError, match=r"--cache device: needs .* use --cache ram"):
         batches_of(cache="device")
 
 
-def test_validation_keeps_its_pixels(batches_of, index):
+def test_validation_images_are_still_rendered_on_the_host(batches_of, index):
     host = list(batches_of(training=False, render_on="host"))
     for ours, theirs in zip(batches_of(training=False, cache="device"), host):
         assert_same(ours, theirs)
@@ -167,7 +167,7 @@ def _caches_on_a_rank(ctx, *indices: DatasetIndex) -> list[np.ndarray | str]:
     return caches
 
 
-def test_ranks_decode_a_part_each_and_hold_all(index, tmp_path):
+def test_each_rank_decodes_a_part_and_receives_all_images(index, tmp_path):
     """And an image that cannot be decoded ends them all."""
     damaged = write_dataset(tmp_path, SIZES[:6])
     Path(damaged.path(5)).write_bytes(b"\x89PNG")
@@ -179,13 +179,13 @@ def test_ranks_decode_a_part_each_and_hold_all(index, tmp_path):
     assert "005.png" in second[1]
 
 
-def test_each_node_decodes_for_itself(index):
+def test_each_node_decodes_its_own_images(index):
     (alone,) = _caches_on_a_rank(SINGLE, index)
     for (cache,) in run_ranks(4, _caches_on_a_rank, index, local_world=2):
         assert np.array_equal(cache, alone)
 
 
-def test_a_machine_that_cannot_compile_draws_all_the_same(batches_of, monkeypatch):
+def test_without_a_compiler_images_are_rendered_uncompiled(batches_of, monkeypatch):
     def broken(*_, **__):
         def fail(*_):
             raise RuntimeError("no compiler\nand a long story")

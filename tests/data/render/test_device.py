@@ -55,7 +55,7 @@ def opencv_pictures(plans: list[SamplePlan], images: list[np.ndarray]) -> np.nda
 @pytest.mark.parametrize("canvas", [(256, 256), (128, 192)])
 @pytest.mark.parametrize("mosaic", [0.0, 1.0])
 @pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_the_opencv_renderer_draws_the_same(images, geometry, mosaic, canvas):
+def test_the_torch_renderer_equals_the_opencv_renderer(images, geometry, mosaic, canvas):
     """Flips, color, mixing and strong shrinking included. Where there is rotation the two draw a tile's last pixel by
     different rules; elsewhere every pixel agrees."""
     plans = draw(Hyperparameters(mosaic=mosaic, mixup=0.5, **GEOMETRIES[geometry]), 12, canvas)
@@ -67,7 +67,7 @@ def test_the_opencv_renderer_draws_the_same(images, geometry, mosaic, canvas):
     assert difference.mean() < 1.2
 
 
-def test_detail_agrees_too():
+def test_fine_detail_equals_the_opencv_renderer():
     """Noise of single pixels, nowhere shrunk to half: bilinear weights are the same."""
     rng = np.random.default_rng(1)
     images = [rng.integers(0, 256, (int(h), int(w), 3), dtype=np.uint8) for h, w in SIZES]
@@ -78,14 +78,14 @@ def test_detail_agrees_too():
     assert np.quantile(difference, 0.999) <= 2
 
 
-def test_untouched_pixels_stay():
+def test_pixels_stay_the_same_without_augmentation():
     image = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
     whole = Tile(0, (0, 0, 96, 64), np.eye(3))
     drawn = pictures([SamplePlan((64, 96), (Picture((whole,)),), 1.0)], [image])
     assert np.array_equal(drawn[0], image)
 
 
-def test_a_picture_without_tiles_is_grey_and_a_batch_without_pictures_empty(images):
+def test_an_image_without_tiles_is_gray_and_a_batch_without_images_is_empty(images):
     blank = SamplePlan((64, 32), (Picture(()),), 1.0)
     drawn = pictures([blank], images)
     assert drawn.shape == (1, 64, 32, 3)
@@ -95,7 +95,7 @@ def test_a_picture_without_tiles_is_grey_and_a_batch_without_pictures_empty(imag
 
 
 @pytest.mark.parametrize("geometry", ["zoom", "rotate", "perspective"])
-def test_neither_the_batch_nor_where_pixels_lie_changes_a_picture(images, geometry):
+def test_an_image_does_not_depend_on_its_batch_or_on_the_memory_of_its_pixels(images, geometry):
     hyp = Hyperparameters(mosaic=0.7, mixup=0.4, **GEOMETRIES[geometry])
     plans = draw(hyp, 10, (128, 128))
     whole = pictures(plans, images)
@@ -135,7 +135,7 @@ def test_strong_shrink_is_antialiased():
         assert np.abs(drawn[0].astype(int) - 127).max() <= 2
 
 
-def test_levels_halve_and_go_no_further_than_they_may():
+def test_mipmap_levels_halve_down_to_the_allowed_size():
     gains = np.array([1.5, 1.0, 0.51, 0.5, 0.26, 0.25, 0.03, 0.001])
     matrices = np.stack([np.diag([g, g, 1.0]) for g in gains])
     regions = np.tile([0, 0, 100, 100], (len(gains), 1))
@@ -157,7 +157,7 @@ def test_regions_of_a_smaller_level_stay_inside_it(images):
         assert set(np.unique(pictures([plan], lone))) <= {9, GREY}
 
 
-def test_nothing_waits_for_the_device(images):
+def test_no_operation_waits_for_the_device(images):
     plans = draw(Hyperparameters(mixup=0.5, degrees=5, perspective=0.0005), 4, (64, 64))
     table, pixels = packed(plans, images)
     with _NoSync():

@@ -126,7 +126,7 @@ def coverage_box(image: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("canvas", [64, 160, 640])
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 @pytest.mark.parametrize("size", [(200, 300), (640, 480)])
-def test_boxes_sit_on_their_objects(geometry, canvas, size):
+def test_boxes_match_their_objects(geometry, canvas, size):
     height, width = size
     box = (width // 4, height // 3, width // 4 * 3, height // 3 * 2)
     image = rectangle(height, width, box)
@@ -154,7 +154,7 @@ def test_boxes_sit_on_their_objects(geometry, canvas, size):
     assert seen >= 8
 
 
-def test_tiles_leave_no_seam():
+def test_adjacent_tiles_leave_no_seam():
     images = [np.full((256, 256, 3), 200, np.uint8)] * 4
     for degrees in (0.0, 25.0):
         hyp = still(scale=0, translate=0, degrees=degrees, mosaic=1)
@@ -177,7 +177,7 @@ def test_strong_shrink_is_antialiased():
         assert np.abs(middle - 127).max() < 40
 
 
-def test_read_only_sources_are_enough():
+def test_read_only_images_can_be_rendered():
     image = rectangle(100, 120, (10, 10, 50, 50))
     image.flags.writeable = False
     for degrees in (0.0, 10.0):
@@ -192,7 +192,7 @@ def test_read_only_sources_are_enough():
         assert picture.shape == (96, 96, 3)
 
 
-def test_mixup_is_the_weighted_mean_and_keeps_both_label_sets():
+def test_mixup_is_the_weighted_mean_and_keeps_the_labels_of_both():
     images = [np.full((64, 64, 3), v, np.uint8) for v in (40, 240)]
     hyp = still(mosaic=0, mixup=1, scale=0, translate=0)
     label = np.array([[1, 0.5, 0.5, 0.5, 0.5]], np.float32)
@@ -205,7 +205,7 @@ def test_mixup_is_the_weighted_mean_and_keeps_both_label_sets():
         assert len(labels) == 2
 
 
-def test_zero_jitter_leaves_pixels_alone():
+def test_zero_jitter_does_not_change_pixels():
     image = smooth_image(np.random.default_rng(0), 64, 64)
     hyp = still(mosaic=0, scale=0, translate=0, fliplr=0)
     plan = draw_plan(SampleKey(0, 0, 0, (64, 64)), source_hw=np.array([[64, 64]]), hyp=hyp, seed=0, epochs=50)
@@ -223,7 +223,7 @@ def test_zero_jitter_leaves_pixels_alone():
         ((100, 200), (64, 64), 320, (64, 32, 0, 16, 0.32, 0.32)),
     ],
 )
-def test_letterbox_geometry(size, canvas, longest, expected):
+def test_letterbox_centers_the_scaled_image(size, canvas, longest, expected):
     fit = fit_letterbox(size, canvas, longest)
     assert fit == pytest.approx(expected)
     picture = letterbox(np.full((*size, 3), 7, np.uint8), canvas, fit)

@@ -104,7 +104,7 @@ def _late(ctx, source, places, how):
     return contents(spec.root), time.monotonic() - begun
 
 
-def test_a_slow_node_trips_no_timeout(tmp_path):
+def test_a_slow_node_causes_no_timeout(tmp_path):
     source = write_dataset(tmp_path / "set", train=1, val=2)
     results = run_ranks(2, _late, str(source), str(tmp_path / "{node_rank}"), "slow", local_world=1, timeout_s=3)
     whole = {name: file for name, file in contents(source.parent).items() if "val" in name}
@@ -135,12 +135,12 @@ def _same_place(ctx, source, place):
     return True
 
 
-def test_nodes_must_not_share_the_folder(tmp_path):
+def test_a_staging_folder_that_nodes_share_is_refused(tmp_path):
     source = write_dataset(tmp_path / "set", train=2, val=1)
     assert run_ranks(2, _same_place, str(source), str(tmp_path / "shared"), local_world=1) == [True, True]
 
 
-def test_an_interrupted_copy_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_an_interrupted_copy_is_resumed(tmp_path, monkeypatch):
     """What was written is kept if its digest is right, though stamps cannot tell."""
     source = write_dataset(tmp_path / "set", train=9, val=4)
     plain, count = stage_copy._read_checked, itertools.count()
@@ -178,7 +178,7 @@ def test_an_interrupted_copy_goes_on_where_it_was(tmp_path, monkeypatch):
     assert not list(folder.glob(".*"))
 
 
-def test_changes_of_the_original_reach_the_copy(tmp_path):
+def test_changes_of_the_original_are_copied(tmp_path):
     source = write_dataset(tmp_path / "set", train=4, val=2)
     stage(source, tmp_path / "stage")
     images, labels = source.parent / "images" / "train", source.parent / "labels" / "train"
@@ -194,7 +194,7 @@ def test_changes_of_the_original_reach_the_copy(tmp_path):
     assert not (spec.root / "labels" / "train" / "003.txt").exists()
 
 
-def test_lists_links_and_files_elsewhere(tmp_path):
+def test_lists_links_and_files_outside_the_folder_are_copied(tmp_path):
     """Rows with absolute paths, images beside the data set's folder and linked folders: all are in the copy."""
     shared, names = tmp_path / "shared", ["light", "dark"]
     write_dataset(shared / "real", train=3, val=2)
@@ -226,7 +226,7 @@ def test_lists_links_and_files_elsewhere(tmp_path):
     assert len(before["train"]) == 5
 
 
-def test_coco_and_voc_annotations(tmp_path):
+def test_coco_and_voc_annotations_are_copied(tmp_path):
     write_dataset(tmp_path / "set", train=2, val=2)
     coco = {
         "images": [{"id": i, "file_name": f"{i:03}.png", "width": 64, "height": 64} for i in range(2)],
@@ -286,7 +286,7 @@ def test_a_large_file_is_streamed(tmp_path, monkeypatch):
     assert contents(spec.root) == contents(source.parent)
 
 
-def test_shares_are_disjoint_and_even():
+def test_parts_of_the_nodes_are_disjoint_and_even():
     rng = np.random.default_rng(0)
     sizes = rng.integers(0, 1 << 20, 1000)
     held = np.zeros((4, 1000), bool)
@@ -311,7 +311,7 @@ def _run_script(cwd: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_train_and_val_work_on_the_copy(tmp_path):
+def test_train_and_val_use_the_copy(tmp_path):
     """Also with decoded images on disk; val.py finds the data of the checkpoint, not the copy."""
     source = write_dataset(tmp_path / "set", train=4, val=2)
     model = write_model(tmp_path / "tiny.yaml")

@@ -54,7 +54,7 @@ def save(folder: Path, state: dict, **changes) -> Checkpointer:
 
 
 @pytest.mark.parametrize("wrap", [lambda m: m, nn.DataParallel], ids=["plain", "parallel"])
-def test_round_trip(tmp_path, wrap):
+def test_a_saved_checkpoint_is_restored(tmp_path, wrap):
     state = parts(wrap)
     save(tmp_path, state)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best.pt", "epoch2.pt", "last.pt"]
@@ -75,7 +75,7 @@ def test_round_trip(tmp_path, wrap):
                 assert torch.equal(torch.as_tensor(ours["state"][index][key]), torch.as_tensor(value))
 
 
-def test_best_holds_weights_only(tmp_path):
+def test_best_pt_contains_only_weights(tmp_path):
     save(tmp_path, parts())
     content = read_checkpoint(tmp_path / "best.pt")
     assert "optimizer" not in content
@@ -92,7 +92,7 @@ def test_saved_tensors_do_not_follow_training(tmp_path):
     assert torch.equal(read_checkpoint(tmp_path / "last.pt")["model"]["0.weight"], before)
 
 
-def test_another_optimizer_is_one_line(tmp_path):
+def test_the_state_of_another_optimizer_is_one_line(tmp_path):
     save(tmp_path, parts())
     other = parts()
     other["optimizer"] = build_optimizer(other["model"], "SGD", lr=0.1, momentum=0.9, weight_decay=0)
@@ -108,7 +108,7 @@ def test_other_ranks_write_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_non_finite_average_is_not_saved(tmp_path):
+def test_a_non_finite_average_is_not_saved(tmp_path):
     state = parts()
     save(tmp_path, state)
     kept = (tmp_path / "last.pt").read_bytes()
@@ -153,7 +153,7 @@ def test_a_disk_full_from_the_start_recommends_no_resume(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("room", [0, 100, 3000])
-def test_full_disk_keeps_the_old_checkpoint(tmp_path, monkeypatch, room):
+def test_a_full_disk_keeps_the_old_checkpoint(tmp_path, monkeypatch, room):
     state = parts()
     save(tmp_path, state)
     kept = (tmp_path / "last.pt").read_bytes()
@@ -165,7 +165,7 @@ def test_full_disk_keeps_the_old_checkpoint(tmp_path, monkeypatch, room):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best.pt", "epoch2.pt", "last.pt"]
 
 
-def test_a_disk_that_fails_is_not_called_full(tmp_path, monkeypatch):
+def test_a_disk_error_is_not_reported_as_a_full_disk(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(errno.EIO, "Input/output error")
 
@@ -176,7 +176,7 @@ def test_a_disk_that_fails_is_not_called_full(tmp_path, monkeypatch):
     read_checkpoint(tmp_path / "last.pt")
 
 
-def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+def test_a_read_error_is_not_reported_as_damage(tmp_path, monkeypatch):
     save(tmp_path, parts())
 
     def fail(*_):
@@ -188,7 +188,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path, monkey
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_write_errors_of_the_system_surface_as_oserror(tmp_path, monkeypatch):
+def test_system_write_errors_raise_oserror(tmp_path, monkeypatch):
     full = Path("/dev/full")
     monkeypatch.setattr(whole_file, "open", lambda _, mode: full.open(mode, buffering=0), raising=False)
     with pytest.raises(OSError):  # noqa: PT011
@@ -226,7 +226,7 @@ for number in range(10**6):
 """
 
 
-def test_killed_while_writing_leaves_a_whole_file(tmp_path):
+def test_a_kill_during_writing_leaves_a_complete_file(tmp_path):
     path = tmp_path / "last.pt"
     for attempt in range(4):
         writer = subprocess.Popen(
@@ -242,7 +242,7 @@ def test_killed_while_writing_leaves_a_whole_file(tmp_path):
         assert (content["x"] == content["number"]).all()
 
 
-def test_what_stands_before_the_archive_is_not_read(tmp_path):
+def test_bytes_before_the_archive_are_not_read(tmp_path):
     """torch would read a copy there, whose checksums nobody has looked at."""
     path = tmp_path / "last.pt"
     write_checkpoint({"epoch": 1}, path)
@@ -263,13 +263,13 @@ def test_a_flipped_bit_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("value", [{"epoch": -1}, {"epoch": True}, {"steps": 1}, {"loss_sums": ["x"]}, {5: 5}])
-def test_a_progress_that_no_run_has_written(value):
+def test_an_impossible_progress_is_refused(value):
     with pytest.raises(UserError, match=r"last\.pt: damaged checkpoint \('progress' has"):
         Progress.of(value, "last.pt")
 
 
 @pytest.mark.parametrize("weight", ["x", None, {}, torch.zeros(2, 2).to_sparse()])
-def test_weights_that_are_none(tmp_path, weight):
+def test_weights_that_are_not_tensors_are_refused(tmp_path, weight):
     write_checkpoint({"model": {"w": weight}}, tmp_path / "x.pt")
     with pytest.raises(UserError, match=r"x\.pt: damaged checkpoint \('model' holds 'w'"):
         read_checkpoint(tmp_path / "x.pt")

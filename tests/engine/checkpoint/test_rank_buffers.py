@@ -21,7 +21,7 @@ def _gather(ctx, differ: bool):
     return gather_rank_buffers(ctx, {"model": model, "ema": ema})
 
 
-def test_gathered_where_they_differ_and_only_there():
+def test_only_differing_buffers_are_gathered():
     differing, none = run_ranks(3, _gather, True)[:2]
     assert none is None
     assert differing["ema"].shape == (3, 10)
@@ -29,11 +29,11 @@ def test_gathered_where_they_differ_and_only_there():
     assert run_ranks(3, _gather, False) == [None] * 3
 
 
-def test_a_single_process_has_nothing_to_gather():
+def test_a_single_process_gathers_nothing():
     assert gather_rank_buffers(DistributedContext.single(), {"model": network(1.0)}) is None
 
 
-def test_the_saved_model_holds_means_and_exactly_what_all_share():
+def test_the_saved_model_contains_means_and_common_buffers_unchanged():
     model = network(0.0)
     values = torch.tensor([0.1, 0.1, 0.1]).repeat(10, 1).T.clone()
     values[:, 0] = torch.tensor([1.0, 2.0, 6.0])
@@ -46,7 +46,7 @@ def test_the_saved_model_holds_means_and_exactly_what_all_share():
     assert (model[1].running_mean == 0).all()  # the run's own are left alone
 
 
-def test_as_many_ranks_get_their_own_back():
+def test_the_same_number_of_ranks_restores_each_ranks_buffers():
     values = torch.arange(20.0).view(2, 10)
     ctx = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.device("cpu"),))
     model = network(0.0)

@@ -24,7 +24,7 @@ def checkpoint_at(progress: Progress) -> Checkpoint:
     return Checkpoint(**STORED | {"progress": progress})
 
 
-def test_nothing_changed_is_nothing_said():
+def test_an_unchanged_resume_prints_nothing():
     assert resumed_position(checkpoint_at(inside()), **SAME) == (inside(), [])
     boundary = Progress(epoch=3, step=30, updates=30)
     assert resumed_position(checkpoint_at(boundary), **SAME) == (boundary, [])
@@ -32,13 +32,13 @@ def test_nothing_changed_is_nothing_said():
     assert resumed_position(checkpoint_at(trained), **SAME) == (trained, [])
 
 
-def test_more_epochs_keep_the_place_and_say_where_the_schedule_is():
+def test_more_epochs_keep_the_position_and_print_the_schedules():
     where, lines = resumed_position(checkpoint_at(inside()), **SAME | {"epochs": 20})
     assert where == inside()
     assert lines == ["resume: the learning rate goes on where it is after 13% of a run of 20 epochs"]
 
 
-def test_another_batch_keeps_the_place_among_the_images():
+def test_another_batch_size_keeps_the_position_among_the_images():
     where, lines = resumed_position(checkpoint_at(inside()), **SAME | {"batch_size": 16, "epoch_batches": 5})
     assert (where.epoch, where.batch, where.step, where.updates) == (2, 3, 13, 13)
     assert (where.loss_sums, where.finite_steps) == ([], 0)
@@ -49,13 +49,13 @@ def test_another_batch_keeps_the_place_among_the_images():
     assert (where.batch, where.updates) == (10, 2 * 4 + 2)
 
 
-def test_other_images_begin_the_epoch_anew():
+def test_changed_images_restart_the_epoch():
     where, lines = resumed_position(checkpoint_at(inside()), **SAME | {"fingerprint": "y", "epoch_batches": 12})
     assert (where.epoch, where.batch, where.updates) == (2, 0, 24)
     assert "not the ones the run began with" in lines[0]
 
 
-def test_circumstances():
+def test_changed_circumstances_are_listed():
     assert circumstances_changed(CHECKPOINT.run, world_size=2, device="cpu") == []
     assert circumstances_changed(CHECKPOINT.run, world_size=4, device="cuda") == [
         "resume: processes 2 -> 4",
@@ -64,7 +64,7 @@ def test_circumstances():
     assert circumstances_changed({}, world_size=4, device="cuda") == []  # of a checkpoint that did not say
 
 
-def test_a_restart_finds_its_run_and_nobody_elses(tmp_path: Path):
+def test_a_restart_finds_its_own_run_only(tmp_path: Path):
     """Any of the launchers that carried it is enough: nodes come and go."""
     for name in ("exp", "exp2"):
         (tmp_path / name).mkdir()
@@ -78,7 +78,7 @@ def test_a_restart_finds_its_run_and_nobody_elses(tmp_path: Path):
     assert run_of_launch(tmp_path, ["job node0 1"]) is None
 
 
-def test_what_came_from_weights_is_remembered():
+def test_names_of_pretrained_parameters_are_stored():
     model, config = nn.Linear(2, 2), {"weights": "a.pt"}
 
     def names(**stored) -> list[str]:

@@ -15,7 +15,7 @@ def outcomes_of(scores, true_positive):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_equals_counting(seed):
+def test_calibration_equals_counting(seed):
     """On detections with crowd, ties and scores on the edges of bins."""
     gt, table, num_classes = random_case(seed, crowd_share=0.4, rounding=2)
     outcomes = sort_by_class(match_detections(gt, table, num_classes))
@@ -46,7 +46,7 @@ def test_equals_counting(seed):
         assert part.bias == pytest.approx(bias)
 
 
-def test_honest_confidences_have_next_to_no_error():
+def test_calibrated_confidences_have_almost_no_error():
     rng = np.random.default_rng(0)
     scores = rng.random(200_000)
     honest = measure_calibration(outcomes_of(scores, rng.random(scores.size) < scores), 0.5)
@@ -57,7 +57,7 @@ def test_honest_confidences_have_next_to_no_error():
     assert boasting.shown.bias == pytest.approx(0.375, abs=0.01)
 
 
-def test_certain_and_right_is_perfect():
+def test_certain_true_positives_have_no_error():
     part = measure_calibration(outcomes_of(np.ones(5), np.ones(5, dtype=bool)), 1.0).scored
     assert (part.error, part.bias, part.counts[-1]) == (0, 0, 5)
 

@@ -155,7 +155,7 @@ def assert_same(result, other):
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
-def test_boxes_come_back_to_original_pixels(device):
+def test_boxes_are_mapped_back_to_original_pixels(device):
     gt, letterbox = make_split(9)
     evaluator = make_evaluator(gt, letterbox, DistributedContext.single(device), Criterion())
     batches = make_batches(gt, letterbox)
@@ -225,7 +225,7 @@ def test_two_gloo_processes_score_like_one(tmp_path):
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_modes_and_memory_layout_are_respected(channels_last):
+def test_modes_and_memory_layout_are_preserved(channels_last):
     gt, letterbox = make_split(3)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     model = TinyNet().to(memory_format=layout)
@@ -243,7 +243,7 @@ def test_modes_and_memory_layout_are_respected(channels_last):
     assert model.conv.weight.grad is None
 
 
-def test_autocast_reaches_the_model_and_not_the_postprocess():
+def test_autocast_applies_to_the_model_but_not_to_postprocessing():
     gt, letterbox = make_split(3)
     seen = []
 
@@ -274,7 +274,7 @@ def test_an_image_seen_twice_or_never_is_refused():
             evaluator.run(TinyNet(), wrong)
 
 
-def test_training_mode_comes_back_after_an_error():
+def test_training_mode_is_restored_after_an_error():
     gt, letterbox = make_split(4)
     model = TinyNet()
     evaluator = make_evaluator(gt, letterbox, DistributedContext.single(CPU))
@@ -285,7 +285,7 @@ def test_training_mode_comes_back_after_an_error():
 
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("fails", [True, False])
-def test_cudnn_searches_for_no_kernels_meanwhile(monkeypatch, before, fails):
+def test_cudnn_benchmark_is_off_during_validation(monkeypatch, before, fails):
     gt, letterbox = make_split(4)
     seen = []
 
@@ -303,7 +303,7 @@ def test_cudnn_searches_for_no_kernels_meanwhile(monkeypatch, before, fails):
     assert torch.backends.cudnn.benchmark == before
 
 
-def test_phase_timer_counts_waits():
+def test_the_phase_timer_includes_waits():
     timer = PhaseTimer(CPU)
     assert list(timer.waits(iter([1, 2]))) == [1, 2]
     with timer.phase("work"):

@@ -45,7 +45,7 @@ def test_ap_equals_pycocotools_on_random_detections(seed):
     assert_equals_coco(gt, table, num_classes)
 
 
-def test_chunks_change_nothing(monkeypatch):
+def test_chunk_sizes_do_not_change_scores(monkeypatch):
     gt, table, num_classes = random_case(3)
     whole = score_detections(gt, table, num_classes)
     monkeypatch.setattr("engine.evaluation.matching._CHUNK_PAIRS", 50)
@@ -55,7 +55,7 @@ def test_chunks_change_nothing(monkeypatch):
     assert whole.ap == pieces.ap
 
 
-def test_image_order_of_ties_is_that_of_the_ids():
+def test_tied_scores_rank_by_image_id():
     gt, table, num_classes = random_case(5, rounding=1)
     ids = np.random.default_rng(0).permutation(gt.num_images) + 100
     shuffled = GroundTruth(**{f: getattr(gt, f) for f in gt.__dataclass_fields__} | {"image_ids": tuple(ids.tolist())})
@@ -69,7 +69,7 @@ def test_image_order_of_ties_is_that_of_the_ids():
         ("yolov5n", 0, (0.3594, 0.5568, 0.3550, 0.1946, 0.4635, 0.5026)),
     ],
 )
-def test_ap_on_the_detections_of_public_checkpoints(name, first_id, expected):
+def test_ap_equals_pycocotools_on_detections_of_public_checkpoints(name, first_id, expected):
     predictions = SHARED / f"golden/{name}_coco128_predictions.json.gz"
     annotations = SHARED / "datasets/coco128/annotations/instances_train2017.json"
     if not predictions.exists() or not annotations.exists():
@@ -104,7 +104,7 @@ def test_ap_on_the_detections_of_public_checkpoints(name, first_id, expected):
     np.testing.assert_allclose(stats_of(result), expected, atol=5e-5)
 
 
-def test_confidence_curves_by_counting():
+def test_confidence_curves_equal_counting():
     gt, table, num_classes = random_case(1, crowd_share=0)
     result = score_detections(gt, table, num_classes, max_det=10**6)
     # Without crowd every detection at or above a confidence is a true or a false positive; the true ones are those that
@@ -137,7 +137,7 @@ def test_perfect_detections_score_one():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_confusion_totals_equal_boxes(seed):
+def test_confusion_matrix_totals_equal_the_numbers_of_boxes(seed):
     gt, table, num_classes = random_case(seed, crowd_share=0)
     matrix = confusion_matrix(gt, table, num_classes)
     kept = table.scores >= 0.25
@@ -146,7 +146,7 @@ def test_confusion_totals_equal_boxes(seed):
     assert matrix[-1, -1] == 0
 
 
-def test_confusion_leaves_out_detections_in_crowd():
+def test_the_confusion_matrix_ignores_detections_in_crowd():
     gt = make_ground_truth(
         np.array([[0, 0, 100, 100], [200, 200, 50, 50]]),
         np.array([0, 1]),
@@ -163,7 +163,7 @@ def test_confusion_leaves_out_detections_in_crowd():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_matching_equals_one_by_one_greedy(seed):
+def test_matching_equals_a_greedy_loop(seed):
     rng = np.random.default_rng(seed)
     detections, targets = 30, 20
     overlap = np.round(rng.random((detections, targets)), 1)
@@ -184,7 +184,7 @@ def empty_table():
 @pytest.mark.parametrize(
     ("num_images", "objects", "detections"), [(0, 0, 0), (3, 0, 0), (3, 4, 0), (3, 0, 5), (3, 4, 5)]
 )
-def test_nothing_to_score_is_nan_or_zero_without_warnings(num_images, objects, detections):
+def test_empty_input_scores_nan_or_zero_without_warnings(num_images, objects, detections):
     boxes = np.tile([10.0, 10, 20, 20], (objects, 1))
     zeros = np.zeros(objects, dtype=np.int64)
     gt = make_ground_truth(boxes, zeros, zeros, zeros + 400, zeros, num_images, 2)

@@ -26,7 +26,7 @@ def test_ap_and_ar_by_size_equal_pycocotools(seed):
     assert len(rows) == 4 * (num_classes + 1)
 
 
-def test_sizes_share_out_the_objects():
+def test_size_ranges_partition_the_objects():
     gt, table, num_classes = random_case(1)
     sizes = score_sizes(match_detections(gt, table, num_classes))
     result = score_detections(gt, table, num_classes)
@@ -36,7 +36,7 @@ def test_sizes_share_out_the_objects():
 
 
 @pytest.mark.filterwarnings("error")
-def test_no_objects_are_nan():
+def test_sizes_without_objects_are_nan():
     nothing = np.zeros(0, dtype=int)
     gt = make_ground_truth(np.zeros((0, 4)), nothing, nothing > 0, np.zeros(0), nothing, 2, 3)
     sizes = score_sizes(match_detections(gt, make_table([0], [[0, 0, 5, 5]], [0.5], [1]), 3))

@@ -14,7 +14,7 @@ from tests.helpers.tiny import write_dataset, write_model
 from utils.files.checkpoint import read_checkpoint
 
 
-def test_checkpoints_carry_the_threshold_of_their_validation(tmp_path, monkeypatch, capsys):
+def test_checkpoints_store_the_threshold_of_their_validation(tmp_path, monkeypatch, capsys):
     true_score = evaluator.score_detections
     scores = iter([({"AP": 0.9, "f1": 0.6}, 0.375), ({"AP": 0.1, "f1": 0.4}, 0.5)])
 
@@ -38,6 +38,6 @@ def test_checkpoints_carry_the_threshold_of_their_validation(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(("f1", "threshold"), [(0.5, 0.25), (0.0, None), (float("nan"), None)])
-def test_no_threshold_where_nothing_is_found(f1, threshold):
+def test_no_threshold_is_stored_without_detections(f1, threshold):
     empty = {f.name: None for f in dataclasses.fields(evaluator.EvalResult)}
     assert evaluator.EvalResult(**empty | {"metrics": {"f1": f1}, "best_confidence": 0.25}).threshold == threshold

@@ -115,7 +115,7 @@ def distinct_case(seed):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_equals_the_definitions_read_one_by_one(seed):
+def test_error_types_equal_a_loop_over_the_definitions(seed):
     gt, table, num_classes = distinct_case(seed)
     split = split_errors(match_detections(gt, table, num_classes))
     base, counts, costs, false_positives, not_found = by_hand(gt, table, num_classes)
@@ -128,7 +128,7 @@ def test_equals_the_definitions_read_one_by_one(seed):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_wrong_detection_has_one_kind_and_nothing_mended_lowers_ap(seed):
+def test_every_false_positive_has_one_type_and_corrections_never_lower_ap(seed):
     """With crowd, ties, equal boxes and more than 100 detections of a class."""
     gt, table, num_classes = random_case(seed)
     matches = match_detections(gt, table, num_classes)
@@ -143,7 +143,7 @@ def test_every_wrong_detection_has_one_kind_and_nothing_mended_lowers_ap(seed):
     assert split.false_positive_cost >= split.cost[[2, 3, 4]].max()
 
 
-def test_each_kind_by_example():
+def test_each_error_type_by_example():
     boxes = [[0, 0, 100, 100], [200, 0, 100, 100], [0, 200, 100, 100], [200, 200, 100, 100]]
     zeros = np.zeros(4, dtype=int)
     gt = make_ground_truth(np.array(boxes), np.array([0, 0, 1, 0]), zeros > 0, zeros + 1e4, zeros, 1, 2)
@@ -162,7 +162,7 @@ def test_each_kind_by_example():
     assert split.class_cost[1].tolist() == [pytest.approx(1), 0, 0, 0, 0, 0]
 
 
-def test_a_detection_whose_object_another_takes_is_left_out_when_mended():
+def test_a_correction_leaves_out_a_detection_whose_object_is_taken():
     gt = make_ground_truth(
         np.array([[0, 0, 10, 10]]), np.array([0]), np.array([False]), np.array([100.0]), np.array([0]), 1, 2
     )
@@ -173,7 +173,7 @@ def test_a_detection_whose_object_another_takes_is_left_out_when_mended():
 
 
 @pytest.mark.parametrize(("objects", "detections"), [(0, 0), (0, 3), (3, 0)])
-def test_nothing_to_split(objects, detections):
+def test_no_detections_have_no_errors(objects, detections):
     zeros = np.zeros(objects, dtype=int)
     boxes = np.tile([10.0, 10, 20, 20], (objects, 1))
     gt: GroundTruth = make_ground_truth(boxes, zeros, zeros > 0, zeros + 400.0, zeros, 2, 2)

@@ -36,7 +36,7 @@ def take_steps(model: nn.Module, optimizer, steps: int, skip_at: int = -1) -> No
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "Muon"])
-def test_state_after_a_skipped_first_step_is_that_of_no_step(optimizer):
+def test_a_skipped_first_step_leaves_the_initial_state(optimizer):
     model, other = network(), network()
     first, second = (build_optimizer(m, optimizer, lr=0.05, momentum=0.9, weight_decay=0.01) for m in (model, other))
     take_steps(model, first, 3, skip_at=0)
@@ -51,7 +51,7 @@ def test_state_after_a_skipped_first_step_is_that_of_no_step(optimizer):
         assert torch.equal(a, b)
 
 
-def test_a_skipped_first_step_leaves_momentum_of_zeros():
+def test_a_skipped_first_step_leaves_zero_momentum():
     model = network()
     sgd = build_optimizer(model, "SGD", lr=0.05, momentum=0.9, weight_decay=0.01)
     take_steps(model, sgd, 1, skip_at=0)
@@ -60,7 +60,7 @@ def test_a_skipped_first_step_leaves_momentum_of_zeros():
     assert not any(buffer.any() for buffer in buffers)
 
 
-def test_the_first_steps_momentum_is_what_torch_makes_it():
+def test_momentum_after_the_first_step_equals_torchs():
     ours, theirs = network(), network()
     sgd = build_optimizer(ours, "SGD", lr=0.05, momentum=0.9, weight_decay=0.01)
     groups = [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in sgd.param_groups]
@@ -78,7 +78,7 @@ def test_the_first_steps_momentum_is_what_torch_makes_it():
     assert all(torch.equal(a, b) for a, b in match.items())
 
 
-def test_a_gradient_that_comes_late_begins_with_momentum_of_zeros(tmp_path):
+def test_a_late_first_gradient_starts_with_zero_momentum(tmp_path):
     """--skip-zero-grads leaves some out; a checkpoint of before has no momentum for those."""
     model = network()
     sgd = build_optimizer(model, "SGD", lr=0.05, momentum=0.9, weight_decay=0.0)
@@ -98,14 +98,14 @@ def test_a_gradient_that_comes_late_begins_with_momentum_of_zeros(tmp_path):
     assert all("momentum_buffer" in sgd.optimizers[0].state[p] for p in model.parameters())
 
 
-def test_momentum_may_be_zero():
+def test_zero_momentum_is_accepted():
     model = network()
     sgd = build_optimizer(model, "SGD", lr=0.05, momentum=0.0, weight_decay=0.01)
     take_steps(model, sgd, 2)
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
-def test_groups_hold_each_parameter_once():
+def test_groups_contain_each_parameter_once():
     model = network()
     groups = split_parameters(model)
     names = {id(p): n for n, p in model.named_parameters()}
@@ -166,7 +166,7 @@ def test_orthogonalize_flattens_singular_values():
     assert cosine.min() > 0.97
 
 
-def test_muon_treats_a_parameter_the_same_in_any_company():
+def test_muon_updates_a_parameter_independently_of_the_others():
     torch.manual_seed(0)
     shapes = [(8, 4, 3, 3), (8, 4, 1, 1), (36, 8), (16, 3, 3, 3)]
     together = [nn.Parameter(torch.randn(shape)) for shape in shapes]
@@ -227,7 +227,7 @@ def test_state_survives_a_round_trip(name):
         assert torch.equal(p, q)
 
 
-def test_rates_reach_the_groups():
+def test_set_rates_updates_all_groups():
     optimizer = build_optimizer(network(), "Muon", lr=0.1, momentum=0.95, weight_decay=0.0)
     schedule = Schedule(
         total_steps=11, warmup_steps=0, final=0.0, cosine=False, momentum=0.9, warmup_momentum=0.8, warmup_bias_lr=0
@@ -238,7 +238,7 @@ def test_rates_reach_the_groups():
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Muon"])
-def test_what_comes_from_weights_has_a_multiplied_rate(name):
+def test_pretrained_parameters_have_a_multiplied_rate(name):
     """The first step of each parameter is a multiple of the step that it takes when nothing comes from weights."""
     known = ("0.weight", "1.weight", "1.bias")
 
@@ -254,7 +254,7 @@ def test_what_comes_from_weights_has_a_multiplied_rate(name):
         torch.testing.assert_close(change, plain[key] * (0.25 if key in known else 1), rtol=1e-3, atol=1e-7)
 
 
-def test_rates_of_layers_that_begin_at_random_are_logged_apart():
+def test_rates_of_new_layers_are_logged_separately():
     optimizer = build_optimizer(
         network(),
         "Muon",
@@ -269,7 +269,7 @@ def test_rates_of_layers_that_begin_at_random_are_logged_apart():
     )
 
 
-def test_state_from_before_lr_mult_had_its_name_is_read():
+def test_state_with_the_old_name_of_lr_mult_is_read():
     def build():
         return build_optimizer(network(), "SGD", lr=0.1, momentum=0.9, weight_decay=0, pretrained_lr_mult=0.5)
 
@@ -281,14 +281,14 @@ def test_state_from_before_lr_mult_had_its_name_is_read():
     assert [set(group) for group in optimizer.param_groups] == [set(group) for group in build().param_groups]
 
 
-def test_auto_is_decided_by_the_length_of_the_run():
+def test_auto_depends_on_the_length_of_the_run():
     assert choose_optimizer("auto", 100) == "Muon"
     assert choose_optimizer("auto", 10**6) == "SGD"
     assert choose_optimizer("Adam", 100) == "Adam"
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Muon"])
-def test_a_loaded_optimizer_goes_on_as_if_it_had_not_stopped(name):
+def test_a_loaded_optimizer_continues_as_an_uninterrupted_one(name):
     """Also with channels_last weights: the saved state has another layout than the weights, and fused kernels walk
     through both as they lie in memory."""
 

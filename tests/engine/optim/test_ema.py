@@ -7,7 +7,7 @@ from torch import nn
 from engine.optim.ema import ModelEma
 
 
-def test_follows_a_loop_in_float64():
+def test_ema_equals_a_loop_in_float64():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     ema = ModelEma(model, decay=0.9, tau=5)
@@ -28,7 +28,7 @@ def test_follows_a_loop_in_float64():
     assert not any(p.requires_grad for p in ema.module.parameters())
 
 
-def test_the_copy_is_separate():
+def test_the_averaged_model_shares_no_memory_with_the_model():
     model = nn.Linear(2, 2)
     ema = ModelEma(model, decay=0.5, tau=1)
     before = copy.deepcopy(ema.module.state_dict())

@@ -91,7 +91,7 @@ def plain_muon(parameters: list[Tensor], momenta: list[Tensor], *, bad: bool, ne
 
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_the_bits_on_a_cpu_are_those_of_the_plain_formulation(nesterov, channels_last):
+def test_on_a_cpu_the_bits_equal_the_plain_formulation(nesterov, channels_last):
     ours, plain = make_parameters(channels_last), make_parameters(channels_last)
     momenta = [torch.zeros_like(p) for p in plain]
     optimizer = Muon(ours, nesterov=nesterov, **OPTIONS)
@@ -107,7 +107,7 @@ def test_the_bits_on_a_cpu_are_those_of_the_plain_formulation(nesterov, channels
 
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_padding_changes_no_more_than_rounding(monkeypatch, nesterov, channels_last):
+def test_padding_changes_only_rounding(monkeypatch, nesterov, channels_last):
     results = []
     for is_padded in (False, True):
         monkeypatch.setattr(muon, "pads_matrices", lambda device, is_padded=is_padded: is_padded)
@@ -126,7 +126,7 @@ def test_padding_changes_no_more_than_rounding(monkeypatch, nesterov, channels_l
 
 @pytest.mark.parametrize("shapes", [[(8, 32)], [(32, 8), (8, 30), (16, 16), (30, 7)]])
 @pytest.mark.usefixtures("always_padded")
-def test_padded_equals_torch_on_matrices(shapes):
+def test_padded_muon_equals_torch_on_matrices(shapes):
     torch.manual_seed(0)
     ours = [nn.Parameter(torch.randn(shape)) for shape in shapes]
     theirs = [nn.Parameter(p.detach().clone()) for p in ours]
@@ -144,7 +144,7 @@ def test_padded_equals_torch_on_matrices(shapes):
 
 
 @pytest.mark.usefixtures("padded")
-def test_a_bad_step_leaves_weights_and_momentum_as_they_are():
+def test_a_non_finite_step_does_not_change_weights_and_momentum():
     parameters = make_parameters()
     optimizer = Muon(parameters, **OPTIONS)
     take_steps(optimizer, parameters, [0, 1])
@@ -157,7 +157,7 @@ def test_a_bad_step_leaves_weights_and_momentum_as_they_are():
 
 
 @pytest.mark.usefixtures("padded")
-def test_a_bad_first_step_leaves_momentum_at_zero():
+def test_a_non_finite_first_step_leaves_zero_momentum():
     parameters = make_parameters()
     optimizer = Muon(parameters, **OPTIONS)
     take_steps(optimizer, parameters, [0], bad=0)
@@ -166,7 +166,7 @@ def test_a_bad_first_step_leaves_momentum_at_zero():
 
 
 @pytest.mark.usefixtures("padded")
-def test_parameters_without_a_gradient_are_left_alone():
+def test_parameters_without_a_gradient_do_not_change():
     parameters = make_parameters()
     absent = (0, 4, 5, 9)
     optimizer = Muon(parameters, **OPTIONS)
@@ -182,7 +182,7 @@ def test_parameters_without_a_gradient_are_left_alone():
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["written exact", "written padded"])
-def test_state_of_one_route_goes_on_in_the_other(monkeypatch, first):
+def test_padded_and_plain_updates_continue_each_others_state(monkeypatch, first):
     """Also state that lies in memory in another order than the weights do, as it comes out of a file."""
     whole, halves = make_parameters(), make_parameters()
     reference = Muon(whole, **OPTIONS)
@@ -206,7 +206,7 @@ def test_state_of_one_route_goes_on_in_the_other(monkeypatch, first):
 
 
 @pytest.mark.usefixtures("always_padded")
-def test_gradients_of_another_layout():
+def test_gradients_may_have_another_memory_layout():
     """A contiguous gradient of a channels_last kernel."""
     a, b = make_parameters(), make_parameters()
     for parameters in (a, b):
@@ -230,7 +230,7 @@ def test_zero_rows_and_columns_stay_zero():
 
 
 @pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yolov8x", "yolo11n", "yolo26n", "yolov9t", "yoloxnano"])
-def test_few_batches_that_waste_little(name):
+def test_padding_gives_few_batches_with_little_waste(name):
     model = build_on_meta(load_spec(name), 80)
     shapes = [(p.shape[0], p[0].numel()) for p in split_parameters(model)["weight"]]
     batches = plan_batches(shapes)
@@ -247,13 +247,13 @@ def test_few_batches_that_waste_little(name):
     assert padded < 1.1 * values + 6e6
 
 
-def test_shapes_far_apart_are_not_padded_to_one():
+def test_very_different_shapes_are_not_padded_to_one():
     assert len(plan_batches([(1024, 9216)] * 3 + [(16, 32)] * 500)) == 2
     assert plan_batches([]) == []
 
 
 @pytest.mark.parametrize(("is_padded", "most"), [(True, 140), (False, 760)])
-def test_kernels_of_a_step(monkeypatch, is_padded, most):
+def test_a_padded_step_launches_few_kernels(monkeypatch, is_padded, most):
     """A GPU at small batches is bound by their number: of yolov8n's 63 matrices exact shapes take about 740."""
     monkeypatch.setattr(muon, "pads_matrices", lambda device: is_padded)
     parameters = split_parameters(build_detector("yolov8n", 80).to(memory_format=torch.channels_last))["weight"]
@@ -281,7 +281,7 @@ def _sharded(ctx) -> tuple[list[Tensor], dict | None]:
 
 
 @pytest.mark.usefixtures("always_padded")
-def test_sharded_state():
+def test_sharded_state_equals_the_unsharded_one():
     """Each process pads what it holds; the state that is brought together is the whole one's."""
     parameters = make_parameters()
     optimizer = Muon(parameters, **OPTIONS)

@@ -14,7 +14,7 @@ def schedule(**changes) -> Schedule:
 
 
 @pytest.mark.parametrize("cosine", [False, True])
-def test_ends(cosine):
+def test_the_decay_is_monotonic_between_its_end_values(cosine):
     s = schedule(cosine=cosine)
     assert s.decay(0) == 1
     assert s.decay(100) == pytest.approx(0.01)
@@ -22,12 +22,12 @@ def test_ends(cosine):
     assert all(s.decay(i) >= s.decay(i + 1) for i in range(100))
 
 
-def test_cosine_closed_form():
+def test_the_cosine_schedule_equals_its_closed_form():
     s = schedule(cosine=True)
     assert s.decay(25) == pytest.approx(0.01 + 0.99 * (1 + math.cos(math.pi / 4)) / 2)
 
 
-def test_warmup():
+def test_warmup_interpolates_rates_and_momentum():
     s = schedule()
     rates = [s.learning_rate(i, 1.0, is_bias=False) for i in range(11)]
     assert 0 < rates[0] < 0.1
@@ -40,5 +40,5 @@ def test_warmup():
     assert s.momentum_at(10) == 0.9
 
 
-def test_one_step_run():
+def test_a_run_of_one_step_has_a_schedule():
     assert schedule(total_steps=1, warmup_steps=0).learning_rate(0, 0.5, is_bias=False) == 0.5

@@ -66,7 +66,7 @@ def compiled_step(backend, plan: Compilation, **options):
         (replace(GPU, local_rank=1, rank=1, world_size=4), {"sync_bn": True}, False, False),
     ],
 )
-def test_what_is_chosen(ctx, flags, dynamic, cuda_graphs):
+def test_compilation_options_follow_from_the_settings(ctx, flags, dynamic, cuda_graphs):
     plan = plan_compilation(TrainConfig(compile=True, **flags), ctx, pictures=16, shards=4)
     assert (plan.pictures, plan.dynamic, plan.cuda_graphs) == (16, dynamic, cuda_graphs)
     assert plan.loss is (ctx.device.type == "cuda")
@@ -79,7 +79,7 @@ def test_a_deterministic_run_adds_gradients_of_the_loss_in_a_fixed_order():
     assert not plan_compilation(config, GPU, pictures=16, shards=1).loss
 
 
-def test_one_graph_of_a_loss_for_all_numbers_of_images_and_boxes(monkeypatch):
+def test_one_loss_graph_serves_all_numbers_of_images_and_boxes(monkeypatch):
     """In training; validation leaves it uncompiled."""
     graphs, real = [], torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, backend=counting(graphs), **options))
@@ -108,11 +108,11 @@ def build_detector_maps(model, batch) -> list[torch.Tensor]:
         return model.forward(batch.images.float() / 255)
 
 
-def test_nothing_is_compiled_unasked():
+def test_nothing_is_compiled_without_the_flag():
     assert plan_compilation(TrainConfig(), GPU, pictures=16, shards=1) is UNCOMPILED
 
 
-def test_a_batch_of_fewer_pictures_than_shards_is_refused():
+def test_a_batch_with_fewer_images_than_shards_is_refused():
     with pytest.raises(UserError, match="a batch of 3 pictures leaves some of its 4 shards empty"):
         plan_compilation(TrainConfig(compile=True), CPU, pictures=3, shards=4)
 
@@ -124,7 +124,7 @@ def test_several_devices_in_one_process_are_refused():
     check_compilation(TrainConfig(), pair)
 
 
-def test_a_machine_that_cannot_compile_is_told_at_once(monkeypatch):
+def test_without_a_compiler_the_flag_is_refused_at_once(monkeypatch):
     monkeypatch.setattr(compilation.shutil, "which", lambda name: None)
     with pytest.raises(UserError, match="C\\+\\+ compiler"):
         check_compilation(TrainConfig(compile=True), CPU)
@@ -133,7 +133,7 @@ def test_a_machine_that_cannot_compile_is_told_at_once(monkeypatch):
         check_compilation(TrainConfig(compile=True), GPU)
 
 
-def test_one_graph_for_whole_batches_and_none_for_the_last_one():
+def test_whole_batches_share_one_graph_and_the_last_one_runs_uncompiled():
     graphs: list[fx.GraphModule] = []
     step, model = compiled_step(counting(graphs), Compilation(pictures=6))
     keys = list(model.state_dict())
@@ -146,7 +146,7 @@ def test_one_graph_for_whole_batches_and_none_for_the_last_one():
     assert all(values.finite for values in step.reader.pop(leave=0))
 
 
-def test_virtual_ranks_compile_each_size_of_shard_once():
+def test_virtual_ranks_compile_each_shard_size_once():
     graphs: list[fx.GraphModule] = []
     step, _ = compiled_step(counting(graphs), Compilation(pictures=6), virtual_ranks=4)
     for update, pictures in enumerate((6, 6, 3, 6), start=1):
@@ -154,7 +154,7 @@ def test_virtual_ranks_compile_each_size_of_shard_once():
     assert len(graphs) == 2  # shards of one and of two pictures
 
 
-def test_one_version_for_all_sizes():
+def test_varying_sizes_share_one_compiled_version():
     graphs: list[fx.GraphModule] = []
     step, _ = compiled_step(counting(graphs), Compilation(pictures=4, dynamic=True))
     for update, size in enumerate((64, 96, 128, 64, 160), start=1):
@@ -164,7 +164,7 @@ def test_one_version_for_all_sizes():
 
 @pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yolo11n", "yolo26n", "yolov9t", "yoloxnano"])
 @pytest.mark.slow
-def test_public_models_train_in_one_graph(name):
+def test_built_in_models_train_in_one_graph(name):
     graphs: list[fx.GraphModule] = []
     model = build_detector(name, 3).to(memory_format=torch.channels_last)
     model.compile(backend=counting(graphs), dynamic=True, fullgraph=True)
@@ -187,7 +187,7 @@ def steps_taken(step, model) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("flags", "accumulate", "static"), [({}, 1, True), ({}, 2, False), ({"compile": True}, 1, False)]
 )
-def test_ddp_takes_no_graph_for_static_that_is_cut_at_its_buckets(monkeypatch, flags, accumulate, static):
+def test_ddp_with_graph_splitting_does_not_use_static_graph(monkeypatch, flags, accumulate, static):
     """See pytorch#109261."""
     options = {}
     monkeypatch.setattr(step_setup, "parallelize", lambda model, ctx, **given: options.update(given) or model)
@@ -197,7 +197,7 @@ def test_ddp_takes_no_graph_for_static_that_is_cut_at_its_buckets(monkeypatch, f
 
 
 @pytest.mark.parametrize("virtual_ranks", [0, 2])
-def test_gradients_in_memory_that_is_written_again(virtual_ranks):
+def test_gradients_accumulate_despite_reused_graph_memory(virtual_ranks):
     """Also the proof that the stand-in for CUDA graphs would show a sum that lies there."""
     expected = steps_taken(*make_step(CPU, "anchor_free", virtual_ranks=virtual_ranks))
     plan = Compilation(pictures=4, cuda_graphs=True)
@@ -210,7 +210,7 @@ def test_gradients_in_memory_that_is_written_again(virtual_ranks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cuda_graphs", [False, True])
-def test_the_compiled_step_takes_the_same_path(cuda_graphs):
+def test_the_compiled_step_equals_the_uncompiled_one(cuda_graphs):
     """With torch's own compiler, as `Compilation.apply` has it; on a CPU it leaves CUDA graphs out."""
     plan = Compilation(pictures=4, cuda_graphs=cuda_graphs, loss=True)
     step, model = make_step(CPU, "anchor_free", compilation=plan)
@@ -237,7 +237,7 @@ def _share_of_steps(ctx: DistributedContext, sync_bn: bool, is_compiled: bool) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sync_bn", [False, True])
-def test_two_processes_compile_what_each_would_run(sync_bn):
+def test_two_compiled_processes_equal_two_uncompiled_ones(sync_bn):
     plain = run_ranks(2, _share_of_steps, sync_bn, False)
     compiled = run_ranks(2, _share_of_steps, sync_bn, True, timeout_s=600)
     for got, expected in zip(compiled, plain):
@@ -245,6 +245,6 @@ def test_two_processes_compile_what_each_would_run(sync_bn):
 
 
 @pytest.mark.slow
-def test_what_a_gpu_is_to_show_holds_on_a_cpu():
+def test_the_gpu_check_of_compiled_steps_passes_on_a_cpu():
     lines = list(compare_steps(Namespace(model=TINY_MODEL, device="cpu", imgsz=64, batch_size=4)))
     assert len(lines) == 2

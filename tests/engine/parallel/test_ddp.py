@@ -35,7 +35,7 @@ class _AutocastSeen(nn.Module):
         return [x * 0 + (10 * torch.is_autocast_enabled("cpu") + (torch.get_autocast_dtype("cpu") is torch.float16))]
 
 
-def test_replicas_of_data_parallel_run_in_the_callers_autocast_type(monkeypatch):
+def test_data_parallel_replicas_use_the_callers_autocast_type(monkeypatch):
     """torch starts a thread a replica, in which autocast is on but has its default type."""
 
     def in_threads(modules, inputs, kwargs, devices):
@@ -81,7 +81,7 @@ def _forked_step(ctx) -> list[torch.Tensor | None]:
     return [p.grad for p in model.parameters()]
 
 
-def test_ddp_with_a_dropped_branch():
+def test_ddp_trains_with_a_dropped_branch():
     a, b = run_ranks(2, _forked_step)
     for x, y in zip(a, b):
         assert (x is None and y is None) or torch.equal(x, y)
@@ -106,7 +106,7 @@ def _sharded(ctx, optimizer: str, sharded: bool):
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Muon"])
-def test_sharded_state_changes_nothing_but_memory(optimizer):
+def test_zero_does_not_change_the_weights_and_shards_the_state(optimizer):
     whole = run_ranks(2, _sharded, optimizer, False)
     parts = run_ranks(2, _sharded, optimizer, True)
     for a, b in zip(whole, parts):
@@ -123,7 +123,7 @@ def test_sharded_state_changes_nothing_but_memory(optimizer):
     del model
 
 
-def test_zero_gradients_are_dropped_where_they_are_exactly_zero():
+def test_exactly_zero_gradients_are_skipped():
     parameters = [nn.Parameter(torch.ones(3)) for _ in range(4)]
     for parameter, value in zip(parameters, (0.0, 1e-30, float("nan"))):
         parameter.grad = torch.full((3,), value)
@@ -139,14 +139,14 @@ def _compressed(ctx, compress: bool):
     return nn.utils.parameters_to_vector(p for p in model.parameters() if p.requires_grad)
 
 
-def test_compressed_gradients_are_the_same_on_all_ranks_and_close_to_the_others():
+def test_compressed_gradients_are_equal_on_all_ranks_and_close_to_uncompressed_ones():
     exact, rounded = (run_ranks(2, _compressed, compress) for compress in (False, True))
     assert torch.equal(*rounded)
     moved = (exact[0] - rounded[0]).abs().max()
     assert 0 < moved < 0.02 * exact[0].abs().max()
 
 
-def test_buckets_hold_a_quarter_of_the_gradients_within_bounds():
+def test_buckets_contain_a_quarter_of_the_gradients_within_bounds():
     assert bucket_mebibytes(nn.Linear(8, 8)) == 1
     assert bucket_mebibytes(nn.Linear(2048, 1024, bias=False)) == 2
     assert bucket_mebibytes(nn.Linear(2**14, 2**14, device="meta")) == 25

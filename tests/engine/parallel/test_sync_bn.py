@@ -96,7 +96,7 @@ def _share(ctx, cuts, by_kernels):
 
 @pytest.mark.parametrize("by_kernels", [False, True])
 @pytest.mark.parametrize("cuts", [[5, 5], [0, 4]])  # 5, 0 and 2 images, or 0, 4 and 3: one rank has none
-def test_equals_one_process_with_the_whole_batch(by_kernels, cuts):
+def test_synchronized_statistics_equal_one_process_with_the_whole_batch(by_kernels, cuts):
     model = _network()
     images = torch.randn(7, 3, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     expected = _run(model, images)
@@ -139,7 +139,7 @@ def _mixed(ctx):
     return results
 
 
-def test_kernels_take_what_autocast_gives_them():
+def test_kernels_accept_autocast_inputs():
     for ours, theirs in run_ranks(2, _mixed):
         for a, b in zip(ours, theirs):
             assert a.dtype == b.dtype
@@ -159,11 +159,11 @@ def _counted(ctx):
     return waits
 
 
-def test_nothing_waits_for_the_device():
+def test_no_operation_waits_for_the_device():
     assert run_ranks(1, _counted) == [[{}, {}]]
 
 
-def test_conversion_changes_nothing_else():
+def test_conversion_keeps_keys_parameters_and_results():
     """Keys, parameters and buffers are the same objects; scoring, fused weights and the averaged model as before."""
     plain = build_detector("yolov8n", 3, seed=1)
     keys, held = list(plain.state_dict()), [*plain.parameters(), *plain.buffers()]

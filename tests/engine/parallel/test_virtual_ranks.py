@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Muon"])
-def test_gradients_lie_as_their_parameters_do(optimizer, channels_last):
+def test_gradients_have_the_strides_of_their_parameters(optimizer, channels_last):
     """Fused optimizers walk through both side by side: on a CPU without looking, on a GPU they refuse. So two virtual
     ranks with the statistics of the whole batch are one."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -60,7 +60,7 @@ def tree_of(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 16])
-def test_subtree_is_the_tree(count):
+def test_sums_of_subtrees_give_the_sum_of_the_tree(count):
     tree = SubtreeSum()
     for leaf in leaves(count, 100):
         tree.add(leaf.clone())
@@ -86,7 +86,7 @@ def _sum(ctx, count: int, length: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("length", [1, 3, 1001])
-def test_every_process_gets_the_tree(length):
+def test_every_process_gets_the_same_tree_sum(length):
     """Also lengths that the processes do not divide."""
     for result in run_ranks(4, _sum, 8, length):
         assert torch.equal(result, tree_of(leaves(8, length)))

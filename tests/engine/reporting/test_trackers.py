@@ -63,7 +63,7 @@ def events_of(folder):
     return events.Reload()
 
 
-def test_csv_has_one_header_and_a_row_an_epoch(tmp_path):
+def test_csv_has_one_header_and_one_row_per_epoch(tmp_path):
     results = CsvTracker(tmp_path / "results.csv")
     results.epoch(0, {"train/box": 1.5, "val/ap": float("nan")})
     results.epoch(1, {"train/box": 1 / 3, "val/ap": 0.25})
@@ -71,7 +71,7 @@ def test_csv_has_one_header_and_a_row_an_epoch(tmp_path):
     assert lines == ["epoch,train/box,val/ap", "0,1.5,nan", "1,0.33333333,0.25"]
 
 
-def test_late_columns_join_the_header(tmp_path):
+def test_later_columns_are_added_to_the_header(tmp_path):
     results = CsvTracker(tmp_path / "results.csv")
     results.epoch(0, {"loss": 2.0})
     results.epoch(1, {"loss": 1.0, "ap": 0.5})
@@ -79,7 +79,7 @@ def test_late_columns_join_the_header(tmp_path):
     assert [r["ap"] for r in rows_of(tmp_path / "results.csv")] == ["", "0.5", ""]
 
 
-def test_resumed_file_equals_the_uninterrupted_one(tmp_path):
+def test_the_csv_of_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
     whole, resumed = tmp_path / "whole.csv", tmp_path / "resumed.csv"
     rows = [{"loss": 1 / (e + 1), **({"ap": e / 7} if e % 2 else {})} for e in range(6)]
     first = CsvTracker(whole)
@@ -97,7 +97,7 @@ def test_resumed_file_equals_the_uninterrupted_one(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["resumed.csv", "whole.csv"]
 
 
-def test_fresh_run_forgets_an_old_file(tmp_path):
+def test_a_new_run_replaces_an_old_csv(tmp_path):
     CsvTracker(tmp_path / "results.csv").epoch(0, {"old": 1.0})
     results = CsvTracker(tmp_path / "results.csv")
     results.start({}, 0)
@@ -132,7 +132,7 @@ def test_the_base_class_tracks_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_composite_passes_every_call_on_in_order():
+def test_a_composite_tracker_forwards_every_call_in_order():
     calls = []
 
     class Spy(Tracker):
@@ -154,7 +154,7 @@ def test_a_composite_passes_every_call_on_in_order():
 
 
 @pytest.mark.usefixtures("tensorboard_available")
-def test_tensorboard_holds_what_was_tracked(tmp_path):
+def test_tensorboard_files_contain_all_results(tmp_path):
     tracker = TensorBoardTracker(tmp_path)
     tracker.start({"epochs": 3, "data": "coco.yaml"}, 0)
     tracker.epoch(0, {"train/box": 1.5})
@@ -173,7 +173,7 @@ def test_tensorboard_holds_what_was_tracked(tmp_path):
 
 
 @pytest.mark.usefixtures("tensorboard_available")
-def test_graph_is_traced_and_the_model_left_as_it_was(tmp_path):
+def test_tracing_the_graph_does_not_change_the_model(tmp_path):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout())
     model.train()
     model[1].eval()  # a frozen norm stays frozen
@@ -189,7 +189,7 @@ def test_graph_is_traced_and_the_model_left_as_it_was(tmp_path):
 
 
 @pytest.mark.usefixtures("tensorboard_available", "plain_log")
-def test_untraceable_model_costs_one_warning(tmp_path, capsys):
+def test_an_untraceable_model_causes_one_warning(tmp_path, capsys):
     class Stubborn(nn.Module):
         def forward(self, x):
             raise RuntimeError("not today\nsecond line")
@@ -201,7 +201,7 @@ def test_untraceable_model_costs_one_warning(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("plain_log")
-def test_missing_tensorboard_costs_one_warning(tmp_path, monkeypatch, capsys):
+def test_missing_tensorboard_causes_one_warning(tmp_path, monkeypatch, capsys):
     true_import = builtins.__import__
 
     def without(name, *args, **kwargs):
@@ -239,7 +239,7 @@ def test_events_that_cannot_be_written_do_not_end_the_run(tmp_path, capsys, call
     assert capsys.readouterr().out == "warning: TensorBoard is off (No space left on device); results.csv is kept\n"
 
 
-def test_pr_counts_agree_with_their_ratios():
+def test_pr_counts_reproduce_precision_and_recall():
     tp, fp, tn, fn, precision, recall = _pr_counts(make_result(), 0)
     assert np.allclose(tp + fn, 8)
     assert np.allclose(tp / 8, recall)
@@ -249,7 +249,7 @@ def test_pr_counts_agree_with_their_ratios():
 
 
 @pytest.mark.usefixtures("plain_log")
-def test_bar_without_a_terminal_is_plain_lines(capsys, monkeypatch):
+def test_without_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("engine.reporting.progress_bar.time.monotonic", lambda: now[0])
     bar = EpochBar(20, epoch=1, epochs=4, enabled=True, between_epochs_s=10.0)
@@ -266,7 +266,7 @@ def test_bar_without_a_terminal_is_plain_lines(capsys, monkeypatch):
     assert "\r" not in captured.out + captured.err
 
 
-def test_disabled_bar_is_silent(capsys):
+def test_a_disabled_progress_bar_prints_nothing(capsys):
     bar = EpochBar(2, epoch=0, epochs=1, enabled=False)
     bar.update({"box": 1.0}, 4, 0.0)
     bar.close()
@@ -274,13 +274,13 @@ def test_disabled_bar_is_silent(capsys):
     assert captured.out + captured.err == ""
 
 
-def test_durations_and_memory():
+def test_durations_and_memory_are_formatted():
     assert [format_duration(s) for s in (0, 59.6, 3723)] == ["0:00", "1:00", "1:02:03"]
     assert 0.01 < memory_gb() < 100
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
-def test_what_is_no_results_file_is_a_line(tmp_path, kind):
+def test_a_file_that_is_not_a_results_file_is_one_line(tmp_path, kind):
     path = tmp_path / "results.csv"
     {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "device": lambda: path.symlink_to("/dev/zero")}[kind]()
     with pytest.raises(UserError, match=r"results\.csv: cannot be read \(is a .*\); move it away"):
@@ -291,7 +291,7 @@ def test_what_is_no_results_file_is_a_line(tmp_path, kind):
     "text",
     ["epoch,a\n0,1\n0,2\n", "epoch,a,a\n0,1,2\n", "epoch,a\n0,1,2\n", "epoch,a\n0\n", "epoch,a\n0,0x1\n", "a\n0\n"],
 )
-def test_a_results_file_that_says_two_things_or_none_is_a_line(tmp_path, text):
+def test_an_ambiguous_results_file_is_one_line(tmp_path, text):
     path = tmp_path / "results.csv"
     path.write_text(text)
     with pytest.raises(UserError, match=r"results\.csv: not a results file of this program"):

@@ -117,7 +117,7 @@ def test_task_aligned_assignment_equals_loops(topk, seed):
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.5, 6.0), (1.0, 6.0), (0.5, 2.5), (0.0, 1.0)])
-def test_general_exponents(alpha, beta):
+def test_any_exponents_equal_the_formula(alpha, beta):
     generator = torch.Generator().manual_seed(0)
     logits, overlap = torch.randn(500, generator=generator), torch.rand(500, generator=generator)
     expected = logits.double().sigmoid() ** alpha * overlap.double() ** beta
@@ -126,7 +126,7 @@ def test_general_exponents(alpha, beta):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("extra", [0, 37])
-def test_the_pairs_are_the_cells_in_each_target_in_order(seed, extra):
+def test_pairs_list_the_cells_inside_each_target_in_order(seed, extra):
     _, _, centers, _, boxes, mask = scene(3, 9, 2, seed)
     boxes[0, 0] = torch.tensor([0.0, 0.0, CANVAS, CANVAS])
     boxes[0, 1] = torch.tensor([CANVAS, CANVAS, CANVAS, CANVAS])  # nothing is left of it, at the far corner
@@ -140,7 +140,7 @@ def test_the_pairs_are_the_cells_in_each_target_in_order(seed, extra):
     assert len(pairs.slot) == len(slot) + extra
 
 
-def test_the_host_counts_the_pairs_that_the_device_lists():
+def test_the_hosts_count_of_pairs_equals_the_devices():
     """From the same targets, on odd canvases and with boxes whose edges lie on cells' centers."""
     rng = np.random.default_rng(0)
     shapes, canvas_hw = ((20, 36), (10, 18), (5, 9)), (160, 288)
@@ -159,7 +159,7 @@ def test_the_host_counts_the_pairs_that_the_device_lists():
     assert per_image[5] == 0 < per_image[0]
 
 
-def test_the_best_pairs_of_each_target_equals_going_to_the_first():
+def test_selecting_the_best_pairs_equals_repeated_maximum():
     ends = torch.tensor([4, 4, 9, 10])
     metric = torch.tensor([0.5, 0.0, 0.7, 0.5, 1e-20, 3e-20, 2.0, 2.0, 0.0, 0.25, 9.0, 9.0])
     slot = torch.tensor([0, 0, 0, 0, 2, 2, 2, 2, 2, 3, 3, 3])  # the last two are no pairs
@@ -170,7 +170,7 @@ def test_the_best_pairs_of_each_target_equals_going_to_the_first():
     assert best[3, 0] == 9
 
 
-def test_groups_of_images_change_nothing(monkeypatch):
+def test_grouping_images_does_not_change_the_assignment(monkeypatch):
     inputs = scene(5, 6, 3, 4)
     assigner = TaskAlignedAssigner(topk=10, alpha=ALPHA, beta=BETA)
     whole = assign(assigner, *inputs)
@@ -181,7 +181,7 @@ def test_groups_of_images_change_nothing(monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(whole, single))
 
 
-def test_every_target_however_small_has_a_candidate_and_large_ones_no_more_than_they_hold():
+def test_every_small_target_has_a_candidate_and_large_ones_have_only_cells_inside():
     rng = np.random.default_rng(0)
     center = np.concatenate((rng.uniform(0, CANVAS, (500, 2)), rng.integers(0, CANVAS // 8 + 1, (100, 2)) * 8.0))
     size = rng.uniform(0.01, 8, (600, 2))
@@ -193,7 +193,7 @@ def test_every_target_however_small_has_a_candidate_and_large_ones_no_more_than_
     assert torch.equal(candidate_cells(pyramid(), large, 8.0)[0, 0], exact)
 
 
-def test_a_tiny_target_is_learnt_from_an_untrained_head():
+def test_a_tiny_target_is_learned_from_an_untrained_head():
     """Boxes of an untrained head are far too large; the target must still pull at a cell."""
     centers = pyramid()
     predicted = torch.cat((centers - 60, centers + 60), -1)[None]
@@ -206,7 +206,7 @@ def test_a_tiny_target_is_learnt_from_an_untrained_head():
     assert assignment.scores.max() == pytest.approx(0.01)
 
 
-def test_equal_overlaps_go_to_the_earlier_target():
+def test_equal_overlaps_are_assigned_to_the_earlier_target():
     cells = torch.tensor([[[4, 1], [4, 2], [4, 4]]])
     overlap = torch.tensor([[[0.5, 0.3], [0.5, 0.2], [0.4, 0.9]]])
     metric = torch.tensor([[[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]]])
@@ -215,7 +215,7 @@ def test_equal_overlaps_go_to_the_earlier_target():
 
 
 @pytest.mark.parametrize(("batch", "slots"), [(0, 16), (2, 1)])
-def test_no_images_and_no_targets(batch, slots):
+def test_no_images_and_no_targets_give_empty_assignments(batch, slots):
     centers = pyramid()
     assigner = TaskAlignedAssigner(topk=10, alpha=ALPHA, beta=BETA)
     assignment = assign(
@@ -272,14 +272,14 @@ def test_anchor_matches_equal_loops():
     assert matches.cell.max() < 9 * 12
 
 
-def test_a_center_on_the_far_edge_stays_in_the_grid_and_a_flat_box_matches_nothing():
+def test_centers_on_the_far_edge_stay_in_the_grid_and_flat_boxes_match_nothing():
     targets = torch.tensor([[0.0, 0, 1.0, 1.0, 0.3, 0.3], [0, 0, 0.5, 0.5, 0.3, 0.0]])
     matches = match_anchors(targets, torch.tensor([[2.0, 2.0]]), (8, 8), 4.0)
     assert matches.valid.tolist() == [True, False, False, False, False, False]
     assert matches.cell[0] == 63
 
 
-def test_matching_no_targets():
+def test_no_targets_give_no_matches():
     matches = match_anchors(torch.zeros(0, 6), torch.ones(3, 2), (4, 4), 4.0)
     assert matches.valid.shape == (0,)
     assert matches.boxes_cxcywh_cells.shape == (0, 4)

@@ -92,7 +92,7 @@ def test_assignment_equals_loops(seed: int) -> None:
     assert per_target.max() > 3, "some target wants several cells"
 
 
-def test_loops_see_conflicts_and_far_cells() -> None:
+def test_the_scenes_contain_conflicts_and_distant_cells() -> None:
     """The scenes are hard enough: targets contest cells, and some take cells that are only near their middle."""
     contested = 0
     for seed in range(8):
@@ -106,7 +106,7 @@ def test_loops_see_conflicts_and_far_cells() -> None:
     assert contested > 0
 
 
-def test_one_to_one_keeps_the_cheapest_cell_of_each() -> None:
+def test_one_to_one_keeps_the_cheapest_cell_of_each_target() -> None:
     inputs = simota_scene(4, 6, 3, 1)
     mask = inputs[-1]
     one = SimOtaAssigner(one_to_one=True)(*inputs, finest_stride=8)
@@ -123,7 +123,7 @@ def test_one_to_one_keeps_the_cheapest_cell_of_each() -> None:
         assert torch.equal(single.cells[:, k][only[:, k]], first[only[:, k]])
 
 
-def test_groups_of_images_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grouping_images_does_not_change_the_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = simota_scene(5, 6, 3, 4)
     whole = SimOtaAssigner()(*inputs, finest_stride=8)
     monkeypatch.setattr(simota, "_GROUP_ELEMENTS_CPU", 1)
@@ -131,7 +131,7 @@ def test_groups_of_images_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(torch.equal(a, b) for a, b in zip(whole, single))
 
 
-def test_every_target_alone_gets_a_cell_however_small_or_badly_predicted() -> None:
+def test_a_single_target_always_gets_a_cell() -> None:
     rng = np.random.default_rng(0)
     center, size = rng.uniform(0, CANVAS, (200, 1, 2)), rng.uniform(0.01, 100, (200, 1, 2))
     boxes = torch.from_numpy(np.concatenate((center - size / 2, center + size / 2), -1)).float()
@@ -152,7 +152,7 @@ def test_extreme_scores_stay_finite(value: float) -> None:
 
 
 @pytest.mark.parametrize(("batch", "slots"), [(0, 16), (2, 1)])
-def test_no_images_and_no_targets(batch: int, slots: int) -> None:
+def test_no_images_and_no_targets_give_empty_assignments(batch: int, slots: int) -> None:
     _, _, _, centers, strides, *_ = simota_scene(1, 1, 2, 0)
     cells = len(centers)
     assignment = SimOtaAssigner()(

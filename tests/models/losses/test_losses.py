@@ -93,7 +93,7 @@ def test_sparse_cross_entropy_equals_torch_on_dense_targets():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_maps_split_into_rows_as_by_autograd(dtype, layout):
+def test_splitting_maps_into_rows_equals_autograd(dtype, layout):
     raw = [level.detach().to(dtype, memory_format=layout).requires_grad_() for level in raw_maps("anchor_free", 2)]
     width = 4 * REG_MAX
     ours, theirs = split_rows(raw, width), flatten_levels(raw).split((width, 3), -1)
@@ -104,7 +104,7 @@ def test_maps_split_into_rows_as_by_autograd(dtype, layout):
         assert torch.equal(a, b)
 
 
-def test_dfl_equals_its_closed_form_and_its_gradient_the_differences():
+def test_dfl_equals_its_closed_form_and_its_gradient_finite_differences():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(50, 7, generator=generator, dtype=torch.float64, requires_grad=True)
     distance = torch.rand(50, generator=generator, dtype=torch.float64) * 6
@@ -120,14 +120,14 @@ def test_dfl_equals_its_closed_form_and_its_gradient_the_differences():
     torch.testing.assert_close(beyond, -logits.log_softmax(-1)[:, -1])
 
 
-def test_expected_distance():
+def test_the_expected_distance_is_the_mean_of_the_distribution():
     logits = torch.randn(5, 4, REG_MAX, dtype=torch.float64)
     by_hand = (logits.exp() / logits.exp().sum(-1, keepdim=True)) @ torch.arange(REG_MAX, dtype=torch.float64)
     torch.testing.assert_close(expected_distances(logits), by_hand)
     assert torch.equal(expected_distances(logits[..., :1]), logits[..., 0]), "one bin is the distance itself"
 
 
-def test_smoothing_keeps_the_sum_and_means_nothing_for_one_class():
+def test_label_smoothing_keeps_the_sum_and_does_nothing_for_one_class():
     scores, labels = torch.tensor([0.8, 0.0]), torch.tensor([2, 1])
     smooth = smooth_labels(scores, labels, LossSettings((8,), 4, HYP, 0.1))
     torch.testing.assert_close(smooth[0], torch.tensor([0.02, 0.02, 0.74, 0.02]))
@@ -262,7 +262,7 @@ def test_shards_add_up_to_the_batch(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_targets_only_the_background_is_learnt(kind):
+def test_without_targets_only_the_background_is_learned(kind):
     raw = raw_maps(kind, 2)
     output = tiny_head(kind).build_loss(HYP)(raw, torch.zeros(0, 6), 16)
     assert output.normalizer.item() == 0
@@ -348,7 +348,7 @@ def test_nothing_is_copied_from_the_host_in_the_loss(kind):
     assert later.mixed == []
 
 
-def test_assignment_makes_nothing_of_targets_times_cells():
+def test_assignment_allocates_no_tensor_of_targets_times_cells():
     head, images, boxes = tiny_head("anchor_free"), 2, 96
     raw = [torch.randn(images, channels("anchor_free"), 320 // s, 320 // s) for s in STRIDES]
     targets = torch.rand(images * boxes, 6) * 0.05 + 0.1
@@ -414,7 +414,7 @@ def decoded(head: DetectionHead, raw: list[torch.Tensor]) -> tuple[torch.Tensor,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_descending_the_loss_finds_every_target(kind):
+def test_minimizing_the_loss_finds_every_target(kind):
     """Free maps, trained directly: each target has a well-scored cell with its box, the background has none."""
     head, targets = tiny_head(kind), some_targets((2, 3), seed=3)
     targets[0, 4:] = 0.06
@@ -438,7 +438,7 @@ def test_descending_the_loss_finds_every_target(kind):
 
 
 @pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yolo11n", "yoloxnano", "yoloxtiny"])
-def test_the_loss_reads_maps_as_the_real_head_does(name):
+def test_the_loss_decodes_maps_as_the_head_does(name):
     """A step on a real detector, and the same boxes and scores from its maps as from its own decode."""
     from models.detector import build_detector
 
@@ -466,7 +466,7 @@ def test_gains_come_from_the_hyper_parameters():
     torch.testing.assert_close(other, base * torch.tensor([2.0, 0.0, 1.0]))
 
 
-def test_the_criterion_has_nothing_to_save():
+def test_the_criterion_has_no_state():
     for kind in KINDS:
         criterion = tiny_head(kind).build_loss(HYP)
         assert not criterion.state_dict()

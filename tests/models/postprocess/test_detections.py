@@ -96,7 +96,7 @@ def test_equals_brute_force(multi_label, agnostic, iou_thres):
 
 @pytest.mark.parametrize("block", [1, 7, 64])
 @pytest.mark.parametrize("first", [4, 40, 10_000])
-def test_blocks_tables_and_first_candidates_change_nothing(monkeypatch, block, first):
+def test_block_and_table_sizes_do_not_change_the_result(monkeypatch, block, first):
     sizes = suppression._TableSizes(groups=(1, 3), block=block, cells=2 * block**2, rounds=1)
     monkeypatch.setattr(suppression, "_sizes_for", lambda device: sizes)
     monkeypatch.setattr(postprocess, "_FIRST_CANDIDATES", first)
@@ -115,7 +115,7 @@ def test_max_det_keeps_the_best():
     assert (found.scores.diff(dim=1) <= 0).all()
 
 
-def test_ties_and_exact_thresholds():
+def test_ties_and_exact_thresholds_follow_the_rules():
     """Integer boxes: IoU of exactly the threshold does not suppress, equal scores keep the order of boxes."""
     boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 20], [0, 0, 10, 10], [50, 50, 60, 60], [0, 0, 10, 9]]])
     scores = torch.full((1, 5, 2), 0.5)
@@ -128,7 +128,7 @@ def test_ties_and_exact_thresholds():
     assert_equals_brute_force(grid, coarse, conf_thres=0.1, iou_thres=0.5, max_det=300)
 
 
-def test_a_chain_longer_than_any_shortcut():
+def test_a_long_chain_of_overlaps_keeps_every_other_box():
     """Each box overlaps only the next: greedy keeps every other one."""
     left = torch.arange(200.0) * 4
     boxes = torch.stack((left, torch.zeros(200), left + 10, torch.full((200,), 10.0)), -1)[None]
@@ -145,7 +145,7 @@ def test_equals_torchvision_for_one_class():
     assert found.counts.tolist() == [len(kept)]
 
 
-def test_an_image_gives_the_same_alone_and_in_any_batch():
+def test_an_image_gives_the_same_detections_in_any_batch():
     boxes, scores = crowd(6, 120, 5, seed=5)
     boxes[1] *= 1e4  # far coordinates elsewhere in the batch
     scores[2] = 0.0
@@ -157,7 +157,7 @@ def test_an_image_gives_the_same_alone_and_in_any_batch():
         assert all(torch.equal(x[b], y[0]) for x, y in zip(together, alone))
 
 
-def test_class_filter():
+def test_the_class_filter_keeps_only_its_classes():
     boxes, scores = crowd(2, 60, 4, seed=6)
     for multi_label in (True, False):
         found = assert_equals_brute_force(
@@ -170,7 +170,7 @@ def test_class_filter():
 
 
 @pytest.mark.parametrize("shape", [(0, 10, 3), (2, 0, 3), (2, 10, 3)])
-def test_nothing_to_keep(shape):
+def test_no_candidates_give_no_detections(shape):
     boxes, scores = torch.rand(*shape[:2], 4), torch.full(shape, 0.1)
     found = select_detections(boxes, scores, conf_thres=0.5, iou_thres=0.5, max_det=7)
     assert found.boxes_xyxy.shape == (shape[0], 7, 4)
@@ -188,7 +188,7 @@ def test_only_the_best_candidates_are_examined(monkeypatch):
     assert torch.equal(found.scores[0, :20], scores[0, :, 0].sort(descending=True).values[:20])
 
 
-def test_nan_scores_boxes_without_area_and_half_precision():
+def test_nan_scores_flat_boxes_and_half_precision_are_handled():
     boxes = torch.tensor([[[5.0, 5, 5, 5], [5, 5, 5, 5], [0, 0, 9, 9], [0, 0, 9, 9]]])
     scores = torch.tensor([[[0.9], [0.8], [0.7], [float("nan")]]])
     found = select_detections(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=10)
@@ -217,7 +217,7 @@ def many_boxes(kind: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["chain", "ties", "nested", "scattered", "crowded"])
 @pytest.mark.parametrize(("iou_thres", "max_det"), [(0.7, 300), (0.4, 4096)])
-def test_groups_of_thousands(kind, iou_thres, max_det):
+def test_groups_of_thousands_of_boxes_equal_brute_force(kind, iou_thres, max_det):
     """Beside an image without candidates and one with a few."""
     boxes = many_boxes(kind)
     few = crowd(1, 4096, 1, seed=8)[0][0]
@@ -234,7 +234,7 @@ def test_groups_of_thousands(kind, iou_thres, max_det):
 
 
 @pytest.mark.parametrize("max_det", [10, 300])
-def test_what_is_compared_at_once_is_bounded(monkeypatch, max_det):
+def test_the_number_of_simultaneous_comparisons_is_bounded(monkeypatch, max_det):
     """Whatever the sizes of groups and the boxes that are kept."""
     bounded = suppression._TableSizes(groups=(1,), block=32, cells=1 << 14, rounds=2)
     compared = []
@@ -255,7 +255,7 @@ def test_what_is_compared_at_once_is_bounded(monkeypatch, max_det):
 
 
 @pytest.mark.parametrize("classes", [80, 1])
-def test_kernels_and_waits_of_a_batch(sizes, classes):
+def test_a_batch_takes_few_kernels_and_host_syncs(sizes, classes):
     """In blocks for CPUs, a validation batch of 64 took 13,000 operations, and 1,400 times the host waited."""
     given = make_input(batch=16, boxes=8400, classes=classes, objects=30)
     with KernelCount() as count:
@@ -266,7 +266,7 @@ def test_kernels_and_waits_of_a_batch(sizes, classes):
 
 
 @pytest.mark.parametrize("shape", [(0, 10, 3), (2, 10, 3)])
-def test_waits_without_candidates(shape):
+def test_no_candidates_need_few_host_syncs(shape):
     with KernelCount() as count:
         select_detections(torch.rand(*shape[:2], 4), torch.zeros(shape), conf_thres=0.5, iou_thres=0.5, max_det=7)
     assert count.waits.total() <= 4

@@ -58,7 +58,7 @@ def test_all_views_find_an_object_where_it_is(canvas):
     np.testing.assert_allclose(boxes, corners[:, None].expand(-1, len(views), -1).float(), atol=0.75)
 
 
-def test_frames_by_hand():
+def test_frames_of_the_views_equal_hand_computed_ones():
     view = View(0.67, True)
     height, width = 224, 96
     assert view.content_hw((height, width)) == (150, 64)
@@ -69,7 +69,7 @@ def test_frames_by_hand():
 
 
 @pytest.mark.parametrize("spec", [TINY_MODEL, TINY_ANCHOR_MODEL])
-def test_predictions_are_those_of_each_view_alone(spec):
+def test_predictions_equal_those_of_each_view_alone(spec):
     detector = build_detector(spec, 2, seed=3).fuse()
     images = torch.rand(2, 3, 96, 160, generator=torch.Generator().manual_seed(0))
     model = TestTimeAugmentation(detector)

@@ -89,7 +89,7 @@ def test_yolov5_of_release_5_is_recognized_and_computes_the_same(tmp_path):
     assert from_old_yolov5({**kept, "model.24.anchor_grid": torch.zeros(1)}) == kept
 
 
-def test_a_module_of_no_built_in_size_brings_its_own_graph(tmp_path):
+def test_a_module_of_unknown_size_is_rebuilt_from_its_own_graph(tmp_path):
     graph = {**TINY_ANCHOR_MODEL, "backbone": copy.deepcopy(TINY_ANCHOR_MODEL["backbone"]), "ch": 3}
     graph["backbone"][0] = [-1, 1, "Conv", [8, 6, 2, 2]]
     original = build_detector(graph, 2, seed=3)
@@ -123,14 +123,14 @@ def test_the_activation_is_read_from_the_module(tmp_path, activation):
         load_detector(save_module(tmp_path / "mixed.pt", original.model, yaml=TINY_MODEL))
 
 
-def test_strides_that_are_not_the_models(tmp_path):
+def test_strides_that_do_not_match_the_model_are_refused(tmp_path):
     layers = build_detector(TINY_MODEL, 2).model
     path = save_module(tmp_path / "strides.pt", layers, yaml=TINY_MODEL, stride=torch.tensor([4.0, 8.0, 16.0]))
     with pytest.raises(UserError, match=r"strides: the model has \[8, 16, 32\], the file \[4, 8, 16\]"):
         load_detector(path)
 
 
-def test_four_levels_mean_larger_pictures(tmp_path):
+def test_four_levels_imply_larger_images(tmp_path):
     deeper = {**TINY_MODEL, "backbone": [*TINY_MODEL["backbone"], [-1, 1, "Conv", [32, 3, 2]]]}
     deeper["head"] = [[[2, 3, 4, 5], 1, "Detect", ["nc"]]]
     strides = torch.tensor([8.0, 16.0, 32.0, 64.0])
@@ -139,7 +139,7 @@ def test_four_levels_mean_larger_pictures(tmp_path):
     assert (detector.strides, content["imgsz"]) == ((8, 16, 32, 64), 1280)
 
 
-def test_eighty_classes_without_names_are_cocos(tmp_path, caplog, monkeypatch):
+def test_eighty_classes_without_names_get_cocos_names(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(get_logger(), "propagate", True)
     torch.save(build_detector("yolov5n", 80, seed=1).state_dict(), tmp_path / "bare.pt")
     with caplog.at_level("INFO", logger="lockstep"):
@@ -152,7 +152,7 @@ def test_eighty_classes_without_names_are_cocos(tmp_path, caplog, monkeypatch):
     assert report.classes == ("zebra",)
 
 
-def test_safetensors_of_others_are_recognized(tmp_path):
+def test_safetensors_of_other_programs_are_recognized(tmp_path):
     original = build_detector("yolov8n", 3, seed=1)
     tensors = {name: t.half() if t.is_floating_point() else t for name, t in original.state_dict().items()}
     write_safetensors(tmp_path / "x.safetensors", tensors, {})
@@ -165,20 +165,20 @@ def test_safetensors_of_others_are_recognized(tmp_path):
 @pytest.mark.parametrize(
     "damage", [{"names": []}, {"names": [1]}, {"imgsz": "64"}, {"model_spec": []}, {"names": None}, {"version": "x"}]
 )
-def test_damaged_metadata_of_our_safetensors(tmp_path, damage):
+def test_damaged_metadata_of_our_safetensors_is_refused(tmp_path, damage):
     content = {"version": 1, "model_spec": {}, "names": ["a"], "imgsz": 64, **damage}
     write_safetensors(tmp_path / "x.safetensors", {"w": torch.zeros(1)}, {METADATA_KEY: json.dumps(content)})
     with pytest.raises(UserError, match=r"x\.safetensors: damaged checkpoint"):
         load_detector(tmp_path / "x.safetensors")
 
 
-def test_metadata_of_a_newer_version(tmp_path):
+def test_metadata_of_a_newer_version_is_refused(tmp_path):
     write_safetensors(tmp_path / "x.safetensors", {"w": torch.zeros(1)}, {METADATA_KEY: '{"version": 99}'})
     with pytest.raises(UserError, match="written by a newer version"):
         load_detector(tmp_path / "x.safetensors")
 
 
-def test_object_graphs_that_would_fill_the_memory(tmp_path, monkeypatch):
+def test_object_graphs_that_would_fill_the_memory_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(unpickle, "MAX_OPCODES", 1000)
     path = zip_around(b"\x80\x02" + b"]0" * 1000 + b"N.", tmp_path / "many.pt")
     with pytest.raises(UserError, match="its object graph has more than 1,000 parts"):

@@ -101,7 +101,7 @@ def test_a_plain_state_dict_is_recognized(tmp_path: Path) -> None:
     assert detector.names == ("0", "1")
 
 
-def test_a_foreign_model_of_no_known_family(tmp_path: Path) -> None:
+def test_a_foreign_model_of_an_unknown_family_is_refused(tmp_path: Path) -> None:
     torch.save(nn.Conv2d(3, 4, 1).state_dict(), tmp_path / "conv.pt")
     with pytest.raises(UserError, match=r"conv\.pt: its tensors match no known model"):
         load_detector(tmp_path / "conv.pt")
@@ -121,7 +121,7 @@ def test_own_checkpoint_round_trip_prefers_the_ema(tmp_path: Path) -> None:
     assert all(v.dtype != torch.float16 for v in loaded.state_dict().values())
 
 
-def test_own_checkpoint_whose_weights_do_not_fit(tmp_path: Path) -> None:
+def test_an_own_checkpoint_with_wrong_weights_is_refused(tmp_path: Path) -> None:
     detector = build_detector("yolov5n", 2, seed=1)
     state = detector.state_dict()
     state["model.0.conv.weight"] = torch.zeros(1)
@@ -202,7 +202,7 @@ def test_transfer_reports_what_does_not_fit(tmp_path: Path) -> None:
         ("importlib", "import_module"),
     ],
 )
-def test_a_call_of_the_library_is_refused(tmp_path: Path, module: str, name: str) -> None:
+def test_pickled_library_calls_are_refused(tmp_path: Path, module: str, name: str) -> None:
     path = zip_around(opcode_call(module, name, f"touch {tmp_path}/touched"), tmp_path / "evil.pt")
     with pytest.raises(UserError, match=r"evil\.pt: refused: it asks for ") as caught:
         load_detector(path)
@@ -210,7 +210,7 @@ def test_a_call_of_the_library_is_refused(tmp_path: Path, module: str, name: str
     assert not (tmp_path / "touched").exists()
 
 
-def test_what_runs_when_unpickled_does_not_run_here(tmp_path: Path) -> None:
+def test_code_in_a_pickle_does_not_run(tmp_path: Path) -> None:
     marker = tmp_path / "touched"
     evil = pickle.dumps({"model": Touch((os.system, (f"touch {marker}",)))}, protocol=2)
     pickle.loads(evil)
@@ -240,7 +240,7 @@ def test_foreign_code_becomes_inert_records(tmp_path: Path) -> None:
     assert "trap" not in sys.modules
 
 
-def test_an_honest_tensor_is_read(tmp_path: Path) -> None:
+def test_a_valid_tensor_is_read(tmp_path: Path) -> None:
     data = np.arange(6, dtype=np.float32).tobytes()
     path = zip_around(tensor_program((2, 2), (1, 2), 6, 1), tmp_path / "ok.pt", **{"0": data})
     with ForeignFile(path) as file:
@@ -260,7 +260,7 @@ def test_an_honest_tensor_is_read(tmp_path: Path) -> None:
         {"size": (2,), "stride": (1,), "count": 6, "offset": -1},
     ],
 )
-def test_a_tensor_that_lies_about_its_size_is_refused(tmp_path: Path, lie: dict) -> None:
+def test_a_tensor_with_a_false_size_is_refused(tmp_path: Path, lie: dict) -> None:
     path = zip_around(tensor_program(**lie), tmp_path / "lie.pt", **{"0": bytes(24)})
     with pytest.raises(UserError, match=r"lie\.pt: refused: a tensor does not match the data"):
         load_detector(path)
@@ -294,7 +294,7 @@ def truncated(path: Path) -> bytes:
         (lambda _: pickle.dumps({"model": 1}), "truncated, or not a PyTorch checkpoint"),
     ],
 )
-def test_files_that_are_no_checkpoints(tmp_path: Path, content, message: str) -> None:
+def test_files_that_are_not_checkpoints_are_refused(tmp_path: Path, content, message: str) -> None:
     path = tmp_path / "bad.pt"
     path.write_bytes(content(tmp_path / "good.pt"))
     with pytest.raises(UserError, match=rf"bad\.pt: {message}") as caught:
@@ -317,14 +317,14 @@ def test_files_that_are_no_checkpoints(tmp_path: Path, content, message: str) ->
         (pickle.dumps([1, 2], 2), "no detector weights"),
     ],
 )
-def test_damaged_object_graphs(tmp_path: Path, program: bytes, message: str) -> None:
+def test_damaged_object_graphs_are_refused(tmp_path: Path, program: bytes, message: str) -> None:
     path = zip_around(program, tmp_path / "bad.pt")
     with pytest.raises(UserError, match=message) as caught:
         load_detector(path)
     assert str(caught.value).startswith(str(path))
 
 
-def test_missing_file_and_zip_without_a_pickle(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_zip_without_a_pickle_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"gone\.pt: no such checkpoint"):
         load_detector(tmp_path / "gone.pt")
     with zipfile.ZipFile(tmp_path / "zip.pt", "w") as file:
@@ -333,7 +333,7 @@ def test_missing_file_and_zip_without_a_pickle(tmp_path: Path) -> None:
         load_detector(tmp_path / "zip.pt")
 
 
-def test_a_flipped_byte_is_noticed(tmp_path: Path) -> None:
+def test_a_flipped_byte_is_detected(tmp_path: Path) -> None:
     detector = build_detector("yolov8n", 1)
     path = tmp_path / "flip.pt"
     torch.save(detector.state_dict(), path)

@@ -66,13 +66,13 @@ def test_a_hostile_file_is_refused_in_one_line_by_every_script(world, tmp_path, 
     assert not list((tmp_path / "out").rglob("*.pt"))
 
 
-def test_resuming_from_a_zip_bomb(tmp_path, capsys):
+def test_resuming_from_a_zip_bomb_is_refused(tmp_path, capsys):
     path, message = write_hostile_files(tmp_path, tmp_path / "ran")["zip bomb"]
     assert message in error_of(capsys, train.main, "--resume", path)
 
 
 @pytest.mark.parametrize("script", ["train", "val", "detect", "show", "convert"])
-def test_offline_a_name_that_is_not_here_is_one_line(world, tmp_path, capsys, script):
+def test_an_uncached_name_with_offline_is_one_line(world, tmp_path, capsys, script):
     line = error_of(capsys, *commands(world, "yolo26n", tmp_path)[script], "--offline")
     assert "yolo26n: not on this machine and --offline is set; put https://github.com/" in line
     assert line.endswith("lockstep/weights/yolo26n.pt")
@@ -87,7 +87,7 @@ def test_a_named_file_in_the_cache_needs_no_network(world, tmp_path, capsys, mon
     assert "model, " in capsys.readouterr().out
 
 
-def test_training_without_model_takes_the_model_of_the_weights(world, tmp_path, capsys):
+def test_training_without_model_uses_the_model_of_the_weights(world, tmp_path, capsys):
     command = commands(world, world / "own.pt", tmp_path)["train"]
     run_main(command[0], [*map(str, command[1:]), "--epochs", "1"])
     out = capsys.readouterr().out
@@ -112,7 +112,7 @@ def test_converting_keeps_the_detector(world, tmp_path, capsys, suffix):
     assert "AP" in capsys.readouterr().out
 
 
-def test_what_cannot_be_converted(world, tmp_path, capsys):
+def test_impossible_conversions_are_one_line(world, tmp_path, capsys):
     line = error_of(capsys, weights_command.main, "convert", world / "own.pt", tmp_path / "new.onnx")
     assert "new.onnx: must end in .safetensors or .pt" in line
     assert "source and target are the same file" in error_of(

@@ -24,7 +24,7 @@ from utils.errors import UserError
 ROOT = Path(__file__).parents[3]
 
 
-def test_flags_and_defaults():
+def test_flags_override_defaults():
     config = parse_config(TrainConfig, ["--img", "320", "--batch_size", "8", "--freeze", "0", "3", "--cos-lr"], "")
     assert (config.imgsz, config.batch_size, config.freeze, config.cos_lr) == (320, 8, [0, 3], True)
     assert config.resume is None
@@ -32,7 +32,7 @@ def test_flags_and_defaults():
     assert parse_config(TrainConfig, ["--no-channels-last"], "").channels_last is False
 
 
-def test_given_flags_are_those_on_the_command_line():
+def test_given_flags_are_only_those_on_the_command_line():
     assert given_flags(TrainConfig, ["--epochs", "100", "--resume", "--set", "lr0=1"]) == {
         "epochs",
         "resume",
@@ -50,7 +50,7 @@ def test_given_flags_are_those_on_the_command_line():
         (["--label-smoothing", "0.9"], "at most 0.5"),
     ],
 )
-def test_values_out_of_range(argv, complaint):
+def test_values_out_of_range_are_one_line(argv, complaint):
     with pytest.raises(UserError, match=complaint):
         parse_config(TrainConfig, argv, "")
 
@@ -89,7 +89,7 @@ def test_bad_flags_exit_2_with_one_line(argv, complaint, capsys):
         (DetectConfig, ["--weights", "x.pt", "--source", "y", "--half"], {"amp": "fp16"}),
     ],
 )
-def test_flags_of_other_yolos_get_their_meaning(cls, argv, expected):
+def test_flags_of_other_yolos_are_translated(cls, argv, expected):
     config = dataclasses.asdict(parse_config(cls, argv, ""))
     assert {name: config[name] for name in expected} == expected
     assert set(expected) <= given_flags(cls, argv)
@@ -117,7 +117,7 @@ def test_flags_of_other_yolos_get_their_meaning(cls, argv, expected):
         (DetectConfig, ["--data", "coco128.yaml"], "--data: the checkpoint contains the class names"),
     ],
 )
-def test_flags_of_other_yolos_get_one_line(cls, argv, line, capsys):
+def test_unsupported_flags_of_other_yolos_are_one_line(cls, argv, line, capsys):
     with pytest.raises(SystemExit) as caught:
         parse_config(cls, argv, "")
     assert caught.value.code == 2
@@ -127,7 +127,7 @@ def test_flags_of_other_yolos_get_one_line(cls, argv, line, capsys):
     assert text.count("\n") == 1
 
 
-def test_no_advice_hides_a_flag_of_ours_and_all_of_it_can_be_followed():
+def test_advice_never_hides_an_own_flag_and_names_only_existing_flags():
     """A flag that a script has is never refused by the table, and what the table names is one of the script's."""
     for script, cls in (("train", TrainConfig), ("val", ValConfig), ("detect", DetectConfig)):
         flags = build_parser(cls, "")._option_string_actions
@@ -151,7 +151,7 @@ def test_hyperparameters_are_checked(values, complaint):
         from_mapping(Hyperparameters, values, "x.yaml")
 
 
-def test_yaml_then_overrides(tmp_path):
+def test_overrides_take_precedence_over_the_yaml(tmp_path):
     path = tmp_path / "hyp.yaml"
     path.write_text("lr0: 1e-3\nmosaic: 0\nalbumentations:\n- {name: Blur, p: 0.1}\n")
     hyp = hyperparameters_from(str(path), ["mosaic=0.5", "lrf=0.1"])
@@ -192,7 +192,7 @@ def test_a_deeply_nested_yaml_is_one_line(tmp_path, text):
         hyperparameters_from("", ["lr0=" + "[" * 100_000])
 
 
-def test_a_key_over_a_merged_one_is_no_repetition(tmp_path):
+def test_overriding_a_merged_key_is_not_a_repetition(tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text("a: &a {x: 1}\ntop: {b: &b {<<: *a, x: 2}}\nc: {<<: *b, y: 3}\n")
     assert load_yaml(path) == {"a": {"x": 1}, "top": {"b": {"x": 2}}, "c": {"x": 2, "y": 3}}
@@ -206,7 +206,7 @@ def test_every_setting_has_help_and_a_valid_default(cls):
     from_mapping(cls, dataclasses.asdict(cls(**required)), "defaults")
 
 
-def test_former_names_are_still_read():
+def test_old_names_are_still_read():
     assert from_mapping(Hyperparameters, {"lr_share": 0.5}, "x.yaml").lr_mult == 0.5
     assert from_mapping(TrainConfig, {"augment": "device"}, "a.pt: config").render_on == "device"
     assert with_overrides(Hyperparameters(), ["lr_share=0.25"]).lr_mult == 0.25
@@ -240,7 +240,7 @@ def test_the_listed_hyperparameters_are_the_defaults():
         assert f"\n{field.name}: " in text, field.name
 
 
-def test_recipes_by_name_file_and_auto(tmp_path):
+def test_recipes_are_found_by_name_file_and_auto(tmp_path):
     scratch, finetune = (read_recipe("auto", pretrained=pretrained) for pretrained in (False, True))
     assert scratch == read_recipe("scratch", pretrained=True) == Hyperparameters()
     assert finetune == read_recipe("finetune", pretrained=False) != scratch
@@ -268,7 +268,7 @@ def test_recipes_by_name_file_and_auto(tmp_path):
         ("lr0: " + "x" * 100_000 + "\n", "must be float"),
     ],
 )  # fmt: skip
-def test_hostile_yaml_is_a_short_line(tmp_path, text, what):
+def test_hostile_yaml_is_one_short_line(tmp_path, text, what):
     path = tmp_path / "x.yaml"
     path.write_text(text)
     with pytest.raises(UserError, match=what) as caught:

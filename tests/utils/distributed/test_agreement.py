@@ -64,7 +64,7 @@ def errors_of(log: Path, first: list[str], second: list[str], script: str = "tra
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_two_processes_with_different_flags(world, tmp_path, changed, line):
+def test_two_processes_with_different_flags_end_with_one_line(world, tmp_path, changed, line):
     given = flags(world, tmp_path)
     (error,) = errors_of(tmp_path / "log.txt", given, [*given, *changed])
     assert error.startswith("error: the processes of this run were not started alike: ")
@@ -73,7 +73,7 @@ def test_two_processes_with_different_flags(world, tmp_path, changed, line):
 
 
 @pytest.mark.parametrize("what", ["labels", pytest.param("count", marks=pytest.mark.slow)])
-def test_two_machines_with_different_data(world, tmp_path, what):
+def test_two_machines_with_different_data_end_with_one_line(world, tmp_path, what):
     """Each machine has a copy under the same name (a link here), and one copy is not the other's."""
     pairs = []
     for rank in range(2):
@@ -91,7 +91,7 @@ def test_two_machines_with_different_data(world, tmp_path, what):
     assert wanted in error
 
 
-def test_copies_with_other_file_times_are_the_same_data(world, tmp_path):
+def test_copies_with_different_file_times_are_the_same_data(world, tmp_path):
     """The index's own fingerprint holds stamps; what is compared holds what was read."""
     for rank in range(2):
         shutil.copytree(world / "set", tmp_path / f"machine{rank}" / "set", copy_function=shutil.copyfile)
@@ -102,7 +102,7 @@ def test_copies_with_other_file_times_are_the_same_data(world, tmp_path):
         assert run.codes() == [0, 0], run.output()
 
 
-def test_two_machines_with_different_model_files(world, tmp_path):
+def test_two_machines_with_different_model_files_end_with_one_line(world, tmp_path):
     for rank, channels in enumerate((16, 24)):
         (tmp_path / f"machine{rank}").mkdir()
         layers = [*TINY_MODEL["backbone"][:1], [-1, 1, "Conv", [channels, 3, 2]], *TINY_MODEL["backbone"][2:]]
@@ -115,7 +115,7 @@ def test_two_machines_with_different_model_files(world, tmp_path):
 
 
 @pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_machines_that_fill_a_cache_together_compare_their_data_before(world, tmp_path, broken):
+def test_machines_compare_their_data_before_they_fill_a_cache_together(world, tmp_path, broken):
     """One that the scan has refused, or that has other images, must not leave the others waiting for its share."""
     pairs = []
     for rank in range(2):
@@ -134,7 +134,7 @@ def test_machines_that_fill_a_cache_together_compare_their_data_before(world, tm
 
 
 @pytest.mark.slow
-def test_validation_compares_too(world, tmp_path):
+def test_validation_compares_settings_too(world, tmp_path):
     given = flags(world, tmp_path)
     with Processes(tmp_path / "one.txt") as run:
         run.ranks(1, *given)
@@ -162,7 +162,7 @@ def _compare(ctx, facts):
     return None
 
 
-def test_equal_facts_pass_and_all_hear_of_different_ones():
+def test_equal_values_pass_and_all_ranks_report_different_ones():
     same = {"a": 1, "long": list(range(100))}
     assert run_ranks(3, _compare, [same] * 3) == [None] * 3
     results = run_ranks(4, _compare, [same, {**same, "a": 2}, same, {**same, "a": 2, "extra": "x" * 200}])
@@ -173,7 +173,7 @@ def test_equal_facts_pass_and_all_hear_of_different_ones():
     assert len(text) < 400
 
 
-def test_the_code_has_a_version(tmp_path, monkeypatch):
+def test_the_code_version_changes_with_the_code(tmp_path, monkeypatch):
     monkeypatch.setattr("utils.distributed.agreement.PROJECT", tmp_path)
     (tmp_path / "utils").mkdir()
     (tmp_path / "utils" / "a.py").write_text("x = 1\n")

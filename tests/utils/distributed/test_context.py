@@ -31,7 +31,7 @@ def _no_launcher(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_plain_process():
+def test_a_plain_process_has_rank_zero_of_one():
     ctx = DistributedContext.from_environment("cpu")
     assert (ctx.rank, ctx.local_rank, ctx.world_size, ctx.is_distributed, ctx.is_main) == (0, -1, 1, False, True)
     with torch_distributed_zero_first(ctx):
@@ -41,7 +41,7 @@ def test_plain_process():
 
 
 @pytest.mark.parametrize("names", [("RANK",), ("RANK", "WORLD_SIZE"), ("LOCAL_RANK",), VARIABLES[2:]])
-def test_half_set_environment_is_refused(monkeypatch, names):
+def test_an_incomplete_environment_is_refused(monkeypatch, names):
     for name in names:
         monkeypatch.setenv(name, "1")
     with pytest.raises(UserError, match="half set"):
@@ -51,13 +51,13 @@ def test_half_set_environment_is_refused(monkeypatch, names):
 @pytest.mark.parametrize(
     ("text", "complaint"), [("tpu", "must be cpu"), ("0,", "no GPU 0"), ("7", "no GPU 7"), ("0,x", "must be cpu")]
 )
-def test_absent_devices(monkeypatch, text, complaint):
+def test_absent_devices_are_one_line(monkeypatch, text, complaint):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=complaint):
         parse_devices(text)
 
 
-def test_several_gpus(monkeypatch):
+def test_several_gpus_are_parsed(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert parse_devices("0,1") == (torch.device("cuda", 0), torch.device("cuda", 1))
@@ -80,7 +80,7 @@ def test_the_first_gpu_of_a_process_becomes_the_current_one(monkeypatch, flag, c
     assert chosen == [ctx.device] * 2
 
 
-def test_nccl_without_shared_memory_is_said_once_and_names_the_remedy():
+def test_nccl_without_shared_memory_is_reported_once_with_the_remedy():
     """All processes run into it at the same time, in each case before any of them has said anything."""
     text = """NCCL error in: NCCLUtils.cpp:94, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL 2.27
 ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
@@ -94,7 +94,7 @@ Error while creating shared memory segment /dev/shm/nccl-1YsMbG (size 7340384), 
         raise dist.DistBackendError(text)
 
 
-def test_is_parallel_and_unwrap():
+def test_parallel_wrappers_are_recognized_and_removed():
     model = nn.Linear(2, 2)
     wrapped = nn.DataParallel(model)
     assert is_parallel(wrapped)
@@ -135,7 +135,7 @@ def _fail(ctx, how):
     return None
 
 
-def test_followers_hear_of_a_leader_that_raises():
+def test_followers_raise_when_their_leader_raises():
     results = run_ranks(3, _fail, "raise")
     assert results[0][0] == "UserError"
     for kind, message, seconds in results[1:]:
@@ -177,7 +177,7 @@ def _outlive_entry(rank, port, folder):
     _outlive(DistributedContext.from_environment("cpu", timeout_s=60), folder)
 
 
-def test_followers_notice_a_leader_that_is_killed(tmp_path):
+def test_followers_end_when_their_leader_is_killed(tmp_path):
     import torch.multiprocessing as mp
 
     from utils.distributed.spawn import free_port
@@ -201,11 +201,11 @@ def _scan_for_long(ctx, seconds):
     return broadcast_object(ctx, ctx.rank)
 
 
-def test_no_timeout_trips_while_a_leader_works():
+def test_a_working_leader_causes_no_timeout():
     assert run_ranks(4, _scan_for_long, 6, local_world=2, timeout_s=3) == [0, 0, 0, 0]
 
 
 @pytest.mark.slow
-def test_no_timeout_of_20_s_trips_in_a_minute_of_work():
+def test_a_minute_of_work_causes_no_timeout_of_20_s():
     assert run_ranks(4, _scan_for_long, 60, local_world=2, timeout_s=20) == [0, 0, 0, 0]
     assert run_ranks(3, _scan_for_long, 60, timeout_s=20) == [0, 0, 0]

@@ -32,7 +32,7 @@ def _describe(ctx, size):
     return found
 
 
-def test_two_nodes_of_four():
+def test_groups_of_two_nodes_of_four():
     """The picture in the module's description."""
     found = run_ranks(8, _describe, 2, local_world=4)
     assert found[6] == [
@@ -61,7 +61,7 @@ def _images() -> torch.Tensor:
     return torch.randn(6, 2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def test_uneven_nodes_and_batch_statistics_by_group():
+def test_groups_of_uneven_nodes_and_of_batch_statistics():
     results = run_ranks(6, _uneven)
     found = [r[0] for r in results]
     assert [f[0][-1] for f in found] == [(0,), *[(1, 2, 3)] * 3, *[(4, 5)] * 2]
@@ -82,7 +82,7 @@ def test_groups_that_do_not_divide_the_run_are_one_line(size):
     assert "\n" not in str(caught.value)
 
 
-def test_one_process():
+def test_one_process_forms_every_group():
     ctx = DistributedContext.single()
     assert sync_bn_group(ctx, 4) is None
     for group in (node_group(ctx), one_per_node_group(ctx), consecutive_group(ctx, 1)):

@@ -53,12 +53,12 @@ def process_of(environ: dict[str, str], **flags) -> tuple | None:
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, None),
     ],
 )  # fmt: skip
-def test_where_a_process_is(environ, expected):
+def test_positions_are_read_from_launchers_variables(environ, expected):
     assert process_of(environ) == expected
     assert is_launched(environ) == (expected is not None)
 
 
-def test_all_tasks_of_a_job_meet_at_one_port_of_its_own():
+def test_all_tasks_of_a_job_use_one_port_that_depends_on_the_job():
     ports = {read_launch(environ=STEP | {"SLURM_PROCID": str(rank)}).port for rank in range(4)}
     assert len(ports) == 1
     assert ports != {read_launch(environ=STEP | {"SLURM_JOB_ID": "78"}).port}
@@ -69,7 +69,7 @@ def test_all_tasks_of_a_job_meet_at_one_port_of_its_own():
     ("nodes", "first"),
     [("gpu[003-007,9],login", "gpu003"), ("a,b", "a"), ("r[1-2]n[4,6]", "r1n4"), ("n-1.x[7]", "n-1.x7"), ("", "")],
 )
-def test_first_of_a_node_list(nodes, first):
+def test_the_first_node_of_a_list_is_expanded(nodes, first):
     assert _first_node(nodes) == first
 
 
@@ -90,13 +90,13 @@ def test_first_of_a_node_list(nodes, first):
         ({"PMI_RANK": "0", "PMI_SIZE": "3"}, {}, "set MASTER_ADDR to that machine's name"),
     ],
 )
-def test_what_cannot_be_meant_is_one_line(environ, flags, line):
+def test_contradictory_variables_are_one_line(environ, flags, line):
     with pytest.raises(UserError, match=line) as caught:
         read_launch(environ=environ, **flags)
     assert "\n" not in str(caught.value)
 
 
-def test_flags_of_old_examples():
+def test_flags_of_older_launchers_are_read():
     assert process_of(BY_HAND, local_rank=1, local_world_size=2)[3:5] == (1, 2)
     assert process_of({}, local_rank=-1, local_world_size=1) is None
 
@@ -142,20 +142,20 @@ def by_hand(port: int, rank: int) -> dict[str, str]:
     return {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
 
 
-def test_real_processes_by_hand():
+def test_processes_started_by_hand_find_their_positions():
     """RANK and WORLD_SIZE alone: the machines' names tell the rest."""
     port = free_port()
     assert run_positions([by_hand(port, rank) for rank in range(2)]) == [[0, 0, 2, 2, 0], [1, 1, 2, 2, 0]]
 
 
-def test_real_processes_under_mpirun():
+def test_processes_under_mpirun_find_their_positions():
     ranks = [OMPI | {"OMPI_COMM_WORLD_RANK": str(r), "OMPI_COMM_WORLD_LOCAL_RANK": str(r)} for r in range(2)]
     named = {"PMIX_NAMESPACE": f"test-{os.getpid()}"}
     assert run_positions([rank | named for rank in ranks]) == [[0, 0, 2, 2, 0], [1, 1, 2, 2, 0]]
 
 
 @pytest.mark.slow
-def test_real_processes_under_srun():
+def test_processes_under_srun_find_their_positions():
     """What srun leaves open here (how many there are on a node) follows from the machines, which are one."""
     assert run_positions([srun(rank) for rank in range(4)]) == [[rank, rank, 4, 4, 0] for rank in range(4)]
 
@@ -182,7 +182,7 @@ class _Store:
         ([["a"], ["a"]], "2 processes on this node but 1 GPUs"),
     ],
 )
-def test_which_gpu_a_process_takes(monkeypatch, seen, expected):
+def test_each_process_of_a_node_uses_its_own_gpu(monkeypatch, seen, expected):
     """Two processes of one node; this is the second."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(seen[1]))
@@ -197,7 +197,7 @@ def test_which_gpu_a_process_takes(monkeypatch, seen, expected):
         assert distributed._locate_on_node(store, launch, "").device == torch.device("cuda", expected)
 
 
-def test_positions_follow_from_machines_where_launchers_tell_none():
+def test_positions_follow_from_machine_names_without_launcher_variables():
     """Ranks dealt out to two machines in turn."""
     machine = distributed.machine_name()
     notes = [["other", None, None, None, []], [machine, None, None, None, []]] * 2
@@ -205,7 +205,7 @@ def test_positions_follow_from_machines_where_launchers_tell_none():
     assert found == (1, 2, 1, torch.device("cpu"))
 
 
-def test_the_example_files_flag_is_taken(tmp_path):
+def test_the_local_world_size_flag_of_examples_is_accepted(tmp_path):
     """``--local_world_size=1`` of the examples, on a process of its own: no unknown flag."""
     command = [sys.executable, "train.py", "--local_world_size=1", "--data", str(tmp_path / "none.yaml"),
                "--project", str(tmp_path), "--device", "cpu"]  # fmt: skip

@@ -38,7 +38,7 @@ def meet_in_thread(launch: Launch, timeout_s: float = 30) -> tuple[threading.Thr
     return thread, outcome
 
 
-def test_the_first_says_who_is_missing_until_all_are_there(caplog):
+def test_the_first_process_names_missing_ones_until_all_have_joined(caplog):
     port = free_port()
     started = [meet_in_thread(launch_of(rank, 3, port)) for rank in (0, 2)]
     time.sleep(2.6)
@@ -51,7 +51,7 @@ def test_the_first_says_who_is_missing_until_all_are_there(caplog):
     assert all(not isinstance(outcome[0], str) for _, outcome in started)
 
 
-def test_an_address_that_does_not_answer(caplog):
+def test_an_address_that_does_not_answer_is_one_line(caplog):
     thread, outcome = meet_in_thread(launch_of(1, 2, free_port()), timeout_s=2)
     thread.join(20)
     (line, *_) = [record.message for record in caplog.records]
@@ -60,7 +60,7 @@ def test_an_address_that_does_not_answer(caplog):
     assert "does not answer in 2 s" in outcome[0]
 
 
-def test_a_name_that_nobody_knows(caplog):
+def test_an_unknown_host_name_is_one_line(caplog):
     thread, outcome = meet_in_thread(launch_of(1, 2, 5, address="no-such-host.invalid"), timeout_s=0)
     thread.join(30)
     assert "no-such-host.invalid:5, where process 0 should be, does not answer" in outcome[0]
@@ -77,7 +77,7 @@ def test_missing_processes_end_the_wait():
     ("rank", "world_size", "line"),
     [(0, 3, "two processes were started as rank 0"), (1, 2, "another process of this run has WORLD_SIZE=3")],
 )
-def test_processes_that_do_not_belong_together(rank, world_size, line):
+def test_processes_of_different_runs_are_refused(rank, world_size, line):
     port = free_port()
     first, _ = meet_in_thread(launch_of(0, 3, port), timeout_s=8)
     time.sleep(0.5)
@@ -93,5 +93,5 @@ def _share(ctx):
     return rendezvous.all_gather_json(ctx.store, "test", launch, ctx.rank * 2)
 
 
-def test_values_of_all():
+def test_every_process_gets_the_values_of_all():
     assert run_ranks(3, _share) == [[0, 2, 4]] * 3

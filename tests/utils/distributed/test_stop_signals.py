@@ -23,13 +23,13 @@ def _handlers_as_they_were():
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
-def test_raised_at_once_before_training(number, code):
+def test_a_signal_before_training_raises_at_once(number, code):
     with pytest.raises(Stopped) as caught, StopSignals():
         send(number)
     assert caught.value.code == code
 
 
-def test_noted_while_training_and_harmless_while_ending():
+def test_a_signal_is_recorded_during_training_and_ignored_while_ending():
     with StopSignals() as signals:
         with signals.deferred():
             send(signal.SIGTERM)
@@ -43,7 +43,7 @@ def test_noted_while_training_and_harmless_while_ending():
     send(signal.SIGTERM)  # the process is on its way out
 
 
-def test_a_second_ctrl_c_means_it(monkeypatch):
+def test_a_second_ctrl_c_stops_at_once(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("utils.distributed.stop_signals.time.monotonic", lambda: now[0])
     with StopSignals() as signals, signals.deferred():
@@ -55,7 +55,7 @@ def test_a_second_ctrl_c_means_it(monkeypatch):
             send(signal.SIGINT)
 
 
-def test_without_a_signal_all_is_as_before():
+def test_without_a_signal_the_handlers_are_restored():
     before = signal.getsignal(signal.SIGTERM)
     with StopSignals() as signals:
         assert not signals.has_come()

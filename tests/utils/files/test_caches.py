@@ -96,7 +96,7 @@ def test_the_list_is_in_plain_words(caches, capsys):
         (["--to", "1"], ["a", "a", "a", "a", "b", "b"]),
     ],
 )
-def test_prune(caches, capsys, given, left):
+def test_prune_removes_old_caches(caches, capsys, given, left):
     folder, _ = caches
     run_main(command.main, ["prune", *given, "--cache-dir", str(folder)])
     assert sorted(line.split("/data.yaml")[0][-1] for line in words(folder)) == left
@@ -115,7 +115,7 @@ def test_prune_to_a_size_takes_older_versions_first(caches):
     assert not any("older version" in line for line in left)
 
 
-def test_what_belongs_to_an_index_goes_with_it_and_interrupted_scans_after_a_day(caches):
+def test_prune_removes_an_indexs_files_and_day_old_interrupted_scans(caches):
     folder, _ = caches
     for path in list(folder.glob("*.index")):
         path.with_suffix(".damaged").write_text('["000.png", "torn"]\n')
@@ -127,7 +127,7 @@ def test_what_belongs_to_an_index_goes_with_it_and_interrupted_scans_after_a_day
     assert not [p for p in folder.iterdir() if p.suffix != ".lock"]
 
 
-def test_what_a_process_uses_stays(caches, capsys):
+def test_caches_in_use_are_kept(caches, capsys):
     """Its index and images, by their locks, which go with the process however it ends."""
     folder, sets = caches
     program = (
@@ -154,7 +154,7 @@ def test_what_a_process_uses_stays(caches, capsys):
     assert words(folder) == []
 
 
-def test_a_new_cache_makes_room_for_itself(caches, monkeypatch):
+def test_a_new_cache_removes_old_ones_beyond_the_limit(caches, monkeypatch):
     """Beyond the limit an old version goes first, then the set that was not used for longest; its own stays."""
     folder, sets = caches
     total = sum(c.size for c in list_caches(folder))
@@ -169,7 +169,7 @@ def test_a_new_cache_makes_room_for_itself(caches, monkeypatch):
     assert len(images) == 4
 
 
-def test_a_full_disk_makes_room_too(caches, monkeypatch):
+def test_a_full_disk_removes_old_caches(caches, monkeypatch):
     """Whatever the limit: without old caches the new one would be refused."""
     folder, _ = caches
     usage = cache.shutil.disk_usage(folder)
@@ -178,7 +178,7 @@ def test_a_full_disk_makes_room_too(caches, monkeypatch):
     assert words(folder) == []
 
 
-def test_use_is_noted_and_makes_a_version_the_current_one(caches):
+def test_using_a_cache_makes_its_version_the_current_one(caches):
     """Who goes back to labels of before uses their cache again; then the others are the older version."""
     folder, sets = caches
     labels = sets["b"].parent / "labels" / "train" / "000.txt"
@@ -193,7 +193,7 @@ def test_use_is_noted_and_makes_a_version_the_current_one(caches):
 
 
 @pytest.mark.parametrize(("text", "bytes_"), [("0", 0), ("1.5", 1.5e9)])
-def test_limits(tmp_path, monkeypatch, text, bytes_):
+def test_the_limit_comes_from_the_variable_or_the_disk(tmp_path, monkeypatch, text, bytes_):
     monkeypatch.setenv(LIMIT_VARIABLE, text)
     assert cache_limit(tmp_path) == bytes_
     monkeypatch.delenv(LIMIT_VARIABLE)
@@ -211,7 +211,7 @@ def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch):
     assert f"{LIMIT_VARIABLE} many: must be gigabytes" in error_of(capsys, train.main, *given)
 
 
-def test_nothing_is_listed_of_other_files(tmp_path, capsys):
+def test_other_files_are_neither_listed_nor_removed(tmp_path, capsys):
     """A folder of the user's own, or one that is not there, is left as it is."""
     (tmp_path / "train-notes.index").write_text("mine")
     (tmp_path / "weights").mkdir()

@@ -52,7 +52,7 @@ def test_resume_and_val_from_another_folder(trained, tmp_path, monkeypatch):
     run_main(val.main, ["--weights", os.path.relpath(last), "--device", "cpu", "--workers", "0"])
 
 
-def test_run_and_data_moved_together(trained, tmp_path, monkeypatch, capsys):
+def test_a_run_and_its_data_can_be_moved_together(trained, tmp_path, monkeypatch, capsys):
     shutil.copytree(trained, tmp_path / "first")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "first" / "work")
@@ -69,7 +69,7 @@ def test_run_and_data_moved_together(trained, tmp_path, monkeypatch, capsys):
     assert f"{tmp_path / 'second' / 'work' / 'yamls' / 'tiny.yaml'}: no such file" in line
 
 
-def test_checkpoints_of_before(trained, tmp_path, monkeypatch):
+def test_older_checkpoints_find_their_data(trained, tmp_path, monkeypatch):
     """They hold the YAML as the command line named it; the working folder is most often above the run."""
     shutil.copytree(trained, tmp_path / "home")
     last = tmp_path / "home" / "work" / "runs" / "train" / "exp" / "last.pt"
@@ -84,7 +84,7 @@ def test_checkpoints_of_before(trained, tmp_path, monkeypatch):
     go_on(last, 2)
 
 
-def test_a_repeated_flag_is_no_change(trained, tmp_path, monkeypatch, capsys):
+def test_a_repeated_flag_is_not_a_change(trained, tmp_path, monkeypatch, capsys):
     shutil.copytree(trained, tmp_path / "home")
     monkeypatch.chdir(trained / "work")
     last = tmp_path / "home" / "work" / "runs" / "train" / "exp" / "last.pt"
@@ -92,7 +92,7 @@ def test_a_repeated_flag_is_no_change(trained, tmp_path, monkeypatch, capsys):
     assert "resume: data" not in capsys.readouterr().out
 
 
-def test_nothing_stored():
+def test_a_checkpoint_without_a_stored_location_is_read():
     assert find_location({}, "last.pt") == ("", "")
     assert find_location({"source": "/none.yaml", "root": "/none"}, "last.pt") == ("/none.yaml", "/none")
     assert describe_location("/a/b.yaml", "/a", "/a/runs/exp")["source_from_run"] == "../../b.yaml"

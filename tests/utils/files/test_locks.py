@@ -45,7 +45,7 @@ def test_a_held_lock_names_its_holder(held):
     assert FileLock(path).acquire(0.2).startswith(f"process {holder.pid} on {os.uname().nodename}, since 20")
 
 
-def test_a_lock_ends_with_its_process_and_not_with_that_processs_children(held):
+def test_a_lock_ends_with_its_process_and_not_with_its_children(held):
     path, holder = held
     holder.kill()
     holder.wait()
@@ -56,7 +56,7 @@ def test_a_lock_ends_with_its_process_and_not_with_that_processs_children(held):
     assert not path.exists()
 
 
-def test_released_locks_are_free_again(tmp_path):
+def test_released_locks_can_be_taken_again(tmp_path):
     for _ in range(2):
         lock = FileLock(tmp_path / "lock")
         assert lock.acquire() == ""
@@ -66,7 +66,7 @@ def test_released_locks_are_free_again(tmp_path):
         FileLock(tmp_path / "none" / "lock").acquire()
 
 
-def test_a_lock_in_a_folder_made_anew_is_not_removed_with_the_former_one(tmp_path):
+def test_releasing_an_old_lock_keeps_the_lock_of_a_new_folder(tmp_path):
     """A run that failed removes its folder, and another may make one of the same name before the lock is released."""
     lock = FileLock(tmp_path / "run" / "lock")
     lock.path.parent.mkdir()
@@ -92,7 +92,7 @@ def test_a_full_disk_leaves_no_lock(tmp_path, monkeypatch):
     lock.release()
 
 
-def test_systems_without_locks(tmp_path, monkeypatch):
+def test_file_systems_without_locks_are_tolerated(tmp_path, monkeypatch):
     import fcntl
 
     def refuse(*_: object) -> None:
@@ -102,7 +102,7 @@ def test_systems_without_locks(tmp_path, monkeypatch):
     assert FileLock(tmp_path / "lock").acquire() == ""
 
 
-def test_a_lock_outlives_other_descriptors_of_its_file_and_holds_its_own_process_off(tmp_path):
+def test_a_lock_outlives_other_descriptors_and_excludes_its_own_process(tmp_path):
     """Record locks (lockf) would do neither."""
     lock = FileLock(tmp_path / "lock")
     assert lock.acquire() == ""
@@ -113,7 +113,7 @@ def test_a_lock_outlives_other_descriptors_of_its_file_and_holds_its_own_process
     assert FileLock(lock.path).acquire() == ""
 
 
-def test_a_child_does_not_give_its_parents_lock_back(tmp_path):
+def test_a_child_does_not_release_its_parents_lock(tmp_path):
     lock = FileLock(tmp_path / "lock")
     lock.acquire()
     child = os.fork()
@@ -125,7 +125,7 @@ def test_a_child_does_not_give_its_parents_lock_back(tmp_path):
     lock.release()
 
 
-def test_waiting_says_for_whom(held, capsys):
+def test_waiting_for_a_lock_names_its_holder(held, capsys):
     configure_logging(True)
     path, holder = held
     threading.Timer(0.3, holder.kill).start()

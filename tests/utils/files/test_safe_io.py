@@ -8,7 +8,7 @@ import pytest
 from utils.files.safe_io import atomic_write, write_whole
 
 
-def test_content_arrives_whole_and_leaves_nothing_beside(tmp_path):
+def test_an_atomic_write_leaves_only_the_complete_file(tmp_path):
     path = tmp_path / ("n\u00e4me " * 30 + ".txt")  # hardly room for a longer name beside it
     write_whole(path, "caf\udce9 \u00fc")
     assert path.read_bytes() == b"caf\\udce9 " + "\u00fc".encode()
@@ -40,7 +40,7 @@ def test_a_failed_write_leaves_the_old_content(tmp_path, error):
         assert caught.value.filename == str(path)
 
 
-def test_a_missing_folder_is_named_by_the_wanted_file(tmp_path):
+def test_an_error_about_a_missing_folder_names_the_target_file(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         write_whole(tmp_path / "none" / "a.txt", "x")
     assert caught.value.filename == str(tmp_path / "none" / "a.txt")

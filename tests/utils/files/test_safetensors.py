@@ -26,7 +26,7 @@ def entry(begin: int, end: int, shape: list, dtype: str = "F32") -> dict:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-def test_layout_is_the_published_one(tmp_path):
+def test_the_layout_equals_the_published_one(tmp_path):
     tensors = {"b": torch.arange(6, dtype=torch.float32).reshape(2, 3).T, "a": torch.tensor([1, 2], dtype=torch.int8)}
     write_safetensors(tmp_path / "x.safetensors", tensors, {"format": "pt", "name": "é"})
     content = (tmp_path / "x.safetensors").read_bytes()
@@ -86,7 +86,7 @@ def test_round_trip_of_every_type_and_of_odd_shapes(tmp_path):
         (b"{\xff}", b"", "not a safetensors file"),
     ],
 )
-def test_headers_that_do_not_add_up(tmp_path, header, data, message):
+def test_inconsistent_headers_are_refused(tmp_path, header, data, message):
     path = write_raw(tmp_path / "bad.safetensors", header, data)
     with pytest.raises(UserError, match=message) as caught:
         read_safetensors(path)
@@ -95,7 +95,7 @@ def test_headers_that_do_not_add_up(tmp_path, header, data, message):
 
 
 @pytest.mark.parametrize("content", [b"", b"\x10", struct.pack("<Q", 2**63) + b"{}", struct.pack("<Q", 50) + b"{}"])
-def test_lengths_that_do_not_add_up(tmp_path, content):
+def test_inconsistent_lengths_are_refused(tmp_path, content):
     (tmp_path / "bad.safetensors").write_bytes(content)
     with pytest.raises(UserError, match="truncated, damaged, or not a safetensors file"):
         read_safetensors(tmp_path / "bad.safetensors")
@@ -103,7 +103,7 @@ def test_lengths_that_do_not_add_up(tmp_path, content):
         read_safetensors(tmp_path / "gone.safetensors")
 
 
-def test_a_pipe_is_no_file(tmp_path):
+def test_a_pipe_is_refused(tmp_path):
     """Whoever opened it would wait for ever."""
     os.mkfifo(tmp_path / "x.safetensors")
     assert not is_safetensors(tmp_path / "x.safetensors")

@@ -59,27 +59,27 @@ def files(root: Path, **texts: str) -> Path:
         ("5:cpuset:/\n", {"cpu__cpu_dot_cfs_quota_us": "100000\n", "cpu__cpu_dot_cfs_period_us": "100000\n"}, 16),
     ],
 )
-def test_quotas_of_control_groups(tmp_path, cgroup, texts, expected):
+def test_quotas_of_control_groups_limit_the_cores(tmp_path, cgroup, texts, expected):
     files(tmp_path, proc__self__cgroup=cgroup)
     files(tmp_path / "sys/fs/cgroup", **texts)
     assert available_cores(tmp_path) == expected
 
 
-def test_without_control_groups_it_is_the_affinity_or_else_all_cores(tmp_path, monkeypatch):
+def test_without_control_groups_the_affinity_or_all_cores_count(tmp_path, monkeypatch):
     assert available_cores(tmp_path) == 16
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     assert available_cores(tmp_path) == 3
 
 
-def test_this_machine_has_a_number():
+def test_this_machine_has_a_positive_number_of_cores():
     assert 1 <= available_cores() <= 16
 
 
 @pytest.mark.parametrize(
     ("has", "processes", "expected"), [(2, 1, 2), (2, 2, 1), (2, 4, 1), (16, 1, 8), (16, 4, 4), (7, 2, 3), (128, 8, 8)]
 )
-def test_workers_are_a_process_s_share_of_the_cores(monkeypatch, caplog, has, processes, expected):
+def test_the_default_number_of_workers_is_an_equal_part_of_the_cores(monkeypatch, caplog, has, processes, expected):
     monkeypatch.setattr("data.loading.build.available_cores", lambda: has)
     with caplog.at_level(logging.INFO, logger="lockstep"):
         assert loader_workers(-1, processes, "val") == expected
@@ -87,13 +87,13 @@ def test_workers_are_a_process_s_share_of_the_cores(monkeypatch, caplog, has, pr
 
 
 @pytest.mark.parametrize("asked", [0, 1, 11])
-def test_workers_that_are_asked_for_stay(asked, caplog):
+def test_a_requested_number_of_workers_is_kept(asked, caplog):
     assert loader_workers(asked, 4, "val") == asked
     assert not caplog.text
 
 
 @pytest.mark.parametrize(("config", "more"), [(TrainConfig, []), (ValConfig, ["--weights", "a.pt"])])
-def test_the_flag(config, more):
+def test_the_workers_flag_is_checked(config, more):
     assert parse_config(config, more, "").workers == -1
     assert parse_config(config, [*more, "--workers", "-1"], "").workers == -1
     assert parse_config(config, [*more, "--workers", "8"], "").workers == 8

@@ -80,7 +80,7 @@ def line_of(ended: subprocess.CompletedProcess) -> str:
     return ended.stderr
 
 
-def test_too_little_memory_says_what_may_fit(world, tmp_path):
+def test_too_little_memory_suggests_what_may_fit(world, tmp_path):
     given = [*flags(world, tmp_path), "--imgsz", "640", "--batch-size", "256"]
     line = line_of(run(LIMITED, "AS", str(400 << 20), *given))
     assert "the memory of this machine is not enough" in line
@@ -88,14 +88,14 @@ def test_too_little_memory_says_what_may_fit(world, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_too_few_files(world, tmp_path):
+def test_too_few_file_descriptors_is_one_line(world, tmp_path):
     given = [*flags(world, tmp_path), "--workers", "2"]
     line = line_of(run(LIMITED, "NOFILE", "16", *given))
     assert "too many open files (the limit is 16); raise it with ulimit -n" in line
     assert not (tmp_path / "runs").exists()
 
 
-def test_too_few_files_are_no_fault_of_the_images(world, monkeypatch):
+def test_too_few_file_descriptors_do_not_exclude_images(world, monkeypatch):
     """A scan that meets the limit must not drop the images it could not open."""
     from data.image_io import decode as images
 
@@ -108,13 +108,13 @@ def test_too_few_files_are_no_fault_of_the_images(world, monkeypatch):
             images.read_image(world / "set" / "images" / "train" / "000.png")
 
 
-def test_a_killed_loader_worker(world, tmp_path):
+def test_a_killed_loader_worker_is_one_line(world, tmp_path):
     line = line_of(run(KILLING, *flags(world, tmp_path), "--workers", "1"))
     assert "a loader process was ended by the signal 'Killed': most likely the machine ran out of memory" in line
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_missing_libgl(tmp_path):
+def test_a_missing_libgl_is_one_line(tmp_path):
     (tmp_path / "cv2.py").write_text(
         'raise ImportError("libGL.so.1: cannot open shared object file: No such file or directory")'
     )
@@ -126,7 +126,7 @@ def test_a_missing_libgl(tmp_path):
 
 
 @pytest.mark.parametrize(("package", "wanting"), [("lmdb", ["--cache", "disk", "--noplots"]), ("matplotlib", [])])
-def test_packages_are_asked_for_where_they_are_wanted(world, tmp_path, capsys, monkeypatch, package, wanting):
+def test_missing_packages_are_reported_only_where_needed(world, tmp_path, capsys, monkeypatch, package, wanting):
     """At once, and before the data is looked for; a run that does not want them goes on without."""
     loaded = [name for name in sys.modules if name.partition(".")[0] == package]
     for name in {package, *loaded}:
@@ -140,7 +140,7 @@ def test_packages_are_asked_for_where_they_are_wanted(world, tmp_path, capsys, m
     assert (tmp_path / "runs" / "exp" / "last.pt").exists()
 
 
-def test_a_terminal_without_tqdm_or_tensorboard(world, tmp_path):
+def test_training_works_without_tqdm_and_tensorboard(world, tmp_path):
     """Plain lines in place of bars, no traceback, and one line about TensorBoard."""
     program = (
         "import sys; sys.modules['tqdm'] = sys.modules['torch.utils.tensorboard'] = None\n"
@@ -164,7 +164,7 @@ def test_a_terminal_without_tqdm_or_tensorboard(world, tmp_path):
     assert b"epoch 1/1  10/10" in said
 
 
-def test_closed_streams_lead_nowhere(world, tmp_path):
+def test_closed_standard_streams_are_tolerated(world, tmp_path):
     """A training goes on in silence, and no file of the run gets the number of standard output."""
     command = [sys.executable, str(ROOT / "train.py"), *flags(world, tmp_path)]
     ended = subprocess.run(
@@ -187,7 +187,7 @@ def test_closed_streams_lead_nowhere(world, tmp_path):
         ({"MASTER_PORT": "http"}, "MASTER_PORT is 'http' and must be a whole number"),
     ],
 )
-def test_rank_variables_that_are_no_numbers(monkeypatch, changed, line):
+def test_rank_variables_that_are_not_numbers_are_one_line(monkeypatch, changed, line):
     sound = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
     for name, value in (sound | changed).items():
         monkeypatch.setenv(name, value)
@@ -218,7 +218,7 @@ def test_rank_variables_that_are_no_numbers(monkeypatch, changed, line):
         (ModuleNotFoundError("No module named 'cv2'", name="cv2"), "opencv-python is not installed: pip install"),
     ],
 )  # fmt: skip
-def test_lines(error, line):
+def test_machine_errors_are_explained_in_one_line(error, line):
     assert line in explanation(error, "ADVICE")
 
 
@@ -233,11 +233,11 @@ def test_lines(error, line):
         UserError("--cache ram: Cannot allocate memory"),
     ],
 )
-def test_bugs_and_mistakes_of_the_users_are_left_alone(error):
+def test_bugs_and_user_errors_are_not_explained_as_machine_errors(error):
     assert explanation(error) is None
 
 
-def test_what_may_fit():
+def test_the_suggestion_names_smaller_settings():
     assert "try --batch-size 8, --imgsz 448 or a smaller" in smaller(16, 640, least_batch=1, device="cpu")
     assert "finds" not in smaller(16, 640, least_batch=1, device="cpu")
     line = smaller(2, 64, least_batch=2, device="cuda")

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc")
-def test_age_counts_from_the_start_of_the_process():
+def test_the_age_counts_from_the_start_of_the_process():
     program = "import time; time.sleep(0.3); from utils.machine.resources import process_age_s; print(process_age_s())"
     before = time.monotonic()
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

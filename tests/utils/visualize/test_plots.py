@@ -47,7 +47,7 @@ def picture_of(path):
     return image
 
 
-def test_curves_with_gaps_and_nan(tmp_path):
+def test_curves_with_gaps_and_nan_are_drawn(tmp_path):
     table = tmp_path / "results.csv"
     table.write_text(
         "epoch,train/box,val/box,metrics/ap50,lr/0,lr/1\n0,3,,,0.1,0.2\n1,2,2.5,nan,0.1,0.1\n2,1,1.5,0.5,0,0\n"
@@ -64,7 +64,7 @@ def test_empty_table_draws_nothing(tmp_path):
 
 
 @pytest.mark.filterwarnings("error")
-def test_errors_and_reliability(tmp_path):
+def test_error_types_and_reliability_are_drawn(tmp_path):
     gt, table, num_classes = random_case(0)
     matches = match_detections(gt, table, num_classes)
     plot_errors(split_errors(matches), tmp_path / "errors.png")
@@ -76,7 +76,7 @@ def test_errors_and_reliability(tmp_path):
 
 
 @pytest.mark.filterwarnings("error")
-def test_metric_curves_confusion_and_labels(tmp_path):
+def test_metric_curves_confusion_matrix_and_labels_are_drawn(tmp_path):
     result = make_result()
     paths = plot_metric_curves(result, NAMES, tmp_path)
     assert [p.name for p in paths] == ["PR_curve.png", "F1_curve.png", "P_curve.png", "R_curve.png"]
@@ -88,7 +88,7 @@ def test_metric_curves_confusion_and_labels(tmp_path):
 
 
 @pytest.mark.filterwarnings("error")
-def test_many_classes_and_none(tmp_path):
+def test_many_classes_and_no_classes_are_drawn(tmp_path):
     many = [f"c{i}" for i in range(90)]
     plot_confusion(np.eye(91, dtype=int), many, tmp_path / "many.png")
     picture_of(tmp_path / "many.png")
@@ -96,7 +96,7 @@ def test_many_classes_and_none(tmp_path):
     assert plot_metric_curves(make_result((0, 0, 0, 0)), NAMES, tmp_path) == []
 
 
-def test_figures_are_registered_nowhere(tmp_path):
+def test_figures_are_not_registered_with_pyplot(tmp_path):
     plot_confusion(np.eye(2, dtype=int), ["a"], tmp_path / "c.png")
     from matplotlib import _pylab_helpers
 
@@ -110,7 +110,7 @@ def test_class_colors_are_fixed_and_distinct():
     assert class_colors(np.empty(0, int)).shape == (0, 3)
 
 
-def test_box_lies_on_its_pixels_and_the_input_stays():
+def test_a_box_is_drawn_on_its_pixels_and_the_input_is_unchanged():
     image = np.zeros((60, 80, 3), np.uint8)
     drawn = draw_boxes(image, np.array([[10, 20, 30, 50]]), None, np.array([[255, 0, 0]], np.uint8), thickness=1)
     assert not image.any()
@@ -120,7 +120,7 @@ def test_box_lies_on_its_pixels_and_the_input_stays():
     assert not drawn[..., 1:].any()
 
 
-def test_labels_of_any_script_stay_on_the_picture():
+def test_labels_in_any_script_stay_inside_the_image():
     image = np.full((40, 50, 3), 90, np.uint8)
     boxes = np.array([[0, 0, 10, 10], [45, 35, 60, 60], [-20, 10, 500, 20], [np.nan, 0, 5, 5]])
     drawn = draw_boxes(image, boxes, list(NAMES), class_colors(np.arange(4)))
@@ -129,7 +129,7 @@ def test_labels_of_any_script_stay_on_the_picture():
     assert draw_boxes(image, np.empty((0, 4)), []).tolist() == image.tolist()
 
 
-def test_every_letter_is_seen():
+def test_every_letter_is_visible():
     masks = [text_mask(text, 16) for text in ("a", "ä", "ж", "猫", "犬", "🙂", " ")]
     assert all(mask.shape[0] == masks[0].shape[0] or i in (3, 4, 5) for i, mask in enumerate(masks))
     assert all(mask.max() > 100 for mask in masks[:-1])
@@ -137,7 +137,7 @@ def test_every_letter_is_seen():
     assert masks[3].tobytes() != masks[4].tobytes()  # no two letters fall on one replacement sign
 
 
-def test_text_without_matplotlib(monkeypatch):
+def test_text_is_drawn_without_matplotlib(monkeypatch):
     from utils.visualize import draw as lettering
 
     true_import = builtins.__import__
@@ -158,7 +158,7 @@ def test_text_without_matplotlib(monkeypatch):
         text_mask.cache_clear()
 
 
-def test_tiles_fill_rows():
+def test_tiles_fill_the_sheet_row_by_row():
     tiles = [np.full((4, 6, 3), i, np.uint8) for i in range(3)]
     sheet = tile_images(tiles, 2, gap=1)
     assert sheet.shape == (9, 13, 3)
