@@ -1,4 +1,6 @@
-"""Shared fixtures. The data sets and weights beside a checkout are optional: tests that want them skip without."""
+"""Shared fixtures. The data sets and weights next to a checkout are optional: tests that need them are skipped without
+them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ def shared() -> Path:
 
 @pytest.fixture(autouse=True)
 def _one_thread_and_own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Every test caches in a folder of its own, and runs its kernels on one thread so that parallel runs stay fair."""
+    """Every test has its own cache folder, and runs its kernels on one thread, so that parallel test runs do not slow
+    each other down."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     torch.set_num_threads(1)
 

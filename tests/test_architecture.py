@@ -1,4 +1,4 @@
-"""The house rules of the layers, read from the syntax trees of every module (imports inside functions included)."""
+"""The rules of the architecture, checked on the syntax trees of all modules, including imports inside functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tree_of(name: str) -> ast.Module:
 
 
 def imports_of(name: str) -> Iterator[tuple[str, int]]:
-    """Dotted names that a module imports, wherever in it, with the line."""
+    """Dotted names that a module imports anywhere, with their lines."""
     for node in ast.walk(tree_of(name)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -63,7 +63,7 @@ def stack_of(layer: str) -> list[set[str]]:
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_packages_form_a_stack(layer: str):
-    """A package imports those below it, and none beside it or above."""
+    """A package only imports packages below it."""
     stack = stack_of(layer)
     level = {package: number for number, packages in enumerate(stack) for package in packages}
     assert len(level) == sum(map(len, stack)), "a package is drawn twice"

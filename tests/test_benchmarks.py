@@ -1,4 +1,4 @@
-"""What the benchmarks share: turns, tables, the log, and the model of scaling."""
+"""The common parts of the benchmarks: alternation, tables, the log, and the model of scaling."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_differing_images_are_reported():
 
 
 def test_the_ring_formula_equals_the_sum_of_its_steps():
-    """Reduce-scatter and all-gather: 2 (N - 1) sends of a piece, one after another."""
+    """Reduce-scatter and all-gather send 2 (N - 1) pieces, one after another."""
     size, processes, bandwidth, delay = 100e6, 8, 10e9, 1e-5
     assert ring_seconds(size, processes, bandwidth, delay) == pytest.approx(
         sum(size / processes / bandwidth + delay for _ in range(2 * (processes - 1)))

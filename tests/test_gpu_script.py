@@ -1,4 +1,4 @@
-"""What benchmarks/gpu.sh measures with: that its checks can fail, and that one table names every part."""
+"""benchmarks/gpu.sh: its checks can fail, and one table names every part."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_part_can_skip_itself():
 
 
 def test_a_hanging_part_is_stopped_with_its_processes(tmp_path: Path):
-    """Politely: launchers end their processes then. What is left of the group is killed."""
+    """It gets SIGTERM first, so that launchers end their processes; the rest of the group is killed."""
     code = (
         "import subprocess, sys, time\n"
         f"child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
@@ -88,7 +88,7 @@ def is_running(status: Path) -> bool:
 
 
 def test_every_call_fits_its_time():
-    """With the peer, with the data sets, and with time left for a part that takes longer than expected."""
+    """With the peer and the data sets, and with time left for a part that takes longer than expected."""
     for call in CALLS:
         parts = with_data([p for p in parts_of(Sizes(), Path(), "python") if p.call == call], Sizes())
         assert sum(part.expected_s for part in parts) <= 510, call
@@ -141,7 +141,7 @@ def gpu_script(tmp_path: Path, *flags: str, **environment: str) -> subprocess.Co
     "call", [pytest.param("checks", marks=pytest.mark.slow), pytest.param("speed", marks=pytest.mark.slow), "compiled"]
 )
 def test_a_dry_run_passes_and_its_table_names_every_part(tmp_path: Path, call: str):
-    """Without the packages that the machine lacks."""
+    """Parts whose packages are missing are skipped."""
     done = gpu_script(tmp_path, "--dry", ONLY=call)
     assert done.returncode == 0, done.stdout + done.stderr
     table = (tmp_path / "out" / "gpu.txt").read_text()
@@ -172,7 +172,7 @@ def test_boxes_have_the_sizes_of_cocos_boxes_after_mosaic():
 
 
 def test_the_measured_loss_equals_the_loss_of_the_step(monkeypatch: pytest.MonkeyPatch):
-    """It has the criterion's value for the maps of that batch, and leaves no gradient in the model."""
+    """It equals the criterion's value for the maps of that batch, and leaves no gradient in the model."""
     take_step = build_step(TINY_MODEL, classes=3, amp="off")
     (batch,) = make_batches(1, 2, 64, CPU, 3, like_coco=True)
     criterion, totals = take_step.criterion, []
@@ -239,7 +239,7 @@ def test_indexing_by_a_mask_counts_as_a_wait():
 
 
 class Mode:
-    """In place of torch's mode of a GPU that is not here."""
+    """Stands in for torch's debug mode on a machine without a GPU."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = "default"

@@ -1,4 +1,4 @@
-"""No script talks to anybody unless a download was asked for; loopback, which processes of one run use, is free."""
+"""No script opens a network connection unless a download was requested; the loopback interface is allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Damaged JPEGs: found by the scan or, where only decoding shows it, by the first that decodes them; always by name."""
+"""Damaged JPEGs: found by the scan, or when they are first decoded if only decoding reveals the damage; always reported
+by name.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,14 @@ from utils.files.safe_io import open_regular
 
 
 def photo(seed: int, side: int = 320, quality: int = 90) -> bytes:
-    """Some thousand bytes of coded data."""
+    """An image with some thousand bytes of coded data."""
     rng = np.random.default_rng(seed)
     picture = cv2.resize(rng.integers(0, 256, (side // 4, side // 4, 3), dtype=np.uint8), (side, side))
     return cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, quality])[1].tobytes()
 
 
 def with_middle(data: bytes, kind: str) -> bytes:
-    """A third of the file, from a third on, replaced."""
+    """The file with its middle third replaced."""
     rng = np.random.default_rng(0)
     first, last = len(data) // 3, 2 * len(data) // 3
     count = last - first
@@ -88,7 +90,7 @@ def test_files_with_zeros_in_the_middle_are_bad(tmp_path, lines, capfd):  # noqa
 
 
 def test_a_uniform_image_is_not_damaged(tmp_path):
-    """Its coded data repeat, so it is decoded, and found to be sound."""
+    """Its coded data repeat, so it is decoded, and found to be undamaged."""
     for name, value in (("white", 255), ("grey", 90)):
         data = cv2.imencode(".jpg", np.full((600, 600, 3), value, np.uint8))[1].tobytes()
         assert coded_data_defect(data, plain_jpeg(data))
@@ -97,7 +99,7 @@ def test_a_uniform_image_is_not_damaged(tmp_path):
 
 
 def test_damage_in_the_sample_causes_all_images_to_be_decoded(tmp_path, lines, monkeypatch):  # noqa: F811
-    """Parts of other JPEGs look like any coded data."""
+    """Parts of other JPEGs look like valid coded data."""
     root = tmp_path / "set"
     write_set(root, damaged=12, kind="other")
     monkeypatch.setattr(scan, "SAMPLED", 0)
@@ -120,7 +122,7 @@ def test_each_kind_of_verification_has_its_own_index(tmp_path):
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_training_names_images_that_the_decoder_reports_as_damaged(tmp_path, monkeypatch, capfd, workers):
-    """Past a scan that took them for sound. More than ``--max-bad`` end the run."""
+    """After a scan that did not find the damage. More than ``--max-bad`` of them end the run."""
     data = write_set(tmp_path / "set", damaged=3, kind="other")
     monkeypatch.setattr(scan, "SAMPLED", 0)
     model = write_model(tmp_path / "tiny.yaml")
@@ -265,7 +267,7 @@ def test_an_interrupted_scan_is_resumed(tmp_path, monkeypatch, torn):
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device", "hole"])
 def test_a_label_file_that_is_not_regular_is_named_at_once(tmp_path, kind):
-    """A pipe would have its reader wait for ever; a hole of a terabyte would fill the memory."""
+    """Reading a pipe would block forever; a sparse file of a terabyte would fill the memory."""
     root = tmp_path / "set"
     write_set(root, 4)
     path = root / "labels" / "train" / "001.txt"
@@ -294,7 +296,7 @@ def test_a_sparse_file_named_jpg_is_a_bad_file(tmp_path):
 
 
 def test_an_incomplete_line_of_the_damage_list_does_not_hide_the_next(tmp_path):
-    """A killed process may have left it; and other lines may be anything."""
+    """A killed process may have left an incomplete line, and other lines may contain anything."""
     root = tmp_path / "set"
     write_set(root, 4)
     index = load(root, tmp_path / "c")
@@ -307,7 +309,7 @@ def test_an_incomplete_line_of_the_damage_list_does_not_hide_the_next(tmp_path):
 
 
 def test_a_stray_marker_at_the_end_is_reported_as_damage(tmp_path):
-    """Of which OpenCV does not complain: blocks that are lost behind it are made up."""
+    """OpenCV does not report it: it invents the blocks that are lost after the marker."""
     data = photo(0)
     path = tmp_path / "x.jpg"
     path.write_bytes(data[:-2] + b"\xff\xa9" + data[-2:])
@@ -351,7 +353,7 @@ def test_standard_error_still_works_after_a_failed_capture(capfd, monkeypatch, n
 
 
 def test_threads_that_start_decoding_together_share_the_captured_standard_error(capfd, monkeypatch):
-    """As they do at the beginning of a scan."""
+    """As at the beginning of a scan."""
     make, start = decoder_warnings._Watch.__init__, threading.Barrier(8)
 
     def slowly(self) -> None:

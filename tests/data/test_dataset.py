@@ -89,7 +89,7 @@ def test_a_cache_does_not_change_pixels(index, tmp_path, kind, augment):
 
 
 def test_each_image_of_a_block_is_decoded_once(index, monkeypatch):
-    """Pictures of a block share decoded images, and are those of data sets that have seen nothing before."""
+    """Images of a block share decoded images, and equal those of a newly opened data set."""
     decoded = []
     plain = dataset.read_source
     monkeypatch.setattr(dataset, "read_source", lambda path, *sizes: decoded.append(path) or plain(path, *sizes))

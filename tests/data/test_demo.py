@@ -92,7 +92,7 @@ def test_interrupted_rendering_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_boxes_are_the_extent_of_what_is_visible():
-    """Brute force: the same scene with one object's pixels found by recoloring must have that very extent."""
+    """Brute force: an object's pixels, found by recoloring it in the same scene, must have exactly this extent."""
     import data.demo_scene as scene
 
     owners = {}

@@ -1,4 +1,4 @@
-"""Who renders what: the same global batches on any number of ranks, a new order each epoch."""
+"""Which rank renders which images: the same global batches on any number of ranks, and a new order in each epoch."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def test_global_batch_is_a_slice_of_the_permutation():
 @pytest.mark.parametrize("quad", [False, True])
 @pytest.mark.parametrize(("count", "block"), [(53, 8), (53, 16), (48, 16), (5, 8), (1, 16)])
 def test_blocks_are_aligned_slices_of_the_permutation(count, block, quad):
-    """Every key carries the images of the aligned block that holds its position; the last one takes what is left."""
+    """Every key has the images of the aligned block that contains its position; the last block contains the remaining
+    ones."""
     order = order_of(count, block=block)
     indices = order.indices(2).tolist()
     starts = list(range(0, max(count // block, 1) * block, block))

@@ -1,4 +1,4 @@
-"""Memory that workers render batches into: whose it is, and when it is free again."""
+"""Memory that workers render batches into: who owns it, and when it can be reused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHAPE = (2, 4, 6, 3)
 
 
 def batch_in(slots: BatchSlots, slot: int, value: int) -> Batch:
-    """What a worker makes of a slot."""
+    """A batch in a slot, as a worker makes it."""
     pixels = torch.from_numpy(slots.pixels(slot, SHAPE)).fill_(value)
     numbers = {"original_hw": torch.ones(2, 2, dtype=torch.int32), "letterbox": torch.zeros(2, 4, dtype=torch.float64)}
     targets, indices = torch.rand(3, 6), torch.tensor([4, 5])
@@ -139,7 +139,7 @@ def _is_open(fd: str) -> bool:
 
 
 class Lock:
-    """Stands in for `PageLock`: notes what it is asked for."""
+    """Stands in for `PageLock` and records its calls."""
 
     def __init__(self, allows: bool = True) -> None:
         self.allows, self.calls, self.unlocked = allows, [], []
@@ -175,8 +175,8 @@ def test_a_slot_is_page_locked_with_its_first_batch_and_unlocked_when_it_is_free
 
 @pytest.fixture
 def said(monkeypatch) -> list[str]:
-    """What the locking of pages logs: from its own logger, since how often pytest catches a record depends on whether
-    that logger has handlers."""
+    """The messages about page locking, taken from the logger itself: how often pytest captures a record depends on
+    whether that logger has handlers."""
     lines: list[str] = []
     monkeypatch.setattr(page_lock._log, "info", lambda text, *values: lines.append(text % values))
     return lines

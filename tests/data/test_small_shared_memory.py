@@ -1,5 +1,6 @@
-"""A container's /dev/shm, 64 MiB large by default, limits no training; a cache in memory that does not fit there is
-refused in one line. Each process here gets a /dev/shm of 1 MiB, in a mount namespace of its own."""
+"""A container's /dev/shm of 64 MiB, the default, does not limit training; a memory cache that does not fit there is
+refused with one line. Each process here gets a /dev/shm of 1 MiB in its own mount namespace.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def _namespaces() -> None:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory) -> list[str]:
-    """Pictures of 1.2 MB."""
+    """A data set with images of 1.2 MB."""
     folder = tmp_path_factory.mktemp("large")
     data, model = write_dataset(folder / "set", train=4, val=2, size=640), write_model(folder / "tiny.yaml")
     return ["--data", str(data), "--model", str(model), *SMALL, "--imgsz", "640", "--epochs", "1"]
@@ -43,7 +44,7 @@ def large(tmp_path_factory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory) -> list[str]:
-    """Batches with 24,000 boxes, 0.6 MB: two of them are under way at a time, and a third is read."""
+    """A data set whose batches have 24,000 boxes, 0.6 MB: two of them are in transit at a time, and a third is read."""
     folder = tmp_path_factory.mktemp("crowded")
     data, model = write_dataset(folder / "set", train=48, val=2), write_model(folder / "tiny.yaml")
     rng = np.random.default_rng(0)

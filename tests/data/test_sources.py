@@ -188,7 +188,7 @@ def test_a_source_without_readable_files_raises(tmp_path):
 
 
 class Camera:
-    """A capture that delivers ``count`` frames, each when let; the picture holds its number."""
+    """A capture that delivers ``count`` frames, each on request; the pixels contain its number."""
 
     def __init__(self, count, length=-1.0):
         self.count, self.number, self.released, self.length = count, 0, False, length

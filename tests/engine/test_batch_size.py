@@ -1,4 +1,4 @@
-"""``--batch-size -1``: the search in memories of known form, and the step that it measures, which leaves no trace."""
+"""``--batch-size -1``: the search in simulated memories, and the measured step, which must not change the run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def line(base: float, each: float) -> Callable[[int], int]:
 
 
 def with_step(base: float, each: float, at: int, more: float) -> Callable[[int], int]:
-    """Another kernel from ``at`` pictures on."""
+    """Memory that jumps at ``at`` images, as with another kernel."""
     return lambda n: int((base + each * n + (more if n >= at else 0)) * GIB)
 
 
@@ -95,7 +95,7 @@ def test_the_result_is_zero_if_nothing_fits():
 
 
 class Kept:
-    """A tensor that the backward pass will want."""
+    """A tensor that the backward pass needs."""
 
     def __init__(self, tensor: torch.Tensor, memory: Counted) -> None:
         self.tensor = tensor
@@ -105,7 +105,7 @@ class Kept:
 
 
 class Counted:
-    """Stands in for `CudaMemory`: counts the bytes that are kept for the backward pass at a time."""
+    """Stands in for `CudaMemory`: counts the bytes that are saved for the backward pass at the same time."""
 
     def __init__(self, limit: int = 0) -> None:
         self._limit, self.kept, self.peaks = limit, 0, []
@@ -251,7 +251,7 @@ def _search_on_rank(ctx: DistributedContext, settings: dict, limits: list[int]) 
 
 @pytest.mark.parametrize(("settings", "factor"), [({}, 2), ({"virtual_ranks": 4}, 4)])
 def test_the_processes_agree_on_the_smallest_result(settings, factor):
-    """Each process searches independently, in as many steps as it needs."""
+    """Each process searches independently and needs its own number of steps."""
     limits = [peak_bytes(9) + 100, peak_bytes(4) + 100]
     assert run_ranks(2, _search_on_rank, settings, limits) == [4 * factor] * 2
 
@@ -298,7 +298,7 @@ def test_the_search_is_refused_before_data_is_read(tmp_path):
 
 
 class Cuda:
-    """Of torch.cuda, what `CudaMemory` uses, on a machine without a GPU."""
+    """The functions of torch.cuda that `CudaMemory` uses, for machines without a GPU."""
 
     reserved, free = 3 * GIB, 40 * GIB
 
@@ -371,7 +371,7 @@ def test_running_out_of_memory_is_not_an_error_and_frees_everything(cuda, error,
 
 @pytest.mark.parametrize("limit_of", [3, 40])
 def test_the_found_batch_size_is_stored_and_kept_on_resume(tmp_path, monkeypatch, limit_of):
-    """Also where it is more than there are images."""
+    """Also if it is larger than the number of images."""
     model = write_model(tmp_path / "tiny.yaml")
     common = ["--model", str(model), *SMALL, "--project", str(tmp_path), "--optimizer", "SGD"]
     flags = ["--data", str(write_dataset(tmp_path / "set")), *common, "--batch-size", "-1"]

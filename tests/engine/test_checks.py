@@ -1,4 +1,4 @@
-"""Settings that do nothing on a run say so; those that do something say nothing."""
+"""Settings without effect on a run are logged; those with an effect are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that a device still reads is not given back. The device is a stand-in that reads late, by address."""
+"""Memory that a device still reads is not released. The device is a stand-in that reads late, by address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from utils.structures import Batch
 
 
 class Event:
-    """As `torch.cuda.Event` answers."""
+    """Behaves like `torch.cuda.Event`."""
 
     def __init__(self) -> None:
         self.is_done, self.was_waited_for = False, False
@@ -52,7 +52,7 @@ def test_completed_copies_are_released_in_order():
 
 
 class Reading(Event):
-    """A copy under way: it knows where to read, and reads when it is waited for or told to."""
+    """A pending copy: it knows its source address, and reads when it is waited for or told to."""
 
     def __init__(self, batch: Batch) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Reading(Event):
 
 
 class LateSide:
-    """A stream on which nothing moves until it must."""
+    """A stream that delays all copies until they are waited for."""
 
     def run(self, work) -> tuple[Reading, Reading]:
         reading = work()
@@ -77,7 +77,7 @@ class LateSide:
 
 
 def drawn_by_workers(slots: BatchSlots, count: int) -> Iterator[Batch]:
-    """Batch n shows n everywhere; a slot that is free is drawn into at once."""
+    """All pixels of batch n are n; a free slot is overwritten at once."""
     for number in range(count):
         slot = slots.take(144)
         if slot is None:
@@ -87,7 +87,7 @@ def drawn_by_workers(slots: BatchSlots, count: int) -> Iterator[Batch]:
 
 
 def late_bytes(count: int, lag: int) -> tuple[list[bool], int]:
-    """Whether each batch was read as it was drawn, and how many places they were read from."""
+    """Whether each batch was read as it was rendered, and from how many addresses."""
     slots, taken, right, places = BatchSlots(4, 144), deque(), [], set()
     prefetcher = Prefetcher(drawn_by_workers(slots, count), device=torch.device("cpu"), render=Reading, side=LateSide())
     with prefetcher:

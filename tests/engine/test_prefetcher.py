@@ -1,4 +1,6 @@
-"""Batches one step ahead: in order, as many as asked for, and never across a decision that validation makes."""
+"""Prefetching: batches arrive in order, as many as requested, and never across a decision that depends on
+validation.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 class Loader:
-    """Ten batches, counting those that were fetched."""
+    """Yields ten batches and counts those that were fetched."""
 
     def __init__(self) -> None:
         self.fetched = 0

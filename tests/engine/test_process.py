@@ -1,4 +1,4 @@
-"""What a training process chooses before it builds anything."""
+"""What a training process decides before it builds anything."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def _restored_kernels() -> Iterator[None]:
 
 
 def test_a_folder_that_a_failed_run_is_removing_is_created_again(tmp_path, monkeypatch):
-    """With --exist-ok two starts may meet in one folder; the other's goes between our finding it and our locking it."""
+    """With --exist-ok, two starts may use one folder; the other one removes it between our finding it and our locking
+    it."""
     name, found = tmp_path / "exp", []
 
     def find(*given: object) -> Path:
@@ -53,7 +54,7 @@ def test_a_folder_that_a_failed_run_is_removing_is_created_again(tmp_path, monke
 
 
 def test_a_failed_run_removes_its_folder_while_holding_the_lock(tmp_path, monkeypatch):
-    """Else another start might come into the folder and lose it."""
+    """Otherwise another start could use the folder and lose it."""
     lock, remove = tmp_path / "exp" / engine.checkpoint.run.LOCK_NAME, shutil.rmtree
     locked = []
     monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: (locked.append(FileLock(lock).acquire()), remove(*a, **k)))

@@ -1,4 +1,4 @@
-"""Which settings a number of processes rules out, before anything is built or read."""
+"""Settings that a number of processes rules out are refused before anything is built or read."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def test_settings_that_the_number_of_processes_allows(processes, settings):
 
 
 def ranks(count: int) -> DistributedContext:
-    """Rank 0 of ``count`` processes; the group itself is not there, and not asked."""
+    """Rank 0 of ``count`` processes; there is no process group, and none is used."""
     return SINGLE if count == 1 else replace(SINGLE, rank=0, local_rank=0, world_size=count)

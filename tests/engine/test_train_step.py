@@ -1,4 +1,6 @@
-"""The step: the cut of a global batch changes nothing, nor does a non-finite one; nothing waits for the device."""
+"""The step: sharding a global batch does not change the result, a non-finite step changes nothing, and there is no host
+sync.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def make_step(
 
 
 def global_batch() -> Batch:
-    """Six images of which the first two have no targets."""
+    """Six images; the first two have no targets."""
     batch = make_batch(6)
     return Batch(**{**{f: getattr(batch, f) for f in batch.__slots__}, "targets": batch.targets[4:]})
 
@@ -108,7 +110,7 @@ def test_clipping_bounds_the_gradient():
 
 
 class _Poison:
-    """A criterion whose total is not finite at one call."""
+    """A criterion whose total is not finite in one call."""
 
     def __init__(self, criterion, at: int) -> None:
         self.criterion, self.at, self.calls = criterion, at, 0
@@ -149,7 +151,7 @@ def test_values_are_read_one_step_later():
 
 
 class _NoSync(TorchDispatchMode):
-    """Fails on the operations that make the host wait for a device, or shapes depend on values."""
+    """Fails on operations that make the host wait for a device, or whose shapes depend on values."""
 
     FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", "unique_dim", "equal")
 

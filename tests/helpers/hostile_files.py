@@ -1,4 +1,4 @@
-"""Checkpoints that an enemy, or an accident, could have made."""
+"""Checkpoints that an attacker, or an accident, could have made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def zip_around(program: bytes, path: Path, compression: int = zipfile.ZIP_STORED
 
 
 class Touch:
-    """Creates a file when unpickled by the real thing."""
+    """Creates a file when unpickled by `pickle`."""
 
     def __init__(self, command: tuple) -> None:
         self.command = command
@@ -39,7 +39,7 @@ def opcode_call(module: str, name: str, argument: str) -> bytes:
 
 
 def tensor_program(size: tuple, stride: tuple, count: int, offset: int = 0, key: str = "0") -> bytes:
-    """A state dict of one tensor, whose numbers may be lies."""
+    """A state dict of one tensor, whose sizes may be false."""
 
     storage = object()
 
@@ -54,7 +54,7 @@ def tensor_program(size: tuple, stride: tuple, count: int, offset: int = 0, key:
 
 
 def write_hostile_files(folder: Path, marker: Path) -> dict[str, tuple[Path, str]]:
-    """One file of each kind, by kind, and what is to be said of it. ``marker`` would appear if any of them ran."""
+    """One file of each kind, by kind, and the expected message. ``marker`` would be created if any of them ran."""
     command = Touch((os.system, (f"touch {marker}",)))
     torch.save({"model": {"w": torch.zeros(1000)}}, folder / "whole.pt")
     (folder / "truncated.pt").write_bytes((folder / "whole.pt").read_bytes()[:-300])

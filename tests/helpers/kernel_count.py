@@ -1,4 +1,4 @@
-"""What a piece of code would cost on a GPU, told on a CPU: kernels launched, and times that the host waits for them."""
+"""Estimates on a CPU what code would cost on a GPU: launched kernels, and how often the host waits for them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _TENSORS_A_KERNEL = 64  # of a foreach operation on pairs, of cat and of stack
 
 
 class KernelCount(TorchDispatchMode):
-    """While active, counts operations by name. Views and allocations launch nothing; of lists of tensors a kernel
-    takes 64. Waits are reads of values, shapes that depend on them, and tensors made of Python's numbers."""
+    """Counts operations by name while active. Views and allocations launch nothing; of lists of tensors, a kernel
+    processes 64. Waits are reads of values, shapes that depend on them, and tensors made from Python numbers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,8 @@ _EVENT = struct.Struct("iIII")
 
 
 class OpenCounter:
-    """A context: ``counts()`` are the opens, by path from the folder, since it was entered or last asked."""
+    """A context manager: ``counts()`` returns the opens since it was entered or last called, by path relative to the
+    folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

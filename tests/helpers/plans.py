@@ -1,4 +1,4 @@
-"""Plans one at a time."""
+"""Draws a single plan."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from utils.structures import SampleKey
 
 
 def draw_plan(key: SampleKey, **settings: object) -> SamplePlan:
-    """The plan of one sample; ``settings`` as for `draw_plans`."""
+    """The plan of one sample; ``settings`` are those of `draw_plans`."""
     return draw_plans([key], **settings)[0]

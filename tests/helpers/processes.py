@@ -1,4 +1,4 @@
-"""Trainings as real processes that a test kills, signals and counts."""
+"""Trainings as real processes that a test can kill, signal and count."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"
 
 
 class Processes:
-    """One launch: the processes started, and all that descend from them, found by a mark in their environment."""
+    """One launch: the started processes and all their descendants, which are found by a mark in their environment."""
 
     def __init__(self, log: Path, odd: str = "") -> None:
         self.mark = uuid.uuid4().hex
@@ -36,7 +36,7 @@ class Processes:
         return process
 
     def ranks(self, world: int, *flags: str) -> None:
-        """``world`` ranks of tests/robustness/odd_train.py, started by nobody but this test."""
+        """Starts ``world`` ranks of tests/robustness/odd_train.py without a launcher."""
         port = str(free_port())
         for rank in range(world):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
@@ -44,7 +44,7 @@ class Processes:
             self.start([sys.executable, "tests/robustness/odd_train.py", *flags], **launched)
 
     def pair(self, flags: list[list[str]], *, script: str = "train.py", folders: list[Path] | None = None) -> None:
-        """Two ranks of ``script`` with flags of their own, each in a working folder of its own if there are any."""
+        """Starts two ranks of ``script`` with separate flags, and in separate working folders if these are given."""
         port = str(free_port())
         for rank, given in enumerate(flags):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
@@ -60,7 +60,7 @@ class Processes:
         )
 
     def alive(self) -> list[int]:
-        """Process ids of all that are left of this launch."""
+        """Process ids of the remaining processes of this launch."""
         found = []
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
@@ -74,7 +74,7 @@ class Processes:
         return found
 
     def children(self, process: subprocess.Popen) -> list[int]:
-        """The ranks that a launcher has started."""
+        """Process ids of the ranks that a launcher has started."""
         path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         return [
             pid
@@ -83,7 +83,7 @@ class Processes:
         ]
 
     def wait_gone(self, timeout: float) -> float:
-        """Seconds until nothing is left. Fails with what is left after ``timeout``."""
+        """Waits until no process is left and returns the seconds. Fails with the remaining ones after ``timeout``."""
         begun = time.monotonic()
         while left := self.alive():
             for process in self.started:
@@ -95,7 +95,7 @@ class Processes:
         return time.monotonic() - begun
 
     def codes(self, timeout: float = 240) -> list[int]:
-        """Exit codes, once all that were started have ended."""
+        """Waits until all started processes have ended and returns their exit codes."""
         try:
             return [process.wait(timeout) for process in self.started]
         except subprocess.TimeoutExpired:
@@ -105,7 +105,7 @@ class Processes:
         return self.log.read_text(errors="replace")
 
     def until(self, condition: Callable[[], bool], timeout: float = 120) -> None:
-        """Waits for ``condition``; fails with the output when it does not come or all processes end."""
+        """Waits for ``condition``; fails with the output if it never becomes true or all processes end."""
         deadline = time.monotonic() + timeout
         while not condition():
             ended = all(process.poll() is not None for process in self.started)

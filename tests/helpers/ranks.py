@@ -1,6 +1,6 @@
-"""Runs a function in real gloo processes and brings back what each returns.
+"""Runs a function in real gloo processes and returns the result of each.
 
-They are forked from a process that has torch imported and has done nothing else: importing it takes two seconds a rank.
+The processes are forked from one that has only imported torch: importing it takes two seconds per rank.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def run_ranks(
     timeout_s: float = 60,
     lost: int | None = None,
 ) -> list[Any]:
-    """``function(ctx, *args)`` on ``world`` ranks; a list of what they returned (or raised), by rank.
+    """Runs ``function(ctx, *args)`` on ``world`` ranks; a list of their return values (or exceptions), by rank.
 
-    ``timeout_s`` is the process group's. The rank ``lost`` ends in the middle; None stands for what it returns.
+    ``timeout_s`` is that of the process group. The rank ``lost`` dies during the run; its result is None.
     """
     with tempfile.TemporaryDirectory() as folder:
         mp.get_context("forkserver").set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed"])

@@ -26,11 +26,11 @@ def _replayed(graph: fx.GraphModule, _: list[Tensor]) -> Callable:
 
 
 def _seen_anew(place: Tensor) -> Tensor:
-    """Another tensor of the same memory, which nobody else holds."""
+    """A new tensor of the same memory without other references."""
     fresh = torch.empty(0, dtype=place.dtype)
     return fresh.set_(place.untyped_storage(), place.storage_offset(), place.size(), place.stride())
 
 
 def replayed_memory() -> Callable:
-    """For ``torch.compile(backend=...)``."""
+    """A backend for ``torch.compile(backend=...)``."""
     return aot_autograd(fw_compiler=_replayed, bw_compiler=_replayed)

@@ -1,4 +1,4 @@
-"""Compares checkpoints to the last bit."""
+"""Compares checkpoints bitwise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SETTINGS = ("config", "hyp", "run")  # may differ between runs that must give th
 
 
 def same_content(a, b, where: str = "") -> None:
-    """Fails at the first tensor or value in which two checkpoints differ, settings apart."""
+    """Fails at the first tensor or value in which two checkpoints differ, except for settings."""
     assert type(a) is type(b), where
     if isinstance(a, dict):
         assert a.keys() == b.keys(), where

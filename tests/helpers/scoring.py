@@ -1,4 +1,4 @@
-"""Made-up detections and objects for the tests of scoring, and what pycocotools makes of them."""
+"""Random detections and objects for the tests of scoring, and their pycocotools scores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_table(image, boxes, scores, classes):
 
 
 def coco_evaluate(gt, table):
-    """pycocotools' stats (12,) and precision (T, R, C, A) of the same boxes."""
+    """pycocotools' stats (12,) and precision (T, R, C, A) for the same boxes."""
     coco = pytest.importorskip("pycocotools.coco")
     cocoeval = pytest.importorskip("pycocotools.cocoeval")
     image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))

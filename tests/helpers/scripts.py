@@ -1,4 +1,4 @@
-"""The entry scripts in this process: what they print and how they end, without a second's start-up each."""
+"""Runs the entry scripts in this process, which saves a second of start-up each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "
 
 
 def error_of(capsys: pytest.CaptureFixture, main, *argv: str) -> str:
-    """The one line that ``main(argv)`` ends in."""
+    """The line with which ``main(argv)`` ends."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         run_main(main, [str(a) for a in argv])

@@ -33,7 +33,7 @@ def index_of(
     boxes_xywh_px: np.ndarray,
     classes: np.ndarray,
 ) -> DatasetIndex:
-    """An index of arrays in memory. No box is a crowd region, and areas are those of the boxes."""
+    """An index of arrays in memory, without crowd regions; areas are those of the boxes."""
     boxes_xywh_px = np.asarray(boxes_xywh_px, np.float64).reshape(-1, 4)
     offsets = np.asarray(offsets, np.int64)
     backgrounds = int((np.diff(offsets) == 0).sum())
@@ -53,7 +53,7 @@ def index_of(
 
 
 def smooth_image(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """Noise without fine detail, so that two ways of resampling it agree closely. Its red stays below OBJECT's."""
+    """Noise without fine detail, so that two ways of resampling agree closely. Its red values are below OBJECT's."""
     coarse = rng.integers(30, 200, (max(height // 24, 2), max(width // 24, 2), 3), dtype=np.uint8)
     coarse[..., 0] //= 2
     return cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
@@ -62,7 +62,7 @@ def smooth_image(rng: np.random.Generator, height: int, width: int) -> np.ndarra
 def write_dataset(
     folder: Path, sizes: list[tuple[int, int]], *, objects: int = 2, classes: int = 3, seed: int = 0
 ) -> DatasetIndex:
-    """PNG files of the given heights and widths, each with up to ``objects`` labelled rectangles."""
+    """PNG files of the given heights and widths, each with up to ``objects`` labeled rectangles."""
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
     paths, boxes, labels, offsets = [], [], [], [0]

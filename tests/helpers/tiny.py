@@ -58,7 +58,7 @@ def write_dataset(root: Path, *, train: int = 10, val: int = 5, size: int = 64) 
 
 
 def make_batch(images: int, *, size: int = 64, seed: int = 0, targets_per_image: int = 2) -> Batch:
-    """Random pictures; the targets of image i depend on ``seed`` and i alone. ``targets_per_image`` 0: none."""
+    """Random images; the targets of image i depend only on ``seed`` and i. ``targets_per_image`` 0: none."""
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.randint(0, 256, (images, size, size, 3), generator=generator, dtype=torch.uint8).permute(0, 3, 1, 2)
     boxes = torch.rand(images, targets_per_image, 4, generator=generator) * 0.3 + torch.tensor([0.3, 0.3, 0.2, 0.2])

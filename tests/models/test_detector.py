@@ -1,4 +1,4 @@
-"""Model graphs, heads and their YAML: counts, keys, geometry, determinism, and one line for each mistake."""
+"""Model graphs, heads and their YAML: parameter counts, keys, geometry, determinism, and one line for each mistake."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def nano() -> dict[str, Detector]:
 
 @pytest.fixture
 def tiny(tmp_path: Path):
-    """Writes TINY with one change, as the user would, and builds it."""
+    """Writes a YAML of TINY with one change and builds it."""
 
     def build(old: str = "", new: str = "", num_classes: int = 3) -> Detector:
         assert old in TINY
@@ -283,7 +283,7 @@ def test_fusing_does_not_change_the_outputs(nano: dict[str, Detector], name: str
 
 
 def test_building_imports_no_compiler() -> None:
-    """Python kernels of the meta device would bring it in, for more than a second."""
+    """Python kernels of the meta device would import it, which takes more than a second."""
     code = """
 import sys
 from models.detector import build_detector
@@ -304,7 +304,7 @@ def test_conv_equals_its_parts() -> None:
 
 
 def test_attention_equals_the_papers_formula() -> None:
-    """Against softmax(Q'K / sqrt d) written out in float64; channels go by head, then q, k, v."""
+    """Compared with softmax(Q'K / sqrt d) in float64; channels are ordered by head, then q, k, v."""
     torch.manual_seed(0)
     attention = Attention(8, heads=2).double().eval()
     x = torch.randn(2, 8, 3, 5, dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""Checkpoints that other packages wrote give the outputs that these packages give.
+"""Checkpoints of other packages reproduce the outputs of these packages.
 
-peers holds files of random weights, made with ``benchmarks/peer_checkpoints.py --compressible --classes 3 --size
-64 96`` in the packages' own environments (ultralytics 8.4, yolox 0.3) and packed with xz.
+peers contains files with random weights, made with ``benchmarks/peer_checkpoints.py --compressible --classes 3 --size
+64 96`` in the packages' own environments (ultralytics 8.4, yolox 0.3) and compressed with xz.
 ``benchmarks/peer_outputs.py`` does the same with more models.
 """
 

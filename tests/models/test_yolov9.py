@@ -1,4 +1,4 @@
-"""YOLOv9: sizes, blocks, a step of training, and the names of the MIT-licensed weights."""
+"""YOLOv9: sizes, blocks, training steps, and the names of the MIT-licensed weights."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ def test_downsampling_equals_its_formula() -> None:
 
 
 def grouped(kernel: Tensor, groups: int) -> Tensor:
-    """The diagonal blocks of a whole kernel."""
+    """The diagonal blocks of a full kernel."""
     out, width = kernel.shape[:2]
     blocks = kernel.view(groups, out // groups, groups, width // groups, *kernel.shape[2:])
     return torch.cat([blocks[g, :, g] for g in range(groups)])
 
 
 def in_mit_names(detector: Detector) -> dict[str, Tensor]:
-    """The detector's tensors under the other names, written out once more by hand, its box layers in four groups."""
+    """The detector's tensors under the MIT-licensed names, written out by hand, with its box layers in four groups."""
     state = {}
     for name, tensor in detector.state_dict().items():
         layer, rest = re.fullmatch(r"model\.(\d+)\.(.+)", name).groups()

@@ -1,4 +1,4 @@
-"""YOLOX: sizes, head, a step of training, and its public checkpoints."""
+"""YOLOX: sizes, head, training steps, and its public checkpoints."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def scatter_norms(detector: nn.Module) -> None:
 
 
 def in_yolox_names(detector: Detector) -> dict[str, Tensor]:
-    """The detector's tensors as YOLOX would have named them, but for the first kernel, which is left as it is."""
+    """The detector's tensors under YOLOX's names, except for the first kernel, which is unchanged."""
     prefixes = {f"model.{index}.": prefix for prefix, index in LAYERS.items()}
     renamed = {}
     for name, tensor in detector.state_dict().items():
@@ -171,7 +171,7 @@ def test_a_focus_and_a_convolution_equal_one_larger_kernel() -> None:
 
 
 def test_a_public_checkpoint_is_recognized_and_converted_to_rgb(tmp_path: Path) -> None:
-    """Its first layer sees blue, green, red up to 255; ours red, green, blue up to 1."""
+    """Its first layer takes BGR up to 255; ours takes RGB up to 1."""
     original = build_detector("yoloxnano", 80, seed=3)
     scatter_norms(original)
     state = in_yolox_names(original)

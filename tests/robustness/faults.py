@@ -1,5 +1,5 @@
-"""Lets the file system fail under a training, at places drawn by chance, and follows the advice that it prints; then
-compares.
+"""Makes the file system fail at random places during a training, follows the advice that the training prints, and
+compares the result with that of an undisturbed run.
 
     python tests/robustness/faults.py --runs 200 [--seed 0] [--first 0] [--worlds 1 2] [--folder DIR]
 
@@ -17,7 +17,7 @@ then on. A first start, a start with warm caches and a resumed run are struck, o
   there is none, on the same caches), ends with the bits of the undisturbed run: last.pt, best.pt and results.csv;
 - the data set is untouched, nothing is left running, and no half-written file stays in the folder of the run.
 
-Processes are forked from this one, which has torch imported; the shim is switched on in them alone.
+Processes are forked from this one, which has imported torch; the shim is only active in them.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Table(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Setting:
-    """Under which circumstances a run is struck."""
+    """The conditions of a run with a fault."""
 
     start: str  # "cold", "warm" or "resume"
     cache: str  # --cache
@@ -136,7 +136,7 @@ class Outcome:
 
 
 class Bench:
-    """Where runs are made: a data set, an undisturbed run, and counts of its calls."""
+    """The environment of the runs: a data set, an undisturbed run, and the counts of its calls."""
 
     def __init__(self, root: Path) -> None:
         from tests.helpers.tiny import write_dataset, write_model
@@ -184,7 +184,7 @@ class Bench:
                 "--save-steps", "1", "--set", "close_mosaic=1"]  # fmt: skip
 
     def prepare(self, name: str, setting: Setting) -> None:
-        """The folder as it is before a run of this setting."""
+        """Prepares the folder as it is before a run of this setting."""
         folder = self.root / name
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "runs").mkdir(parents=True)
@@ -194,7 +194,7 @@ class Bench:
             shutil.copytree(self.root / ("first" if setting.cache == "disk" else "whole") / "cache", folder / "cache")
 
     def counts(self, setting: Setting) -> dict[tuple[str, str], int]:
-        """Calls of an undisturbed run by class and call, whose result must be the undisturbed one, too."""
+        """Counts of an undisturbed run by class and call; its result must also equal the reference."""
         if setting not in self._counts:
             self.prepare("counted", setting)
             outcome = self.launch("counted", setting.world, self.command("counted", setting))
@@ -213,7 +213,7 @@ class Bench:
         stop_at: int | None = None,
         modules_to: Path | None = None,
     ) -> Outcome:
-        """Runs train.py in ``world`` forked processes to their end, or to the deadline."""
+        """Runs train.py in ``world`` forked processes until they end or the deadline passes."""
         from utils.distributed.spawn import free_port
 
         folder = self.root / name
@@ -259,7 +259,7 @@ class Bench:
     def _train(
         self, command: Sequence[str], log: Path, table: Path, stop_at: int | None, modules_to: Path | None
     ) -> None:
-        """In a forked process: train.py as a script would run it. Ends the process."""
+        """Runs train.py as a script in a forked process, and ends the process."""
         os.setsid()
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(handle, 1)
@@ -278,7 +278,7 @@ class Bench:
         sys.exit(0)
 
     def difference(self, name: str) -> str:
-        """What of the finished run differs from the undisturbed one; "" if nothing does."""
+        """How the finished run differs from the undisturbed one; "" if it does not."""
         from engine.reporting.trackers import CsvTracker
         from tests.helpers.same_content import same_content
         from utils.files.checkpoint import read_checkpoint
@@ -297,7 +297,7 @@ class Bench:
         return ""
 
     def strike(self, name: str, setting: Setting, fault: Fault) -> Outcome:
-        """A run with a fault and, if it ends early, what goes on from it. What is wrong is in ``problems``."""
+        """A run with a fault and, if it ends early, the run that continues it. ``problems`` lists what is wrong."""
         from utils.files.checkpoint import read_checkpoint
 
         self.prepare(name, setting)
@@ -355,7 +355,7 @@ def newest_run(folder: Path) -> Path | None:
 
 
 def _stop_itself(step: int) -> None:
-    """SIGTERM to this process before ``step``."""
+    """Sends SIGTERM to this process before ``step``."""
     from engine.train_step import TrainStep
 
     take = TrainStep.__call__
@@ -369,7 +369,8 @@ def _stop_itself(step: int) -> None:
 
 
 def _wait(processes: list[int], deadline: float) -> tuple[list[int], list[str]]:
-    """Exit codes of processes that lead sessions, once nothing of these is left; those that are late are killed."""
+    """Waits until the sessions of these processes have ended and returns the processes' exit codes; late ones are
+    killed."""
     codes: dict[int, int] = {}
     problems = []
     while len(codes) < len(processes) and time.monotonic() < deadline:
@@ -407,8 +408,8 @@ def _has_members(group: int) -> bool:
 
 
 def draw(bench: Bench, chance: random.Random, worlds: Sequence[int]) -> tuple[Setting, Fault]:
-    """Evenly among the classes of files, so that rare ones are struck as often; then one of the calls that a run makes
-    on them, which of these, and what happens to it."""
+    """Draws a class of files, each with equal probability so that rare ones are covered, then one of the calls that a
+    run makes on them, its number, and the fault."""
     file_class = chance.choice(sorted(CLASSES))
     cache = {"disk cache": "disk", "ram cache": "ram"}.get(file_class) or chance.choice(("none", "none", "disk", "ram"))
     setting = Setting(chance.choice(("cold", "cold", "warm", "resume")), cache, chance.choice(worlds))
@@ -425,7 +426,8 @@ def draw(bench: Bench, chance: random.Random, worlds: Sequence[int]) -> tuple[Se
 
 
 def prove(root: Path, *, runs: range, worlds: Sequence[int], seed: int) -> int:
-    """Prints a line a run and at the end what was struck. Returns in how many runs something was wrong."""
+    """Prints one line per run and a summary of the faults at the end. Returns the number of runs with a wrong
+    result."""
     bench = Bench(root)
     wrong = 0
     by_class, by_kind, by_end = Counter(), Counter(), Counter()
@@ -454,7 +456,7 @@ def prove(root: Path, *, runs: range, worlds: Sequence[int], seed: int) -> int:
 
 
 def compile_shim(folder: Path) -> Path:
-    """Raises FileNotFoundError without a C compiler, CalledProcessError where it refuses."""
+    """Raises FileNotFoundError without a C compiler, CalledProcessError if compilation fails."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise FileNotFoundError("no C compiler")

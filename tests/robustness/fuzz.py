@@ -1,4 +1,4 @@
-"""Feeds the program damaged, odd and hostile files, and looks for what slips through.
+"""Runs the program on damaged, unusual and hostile files, and reports those that it does not handle.
 
     python tests/robustness/fuzz.py --seconds 3600 [--seed 0] [--targets images yolo ...] [--folder runs/fuzz]
     python tests/robustness/fuzz.py --replay yolo:0:1234       # one input again, with its traceback
@@ -67,7 +67,7 @@ class Job:
 
 
 def try_input(target: Target, seed: int, number: int, folder: Path) -> tuple[str, str]:
-    """Verdict and, for a finding, its text. ``folder`` is emptied first."""
+    """The verdict and, for a finding, its text. ``folder`` is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     os.environ["XDG_CACHE_HOME"] = str(folder / "xdg")
@@ -80,7 +80,7 @@ def try_input(target: Target, seed: int, number: int, folder: Path) -> tuple[str
 
 
 def _work(targets: dict[str, Target], seed: int, folder: Path, jobs: Connection) -> None:
-    """In a fork: tries what it is told until it is told nothing."""
+    """In a forked process: tries the requested inputs until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     with open("/proc/self/statm", encoding="ascii") as file:
@@ -92,7 +92,7 @@ def _work(targets: dict[str, Target], seed: int, folder: Path, jobs: Connection)
 
 
 class Worker:
-    """A forked process that may be killed."""
+    """A forked process that can be killed."""
 
     def __init__(self, targets: dict[str, Target], seed: int, folder: Path) -> None:
         self.folder = folder
@@ -115,7 +115,7 @@ class Worker:
 
 
 class Schedule:
-    """The jobs, in an order that depends on nothing but the targets: each target as often as its weight says."""
+    """The jobs, in an order that depends only on the targets: each target as often as its weight says."""
 
     def __init__(self, targets: dict[str, Target]) -> None:
         self._targets = targets
@@ -137,7 +137,7 @@ def fuzz(
     workers: int = 1,
     aloud: bool = True,
 ) -> Tally:
-    """Tries ``most`` inputs, or as many as the time allows. ``folder`` keeps what is found."""
+    """Tries ``most`` inputs, or as many as the time allows. Findings are stored in ``folder``."""
     with tempfile.TemporaryDirectory(prefix="fuzz") as temporary:
         seeds = Path(temporary) / "seeds"
         seeds.mkdir()

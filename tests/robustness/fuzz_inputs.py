@@ -69,7 +69,7 @@ def change_bytes(data: bytes, chance: random.Random, others: list[bytes] = []) -
 
 
 def _place(data: bytes, chance: random.Random) -> int:
-    """Often near an end, where headers and directories are."""
+    """A position, often near an end of the file, where headers and directories are."""
     size = len(data)
     if not size:
         return 0
@@ -122,7 +122,7 @@ def _number(data: bytes, chance: random.Random) -> bytes:
 
 
 def _text(data: bytes, chance: random.Random) -> bytes:
-    """What editors and transfers do to text."""
+    """Changes that editors and transfers make to text."""
     kind = chance.randrange(8)
     if kind == 0:
         return b"\xef\xbb\xbf" + data
@@ -154,7 +154,7 @@ def _splice(data: bytes, chance: random.Random, other: bytes) -> bytes:
 
 
 def _paths(value: Any, path: tuple = ()) -> list[tuple]:
-    """Where every value in a tree of dicts and lists is, the tree itself first."""
+    """The path of every value in a tree of dicts and lists, that of the tree itself first."""
     found = [path]
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in children:
@@ -176,7 +176,7 @@ def _with(value: Any, path: tuple, change: Callable[[Any, Any], None]) -> Any:
 def _changed_tree(
     tree: Any, chance: random.Random, texts: tuple[str, ...], dump: Callable[[Any], str]
 ) -> tuple[str, str]:
-    """A value, or a key, replaced by one of ``texts``; or one removed, or doubled."""
+    """A tree with a value or key replaced by one of ``texts``, or with one removed or doubled."""
     path = chance.choice(_paths(tree))
     kind = chance.random()
     if kind < 0.1 and path:
@@ -285,7 +285,7 @@ def change_xml(data: bytes, chance: random.Random) -> Change:
 
 
 def change_rows(data: bytes, chance: random.Random) -> Change:
-    """YOLO rows."""
+    """Changes YOLO rows."""
     rows = [line.split() for line in data.decode().splitlines()]
     at = chance.randrange(len(rows))
     field = chance.randrange(len(rows[at]))
@@ -321,7 +321,7 @@ def change_rows(data: bytes, chance: random.Random) -> Change:
 
 
 def change_safetensors(data: bytes, chance: random.Random) -> Change:
-    """Its JSON header, with the length put right, mostly."""
+    """Changes the JSON header, usually with the correct length."""
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
     kind = chance.randrange(4)
@@ -341,7 +341,7 @@ def change_safetensors(data: bytes, chance: random.Random) -> Change:
 
 
 def make_odd_kind(path: Path, kind: str) -> None:
-    """Puts something at ``path`` that is no ordinary file, or one that is odd as a whole."""
+    """Puts something at ``path`` that is not a regular file, or an unusual one."""
     if path.is_dir() and not path.is_symlink():
         return
     held = path.read_bytes() if path.is_file() else b""

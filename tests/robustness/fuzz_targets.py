@@ -1,4 +1,4 @@
-"""What the fuzzer feeds, and what must come of it.
+"""The targets of the fuzzer, and the required outcome of each input.
 
 A target makes a folder for each input, changes one file in it, and calls the program on it as its scripts do. What is
 right is decided here, by other means: labels are parsed once more, strictly, by other code; a picture that is taken in
@@ -94,19 +94,19 @@ class Case(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The line that the program would end in."""
+    """Raised with the line that the program would end with."""
 
     line: str
 
     def names(self, *files: Path | str) -> str:
-        """Checks that it is a line that names one of ``files``, and returns the verdict."""
+        """Checks that the line names one of ``files``, and returns the verdict."""
         assert any(os.path.basename(f) in self.line for f in files), f"names no file: {self.line[:300]}"
         assert len(self.line) <= MOST_CHARACTERS, f"a line of {len(self.line)} characters: {self.line[:300]}"
         return "refused in a line"
 
 
 def attempt(call: Callable[[], Any]) -> Any:
-    """What ``call`` returns, or the line of its UserError."""
+    """The result of ``call``, or the line of its UserError."""
     try:
         return call()
     except UserError as error:
@@ -121,10 +121,10 @@ class Target:
     weight = 1.0  # how often it is tried, beside the others
 
     def prepare(self, seeds: Path) -> None:
-        """Writes sound files below ``seeds``."""
+        """Writes valid files below ``seeds``."""
 
     def run(self, case: Case) -> str:
-        """Tries one input. Returns the verdict in a few words; raises AssertionError, or anything, for a finding."""
+        """Tries one input. Returns a short verdict; raises any exception for a finding."""
         raise NotImplementedError
 
 
@@ -167,8 +167,8 @@ def _pictures() -> dict[str, bytes]:
 
 
 class Images(Target):
-    """A changed picture: refused by the scan, complained of by name when it is used, or one of which no decoder could
-    know that it was changed."""
+    """A changed image: refused by the scan, reported by name when it is used, or one whose change no decoder can
+    notice."""
 
     name = "images"
     weight = 3.0
@@ -232,7 +232,7 @@ class Images(Target):
 
 
 def _directly(data: bytes) -> tuple[np.ndarray | None, str]:
-    """What OpenCV decodes and what is printed meanwhile."""
+    """What OpenCV decodes, and what it prints meanwhile."""
     with tempfile.TemporaryFile() as file, _descriptor(2, file.fileno()):
         try:
             image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION)
@@ -254,7 +254,7 @@ def _descriptor(number: int, other: int) -> Iterator[None]:
 
 
 def _strictly(data: bytes) -> str:
-    """What Pillow, which need not be here, says of a picture; only what means missing or wrong data."""
+    """What Pillow, which may be missing, reports about an image; only what means missing or wrong data."""
     try:
         from PIL import Image
     except ImportError:
@@ -273,7 +273,7 @@ def _strictly(data: bytes) -> str:
 
 
 def _with_true_sums(data: bytes) -> bytes:
-    """A PNG with the CRC of each chunk as it should be; what is no chunk stays."""
+    """A PNG with the CRC of each chunk corrected; bytes outside of chunks do not change."""
     out, at = bytearray(data[:8]), 8
     while at + 12 <= len(data):
         (length,) = struct.unpack(">I", data[at : at + 4])
@@ -328,7 +328,7 @@ def write_labelled(root: Path) -> None:
 
 
 class Row(NamedTuple):
-    """What a strict reader makes of one object."""
+    """One object as a strict reader reads it."""
 
     class_id: int
     x1: float  # pixels, as the file says
@@ -339,7 +339,7 @@ class Row(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a strict reader makes of the labels of an image."""
+    """The labels of an image as a strict reader reads them."""
 
     rows: list[Row]
     must_tell: bool  # there is something that can't be taken as it is
@@ -401,11 +401,11 @@ def strict_voc(data: bytes) -> Reading:
 
 
 class OddJsonError(Exception):
-    """No JSON that a strict reader takes."""
+    """JSON that a strict reader refuses."""
 
 
 def strict_coco(data: bytes) -> dict[str, Reading]:
-    """By file name. Raises OddJsonError where the file as a whole is to be refused."""
+    """Readings by file name. Raises OddJsonError if the whole file must be refused."""
 
     def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) < len(pairs):
@@ -450,7 +450,7 @@ def _is_plain(a: Any, key: str) -> bool:
 
 
 def judge_boxes(index: DatasetIndex, name: str, reading: Reading, *label_files: str) -> str:
-    """Whether the index holds of an image what a strict reader reads, or names the label file."""
+    """Checks that the index contains the boxes of an image that a strict reader reads, or reports the label file."""
     told = any(file in line for line in index.report.lines for file in (*label_files, name))
     found = [i for i, path in enumerate(index.paths) if os.path.basename(path) == name]
     if not found:
@@ -500,7 +500,7 @@ def scan(root: Path, kind: str, cache: Path, **options: Any) -> Any:
 
 
 class Labels(Target):
-    """Changed labels: the boxes that a strict reader reads, or the file is named."""
+    """Changed labels: the boxes are those that a strict reader reads, or the file is reported."""
 
     kind = ""
 
@@ -602,7 +602,7 @@ class CocoLabels(Labels):
 
 
 class Yaml(Target):
-    """A changed YAML: refused in a line that names it, or taken as a plain reader takes it."""
+    """A changed YAML: refused with a line that names it, or read as a plain reader reads it."""
 
     def change(self, path: Path, case: Case) -> None:
         data = path.read_bytes()
@@ -618,7 +618,7 @@ class Yaml(Target):
         return yaml.load(text, Loader=self.parser(text))
 
     def parser(self, text: str) -> type:
-        """PyYAML's own, another than the program's libyaml, unless there are tabs, of which it allows too few."""
+        """PyYAML's Python parser, unlike the program's libyaml, unless there are tabs, where it is too strict."""
         return yaml.CSafeLoader if "\t" in text else yaml.SafeLoader
 
     def check_no_key_twice(self, path: Path) -> None:
@@ -708,7 +708,7 @@ class ModelYaml(Yaml):
 
 
 class Runs:
-    """A training run of an epoch, made once."""
+    """A training run of one epoch, which is made once."""
 
     made: ClassVar[dict[Path, Path]] = {}
 
@@ -726,8 +726,8 @@ class Runs:
 
 
 class Checkpoints(Target):
-    """A damaged checkpoint is refused, or gives what was saved. One that was made to harm, or with other values put in
-    their places, may at most be refused."""
+    """A damaged checkpoint is refused, or gives what was saved. A hostile one, or one with replaced values, may do no
+    worse than be refused."""
 
     name, weight = "checkpoints", 3.0
 
@@ -786,7 +786,7 @@ class Checkpoints(Target):
         return "what was saved" if is_damage else "loaded"
 
     def resume(self, path: Path) -> None:
-        """What --resume does with a checkpoint before anything is built."""
+        """Does what --resume does with a checkpoint before anything is built."""
         checkpoint, flags = Checkpoint.read(path), TrainConfig()
         config, _ = resumed_config(checkpoint.config, flags, (), path)
         resumed_hyperparameters(checkpoint.hyp, flags, (), path, pretrained=False)
@@ -919,7 +919,7 @@ def same_index(a: DatasetIndex, b: DatasetIndex) -> None:
 
 
 class IndexCache(Target):
-    """Whatever is in the files beside it, the index is that of a scan."""
+    """Whatever the cache files contain, the index equals that of a scan."""
 
     name, weight = "index-cache", 1.5
 
@@ -970,7 +970,7 @@ class IndexCache(Target):
 
     @staticmethod
     def with_true_sums(data: bytes, chance: random.Random) -> fuzz_inputs.Change:
-        """Another header, as another version might write it under the same name."""
+        """Another valid header, as another version could write it under the same name."""
         magic, length, _, body_crc = struct.unpack("<8sIII", data[:20])
         header = json.loads(data[20 : 20 + length])
         header["meta"]["version"] = chance.choice(([1, 1], [3, 2], None, "x", 2))
@@ -979,7 +979,7 @@ class IndexCache(Target):
 
 
 class ImageCache(Target):
-    """A damaged disk cache gives the pixels of the files, is made anew, or is refused by name."""
+    """A damaged disk cache gives the pixels of the files, is created again, or is refused by name."""
 
     name, weight = "image-cache", 1.0
 
@@ -1064,7 +1064,7 @@ class Results(Target):
 
 
 class OddKinds(Target):
-    """Pipes, folders, links to themselves and the like where files are wanted."""
+    """Pipes, folders, circular links and the like in place of files."""
 
     name = "kinds"
 
@@ -1181,7 +1181,7 @@ class OddKinds(Target):
 
 
 def run_script(main: Callable, *argv: Any, folder: Path) -> tuple[int, str, str]:
-    """An entry script in this process: its exit status, standard output and standard error."""
+    """Runs an entry script in this process: its exit status, standard output and standard error."""
     code = 0
     logger = get_logger()
     kept = logger.handlers[:], logger.level, logger.propagate
@@ -1329,7 +1329,7 @@ TARGETS: dict[str, type[Target]] = {
 
 
 def captured() -> list[str]:
-    """A list that takes what the program logs from now on, in this process."""
+    """A list that receives the messages that the program logs from now on in this process."""
     said: list[str] = []
 
     class Handler(logging.Handler):
@@ -1344,6 +1344,6 @@ def captured() -> list[str]:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether a file of a finding can be kept: a pipe or a file with a hole of a terabyte cannot."""
+    """Whether a file of a finding can be kept: a pipe or a sparse file of a terabyte cannot."""
     status = path.lstat()
     return stat.S_ISREG(status.st_mode) and status.st_size < 2**26

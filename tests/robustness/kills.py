@@ -1,4 +1,5 @@
-"""Kills a training at random moments and resumes it, until it has been killed often enough; then compares.
+"""Kills a training at random moments and resumes it, a number of times, and compares the result with that of an
+uninterrupted run.
 
     python tests/robustness/kills.py --kills 100 [--worlds 1 2 4] [--seed 0] [--folder DIR]
     python tests/robustness/kills.py --phases 20 [--seed 0] [--folder DIR]      # kills of each of the phases below
@@ -87,7 +88,7 @@ def launch(root: Path, name: str, world: int, epochs: int, logs: Path) -> Proces
 
 
 def kill_at_a_random_moment(run: Processes, last: Path, chance: random.Random) -> bool:
-    """False if the training ended first."""
+    """Returns False if the training ended first."""
 
     def written() -> int:
         return last.stat().st_mtime_ns if last.exists() else 0
@@ -116,7 +117,7 @@ def kill_at_a_random_moment(run: Processes, last: Path, chance: random.Random) -
 
 
 def killed_run(root: Path, kills: int, worlds: list[int], epochs: int, chance: random.Random) -> list[dict]:
-    """Trains to the end, killed ``kills`` times. Returns by launch the steps at its start and what it logged."""
+    """Trains to the end with ``kills`` kills. Returns for each launch the steps at its start and what it logged."""
     launches: list[dict] = []
     last = root / "killed" / "last.pt"
     count = 0
@@ -136,7 +137,7 @@ def killed_run(root: Path, kills: int, worlds: list[int], epochs: int, chance: r
 
 
 def check_history(launches: list[dict], whole: dict[int, list[int]]) -> None:
-    """What survives of each launch is what came before the checkpoint that the next one went on from."""
+    """Checks that the surviving steps of each launch are those before the checkpoint that the next one resumed from."""
     ends = [launch["begun"] for launch in launches[1:]] + [max(whole)]
     history: dict[int, list[int]] = {}
     for launch, end in zip(launches, ends):
@@ -151,7 +152,7 @@ def check_history(launches: list[dict], whole: dict[int, list[int]]) -> None:
 
 
 def prove(root: Path, *, kills: int, worlds: list[int], seed: int) -> None:
-    """Raises AssertionError where the killed run differs from the uninterrupted one."""
+    """Raises AssertionError if the killed run differs from the uninterrupted one."""
     write_dataset(root / "set", train=IMAGES, val=4)
     write_model(root / "tiny.yaml")
     epochs = 2 + kills * STEPS_BETWEEN_KILLS * BATCH // IMAGES
@@ -166,7 +167,7 @@ def prove(root: Path, *, kills: int, worlds: list[int], seed: int) -> None:
 
 
 class PhaseKills:
-    """Launches of one training on two ranks, with a cache of the kind ``cache``, and those of an undisturbed one."""
+    """Launches of one training on two ranks with ``--cache`` of the kind ``cache``, and of an undisturbed one."""
 
     def __init__(self, root: Path, cache: str, chance: random.Random) -> None:
         self.root, self.cache, self.chance = root, cache, chance
@@ -180,7 +181,8 @@ class PhaseKills:
         self.files = files_left(whole)
 
     def _launch(self, folder: Path, phase: str = "", number: int = 0, who: str = "", delay_s: float = 0) -> Processes:
-        """In ``folder``; rank 0 is killed ``delay_s`` after call ``number`` of ``phase``, unless ``who`` is another."""
+        """A launch in ``folder``; ``who``, by default rank 0, is killed ``delay_s`` after call ``number`` of
+        ``phase``."""
         for name in ("memory", "runs"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / "mark").unlink(missing_ok=True)
@@ -200,7 +202,7 @@ class PhaseKills:
         return run
 
     def round(self, name: str, phases: Sequence[str]) -> None:
-        """A training that is killed in each of the phases, one launch after the other; then it is left to end."""
+        """A training that is killed in each of the phases, one launch after the other, and then runs to its end."""
         folder = self.root / name
         for phase in phases:
             if is_over(folder):
@@ -241,14 +243,14 @@ class PhaseKills:
 
 
 def is_over(folder: Path) -> bool:
-    """Whether the newest checkpoint is that of the end, from which nothing is to be resumed."""
+    """Whether the newest checkpoint is the final one, from which nothing can be resumed."""
     last = folder / "runs" / "exp" / "last.pt"
     return last.exists() and read_checkpoint(last)["progress"]["epoch"] == PHASE_EPOCHS
 
 
 def files_left(folder: Path) -> Counter[str]:
-    """The files that a training leaves, but for logs of the events of each launch, and the lock that may stay beside a
-    disk cache whose filler was killed when all was in it: one of that name."""
+    """The files that a training leaves, except for the event logs of each launch, and the lock that may remain next to
+    a disk cache if the process that filled it was killed when it was complete."""
     found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return Counter(
         re.sub(r"(data-)[0-9a-f]{12}", r"\1KEY", name)
@@ -258,7 +260,7 @@ def files_left(folder: Path) -> Counter[str]:
 
 
 def prove_phases(root: Path, *, kills: int, seed: int, rounds: dict[str, Sequence[str]] = ROUNDS) -> Counter[str]:
-    """Kills in each phase of ``rounds`` until there are ``kills`` of each. Returns how many by phase."""
+    """Kills in each phase of ``rounds`` until there are ``kills`` of each. Returns the number by phase."""
     done: Counter[str] = Counter()
     for cache, phases in rounds.items():
         (root / cache).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""train.py with something odd built in, chosen by ODD (several with ';'), for tests that start it as a process.
+"""train.py with a built-in fault or probe, selected by ODD (several with ';'), for tests that start it as a process.
 
 - ``log:FOLDER``: before each step writes its number and the images of this rank's share to FOLDER/<pid>.
 - ``hang:RANK:STEP:SECONDS``, ``raise:RANK:STEP``, ``refuse:RANK:STEP``: that rank sleeps, raises RuntimeError, raises
@@ -105,7 +105,7 @@ def watch_calls(plan_file: str) -> None:
 
 
 def make_otherwise(kind: str, *args: str) -> bool:
-    """What is no part of the steps; False for another kind."""
+    """Applies the kinds that do not concern the steps; False for another kind."""
     if kind == "set":
         setattr(importlib.import_module(args[0]), args[1], int(args[2]))
     elif kind == "memory":

@@ -1,4 +1,4 @@
-"""A file system that fails under a training changes nothing in its result (faults.py says how it is compared)."""
+"""File system faults during a training do not change its result (see faults.py for the comparison)."""
 
 from __future__ import annotations
 

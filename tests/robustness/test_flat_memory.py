@@ -1,4 +1,4 @@
-"""Nothing grows over fifty epochs of a training: memory, open files, threads, processes (benchmarks/memory.py)."""
+"""Memory, open files, threads and processes do not grow over fifty epochs of a training (benchmarks/memory.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is in a file ends in a line that names it, or changes nothing (fuzz.py says what is tried)."""
+"""Any file content ends with a line that names the file, or has no effect (see fuzz.py for what is tried)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check(folder: Path, *, seconds: float, seed: int, least: int, most: float = 
 
 
 def test_half_a_minute_of_fuzzing_finds_nothing(tmp_path: Path):
-    """The same inputs in every run, as far as a slow machine gets with them."""
+    """The same inputs in every run, though a slow machine tries fewer of them."""
     check(tmp_path, seconds=30, seed=0, least=100, most=2000)
 
 
@@ -29,7 +29,7 @@ def test_ten_minutes_of_fuzzing_find_nothing(tmp_path: Path):
 
 
 def test_a_finding_is_stored_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A traceback, an input without an end, and a process that dies: the fuzzer sees all three and goes on."""
+    """The fuzzer detects a traceback, a hang and a dying process, and continues."""
     import os
     import time
 

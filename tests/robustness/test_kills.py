@@ -1,4 +1,4 @@
-"""SIGKILL at random moments changes nothing (tests/robustness/kills.py says what is compared)."""
+"""SIGKILL at random moments does not change the result (see tests/robustness/kills.py for the comparison)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def test_six_kills_do_not_change_the_result(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_hundred_kills_do_not_change_the_result(tmp_path: Path):
-    """The number of ranks is drawn anew at every resume."""
+    """The number of ranks is drawn again at every resume."""
     prove(tmp_path, kills=100, worlds=[1, 2, 4], seed=2)
 
 
 def test_a_kill_in_each_of_three_phases_does_not_change_the_result(tmp_path: Path):
-    """Of two ranks, while they scan, fill the cache in memory and write checkpoints; one while a disk cache is filled
-    is in tests/data/cache/test_open.py too."""
+    """Two ranks are killed while they scan, fill the memory cache and write checkpoints. tests/data/cache/test_open.py
+    has a kill while a disk cache is filled."""
     phases = ("scan", "ram", "write")
     assert prove_phases(tmp_path, kills=1, seed=1, rounds={"ram": phases}).keys() == set(phases)
 

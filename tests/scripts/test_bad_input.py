@@ -1,4 +1,4 @@
-"""What users get wrong: one line that says what to do, exit code 2, and nothing that was saved is harmed."""
+"""Mistakes of users: one line that says what to do, exit code 2, and no damage to saved files."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_bad_training_flags_are_one_line(world, tmp_path, capsys, given, line):
     ],
 )
 def test_impossible_settings_are_refused_before_data_is_read(tmp_path, capsys, given, line):
-    """To copy and scan one may take hours, which a slip in the flags must not cost."""
+    """Copying and scanning data may take hours, which a mistake in the flags must not waste."""
     assert line in error_of(capsys, train.main, "--data", tmp_path / "none.yaml", *SMALL, "--project", tmp_path, *given)
     assert not list(tmp_path.iterdir())
 
@@ -114,7 +114,7 @@ def test_impossible_settings_are_refused_before_data_is_read(tmp_path, capsys, g
     ],
 )
 def test_a_refused_training_leaves_no_folder(world, tmp_path, capsys, given):
-    """Nor the folder of runs, if that was not there; one that was there stays, as does what is in it."""
+    """Neither the run's folder nor a new folder of runs is left; existing ones are kept with their content."""
     data = write_dataset(tmp_path / "set", train=8, val=3)
     if "--max-bad" in given:
         (tmp_path / "set" / "images" / "train" / "bad.png").write_text("no image")
@@ -125,7 +125,7 @@ def test_a_refused_training_leaves_no_folder(world, tmp_path, capsys, given):
 
 
 def test_a_refused_validation_or_detection_leaves_no_folder(world, tmp_path, capsys):
-    """Also where the work had begun: a validation image and a video that cannot be read."""
+    """Also if the work had started: a validation image and a video that cannot be read."""
     weights = world / "runs" / "exp" / "best.pt"
     data = write_dataset(tmp_path / "set", train=1, val=3)
     given = ["--weights", weights, "--data", data, "--device", "cpu", "--workers", "0", "--project", tmp_path / "runs"]
@@ -143,7 +143,7 @@ def test_a_refused_validation_or_detection_leaves_no_folder(world, tmp_path, cap
 
 
 def test_a_file_in_place_of_the_run_folder_is_refused_before_data_is_read(world, tmp_path, capsys):
-    """As before, though the folder is made late."""
+    """Although the folder is created late."""
     (tmp_path / "runs").write_text("")
     for main, given in ((train.main, []), (val.main, ["--weights", world / "runs" / "exp" / "best.pt"])):
         line = error_of(capsys, main, *given, "--data", world / "set" / "data.yaml", "--project", tmp_path / "runs")
@@ -151,7 +151,7 @@ def test_a_file_in_place_of_the_run_folder_is_refused_before_data_is_read(world,
 
 
 def test_the_log_of_a_run_includes_its_first_lines(world):
-    """Though its file is made when the data has been read."""
+    """Although its file is created after the data has been read."""
     lines = (world / "runs" / "exp" / "train.log").read_text().splitlines()
     assert lines[0].startswith("config: ")
     assert any(line.startswith("train: 8 images") for line in lines)
@@ -197,7 +197,7 @@ def test_runs_that_cannot_be_resumed_are_one_line(world, tmp_path, capsys):
     "key", ["version", "model_spec", "names", "imgsz", "model", "ema", "hyp", "progress", "scaler"]
 )
 def test_own_checkpoints_with_missing_or_wrong_parts_are_one_line(world, tmp_path, capsys, key):
-    """Whoever edits checkpoints gets a line too, and no script a traceback."""
+    """Edited checkpoints lead to one line, never to a traceback."""
     content = read_checkpoint(world / "runs" / "exp" / "last.pt")
     path = tmp_path / "last.pt"
     torch.save({**content, key: "seven"}, path)
@@ -219,7 +219,7 @@ def test_bad_sources_and_weights_of_detect_are_one_line(world, tmp_path, capsys)
 
 
 def test_single_cls_with_one_class_keeps_its_name(world, tmp_path, capsys):
-    """A model trained with --single-cls on one class is scored without it."""
+    """A model trained with --single-cls on one class can be validated without the flag."""
     one = {"path": str(world / "set"), "train": "images/train", "val": "images/val", "names": ["thing"]}
     (tmp_path / "one.yaml").write_text(yaml.safe_dump(one))
     given = ["--data", str(tmp_path / "one.yaml"), "--single-cls", "--epochs", "1", "--project", str(tmp_path)]
@@ -228,7 +228,7 @@ def test_single_cls_with_one_class_keeps_its_name(world, tmp_path, capsys):
 
 
 def test_patience_counts_only_validated_epochs(world, tmp_path):
-    """Epochs that were not scored are no reason to stop: the third is the first that is, the sixth is no better."""
+    """Epochs without validation do not count: the third is the first that is scored, the sixth is not better."""
     given = ["--epochs", "8", "--val-every", "3", "--patience", "1", "--set", "lr0=0", "--project", str(tmp_path)]
     run_main(train.main, [*flags(world), *given])
     progress = read_checkpoint(tmp_path / "exp" / "last.pt")["progress"]
@@ -236,7 +236,7 @@ def test_patience_counts_only_validated_epochs(world, tmp_path):
 
 
 def test_persistent_non_finite_steps_stop_a_run(world, tmp_path, capsys):
-    """Before the first checkpoint there is nothing to go on from, and later the last good one is as it was."""
+    """Before the first checkpoint there is nothing to resume from; later the last good one is unchanged."""
     given = [*flags(world), "--max-bad-steps", "1", "--project", str(tmp_path), "--epochs", "2"]
     given += ["--weights", str(world / "runs" / "exp" / "best.pt")]
     assert "No checkpoint yet: start again with a lower lr0" in error_of(
@@ -250,7 +250,7 @@ def test_persistent_non_finite_steps_stop_a_run(world, tmp_path, capsys):
 
 
 def test_settings_changed_at_resume_take_effect(world, tmp_path, capsys):
-    """Learning rate and decay are the new ones, not what the optimizer's state was saved with; others stay."""
+    """Learning rate and decay are the new ones, not those saved with the optimizer's state; others do not change."""
     given = ["--optimizer", "SGD", "--set", "warmup_epochs=0", "mosaic=0", "--epochs", "1", "--project", str(tmp_path)]
     run_main(train.main, [*flags(world), *given])
     last = str(tmp_path / "exp" / "last.pt")
@@ -269,7 +269,7 @@ def test_settings_changed_at_resume_take_effect(world, tmp_path, capsys):
 
 
 def test_a_longer_run_keeps_its_optimizer(world, tmp_path):
-    """`auto` goes by the length of the run; a run that grows must still find its state."""
+    """`auto` depends on the length of the run; a run that is extended must still find its state."""
     run_main(train.main, [*flags(world), "--epochs", "1", "--project", str(tmp_path)])
     last = str(tmp_path / "exp" / "last.pt")
     assert read_checkpoint(Path(last))["config"]["optimizer"] == "Muon"
@@ -277,7 +277,7 @@ def test_a_longer_run_keeps_its_optimizer(world, tmp_path):
 
 
 def test_a_validation_split_without_objects_is_reported(world, tmp_path, capsys):
-    """A validation split of backgrounds gives no best.pt, and no reason to stop early."""
+    """A validation split with only backgrounds gives no best.pt and does not stop the run early."""
     backgrounds = write_dataset(tmp_path / "set", train=3, val=2)
     for labels in (tmp_path / "set" / "labels" / "val").iterdir():
         labels.write_text("")
@@ -289,7 +289,7 @@ def test_a_validation_split_without_objects_is_reported(world, tmp_path, capsys)
 
 
 def test_file_names_that_are_not_utf_8_are_handled(world, tmp_path, capsys):
-    """Latin-1 bytes in names, as old disks have them, go through training, scoring and detection."""
+    """Training, validation and detection work with Latin-1 bytes in file names, as found on old disks."""
     data = write_dataset(tmp_path / "set", train=3, val=2)
     for split in ("train", "val"):
         for kind, suffix in (("images", b".png"), ("labels", b".txt")):

@@ -45,7 +45,7 @@ def weights(tmp_path_factory, model):
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """A square, a wide and a tall picture; two share a stem."""
+    """A square, a wide and a tall image; two have the same stem."""
     folder = tmp_path_factory.mktemp("pictures")
     rng = np.random.default_rng(0)
     for name, hw in (("a.png", (64, 64)), ("a.jpg", (37, 90)), ("schön 猫.bmp", (90, 50))):
@@ -109,7 +109,7 @@ def test_images_labels_crops_and_tables_are_written_and_agree(weights, pictures,
 
 
 def test_boxes_equal_the_models_predictions(weights, model, pictures, tmp_path):
-    """On a picture that is its own canvas the result is plainly the model's, suppressed."""
+    """If the image is its own canvas, the result is that of the model after NMS."""
     folder = run(weights, pictures / "a.png", tmp_path, "--save-json", "--nosave", "--iou-thres", "0.5")
     records = json.loads((folder / "predictions.json").read_text())
     assert names_in(folder) == ["predictions.json"]
@@ -125,7 +125,7 @@ def test_boxes_equal_the_models_predictions(weights, model, pictures, tmp_path):
 
 
 def test_frames_are_letterboxed_and_mapped_back(weights, pictures, tmp_path):
-    """A picture twice as large as the canvas gives the boxes of its halved copy, doubled."""
+    """An image twice as large as the canvas gives the boxes of its half-size copy, doubled."""
     small = cv2.imread(str(pictures / "a.png"))
     large = cv2.resize(small, (128, 128), interpolation=cv2.INTER_NEAREST)
     for name, picture in (("small.png", small), ("large.png", large)):
@@ -307,7 +307,7 @@ def test_boxes_without_pixels_make_no_crop(tmp_path):
 
 
 def test_a_failing_file_is_skipped_and_changes_the_exit_status(weights, tmp_path, capsys):
-    """One cannot be read, one has more pixels in a row than its crops' format, of one the crops' names are too long."""
+    """One image cannot be read, one is wider than its crops' format allows, one has names too long for crops."""
     folder = tmp_path / "in"
     folder.mkdir()
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3)).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""The pair of heads: what each branch learns from, one cell a target, and detections that nothing suppresses."""
+"""Two heads: what each branch learns from, one cell per target, and detections without NMS."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_mistakes_in_end2end_are_one_line() -> None:
 
 
 def test_yolo26_trains_and_detects() -> None:
-    """A training step on the real thing: its maps, its losses, and a lower loss on the same pictures afterwards."""
+    """A training step of the real model: its maps, its losses, and a lower loss on the same images afterwards."""
     model = build_detector("yolo26n", 2, seed=1)
     assert not any("dfl" in key for key in model.state_dict())
     criterion, batch = model.head.build_loss(HYP), make_batch(4)
@@ -157,7 +157,7 @@ def test_yolo26_trains_and_detects() -> None:
 
 
 def assignment_scene(slots: int = 8):
-    """Crowded: some targets want the same cells, some slots are empty."""
+    """A crowded scene: some targets request the same cells, some slots are empty."""
     generator = torch.Generator().manual_seed(0)
     side = CANVAS // 8
     grid = torch.arange(side).float() * 8 + 4
@@ -181,7 +181,8 @@ def assign(logits, predicted, centers, labels, boxes, mask, *, topk: int = 10, o
 
 
 def one_to_one_by_loops(logits, predicted, centers, boxes) -> dict[int, int]:
-    """{target: cell} of one image: in turns the cell-less claim their best free candidate, the best overlap wins."""
+    """{target: cell} of one image: in rounds, unassigned targets request their best free candidate, and the best
+    overlap wins."""
     candidates = {}
     for k, box in enumerate(boxes):
         overlaps = iou(predicted, box, "ciou").clamp(min=0.01)
@@ -229,7 +230,8 @@ def test_a_single_targets_cell_is_the_best_of_its_candidates() -> None:
 
 
 def best_anchor_by_loops(model, raw: list[torch.Tensor], targets: torch.Tensor) -> set[tuple[int, ...]]:
-    """(image, level, anchor, row, column) of each target's best aligned match in a place that no other has."""
+    """(image, level, anchor, row, column) of each target's best-aligned match at a position that no other target
+    has."""
     claims = []
     for k, (image, label, cx, cy, w, h) in enumerate(targets.double().tolist()):
         for level, (maps, stride) in enumerate(zip(raw, model.strides)):
@@ -338,7 +340,7 @@ def test_without_bins_the_distance_loss_is_the_mean_error_in_cells() -> None:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_minimizing_the_loss_finds_each_object_once_without_nms(kind: str) -> None:
-    """Free maps, trained directly: above a threshold there is one detection a target, and it lies on it."""
+    """The raw maps are optimized directly: above a threshold each target has one detection, at its position."""
     model = build_detector(MODELS[kind], 2, seed=1)
     raw = [torch.zeros_like(level) for level in raw_maps(model, 2)]
     for level in raw if kind == "no bins" else ():

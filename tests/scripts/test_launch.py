@@ -1,6 +1,6 @@
-"""The recipes of launch/: what can be checked of them without a cluster.
+"""The files of launch/, as far as they can be checked without a cluster.
 
-The Slurm file runs against stand-ins for srun, scontrol and torchrun; flags go through the parsers that will read them.
+The Slurm file runs with stand-ins for srun, scontrol and torchrun; flags are parsed by the parsers that will read them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STAND_INS = {
 
 @pytest.fixture
 def cluster(tmp_path):
-    """The environment of a job on two nodes whose commands are stand-ins."""
+    """The environment of a job on two nodes, with stand-ins for the commands."""
     commands = tmp_path / "bin"
     commands.mkdir()
     for name, text in STAND_INS.items():
@@ -55,7 +55,7 @@ def arguments(cluster: dict[str, str]) -> list[str]:
 
 
 def train_config(argv: list[str]) -> TrainConfig:
-    """train.py's settings in torchrun's arguments, which are checked too."""
+    """train.py's settings in torchrun's arguments; the latter are checked too."""
     parsed = get_args_parser().parse_args(argv)
     assert parsed.rdzv_backend == "c10d"
     assert parsed.training_script == "train.py"

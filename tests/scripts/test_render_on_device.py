@@ -1,4 +1,4 @@
-"""Training with pictures rendered on the device (here the CPU), as users start it."""
+"""Training with images rendered on the device (here the CPU), as users start it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def world(tmp_path_factory) -> list[str]:
 
 
 def trained(flags: list[str], folder: Path, *more: str) -> dict:
-    """What is saved by a run in this process."""
+    """The checkpoint of a run in this process."""
     run_main(train.main, [*flags, "--project", str(folder), *more, *HYP])
     return read_checkpoint(folder / "exp" / "last.pt")
 

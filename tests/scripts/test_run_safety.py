@@ -1,4 +1,4 @@
-"""Signals, crashes, hangs and restarts of real trainings: nothing is lost and nothing is left."""
+"""Signals, crashes, hangs and restarts of real trainings: no step is lost and no process or file is left."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def world(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(world, tmp_path_factory) -> Path:
-    """The uninterrupted run on two ranks (plain DDP: their batch statistics differ within an epoch)."""
+    """The uninterrupted run on two ranks (plain DDP, so their batch statistics differ within an epoch)."""
     folder = tmp_path_factory.mktemp("whole")
     with Processes(folder / "log.txt") as run:
         run.ranks(2, *flags(world, folder))
@@ -46,7 +46,7 @@ def flags(world: Path, project: Path, *more: str) -> list[str]:
 
 
 def same_run(a: Path, b: Path) -> None:
-    """Both checkpoints to the last bit, and the tables but for times."""
+    """Compares both checkpoints bitwise, and the tables except for times."""
     for name in ("last.pt", "best.pt"):
         same_content(read_checkpoint(a / name), read_checkpoint(b / name))
     one, two = (CsvTracker(folder / "results.csv")._rows for folder in (a, b))
@@ -73,7 +73,7 @@ def resume(project: Path, ranks: int = 2) -> None:
     ],
 )
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(world, whole, tmp_path, number, code):
-    """Saved, nothing left, and going on gives the uninterrupted run. The other signals that follow break nothing."""
+    """The state is saved, no process is left, and resuming gives the uninterrupted run. Further signals do no harm."""
     with Processes(tmp_path / "log.txt", odd="slow:0.05") as run:
         run.ranks(2, *flags(world, tmp_path, "--save-steps", "2"))
         run.until((tmp_path / "exp" / "last.pt").exists)
@@ -96,7 +96,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(world, whole, tmp_path,
 
 @pytest.mark.slow
 def test_a_signal_during_validation_keeps_the_epochs_steps(world, whole, tmp_path):
-    """The epoch's steps are kept; only validation is done again."""
+    """The steps of the epoch are kept; only validation is repeated."""
     with Processes(tmp_path / "log.txt", odd="slowval:3") as run:
         run.ranks(2, *flags(world, tmp_path))
         run.until(lambda: "10/10" in run.output())
@@ -108,8 +108,8 @@ def test_a_signal_during_validation_keeps_the_epochs_steps(world, whole, tmp_pat
 
 
 def test_a_second_training_is_refused_in_the_same_run_folder(world, tmp_path):
-    """The second gets a line that names the first, whichever way it came to the folder; a killed one holds nobody off,
-    nor do its loader processes that are still there."""
+    """The second gets a line that names the first, however it was started; a killed one blocks nobody, nor do its
+    remaining loader processes."""
     with Processes(tmp_path / "log.txt", odd="slow:0.2") as run:
         run.ranks(1, *flags(world, tmp_path, "--save-steps", "2", "--epochs", "50"))
         run.until((tmp_path / "exp" / "last.pt").exists)
@@ -132,7 +132,8 @@ def test_a_second_training_is_refused_in_the_same_run_folder(world, tmp_path):
 
 
 def test_resuming_in_another_setup_prints_the_changes(tmp_path):
-    """Saved by the clock, killed, the data moved: on one process instead of two, and for an epoch more."""
+    """A run that was saved by time and killed is resumed on one process instead of two, for one more epoch, with moved
+    data."""
     write_dataset(tmp_path / "set", train=40)
     write_model(tmp_path / "tiny.yaml")
     last = tmp_path / "exp" / "last.pt"
@@ -174,7 +175,7 @@ def test_spawn_forwards_signals(world, tmp_path):
 
 
 def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(world, whole, tmp_path):
-    """One worker is killed mid-epoch; torchrun starts all again, and they find the run without a flag."""
+    """One worker is killed during an epoch; torchrun restarts all of them, and they find the run without a flag."""
     with Processes(tmp_path / "log.txt", odd="slow:0.05") as run:
         agent = run.torchrun(
             ["--standalone", "--nproc_per_node", "2", "--max-restarts", "3"],
@@ -189,7 +190,7 @@ def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(
 
 
 def test_a_refusal_before_the_first_checkpoint_leaves_nothing(world, tmp_path):
-    """On rank 1, inside the first epoch: rank 0, which made the folder, removes it, torchrun's note and all."""
+    """Rank 1 refuses in the first epoch: rank 0, which created the folder, removes it with torchrun's file."""
     with Processes(tmp_path / "log.txt", odd="refuse:1:3") as run:
         run.torchrun(["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path / "deep" / "runs"))
         assert run.codes() == [1], run.output()
@@ -200,7 +201,7 @@ def test_a_refusal_before_the_first_checkpoint_leaves_nothing(world, tmp_path):
 
 @pytest.mark.slow
 def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(world, whole, tmp_path):
-    """A static rendezvous this time, whose store outlives a restart: first a kill, then SIGTERM to torchrun itself."""
+    """With a static rendezvous, whose store outlives a restart: first a kill, then SIGTERM to torchrun itself."""
     with Processes(tmp_path / "log.txt", odd="slow:0.1") as run:
         agent = run.torchrun(
             ["--nproc_per_node", "2", "--master_port", "29633", "--max-restarts", "2"],
@@ -231,7 +232,8 @@ def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(world, whole, tmp_path)
     ],
 )
 def test_torchrun_exits_with_its_own_code(world, tmp_path, number, to_torchrun, code):
-    """As the README says: torchrun's is not the processes' 75 or 130, and USR1 ends torchrun itself. All is saved."""
+    """As the README says, torchrun does not return the processes' 75 or 130, and USR1 ends torchrun itself. The state
+    is saved."""
     with Processes(tmp_path / "log.txt", odd="slow:0.1") as run:
         agent = run.torchrun(
             ["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path, "--epochs", "50", "--save-steps", "1")
@@ -245,7 +247,7 @@ def test_torchrun_exits_with_its_own_code(world, tmp_path, number, to_torchrun, 
 
 @pytest.mark.slow
 def test_processes_stop_by_themselves_when_torchrun_is_killed(world, whole, tmp_path):
-    """SIGKILL to torchrun: nobody is left to stop its processes, so they save and end."""
+    """After SIGKILL nobody is left to stop torchrun's processes, so they save and end."""
     with Processes(tmp_path / "log.txt", odd="slow:0.1") as run:
         agent = run.torchrun(
             ["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path, "--epochs", "50", "--save-steps", "1")
@@ -258,7 +260,8 @@ def test_processes_stop_by_themselves_when_torchrun_is_killed(world, whole, tmp_
 
 @pytest.mark.slow
 def test_training_continues_without_a_lost_node(world, tmp_path):
-    """Two torchruns as two nodes, one of which disappears: the other goes on alone, to the same weights."""
+    """Two torchruns act as two nodes, one of which disappears: the other continues alone and ends with the same
+    weights."""
     port = str(free_port())
     options = ["--nnodes", "1:2", "--nproc_per_node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d",
                "--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", "last_call_timeout=5"]  # fmt: skip
@@ -313,7 +316,7 @@ def test_a_stall_writes_the_stacks_of_every_rank(world, tmp_path):
 
 
 def test_a_disk_that_fills_up_mid_epoch_is_one_line(world, tmp_path):
-    """A limit on the size of files stands in for the disk; all ranks end."""
+    """A limit on file sizes stands in for a full disk; all ranks end."""
     with Processes(tmp_path / "log.txt") as run:
         command = [sys.executable, "-c", LIMITED, *flags(world, tmp_path, "--save-steps", "2", "--spawn", "2")]
         run.start(command)

@@ -51,8 +51,8 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("fine_tuned", [False, True])
 def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, fine_tuned):
-    """Also: the same command twice gives the same table, and --epochs may grow on --resume. In fine-tuning, what comes
-    from weights has another rate than what doesn't."""
+    """Also, the same command gives the same table twice, and --resume may have larger --epochs. In fine-tuning,
+    pretrained parameters have another rate than new ones."""
     whole, more = tmp_path / "whole" / "exp", ["--set", "close_mosaic=1"]
     if fine_tuned:
         train(world, tmp_path, "--epochs", "1", "--single-cls", "--name", "one class")
@@ -90,7 +90,8 @@ def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, fine_tuned)
     ids=["torchrun", "old launcher", "spawn"],
 )
 def test_two_processes_equal_one_process_up_to_rounding(world, tmp_path, launcher):
-    """One set of files, the one process's numbers (to rounding: batch statistics are made global)."""
+    """Only one process writes files, and the results equal those of one process up to rounding, with synchronized batch
+    statistics."""
     more = ["--epochs", "2", "--optimizer", "SGD", "--sync-bn"]
     if launcher == "spawn":
         train(world, tmp_path, *more, "--spawn", "2")
@@ -119,7 +120,7 @@ def test_a_run_resumes_on_another_number_of_processes(world, tmp_path):
 
 
 def test_training_options_work_together(world, tmp_path):
-    """An anchor model with everything that can be combined switched on; then the rest."""
+    """An anchor model with all options that can be combined; then the others."""
     hyp = tmp_path / "hyp.yaml"
     hyp.write_text("mixup: 0.5\ndegrees: 10\nperspective: 0.0005\nalbumentations:\n- {name: Blur, p: 0.5}\n")
     model = write_model(tmp_path / "anchors.yaml", TINY_ANCHOR_MODEL)

@@ -1,4 +1,4 @@
-"""Two nodes as network namespaces: rendezvous, staging and training between them (benchmarks/two_nodes.py)."""
+"""Two nodes as network namespaces: rendezvous, staging and training across them (benchmarks/two_nodes.py)."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ SIZE = 64
 
 
 def render_set(folder, images=7):
-    """Images of several aspects, each with a few shapes; the last without any."""
+    """Images of several aspect ratios, each with a few shapes; the last has none."""
     rng = np.random.default_rng(0)
     (folder / "images/val").mkdir(parents=True)
     (folder / "labels/val").mkdir(parents=True)
@@ -127,7 +127,7 @@ def test_the_written_predictions_score_the_same_with_pycocotools(tiny, tmp_path)
 
 
 def lasting(folder):
-    """results.json without what differs from run to run: times, and where it ran."""
+    """results.json without times and the machine, which differ between runs."""
     results = json.loads((folder / "results.json").read_text())
     for key in ("project", "name", "spawn"):
         del results["settings"][key]
@@ -250,7 +250,7 @@ def test_predictions_keep_the_ids_of_the_ground_truth(tmp_path):
 
 @pytest.mark.slow
 def test_val_in_the_autocast_type_of_training_gives_trainings_ap(tmp_path, capsys):
-    """As the README says: training in bfloat16 scores in it, val.py in float32 unless it is told."""
+    """As the README says, training in bfloat16 validates in it, and val.py uses float32 by default."""
     data, model = write_dataset(tmp_path / "set", train=40), write_model(tmp_path / "tiny.yaml")
     given = ["--data", data, "--model", model, *SMALL, "--batch-size", "8", "--epochs", "60", "--val-every", "0"]
     train.main([str(g) for g in [*given, "--amp", "bf16", "--set", "close_mosaic=20", "--project", tmp_path / "runs"]])

@@ -1,4 +1,4 @@
-"""utils/boxes.py against torchvision.ops and float64 closed forms."""
+"""utils/boxes.py compared with torchvision.ops and float64 closed forms."""
 
 import math
 

@@ -24,7 +24,7 @@ QUICK = TransferLimits(stall_s=0.3, tries=3, wait_s=0.0)
 
 
 class Server(ThreadingHTTPServer):
-    """Serves BODY, with the faults listed for the first requests, one each."""
+    """Serves BODY, with one of the listed faults in each of the first requests."""
 
     daemon_threads = True
 
@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def keep_sending(self, pieces, pause_s):
-        """Until the client has had enough."""
+        """Sends until the client disconnects."""
         self.close_connection = True
         try:
             for data in pieces:
@@ -125,7 +125,7 @@ def test_an_invalid_content_length_is_ignored(fetch, server, fault):
 
 
 def test_a_trickling_connection_counts_as_stalled(fetch, server):
-    """A byte now and then keeps the connection's own clock from running out."""
+    """Occasional bytes prevent the timeout of the connection itself."""
     server.faults = ["trickle"]
     assert fetch().read_bytes() == BODY
     assert len(server.ranges) == 2
@@ -164,7 +164,7 @@ def test_a_file_that_is_not_a_checkpoint_is_refused_without_checksum(fetch, serv
 
 
 def test_a_file_is_kept_under_its_name_in_the_catalog(fetch):
-    """Releases have files of one name."""
+    """Releases contain files of the same name."""
     assert fetch("tiny-v5.0.pt", tiny_name="tiny-v5.0").name == "tiny-v5.0.pt"
     assert fetch("tiny-v5.0", tiny_name="tiny-v5.0", offline=True).name == "tiny-v5.0.pt"
 
@@ -328,7 +328,7 @@ def test_the_shipped_catalog_is_well_formed():
 
 
 def test_shipped_checksums_match_the_public_files(shared):
-    """Of those files that are at hand."""
+    """For those files that are available."""
     for path in (shared / "weights").glob("*.pt"):
         entry = find_entry(path.name)
         assert entry.size == path.stat().st_size

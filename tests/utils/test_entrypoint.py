@@ -1,4 +1,4 @@
-"""How scripts end, and where their results go."""
+"""How scripts end, and where they write their results."""
 
 import errno
 import multiprocessing
@@ -57,7 +57,7 @@ def test_bugs_print_a_traceback():
 
 
 def test_a_full_disk_in_a_thread_is_left_to_the_main_thread(capsys, monkeypatch):
-    """And only that: any other end of a thread is shown."""
+    """Only that: any other exception of a thread is printed."""
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
 
     def write(error):
@@ -135,7 +135,7 @@ if __name__ == "__main__":
 
 
 def test_ctrl_c_while_spawned_processes_start_ends_them_without_traceback(tmp_path):
-    """They are importing torch, far from any handler of ours: no traceback, and nobody stays."""
+    """They are importing torch, before our handlers are installed: there is no traceback, and no process is left."""
     (tmp_path / "starts.py").write_text(SPAWNING)
     with Processes(tmp_path / "log") as launch:
         launch.start([sys.executable, str(tmp_path / "starts.py")], PYTHONPATH=str(ROOT))
@@ -150,7 +150,7 @@ def test_ctrl_c_while_spawned_processes_start_ends_them_without_traceback(tmp_pa
 
 @pytest.mark.parametrize("script", ["train.py", "val.py"])
 def test_the_parent_of_spawned_processes_does_not_import_torch(tmp_path, script):
-    """In the parent too, it came first and so doubled the time until a training began."""
+    """An import in the parent would come first and double the time until a training starts."""
     asked = ["--weights", str(tmp_path / "none.pt")] if script == "val.py" else ["--data", str(tmp_path / "none.yaml")]
     command = [sys.executable, script, *asked, "--spawn", "2", "--device", "cpu", "--project", str(tmp_path)]
     environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1", "OMP_NUM_THREADS": "1"}
@@ -166,7 +166,7 @@ def print_start_method() -> None:
 
 
 def test_spawned_processes_fork_their_loader_workers(capfd):
-    """Not by spawning, which would import torch again in each of them: seconds before the first batch."""
+    """Spawning would import torch again in each worker, which takes seconds."""
     usual = multiprocessing.get_context().get_start_method()
     spawn(print_start_method, 2)
     assert capfd.readouterr().out.split() == [usual, usual]

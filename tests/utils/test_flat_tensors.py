@@ -1,4 +1,4 @@
-"""Buffers as one vector and back: the same values, in few operations."""
+"""Buffers are converted to one vector and back: equal values, in few operations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def test_floating_point_buffers_are_selected():
 
 @pytest.mark.parametrize(("virtual_ranks", "most"), [(0, 4), (2, 16)])
 def test_statistics_are_saved_and_restored_in_few_operations(monkeypatch, virtual_ranks, most):
-    """Of yolov8n's 114 buffers each was reshaped twice, and each of its 57 counters copied by a kernel of its own."""
+    """A loop would reshape each of yolov8n's 114 buffers twice, and copy each of its 57 counters with a separate
+    kernel."""
     step = build_step("yolov8n", amp="off", classes=3, virtual_ranks=virtual_ranks)
     count = KernelCount()
 

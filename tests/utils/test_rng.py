@@ -1,4 +1,4 @@
-"""Keyed generators: the numbers depend on the key alone."""
+"""Keyed generators: the numbers depend only on the key."""
 
 import itertools
 
@@ -26,14 +26,15 @@ def test_every_part_of_the_key_matters():
 
 
 def test_neighboring_keys_share_no_numbers():
-    """A counter's stream must not be its neighbor's, shifted."""
+    """A counter's stream must not be a shifted copy of its neighbor's."""
     streams = [draw(0, Stream.AUGMENT, 0, position, count=2000) for position in range(8)]
     streams += [draw(0, stream, count=2000) for stream in Stream if stream != Stream.AUGMENT]
     assert len(set(itertools.chain.from_iterable(streams))) == sum(map(len, streams))
 
 
 def test_numbers_are_the_same_on_every_machine():
-    """Philox itself, set up by hand: seed and stream as the key, counters above the word that counts draws."""
+    """Compared with Philox set up by hand: seed and stream are the key, the counters are above the word that counts
+    draws."""
     bits = np.random.Philox(key=[11, int(Stream.MULTI_SCALE)], counter=[0, 2, 3, 4])
     by_hand = np.random.Generator(bits).random(5)
     np.testing.assert_array_equal(keyed_generator(11, Stream.MULTI_SCALE, 2, 3, 4).random(5), by_hand)

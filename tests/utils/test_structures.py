@@ -1,4 +1,4 @@
-"""The vocabulary: padding of ragged targets, batches that move as one."""
+"""Structures: padding of ragged targets, and batches that move to a device as a whole."""
 
 import numpy as np
 import pytest

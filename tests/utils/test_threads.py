@@ -11,7 +11,7 @@ A, B = Path("a"), Path("b")
 
 
 class Disk:
-    """Notes what is written; the first write waits until it is told to go on."""
+    """Records what is written; the first write blocks until it is released."""
 
     def __init__(self) -> None:
         self.written: list[tuple[Path, int]] = []

@@ -1,4 +1,4 @@
-"""Parameters follow from the key, and obey the hyper-parameters."""
+"""Parameters depend only on the key, and follow the hyper-parameters."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_plan_depends_on_the_key_and_not_on_global_generators():
 
 
 def test_a_plan_does_not_depend_on_its_batch():
-    """To the last bit: ranks draw other batches."""
+    """Bitwise, because other ranks draw other batches."""
     hyp = Hyperparameters(degrees=10, shear=3, perspective=0.0005, mixup=0.5, mosaic=0.6, flipud=0.5)
     keys = [SampleKey(p % len(SOURCE_HW), 3, p, (320, 256), (4, 2, 0, 5)[: p % 5]) for p in (*range(17), 40, 41, 7)]
     for settings in (hyp, Hyperparameters()):
@@ -69,7 +69,7 @@ def test_a_plan_does_not_depend_on_its_batch():
 
 
 def test_an_added_augmentation_does_not_change_the_draws_of_others(monkeypatch):
-    """It has a stream of its own, and a mixed sample's second picture has numbers of its own."""
+    """It has a separate random stream, and the second image of a mixed sample has separate numbers."""
 
     class Doubled(ColorJitter):
         name, columns = "doubled", None
@@ -144,7 +144,7 @@ def test_partners_are_uniform_over_the_data_set():
 
 
 def test_partners_come_uniformly_from_the_block():
-    """Of the block, not the picture itself, each once, all alike often; the other choices stay what they were."""
+    """Partners are distinct, never the image itself, and equally frequent; other draws do not change."""
     hyp, hw = Hyperparameters(mixup=1.0), np.full((100, 2), 320)
     counts = np.zeros(100, int)
     for position in range(400):

@@ -1,4 +1,4 @@
-"""One file a node, the same pixels as without it, and no trace of an in-memory one."""
+"""Image caches: one file per node, the same pixels as without a cache, and no memory left behind."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_damaged_disk_cache_is_created_again(index, tmp_path, harm):
 
 
 def test_images_cached_before_a_kill_are_kept(index, tmp_path, monkeypatch):
-    """SIGKILL in the middle of the filling, by a decoder; the next filling decodes the rest alone."""
+    """A decoder sends SIGKILL while the cache is filled; the next run only decodes the rest."""
     script = (
         "import os, pickle, sys\n"
         "from data.cache import disk as disk_cache\n"
@@ -186,7 +186,7 @@ def test_images_cached_before_a_kill_are_kept(index, tmp_path, monkeypatch):
 
 
 def test_the_map_grows_if_the_images_need_more_space(index, tmp_path, monkeypatch):
-    """The room is foreseen; should it not be enough, nothing is lost."""
+    """The space is estimated beforehand; if the estimate is too small, nothing is lost."""
     monkeypatch.setattr(disk_cache, "_BATCH_BYTES", 1)
     plain = disk_cache._Writer._open
 
@@ -223,7 +223,8 @@ def test_an_unreadable_image_stops_filling_the_cache(index, tmp_path):
 
 
 def _fill_together(ctx, index, folder):
-    """Two nodes of two ranks: each image is decoded once in the run; then once more where node 1 has lost its file."""
+    """Two nodes with two ranks each: every image is decoded once in the run, and once more after node 1 has lost its
+    file."""
     decoded = []
     plain = disk_cache.read_source
     disk_cache.read_source = lambda path, *sizes: decoded.append(Path(path).name) or plain(path, *sizes)
@@ -259,7 +260,7 @@ def test_nodes_with_the_same_data_fill_their_caches_together(index, tmp_path):
 
 
 def _fill_apart(ctx, index, folder):
-    """The nodes' data sets differ, so each decodes its own."""
+    """The nodes' data sets differ, so each node decodes its own."""
     index = replace(index, fingerprint=f"of node {ctx.node_rank}")
     leaders = one_per_node_group(ctx)
     cache = open_image_cache(
@@ -292,7 +293,7 @@ def test_cache_none_opens_no_cache(index):
 
 
 def test_a_flipped_bit_in_a_disk_cache_is_detected(index, tmp_path):
-    """Among the pixels it is an error that names the image; among what finds them the file is made anew."""
+    """In the pixels it is an error that names the image; in the index of the file, the file is created again."""
     cache = open_image_cache(index, imgsz=64, **options("disk", tmp_path))
     assert same_as_the_files(cache, index)
     (path,) = lmdbs(tmp_path)

@@ -1,4 +1,4 @@
-"""Pictures of every kind come out upright, 8-bit and RGB; damaged ones are told."""
+"""Images of every format are decoded upright, as 8-bit RGB; damaged ones are detected."""
 
 import io
 import struct
@@ -14,7 +14,8 @@ from utils.errors import UserError
 
 
 def gradient(height=24, width=40):
-    """Smooth, so that JPEG keeps it, and different on every side, so that turning it shows."""
+    """An image that is smooth, so that JPEG preserves it, and different on every side, so that rotations are
+    visible."""
     y, x = np.mgrid[:height, :width]
     return np.stack([x * 255 // width, y * 255 // height, (x + y) * 255 // (width + height)], 2).astype(np.uint8)
 
@@ -176,7 +177,7 @@ def test_a_truncated_jpeg_is_detected_and_trailing_bytes_are_accepted(tmp_path):
 
 
 def test_an_embedded_thumbnail_does_not_hide_truncation(tmp_path):
-    """An embedded thumbnail has an end marker of its own."""
+    """The thumbnail has its own end marker."""
     thumbnail = cv2.imencode(".jpg", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
     data = cv2.imencode(".jpg", gradient())[1].tobytes()
     data = data[:2] + b"\xff\xe2" + struct.pack(">H", len(thumbnail) + 2) + thumbnail + data[2:]
@@ -223,7 +224,7 @@ def test_random_headers_raise_only_the_expected_error(tmp_path):
 
 
 def test_wrong_checksums_of_a_png_are_detected(tmp_path):
-    """Decoders only warn, or say nothing."""
+    """Decoders only warn about them, or do not notice."""
     data = bytearray(cv2.imencode(".png", np.zeros((40, 50, 3), np.uint8))[1].tobytes())
     data[-1] ^= 1
     (tmp_path / "x.png").write_bytes(data)
@@ -232,7 +233,7 @@ def test_wrong_checksums_of_a_png_are_detected(tmp_path):
 
 
 def test_a_tiff_that_its_decoder_reports_as_damaged_is_refused(tmp_path):
-    """OpenCV gives what it could read of the picture, and logs an error."""
+    """OpenCV returns the part of the image that it could read, and logs an error."""
     picture = np.random.default_rng(0).integers(0, 256, (80, 60, 3), dtype=np.uint8)
     data = cv2.imencode(".tif", picture)[1].tobytes()
     refused = 0

@@ -1,4 +1,4 @@
-"""What `plain_jpeg` vouches for, the decoder takes; and it vouches for what encoders write."""
+"""`plain_jpeg` only accepts files that can be decoded, and accepts what common encoders write."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_other_files_are_left_to_the_decoder(name: str) -> None:
 
 
 def test_accepted_files_can_be_decoded() -> None:
-    """Bytes of the header are changed at random, one or a few at a time; OpenCV is the judge."""
+    """Random bytes of the header are changed, one or a few at a time; OpenCV is the reference."""
     rng = np.random.default_rng(1)
     vouched = 0
     for data in USUAL.values():

@@ -1,4 +1,4 @@
-"""YAMLs of YOLOv5 and Ultralytics resolve as they stand; mistakes in them are one line."""
+"""YAMLs of YOLOv5 and Ultralytics are read unchanged; mistakes in them are one line."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def test_splits_names_and_nc_are_read(tmp_path):
 
 
 def test_parent_folder_entries_of_exports_resolve_to_the_yamls_folder(tmp_path):
-    """A labelling service exports ``../train/images`` beside the YAML's ``train/images``."""
+    """A labeling service exports ``../train/images`` although ``train/images`` is next to the YAML."""
     (tmp_path / "set" / "train" / "images").mkdir(parents=True)
     text = "train: ../train/images\nval: ../valid/images\nnc: 1\nnames: ['a']\nroboflow:\n  license: MIT\n"
     spec = load_dataset_spec(write(tmp_path / "set", text))
@@ -148,7 +148,7 @@ def test_shipped_yamls_load_without_running_their_downloads(path):
 
 
 def test_public_data_sets_are_found_by_name(tmp_path, monkeypatch):
-    """As in YOLOv5: a bare name is one of configs/data where there is no such file; a file of that name comes first."""
+    """As in YOLOv5, a bare name refers to configs/data unless there is a file of that name."""
     monkeypatch.chdir(tmp_path)
 
     def opened(data: str):

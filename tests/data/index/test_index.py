@@ -1,5 +1,4 @@
-"""Scanning: the formats agree, every defect has its line, nothing in the data set is touched, caches are neither stale
-nor fragile."""
+"""Scanning: the formats agree, every defect is reported, the data set is not changed, and caches are never stale."""
 
 import errno
 import hashlib
@@ -39,7 +38,7 @@ JSON_NUMBERS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity", "1e999": "
 
 @pytest.fixture
 def lines(caplog):
-    """What the user is told, cleared by `lines.clear()`."""
+    """The logged messages, cleared by `lines.clear()`."""
     logger = logging.getLogger("lockstep")
     propagate, logger.propagate = logger.propagate, True
     with caplog.at_level(logging.INFO, "lockstep"):
@@ -48,7 +47,8 @@ def lines(caplog):
 
 
 def told(lines, *, unlabelled=False):
-    """What was said; that ü has no label file, which is so in nearly every test, only where it is asked for."""
+    """The logged messages. The one about ü's missing label file, which nearly every test gets, is only included if
+    ``unlabelled``."""
     messages = [m for m in lines.messages if not m.startswith("scanning ")]
     messages = [m for m in messages if unlabelled or "1 of 5 images have no label file" not in m]
     lines.clear()
@@ -84,7 +84,7 @@ def write_yaml(root, text="", names=NAMES):
 
 @pytest.fixture
 def root(tmp_path):
-    """A small set with all three kinds of labels."""
+    """A small data set with labels in all three formats."""
     root = tmp_path / "set"
     images, labels, voc = root / "images" / "train", root / "labels" / "train", root / "voc"
     coco = {
@@ -126,7 +126,7 @@ def assert_same(a, b, atol=0.0, but=()):
 
 
 def tree_state(root):
-    """Everything about the files that a scan might disturb."""
+    """Everything about the files that a scan could change."""
     return {
         str(p.relative_to(root)): (
             (p.stat().st_mtime_ns, p.stat().st_mode),
@@ -271,7 +271,7 @@ def test_each_defect_is_reported_on_its_own_line(root, tmp_path, lines):
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e999"])
 @pytest.mark.parametrize("label", ["", "annotations: voc\n", "annotations: instances.json\n"])
 def test_files_with_non_finite_labels_are_bad(root, tmp_path, label, number):
-    """Also where other rows of the file are sound: without the object, its pixels would be taught as background."""
+    """Even if other rows of the file are valid: without the object, its pixels would be trained as background."""
     coco = json.loads((root / "instances.json").read_text())
     place = coco["annotations"].index(next(a for a in coco["annotations"] if a["bbox"][0] == 8))
     text = (root / "instances.json").read_text().replace('"bbox": [8, ', f'"bbox": [{JSON_NUMBERS[number]}, ')
@@ -427,7 +427,7 @@ def test_missing_and_empty_data_is_one_line(root, tmp_path):
 
 
 def touch(path, data, mtime_ns):
-    """Writes and restores what a coarse clock could leave the same."""
+    """Writes a file and moves its modification time, which a coarse clock could leave unchanged."""
     path.write_bytes(data)
     os.utime(path, ns=(mtime_ns, mtime_ns))
 
@@ -551,7 +551,7 @@ def test_a_full_disk_leaves_no_half_written_cache(root, tmp_path, lines, monkeyp
 
 @pytest.mark.parametrize("failing", ["images/train/b.png", "labels/train/b.txt", "labels/train"])
 def test_a_failing_disk_does_not_change_the_data_set(root, tmp_path, monkeypatch, failing):
-    """An image left out or taken as background would stay so: neither name nor time of its files tells of it."""
+    """An image that was left out or treated as background would stay so: names and times of its files do not change."""
 
     def fails_there(call):
         def called(path, *rest, **options):
@@ -581,7 +581,7 @@ def test_an_index_can_be_sent_to_other_processes(root, tmp_path):
 
 
 def test_the_unfinished_index_of_a_killed_process_is_removed(tmp_path):
-    """With the next one of that name; one that is being written stays."""
+    """It is removed with the next write of that name; one that is being written is kept."""
     path = tmp_path / "train-0.index"
     left, written = (path.with_name(f".{path.name}.{what}.tmp") for what in ("0123abcd", "4567abcd"))
     left.touch()

@@ -1,4 +1,4 @@
-"""train.py under torchrun whose first process fails, or is killed, while it scans and the other waits for it."""
+"""train.py under torchrun when the first process fails or is killed during the scan, while the other waits for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def start(tmp_path: Path, data: Path, odd: str = "") -> subprocess.Popen:
 
 
 def processes_of(tmp_path: Path) -> dict[int, bytes]:
-    """Environments of the living processes that ``start`` has started, by process id."""
+    """Environments of the running processes that ``start`` has started, by process id."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""Each format's parser, and the checks that all share, against plain scalar references."""
+"""The parser of each format, and the common checks, compared with simple scalar references."""
 
 import json
 import math
@@ -178,7 +178,7 @@ def test_no_rows_give_no_boxes():
 
 
 def reference(rows, height, width):
-    """The rules, a row at a time."""
+    """The rules, one row at a time."""
     kept, seen = [], set()
     for c, x1, y1, x2, y2, *_ in rows:
         x1, x2, y1, y2 = x1 * width, x2 * width, y1 * height, y2 * height

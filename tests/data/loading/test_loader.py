@@ -1,4 +1,4 @@
-"""Loaders: batches that do not depend on workers or ranks, and a stream that starts anywhere."""
+"""Loaders: batches that do not depend on workers or ranks, and a stream that can start anywhere."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def index(tmp_path_factory):
 
 @pytest.fixture
 def open_loader(index, monkeypatch):
-    """The builders on a ready index."""
+    """A loader for an existing index."""
     monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
 
     class Spec:
@@ -78,7 +78,7 @@ def test_the_number_of_workers_does_not_change_the_batches(open_loader, workers)
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
 @pytest.mark.parametrize("options", [{}, {"quad": True}, {"multi_scale": True}, {"rect": True}])
 def test_memory_is_reused_only_after_its_batch_is_released(open_loader, options):
-    """Worker and parent use a few places again and again; what is still held stays as it is, however much that is."""
+    """Worker and parent reuse a few slots; batches that are still referenced do not change, however many there are."""
     alone = list(islice(open_loader(**options), 24))
     loader = open_loader(workers=2, **options)
     for _ in range(2):  # another iteration, with batches on their way when the first one was given up
@@ -369,7 +369,7 @@ def _is_alive(pid: int) -> bool:
 
 @pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="has nothing to wait for signals with")
 def test_a_worker_ends_if_its_parent_was_killed_during_its_setup():
-    """A fork takes a while; the kernel then says that the worker's parent is another process."""
+    """Forking takes time; if the parent died meanwhile, the kernel reports another parent."""
     program = (
         "import os, time; from data.loading.worker import init_worker; init_worker(os.getppid() + 1, 0); time.sleep(60)"
     )

@@ -1,4 +1,4 @@
-"""Training pictures rendered on the device (here the CPU): batches equal on any workers, ranks, cache and restart."""
+"""Training images rendered on the device (here the CPU): equal batches for any workers, ranks, caches and restarts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def index(tmp_path_factory) -> DatasetIndex:
 
 @pytest.fixture
 def loader_of(index, monkeypatch):
-    """The builders on a ready index."""
+    """A loader for an existing index."""
     monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
 
     class Spec:
@@ -83,7 +83,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_batches_equal_those_of_the_host_up_to_rounding(batches_of, options):
-    """The same images, labels and layout; pixels differ by interpolation and at edges of tiles only."""
+    """The images, labels and layout are equal; pixels differ only by interpolation and at the edges of tiles."""
     host = dict(options, cache="none", render_on="host")
     for ours, theirs in zip(islice(batches_of(**options), 5), batches_of(**host)):
         assert_same(ours, theirs, but=("images",))
@@ -109,7 +109,7 @@ def test_workers_ranks_cache_and_restart_do_not_change_the_batches(batches_of, o
 
 
 def test_with_a_device_cache_workers_send_no_pixels(loader_of):
-    """A hundred numbers a tile, some hundred bytes a picture for its labels and name; no pixels."""
+    """A hundred numbers per tile and a few hundred bytes per image for its labels and name, but no pixels."""
     planned = next(iter(loader_of(cache="device")))
     assert isinstance(planned, PlannedBatch)
     assert planned.groups[0].pixels is None
@@ -168,7 +168,7 @@ def _caches_on_a_rank(ctx, *indices: DatasetIndex) -> list[np.ndarray | str]:
 
 
 def test_each_rank_decodes_a_part_and_receives_all_images(index, tmp_path):
-    """And an image that cannot be decoded ends them all."""
+    """An image that cannot be decoded ends all ranks."""
     damaged = write_dataset(tmp_path, SIZES[:6])
     Path(damaged.path(5)).write_bytes(b"\x89PNG")
     (alone,) = _caches_on_a_rank(SINGLE, index)

@@ -1,4 +1,4 @@
-"""The torch renderer against the OpenCV renderer, and against itself in other batches and from other memory."""
+"""The torch renderer compared with the OpenCV renderer, and with itself in other batches and from other memory."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def opencv_pictures(plans: list[SamplePlan], images: list[np.ndarray]) -> np.nda
 @pytest.mark.parametrize("mosaic", [0.0, 1.0])
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_the_torch_renderer_equals_the_opencv_renderer(images, geometry, mosaic, canvas):
-    """Flips, color, mixing and strong shrinking included. Where there is rotation the two draw a tile's last pixel by
-    different rules; elsewhere every pixel agrees."""
+    """Including flips, color, mixing and strong shrinking. With rotation, the two render the last pixel of a tile by
+    different rules; otherwise every pixel agrees."""
     plans = draw(Hyperparameters(mosaic=mosaic, mixup=0.5, **GEOMETRIES[geometry]), 12, canvas)
     assert any(len(plan.pictures) == 2 for plan in plans)
     ours = pictures(plans, images).astype(np.float32)
@@ -68,7 +68,7 @@ def test_the_torch_renderer_equals_the_opencv_renderer(images, geometry, mosaic,
 
 
 def test_fine_detail_equals_the_opencv_renderer():
-    """Noise of single pixels, nowhere shrunk to half: bilinear weights are the same."""
+    """Noise of single pixels, shrunk to no less than half: the bilinear weights are equal."""
     rng = np.random.default_rng(1)
     images = [rng.integers(0, 256, (int(h), int(w), 3), dtype=np.uint8) for h, w in SIZES]
     plans = draw(Hyperparameters(scale=0.3), 12, (256, 256))
@@ -144,7 +144,7 @@ def test_mipmap_levels_halve_down_to_the_allowed_size():
 
 
 def test_regions_of_a_smaller_level_stay_inside_it(images):
-    """Slivers at the far edges of images that shrink strongly: rounding must not read a neighbor's pixels."""
+    """Narrow regions at the far edges of images that shrink strongly: rounding must not read a neighbor's pixels."""
     plans = []
     for size in (3, 5, 31, 90):
         for gain in (0.4, 0.11, 0.03):

@@ -1,4 +1,4 @@
-"""Pixels and boxes against the classic two-step pipeline, and against drawn rectangles."""
+"""Pixels and boxes compared with the classic two-step pipeline, and with drawn rectangles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def still(**changes) -> Hyperparameters:
 
 
 def drawn(plan: SamplePlan, images: list[np.ndarray], labels: np.ndarray | None = None):
-    """The picture, and its labels if every image has ``labels`` (n, 5)."""
+    """The image, and its labels if every source image has ``labels`` (n, 5)."""
     labels = np.zeros((0, 5), np.float32) if labels is None else labels
     sizes = np.array([image.shape[:2] for image in images])
 
@@ -40,7 +40,7 @@ def translation(x: float, y: float) -> np.ndarray:
 
 
 def affine_matrix(u: np.ndarray, hyp: Hyperparameters, frame_hw: tuple, canvas_hw: tuple) -> np.ndarray:
-    """`RandomPerspective` for one picture, as a product of matrices."""
+    """`RandomPerspective` for one image, as a product of matrices."""
     perspective, turn, shear = np.eye(3), np.eye(3), np.eye(3)
     tilt = u[6:8] * hyp.perspective
     reach = abs(tilt[0]) * frame_hw[1] / 2 + abs(tilt[1]) * frame_hw[0] / 2
@@ -62,7 +62,8 @@ def flip_matrix(u: np.ndarray, hyp: Hyperparameters, canvas_hw: tuple) -> np.nda
 
 
 def two_step(key: SampleKey, images: list[np.ndarray], hyp: Hyperparameters, seed: int) -> np.ndarray:
-    """Paste onto a double canvas, then warp a window out of it at four samples a pixel and side, in floating point."""
+    """Pastes onto a canvas of twice the size, then warps a window out of it with four samples per pixel and axis, in
+    floating point."""
     (u,) = keyed_uniforms(seed, Stream.AUGMENT, [(key.epoch, key.position)], MIXUP_COLUMNS.stop)
     height, width = key.canvas_hw
     is_mosaic = u[0] < hyp.mosaic
@@ -117,7 +118,7 @@ def rectangle(height: int, width: int, box: tuple[int, int, int, int], backgroun
 
 
 def coverage_box(image: np.ndarray) -> np.ndarray:
-    """The extent of pixels that the rectangle covers by half or more."""
+    """The extent of the pixels of which the rectangle covers at least half."""
     share = (image[..., 0].astype(np.float64) - GREY) / (OBJECT[0] - GREY)
     ys, xs = np.nonzero(share > 0.5)
     return np.array([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1], np.float64)

@@ -1,4 +1,6 @@
-"""Staging: shared files are opened once in all, every node ends with the whole set, what was interrupted goes on."""
+"""Staging: shared files are opened once in total, every node gets the whole data set, and interrupted copies are
+resumed.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,8 @@ def every_file_once(source: Path) -> Counter[str]:
 
 
 def _two_nodes(ctx, source, places):
-    """What each has in the end, and what was opened in each of four starts: a first one, a second, one after node 1's
-    disk was lost, and one after both lost the same half."""
+    """The final content of each node, and the files opened in each of four starts: the first, the second, one after
+    node 1 lost its disk, and one after both lost the same half."""
     opened, place = [], Path(places.replace("{node_rank}", str(ctx.node_rank)))
     for start in range(4):
         if start == 2 and ctx.rank == 2:
@@ -85,7 +87,7 @@ def test_two_nodes_open_each_shared_file_once(tmp_path):
 
 
 def _late(ctx, source, places, how):
-    """Node 1's reading takes longer than the group's timeout, or fails, or its process is killed."""
+    """Node 1 reads for longer than the group's timeout, or fails, or its process is killed."""
     plain, begun = stage_copy._read_checked, time.monotonic()
 
     def slow(path, stamp):
@@ -141,7 +143,7 @@ def test_a_staging_folder_that_nodes_share_is_refused(tmp_path):
 
 
 def test_an_interrupted_copy_is_resumed(tmp_path, monkeypatch):
-    """What was written is kept if its digest is right, though stamps cannot tell."""
+    """Written files are kept if their digests are correct, since modification times prove nothing."""
     source = write_dataset(tmp_path / "set", train=9, val=4)
     plain, count = stage_copy._read_checked, itertools.count()
 
@@ -195,7 +197,7 @@ def test_changes_of_the_original_are_copied(tmp_path):
 
 
 def test_lists_links_and_files_outside_the_folder_are_copied(tmp_path):
-    """Rows with absolute paths, images beside the data set's folder and linked folders: all are in the copy."""
+    """Rows with absolute paths, images outside the data set's folder and linked folders are all in the copy."""
     shared, names = tmp_path / "shared", ["light", "dark"]
     write_dataset(shared / "real", train=3, val=2)
     (shared / "pool" / "images").mkdir(parents=True)
@@ -312,7 +314,7 @@ def _run_script(cwd: Path, *words: str) -> str:
 
 
 def test_train_and_val_use_the_copy(tmp_path):
-    """Also with decoded images on disk; val.py finds the data of the checkpoint, not the copy."""
+    """Also with a disk cache; val.py finds the original data of the checkpoint, not the copy."""
     source = write_dataset(tmp_path / "set", train=4, val=2)
     model = write_model(tmp_path / "tiny.yaml")
     own = ["--device", "cpu", "--workers", "0", "--noplots", "--project", str(tmp_path / "runs"), "--stage"]

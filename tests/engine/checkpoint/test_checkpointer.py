@@ -120,7 +120,7 @@ def test_a_non_finite_average_is_not_saved(tmp_path):
 
 
 class _FullDisk:
-    """A file that has room for some bytes only."""
+    """A file that only accepts some bytes."""
 
     def __init__(self, file, room: int) -> None:
         self.file, self.room = file, room
@@ -243,7 +243,7 @@ def test_a_kill_during_writing_leaves_a_complete_file(tmp_path):
 
 
 def test_bytes_before_the_archive_are_not_read(tmp_path):
-    """torch would read a copy there, whose checksums nobody has looked at."""
+    """torch would read a copy there, whose checksums are not verified."""
     path = tmp_path / "last.pt"
     write_checkpoint({"epoch": 1}, path)
     path.write_bytes(path.read_bytes() * 2)
@@ -252,7 +252,7 @@ def test_bytes_before_the_archive_are_not_read(tmp_path):
 
 
 def test_a_flipped_bit_is_refused(tmp_path):
-    """Torch does not look at the checksums in its files."""
+    """torch does not verify the checksums in its files."""
     save(tmp_path, parts())
     path = tmp_path / "last.pt"
     data, weight = bytearray(path.read_bytes()), read_checkpoint(path)["model"]["0.weight"].numpy().tobytes()
@@ -276,7 +276,7 @@ def test_weights_that_are_not_tensors_are_refused(tmp_path, weight):
 
 
 def test_a_counter_of_another_shape_is_one_line(tmp_path):
-    """Counters are not among the weights whose shapes are compared first."""
+    """Counters are not among the weights, whose shapes are compared first."""
     model = build_detector("yolov8n", 2)
     tensors = model.state_dict()
     name = next(n for n in tensors if n.endswith("num_batches_tracked"))

@@ -65,7 +65,7 @@ def test_changed_circumstances_are_listed():
 
 
 def test_a_restart_finds_its_own_run_only(tmp_path: Path):
-    """Any of the launchers that carried it is enough: nodes come and go."""
+    """One of the launchers of the earlier start is enough, because nodes come and go."""
     for name in ("exp", "exp2"):
         (tmp_path / name).mkdir()
     assert run_of_launch(tmp_path, ["job node0 1"]) is None

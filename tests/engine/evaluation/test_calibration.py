@@ -1,4 +1,4 @@
-"""Reliability and calibration error against counting, and against detections that are calibrated by construction."""
+"""Reliability and calibration error compared with counting, and for detections that are calibrated by construction."""
 
 import numpy as np
 import pytest
@@ -9,14 +9,14 @@ from tests.helpers.scoring import random_case
 
 
 def outcomes_of(scores, true_positive):
-    """Of detections of one class."""
+    """The outcomes of detections of one class."""
     order = np.argsort(-scores, kind="stable")
     return known_outcomes(np.zeros(scores.size, dtype=np.int64), scores[order], true_positive[order], 1)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_calibration_equals_counting(seed):
-    """On detections with crowd, ties and scores on the edges of bins."""
+    """For detections with crowd, ties and scores on the edges of bins."""
     gt, table, num_classes = random_case(seed, crowd_share=0.4, rounding=2)
     outcomes = sort_by_class(match_detections(gt, table, num_classes))
     tp, fp = outcomes.at_first_iou()

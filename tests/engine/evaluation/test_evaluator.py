@@ -44,7 +44,7 @@ def make_split(num_images, seed=0):
 
 
 def make_batches(gt, letterbox, batch_size=2):
-    """Batches whose pixels hold the image's index, in no particular order of images."""
+    """Batches whose pixels contain the image's index, in shuffled order."""
     order = np.random.default_rng(7).permutation(gt.num_images)
     batches = []
     for start in range(0, gt.num_images, batch_size):
@@ -64,7 +64,7 @@ def make_batches(gt, letterbox, batch_size=2):
 
 
 class TinyNet(nn.Module):
-    """Its one output is the mean pixel in [0, 1], so that an image can be told by it; it notes how it was called."""
+    """Its only output is the mean pixel in [0, 1], which identifies the image; it records how it was called."""
 
     def __init__(self):
         super().__init__()
@@ -79,7 +79,7 @@ class TinyNet(nn.Module):
 
 
 class Oracle:
-    """Postprocess that returns each image's labels in canvas pixels, and one wrong box of low score."""
+    """Postprocessing that returns each image's labels in canvas pixels, and one wrong box with a low score."""
 
     def __init__(self, gt, letterbox):
         self.gt, self.letterbox = gt, letterbox
@@ -128,7 +128,8 @@ def context(rank, world):
 
 
 def run_ranks(monkeypatch, gt, letterbox, world):
-    """Rank 0's evaluator and result with batches dealt to ``world`` ranks, one after another in this process."""
+    """Rank 0's evaluator and result; the batches are distributed over ``world`` ranks, which run one after another in
+    this process."""
     shares = []
 
     def gather(ctx, arrays):

@@ -1,4 +1,4 @@
-"""Scoring against pycocotools, brute force and closed forms."""
+"""Scoring compared with pycocotools, brute force and closed forms."""
 
 import gzip
 import json
@@ -18,7 +18,7 @@ SHARED = Path(__file__).parents[3].parent / "shared"
 
 
 def stats_of(result):
-    """As pycocotools orders them."""
+    """The results in pycocotools' order."""
     overall = [result.metrics[name] for name in ("AP", "AP50", "AP75")]
     return np.array([*overall, result.ap_small, result.ap_medium, result.ap_large])
 

@@ -1,4 +1,4 @@
-"""Scores by size against pycocotools."""
+"""Scores by object size compared with pycocotools."""
 
 import numpy as np
 import pytest

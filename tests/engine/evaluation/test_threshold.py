@@ -1,4 +1,4 @@
-"""The confidence with the best F1: from a validation in training, by the checkpoint, to detection."""
+"""The confidence with the best F1: found by validation in training, stored in the checkpoint, used in detection."""
 
 import dataclasses
 

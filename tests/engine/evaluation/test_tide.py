@@ -1,4 +1,4 @@
-"""Kinds of errors and their cost against a plain reading of the definitions, one detection at a time."""
+"""Types of errors and their cost compared with a literal implementation of the definitions, one detection at a time."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ def iou(a, b):
 
 
 def average_precision(found, objects):
-    """101-point AP of [(score, right)], best first where scores are equal, by the definition."""
+    """101-point AP of [(score, is_correct)] by its definition; of equal scores, correct ones come first."""
     hits, points = 0, []
     for number, (_, right) in enumerate(sorted(found, key=lambda d: -d[0]), 1):
         hits += right
@@ -30,7 +30,8 @@ def average_precision(found, objects):
 
 
 def by_hand(gt, table, num_classes):
-    """Counts (C, 6), cost (6,), cost of all false positives, of all that is not found; no crowd, one object a spot."""
+    """Counts (C, 6), cost (6,), cost of all false positives, cost of all missed objects; without crowd, and with
+    distinct objects."""
     image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
     corners = np.c_[gt.boxes_xywh_px[:, :2], gt.boxes_xywh_px[:, :2] + gt.boxes_xywh_px[:, 2:]]
     taken_by, right = {}, np.zeros(table.scores.size, dtype=bool)
@@ -63,7 +64,7 @@ def by_hand(gt, table, num_classes):
     missed = [m for m in range(len(image)) if m not in taken_by and m not in goals.values()]
 
     def ap(detections, dropped=()):
-        """Mean AP of (class, score, right), with the objects ``dropped`` not asked for."""
+        """Mean AP of (class, score, is_correct), without the objects ``dropped``."""
         values = []
         for c in np.unique(gt.classes):
             objects = sum(gt.classes[m] == c and m not in dropped for m in range(len(image)))
@@ -102,7 +103,7 @@ def by_hand(gt, table, num_classes):
 
 
 def distinct_case(seed):
-    """Few detections, all of different scores, on objects of which no two are alike; classes are often mistaken."""
+    """Few detections with distinct scores on distinct objects; classes are often wrong."""
     gt, table, num_classes = random_case(seed, num_images=6, crowd_share=0, per_image=60, rounding=9)
     rng = np.random.default_rng(seed)
     boxes = gt.boxes_xywh_px + rng.uniform(0, 0.3, gt.boxes_xywh_px.shape)
@@ -129,7 +130,7 @@ def test_error_types_equal_a_loop_over_the_definitions(seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_every_false_positive_has_one_type_and_corrections_never_lower_ap(seed):
-    """With crowd, ties, equal boxes and more than 100 detections of a class."""
+    """Also with crowd, ties, equal boxes and more than 100 detections of a class."""
     gt, table, num_classes = random_case(seed)
     matches = match_detections(gt, table, num_classes)
     split, result = split_errors(matches), score_detections(gt, table, num_classes)

@@ -79,7 +79,7 @@ def test_momentum_after_the_first_step_equals_torchs():
 
 
 def test_a_late_first_gradient_starts_with_zero_momentum(tmp_path):
-    """--skip-zero-grads leaves some out; a checkpoint of before has no momentum for those."""
+    """--skip-zero-grads skips some parameters; earlier checkpoints contain no momentum for those."""
     model = network()
     sgd = build_optimizer(model, "SGD", lr=0.05, momentum=0.9, weight_decay=0.0)
     first, *rest = model.parameters()
@@ -182,7 +182,7 @@ def test_muon_updates_a_parameter_independently_of_the_others():
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Muon"])
 def test_a_non_finite_step_changes_nothing(name):
-    """Steps with a poisoned one among them end where the same steps without it do."""
+    """Steps that include a non-finite one end with the same weights as the same steps without it."""
     clean, poisoned = network(), network()
     options = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}
     a, b = (build_optimizer(m, name, **options) for m in (clean, poisoned))
@@ -239,7 +239,7 @@ def test_set_rates_updates_all_groups():
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Muon"])
 def test_pretrained_parameters_have_a_multiplied_rate(name):
-    """The first step of each parameter is a multiple of the step that it takes when nothing comes from weights."""
+    """The first step of each parameter is a multiple of the step that it takes if no parameter is pretrained."""
     known = ("0.weight", "1.weight", "1.bias")
 
     def moved(**options) -> dict[str, torch.Tensor]:
@@ -289,8 +289,8 @@ def test_auto_depends_on_the_length_of_the_run():
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Muon"])
 def test_a_loaded_optimizer_continues_as_an_uninterrupted_one(name):
-    """Also with channels_last weights: the saved state has another layout than the weights, and fused kernels walk
-    through both as they lie in memory."""
+    """Also with channels_last weights: the saved state has another memory layout than the weights, and fused kernels
+    ignore strides."""
 
     def run(interrupted: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Muon on a CPU and as it runs on a GPU: matrices of several shapes padded to a common one, all in one vector."""
+"""Muon on a CPU, and as on a GPU: matrices of several shapes are padded to a common one, all in one vector."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def take_steps(optimizer: Muon, parameters: list[nn.Parameter], seeds, bad: int 
 
 
 def plain_muon(parameters: list[Tensor], momenta: list[Tensor], *, bad: bool, nesterov: bool) -> None:
-    """One step of each parameter as the bits have always been: matrices of one shape in one batch, nothing padded."""
+    """One step of each parameter in the reference formulation: matrices of one shape in one batch, without padding."""
     bad = torch.tensor(bad)
     keep = 1 - bad.to(torch.float32)
     gradients = [torch.where(bad, m, p.grad) for m, p in zip(momenta, parameters)]
@@ -183,7 +183,7 @@ def test_parameters_without_a_gradient_do_not_change():
 
 @pytest.mark.parametrize("first", [False, True], ids=["written exact", "written padded"])
 def test_padded_and_plain_updates_continue_each_others_state(monkeypatch, first):
-    """Also state that lies in memory in another order than the weights do, as it comes out of a file."""
+    """Also state with other strides than the weights, as it is read from a file."""
     whole, halves = make_parameters(), make_parameters()
     reference = Muon(whole, **OPTIONS)
     take_steps(reference, whole, range(4))
@@ -207,7 +207,7 @@ def test_padded_and_plain_updates_continue_each_others_state(monkeypatch, first)
 
 @pytest.mark.usefixtures("always_padded")
 def test_gradients_may_have_another_memory_layout():
-    """A contiguous gradient of a channels_last kernel."""
+    """A channels_last kernel with a contiguous gradient."""
     a, b = make_parameters(), make_parameters()
     for parameters in (a, b):
         set_gradients(parameters, 0)
@@ -254,7 +254,7 @@ def test_very_different_shapes_are_not_padded_to_one():
 
 @pytest.mark.parametrize(("is_padded", "most"), [(True, 140), (False, 760)])
 def test_a_padded_step_launches_few_kernels(monkeypatch, is_padded, most):
-    """A GPU at small batches is bound by their number: of yolov8n's 63 matrices exact shapes take about 740."""
+    """With small batches a GPU is limited by their number: without padding, yolov8n's 63 matrices take about 740."""
     monkeypatch.setattr(muon, "pads_matrices", lambda device: is_padded)
     parameters = split_parameters(build_detector("yolov8n", 80).to(memory_format=torch.channels_last))["weight"]
     optimizer = Muon(parameters, **OPTIONS)
@@ -282,7 +282,7 @@ def _sharded(ctx) -> tuple[list[Tensor], dict | None]:
 
 @pytest.mark.usefixtures("always_padded")
 def test_sharded_state_equals_the_unsharded_one():
-    """Each process pads what it holds; the state that is brought together is the whole one's."""
+    """Each process pads its own parameters; the gathered state equals the unsharded one."""
     parameters = make_parameters()
     optimizer = Muon(parameters, **OPTIONS)
     take_steps(optimizer, parameters, range(3))

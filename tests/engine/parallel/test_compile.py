@@ -1,4 +1,4 @@
-"""--compile: what is chosen when, one graph for all whole batches, and the numbers of the uncompiled step."""
+"""--compile: which options are chosen, one graph for all whole batches, and the results of the uncompiled step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def no_leftovers():
 
 
 def counting(graphs: list[fx.GraphModule]) -> Callable:
-    """A backend that compiles nothing and notes what it was given."""
+    """A backend that compiles nothing and records the graphs."""
 
     def backend(graph: fx.GraphModule, _: list) -> Callable:
         graphs.append(graph)
@@ -80,7 +80,7 @@ def test_a_deterministic_run_adds_gradients_of_the_loss_in_a_fixed_order():
 
 
 def test_one_loss_graph_serves_all_numbers_of_images_and_boxes(monkeypatch):
-    """In training; validation leaves it uncompiled."""
+    """In training; in validation the loss is not compiled."""
     graphs, real = [], torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, backend=counting(graphs), **options))
     model = build_detector(TINY_MODEL | {"end2end": True}, 2, seed=0)
@@ -177,7 +177,7 @@ def test_built_in_models_train_in_one_graph(name):
 
 
 def steps_taken(step, model) -> torch.Tensor:
-    """Weights after steps of one, of two and of three micro-batches."""
+    """Weights after steps with one, two and three micro-batches."""
     for update, count in enumerate((1, 2, 3), start=1):
         step([make_batch(4, seed=10 * update + n) for n in range(count)], [4] * count, update)
     assert all(values.finite for values in step.reader.pop(leave=0))
@@ -198,7 +198,7 @@ def test_ddp_with_graph_splitting_does_not_use_static_graph(monkeypatch, flags, 
 
 @pytest.mark.parametrize("virtual_ranks", [0, 2])
 def test_gradients_accumulate_despite_reused_graph_memory(virtual_ranks):
-    """Also the proof that the stand-in for CUDA graphs would show a sum that lies there."""
+    """Also proves that the stand-in for CUDA graphs detects sums in reused memory."""
     expected = steps_taken(*make_step(CPU, "anchor_free", virtual_ranks=virtual_ranks))
     plan = Compilation(pictures=4, cuda_graphs=True)
     got = steps_taken(*compiled_step(replayed_memory(), plan, virtual_ranks=virtual_ranks))
@@ -211,7 +211,7 @@ def test_gradients_accumulate_despite_reused_graph_memory(virtual_ranks):
 @pytest.mark.slow
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 def test_the_compiled_step_equals_the_uncompiled_one(cuda_graphs):
-    """With torch's own compiler, as `Compilation.apply` has it; on a CPU it leaves CUDA graphs out."""
+    """With torch's own compiler, as in `Compilation.apply`; on a CPU it does not use CUDA graphs."""
     plan = Compilation(pictures=4, cuda_graphs=cuda_graphs, loss=True)
     step, model = make_step(CPU, "anchor_free", compilation=plan)
     plan.apply(model, step.criterion)

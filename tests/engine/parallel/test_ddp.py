@@ -19,7 +19,7 @@ from utils.distributed.context import DistributedContext
 
 
 class _Forked(nn.Module):
-    """A branch whose result is dropped."""
+    """A model with a branch whose result is not used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class _AutocastSeen(nn.Module):
 
 
 def test_data_parallel_replicas_use_the_callers_autocast_type(monkeypatch):
-    """torch starts a thread a replica, in which autocast is on but has its default type."""
+    """torch starts one thread per replica, in which autocast is on but has its default type."""
 
     def in_threads(modules, inputs, kwargs, devices):
         is_on, found = torch.is_autocast_enabled("cpu"), {}

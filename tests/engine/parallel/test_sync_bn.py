@@ -1,5 +1,6 @@
-"""Batch norm over several processes, by our own operations and as on GPUs: torch's kernels for those are replaced by
-formulas that do what CUDA's sources do."""
+"""Batch norm over several processes, with our own operations and as on GPUs: torch's CUDA kernels are replaced by
+formulas that follow their source code.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def _stats(x, eps):
 
 
 def _gather_stats(x, means, inverses, running_mean, running_var, momentum, eps, counts):
-    """As the kernel does it, one process after another, the running count an integer."""
+    """As in the kernel: one process after another, with an integer running count."""
     average, squares, number = torch.zeros_like(means[0]), torch.zeros_like(means[0]), 0
     for mean, inverse, count in zip(means, inverses, counts.tolist()):
         variance = ((1 / inverse) ** 2 - eps) * count
@@ -76,7 +77,7 @@ _KERNELS = {
 
 
 def _as_on_a_gpu() -> None:
-    """In this process, which does nothing else."""
+    """Replaces the kernels in this process, which is used for nothing else."""
     for name, kernel in _KERNELS.items():
         setattr(torch, name, kernel)
     sync_bn._has_kernels = lambda device: True
@@ -124,7 +125,7 @@ def test_buffers_are_averaged_over_ranks():
 
 
 def _mixed(ctx):
-    """bfloat16 in channels_last, as under autocast: by our operations, and by kernels."""
+    """bfloat16 in channels_last, as under autocast: with our operations, and with the kernels."""
     images = torch.randn(4, 6, 5, 5, generator=torch.Generator().manual_seed(ctx.rank))
     images = images.bfloat16().contiguous(memory_format=torch.channels_last)
     results = []
@@ -164,7 +165,8 @@ def test_no_operation_waits_for_the_device():
 
 
 def test_conversion_keeps_keys_parameters_and_results():
-    """Keys, parameters and buffers are the same objects; scoring, fused weights and the averaged model as before."""
+    """Keys, parameters and buffers are the same objects; evaluation, fused weights and the averaged model do not
+    change."""
     plain = build_detector("yolov8n", 3, seed=1)
     keys, held = list(plain.state_dict()), [*plain.parameters(), *plain.buffers()]
     images = torch.rand(1, 3, 64, 64)

@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Muon"])
 def test_gradients_have_the_strides_of_their_parameters(optimizer, channels_last):
-    """Fused optimizers walk through both side by side: on a CPU without looking, on a GPU they refuse. So two virtual
-    ranks with the statistics of the whole batch are one."""
+    """Fused optimizers ignore different strides on a CPU and refuse them on a GPU. Two virtual ranks with the
+    statistics of the whole batch must equal one."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     ends = []
     for virtual_ranks in (0, 2):
@@ -48,7 +48,7 @@ def test_gradients_have_the_strides_of_their_parameters(optimizer, channels_last
 
 
 def leaves(count: int, length: int) -> list[torch.Tensor]:
-    """Values of very different sizes: any other order of addition rounds otherwise."""
+    """Values of very different magnitudes, so that every other order of addition rounds differently."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(length, generator=generator) * 10.0 ** (i % 5) for i in range(count)]
 
@@ -87,7 +87,7 @@ def _sum(ctx, count: int, length: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("length", [1, 3, 1001])
 def test_every_process_gets_the_same_tree_sum(length):
-    """Also lengths that the processes do not divide."""
+    """Also for lengths that are not divisible by the number of processes."""
     for result in run_ranks(4, _sum, 8, length):
         assert torch.equal(result, tree_of(leaves(8, length)))
 
@@ -117,7 +117,7 @@ def train(processes: int, world: Path, name: str, *more: str, workers: int = 0) 
     ids=["anchor-free, Muon", "anchors, SGD, accumulated"],
 )
 def test_one_two_and_four_processes_end_with_the_same_bits(tmp_path, model, more):
-    """Ten images in batches of six: shards of one and two images, and in the last batch shards of one; the workers
+    """Ten images in batches of six: shards of one and two images, and of one in the last batch; the numbers of workers
     differ too."""
     write_dataset(tmp_path / "set")
     more = ["--model", str(write_model(tmp_path / "model.yaml", model)), *more]

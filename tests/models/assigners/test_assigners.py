@@ -1,4 +1,4 @@
-"""Assignment against slow loops in float64 Python."""
+"""Assignment compared with slow float64 loops in Python."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def scene(batch: int, slots: int, classes: int, seed: int):
 
 
 def groups_of(boxes: torch.Tensor, mask: torch.Tensor) -> list[PairGroup]:
-    """Groups of images, as the loss makes them: from the targets on the host."""
+    """Groups of images as in the loss, made from the targets on the host."""
     image = mask.nonzero()[:, :1].float()
     boxes = xyxy_to_cxcywh(boxes[mask].double() / CANVAS).float()
     targets = torch.cat((image, torch.zeros_like(image), boxes), 1).numpy()
@@ -141,7 +141,7 @@ def test_pairs_list_the_cells_inside_each_target_in_order(seed, extra):
 
 
 def test_the_hosts_count_of_pairs_equals_the_devices():
-    """From the same targets, on odd canvases and with boxes whose edges lie on cells' centers."""
+    """For the same targets, on odd canvases and with boxes whose edges lie on centers of cells."""
     rng = np.random.default_rng(0)
     shapes, canvas_hw = ((20, 36), (10, 18), (5, 9)), (160, 288)
     targets = np.zeros((4000, 6), np.float32)
@@ -194,7 +194,7 @@ def test_every_small_target_has_a_candidate_and_large_ones_have_only_cells_insid
 
 
 def test_a_tiny_target_is_learned_from_an_untrained_head():
-    """Boxes of an untrained head are far too large; the target must still pull at a cell."""
+    """Boxes of an untrained head are far too large; the target must still be assigned to a cell."""
     centers = pyramid()
     predicted = torch.cat((centers - 60, centers + 60), -1)[None]
     boxes = torch.tensor([[[61.0, 61, 63, 63]]])

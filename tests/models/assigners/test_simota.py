@@ -1,4 +1,4 @@
-"""SimOTA against plain loops in float64, and what the step relies on."""
+"""SimOTA compared with plain loops in float64, and properties that the step relies on."""
 
 import math
 
@@ -18,7 +18,7 @@ def pyramid_strides() -> torch.Tensor:
 
 
 def simota_scene(batch: int, slots: int, classes: int, seed: int) -> tuple:
-    """As `scene`, its predictions pulled towards targets, so that targets want many cells; with objectness."""
+    """Like `scene`, with objectness, and with predictions moved toward targets, so that targets request many cells."""
     logits, predicted, centers, labels, boxes, mask = scene(batch, slots, classes, seed)
     rng = np.random.default_rng(seed)
     chosen = torch.from_numpy(rng.integers(0, slots, (batch, len(centers))))
@@ -93,7 +93,8 @@ def test_assignment_equals_loops(seed: int) -> None:
 
 
 def test_the_scenes_contain_conflicts_and_distant_cells() -> None:
-    """The scenes are hard enough: targets contest cells, and some take cells that are only near their middle."""
+    """The scenes are hard enough: several targets request the same cell, and some get cells that are only near their
+    center."""
     contested = 0
     for seed in range(8):
         inputs = simota_scene(3, 7, 4, seed)

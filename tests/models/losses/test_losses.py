@@ -136,7 +136,7 @@ def test_label_smoothing_keeps_the_sum_and_does_nothing_for_one_class():
 
 
 def test_level_weights_are_the_published_balance_of_means():
-    """A cell's weight in a mean is balance / cells; the ratio of levels is the same on every canvas."""
+    """A cell's weight in a mean is balance / cells; the ratio between levels is the same on every canvas."""
     for canvas in (320, 640):
         cells = np.array([(canvas / s) ** 2 for s in STRIDES])
         weight = np.array([4.0, 1.0, 0.4]) / cells
@@ -240,7 +240,7 @@ def test_anchor_loss_equals_loops():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_shards_add_up_to_the_batch(kind):
-    """Any cut, also into a shard without targets, gives the sums, normalizers and gradients of the whole batch."""
+    """Any sharding, also with a shard without targets, gives the sums, normalizers and gradients of the whole batch."""
     raw, targets = raw_maps(kind, 5), some_targets((3, 0, 5, 1, 7))
     criterion = tiny_head(kind).build_loss(HYP, label_smoothing=0.05)
     whole = criterion(raw, targets, 16)
@@ -294,7 +294,7 @@ def test_the_padding_and_the_order_of_targets_do_not_matter(kind):
 
 
 class NoSync(TorchDispatchMode):
-    """Refuses what reads values on the host or makes shapes from them."""
+    """Fails on operations that read values on the host or whose shapes depend on them."""
 
     forbidden = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal.", "bincount")
 
@@ -316,7 +316,7 @@ def test_a_step_never_waits_for_the_device(kind):
 
 
 class Traffic(TorchDispatchMode):
-    """Notes the largest tensor that is made, and operations that take tensors of two devices."""
+    """Records the largest tensor that is allocated, and operations on tensors of two devices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -333,7 +333,7 @@ class Traffic(TorchDispatchMode):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_copied_from_the_host_in_the_loss(kind):
-    """On a GPU such a copy, of a number too, is one that the host waits for. The GPU's tensors here are fake."""
+    """On a GPU the host waits for such a copy, even of a single number. The GPU's tensors are fake tensors here."""
     on_host, head = some_targets().numpy(), tiny_head(kind)
     criterion = head.build_loss(HYP)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -415,7 +415,8 @@ def decoded(head: DetectionHead, raw: list[torch.Tensor]) -> tuple[torch.Tensor,
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_minimizing_the_loss_finds_every_target(kind):
-    """Free maps, trained directly: each target has a well-scored cell with its box, the background has none."""
+    """The raw maps are optimized directly: each target gets a high-scoring cell with its box, the background gets
+    none."""
     head, targets = tiny_head(kind), some_targets((2, 3), seed=3)
     targets[0, 4:] = 0.06
     raw = [torch.zeros_like(level).requires_grad_() for level in raw_maps(kind, 2)]
@@ -439,7 +440,7 @@ def test_minimizing_the_loss_finds_every_target(kind):
 
 @pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yolo11n", "yoloxnano", "yoloxtiny"])
 def test_the_loss_decodes_maps_as_the_head_does(name):
-    """A step on a real detector, and the same boxes and scores from its maps as from its own decode."""
+    """A step on a real detector; the loss decodes the same boxes and scores from its maps as the head does."""
     from models.detector import build_detector
 
     model = build_detector(name, 3)

@@ -1,4 +1,4 @@
-"""YOLOX's loss against loops in float64, and its gains."""
+"""YOLOX's loss compared with float64 loops, and its gains."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ def bce(logit: float, target: float) -> float:
 
 
 def cells_by_hand(raw: list[torch.Tensor]) -> list[list[tuple[list[float], list[float], int]]]:
-    """For each image its cells: outputs, decoded box xyxy pixels and stride."""
+    """The cells of each image: outputs, decoded box (xyxy, pixels) and stride."""
     images = []
     for b in range(len(raw[0])):
         cells = []

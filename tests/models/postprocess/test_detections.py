@@ -1,4 +1,4 @@
-"""Non-maximum suppression against brute force and torchvision, with the table sizes of CPUs and of GPUs."""
+"""Non-maximum suppression compared with brute force and torchvision, with the table sizes of CPUs and GPUs."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def brute_force(boxes, scores, *, conf_thres, iou_thres, max_det, agnostic=False
 
 
 def greedy(boxes: torch.Tensor, iou_thres: float, max_det: int) -> list[int]:
-    """Indices of the kept boxes of (N, 4), the best first, one after another in float32."""
+    """Indices of the kept boxes of (N, 4), best first, by a greedy loop in float32."""
     boxes = boxes.numpy()
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     kept = []
@@ -61,7 +61,7 @@ def greedy(boxes: torch.Tensor, iou_thres: float, max_det: int) -> list[int]:
 
 
 def crowd(batch: int, count: int, num_classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Boxes in clusters, so that there are chains of suppression."""
+    """Clustered boxes, so that there are chains of suppression."""
     rng = np.random.default_rng(seed)
     center = rng.uniform(50, 270, (batch, 6, 2))[:, rng.integers(0, 6, count)] + rng.normal(0, 8, (batch, count, 2))
     half = rng.uniform(8, 30, (batch, count, 2))
@@ -218,7 +218,7 @@ def many_boxes(kind: str) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["chain", "ties", "nested", "scattered", "crowded"])
 @pytest.mark.parametrize(("iou_thres", "max_det"), [(0.7, 300), (0.4, 4096)])
 def test_groups_of_thousands_of_boxes_equal_brute_force(kind, iou_thres, max_det):
-    """Beside an image without candidates and one with a few."""
+    """In a batch with an image without candidates and one with a few."""
     boxes = many_boxes(kind)
     few = crowd(1, 4096, 1, seed=8)[0][0]
     scores = torch.linspace(0.9, 0.1, 4096)[None, :, None].repeat(3, 1, 1)
@@ -235,7 +235,7 @@ def test_groups_of_thousands_of_boxes_equal_brute_force(kind, iou_thres, max_det
 
 @pytest.mark.parametrize("max_det", [10, 300])
 def test_the_number_of_simultaneous_comparisons_is_bounded(monkeypatch, max_det):
-    """Whatever the sizes of groups and the boxes that are kept."""
+    """For any sizes of groups and any numbers of kept boxes."""
     bounded = suppression._TableSizes(groups=(1,), block=32, cells=1 << 14, rounds=2)
     compared = []
 
@@ -256,7 +256,7 @@ def test_the_number_of_simultaneous_comparisons_is_bounded(monkeypatch, max_det)
 
 @pytest.mark.parametrize("classes", [80, 1])
 def test_a_batch_takes_few_kernels_and_host_syncs(sizes, classes):
-    """In blocks for CPUs, a validation batch of 64 took 13,000 operations, and 1,400 times the host waited."""
+    """With the block sizes of CPUs, a validation batch of 64 took 13,000 operations and 1,400 host syncs."""
     given = make_input(batch=16, boxes=8400, classes=classes, objects=30)
     with KernelCount() as count:
         select_detections(**given, conf_thres=0.001, iou_thres=0.7, max_det=300)

@@ -1,4 +1,4 @@
-"""Test-time augmentation: boxes of every view land in canvas pixels, and equal those of each view run alone."""
+"""Test-time augmentation: boxes of every view are returned in canvas pixels, and equal those of each view run alone."""
 
 import numpy as np
 import pytest

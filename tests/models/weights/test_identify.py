@@ -1,4 +1,4 @@
-"""What foreign checkpoints say beside their tensors, and what YOLOv5 v5.0 has otherwise."""
+"""Metadata of foreign checkpoints, and the differences of YOLOv5 v5.0."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from utils.logger import get_logger
 
 
 def save_module(path: Path, layers: nn.Module, beside: dict | None = None, **attributes: object) -> Path:
-    """A checkpoint that pickles a module of a package that is gone when it is read."""
+    """A checkpoint that pickles a module of a package that is not installed when it is read."""
     package = types.ModuleType("vanished")
     package.Model = type("Model", (nn.Module,), {"__module__": "vanished"})
     sys.modules["vanished"] = package
@@ -52,7 +52,7 @@ def same_outputs(one: Detector, other: Detector, slack: float = 0.0) -> bool:
 
 
 class Focus(nn.Module):
-    """The pixels of 2x2 squares side by side, upper left, lower left, upper right, lower right; then a convolution."""
+    """The pixels of 2x2 squares as channels (upper left, lower left, upper right, lower right), then a convolution."""
 
     def __init__(self, conv: nn.Module) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Focus(nn.Module):
 
 
 def with_focus(detector: Detector) -> nn.Sequential:
-    """The layers of a detector as v5.0 has them: first a focus, of random weights, and anchors in pixels at the end."""
+    """The layers of a detector as in v5.0: a focus with random weights first, and anchors in pixels at the end."""
     torch.manual_seed(0)
     layers = copy.deepcopy(detector.model)
     first = layers[0]
@@ -110,7 +110,7 @@ def test_a_module_of_unknown_size_is_rebuilt_from_its_own_graph(tmp_path):
 
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(0.1), nn.Hardswish()])
 def test_the_activation_is_read_from_the_module(tmp_path, activation):
-    """Shapes cannot tell it: the model of the usual activation would fit and detect nonsense."""
+    """Shapes do not determine it: a model with the default activation would fit but give wrong detections."""
     original = build_detector({**TINY_MODEL, "activation": repr(activation)}, 2, seed=3)
     detector, _ = load_detector(save_module(tmp_path / "act.pt", original.model, yaml=TINY_MODEL))
     assert same_outputs(original, detector)

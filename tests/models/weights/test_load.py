@@ -1,4 +1,4 @@
-"""Checkpoints: public ones give the reference outputs, ours come back whole, hostile ones run nothing."""
+"""Checkpoints: public ones give the reference outputs, ours are restored completely, hostile ones run no code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_own(detector: Detector, path: Path, **more: object) -> Path:
 
 
 def save_foreign(path: Path, detector: nn.Module, **attributes: object) -> Path:
-    """A checkpoint that pickles a whole fp16 module of a package that is gone when it is read."""
+    """A checkpoint that pickles a whole fp16 module of a package that is not installed when it is read."""
     package = types.ModuleType("vanished")
     package.Model = type("Model", (nn.Module,), {"__module__": "vanished"})
     sys.modules["vanished"] = package

@@ -1,5 +1,6 @@
-"""--weights in the scripts: hostile files end in one line and nothing of them runs, names want the network, and the
-model comes with the weights."""
+"""--weights in the scripts: hostile files end with one line and run no code, names need the network, and the weights
+determine the model.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ KINDS = (
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """A tiny data set, a checkpoint of ours for its classes, and hostile files."""
+    """A tiny data set, an own checkpoint with its classes, and hostile files."""
     root = tmp_path_factory.mktemp("world")
     write_dataset(root / "set", train=8, val=3)
     detector = build_detector(TINY_MODEL, 2, names=["light", "dark"], seed=3)
@@ -79,7 +80,7 @@ def test_an_uncached_name_with_offline_is_one_line(world, tmp_path, capsys, scri
 
 
 def test_a_named_file_in_the_cache_needs_no_network(world, tmp_path, capsys, monkeypatch):
-    """Named as in the catalog and found where a download would have put it."""
+    """Named as in the catalog and found where a download would have stored it."""
     folder = tmp_path / "cache" / "lockstep" / "weights"
     folder.mkdir(parents=True)
     (folder / "yolo26n.pt").write_bytes((world / "own.pt").read_bytes())

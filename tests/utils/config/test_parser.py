@@ -128,7 +128,7 @@ def test_unsupported_flags_of_other_yolos_are_one_line(cls, argv, line, capsys):
 
 
 def test_advice_never_hides_an_own_flag_and_names_only_existing_flags():
-    """A flag that a script has is never refused by the table, and what the table names is one of the script's."""
+    """The table never refuses a flag of the script, and every flag that it suggests exists."""
     for script, cls in (("train", TrainConfig), ("val", ValConfig), ("detect", DetectConfig)):
         flags = build_parser(cls, "")._option_string_actions
         assert not set(flags) & {*yolo_flags._ADVICE[script], *yolo_flags._MEANINGS[script]}
@@ -184,7 +184,7 @@ def test_yaml_mistakes_name_file_and_line(tmp_path, text, complaint):
 
 @pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "{a: " * 3000 + "1" + "}" * 3000, "- " * 2000 + "1"])
 def test_a_deeply_nested_yaml_is_one_line(tmp_path, text):
-    """Also one that would end the process inside libyaml."""
+    """Also one that would crash libyaml."""
     (tmp_path / "x.yaml").write_text(text)
     with pytest.raises(UserError, match=r"x\.yaml: nested too deeply"):
         load_yaml(tmp_path / "x.yaml")

@@ -1,4 +1,4 @@
-"""Processes that were not started alike end at once, in one line that names what differs and where."""
+"""Processes with different settings end at once, with one line that names the difference and the ranks."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_two_processes_with_different_flags_end_with_one_line(world, tmp_path, c
 
 @pytest.mark.parametrize("what", ["labels", pytest.param("count", marks=pytest.mark.slow)])
 def test_two_machines_with_different_data_end_with_one_line(world, tmp_path, what):
-    """Each machine has a copy under the same name (a link here), and one copy is not the other's."""
+    """Each machine has a copy under the same name (here a link), and the copies differ."""
     pairs = []
     for rank in range(2):
         shutil.copytree(world / "set", tmp_path / f"machine{rank}" / "set", copy_function=shutil.copyfile)
@@ -92,7 +92,7 @@ def test_two_machines_with_different_data_end_with_one_line(world, tmp_path, wha
 
 
 def test_copies_with_different_file_times_are_the_same_data(world, tmp_path):
-    """The index's own fingerprint holds stamps; what is compared holds what was read."""
+    """The index's fingerprint contains modification times; the compared one contains what was read."""
     for rank in range(2):
         shutil.copytree(world / "set", tmp_path / f"machine{rank}" / "set", copy_function=shutil.copyfile)
         time.sleep(0.02)
@@ -116,7 +116,7 @@ def test_two_machines_with_different_model_files_end_with_one_line(world, tmp_pa
 
 @pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_machines_compare_their_data_before_they_fill_a_cache_together(world, tmp_path, broken):
-    """One that the scan has refused, or that has other images, must not leave the others waiting for its share."""
+    """A machine that the scan has refused, or that has other images, must not leave the others waiting for its part."""
     pairs = []
     for rank in range(2):
         shutil.copytree(world / "set", tmp_path / f"machine{rank}" / "set")

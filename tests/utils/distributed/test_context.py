@@ -69,7 +69,7 @@ def test_several_gpus_are_parsed(monkeypatch):
 
 @pytest.mark.parametrize(("flag", "current"), [("1", 1), ("1,2", 1), ("cuda:2", 2), ("", 0)])
 def test_the_first_gpu_of_a_process_becomes_the_current_one(monkeypatch, flag, current):
-    """Events, streams and pinned copies are made on the current one."""
+    """Events, streams and pinned copies belong to the current device."""
     chosen = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
@@ -81,7 +81,7 @@ def test_the_first_gpu_of_a_process_becomes_the_current_one(monkeypatch, flag, c
 
 
 def test_nccl_without_shared_memory_is_reported_once_with_the_remedy():
-    """All processes run into it at the same time, in each case before any of them has said anything."""
+    """All processes fail at the same time, before any of them has reported it."""
     text = """NCCL error in: NCCLUtils.cpp:94, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL 2.27
 ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
 Last error:
@@ -145,7 +145,7 @@ def test_followers_raise_when_their_leader_raises():
 
 
 def _outlive(ctx, folder):
-    """The leader of node 1 dies; rank 0, which hosts the store, lives on."""
+    """The leader of node 1 dies; rank 0, which hosts the store, keeps running."""
     if ctx.rank == 1:
         with torch_distributed_zero_first(ctx):
             os.kill(os.getpid(), 9)
@@ -195,7 +195,7 @@ def test_followers_end_when_their_leader_is_killed(tmp_path):
 
 
 def _scan_for_long(ctx, seconds):
-    """The first process of all works for longer than a collective may take; then all meet in one."""
+    """The first process works for longer than a collective may take; then all take part in one."""
     with torch_distributed_zero_first(ctx):
         time.sleep(seconds if ctx.is_main else 0)
     return broadcast_object(ctx, ctx.rank)

@@ -1,4 +1,4 @@
-"""Groups on real gloo ranks: who is in which, by what numbers, and that talking in one reaches its members alone."""
+"""Groups on real gloo ranks: their members and numbering, and that a collective only reaches the members."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _describe(ctx, size):
 
 
 def test_groups_of_two_nodes_of_four():
-    """The picture in the module's description."""
+    """The example in the module's docstring."""
     found = run_ranks(8, _describe, 2, local_world=4)
     assert found[6] == [
         (4, 2, 1, 2, 4, (4, 5, 6, 7)),
@@ -49,7 +49,7 @@ def test_groups_of_two_nodes_of_four():
 
 
 def _uneven(ctx):
-    """Six ranks as nodes of 1, 3 and 2; batch statistics over each two of them, over each three and over all."""
+    """Six ranks as nodes of 1, 3 and 2; batch statistics over groups of two, of three and of all ranks."""
     node, local = [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1)][ctx.rank]
     ctx = replace(ctx, node_rank=node, local_rank=local, local_world_size=[1, 3, 2][node])
     image = _images()[ctx.rank : ctx.rank + 1]

@@ -1,4 +1,4 @@
-"""Launches without torchrun: what launchers' variables mean, and real processes under them."""
+"""Launches without torchrun: the variables of launchers, and real processes with them."""
 
 from __future__ import annotations
 
@@ -121,7 +121,8 @@ if __name__ == "__main__":
 
 
 def run_positions(environments: list[dict[str, str]]) -> list[list[int]]:
-    """(rank, local_rank, world_size, local_world_size, node_rank) of real processes in these environments, by rank."""
+    """(rank, local_rank, world_size, local_world_size, node_rank) of real processes with these environments, by
+    rank."""
     base = {k: v for k, v in os.environ.items() if k not in LAUNCHED} | {"OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen([sys.executable, "-c", REPORT], cwd=ROOT, env=base | e, stdout=subprocess.PIPE, text=True)
@@ -143,7 +144,7 @@ def by_hand(port: int, rank: int) -> dict[str, str]:
 
 
 def test_processes_started_by_hand_find_their_positions():
-    """RANK and WORLD_SIZE alone: the machines' names tell the rest."""
+    """With only RANK and WORLD_SIZE; the rest follows from the machines' names."""
     port = free_port()
     assert run_positions([by_hand(port, rank) for rank in range(2)]) == [[0, 0, 2, 2, 0], [1, 1, 2, 2, 0]]
 
@@ -156,12 +157,12 @@ def test_processes_under_mpirun_find_their_positions():
 
 @pytest.mark.slow
 def test_processes_under_srun_find_their_positions():
-    """What srun leaves open here (how many there are on a node) follows from the machines, which are one."""
+    """The number of processes per node, which srun does not provide here, follows from the machines' names."""
     assert run_positions([srun(rank) for rank in range(4)]) == [[rank, rank, 4, 4, 0] for rank in range(4)]
 
 
 class _Store:
-    """What `all_gather_json` needs, with the other processes' notes put in beforehand."""
+    """A store for `all_gather_json` that already contains the values of the other processes."""
 
     def __init__(self, notes: list[list]) -> None:
         self.values = {f"node/{rank}": json.dumps(note).encode() for rank, note in enumerate(notes)}
@@ -183,7 +184,7 @@ class _Store:
     ],
 )
 def test_each_process_of_a_node_uses_its_own_gpu(monkeypatch, seen, expected):
-    """Two processes of one node; this is the second."""
+    """This is the second of two processes of one node."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(seen[1]))
     monkeypatch.setattr(distributed, "_identities", lambda devices: seen[1])
@@ -198,7 +199,7 @@ def test_each_process_of_a_node_uses_its_own_gpu(monkeypatch, seen, expected):
 
 
 def test_positions_follow_from_machine_names_without_launcher_variables():
-    """Ranks dealt out to two machines in turn."""
+    """Ranks alternate between two machines."""
     machine = distributed.machine_name()
     notes = [["other", None, None, None, []], [machine, None, None, None, []]] * 2
     found = distributed._locate_on_node(_Store(notes), Launch("mpirun", 3, 4, None, None, None, "h", 1), "cpu")
@@ -206,7 +207,7 @@ def test_positions_follow_from_machine_names_without_launcher_variables():
 
 
 def test_the_local_world_size_flag_of_examples_is_accepted(tmp_path):
-    """``--local_world_size=1`` of the examples, on a process of its own: no unknown flag."""
+    """``--local_world_size=1``, as in the examples, is not an unknown flag."""
     command = [sys.executable, "train.py", "--local_world_size=1", "--data", str(tmp_path / "none.yaml"),
                "--project", str(tmp_path), "--device", "cpu"]  # fmt: skip
     done = subprocess.run(command, cwd=Path(ROOT), capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Processes that wait for others say so, and name who is missing; what cannot become a run ends in one line."""
+"""Processes that wait for others print which ones are missing; what cannot become a run ends with one line."""
 
 from __future__ import annotations
 

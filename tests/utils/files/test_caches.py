@@ -1,4 +1,6 @@
-"""Caches do not grow for ever: what there is in words, what goes first, and what stays because a process uses it."""
+"""Caches do not grow forever: the list of caches, which are removed first, and which are kept because a process uses
+them.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +35,20 @@ def images_of(index: DatasetIndex, folder: Path):
 
 
 def change(data: Path) -> None:
-    """Another label, so another version of the data set."""
+    """Changes a label, which makes another version of the data set."""
     with open(data.parent / "labels" / "train" / "000.txt", "a") as file:
         file.write("0 0.5 0.5 0.25 0.25\n")
 
 
 def age(folder: Path, days: float) -> None:
-    """As if all that is there had been used so long ago."""
+    """Makes all existing caches appear to be last used this long ago."""
     for path in folder.iterdir():
         os.utime(path, (time.time() - days * DAY_S,) * 2)
 
 
 @pytest.fixture(autouse=True)
 def _own_memory(tmp_path, monkeypatch) -> None:
-    """Other trainings of this user have caches in the machine's memory."""
+    """Isolates the tests from memory caches of other trainings."""
     monkeypatch.setattr(command, "SHARED_MEMORY", tmp_path / "memory")
     (tmp_path / "memory").mkdir()
 
@@ -105,7 +107,7 @@ def test_prune_removes_old_caches(caches, capsys, given, left):
 
 
 def test_prune_to_a_size_takes_older_versions_first(caches):
-    """They go before the data set that was not used for longest."""
+    """They are removed before the least recently used data set."""
     folder, _ = caches
     found = list_caches(folder)
     enough = sum(c.size for c in found if not c.is_old)
@@ -128,7 +130,7 @@ def test_prune_removes_an_indexs_files_and_day_old_interrupted_scans(caches):
 
 
 def test_caches_in_use_are_kept(caches, capsys):
-    """Its index and images, by their locks, which go with the process however it ends."""
+    """Its index and images are protected by locks, which end with the process in any case."""
     folder, sets = caches
     program = (
         "import sys; from pathlib import Path; from tests.utils.files.test_caches import *\n"
@@ -155,7 +157,8 @@ def test_caches_in_use_are_kept(caches, capsys):
 
 
 def test_a_new_cache_removes_old_ones_beyond_the_limit(caches, monkeypatch):
-    """Beyond the limit an old version goes first, then the set that was not used for longest; its own stays."""
+    """Beyond the limit, an old version is removed first, then the least recently used data set; its own cache is
+    kept."""
     folder, sets = caches
     total = sum(c.size for c in list_caches(folder))
     monkeypatch.setenv(LIMIT_VARIABLE, str(total / 1e9))
@@ -170,7 +173,7 @@ def test_a_new_cache_removes_old_ones_beyond_the_limit(caches, monkeypatch):
 
 
 def test_a_full_disk_removes_old_caches(caches, monkeypatch):
-    """Whatever the limit: without old caches the new one would be refused."""
+    """Regardless of the limit: with the old caches, the new one would not fit."""
     folder, _ = caches
     usage = cache.shutil.disk_usage(folder)
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: usage._replace(free=10))
@@ -179,7 +182,7 @@ def test_a_full_disk_removes_old_caches(caches, monkeypatch):
 
 
 def test_using_a_cache_makes_its_version_the_current_one(caches):
-    """Who goes back to labels of before uses their cache again; then the others are the older version."""
+    """Returning to earlier labels uses their cache again; the other version then counts as the older one."""
     folder, sets = caches
     labels = sets["b"].parent / "labels" / "train" / "000.txt"
     stamp = labels.stat().st_mtime_ns
@@ -212,7 +215,7 @@ def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch):
 
 
 def test_other_files_are_neither_listed_nor_removed(tmp_path, capsys):
-    """A folder of the user's own, or one that is not there, is left as it is."""
+    """A folder of the user, or a missing one, is not changed."""
     (tmp_path / "train-notes.index").write_text("mine")
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "yolov8n.pt").write_bytes(bytes(2000))

@@ -1,4 +1,4 @@
-"""The data set of a checkpoint is found from any working folder, after a move, and for checkpoints of before."""
+"""The data set of a checkpoint is found from any working folder, after a move, and for older checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from utils.files.folders import describe_location, find_location
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """A working folder with a run of one epoch, started there with relative paths. The data set's YAML lies in another
+    """A working folder with a run of one epoch, started there with relative paths. The data set's YAML is in another
     folder than the data, and its ``path`` is relative to the working folder."""
     home = tmp_path_factory.mktemp("home")
     write_dataset(home / "work" / "sets" / "tiny", train=4, val=2)
@@ -70,7 +70,7 @@ def test_a_run_and_its_data_can_be_moved_together(trained, tmp_path, monkeypatch
 
 
 def test_older_checkpoints_find_their_data(trained, tmp_path, monkeypatch):
-    """They hold the YAML as the command line named it; the working folder is most often above the run."""
+    """They contain the YAML as given on the command line; the working folder is usually above the run."""
     shutil.copytree(trained, tmp_path / "home")
     last = tmp_path / "home" / "work" / "runs" / "train" / "exp" / "last.pt"
     data = tmp_path / "home" / "work" / "yamls" / "tiny.yaml"

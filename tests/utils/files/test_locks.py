@@ -1,4 +1,4 @@
-"""Locks in files: held by one process, gone with it, and naming it."""
+"""File locks: held by one process, released when it ends, and naming it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_released_locks_can_be_taken_again(tmp_path):
 
 
 def test_releasing_an_old_lock_keeps_the_lock_of_a_new_folder(tmp_path):
-    """A run that failed removes its folder, and another may make one of the same name before the lock is released."""
+    """A failed run removes its folder, and another may create one of the same name before the lock is released."""
     lock = FileLock(tmp_path / "run" / "lock")
     lock.path.parent.mkdir()
     assert lock.acquire() == ""

@@ -1,4 +1,4 @@
-"""Files replaced whole."""
+"""Atomic writes."""
 
 import errno
 import stat

@@ -1,4 +1,4 @@
-"""The safetensors format: files that are written are read back, and headers that do not match the file are refused."""
+"""The safetensors format: written files are read back, and headers that do not match the file are refused."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_inconsistent_lengths_are_refused(tmp_path, content):
 
 
 def test_a_pipe_is_refused(tmp_path):
-    """Whoever opened it would wait for ever."""
+    """Opening it would block forever."""
     os.mkfifo(tmp_path / "x.safetensors")
     assert not is_safetensors(tmp_path / "x.safetensors")
     with pytest.raises(UserError, match="no such checkpoint"):

@@ -1,4 +1,6 @@
-"""Cores that this process may use: affinity, and CPU quotas of control groups, from files as the kernel has them."""
+"""Cores that this process may use: affinity, and CPU quotas of control groups, read from files as the kernel provides
+them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def _sixteen_cores(monkeypatch) -> None:
 
 
 def files(root: Path, **texts: str) -> Path:
-    """``root`` with the files named; / is __ in the names, and . is _dot_."""
+    """Writes the named files below ``root``; in the names, __ stands for / and _dot_ for a dot."""
     for name, text in texts.items():
         path = root / name.replace("__", "/").replace("_dot_", ".")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Freed memory is used again without the system's help, unless the user has set the allocator himself."""
+"""Freed memory is reused without page faults, unless the user has configured the allocator."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What the machine refuses ends a command in one line and exit code 2, and leaves no run folder; real processes."""
+"""Machine errors end a command with one line and exit code 2, and leave no run folder; with real processes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_too_few_file_descriptors_is_one_line(world, tmp_path):
 
 
 def test_too_few_file_descriptors_do_not_exclude_images(world, monkeypatch):
-    """A scan that meets the limit must not drop the images it could not open."""
+    """A scan that reaches the limit must not leave out the images that it could not open."""
     from data.image_io import decode as images
 
     def refused(*_: object) -> int:
@@ -127,7 +127,7 @@ def test_a_missing_libgl_is_one_line(tmp_path):
 
 @pytest.mark.parametrize(("package", "wanting"), [("lmdb", ["--cache", "disk", "--noplots"]), ("matplotlib", [])])
 def test_missing_packages_are_reported_only_where_needed(world, tmp_path, capsys, monkeypatch, package, wanting):
-    """At once, and before the data is looked for; a run that does not want them goes on without."""
+    """At once, before the data is read; a run that does not need them works without them."""
     loaded = [name for name in sys.modules if name.partition(".")[0] == package]
     for name in {package, *loaded}:
         monkeypatch.setitem(sys.modules, name, None)
@@ -141,7 +141,7 @@ def test_missing_packages_are_reported_only_where_needed(world, tmp_path, capsys
 
 
 def test_training_works_without_tqdm_and_tensorboard(world, tmp_path):
-    """Plain lines in place of bars, no traceback, and one line about TensorBoard."""
+    """It prints plain lines instead of bars, no traceback, and one line about TensorBoard."""
     program = (
         "import sys; sys.modules['tqdm'] = sys.modules['torch.utils.tensorboard'] = None\n"
         "import train; from utils.entrypoint import run_main; run_main(train.main)"
@@ -165,7 +165,7 @@ def test_training_works_without_tqdm_and_tensorboard(world, tmp_path):
 
 
 def test_closed_standard_streams_are_tolerated(world, tmp_path):
-    """A training goes on in silence, and no file of the run gets the number of standard output."""
+    """A training continues silently, and no file of the run gets the file descriptor of standard output."""
     command = [sys.executable, str(ROOT / "train.py"), *flags(world, tmp_path)]
     ended = subprocess.run(
         ["sh", "-c", 'exec "$@" <&- >&-', "sh", *command], stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False
