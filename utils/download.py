@@ -37,7 +37,7 @@ class WeightsEntry:
     """One entry of the catalog."""
 
     url: str = setting(help="where the file is")
-    licence: str = setting("unknown", help="the file's licence")
+    license: str = setting("unknown", formerly=("licence",), help="the file's license")
     sha256: str = setting("", help="hex digest; empty: not known")
     size: int = setting(0, low=0, help="bytes; 0: not known")
 
@@ -226,7 +226,7 @@ def fetch_weights(
 ) -> Path:
     """The file that ``--weights`` refers to: an existing path, or else a name in the catalog or a URL.
 
-    The first process of each node downloads a missing file, after printing its address and licence; the others wait.
+    The first process of each node downloads a missing file, after printing its address and license; the others wait.
 
     Args:
         name_or_path: ``runs/exp/best.pt``, ``yolov8n`` or ``yolov8n.pt``, ``https://...``.
@@ -267,7 +267,7 @@ def _fetch(entry: WeightsEntry, target: Path, limits: TransferLimits) -> None:
     logger = get_logger()
     checked = "sha256 known" if entry.sha256 else "no checksum known"
     size = f"{entry.size / 1e6:.1f} MB; " if entry.size else ""
-    logger.info("downloading %s (license of the file: %s; %s%s)", entry.url, entry.licence, size, checked)
+    logger.info("downloading %s (license of the file: %s; %s%s)", entry.url, entry.license, size, checked)
     started = time.monotonic()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -108,7 +108,7 @@ def server(monkeypatch):
 def fetch(server, tmp_path):
     def run(name="tiny", *, offline=False, ctx=None, limits=QUICK, tiny_name="tiny", **entry):
         catalog = tmp_path / "weights.yaml"
-        entry = {"url": server.url, "licence": "MIT", "sha256": SHA, **entry}
+        entry = {"url": server.url, "license": "MIT", "sha256": SHA, **entry}
         catalog.write_text(yaml.safe_dump({tiny_name: {k: v for k, v in entry.items() if v is not None}}))
         ctx = ctx or DistributedContext.single()
         return fetch_weights(
@@ -188,7 +188,7 @@ def test_existing_path_needs_no_network(fetch, server, tmp_path):
     assert server.ranges == []
 
 
-def test_address_and_licence_are_said_first(fetch, server, caplog, monkeypatch):
+def test_address_and_license_are_said_first(fetch, server, caplog, monkeypatch):
     monkeypatch.setattr(downloads.get_logger(), "propagate", True)
     with caplog.at_level("INFO", logger="lockstep"):
         fetch()
@@ -322,7 +322,7 @@ def test_shipped_catalog_is_well_formed():
         assert entry == find_entry(f"{name}.pt")
         assert entry.url.startswith("https://github.com/")
         assert entry.url.endswith((".pt", ".pth"))
-        assert entry.licence in ("AGPL-3.0", "GPL-3.0", "Apache-2.0", "MIT")
+        assert entry.license in ("AGPL-3.0", "GPL-3.0", "Apache-2.0", "MIT")
         assert not entry.sha256 or len(bytes.fromhex(entry.sha256)) == 32
     assert len({find_entry(name).url for name in names}) == len(names)
 
