@@ -33,7 +33,7 @@ from utils.distributed.groups import Subgroup
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays, write_arrays
-from utils.files.caches import hold, make_room
+from utils.files.caches import USABLE_FRACTION, hold, make_room
 from utils.files.folders import cache_folder
 from utils.files.locks import FileLock
 from utils.logger import get_logger, progress
@@ -142,8 +142,7 @@ class _Writer:
         """Decodes all missing images; waits while another run fills the file."""
         if _is_complete(self.path):
             return
-        self.lock.wait(f"another run that fills {self.path}")
-        with self.lock:
+        with self.lock.wait(f"another run that fills {self.path}"):
             missing = np.flatnonzero(~_stored_images(self.path, len(self.index)))
             if len(missing):
                 decoded = map_ahead(lambda i: (i, self._decode(i)), map(int, missing), threads=self.threads)
@@ -219,7 +218,7 @@ class _Writer:
         present = self.path.stat().st_size if self.path.exists() else 0
         make_room(self.path.parent, size - present, keep=self.path)
         free = shutil.disk_usage(self.path.parent).free
-        if size - present > 0.98 * free:
+        if size - present > USABLE_FRACTION * free:
             raise UserError(
                 f"--cache disk: needs {(size - present) / 2**30:.2f} GiB more in {self.path.parent}, "
                 f"{free / 2**30:.2f} GiB are free; choose another --cache-dir or --cache none"

@@ -21,6 +21,7 @@ from data.labels.label_format import FileStamp
 from data.staging.plan import StagePlan, from_line, is_under, to_line
 from utils.distributed.file_exchange import Piece, digest_of
 from utils.errors import UserError
+from utils.files.caches import USABLE_FRACTION
 from utils.files.locks import FileLock
 from utils.files.safe_io import write_whole
 from utils.logger import progress
@@ -104,7 +105,7 @@ class StageCopy:
         """Raises UserError unless the disk has space for the files ``missing``, bool (F,)."""
         needed = int((-(-self.plan.sizes[missing] // _BLOCK) * _BLOCK).sum()) + 512 * int(missing.sum())
         free = shutil.disk_usage(self.folder).free
-        if needed > 0.98 * free:
+        if needed > USABLE_FRACTION * free:
             raise UserError(
                 f"--stage: {int(missing.sum())} files of {format_size(needed)} are to be copied to {self.folder}, "
                 f"where {format_size(free)} are free; free some space or name another disk"

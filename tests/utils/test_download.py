@@ -138,7 +138,7 @@ def test_a_trickle_is_a_stall(fetch, server):
 def test_a_body_without_end_is_cut_short(fetch, server, tmp_path, monkeypatch, size):
     monkeypatch.setattr(http_transfer, "MAX_BYTES", 2 * len(BODY))
     server.faults = ["endless"]
-    with pytest.raises(UserError, match=r"sends more than the \d+ bytes that are expected"):
+    with pytest.raises(UserError, match=r"sent more than the \d+ bytes that are expected"):
         fetch(sha256=None, size=size)
     assert kept(tmp_path) == []
 
@@ -152,7 +152,7 @@ def zipped():
 
 @pytest.mark.parametrize(
     ("body", "message"),
-    [(b"\n <!DOCTYPE html><title>Log in</title>", "web page"), (zipped()[:-100], "a part of a checkpoint only")],
+    [(b"\n <!DOCTYPE html><title>Log in</title>", "web page"), (zipped()[:-100], "an incomplete checkpoint")],
 )
 def test_what_is_no_checkpoint_is_refused_without_checksum(fetch, server, tmp_path, body, message):
     server.body = body

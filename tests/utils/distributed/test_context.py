@@ -41,10 +41,10 @@ def test_plain_process():
 
 
 @pytest.mark.parametrize("names", [("RANK",), ("RANK", "WORLD_SIZE"), ("LOCAL_RANK",), VARIABLES[2:]])
-def test_half_set_environment_is_refused(monkeypatch, names):
+def test_incomplete_environment_is_refused(monkeypatch, names):
     for name in names:
         monkeypatch.setenv(name, "1")
-    with pytest.raises(UserError, match="half set"):
+    with pytest.raises(UserError, match="is incomplete"):
         DistributedContext.from_environment("cpu")
 
 
