@@ -15,16 +15,16 @@ from typing import NoReturn
 
 from utils.decoder_warnings import pass_on
 from utils.errors import INTERRUPTED, PeerFailure, Stopped, UserError
-from utils.machine.limits import explanation
+from utils.machine.limits import DISK_FULL, explanation
 from utils.machine.resources import keep_freed_memory
 
 SPIN_COUNT = "20000"
 USER_ERROR, PIPE_CLOSED = 2, 141
 PEER_GRACE_S = 2.0
 SAME_KEYSTROKE_S = 1.0
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 # The machine refuses these, whatever the program does.
-_REFUSED = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+_REFUSED = (*DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
 def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> None:
@@ -64,7 +64,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
         if error.errno not in _REFUSED:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        if error.errno in _FULL:
+        if error.errno in DISK_FULL:
             _fail(f"{where}the disk is full; free some space or choose another --project")
         _fail(f"{where}{(error.strerror or str(error)).lower()}; fix that or choose another --project or --cache-dir")
     except Exception as error:

@@ -12,7 +12,6 @@ in a second file, verified before the first is opened.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import os
 import shutil
@@ -37,6 +36,7 @@ from utils.files.caches import USABLE_FRACTION, hold, make_room
 from utils.files.folders import cache_folder
 from utils.files.locks import FileLock
 from utils.logger import get_logger, progress
+from utils.machine.limits import DISK_FULL
 from utils.threads import map_ahead
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class _Writer:
         try:
             yield
         except (OSError, lmdb.DiskError) as error:
-            if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if isinstance(error, OSError) and error.errno not in DISK_FULL:
                 raise
             raise UserError(
                 f"--cache disk: {self.path.parent} is full; choose another --cache-dir or --cache none"

@@ -24,6 +24,7 @@ from utils.files.caches import close_quietly
 from utils.files.folders import SHARED_MEMORY
 from utils.files.locks import flock, is_still_named, remove_abandoned
 from utils.logger import get_logger, progress
+from utils.machine.limits import DISK_FULL
 from utils.machine.resources import available_memory
 from utils.threads import map_ahead
 
@@ -164,6 +165,6 @@ def _reserve(handle: int, size: int, folder: Path) -> None:
         else:
             os.truncate(handle, size)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in (*DISK_FULL, errno.EFBIG):
             raise UserError(f"--cache ram: {folder} is full ({size / 2**30:.2f} GiB needed)") from None
         raise

@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data.labels.clean import NUM_COLUMNS
 from data.labels.findings import Finding
 from utils.files.safe_io import read_regular
 
 SAVE_EVERY_S = 5.0
 _HEADER = struct.Struct("<QIIII")  # first image, images, rows, bytes of JSON, and CRC-32 of the chunk's content
 _MAX_BYTES = 1 << 32
-_COLUMNS = 9  # of data.labels.clean.row_table
 
 
 class LocatedFinding(NamedTuple):
@@ -88,7 +88,7 @@ class PartialScan:
         while at + _HEADER.size <= len(data):
             first, images, rows, text_bytes, crc = _HEADER.unpack_from(data, at)
             at += _HEADER.size
-            end = at + 8 * images + 8 * _COLUMNS * rows + text_bytes
+            end = at + 8 * images + 8 * NUM_COLUMNS * rows + text_bytes
             if end > len(data) or zlib.crc32(data[at:end]) != crc:
                 break
             if first in starts and images == min(size, count - first):
@@ -119,12 +119,12 @@ def _packed(chunk: ScannedChunk) -> bytes:
 
 
 def _unpacked(first: int, images: int, rows: int, body: bytes) -> ScannedChunk:
-    table_at, text_at = 8 * images, 8 * images + 8 * _COLUMNS * rows
+    table_at, text_at = 8 * images, 8 * images + 8 * NUM_COLUMNS * rows
     hidden, *found = json.loads(body[text_at:])
     return ScannedChunk(
         first,
         np.frombuffer(body, "<i4", 2 * images).reshape(images, 2),
-        np.frombuffer(body, "<f8", _COLUMNS * rows, table_at).reshape(rows, _COLUMNS),
+        np.frombuffer(body, "<f8", NUM_COLUMNS * rows, table_at).reshape(rows, NUM_COLUMNS),
         [LocatedFinding(image, line, Finding(*finding)) for image, line, *finding in found],
         hidden,
     )

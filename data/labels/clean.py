@@ -49,12 +49,13 @@ class LabelFileError(Exception):
 
 # Columns of a row table: the image's number, then the columns of RawLabels.rows.
 IMAGE, CLASS, X1, Y1, X2, Y2, AREA, CROWD, LINE = range(9)
+NUM_COLUMNS = 9
 
 
 def row_table(images: list[int], labels: list[RawLabels]) -> np.ndarray:
     """float64 (R, 9): the rows of all ``images``, in order."""
     rows = [(image, *row) for image, raw in zip(images, labels) for row in raw.rows]
-    return np.array(rows, np.float64).reshape(-1, 9)
+    return np.array(rows, np.float64).reshape(-1, NUM_COLUMNS)
 
 
 class Boxes(NamedTuple):

@@ -8,7 +8,6 @@ be on the disk. If it is missing, after an interruption, the digests decide whic
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -21,10 +20,11 @@ from data.labels.label_format import FileStamp
 from data.staging.plan import StagePlan, from_line, is_under, to_line
 from utils.distributed.file_exchange import Piece, digest_of
 from utils.errors import UserError
-from utils.files.caches import USABLE_FRACTION
+from utils.files.caches import USABLE_FRACTION, format_bytes
 from utils.files.locks import FileLock
 from utils.files.safe_io import write_whole
 from utils.logger import progress
+from utils.machine.limits import DISK_FULL
 from utils.threads import map_ahead
 
 NODE_NOTE = ".node-"  # prefix of the files by which nodes detect that they use one folder
@@ -107,8 +107,8 @@ class StageCopy:
         free = shutil.disk_usage(self.folder).free
         if needed > USABLE_FRACTION * free:
             raise UserError(
-                f"--stage: {int(missing.sum())} files of {format_size(needed)} are to be copied to {self.folder}, "
-                f"where {format_size(free)} are free; free some space or name another disk"
+                f"--stage: {int(missing.sum())} files of {format_bytes(needed)} are to be copied to {self.folder}, "
+                f"where {format_bytes(free)} are free; free some space or name another disk"
             )
 
     def loader(self, local: np.ndarray) -> Callable[[int], Iterator[bytes]]:
@@ -185,8 +185,7 @@ class StageCopy:
         try:
             yield
         except OSError as error:
-            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            remedy = "free some space or name another disk" if is_full else "name a writable folder"
+            remedy = "free some space or name another disk" if error.errno in DISK_FULL else "name a writable folder"
             raise UserError(f"--stage: {error.filename or self.folder}: {error.strerror}; {remedy}") from None
 
 
@@ -221,7 +220,3 @@ def _parts_of(file: IO[bytes], path: str, stamp: FileStamp) -> Iterator[bytes]:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if left:
         raise UserError(f"{path}: changed while the data set was being copied; start again")
-
-
-def format_size(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from data.index.dataset_yaml import DatasetSpec, load_dataset_spec
 from data.labels.findings import relative_name
-from data.staging.copy import NODE_NOTE, StageCopy, format_size
+from data.staging.copy import NODE_NOTE, StageCopy
 from data.staging.plan import StagePlan, is_under, plan_stage
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
@@ -26,6 +26,7 @@ from utils.distributed.file_exchange import Piece, exchange_items
 from utils.distributed.groups import Subgroup, one_per_node_group
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
+from utils.files.caches import format_bytes
 from utils.logger import get_logger, progress
 
 
@@ -151,7 +152,7 @@ class _Leader:
     def _log(self, copy: StageCopy, present: np.ndarray, missing: int) -> None:
         nodes, files = present.shape
         if self.show_progress and missing:
-            size = format_size(int(copy.plan.sizes[~present.all(axis=0)].sum()))
+            size = format_bytes(int(copy.plan.sizes[~present.all(axis=0)].sum()))
             get_logger().info(
                 "--stage: copying %d of %d files (%s) to %d node(s), on this node to %s",
                 missing, files, size, nodes, copy.folder,

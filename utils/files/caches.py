@@ -50,7 +50,7 @@ class CacheFile:
     def line(self, now: float) -> str:
         """Size, age, description and state, as `python -m data.cache list` prints them."""
         state = ", an older version" * self.is_old + ", in use" * in_use(self)
-        return f"{amount(self.size):>9}  {_age(now - self.used):<14}{self.what}{state}"
+        return f"{format_bytes(self.size):>9}  {_age(now - self.used):<14}{self.what}{state}"
 
 
 def hold(owner: Any, path: Path) -> None:
@@ -183,7 +183,7 @@ def make_room(folder: Path, needed: int, keep: Path) -> None:
     if removed:
         get_logger().info(
             "%s: removed %d cache(s) of other data sets or versions, %s, to make room (limit %s; %s sets another)",
-            folder, len(removed), amount(sum(removed)), amount(limit), LIMIT_VARIABLE,
+            folder, len(removed), format_bytes(sum(removed)), format_bytes(limit), LIMIT_VARIABLE,
         )  # fmt: skip
 
 
@@ -198,8 +198,8 @@ def gigabytes(text: str, name: str) -> float:
     return value * 1e9
 
 
-def amount(size: float) -> str:
-    """A number of bytes with a unit."""
+def format_bytes(size: float) -> str:
+    """A number of bytes as text, with a decimal unit up to GB."""
     for unit, digits in (("B", 0), ("kB", 0), ("MB", 1)):
         if size < 999.5:
             return f"{size:.{digits}f} {unit}"

@@ -27,6 +27,7 @@ _NO_MEMORY = (
 _STORAGE = tuple(
     getattr(errno, name) for name in ("EIO", "ESTALE", "EREMOTEIO", "EUCLEAN", "EBADMSG") if hasattr(errno, name)
 )
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of a full disk or an exceeded quota
 _NO_FILES = ("Too many open files", "received 0 items of ancdata")
 _WORKER = re.compile(
     r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed by signal: (?P<signal>[^.]*)|exited unexpec)"
@@ -122,8 +123,15 @@ def require_package(module: str, what: str, instead: str) -> None:
         raise UserError(f"{what}: the package {package} {reason}; pip install {package}, or {instead}") from None
 
 
-def smaller(batch_size: int, imgsz: int, *, least_batch: int, device: str) -> str:
-    """The advice for `explanation`: settings that need less memory than these."""
+def memory_advice(batch_size: int, imgsz: int, *, least_batch: int, device: str) -> str:
+    """The advice for `explanation`: settings that need less memory than these.
+
+    Args:
+        batch_size: of the run; 0 or less: not known.
+        imgsz: of the run, pixels.
+        least_batch: the smallest batch size to suggest.
+        device: type of the run's device.
+    """
     fits = []
     if batch_size > max(least_batch, 0):
         fits.append(f"--batch-size {max(batch_size // 2, least_batch)}")

@@ -201,7 +201,9 @@ def test_limits(tmp_path, monkeypatch, text, bytes_):
 
 
 def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch):
-    assert "--to x: must be a number of gigabytes" in error_of(capsys, command.main, "prune", "--to", "x", "--cache-dir", tmp_path)
+    assert "--to x: must be a number of gigabytes" in error_of(
+        capsys, command.main, "prune", "--to", "x", "--cache-dir", tmp_path
+    )
     assert "must be a number of days" in error_of(
         capsys, command.main, "prune", "--older-than", "x", "--cache-dir", tmp_path
     )

@@ -18,7 +18,7 @@ from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed.context import DistributedContext
 from utils.entrypoint import run_main
 from utils.errors import UserError
-from utils.machine.limits import explanation, smaller
+from utils.machine.limits import explanation, memory_advice
 
 ROOT = Path(__file__).parents[3]
 LIMITED = """
@@ -238,8 +238,10 @@ def test_bugs_and_mistakes_of_the_users_are_left_alone(error):
 
 
 def test_what_may_fit():
-    assert "try --batch-size 8, --imgsz 448 or a smaller" in smaller(16, 640, least_batch=1, device="cpu")
-    assert "finds" not in smaller(16, 640, least_batch=1, device="cpu")
-    line = smaller(2, 64, least_batch=2, device="cuda")
+    assert "try --batch-size 8, --imgsz 448 or a smaller" in memory_advice(16, 640, least_batch=1, device="cpu")
+    assert "finds" not in memory_advice(16, 640, least_batch=1, device="cpu")
+    line = memory_advice(2, 64, least_batch=2, device="cuda")
     assert line.endswith("try a smaller --model; --batch-size -1 finds the largest that fits")
-    assert smaller(-1, 640, least_batch=1, device="cuda").startswith("--imgsz 640 is too much here: try --imgsz 448 or")
+    assert memory_advice(-1, 640, least_batch=1, device="cuda").startswith(
+        "--imgsz 640 is too much here: try --imgsz 448 or"
+    )
