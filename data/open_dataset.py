@@ -24,11 +24,11 @@ def open_dataset(
             rendered into the cache folder.
         splits: the splits to stage.
         stage: folder on a local disk of each node to which the splits are copied first; empty: no copy.
-        cache_dir: folder of the demo set; empty: ~/.cache/lockstep.
+        cache_dir: the cache folder, which contains the demo set; empty: ~/.cache/lockstep.
         known_root: see `load_dataset_spec`.
 
     Raises:
-        UserError: the YAML cannot be read; see also `stage_dataset` and `ensure_demo`.
+        UserError: the YAML does not exist or cannot be read; see also `stage_dataset` and `ensure_demo`.
     """
     if data != "demo":
         data = _known_by_name(data)
@@ -54,5 +54,5 @@ def _check_exists(data: str) -> None:
     if path.exists():
         return
     known = ["demo", *sorted(p.stem for p in YAML_FOLDER.glob("*.yaml") if p.stem != "template")]
-    hint = f" (did you mean '{path.stem}', of configs/data?)" if path.stem in known else suggestion(path.stem, known)
+    hint = f" (did you mean '{path.stem}' of configs/data?)" if path.stem in known else suggestion(path.stem, known)
     raise UserError(f"--data {data}: no such file{hint}; known by name: {', '.join(known)}")
