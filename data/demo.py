@@ -18,7 +18,6 @@ import numpy as np
 
 from data.demo_scene import CLASS_NAMES, render_scene
 from utils.errors import UserError
-from utils.files.folders import cache_folder
 from utils.logger import configure_logging, progress
 from utils.machine.resources import available_cores
 from utils.rng import Stream, keyed_generator
@@ -27,11 +26,6 @@ VERSION = 2  # increase it when the images change; then older copies are rendere
 MARKER = "demo.json"
 YAML_NAME = "data.yaml"
 SPLITS = ("train", "val")
-
-
-def default_demo_root(cache_dir: str = "") -> Path:
-    """The folder of ``--data demo``."""
-    return cache_folder(cache_dir) / "demo"
 
 
 def ensure_demo(root: Path, *, train_images: int = 320, val_images: int = 80, size: int = 320, seed: int = 0) -> Path:

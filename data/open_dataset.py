@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.demo import default_demo_root, ensure_demo
+from data.demo import ensure_demo
 from data.index.dataset_yaml import YAML_FOLDER, DatasetSpec, load_dataset_spec
 from data.staging.stage import stage_dataset
 from utils.config.yaml_files import suggestion
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files.folders import cache_folder
 
 
 def open_dataset(
@@ -38,7 +39,7 @@ def open_dataset(
         _check_exists(data)
         return load_dataset_spec(data, known_root)
     with torch_distributed_zero_first(ctx):
-        return load_dataset_spec(ensure_demo(default_demo_root(cache_dir)))
+        return load_dataset_spec(ensure_demo(cache_folder(cache_dir) / "demo"))
 
 
 def _known_by_name(data: str) -> str:

@@ -210,7 +210,7 @@ class _Writer:
                 write_arrays(tree, meta, {"pages": pages})
 
     def _open(self) -> lmdb.Environment:
-        """Opens the file for writing, with room for all images. Raises UserError when the disk is too small."""
+        """Opens the file for writing, with space for all images. Raises UserError if the disk is too small."""
         import lmdb
 
         # Every image takes whole pages, and the tree takes less than 1 % more.

@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from utils.distributed.launch import Launch, read_launch
 from utils.distributed.rendezvous import all_gather_json, launcher_name, open_store, rendezvous_error
 from utils.errors import PeerFailure, Stopped, UserError
+from utils.machine.resources import boot_id
 
 _BROKEN = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
 
@@ -200,11 +200,7 @@ def _locate_on_node(store: dist.Store, launch: Launch, device: str) -> _NodePosi
 
 def machine_name() -> str:
     """Identifies the machine by host name and boot id: hosts may share a name, and containers a kernel."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = ""
-    return f"{os.uname().nodename} {boot}"
+    return f"{os.uname().nodename} {boot_id()}"
 
 
 def _devices_for_ranks(device: str) -> tuple[torch.device, ...]:

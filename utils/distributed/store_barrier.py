@@ -13,12 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 
 import torch.distributed as dist
 
 from utils.errors import PeerFailure, Stopped, UserError
+from utils.machine.resources import boot_id, process_stat
 
 HEARTBEAT_S = 1.0
 LOST_AFTER_S = 60.0  # a process may hold the interpreter lock for long, e.g. while parsing a large file
@@ -181,7 +181,7 @@ def this_process() -> str:
 def process_identity(pid: int) -> str:
     """Identifies a running process of this machine among all processes anywhere (as far as /proc allows)."""
     try:
-        started = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+        started = process_stat(pid)[19]
     except (OSError, IndexError):
         started = "?"
     return f"{os.uname().nodename} {_process_space()} {pid} {started}"
@@ -196,10 +196,11 @@ def has_died(process: str) -> bool:
 def _process_space() -> str:
     """Equal in two processes that see each other's process ids (ranks may run in separate containers or machines)."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+        space = os.readlink("/proc/self/ns/pid")
     except OSError:
-        return os.uname().nodename
+        space = ""
+    boot = boot_id()
+    return f"{boot}/{space}" if boot and space else os.uname().nodename
 
 
 def _is_running(pid: int) -> bool:
@@ -210,6 +211,6 @@ def _is_running(pid: int) -> bool:
     except PermissionError:
         return True
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        return process_stat(pid)[0] != "Z"
     except (OSError, IndexError):
         return True

@@ -1,4 +1,4 @@
-"""The cores and the memory that this process may use, and the age of the process."""
+"""The cores and the memory that this process may use; and what the system knows about processes."""
 
 from __future__ import annotations
 
@@ -91,12 +91,27 @@ def keep_freed_memory() -> None:
     mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
+def boot_id() -> str:
+    """Equal in all processes of a machine until it is restarted, also in its containers; "" without /proc."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def process_stat(pid: int | str = "self") -> list[str]:
+    """The fields of /proc/PID/stat after the name of the process; the first is the state, field 3 of proc(5).
+
+    Raises OSError if there is no such process, or no /proc.
+    """
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    return text.rpartition(")")[2].split()  # the name, in parentheses, may contain anything
+
+
 def process_age_s() -> float | None:
     """Seconds since the system created this process, before the interpreter started; None without /proc."""
     try:
-        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()  # the name in brackets may hold anything
-        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), seconds after boot
+        started = int(process_stat()[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), seconds after boot
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started
     except (OSError, AttributeError, IndexError, ValueError):
         return None
