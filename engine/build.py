@@ -82,6 +82,7 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
                 ctx,
                 run,
                 take_step=step,
+                plan=plan,
                 train_loader=train_loader,
                 val_loader=val_loader,
                 evaluator=evaluator,
@@ -175,7 +176,8 @@ def _warn_of_idle_settings(ctx: DistributedContext, run: Run, model: Detector) -
 def _restore(
     ctx: DistributedContext, run: Run, step: TrainStep, plan: StepPlan, *, epoch_batches: int, fingerprint: str
 ) -> Progress:
-    """Loads the state of a resumed run into its parts, and returns where the run stands."""
+    """Loads the state of a resumed run into its parts, frees the checkpoint's copy of it, and returns where the run
+    continues."""
     if run.checkpoint is None:
         return Progress()
     run.checkpoint.restore(ctx=ctx, model=step.model, ema=step.ema, optimizer=step.optimizer, scaler=step.scaler)
@@ -189,6 +191,7 @@ def _restore(
     )
     for line in lines:
         get_logger().info("%s", line)
+    run.checkpoint.release_tensors()
     return progress
 
 

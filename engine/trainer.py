@@ -14,7 +14,7 @@ from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import Evaluator
-from engine.optim.schedule import build_schedule, step_plan
+from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.ddp import average_buffers
 from engine.prefetcher import Prefetcher
 from engine.reporting.progress_bar import EpochBar, log_start_time
@@ -38,6 +38,7 @@ class Trainer:
 
     Args:
         take_step: the optimizer step, with the model, the optimizer and the averaged weights.
+        plan: how the loader's batches become steps.
         train_loader: endless; positioned by `fit`.
         watchdog: of this process, entered.
         progress: where the run stands.
@@ -51,6 +52,7 @@ class Trainer:
         run: Run,
         *,
         take_step: TrainStep,
+        plan: StepPlan,
         train_loader: InfiniteDataLoader,
         val_loader: ValidationLoader,
         evaluator: Evaluator,
@@ -62,8 +64,8 @@ class Trainer:
         on_epoch_end: EpochEnd | None = None,
     ) -> None:
         self.ctx, self.run, self.config = ctx, run, run.config
-        self.take_step, self.plan = take_step, step_plan(run.config, len(train_loader))
-        self.schedule = build_schedule(run.hyp, self.plan, cosine=run.config.cos_lr)
+        self.take_step, self.plan = take_step, plan
+        self.schedule = build_schedule(run.hyp, plan, cosine=run.config.cos_lr)
         self.train_loader, self.val_loader, self.evaluator = train_loader, val_loader, evaluator
         self.checkpointer, self.tracker, self.progress = checkpointer, tracker, progress
         self.stops, self.watchdog = stops, watchdog

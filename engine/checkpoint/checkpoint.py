@@ -159,6 +159,11 @@ class Checkpoint(RunDescription):
         if self.scaler and scaler.is_enabled():
             scaler.load_state_dict(self.scaler)
 
+    def release_tensors(self) -> None:
+        """Frees the tensors once they have been restored; progress and settings remain."""
+        for part in (self.model, self.ema, self.optimizer, self.rank_buffers or {}):
+            part.clear()
+
     def load_model(self, model: nn.Module) -> None:
         """Raises UserError when the weights do not fit."""
         with self.errors_of_fit():
