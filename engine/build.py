@@ -43,10 +43,10 @@ from utils.machine.limits import require_package
 
 @contextmanager
 def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Watchdog) -> Iterator[Trainer]:
-    """The trainer of a run, in the run's folder. Whatever can be refused is refused before that folder is made.
+    """Yields the trainer of a run. Everything that can be rejected is checked before the run's folder is made.
 
     Args:
-        signals, watchdog: entered.
+        signals, watchdog: entered by the caller.
     """
     check_same_run(ctx, run)
     check_settings(ctx, run)
@@ -71,7 +71,7 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
             "%s, %d steps (%d an epoch, %d batch(es) each), autocast %s",
             step.optimizer.name, plan.total, plan.steps, plan.accumulate, step.amp_dtype or "off",
         )  # fmt: skip
-        # Modification times may differ where machines have copies of their own; what follows from them must not.
+        # It depends on modification times, which differ if machines have copies of their own: rank 0's is used.
         fingerprint = broadcast_object(ctx, train_loader.index.fingerprint)
         progress = _restore(ctx, run, step, plan, epoch_batches=len(train_loader), fingerprint=fingerprint)
         tracker.start(asdict(config), progress.epoch + 1)
@@ -82,6 +82,7 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
                 ctx,
                 run,
                 take_step=step,
+                plan=plan,
                 train_loader=train_loader,
                 val_loader=val_loader,
                 evaluator=evaluator,
@@ -107,6 +108,7 @@ def check_settings(ctx: DistributedContext, run: Run) -> None:
 
 
 def open_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
+    """The training and validation splits of the run's data set, staged first with ``--stage``."""
     config, splits = run.config, ("train", "val")
     return open_dataset(
         config.data, splits, stage=config.stage, cache_dir=config.cache_dir, ctx=ctx, known_root=run.data_root
@@ -139,6 +141,7 @@ def build_tracker(ctx: DistributedContext, run: Run) -> Tracker:
 
 
 def build_loss(ctx: DistributedContext, run: Run, model: Detector) -> nn.Module:
+    """The loss of the model's head, on the device. It copies the anchors, so they must be final."""
     return model.head.build_loss(run.hyp, label_smoothing=run.config.label_smoothing).to(ctx.device)
 
 
@@ -155,6 +158,7 @@ def load_or_fit_anchors(run: Run, model: Detector, train_loader: InfiniteDataLoa
 
 
 def build_evaluator(ctx: DistributedContext, step: TrainStep, val_loader: ValidationLoader) -> Evaluator:
+    """Validates the averaged weights as in training: in the autocast type, with the loss."""
     return Evaluator(
         ground_truth=val_loader.index.ground_truth(),
         num_classes=step.ema.module.num_classes,
@@ -175,7 +179,8 @@ def _warn_of_idle_settings(ctx: DistributedContext, run: Run, model: Detector) -
 def _restore(
     ctx: DistributedContext, run: Run, step: TrainStep, plan: StepPlan, *, epoch_batches: int, fingerprint: str
 ) -> Progress:
-    """Loads the state of a resumed run into its parts, and returns where the run stands."""
+    """Loads the state of a resumed run into its parts, frees the checkpoint's copy of it, and returns where the run
+    continues."""
     if run.checkpoint is None:
         return Progress()
     run.checkpoint.restore(ctx=ctx, model=step.model, ema=step.ema, optimizer=step.optimizer, scaler=step.scaler)
@@ -189,6 +194,7 @@ def _restore(
     )
     for line in lines:
         get_logger().info("%s", line)
+    run.checkpoint.release_tensors()
     return progress
 
 
@@ -199,7 +205,7 @@ def _describe(
     data = describe_location(spec.source, root, run.folder) | {"fingerprint": fingerprint}
     config = asdict(run.config) | {"optimizer": rule}  # a longer run must not choose another when it resumes
     if config["data"] != "demo":
-        config["data"] = data["source"]  # which holds in any working folder
+        config["data"] = data["source"]  # valid from any working folder
     return RunDescription(
         model_spec=model.spec,
         names=list(model.names),

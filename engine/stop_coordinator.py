@@ -19,7 +19,7 @@ class StopCoordinator:
     """Turns this rank's signals and the save intervals into decisions that all ranks take alike.
 
     What a rank requests travels with the sums of its step (`StepFlags`), so that all ranks read it after the same step.
-    Ranks do not meet during validation; there a key in the run's store carries the request.
+    Ranks do not communicate during validation; there a key in the run's store carries the request.
 
     Args:
         signals: of this process, entered.
@@ -50,13 +50,16 @@ class StopCoordinator:
         self._saved_at, self._save_requested = time.monotonic(), False
 
     def exit_code(self, flags: StepFlags) -> int:
-        """With which the ranks end after the step that had ``flags``; 0: they go on."""
+        """The code with which the ranks exit after the step that had ``flags``; 0: they continue."""
         if not (flags.stop or flags.interrupt):
             return 0
         return INTERRUPTED if flags.interrupt else REQUEUE
 
     def stop_requested(self) -> bool:
-        """Between batches of validation: has a signal come to this rank, or lately to another?"""
+        """Whether a signal has reached this rank or, as of the last poll, another.
+
+        Called before each batch of validation.
+        """
         local, store = self._signals.stop or self._signals.interrupt, self._ctx.store
         if store is None:
             return local
@@ -69,6 +72,6 @@ class StopCoordinator:
         self._polled_at = now
         return store.check([STOP_KEY])
 
-    def exit_code_after_validation(self, *, broken_off: bool) -> int:
-        """As `exit_code`. Every rank calls it, and says whether `stop_requested` broke its validation off."""
-        return max_over_ranks(self._ctx, self._signals.code if broken_off else 0)
+    def exit_code_after_validation(self, *, stopped: bool) -> int:
+        """As `exit_code`. Every rank calls it. ``stopped``: whether `stop_requested` ended this rank's validation."""
+        return max_over_ranks(self._ctx, self._signals.code if stopped else 0)

@@ -179,8 +179,8 @@ class TrainStep:
         with self.compilation.forward(batch_images), autocast:
             raw = self.model(images)
         out = self.criterion(raw, batch.targets, batch.max_targets, batch.host_targets)
-        # DDP averages over ranks, the gradient wants the sum. Dividing by the images keeps float16 gradients in range
-        # until the real normalizer is known, after the last shard.
+        # DDP averages gradients over ranks, but the sum is needed. Dividing by the images keeps float16 gradients
+        # in range until the real normalizer is known, after the last shard.
         loss = out.total * (self._averaged_over / step_images)
         self.scaler.scale(loss).backward()
         return out.total.detach(), torch.cat([out.normalizer.detach().reshape(1).to(out.parts), out.parts])

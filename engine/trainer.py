@@ -14,7 +14,7 @@ from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import Evaluator
-from engine.optim.schedule import build_schedule, step_plan
+from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.ddp import average_buffers
 from engine.prefetcher import Prefetcher
 from engine.reporting.progress_bar import EpochBar, log_start_time
@@ -33,14 +33,15 @@ EpochEnd = Callable[[int, EvalResult | None], None]
 
 
 class Trainer:
-    """Trains the epochs that are left of a run. Every rank has one and calls it alike; what rank 0 alone does is done
-    by parts that do nothing elsewhere.
+    """Trains the remaining epochs of a run. Every rank has one and makes the same calls; parts that act on rank 0 alone
+    do nothing on the others.
 
     Args:
         take_step: the optimizer step, with the model, the optimizer and the averaged weights.
+        plan: how the loader's batches become steps.
         train_loader: endless; positioned by `fit`.
         watchdog: of this process, entered.
-        progress: where the run stands.
+        progress: the run's position and its best result; updated in place.
         on_epoch_end: called on every rank after each epoch, with its number and its result (None on other ranks than 0,
             and where the epoch was not validated).
     """
@@ -51,6 +52,7 @@ class Trainer:
         run: Run,
         *,
         take_step: TrainStep,
+        plan: StepPlan,
         train_loader: InfiniteDataLoader,
         val_loader: ValidationLoader,
         evaluator: Evaluator,
@@ -62,8 +64,8 @@ class Trainer:
         on_epoch_end: EpochEnd | None = None,
     ) -> None:
         self.ctx, self.run, self.config = ctx, run, run.config
-        self.take_step, self.plan = take_step, step_plan(run.config, len(train_loader))
-        self.schedule = build_schedule(run.hyp, self.plan, cosine=run.config.cos_lr)
+        self.take_step, self.plan = take_step, plan
+        self.schedule = build_schedule(run.hyp, plan, cosine=run.config.cos_lr)
         self.train_loader, self.val_loader, self.evaluator = train_loader, val_loader, evaluator
         self.checkpointer, self.tracker, self.progress = checkpointer, tracker, progress
         self.stops, self.watchdog = stops, watchdog
@@ -72,10 +74,10 @@ class Trainer:
         earlier_s = run.checkpoint.run.get("seconds", 0.0) if run.checkpoint else 0.0
         self._started = time.monotonic() - earlier_s
         self._first_step_done = False
-        self._epoch_end_s = 0.0  # that the last validation and save took
+        self._epoch_end_s = 0.0  # seconds that the last validation and save took
 
     def fit(self) -> None:
-        """Runs the epochs that are left.
+        """Runs the remaining epochs.
 
         Raises `Stopped` when a signal to any rank ended the run early, on every rank after the same step, with
         everything saved.
@@ -94,7 +96,7 @@ class Trainer:
                         self._end_epoch()
                         self._epoch_end_s = time.monotonic() - ended
                 self.checkpointer.finish()
-                max_over_ranks(self.ctx, 0)  # no rank leaves before all is written
+                max_over_ranks(self.ctx, 0)  # no rank returns before everything is written
             finally:
                 self.checkpointer.wait()
 
@@ -120,7 +122,7 @@ class Trainer:
         return False
 
     def _train_epoch(self, batches: Prefetcher) -> None:
-        """The steps that are left of the epoch."""
+        """Runs the remaining steps of the epoch."""
         progress, config = self.progress, self.config
         self.take_step.criterion.set_refining(progress.epoch >= config.epochs - self.run.hyp.close_mosaic)
         bar = EpochBar(
@@ -169,7 +171,7 @@ class Trainer:
         return sum(counts)
 
     def _batches_of_next_step(self) -> int:
-        """0 after the last one, and where validation decides which images come next."""
+        """How many batches to prefetch: 0 after the last step, and if validation decides which images follow."""
         per_epoch, done, accumulate = len(self.train_loader), self.progress.batch, self.plan.accumulate
         if done < per_epoch:
             return min(accumulate, per_epoch - done)
@@ -230,11 +232,11 @@ class Trainer:
         self.stops.saved()
 
     def _stop(self, code: int) -> NoReturn:
-        """Once everything is on the disk, on every rank."""
+        """Ends the run on every rank, once everything is on the disk."""
         self.checkpointer.finish()
         max_over_ranks(self.ctx, 0)
         done = f"epoch {self.progress.epoch + 1}, batch {self.progress.batch} of {len(self.train_loader)}"
-        log.info("stopped by a signal after %s; go on with: --resume %s", done, self.checkpointer.last)
+        log.info("stopped by a signal after %s; continue with: --resume %s", done, self.checkpointer.last)
         raise Stopped(code)
 
     def _end_epoch(self) -> None:
@@ -248,7 +250,7 @@ class Trainer:
         losses = progress.mean_losses(step.criterion.names)
         progress.epoch += 1
         progress.begin_epoch()
-        is_best = self._take_in(result)
+        is_best = self._record_result(result)
         metrics = _metrics(result)
         self.tracker.epoch(progress.epoch, self._row(losses, metrics))
         if result is not None:
@@ -266,22 +268,22 @@ class Trainer:
         """On every rank; rank 0 has the result. None too when no validation is due."""
         if not self._validates_after(self.progress.epoch + 1):
             return None
-        broken_off = False
+        stopped = False
 
         def should_stop() -> bool:
-            nonlocal broken_off
+            nonlocal stopped
             self.watchdog.beat()
-            broken_off = self.stops.stop_requested()
-            return broken_off
+            stopped = self.stops.stop_requested()
+            return stopped
 
         result = self.evaluator.run(self.take_step.ema.module, self.val_loader, should_stop=should_stop)
-        if code := self.stops.exit_code_after_validation(broken_off=broken_off):
+        if code := self.stops.exit_code_after_validation(stopped=stopped):
             self._save()
             self._stop(code)
         return result
 
-    def _take_in(self, result: EvalResult | None) -> bool:
-        """Updates the progress with what rank 0 found, on all ranks. Returns whether the epoch is the best so far."""
+    def _record_result(self, result: EvalResult | None) -> bool:
+        """Updates the progress of all ranks with rank 0's result. Returns whether the epoch is the best so far."""
         progress, found = self.progress, None
         if result is not None:
             found = (result.ap > progress.best_fitness, result.ap, result.class_ap, result.threshold)
@@ -302,7 +304,7 @@ class Trainer:
 
     def _row(self, losses: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
         optimizer = self.take_step.optimizer
-        optimizer.set_rates(self.schedule, self.progress.updates - 1)  # a former process may have taken the step
+        optimizer.set_rates(self.schedule, self.progress.updates - 1)  # a resumed run may have taken no step
         seconds = time.monotonic() - self._started
         return {"time": seconds, **{f"train/{k}": v for k, v in losses.items()}, **metrics, **optimizer.rates()}
 

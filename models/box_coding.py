@@ -151,7 +151,7 @@ def anchor_to_cxcywh(logits: Tensor, anchors: Tensor) -> Tensor:
     """Anchor-head outputs (*S, 4) -> boxes cxcywh in cells, the center relative to the cell's top-left corner.
 
     The center reaches half a cell beyond its own, (-0.5, 1.5), and a side is up to 4 times its anchor
-    (``anchors`` (*S, 2), cells): YOLOv5's parametrisation.
+    (``anchors`` (*S, 2), cells): YOLOv5's parameterization.
     """
     doubled = logits.sigmoid() * 2
     return torch.cat((doubled[..., :2] - 0.5, doubled[..., 2:].square() * anchors), dim=-1)

@@ -48,14 +48,14 @@ def build_train_loader(
     With ``--render-on device`` the loader yields planned batches, and its ``renderer`` renders them.
 
     Args:
+        config, hyp: accepted by `check_loader_settings`.
         stride: the model's largest.
 
     Raises:
-        UserError: a data set without images, processes that read different data, settings that exclude each other,
-            and errors of the scan and the cache.
+        UserError: an image size that does not fit the stride, a data set without images, processes that read different
+            data, and errors of the scan and the cache.
     """
     check_image_size(config.imgsz, stride)
-    check_loader_settings(ctx, config, hyp)
     workers = loader_workers(config.workers, ctx.local_world_size, "train")
     dataset, damaged = _open_split(
         ctx,

@@ -1,4 +1,4 @@
-"""What a checkpoint of a run holds, and how a run takes it back.
+"""What a checkpoint of a run holds, and how a run is restored from it.
 
 Plain DDP keeps batch-norm statistics apart within an epoch and averages them at its end. A checkpoint from inside one
 must not average the run's own, or a run that saves would differ from one that does not. So it holds the mean in
@@ -66,12 +66,12 @@ class Progress:
         return cls(**stored)
 
     def add_losses(self, losses: Sequence[float]) -> None:
-        """Adds those of a finite step."""
+        """Adds the losses of a finite step."""
         self.loss_sums = [a + b for a, b in zip(self.loss_sums or [0.0] * len(losses), losses)]
         self.finite_steps += 1
 
     def mean_losses(self, names: Sequence[str]) -> dict[str, float]:
-        """Over the finite steps of the epoch; nan if there are none."""
+        """Mean losses by name over the finite steps of the epoch; nan if there are none."""
         sums = self.loss_sums or [math.nan] * len(names)
         return {name: value / max(self.finite_steps, 1) for name, value in zip(names, sums)}
 
@@ -95,7 +95,7 @@ class RunDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(RunDescription):
-    """A checkpoint that a run can go on from. Tensors are on the CPU when it is read, and the run's own when it is
+    """A checkpoint from which a run can resume. Tensors are on the CPU when it is read, and the run's own when it is
     written."""
 
     progress: Progress
@@ -110,10 +110,10 @@ class Checkpoint(RunDescription):
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
-        """Raises UserError for any file that a run cannot go on from."""
+        """Reads a checkpoint file. Raises UserError for any file from which a run cannot resume."""
         content = read_checkpoint(path)
         if "config" not in content:
-            raise UserError(f"{path}: holds no run to go on with; start a new one with --weights {path}")
+            raise UserError(f"{path}: holds no run to resume; start a new one with --weights {path}")
         if any(key not in content for key in _STATE):
             raise UserError(
                 f"{path}: holds weights only (a best.pt?); resume from last.pt, or start with --weights {path}"
@@ -131,7 +131,7 @@ class Checkpoint(RunDescription):
         return cls(path=path, **{key: value for key, value in content.items() if key in known})
 
     def content(self) -> dict[str, Any]:
-        """As it is stored."""
+        """The content of the checkpoint file."""
         stored = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "path"}
         if self.rank_buffers is None:
             del stored["rank_buffers"]
@@ -158,6 +158,11 @@ class Checkpoint(RunDescription):
             optimizer.load_state_dict(self.optimizer)
         if self.scaler and scaler.is_enabled():
             scaler.load_state_dict(self.scaler)
+
+    def release_tensors(self) -> None:
+        """Frees the tensors once they have been restored; progress and settings remain."""
+        for part in (self.model, self.ema, self.optimizer, self.rank_buffers or {}):
+            part.clear()
 
     def load_model(self, model: nn.Module) -> None:
         """Raises UserError when the weights do not fit."""
@@ -219,7 +224,7 @@ def put_means(values: Tensor, model: nn.Module, state: dict[str, Any]) -> None:
 def restore_rank_buffers(
     stored: dict[str, Tensor] | None, ctx: DistributedContext, models: dict[str, nn.Module]
 ) -> None:
-    """Gives this rank its own buffers back when as many ranks stored theirs; otherwise the loaded means stay."""
+    """Restores this rank's own buffers if as many ranks wrote the checkpoint; otherwise the loaded means are kept."""
     for name, values in (stored or {}).items():
         if len(values) == ctx.world_size:
             buffers = float_buffers(unwrap(models[name]))
@@ -227,6 +232,6 @@ def restore_rank_buffers(
 
 
 def _mean(values: Tensor) -> Tensor:
-    """Over ranks (dimension 0); where all hold the same, exactly that."""
+    """The mean over ranks (dimension 0), without rounding where all ranks have the same value."""
     same = (values == values[0]).all(0)
     return torch.where(same, values[0], values.mean(0))

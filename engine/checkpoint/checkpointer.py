@@ -51,7 +51,7 @@ class Snapshot:
 
 
 class Checkpointer:
-    """Writes checkpoints. Every rank has one and calls it alike; rank 0 alone writes.
+    """Writes checkpoints. Every rank has one and makes the same calls; only rank 0 writes.
 
     Args:
         folder: where the files go.
@@ -109,7 +109,7 @@ class Checkpointer:
         )
         taken, weights = Snapshot(checkpoint.content()), frozenset(checkpoint.weights_only())
         files: dict[Path, tuple[Snapshot, frozenset[str] | None]] = {}
-        # last.pt comes last: a run that goes on from an older one writes the others again.
+        # last.pt comes last: a run that resumes from an older one writes the others again.
         if is_best:
             files[self.best] = (taken, weights)
         if self.period and progress.batch == 0 and progress.epoch % self.period == 0:
@@ -118,11 +118,11 @@ class Checkpointer:
         self._writer.submit(files)
 
     def check(self) -> None:
-        """Raises UserError when a write has failed (the disk is full, say); older files are intact."""
+        """Raises UserError if a write has failed, for example on a full disk; older files are intact."""
         self._writer.check()
 
     def wait(self) -> None:
-        """Returns when everything is written."""
+        """Waits until everything is written."""
         self._writer.wait()
 
     def finish(self) -> None:
@@ -140,9 +140,9 @@ class Checkpointer:
         except OSError as error:
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             reason = "the disk is full" if is_full else (error.strerror or str(error)).splitlines()[0].lower()
-            remedy = "free some space" if is_full else "see to the disk"
+            remedy = "free some space" if is_full else "check the disk"
             if self.last.exists():
-                advice = f"the checkpoints already there are intact: {remedy} and go on with --resume"
+                advice = f"the checkpoints already there are intact: {remedy} and continue with --resume"
             else:
                 advice = f"there is no earlier checkpoint to resume from: {remedy} and start again"
             raise UserError(f"{path}: could not be written ({reason}); {advice}") from None

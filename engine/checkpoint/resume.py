@@ -96,7 +96,7 @@ def resumed_position(
     accumulate: int,
     epochs: int,
 ) -> tuple[Progress, list[str]]:
-    """Where a run goes on, and a line for each thing that moved it from the checkpoint's progress.
+    """The position at which a run continues, and a line for each reason why it is not the checkpoint's.
 
     Another global batch keeps the position among the epoch's images, rounded down to a step; other images begin the
     epoch anew. The schedule is a function of the step among all steps, so steps are counted again.
@@ -119,13 +119,15 @@ def resumed_position(
         where.begin_epoch()
         if same_data:
             where.batch = min(images // batch_size, epoch_batches) // accumulate * accumulate
-        lines.append(f"resume: goes on at batch {where.batch} of the {epoch_batches} of epoch {where.epoch + 1}")
+        lines.append(f"resume: continues at batch {where.batch} of the {epoch_batches} of epoch {where.epoch + 1}")
     where.step = where.epoch * epoch_batches + where.batch
     steps = -(-epoch_batches // accumulate)
     where.updates = where.epoch * steps + -(-where.batch // accumulate)
     if checkpoint.config["epochs"] != epochs or where.updates != progress.updates:
         done = where.updates / (steps * epochs)
-        lines.append(f"resume: the learning rate goes on where it is after {done:.0%} of a run of {epochs} epochs")
+        lines.append(
+            f"resume: the learning rate continues from where it is after {done:.0%} of a run of {epochs} epochs"
+        )
     return where, lines
 
 

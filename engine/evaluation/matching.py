@@ -122,7 +122,9 @@ def match_detections(gt: GroundTruth, table: DetectionTable, num_classes: int, *
 
 def _check_classes(classes: np.ndarray, num_classes: int, what: str) -> None:
     if classes.size and not (classes.min() >= 0 and classes.max() < num_classes):
-        raise ValueError(f"class ids of the {what} span {classes.min()}..{classes.max()}, want 0..{num_classes - 1}")
+        raise ValueError(
+            f"class ids of the {what} span {classes.min()}..{classes.max()}, expected 0..{num_classes - 1}"
+        )
 
 
 def _image_ranks(image_ids: tuple[int | str, ...]) -> np.ndarray:

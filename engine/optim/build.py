@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.optim.muon import Muon
+from engine.optim.schedule import Schedule
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
@@ -82,8 +83,8 @@ class OptimizerSet:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
-    def set_rates(self, schedule, step: int) -> None:
-        """Learning rates and momenta of ``step`` (a `Schedule`)."""
+    def set_rates(self, schedule: Schedule, step: int) -> None:
+        """Sets the learning rates and momenta of all groups to those of ``step``."""
         momentum = schedule.momentum_at(step)
         for group in self.param_groups:
             group["lr"] = schedule.learning_rate(step, group["initial_lr"], is_bias=group["kind"] == "bias")
@@ -93,7 +94,7 @@ class OptimizerSet:
                 group["betas"] = (momentum if group["follow_momentum"] else group["betas"][0], group["betas"][1])
 
     def rates(self) -> dict[str, float]:
-        """Learning rates by kind of parameter; if some are pretrained, the rates of the others have own names."""
+        """Learning rates by kind of parameter; if some are pretrained, the names of the others begin with ``new_``."""
         lr_mults = {group["lr_mult"] for group in self.param_groups}
         return {
             f"lr/{'new_' if group['lr_mult'] == 1 and len(lr_mults) > 1 else ''}{group['kind']}": group["lr"]

@@ -46,21 +46,24 @@ class Schedule:
         return self.final + (1 - self.final) * shape
 
     def learning_rate(self, step: int, initial: float, *, is_bias: bool) -> float:
+        """The learning rate of a group whose initial one is ``initial``. Warm-up is linear, from 0 or, for biases, from
+        ``warmup_bias_lr``."""
         target = initial * self.decay(step)
         if step >= self.warmup_steps:
             return target
         start = self.warmup_bias_lr if is_bias else 0.0
-        # (step + 1): the first step must move, a rate of exactly 0 would waste its batch
+        # step + 1: with a rate of 0 the first step would waste its batch
         return start + (target - start) * (step + 1) / (self.warmup_steps + 1)
 
     def momentum_at(self, step: int) -> float:
+        """The momentum, which rises linearly from ``warmup_momentum`` during warm-up."""
         if step >= self.warmup_steps:
             return self.momentum
         return self.warmup_momentum + (self.momentum - self.warmup_momentum) * step / self.warmup_steps
 
 
 def build_schedule(hyp: Hyperparameters, plan: StepPlan, *, cosine: bool) -> Schedule:
-    """The schedule of a run. Warm-up takes a quarter of it at the most."""
+    """The schedule of a run. Warm-up takes at most a quarter of its steps."""
     return Schedule(
         total_steps=plan.total,
         warmup_steps=min(round(hyp.warmup_epochs * plan.steps), plan.total // 4),

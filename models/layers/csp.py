@@ -184,7 +184,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, channels, height, width = x.shape
-        # Cells before channels: no copies in channels_last, and the layout that attention kernels want.
+        # Cells before channels: no copies in channels_last, and the layout that attention kernels expect.
         tokens = self.qkv(x).flatten(2).transpose(1, 2).unflatten(2, (self.heads, -1)).transpose(1, 2)
         query, key, value = tokens.split((self.key_width, self.key_width, self.value_width), -1)
         mixed = F.scaled_dot_product_attention(query, key, value)  # (B, heads, cells, value_width)

@@ -1,4 +1,4 @@
-"""Layers of YOLOv9 (Wang, Yeh and Liao 2024): GELAN blocks, re-parametrised convolutions, downsampling by halves.
+"""Layers of YOLOv9 (Wang, Yeh and Liao 2024): GELAN blocks, re-parameterized convolutions, downsampling by halves.
 
 Attribute names are those of the public state-dict convention. Blocks keep height and width unless they say otherwise.
 """

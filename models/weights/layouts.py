@@ -134,7 +134,7 @@ def from_mit_yolov9(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _block_name(rest: str) -> str:
-    """Names within a layer. The two parts of a re-parametrised convolution have the same names as ours."""
+    """Names within a layer. The two parts of a re-parameterized convolution have the same names as ours."""
     outer, bottleneck, inner = rest.partition(".bottleneck.")
     outer = re.sub(r"\bconv(\d)\b", r"cv\1", outer)
     number, _, inner = inner.partition(".")

@@ -41,8 +41,8 @@ def test_a_signal_to_one_rank_makes_all_ranks_save_and_stop():
     signals.stop = True
     assert stops.exit_code(stops.flags()) == REQUEUE
     assert stops.stop_requested()
-    assert stops.exit_code_after_validation(broken_off=True) == REQUEUE
-    assert stops.exit_code_after_validation(broken_off=False) == 0
+    assert stops.exit_code_after_validation(stopped=True) == REQUEUE
+    assert stops.exit_code_after_validation(stopped=False) == 0
     signals.interrupt = True
     assert stops.exit_code(stops.flags()) == INTERRUPTED  # Ctrl-C counts before a batch system's signal
     assert stops.exit_code(StepFlags(save=True)) == 0

@@ -84,7 +84,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(world, whole, tmp_path,
         assert run.codes(timeout=60) == [code, code], run.output()
         run.wait_gone(10)
         assert "Traceback" not in run.output()
-        assert "go on with: --resume" in run.output()
+        assert "continue with: --resume" in run.output()
     epoch, batch = position(tmp_path / "exp")
     assert epoch == 0
     assert 2 < batch < 10
@@ -155,7 +155,7 @@ def test_resuming_in_another_setup_prints_the_changes(tmp_path):
         "resume: data ",
         "resume: epochs 1 -> 2",
         "resume: processes 2 -> 1",
-        "resume: the learning rate goes on",
+        "resume: the learning rate continues",
     )
     assert len(changes) == len(expected), changes
     assert all(line.startswith(start) for line, start in zip(changes, expected)), changes

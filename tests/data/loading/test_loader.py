@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from data.dataset import LoadImagesAndLabels
-from data.loading.build import build_train_loader, build_val_loader
+from data.loading.build import build_train_loader, build_val_loader, check_loader_settings
 from data.loading.loader import InfiniteDataLoader
 from data.loading.worker import collate
 from data.sampler import BatchRequest, Cell, EpochOrder, KeyedDistributedSampler
@@ -49,6 +49,7 @@ def open_loader(index, monkeypatch):
     def build(*, ctx=SINGLE, training=True, **options):
         config = TrainConfig(**({"imgsz": 64, "batch_size": 8, "epochs": 20, "workers": 0} | options))
         if training:
+            check_loader_settings(ctx, config, HYP)
             return build_train_loader(ctx, config, HYP, Spec(), stride=32)
         return build_val_loader(ctx, config, Spec(), stride=32)
 

@@ -13,7 +13,7 @@ import torch
 from data.cache.device import open_device_cache
 from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
-from data.loading.build import build_train_loader, build_val_loader
+from data.loading.build import build_train_loader, build_val_loader, check_loader_settings
 from data.render.device import DeviceRenderer, PlannedBatch
 from data.render.table import PyramidLayout
 from tests.helpers.ranks import run_ranks
@@ -47,6 +47,7 @@ def loader_of(index, monkeypatch):
         config = TrainConfig(**(defaults | options))
         if not training:
             return build_val_loader(ctx, config, Spec(), stride=32)
+        check_loader_settings(ctx, config, hyp)
         loader = build_train_loader(ctx, config, hyp, Spec(), stride=32)
         if start:
             loader.start_at(*start)

@@ -171,7 +171,7 @@ def test_a_disk_error_is_not_reported_as_a_full_disk(tmp_path, monkeypatch):
 
     save(tmp_path, parts())
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(UserError, match=r"\(input/output error\); .* are intact: see to the disk and go on"):
+    with pytest.raises(UserError, match=r"\(input/output error\); .* are intact: check the disk and continue"):
         save(tmp_path, parts())
     read_checkpoint(tmp_path / "last.pt")
 

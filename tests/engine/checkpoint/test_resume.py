@@ -35,14 +35,14 @@ def test_an_unchanged_resume_prints_nothing():
 def test_more_epochs_keep_the_position_and_print_the_schedules():
     where, lines = resumed_position(checkpoint_at(inside()), **SAME | {"epochs": 20})
     assert where == inside()
-    assert lines == ["resume: the learning rate goes on where it is after 13% of a run of 20 epochs"]
+    assert lines == ["resume: the learning rate continues from where it is after 13% of a run of 20 epochs"]
 
 
 def test_another_batch_size_keeps_the_position_among_the_images():
     where, lines = resumed_position(checkpoint_at(inside()), **SAME | {"batch_size": 16, "epoch_batches": 5})
     assert (where.epoch, where.batch, where.step, where.updates) == (2, 3, 13, 13)
     assert (where.loss_sums, where.finite_steps) == ([], 0)
-    assert "goes on at batch 3 of the 5 of epoch 3" in lines[0]
+    assert "continues at batch 3 of the 5 of epoch 3" in lines[0]
     where, _ = resumed_position(
         checkpoint_at(inside()), **SAME | {"batch_size": 4, "epoch_batches": 20, "accumulate": 5}
     )
