@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     wanted = os.environ.get("ONLY", "")
     if wanted and wanted not in CALLS:
-        sys.exit(f"ONLY={wanted}: wants one of {', '.join(CALLS)}")
+        sys.exit(f"ONLY={wanted}: expected one of {', '.join(CALLS)}")
     calls = [wanted] if wanted else list(CALLS)
     sizes = DRY if options.dry else Sizes()
     with tempfile.TemporaryDirectory(prefix="lockstep-gpu-") as folder:

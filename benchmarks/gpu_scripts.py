@@ -93,7 +93,7 @@ def largest_batch(options: argparse.Namespace) -> Iterator[str]:
     if "-1" not in help_of("--batch-size", text):
         leave_out("train.py --help names no --batch-size -1")
     if options.device == "cpu":
-        leave_out("--batch-size -1 wants a GPU")
+        leave_out("--batch-size -1 needs a GPU")
     text = run(options, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
                "--batch-size", "-1", "--epochs", "1", "--val-every", "0", "--noplots", "--project",
                str(options.folder / "runs"), "--name", "largest")  # fmt: skip

@@ -102,7 +102,7 @@ def alternate(commands: dict[str, Sequence[str]], rounds: int) -> dict[str, list
 
 
 def run_in_turns(commands: dict[str, Sequence[str]], rounds: int) -> dict[str, list[dict]]:
-    """As `alternate` for measurements that want a fresh process each: a command says one result and ends."""
+    """Like `alternate`, for measurements that need a new process each: a command prints one result and ends."""
     results: dict[str, list[dict]] = {name: [] for name in commands}
     for _ in range(rounds):
         for name, command in commands.items():

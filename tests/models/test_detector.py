@@ -17,6 +17,7 @@ from models.detector import Detector, build_detector, build_on_meta
 from models.layers.conv import BN_EPS, Conv, Upsample
 from models.layers.csp import Attention
 from models.spec import MODEL_FOLDER, known_models, load_spec
+from tests.helpers.tiny import scatter_norms
 from utils.errors import UserError
 
 PARAMETERS = {
@@ -137,6 +138,8 @@ def test_training_still_works_after_inference_mode(nano: dict[str, Detector]) ->
         detector.decode(detector(images))
     boxes, _ = detector.decode(detector(images.requires_grad_()))
     boxes.square().sum().backward()
+    assert images.grad.isfinite().all()
+    assert images.grad.any()
 
 
 # Initialization
@@ -262,12 +265,7 @@ def test_bfloat16_autocast_trains(nano: dict[str, Detector], name: str) -> None:
 @pytest.mark.parametrize("name", NANO)
 def test_fusing_does_not_change_the_outputs(nano: dict[str, Detector], name: str) -> None:
     detector = copy.deepcopy(nano[name]).train()
-    generator = torch.Generator().manual_seed(0)
-    for norm in (m for m in detector.modules() if isinstance(m, nn.BatchNorm2d)):
-        norm.running_mean.normal_(0, 0.2, generator=generator)
-        norm.running_var.uniform_(0.5, 2, generator=generator)
-        nn.init.uniform_(norm.weight, 0.5, 1.5, generator=generator)
-        nn.init.normal_(norm.bias, 0, 0.2, generator=generator)
+    scatter_norms(detector)
     keys = list(detector.state_dict())
     fused, images = detector.fuse(), torch.rand(1, 3, 64, 64)
     assert detector.training

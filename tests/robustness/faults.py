@@ -115,11 +115,11 @@ class Fault:
     kind: str
     first: int  # the number of the call that is struck first, from 1
     length: int  # calls
-    whole_disk: bool = False  # from then on all calls that want space
+    whole_disk: bool = False  # from then on all calls that need space
     slow_s: float = 0.0
 
     def __str__(self) -> str:
-        many = "for ever" if self.length >= FOR_EVER else f"{self.length} times"
+        many = "forever" if self.length >= FOR_EVER else f"{self.length} times"
         where = ", the whole disk" if self.whole_disk else ""
         return f"{self.kind} at {self.call} {self.first} of {self.file_class}, {many}{where}"
 

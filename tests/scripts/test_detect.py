@@ -117,11 +117,11 @@ def test_boxes_equal_the_models_predictions(weights, model, pictures, tmp_path):
     with torch.no_grad():
         bare = model.fuse()
         boxes, scores = bare.decode(bare(torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255))
-    want = select_detections(boxes, scores, conf_thres=0.0, iou_thres=0.5, max_det=5, multi_label=False)
-    corners = want.boxes_xyxy[0].clamp(0, SIZE)
+    kept = select_detections(boxes, scores, conf_thres=0.0, iou_thres=0.5, max_det=5, multi_label=False)
+    corners = kept.boxes_xyxy[0].clamp(0, SIZE)
     expected = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
     np.testing.assert_allclose([r["bbox"] for r in records], expected, atol=2e-3)
-    np.testing.assert_allclose([r["score"] for r in records], want.scores[0], atol=1e-5)
+    np.testing.assert_allclose([r["score"] for r in records], kept.scores[0], atol=1e-5)
 
 
 def test_frames_are_letterboxed_and_mapped_back(weights, pictures, tmp_path):
@@ -218,7 +218,7 @@ def test_autocast_and_canvas_size_are_applied(weights, pictures, tmp_path, amp):
     [
         (["--imgsz", "70"], "not a multiple of the model's stride 32; use 64 or 96"),
         (["--classes", "0", "2"], "classes 0 to 1"),
-        (["--save-conf"], "wants --save-txt"),
+        (["--save-conf"], "needs --save-txt"),
         (["--amp", "fp16"], "not on a CPU"),
         (["--device", "7"], "no GPU 7|no CUDA"),
         (["--source", "nowhere.jpg"], "no such file"),
@@ -284,7 +284,7 @@ def test_mistake_on_the_command_line_exits_with_2_and_help_is_quick():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: --save-conf: adds to the txt labels, so it wants --save-txt too\n"
+    assert done.stderr == "error: --save-conf: adds to the txt labels, so it needs --save-txt too\n"
 
 
 def test_stems_are_unique_and_safe():

@@ -88,8 +88,8 @@ def test_backbone_and_neck_learn_only_from_the_one_to_many_branch(kind: str) -> 
             torch.testing.assert_close(p.grad, wanted[key], rtol=1e-5, atol=1e-6)
         elif p.requires_grad:
             assert p.grad is not None, key
-    learnt = [p.grad.abs().sum() > 0 for key, p in pair.named_parameters() if ONE_TO_ONE in key]
-    assert sum(learnt) > len(learnt) / 2  # a level without a target of its own leaves its box layers alone
+    learned = [p.grad.abs().sum() > 0 for key, p in pair.named_parameters() if ONE_TO_ONE in key]
+    assert sum(learned) > len(learned) / 2  # a level without a target of its own leaves its box layers alone
     alone = build_detector(MODELS[kind], 2, seed=1)
     raw = alone(images)
     sum(level.square().sum() for level in raw[len(raw) // 2 :]).backward()
@@ -270,7 +270,7 @@ def test_the_one_to_one_anchor_is_the_best_match() -> None:
     model = build_detector(MODELS["anchors"], 2, seed=1)
     raw = [level.requires_grad_() for level in raw_maps(model, 3)]
     targets = make_batch(3, targets_per_image=4).targets
-    targets[1, 2:] = targets[0, 2:] * 1.01  # both want the same places
+    targets[1, 2:] = targets[0, 2:] * 1.01  # both request the same cells
     criterion = model.head.build_loss(HYP).one
     output = criterion(raw[3:], targets, 16)
     gradients = torch.autograd.grad(output.total, raw[3:])
@@ -367,7 +367,7 @@ def test_minimizing_the_loss_finds_each_object_once_without_nms(kind: str) -> No
         assert found.classes[int(image), overlap.argmax()] == label
         assert overlap.max() > 0.8
     _, scores = model.head.decode_branch([level.detach() for level in raw[:3]])
-    assert (scores > 0.5).sum() > 8, "the other branch does want NMS"
+    assert (scores > 0.5).sum() > 8, "the other branch needs NMS"
 
 
 # Training

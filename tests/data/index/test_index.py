@@ -46,11 +46,11 @@ def lines(caplog):
     logger.propagate = propagate
 
 
-def told(lines, *, unlabelled=False):
+def told(lines, *, unlabeled=False):
     """The logged messages. The one about ü's missing label file, which nearly every test gets, is only included if
-    ``unlabelled``."""
+    ``unlabeled``."""
     messages = [m for m in lines.messages if not m.startswith("scanning ")]
-    messages = [m for m in messages if unlabelled or "1 of 5 images have no label file" not in m]
+    messages = [m for m in messages if unlabeled or "1 of 5 images have no label file" not in m]
     lines.clear()
     return messages
 
@@ -152,12 +152,12 @@ def test_the_index_of_a_small_data_set_has_the_expected_arrays(root, tmp_path, l
         f"{root}/labels/train/ü.txt); add empty label files to avoid this warning"
     )
     summary = "train: 5 images, 2 backgrounds (1 without a label file), 4 boxes, 0 problems"
-    assert told(lines, unlabelled=True) == [summary, missing]
+    assert told(lines, unlabeled=True) == [summary, missing]
     assert list(index.report.lines) == [
         "labels/train/ü.txt: missing label file: images/train/ü.jpg is taken as background"
     ]
     again = load(root, tmp_path / "cache")
-    assert told(lines, unlabelled=True) == [f"{summary} (cached)", missing]
+    assert told(lines, unlabeled=True) == [f"{summary} (cached)", missing]
     assert_same(index, again)
     assert again.fingerprint == index.fingerprint
     assert list(again.report.lines) == list(index.report.lines)

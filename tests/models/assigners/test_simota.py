@@ -89,7 +89,7 @@ def test_assignment_equals_loops(seed: int) -> None:
     np.testing.assert_allclose([found[k][1] for k in expected], [v[1] for v in expected.values()], rtol=1e-4, atol=1e-6)
     per_target = assignment.assigned.sum(-1)
     assert not per_target[~inputs[-1]].any()
-    assert per_target.max() > 3, "some target wants several cells"
+    assert per_target.max() > 3, "some target requests several cells"
 
 
 def test_the_scenes_contain_conflicts_and_distant_cells() -> None:
