@@ -170,7 +170,7 @@ def test_decoder_warnings_are_attributed_to_the_right_thread(tmp_path, capfd):
     assert [bool(complaint) for _, complaint in found] == wanted
     assert all(image is not None for image, _ in found)
     err = capfd.readouterr().err
-    # A line and its end may be written apart, with another thread's between them.
+    # A line and its line break may be written separately, with another thread's output between them.
     assert err.replace("chatter", "").split() == []
     print("after", file=sys.__stderr__, flush=True)
     assert capfd.readouterr().err == "after\n"

@@ -133,7 +133,7 @@ def test_the_whole_graph_compiles_in_one_piece(nano: dict[str, Detector], name: 
 
 def test_training_still_works_after_inference_mode(nano: dict[str, Detector]) -> None:
     detector = copy.deepcopy(nano["yolov8n"])
-    images = torch.rand(1, 3, 96, 160)  # a shape of its own: its grid is first made in inference mode
+    images = torch.rand(1, 3, 96, 160)  # a new shape, so that its grid is created in inference mode
     with torch.inference_mode():
         detector.decode(detector(images))
     boxes, _ = detector.decode(detector(images.requires_grad_()))
@@ -311,7 +311,7 @@ def test_attention_equals_the_papers_formula() -> None:
     for image in range(2):
         for head in range(2):
             query, key, value = parts[image, head].split((2, 2, 4))
-            weights = (query.T @ key / math.sqrt(2)).softmax(-1)  # (cell that asks, cell that answers)
+            weights = (query.T @ key / math.sqrt(2)).softmax(-1)  # (query cell, key cell)
             mixed[image, 4 * head : 4 * head + 4] = value @ weights.T
             values[image, 4 * head : 4 * head + 4] = value
     expected = attention.proj((mixed.view_as(x)) + attention.pe(values.view_as(x)))

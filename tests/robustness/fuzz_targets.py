@@ -118,7 +118,7 @@ class Target:
 
     name = ""
     deadline_s = 10.0
-    weight = 1.0  # how often it is tried, beside the others
+    weight = 1.0  # how often it is tried, relative to the others
 
     def prepare(self, seeds: Path) -> None:
         """Writes valid files below ``seeds``."""
@@ -225,7 +225,7 @@ class Images(Target):
             assert _with_true_sums(data) == data, "a wrong CRC in a PNG"
         if what == "truncate":
             raise AssertionError("truncated, and other pixels, in silence")
-        # What OpenCV does not see of a JPEG the scan does, where it decodes; of JPEG 2000 it cannot.
+        # The scan detects damage of a decoded JPEG that OpenCV does not report, but not of JPEG 2000.
         problem = _strictly(data) if is_decoded and not name.endswith(".jp2") else ""
         assert not problem, f"Pillow refuses it: {problem}"
         return "other pixels that no decoder complains of"
@@ -342,7 +342,7 @@ class Reading(NamedTuple):
     """The labels of an image as a strict reader reads them."""
 
     rows: list[Row]
-    must_tell: bool  # there is something that can't be taken as it is
+    must_tell: bool  # something in it is invalid
 
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -585,7 +585,7 @@ class CocoLabels(Labels):
             readings = strict_coco(data)
         except OddJsonError as error:
             raise AssertionError(f"taken, though {error}") from None
-        except (TypeError, AttributeError, KeyError):  # annotations that are no objects
+        except (TypeError, AttributeError, KeyError):  # annotations that are not JSON objects
             readings = {name: Reading([], True) for name in SIZES}
         verdict = ""
         told = any(file in line for line in index.report.lines)
@@ -1110,7 +1110,7 @@ class OddKinds(Target):
         if file.startswith("x."):
             assert len(index) >= len(SIZES)
             return "the others as they are"
-        if kind == "full folder" and target.suffix == ".png":  # a folder among the folders, with the picture in it
+        if kind == "full folder" and target.suffix == ".png":  # a folder among the folders, with the image in it
             return "a folder"
         lines = index.report.lines
         empty = kind == "empty" and target.suffix == ".txt"

@@ -188,7 +188,7 @@ def test_snapping_moves_edges_by_half_a_pixel_at_most():
     for position in range(100):
         pairs = zip(plan_of(snapped, position).pictures[0].tiles, plan_of(exact, position).pictures[0].tiles)
         for a, b in pairs:
-            if a.index != b.index:  # one missed the canvas by less than a pixel
+            if a.index != b.index:  # one was outside the canvas by less than a pixel
                 break
             assert are_axis_aligned(a.matrix[None]).all()
             x1, y1, x2, y2 = a.region
