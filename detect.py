@@ -20,7 +20,7 @@ from utils.errors import UserError
 def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(DetectConfig, argv, __doc__.split("\n")[0])
     if config.save_conf and not config.save_txt:
-        raise UserError("--save-conf: adds to the txt labels, so it needs --save-txt too")
+        raise UserError("--save-conf: adds to the txt labels, so it wants --save-txt too")
     from engine.predictor import detect  # imports torch, once the flags are known to be valid
 
     detect(config)

@@ -47,7 +47,7 @@ def describe(batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
 
 
 def rate_of(counts: Iterator[int], seconds: float) -> float:
-    """Images a second over the next ``seconds``, what lay ready left out."""
+    """Images per second over the next ``seconds``, without those that were ready before."""
     for _ in range(SKIPPED):
         next(counts)
     images, started = 0, time.perf_counter()

@@ -34,7 +34,7 @@ def say(values: dict) -> None:
 
 
 class Side:
-    """A process that takes turns, or one that says one result and ends.
+    """A process that measures on request, or one that prints one result and ends.
 
     Args:
         command: what to run, in the repository's folder.
@@ -69,7 +69,7 @@ class Side:
         self._errors.close()
 
     def result(self) -> dict:
-        """The next result. SystemExit with what the process printed when it ends without one."""
+        """The next result. SystemExit with the process's output if it ends without one."""
         for line in self._process.stdout:
             if line.startswith(MARK):
                 return json.loads(line[len(MARK) :])
@@ -85,7 +85,7 @@ class Side:
 
 
 def alternate(commands: dict[str, Sequence[str]], rounds: int) -> dict[str, list[dict]]:
-    """Results by side: all are started and set up one after the other, then measure in turns."""
+    """Results by side: all are started and set up one after another, then measure alternately."""
     started: dict[str, Side] = {}
     results: dict[str, list[dict]] = {name: [] for name in commands}
     try:

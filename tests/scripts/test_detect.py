@@ -218,7 +218,7 @@ def test_autocast_and_canvas_size_are_applied(weights, pictures, tmp_path, amp):
     [
         (["--imgsz", "70"], "not a multiple of the model's stride 32; use 64 or 96"),
         (["--classes", "0", "2"], "classes 0 to 1"),
-        (["--save-conf"], "needs --save-txt"),
+        (["--save-conf"], "wants --save-txt"),
         (["--amp", "fp16"], "not on a CPU"),
         (["--device", "7"], "no GPU 7|no CUDA"),
         (["--source", "nowhere.jpg"], "no such file"),
@@ -284,7 +284,7 @@ def test_mistake_on_the_command_line_exits_with_2_and_help_is_quick():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: --save-conf: adds to the txt labels, so it needs --save-txt too\n"
+    assert done.stderr == "error: --save-conf: adds to the txt labels, so it wants --save-txt too\n"
 
 
 def test_stems_are_unique_and_safe():
