@@ -11,7 +11,7 @@ from utils.config.settings import TrainConfig
 from utils.distributed.launch import is_launched
 from utils.distributed.spawn import spawn
 from utils.entrypoint import run_main
-from utils.machine.limits import explained, smaller
+from utils.machine.limits import explained, memory_advice
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             check_same_start(ctx, config)
             with open_run(ctx, config, given_flags(TrainConfig, argv)) as run:
                 size = run.config.batch_size, run.config.imgsz
-                advice = partial(smaller, *size, least_batch=ctx.world_size, device=ctx.device.type)
+                advice = partial(memory_advice, *size, least_batch=ctx.world_size, device=ctx.device.type)
                 with explained(advice), build_run(ctx, run, signals, watchdog) as trainer:
                     trainer.fit()
 

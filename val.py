@@ -16,7 +16,7 @@ from utils.distributed.launch import is_launched
 from utils.distributed.spawn import spawn
 from utils.entrypoint import run_main
 from utils.logger import configure_logging
-from utils.machine.limits import explained, smaller
+from utils.machine.limits import explained, memory_advice
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     ctx = DistributedContext.from_environment(config.device, config.local_rank, config.local_world_size)
     configure_logging(ctx.is_main)
-    advice = partial(smaller, config.batch_size, config.imgsz or 640, least_batch=1, device="")
+    advice = partial(memory_advice, config.batch_size, config.imgsz or 640, least_batch=1, device="")
     with ctx.closing(), report_errors_once(ctx), explained(advice):
         from engine.validator import validate  # in here, so that only one process reports a failing import
 

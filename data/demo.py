@@ -1,4 +1,4 @@
-"""The demo data set, which is rendered on demand: the same arguments give the same bytes.
+"""The demo data set, which is rendered on demand. The same arguments give the same bytes.
 
 ``python -m data.demo OUT`` writes it to a folder.
 """
@@ -18,26 +18,21 @@ import numpy as np
 
 from data.demo_scene import CLASS_NAMES, render_scene
 from utils.errors import UserError
-from utils.files.folders import cache_folder
 from utils.logger import configure_logging, progress
 from utils.machine.resources import available_cores
 from utils.rng import Stream, keyed_generator
 
-VERSION = 2  # raise this when the images change; then older copies are rendered again
+VERSION = 2  # increase it when the images change; then older copies are rendered again
 MARKER = "demo.json"
 YAML_NAME = "data.yaml"
 SPLITS = ("train", "val")
 
 
-def default_demo_root(cache_dir: str = "") -> Path:
-    """Folder of the files of ``--data demo``."""
-    return cache_folder(cache_dir) / "demo"
-
-
 def ensure_demo(root: Path, *, train_images: int = 320, val_images: int = 80, size: int = 320, seed: int = 0) -> Path:
-    """Renders the demo set into ``root`` unless a complete set with these arguments exists.
+    """Renders the demo set into ``root`` unless a complete set with these arguments is there already.
 
-    It is written beside ``root`` and renamed, so ``root`` never holds an incomplete set.
+    It is written beside ``root`` and renamed, so ``root`` never holds an incomplete set. Images have ``size`` x
+    ``size`` pixels.
 
     Returns:
         the path of its YAML.
@@ -50,7 +45,7 @@ def ensure_demo(root: Path, *, train_images: int = 320, val_images: int = 80, si
     if _is_complete(root, wanted):
         return root / YAML_NAME
     if root.exists() and not (root / MARKER).exists() and (not root.is_dir() or any(root.iterdir())):
-        raise UserError(f"{root}: exists and is not a demo data set; name an empty or new folder")
+        raise UserError(f"{root}: exists and is not a demo data set; choose an empty or new folder")
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{root.name}-", dir=root.parent) as scratch:

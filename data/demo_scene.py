@@ -27,7 +27,7 @@ def _star(rng: np.random.Generator) -> Contours:
 
 
 def _crescent(rng: np.random.Generator) -> Contours:
-    """The unit disc less a disc about (offset, 0) that cuts the rim at the angles +-tip."""
+    """The unit disk minus a disk about (offset, 0) that cuts the rim at the angles +-tip."""
     tip, offset = rng.uniform(0.75, 1.05), rng.uniform(0.35, 0.5)
     dx, dy = np.cos(tip) - offset, np.sin(tip)
     inner_tip = np.arctan2(dy, dx)
@@ -144,8 +144,8 @@ def _background(rng: np.random.Generator, size: int) -> np.ndarray:
     roughness = rng.uniform(10, 38)
     for octave in range(2, 8):
         cells = 2**octave
-        grey = rng.standard_normal((cells, cells, 1)) * rng.uniform(0.4, 1.0, 3)
-        noise = ((grey + 0.4 * rng.standard_normal((cells, cells, 3))) * roughness).astype(np.float32)
+        common = rng.standard_normal((cells, cells, 1)) * rng.uniform(0.4, 1.0, 3)
+        noise = ((common + 0.4 * rng.standard_normal((cells, cells, 3))) * roughness).astype(np.float32)
         canvas += cv2.resize(noise, (size, size), interpolation=cv2.INTER_LINEAR)
         roughness *= rng.uniform(0.5, 0.9)
     return np.clip(canvas, 0, 255)
@@ -183,8 +183,8 @@ def _pixel(point: np.ndarray) -> tuple[int, int]:
 
 
 def _draw_object(name: str, owner: np.ndarray, full_areas: np.ndarray, rng: np.random.Generator) -> _Patch | None:
-    """An object of class ``name`` at a position where it hides no other by more than `MAX_COVER`; None if six random
-    positions do not allow it."""
+    """An object of class ``name`` at a position where it hides at most `MAX_COVER` of any other object; None if none of
+    six random positions is suitable."""
     side = owner.shape[0]
     radius = side / 2 * np.exp(rng.triangular(np.log(SMALLEST), np.log(TYPICAL), np.log(LARGEST)))
     angle = rng.uniform(0, 2 * np.pi)
@@ -194,7 +194,7 @@ def _draw_object(name: str, owner: np.ndarray, full_areas: np.ndarray, rng: np.r
     for _ in range(6):
         center = rng.uniform(0.02, 0.98, 2) * side
         outline = [points @ to_canvas.T + center for points in contours]
-        rows, columns, mask, full_area = _rasterise(outline, side)
+        rows, columns, mask, full_area = _rasterize(outline, side)
         if mask.sum() < MIN_VISIBLE * full_area:
             continue
         beneath = owner[rows, columns][mask]
@@ -211,7 +211,7 @@ def _draw_object(name: str, owner: np.ndarray, full_areas: np.ndarray, rng: np.r
     return _Patch(rows, columns, mask, _surface(name, u, v, rng), outline, full_area)
 
 
-def _rasterise(outline: list[np.ndarray], side: int) -> tuple[slice, slice, np.ndarray, int]:
+def _rasterize(outline: list[np.ndarray], side: int) -> tuple[slice, slice, np.ndarray, int]:
     """Rows, columns and mask of the part inside the canvas, and the area of the whole object."""
     points = np.concatenate(outline)
     low = np.floor(points.min(0)).astype(int)

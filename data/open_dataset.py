@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.demo import default_demo_root, ensure_demo
+from data.demo import ensure_demo
 from data.index.dataset_yaml import YAML_FOLDER, DatasetSpec, load_dataset_spec
 from data.staging.stage import stage_dataset
 from utils.config.yaml_files import suggestion
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files.folders import cache_folder
 
 
 def open_dataset(
@@ -24,11 +25,11 @@ def open_dataset(
             rendered into the cache folder.
         splits: the splits to stage.
         stage: folder on a local disk of each node to which the splits are copied first; empty: no copy.
-        cache_dir: folder of the demo set; empty: ~/.cache/lockstep.
+        cache_dir: the cache folder, which contains the demo set; empty: ~/.cache/lockstep.
         known_root: see `load_dataset_spec`.
 
     Raises:
-        UserError: the YAML cannot be read; see also `stage_dataset` and `ensure_demo`.
+        UserError: the YAML does not exist or cannot be read; see also `stage_dataset` and `ensure_demo`.
     """
     if data != "demo":
         data = _known_by_name(data)
@@ -38,7 +39,7 @@ def open_dataset(
         _check_exists(data)
         return load_dataset_spec(data, known_root)
     with torch_distributed_zero_first(ctx):
-        return load_dataset_spec(ensure_demo(default_demo_root(cache_dir)))
+        return load_dataset_spec(ensure_demo(cache_folder(cache_dir) / "demo"))
 
 
 def _known_by_name(data: str) -> str:
@@ -54,5 +55,5 @@ def _check_exists(data: str) -> None:
     if path.exists():
         return
     known = ["demo", *sorted(p.stem for p in YAML_FOLDER.glob("*.yaml") if p.stem != "template")]
-    hint = f" (did you mean '{path.stem}', of configs/data?)" if path.stem in known else suggestion(path.stem, known)
+    hint = f" (did you mean '{path.stem}' of configs/data?)" if path.stem in known else suggestion(path.stem, known)
     raise UserError(f"--data {data}: no such file{hint}; known by name: {', '.join(known)}")

@@ -1,8 +1,8 @@
 """The order of an epoch, and the batches of sample keys for one rank.
 
-The order and the canvas sizes are functions of (seed, epoch), not of rank or worker. Training: global batch k of an
-epoch is positions [kB, (k + 1)B) of it, on any number of ranks; a rank renders a contiguous shard, which may be empty.
-Validation: a fixed list of batches, each rendered by one rank.
+The order and the canvas sizes depend on (seed, epoch), but not on rank or worker. Training: global batch k consists of
+positions [kB, (k + 1)B) of the epoch, on any number of ranks; each rank renders a contiguous shard of it, which may be
+empty. Validation: a fixed list of batches, each rendered by one rank.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class EpochOrder:
             seed: of the run.
             batch_size: B, the global batch.
             imgsz: side of square canvases, longer side of images on rectangular ones, pixels.
-            stride: canvas sides are its multiples.
-            image_hw: int (N, 2); given for rectangular batches only.
+            stride: canvas sides are multiples of it.
+            image_hw: int (N, 2); for rectangular batches only.
             block: partners of a mosaic are chosen among this many neighbors in the order; 0: among all images.
         """
         self.seed = seed
@@ -58,7 +58,7 @@ class EpochOrder:
         return self._count
 
     def indices(self, epoch: int) -> np.ndarray:
-        """Images int64 (N,) by position in the epoch. Every image once, unless drawn by weight (with replacement)."""
+        """Images int64 (N,) by position in the epoch: each image once, or draws by weight (with replacement)."""
         rng = keyed_generator(self.seed, Stream.PERMUTATION, epoch)
         if self.weights is None:
             order = rng.permutation(self._count)
@@ -68,10 +68,10 @@ class EpochOrder:
         return order if self._aspects is None else self._gathered(order, rng)
 
     def _gathered(self, order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The same images such that each batch holds similar aspects.
+        """The same images, reordered so that the aspects in each batch are similar.
 
-        Images that alone would have the same canvas form a bucket, in random order. The buckets, one after the other,
-        are cut into batches, and the full batches are shuffled: their number is the same in every epoch.
+        Images whose own canvases would be equal form a bucket, in random order. The concatenated buckets are cut into
+        batches, and the full batches are shuffled. Their number is the same in every epoch.
         """
         shapes = rect_shapes(self._aspects, self._aspects, self.imgsz, self.stride)
         bucket = (shapes[:, 0] - shapes[:, 1])[order]
@@ -81,7 +81,7 @@ class EpochOrder:
         return np.concatenate([rng.permutation(head.reshape(full, self.batch_size)).reshape(-1), tail])
 
     def block_bounds(self, position: int) -> tuple[int, int]:
-        """First position and end of the block that contains ``position``. The last block of an epoch also has the
+        """First position and end of the block that contains ``position``. The last block of an epoch includes the
         remainder."""
         last = max(self._count // self.block - 1, 0)
         number = min(position // self.block, last)
@@ -111,7 +111,7 @@ def rect_canvas(aspects: np.ndarray, imgsz: int, stride: int, pad: float = 0.0) 
 
 
 def inverse_frequency_weights(classes: np.ndarray, num_classes: int) -> np.ndarray:
-    """Class weights float64 (C,) that sum to C: inverse to the number of labels, which counts as 1 at least."""
+    """Class weights float64 (C,) that sum to C, inversely proportional to the number of labels (at least 1)."""
     counts = np.bincount(classes, minlength=num_classes)
     inverse = 1 / np.maximum(counts, 1)
     return inverse * num_classes / inverse.sum()
@@ -131,7 +131,7 @@ def image_weights(
         counted: bool (M,), labels that count (not crowd).
 
     Returns:
-        float64 (N,), positive sum.
+        float64 (N,), not negative, with a positive sum.
     """
     of_label = np.where(counted, class_weights[classes], 0.0)
     cumulative = np.concatenate([[0.0], np.cumsum(of_label)])
@@ -142,7 +142,7 @@ def image_weights(
     return np.where(has_label, weights, weights[has_label].mean())
 
 
-QUAD_PROBABILITY = 0.5  # that a quad is four pictures side by side, and not one at twice the size
+QUAD_PROBABILITY = 0.5  # of four pictures side by side; otherwise a quad is one picture at twice the size
 
 
 class Cell(NamedTuple):
@@ -156,8 +156,8 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """The samples of a batch. They fill its pictures one after the other, each picture's cells by rows: a sample whose
-    canvas is as large as the batch's is a whole picture."""
+    """The samples of a batch. They fill its pictures one after the other, and the cells of each picture by rows. A
+    sample whose canvas is as large as the batch's is a whole picture."""
 
     keys: tuple[SampleKey, ...]
     canvas_hw: tuple[int, int]  # of the pictures
@@ -182,7 +182,7 @@ class BatchRequest:
 
 
 class KeyedDistributedSampler(DistributedSampler):
-    """Sample keys of one rank. Iterating gives those of the epoch that `set_epoch` chose; `requests` gives batches."""
+    """Sample keys of one rank. Iteration yields those of the epoch set by `set_epoch`; `requests` yields batches."""
 
     def __init__(
         self,
@@ -219,13 +219,13 @@ class KeyedDistributedSampler(DistributedSampler):
 
     @property
     def most_pixels(self) -> int:
-        """The most pixels that a batch of this rank can have."""
+        """The maximum number of pixels in a batch of this rank."""
         order = self.order
         side = (math.ceil(order.imgsz * (1 + self.multi_scale) / order.stride) + 1) * order.stride
         return -(-order.batch_size // self.num_replicas) * side**2
 
     def __len__(self) -> int:
-        """Sample keys of this rank in an epoch."""
+        """The number of sample keys of this rank in an epoch."""
         per_picture = 4 if self.quad else 1
         bounds = (shard_bounds(self.global_pictures(b), self.rank, self.num_replicas) for b in range(self.num_batches))
         return sum(end - start for start, end in bounds) * per_picture
@@ -273,12 +273,12 @@ class KeyedDistributedSampler(DistributedSampler):
         rng = keyed_generator(self.seed, Stream.MULTI_SCALE, epoch, batch)
         factor = rng.uniform(1 - self.multi_scale, 1 + self.multi_scale)
         stride = self.order.stride
-        # at least two strides per side: batch norm needs more than one value per channel
+        # At least two strides per side: batch norm needs more than one value per channel.
         return tuple(max(round(side * factor / stride), 2) * stride for side in (height, width))
 
 
 class EndlessRequests:
-    """This rank's requests, epoch after epoch, from a settable start."""
+    """This rank's requests, epoch after epoch, from ``start`` (epoch, batch) on, which can be set."""
 
     def __init__(self, sampler: KeyedDistributedSampler) -> None:
         self.sampler = sampler
@@ -305,8 +305,8 @@ def validation_requests(
     rank: int = 0,
     world_size: int = 1,
 ) -> list[BatchRequest]:
-    """This rank's batches of validation, those numbered rank, rank + world_size, ...: each image once over all ranks,
-    nothing padded, and each batch the same on any number of ranks.
+    """This rank's validation batches, which are those numbered rank, rank + world_size, ... Over all ranks each image
+    occurs once, without padding, and the batches are the same on any number of ranks.
 
     Args:
         image_hw: int (N, 2).

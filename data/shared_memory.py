@@ -1,15 +1,14 @@
 """Passes batches from workers to the parent process, in memory that both map.
 
-Torch creates a shared segment for each batch, whose pages the kernel has to find, clear and map: that takes longer than
-rendering a picture. Here the parent assigns each request a slot of one mapping. A slot is free again when the last
+Torch creates a shared segment for each batch, whose pages the kernel has to find, clear and map, which takes longer
+than rendering a picture. Here the parent assigns each request a slot of one mapping. A slot is free again when the last
 tensor of its batch is deleted, so a tensor must be kept while a device copies from it (`engine.prefetcher`). If there
-is no such memory (it exists only on Linux) or no free slot, a batch gets new memory (`new_pixels`).
+is no such memory (it exists only on Linux) or no free slot, new memory is allocated for a batch (`new_pixels`).
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import mmap
 import os
@@ -23,19 +22,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from utils.logger import get_logger
 from utils.structures import Batch
-
-_log = logging.getLogger("lockstep")
 
 INLINE_BYTES = 65536  # larger tensors are shared
 PORTABLE = 1  # cudaHostRegisterPortable: for every device of the process
 
 
 class PageLock:
-    """Locks ranges of memory that were allocated without CUDA; tensors there are then pinned.
+    """Locks ranges of memory that were allocated without CUDA, so that tensors there are pinned.
 
-    After the system has refused once (a limit on locked memory, a driver that cannot), which is logged, nothing more is
-    locked. Memory that is not locked works too: torch copies it to pinned memory.
+    If the system refuses (a limit on locked memory, a driver without support), that is logged, and nothing more is
+    locked. Memory that is not locked works, too: torch copies it to pinned memory.
     """
 
     def __init__(self) -> None:
@@ -43,17 +41,19 @@ class PageLock:
         self._has_been_refused = False
 
     def lock(self, address: int, nbytes: int) -> bool:
-        """Locks ``nbytes`` from ``address`` on. Returns whether that succeeded; then `unlock` before unmapping."""
+        """Locks ``nbytes`` bytes from ``address`` on. Returns whether that succeeded; if so, call `unlock` before the
+        memory is unmapped."""
         if self._has_been_refused:
             return False
         reason = self._register(address, nbytes)
         if reason is None:
             return True
         self._has_been_refused = True
-        _log.info("batches are copied once more on their way to the GPU: their memory cannot be locked (%s)", reason)
+        get_logger().info("batches are copied once more before the GPU: their memory cannot be locked (%s)", reason)
         return False
 
     def unlock(self, address: int) -> None:
+        """Unlocks the memory that was locked from ``address`` on."""
         if os.getpid() == self._owner:  # a forked worker has the finalizers of its parent, but no CUDA
             torch.cuda.cudart().cudaHostUnregister(address)
 
@@ -82,15 +82,16 @@ _by_number: weakref.WeakValueDictionary[int, BatchSlots] = weakref.WeakValueDict
 
 
 class BatchSlots:
-    """Slots of equal size in one shared mapping. A page takes memory once something has been written to it."""
+    """Slots of equal size in one shared mapping. A page takes up memory only after something is written to it."""
 
     def __init__(self, count: int, slot_bytes: int, page_lock: PageLock | None = None) -> None:
-        """Raises OSError if the system refuses. ``page_lock``: locks slots, so that a GPU copies straight from them."""
+        """``page_lock``: locks slots, so that a GPU copies straight from them. Raises OSError if the system cannot
+        provide the memory."""
         handle = os.memfd_create("lockstep-batches")
         os.truncate(handle, count * _whole_pages(slot_bytes))
         self._map(handle, slot_bytes)
         self.number = next(_numbers)
-        self._free = list(range(count))  # a stack: the pages of the slot that was freed last exist already
+        self._free = list(range(count))  # a stack: the slot that was freed last already has its pages
         self._sent: set[int] = set()  # slots that workers have
         self._page_lock = page_lock
         self._tried_to_lock: set[int] = set()
@@ -112,7 +113,7 @@ class BatchSlots:
         self._map(state["handle"].detach(), state["slot_bytes"])
 
     def take(self, wanted_bytes: int) -> int | None:
-        """Reserves a slot for a worker to render into. None if none is free, or slots are too small."""
+        """Reserves a slot for a worker to render into. Returns None if none is free, or if slots are too small."""
         if wanted_bytes > self.slot_bytes or not self._free:
             return None
         slot = self._free.pop()
@@ -130,7 +131,7 @@ class BatchSlots:
         return self._memory[first : first + math.prod(shape)].reshape(shape)
 
     def arrived(self, slot: int, shape: tuple[int, ...]) -> Tensor:
-        """As `pixels`, but a tensor. The slot is freed when nothing refers to its memory any more."""
+        """Like `pixels`, but a tensor. The slot is freed when nothing refers to its memory anymore."""
         pixels = self.pixels(slot, shape)
         self._sent.discard(slot)
         self._lock(slot)
@@ -149,14 +150,14 @@ class BatchSlots:
 
 
 class SentBatch:
-    """Pickles a batch (a dataclass of tensors, perhaps nested) in a worker; the parent receives the batch itself.
+    """Pickles a batch (a dataclass of tensors, which may be nested) in a worker; the parent receives the batch itself.
 
     Torch creates a file and a connection for every tensor, which is slow for small ones. Here small tensors are part of
     the message, and large ones are in memory that both processes map.
     """
 
     def __init__(self, batch: Any, slots: BatchSlots | None = None, slot: int | None = None) -> None:
-        """``slot``: the one that holds the images of a `Batch`; None: they are in no slot."""
+        """``slot``: the slot that holds the images of a `Batch`; None: they are not in a slot."""
         self.batch = batch
         self.slots = slots
         self.slot = slot
@@ -221,7 +222,7 @@ def new_shared(nbytes: int) -> torch.UntypedStorage:
     """Uninitialized shared memory, which another process maps when it receives a tensor in it.
 
     Torch would use a file in /dev/shm, which containers often limit to 64 MiB (``docker --shm-size``). This memory has
-    no such limit. On systems other than Linux it is torch's.
+    no such limit. On systems other than Linux, torch's shared memory is used.
     """
     if not hasattr(os, "memfd_create"):
         return torch.UntypedStorage._new_shared(nbytes)
@@ -252,5 +253,5 @@ def open_slots(count: int, slot_bytes: int, page_lock: PageLock | None = None) -
         return None
     try:
         return BatchSlots(count, slot_bytes, page_lock)
-    except OSError:  # no such memory, or not as much
+    except OSError:  # there is no such memory, or not enough
         return None

@@ -1,4 +1,4 @@
-"""An albumentations pipeline written in the hyper-parameter YAML, seeded by sample.
+"""An albumentations pipeline from the hyper-parameter YAML, seeded for each sample.
 
     albumentations:
       - {name: Blur, p: 0.1, blur_limit: 3}
@@ -35,7 +35,7 @@ _OFFLINE_VARIABLE = "NO_ALBUMENTATIONS_UPDATE"
 
 
 def import_albumentations() -> ModuleType:
-    """The package, without the connection that it makes on import to look for a newer version."""
+    """Imports the package, without the connection that it makes on import to look for a newer version."""
     before = os.environ.get(_OFFLINE_VARIABLE)
     os.environ[_OFFLINE_VARIABLE] = "1"
     try:
@@ -63,7 +63,7 @@ class UserTransforms:
             seed: of the run.
 
         Raises:
-            UserError: an unknown name (with a suggestion) or argument, or a value that the transform refuses.
+            UserError: a name or argument is unknown, or the transform refuses a value.
         """
         self.entries = entries
         self.seed = seed
@@ -87,7 +87,7 @@ class UserTransforms:
             image and labels of the same kinds; the image has the same size (letterboxed if a transform changed it).
 
         Raises:
-            UserError: a transform fails on the image, for example a crop that is larger.
+            UserError: a transform fails on the image, for example a crop that is larger than it.
         """
         height, width = image.shape[:2]
         boxes = clip_xyxy(scale_boxes(cxcywh_to_xyxy(labels[:, 1:].astype(np.float64)), width, height), width, height)
@@ -102,7 +102,7 @@ class UserTransforms:
         if changed.dtype != np.uint8 or changed.ndim != 3 or changed.shape[2] != 3:
             raise UserError(
                 f"hyper-parameter albumentations: the pipeline returns {changed.dtype} {changed.shape}; "
-                f"leave out transforms that change the type or the channels"
+                "leave out transforms that change the type or the channels"
             )
         # A transform without box support leaves (0,)-shaped results when there is no box.
         boxes = np.asarray(result["bboxes"], np.float64).reshape(-1, 4)
@@ -128,7 +128,7 @@ def _build(entries: list[dict]) -> Any:
         filter_invalid_bboxes=True,
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that no transform of the list moves boxes
+        warnings.simplefilter("ignore", UserWarning)  # about a list in which no transform moves boxes
         return package.Compose(transforms, bbox_params=bbox_params)
 
 
@@ -153,7 +153,7 @@ def _make(package: ModuleType, entry: Any) -> Any:
         arguments["transforms"] = [_make(package, inner) for inner in nested]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)  # that a wrong value is replaced by the default
+            warnings.simplefilter("error", UserWarning)  # about a wrong value, which is replaced by the default
             return known[name](**arguments)
     except (ValueError, TypeError, UserWarning) as error:
         raise UserError(f"{where}: {name}: {_one_line(error)}") from None

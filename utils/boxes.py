@@ -1,7 +1,7 @@
-"""Box conversions, clipping and the IoU family: the only ones in the project.
+"""Box conversions, clipping and the IoU family.
 
-Conversions take numpy arrays or torch tensors of shape (..., 4) and return the same kind, in a new array. They are
-linear, so they hold in any frame (pixels or normalized).
+Conversions take numpy arrays or torch tensors of shape (..., 4) and return a new one of the same kind. They are linear,
+so they hold in any frame (pixels or normalized).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def xyxy_to_xywh(boxes: ArrayT) -> ArrayT:
 
 
 def scale_boxes(boxes: ArrayT, width: float | ArrayT, height: float | ArrayT) -> ArrayT:
-    """Multiplies x-like columns by ``width`` and y-like ones by ``height`` (any of the layouts above)."""
+    """Multiplies x and width columns by ``width``, y and height columns by ``height`` (any of the layouts above)."""
     return _stack(boxes[..., 0] * width, boxes[..., 1] * height, boxes[..., 2] * width, boxes[..., 3] * height)
 
 
@@ -59,7 +59,7 @@ def clip_xyxy(boxes: ArrayT, width: float | ArrayT, height: float | ArrayT) -> A
 
 
 def letterbox_to_original(boxes_xyxy: ArrayT, gain_x: ArrayT, gain_y: ArrayT, pad_x: ArrayT, pad_y: ArrayT) -> ArrayT:
-    """Canvas pixels back to original pixels (unclipped). Gains and pads broadcast against (...,)."""
+    """Converts canvas pixels to original pixels, without clipping. Gains and pads broadcast against (...,)."""
     return _stack(
         (boxes_xyxy[..., 0] - pad_x) / gain_x,
         (boxes_xyxy[..., 1] - pad_y) / gain_y,
@@ -76,7 +76,7 @@ def iou(a: Tensor, b: Tensor, kind: str = "iou", eps: float = 1e-7) -> Tensor:
     """Elementwise IoU, or a variant of it, of xyxy boxes that broadcast against each other: (..., 4) -> (...).
 
     ``kind``: "iou"; "giou" (Rezatofighi et al. 2019); "diou" and "ciou" (Zheng et al. 2020). For "ciou" the trade-off
-    weight alpha carries no gradient, as the paper asks.
+    weight alpha carries no gradient, as in the paper. Raises ValueError for other kinds.
     """
     ax1, ay1, ax2, ay2 = a.unbind(-1)
     bx1, by1, bx2, by2 = b.unbind(-1)

@@ -1,6 +1,6 @@
-"""Downloads the public weights that configs/weights.yaml lists when the user names them and they are not on the disk.
+"""Downloads public weights listed in configs/weights.yaml, if the user names them and they are not on the disk.
 
-An interrupted or stalled transfer is resumed, and a file whose checksum differs from the listed one is never used.
+An interrupted or stalled transfer is resumed. A file whose checksum differs from the listed one is never used.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from utils.files.locks import FileLock
 from utils.logger import get_logger
 
 CATALOG = CONFIGS / "weights.yaml"
-SUFFIXES = (".pt", ".pth", ".safetensors")  # of weights; a name of the catalog may be written with one
+SUFFIXES = (".pt", ".pth", ".safetensors")  # of weights; names of the catalog may have one
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsEntry:
     """One entry of the catalog."""
 
-    url: str = setting(help="where the file is")
-    licence: str = setting("unknown", help="the file's licence")
+    url: str = setting(help="address of the file")
+    license: str = setting("unknown", formerly=("licence",), help="the file's license")
     sha256: str = setting("", help="hex digest; empty: not known")
     size: int = setting(0, low=0, help="bytes; 0: not known")
 
@@ -48,7 +48,7 @@ def is_url(text: str) -> bool:
 
 
 def find_entry(name_or_path: str, catalog: Path = CATALOG) -> WeightsEntry:
-    """The entry of a URL or of a name in the catalog. Raises UserError for other text, with a suggestion."""
+    """The entry for a URL or for a name in the catalog. Raises UserError for any other text, with a suggestion."""
     if is_url(name_or_path):
         return WeightsEntry(url=name_or_path)
     known = load_yaml(catalog) or {}
@@ -76,26 +76,27 @@ MAX_BYTES = 16 * 2**30  # limit for a file of unknown size
 
 @dataclass(frozen=True)
 class TransferLimits:
-    """When to give up: seconds without a byte, tries, seconds between them, bytes per second over ``stall_s``."""
+    """When a transfer fails."""
 
-    stall_s: float = 30.0
+    stall_s: float = 30.0  # seconds without a byte
     tries: int = 4
-    wait_s: float = 1.0
-    least_rate: float = 256.0
+    wait_s: float = 1.0  # seconds before the second try; doubled for each further one
+    least_rate: float = 256.0  # minimum bytes per second, averaged over ``stall_s``
 
 
 class Interrupted(Exception):
-    """The transfer stopped early; another try may resume it."""
+    """The transfer has stopped early. Another try may resume it."""
 
 
 class Refused(Exception):
-    """The server, or the file it sent, is wrong; another try would not help."""
+    """The server, or the file that it sent, is wrong. Another try would not help."""
 
 
 def transfer(entry: WeightsEntry, file: IO[bytes], limits: TransferLimits) -> None:
-    """Downloads into ``file`` and checks it. What an earlier run left in it is only used if there is a checksum.
+    """Downloads into ``file`` and checks it. The partial content that an earlier run left in it is used only if there
+    is a checksum.
 
-    Raises Interrupted, with the received part left in ``file``, and Refused.
+    Raises Interrupted, with the received part left in ``file``, or Refused.
     """
     if not entry.sha256:
         _empty(file)
@@ -116,7 +117,7 @@ def transfer(entry: WeightsEntry, file: IO[bytes], limits: TransferLimits) -> No
                 raise
             _empty(file)  # the partial file was of another version
             inherited = False
-    raise Interrupted("the remains of an earlier transfer did not fit")
+    raise Interrupted("the partial file of an earlier transfer did not match")
 
 
 def _empty(file: IO[bytes]) -> None:
@@ -149,7 +150,7 @@ def _receive(entry: WeightsEntry, file: IO[bytes], validator: str, limits: Trans
         reason = f"no answer for {stall_s:g} s" if isinstance(error.reason, TimeoutError) else error.reason
         raise Interrupted(f"unreachable: {reason}") from None
     except (http.client.HTTPException, ssl.SSLError, ConnectionError) as error:
-        raise Interrupted(f"broken off: {error or type(error).__name__}") from None
+        raise Interrupted(f"connection lost: {error or type(error).__name__}") from None
 
 
 def _length(response: http.client.HTTPResponse, entry: WeightsEntry, file: IO[bytes], have: int) -> int | None:
@@ -157,11 +158,11 @@ def _length(response: http.client.HTTPResponse, entry: WeightsEntry, file: IO[by
     if have and response.status == 206:
         content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
         if not content_range or int(content_range[1]) != have:
-            raise Refused(f"the server sent another part ({response.headers.get('Content-Range')}) than was asked for")
+            raise Refused(f"the server sent another part ({response.headers.get('Content-Range')}) than requested")
         total = None if content_range[2] == "*" else int(content_range[2])
     else:
         _empty(file)
-        total = response.length  # None where the header is missing or is no number
+        total = response.length  # None if the header is missing or not a number
     if entry.size and total is not None and total != entry.size:
         raise Refused(f"the server has {total} bytes, {entry.size} are expected; is it another file?")
     return total
@@ -175,7 +176,7 @@ def _copy(response: http.client.HTTPResponse, file: IO[bytes], total: int, limit
     while chunk := response.read1(CHUNK_BYTES):  # returns what has arrived, so a call waits for one stall at most
         file.write(chunk)
         if file.tell() > (total or MAX_BYTES):
-            raise Refused(f"sends more than the {total or MAX_BYTES} bytes that are expected; nothing was kept")
+            raise Refused(f"sent more than the {total or MAX_BYTES} bytes that are expected; nothing was kept")
         now = time.monotonic()
         if now - since >= limits.stall_s:
             if file.tell() - before < limits.least_rate * (now - since):
@@ -193,9 +194,9 @@ def _check(entry: WeightsEntry, file: IO[bytes]) -> None:
     file.flush()
     size = file.seek(0, 2)
     if entry.size and size != entry.size:
-        raise Refused(f"brought {size} bytes, {entry.size} are expected; nothing was kept")
+        raise Refused(f"sent {size} bytes, {entry.size} are expected; nothing was kept")
     if not size:
-        raise Refused("brought an empty file")
+        raise Refused("sent an empty file")
     if entry.sha256:
         with open(file.name, "rb") as content:
             found = hashlib.file_digest(content, "sha256").hexdigest()
@@ -206,13 +207,13 @@ def _check(entry: WeightsEntry, file: IO[bytes]) -> None:
 
 
 def _check_looks(path: Path) -> None:
-    """Checks a file without a checksum: it is neither an error page nor an incomplete zip."""
+    """Checks a file that has no checksum listed: it must be neither an error page nor an incomplete zip."""
     with open(path, "rb") as file:
         start = file.read(64).lstrip()
     if start[:1] == b"<":
-        raise Refused("brought a web page, not weights; nothing was kept")
+        raise Refused("sent a web page, not weights; nothing was kept")
     if start[:2] == b"PK" and not zipfile.is_zipfile(path):
-        raise Refused("brought a part of a checkpoint only; nothing was kept")
+        raise Refused("sent an incomplete checkpoint; nothing was kept")
 
 
 def fetch_weights(
@@ -226,17 +227,19 @@ def fetch_weights(
 ) -> Path:
     """The file that ``--weights`` refers to: an existing path, or else a name in the catalog or a URL.
 
-    The first process of each node downloads a missing file, after printing its address and licence; the others wait.
+    The first process of each node downloads a missing file, after printing its address and license; the others wait.
 
     Args:
         name_or_path: ``runs/exp/best.pt``, ``yolov8n`` or ``yolov8n.pt``, ``https://...``.
-        ctx: every process of the run must call this.
+        ctx: of this process; every process of the run must call this.
         offline: never use the network.
         catalog: YAML of `WeightsEntry` by name.
         cache_dir: folder of downloaded files; None: ``weights`` in the cache folder.
+        limits: when a transfer fails; None: the defaults.
 
     Raises:
-        UserError: no such file or name; offline, unreachable, or not the expected file.
+        UserError: there is no such file or name, ``offline`` is set and it is not on the disk, it cannot be downloaded,
+            or it is not the expected file.
     """
     path = Path(name_or_path).expanduser()
     with torch_distributed_zero_first(ctx):
@@ -256,7 +259,7 @@ def fetch_weights(
 
 
 def _target(name_or_path: str, entry: WeightsEntry, cache_dir: Path) -> Path:
-    """The path of the file: by its name in the catalog; for other URLs, which may end alike, in a folder each."""
+    """The path of the file: its name in the catalog. Other URLs, whose file names may be equal, have a folder each."""
     file_name = Path(urllib.parse.unquote(urllib.parse.urlsplit(entry.url).path)).name or "weights.pt"
     if is_url(name_or_path):
         return cache_dir / hashlib.sha256(entry.url.encode()).hexdigest()[:16] / file_name
@@ -267,15 +270,14 @@ def _fetch(entry: WeightsEntry, target: Path, limits: TransferLimits) -> None:
     logger = get_logger()
     checked = "sha256 known" if entry.sha256 else "no checksum known"
     size = f"{entry.size / 1e6:.1f} MB; " if entry.size else ""
-    logger.info("downloading %s (license of the file: %s; %s%s)", entry.url, entry.licence, size, checked)
+    logger.info("downloading %s (license of the file: %s; %s%s)", entry.url, entry.license, size, checked)
     started = time.monotonic()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(target.name + ".part")
         lock = FileLock(target.with_name(target.name + ".lock"))
-        lock.wait(f"another run that downloads {target}")
-        with lock:
-            if not target.is_file():  # another run on this machine may just have fetched it
+        with lock.wait(f"another run that downloads {target}"):
+            if not target.is_file():  # another run on this machine may have downloaded it meanwhile
                 with open(part, "ab") as file:
                     transfer(entry, file, limits)
                 part.replace(target)

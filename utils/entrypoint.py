@@ -1,4 +1,4 @@
-"""How entry scripts end: with one line for a user error, and with a traceback only for a bug."""
+"""Runs entry scripts, which end with one line for a user error, and with a traceback only for a bug."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from utils.decoder_warnings import pass_on
-from utils.errors import PeerFailure, Stopped, UserError
-from utils.machine.limits import explanation
+from utils.errors import INTERRUPTED, PeerFailure, Stopped, UserError
+from utils.machine.limits import DISK_FULL, explanation
 from utils.machine.resources import keep_freed_memory
 
 SPIN_COUNT = "20000"
-USER_ERROR, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
+USER_ERROR, PIPE_CLOSED = 2, 141
 PEER_GRACE_S = 2.0
 SAME_KEYSTROKE_S = 1.0
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 # The machine refuses these, whatever the program does.
-_REFUSED = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+_REFUSED = (*DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
 def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> None:
-    """Runs ``main(argv)``; returns if there is nothing to report, else exits.
+    """Runs ``main(argv)``. Returns if it succeeds, else exits.
 
     Exit codes: 2 with one ``error:`` line for user errors and for limits of the machine (a full disk, memory, open
     files, a missing package); 2 without a line if another process failed and has printed it; 130 after Ctrl-C; 75 after
@@ -43,7 +43,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
         main(argv)
         sys.stdout.flush()
     except PeerFailure:
-        # The process that failed prints why. The launcher stops all once the first is gone, so let that one finish.
+        # The process that failed prints why. Launchers stop all processes when the first exits: let that one finish.
         with contextlib.suppress(KeyboardInterrupt):
             time.sleep(PEER_GRACE_S)
         _leave(USER_ERROR)
@@ -55,7 +55,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
         _ignore_repeated_interrupts()
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        # The interpreter flushes standard output once more on its way out; let that go nowhere.
+        # The interpreter flushes standard output once more when it exits; redirect that to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(PIPE_CLOSED)
     except OSError as error:
@@ -64,7 +64,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
         if error.errno not in _REFUSED:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        if error.errno in _FULL:
+        if error.errno in DISK_FULL:
             _fail(f"{where}the disk is full; free some space or choose another --project")
         _fail(f"{where}{(error.strerror or str(error)).lower()}; fix that or choose another --project or --cache-dir")
     except Exception as error:
@@ -92,7 +92,7 @@ def _reopen_closed_streams() -> None:
 
 
 def _thread_ended(ended: threading.ExceptHookArgs) -> None:
-    """Ignores a full disk and the like in a thread (TensorBoard writes in one): the main thread runs into it, too."""
+    """Ignores a full disk and the like in a thread (TensorBoard writes in one): the main thread will report it."""
     error = ended.exc_value
     if not (isinstance(error, OSError) and (error.errno in _REFUSED or explanation(error))):
         threading.__excepthook__(ended)

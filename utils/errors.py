@@ -6,20 +6,22 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-MOST_CHARACTERS = 1200
+MAX_CHARACTERS = 1200
+# Exit codes of stopped runs: EX_TEMPFAIL of sysexits.h, and that of shells after Ctrl-C.
+REQUEUE, INTERRUPTED = 75, 130
 
 
 class UserError(Exception):
     """A mistake in the user's input: files, flags, YAML, devices, ports, disks.
 
     The message is one line that names what is wrong, where (file and line if there is one), and what to do.
-    Entry scripts print it as ``error: <message>`` and exit with code 2. The middle of very long messages, which may
+    Entry scripts print it as ``error: <message>`` and exit with code 2. The middle of a very long message, which may
     quote a file, is left out.
     """
 
     def __init__(self, message: str) -> None:
-        if len(message) > MOST_CHARACTERS:
-            message = f"{message[: MOST_CHARACTERS * 2 // 3]} ... {message[-MOST_CHARACTERS // 4 :]}"
+        if len(message) > MAX_CHARACTERS:
+            message = f"{message[: MAX_CHARACTERS * 2 // 3]} ... {message[-MAX_CHARACTERS // 4 :]}"
         super().__init__(message)
 
 

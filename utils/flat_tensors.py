@@ -1,7 +1,7 @@
-"""Lists of tensors as one vector and back, in few kernels.
+"""Converts lists of tensors to one vector and back, in few kernels.
 
-`flatten` and `copy_from_flat` order values as PyTorch indexes them. `flatten_as` and `views_as` order them as they lie
-in memory: kernels (O, I, h, w) are channels_last by default, so their values lie as (O, h, w, I).
+`flatten` and `copy_from_flat` order values as PyTorch indexes them. `flatten_as` and `views_as` order them as they are
+stored: convolution kernels (O, I, h, w) are channels_last by default, so their values are stored as (O, h, w, I).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def float_buffers(model: nn.Module) -> list[Tensor]:
 
 @torch.no_grad()
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """A copy of the values of ``tensors``, concatenated (1-D). Tensors of dimension 1 (and lists of scalars), which
-    batch norms have, are not reshaped: that would be one operation each."""
+    """A copy of the values of ``tensors``, concatenated (1-D). 1-D tensors and lists of scalars, which batch norms
+    have, are not reshaped: that would be one operation for each."""
     if not tensors:
         return torch.zeros(0)
     if all(t.dim() == 0 for t in tensors):
@@ -42,7 +42,7 @@ def copy_from_flat(flat: Tensor, tensors: Sequence[Tensor]) -> None:
 
 
 def dense_format(tensor: Tensor) -> torch.memory_format | None:
-    """The memory format in which ``tensor`` is dense; None if it is in neither."""
+    """The memory format, contiguous or channels_last, in which ``tensor`` is dense; None if it is dense in neither."""
     if tensor.is_contiguous():
         return torch.contiguous_format
     is_kernel = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)

@@ -22,7 +22,7 @@ KEPT_RECORDS = 100_000  # until `continue_in_file`
 
 
 def get_logger() -> logging.Logger:
-    """The project's logger. Silent below WARNING until `configure_logging` has been called."""
+    """The project's logger. Logs only warnings and errors until `configure_logging` has been called."""
     return logging.getLogger("lockstep")
 
 
@@ -47,7 +47,7 @@ class _Terminal(logging.Handler):
 
 class _LogFile(logging.FileHandler):
     """A log file on a disk that may be full or fail: one warning is printed, and records that could not be written are
-    retried with the next one."""
+    written with a later one."""
 
     _has_warned = False
 

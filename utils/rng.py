@@ -1,7 +1,7 @@
 """Counter-based random numbers (Philox, Salmon et al., SC'11): the value depends on the key, never on call order.
 
-Everything random on the data path and in the step is drawn from a generator made here, so that pixels do not
-depend on rank, worker, restart or the order in which samples are rendered, and a checkpoint has no RNG to save.
+Everything random on the data path and in the step is drawn from a generator made here. So pixels do not depend on rank,
+worker, restart or the order in which samples are rendered, and a checkpoint needs no RNG state.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Stream(IntEnum):
-    """The purpose of a draw. Streams share no numbers, so adding draws to one does not change the others."""
+    """The purpose of a draw. Streams are independent, so adding draws to one does not change the others."""
 
     PERMUTATION = 0
     AUGMENT = 1
@@ -29,15 +29,15 @@ class Stream(IntEnum):
 
 
 def named_stream(name: str) -> int:
-    """The stream of what has a name and no entry in `Stream`; distinct from all of those."""
+    """A stream for ``name``, different from all entries of `Stream`."""
     return 2**32 + zlib.crc32(name.encode())
 
 
 def keyed_generator(seed: int, stream: Stream, *counters: int) -> np.random.Generator:
     """A generator for ``(seed, stream, counters)``; equal arguments give equal numbers on every machine.
 
-    At most three counters (epoch, position, ...), each in [0, 2**64). Philox's 128-bit key holds seed and stream, the
-    upper three words of its 256-bit counter hold the counters, and the lowest word is left to count the draws.
+    At most three counters (epoch, position, ...), each in [0, 2**64); more raise ValueError. Philox's 128-bit key holds
+    seed and stream, the upper three words of its 256-bit counter hold the counters, and the lowest word counts draws.
     """
     if len(counters) > 3:
         raise ValueError(f"at most 3 counters, got {len(counters)}")
@@ -48,10 +48,10 @@ def keyed_generator(seed: int, stream: Stream, *counters: int) -> np.random.Gene
 
 
 def keyed_uniforms(seed: int, stream: int, positions: Sequence[tuple[int, int]], count: int) -> np.ndarray:
-    """float64 (n, count) in [0, 1): each row a function of ``(seed, stream)``, ``count`` and its own (epoch, position).
+    """float64 (n, count) in [0, 1). Each row depends only on ``(seed, stream)``, ``count`` and its (epoch, position).
 
-    Positions have consecutive stretches of one Philox sequence an epoch, so that a generator, which takes much longer
-    to make than to draw from, serves a run of consecutive positions. A stream is for this or for `keyed_generator`.
+    An epoch has one Philox sequence, and position p its p-th section. So consecutive positions are drawn from one
+    generator, which takes much longer to create than to draw from. Use a stream for this or for `keyed_generator`.
     """
     key = np.array([seed % 2**64, int(stream)], dtype=np.uint64)
     steps = -(-count // 4)  # of the counter: each gives four numbers

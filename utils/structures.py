@@ -21,12 +21,13 @@ GREY = 114  # uint8 value of the padding around images
 
 
 def bucketed(most: int) -> int:
-    """The padded number of targets per image for a batch whose fullest image has ``most``: few shapes, never 0."""
+    """``most``, the largest number of targets of an image, rounded up to a multiple of `TARGET_BUCKET` and at least
+    that, so that padded targets have few shapes."""
     return max(-(-most // TARGET_BUCKET), 1) * TARGET_BUCKET
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """``value`` with ``function`` applied to its tensors: those of a dataclass or a tuple, nested or not."""
+    """``value`` with ``function`` applied to its tensors. It may be a tensor, or a dataclass or tuple, also nested."""
     if isinstance(value, Tensor):
         return function(value)
     if type(value) is tuple:
@@ -37,7 +38,7 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 class SampleKey(NamedTuple):
-    """Everything a training sample depends on besides the data set, the seed and the hyper-parameters."""
+    """Everything that a training sample depends on besides the data set, the seed and the hyper-parameters."""
 
     index: int  # image in the data set
     epoch: int
@@ -55,7 +56,7 @@ class Sample:
     index: int
     path: str
     original_hw: tuple[int, int]  # pixels, upright
-    gain_xy: tuple[float, float]  # canvas pixels an original pixel; ones and no meaning for augmented samples
+    gain_xy: tuple[float, float]  # canvas pixels per original pixel; (1, 1) without meaning for augmented samples
     pad_xy: tuple[float, float]  # canvas pixels left of and above the image
 
 
@@ -65,7 +66,7 @@ class Batch:
 
     images: Tensor  # uint8 (B, 3, H, W)
     targets: Tensor  # float32 (M, 6): image in the batch, class, cx, cy, w, h normalized to the canvas; by image
-    max_targets: int  # host-side bound on the targets of one image, bucketed, at least 1: fixes the padded shape
+    max_targets: int  # at least the number of targets of any image, see `bucketed`: the padded shape
     indices: Tensor  # int64 (B,) image in the data set
     original_hw: Tensor  # int32 (B, 2)
     letterbox: Tensor  # float64 (B, 4): gain_x, gain_y, pad_x, pad_y
@@ -79,7 +80,7 @@ class Batch:
         return replace(moved, host_targets=on_host)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Tells the allocator that ``stream`` uses these tensors, which another stream allocated."""
+        """Tells the allocator that ``stream`` uses these tensors, which were allocated on another stream."""
         for tensor in (v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)):
             tensor.record_stream(stream)
 
@@ -115,7 +116,7 @@ class Batch:
 
 
 class LossOutput(NamedTuple):
-    """Sums over one shard of the global batch, and the normalizer that the sum of the whole batch is divided by.
+    """Sums over one shard of the global batch, and the normalizer by which the sum of the whole batch is divided.
 
     The engine adds ``normalizer`` over all shards (ranks, micro-batches) and divides once, so cutting a batch into
     shards changes no gradient. All three live on the device; none is read in the step.
@@ -127,7 +128,7 @@ class LossOutput(NamedTuple):
 
 
 class Detections(NamedTuple):
-    """Detections of a batch after NMS, padded to K per image; slots at and past ``counts`` are zero."""
+    """Detections of a batch after NMS, padded to K per image; slots from ``counts`` on are zero."""
 
     boxes_xyxy: Tensor  # float32 (B, K, 4) canvas pixels
     scores: Tensor  # float32 (B, K), descending
@@ -165,12 +166,12 @@ class DetectionTable:
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """Scores of one validation. AP as COCO defines it (101 points, at most 100 detections per image); nan for
-    classes without ground truth, which means leave out."""
+    """Scores of one validation. AP is COCO's (101 points, at most 100 detections per image). Classes without ground
+    truth have nan and are left out of means."""
 
     metrics: dict[str, float]  # of all classes, by name, as engine/evaluation/metrics.py lists them
     class_metrics: dict[str, np.ndarray]  # of each class: float64 (C,)
-    best_confidence: float  # where the mean F1 of the classes is largest
+    best_confidence: float  # at which the mean F1 of the classes is largest
     ap_small: float  # IoU 0.50:0.95
     ap_medium: float
     ap_large: float
@@ -182,11 +183,11 @@ class EvalResult:
     pr_recall: np.ndarray  # float64 (101,)
     pr_precision: np.ndarray  # float64 (C, 101) at IoU 0.5
     num_images: int
-    extras: dict[str, float] = field(default_factory=dict)  # validation losses, milliseconds an image
+    extras: dict[str, float] = field(default_factory=dict)  # validation losses, milliseconds per image
 
     @property
     def ap(self) -> float:
-        """AP at IoU 0.50:0.95, which decides which checkpoint is the best; nan if nothing could be scored."""
+        """AP at IoU 0.50:0.95, which decides which checkpoint is the best; nan without ground truth."""
         return self.metrics["AP"]
 
     @property
@@ -201,7 +202,7 @@ class EvalResult:
 
 
 def pad_targets(targets: Tensor, batch_size: int, max_targets: int) -> tuple[Tensor, Tensor]:
-    """Ragged targets to a fixed shape, without a host sync.
+    """Pads ragged targets to a fixed shape, without a host sync.
 
     Args:
         targets: float (M, 6) as in `Batch.targets`, rows of one image contiguous, images ascending.
@@ -219,14 +220,14 @@ def pad_targets(targets: Tensor, batch_size: int, max_targets: int) -> tuple[Ten
         first = per_image.cumsum(0) - per_image
         slot = torch.arange(targets.shape[0], device=targets.device) - first[image]
         padded[image, slot] = targets[:, 1:]
-    # Assigning True to these elements would copy the scalar to the device, for which the host would wait.
+    # Assigning True to a mask's elements would copy the scalar to the device, for which the host would wait.
     return padded, torch.arange(max_targets, device=targets.device) < per_image[:, None]
 
 
 @dataclass(frozen=True, slots=True)
 class FlatStrings:
-    """An immutable sequence of strings in two arrays, of which the garbage collector tracks no elements. File names
-    that are not UTF-8 are kept (surrogateescape)."""
+    """An immutable sequence of strings in two arrays, so that the garbage collector has no elements to track. File
+    names that are not UTF-8 are kept (surrogateescape)."""
 
     data: np.ndarray  # uint8 (P,) UTF-8, one string after another
     offsets: np.ndarray  # int64 (N + 1,): string i is data[offsets[i]:offsets[i + 1]]

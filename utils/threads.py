@@ -1,4 +1,4 @@
-"""Work on other threads: a bounded parallel map, and writing files while training continues."""
+"""Work in other threads: a bounded parallel map, and writing files while training continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ R = TypeVar("R")
 def map_ahead(function: Callable[[T], R], items: Iterable[T], *, threads: int, ahead: int | None = None) -> Iterator[R]:
     """``map`` in ``threads`` threads, in order, with at most ``ahead`` pending results (default: two per thread).
 
-    An exception of ``function`` is raised in place of its result.
+    If ``function`` raises an exception, it is raised in place of the result.
     """
     threads = max(threads, 1)
     ahead = 2 * threads if ahead is None else ahead
@@ -49,7 +49,7 @@ class BackgroundWriter:
         self.check()
         with self._changed:
             for path, content in files.items():
-                self._waiting.pop(path, None)  # a path is queued where its newest content is
+                self._waiting.pop(path, None)  # newer content is queued last
                 self._waiting[path] = content
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="checkpoint writer", daemon=True)

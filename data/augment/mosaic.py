@@ -1,8 +1,8 @@
-"""Mosaic and MixUp: which images a picture has, and where they are on its canvas.
+"""Mosaic and MixUp: which images a picture consists of, and where they are on its canvas.
 
-Mosaic (Bochkovskiy et al. 2020) pastes four images around a random center of a frame of twice the canvas' size. MixUp
-(Zhang et al. 2018) blends two pictures. All tiles of a batch are computed at once, elementwise, so that the numbers of
-a tile do not depend on the others. Legend: P pictures, T tiles.
+Mosaic (Bochkovskiy et al. 2020) pastes four images around a random point of a frame of twice the canvas' size. MixUp
+(Zhang et al. 2018) blends two pictures. All tiles of a batch are computed at once, elementwise, so the result for a
+tile does not depend on the others. Legend: P pictures, T tiles.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Mosaic(Augmentation):
     """``mosaic``: four images around a point."""
 
     name = "mosaic"
-    numbers = 6  # whether, three partners, two coordinates of the point
+    num_uniforms = 6  # whether to apply it, three partners, two coordinates of the point
     columns = slice(0, 6)
 
     def members(
@@ -34,8 +34,8 @@ class Mosaic(Augmentation):
         Args:
             u: (P, 6).
             keys, indices: the sample and the main image of each picture.
-            combine: bool (P,), whether it may be a mosaic.
-            images: N, in the data set.
+            combine: bool (P,), whether each may be a mosaic.
+            images: N, the number of images in the data set.
         """
         is_mosaic = (u[:, 0] < self.hyp.mosaic) & combine
         return [
@@ -64,26 +64,27 @@ class Mosaic(Augmentation):
 def choose_mixup(
     u: np.ndarray, keys: Sequence[SampleKey], combine: np.ndarray, probability: float, images: int
 ) -> tuple[list[int], list[int]]:
-    """Numbers of the keys that are mixed, and the main image of the second picture of each.
+    """Positions in ``keys`` of the samples that are mixed, and the main image of the second picture of each.
 
     Args:
         u: (n, 2), `Draws.of_mixing`.
-        combine: bool (n,), whether a sample may be mixed.
-        images: N, in the data set.
+        combine: bool (n,), whether each sample may be mixed.
+        probability: of mixing a sample.
+        images: N, the number of images in the data set.
     """
     mixed = np.flatnonzero(combine & (u[:, 0] < probability)).tolist()
     return mixed, [choose_partners(u[n, 1:].tolist(), keys[n].index, keys[n].block, images)[0] for n in mixed]
 
 
 def mixup_ratio(seed: int, key: SampleKey) -> float:
-    """The weight of the first picture."""
+    """The weight of the first picture of a mixed sample, drawn from a beta distribution."""
     rng = keyed_generator(seed, Stream.MIXUP, key.epoch, key.position)
     return float(rng.beta(MIXUP_BETA, MIXUP_BETA))
 
 
 def choose_partners(u: Sequence[float], index: int, block: Sequence[int], images: int) -> list[int]:
-    """Chooses an image to combine with ``index`` for each number of ``u``: from all images, or from its block, there
-    without repetition if it is large enough."""
+    """Chooses an image to combine with ``index`` for each number of ``u`` in [0, 1): from all ``images``, or from
+    ``block`` if it is not empty, there without repetition if the block is large enough."""
     if not block:
         return [int(number * images) for number in u]
     left: list[int] = []
@@ -95,15 +96,16 @@ def choose_partners(u: Sequence[float], index: int, block: Sequence[int], images
 
 
 class TilePlacement(NamedTuple):
-    """Positions of tiles. Of a tile outside the canvas only ``is_seen`` is valid."""
+    """Positions of tiles. If a tile is outside the canvas, only ``is_seen`` is valid."""
 
-    region: np.ndarray  # int64 (T, 4): x1, y1, x2, y2, the part that is rendered, source pixels
+    region: np.ndarray  # int64 (T, 4): x1, y1, x2, y2 of the part that is rendered, source pixels
     matrix: np.ndarray  # float64 (T, 3, 3), source to canvas
     is_seen: np.ndarray  # bool (T,)
 
 
 def fitted_sizes(source_hw: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
-    """Widths and heights (T, 2), whole numbers, of sources (T, 2) scaled to just fit their canvases (T, 2)."""
+    """Widths and heights (T, 2), whole numbers, of sources of heights and widths (T, 2) that are scaled to fit exactly
+    into canvases of widths and heights (T, 2)."""
     gain = np.minimum(canvas_wh[:, 1] / source_hw[:, 0], canvas_wh[:, 0] / source_hw[:, 1])
     return np.maximum(np.rint(source_hw[:, ::-1] * gain[:, None]), 1.0)
 

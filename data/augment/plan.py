@@ -4,8 +4,8 @@ A plan says which source images appear, which part of each, and the one matrix t
 canvas: its position in the mosaic and all geometric transforms are composed beforehand. This equals the classic two
 steps: paste four images onto a canvas of twice the size, then cut out a randomly transformed window.
 
-The plans of a batch are computed together, since numpy takes as long for one number as for many. A plan has the same
-bits in any batch.
+The plans of a batch are computed together, since a numpy operation takes about as long for one number as for many. A
+plan is bitwise equal in any batch.
 
 Frames: see `data.augment.transforms`. All matrices are float64 (3, 3) and act on continuous pixel coordinates.
 """
@@ -75,8 +75,8 @@ def draw_plans(
     epochs: int,
     single_image: bool = False,
 ) -> list[SamplePlan]:
-    """The plans of training samples. Each is a function of its key and the other arguments, and therefore the same on
-    every rank, in every worker and after a restart.
+    """The plans of training samples. Each depends only on its key and the other arguments, so it is the same on every
+    rank, in every worker and after a restart.
 
     Args:
         keys: the samples; canvas sizes may differ.
@@ -84,7 +84,7 @@ def draw_plans(
         hyp: probabilities and ranges.
         seed: of the run.
         epochs: of the whole run; there is no mosaic or mixup in the last ``hyp.close_mosaic``.
-        single_image: never mosaic or mixup (rectangular batches, whose canvas fits one image's aspect).
+        single_image: never apply mosaic or mixup (for rectangular batches, whose canvas fits the aspect of one image).
     """
     if not keys:
         return []
@@ -109,7 +109,7 @@ def _draw_pictures(
     source_hw: np.ndarray,
     hyp: Hyperparameters,
 ) -> list[Picture]:
-    """A picture for each key, whose main image is in ``indices``; ``combine``: whether it may be a mosaic."""
+    """A picture for each key. ``indices``: its main image; ``combine``: whether it may be a mosaic."""
     mosaic = Mosaic(hyp)
     members = mosaic.members(draws.of_pictures(mosaic), keys, indices, combine, len(source_hw))
     canvas_hw = np.array([key.canvas_hw for key in keys])
@@ -150,12 +150,12 @@ def plan_labels(
     source_hw: np.ndarray,
     labels_of: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
 ) -> list[np.ndarray]:
-    """Float32 (n, 5) of each plan: class, cx, cy, w, h normalized to the canvas.
+    """The labels of each plan, float32 (n, 5): class, cx, cy, w, h normalized to the canvas.
 
     Args:
         plans: of any canvas sizes.
         source_hw: int (N, 2) of all source images, for which the plans were made.
-        labels_of: as `DatasetIndex.labels_of`.
+        labels_of: see `DatasetIndex.labels_of`.
     """
     tiles_of = [[tile for picture in plan.pictures for tile in picture.tiles] for plan in plans]
     tiles = list(chain.from_iterable(tiles_of))

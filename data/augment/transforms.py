@@ -26,13 +26,13 @@ from utils.config.settings import Hyperparameters
 from utils.rng import Stream, keyed_uniforms, named_stream
 from utils.structures import SampleKey
 
-# Boxes that are smaller, show less of themselves or are thinner than this are dropped.
+# Smaller, less visible or thinner boxes are dropped.
 MIN_SIDE_PX = 2.0
 MIN_VISIBLE_FRACTION = 0.1
 MAX_ASPECT = 100.0
 
 MIN_SCALE = 0.05
-# Least distance of the horizon of a perspective transform, in half-canvases, so that nothing folds over.
+# Minimum distance of the horizon of a perspective transform, in half-canvases, so that nothing folds over.
 HORIZON = 1 / 0.6
 
 _RGB_TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
@@ -48,11 +48,11 @@ MIXUP_COLUMNS = slice(2 * SHARED_COLUMNS, 2 * SHARED_COLUMNS + 2)
 
 
 class Augmentation:
-    """Base class. A new augmentation does not change the others' numbers: its random stream follows from its name."""
+    """Base class. Its name determines its random stream, so a new augmentation does not change the others' numbers."""
 
     name: ClassVar[str]
-    numbers: ClassVar[int]  # uniform numbers per picture
-    columns: ClassVar[slice | None] = None  # in the shared stream; None: it has a separate stream
+    num_uniforms: ClassVar[int]  # random numbers that it uses per picture
+    columns: ClassVar[slice | None] = None  # of these in the shared stream; None: it has its own stream
 
     def __init__(self, hyp: Hyperparameters) -> None:
         self.hyp = hyp
@@ -63,12 +63,12 @@ class GeometricTransform(Augmentation, ABC):
 
     @abstractmethod
     def matrices(self, u: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
-        """(P, 3, 3): from a frame of sizes ``from_wh`` (P, 2) to canvases of ``canvas_wh`` (P, 2).
+        """Matrices (P, 3, 3) from frames of sizes ``from_wh`` (P, 2) to canvases of sizes ``canvas_wh`` (P, 2).
 
-        Only the first transform sees a frame that is not the canvas.
+        The frame differs from the canvas for the first transform only.
 
         Args:
-            u: (P, `numbers`) in [0, 1).
+            u: (P, `num_uniforms`) in [0, 1).
         """
 
 
@@ -82,25 +82,25 @@ class PixelOperation(Augmentation, ABC):
 
     @abstractmethod
     def parameters(self, u: np.ndarray, canvas_hw: np.ndarray) -> np.ndarray:
-        """(P, k) for ``u`` (P, `numbers`) in [0, 1) and canvases of sizes ``canvas_hw`` int (P, 2)."""
+        """(P, k) for ``u`` (P, `num_uniforms`) in [0, 1) and canvases of sizes ``canvas_hw`` int (P, 2)."""
 
     @staticmethod
     @abstractmethod
     def apply_opencv(image: np.ndarray, parameters: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Applies one picture's ``parameters`` (k,) to ``image`` uint8 (H, W, 3). Returns ``image``, changed in place,
-        or ``out``, which is of the same shape and holds the result."""
+        or ``out``, of the same shape, which then holds the result."""
 
     @staticmethod
     @abstractmethod
     def apply_torch(images: Tensor, parameters: Tensor) -> Tensor:
-        """Applies ``parameters`` float32 (L, k) to ``images`` float32 (L, H, W, 3) of 0 to 255; may leave that range.
-        Must be elementwise, so that a picture does not depend on its batch."""
+        """Applies ``parameters`` float32 (L, k) to ``images`` float32 (L, H, W, 3) of 0 to 255. The result may exceed
+        that range. Must be elementwise, so that a picture does not depend on its batch."""
 
 
 class Draws:
-    """The numbers of a batch's pictures, each a function of the seed and its sample's key alone.
+    """The random numbers of a batch's pictures, which depend only on the seed and the keys of the samples.
 
-    Pictures are those of the keys, followed by the second ones of the samples ``mixed``.
+    Pictures are those of the keys, followed by the second pictures of the samples ``mixed``.
     """
 
     def __init__(self, seed: int, keys: Sequence[SampleKey]) -> None:
@@ -111,12 +111,12 @@ class Draws:
 
     @property
     def of_mixing(self) -> np.ndarray:
-        """(n, 2), a row per key: whether it is mixed with a second picture, and with which."""
+        """Numbers (n, 2) in [0, 1), a row per key, that choose whether it is mixed with a second picture, and which."""
         return self._shared[:, MIXUP_COLUMNS]
 
     def of_pictures(self, augmentation: Augmentation) -> np.ndarray:
-        """(P, `Augmentation.numbers`) in [0, 1)."""
-        columns, count = augmentation.columns, augmentation.numbers
+        """(P, `Augmentation.num_uniforms`) in [0, 1)."""
+        columns, count = augmentation.columns, augmentation.num_uniforms
         if columns is not None:
             second = self._shared[self.mixed, SHARED_COLUMNS : 2 * SHARED_COLUMNS]
             return np.concatenate([self._shared[:, columns], second[:, columns]])
@@ -125,11 +125,11 @@ class Draws:
 
 
 class RandomPerspective(GeometricTransform):
-    """``perspective``, ``degrees`` and ``scale``, then ``shear``, about the frame's center, which lands near the
-    canvas' center, ``translate`` away."""
+    """``perspective``, ``degrees`` and ``scale``, then ``shear``, about the frame's center, which is moved to the
+    canvas' center and by up to ``translate`` from there."""
 
     name = "perspective"
-    numbers = 8  # angle, scale, two shears, two translations, two perspective coefficients
+    num_uniforms = 8  # angle, scale, two shears, two translations, two perspective coefficients
     columns = slice(6, 14)
 
     def matrices(self, u: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
@@ -161,7 +161,7 @@ class RandomFlip(GeometricTransform):
     """``fliplr`` and ``flipud``."""
 
     name = "flip"
-    numbers = 2
+    num_uniforms = 2
     columns = slice(17, 19)
 
     def matrices(self, u: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
@@ -183,7 +183,7 @@ class ColorJitter(PixelOperation):
     """``hsv_h``, ``hsv_s`` and ``hsv_v``. Parameters: a matrix, by rows."""
 
     name = "color"
-    numbers = 3
+    num_uniforms = 3
     columns = slice(14, 17)
 
     @property
@@ -205,8 +205,8 @@ class ColorJitter(PixelOperation):
 
 
 def color_matrices(jitter: np.ndarray) -> np.ndarray:
-    """(P, 3, 3) for rows of hue, saturation and value (P, 3): a hue turn (part of the circle) and a saturation gain in
-    YIQ, which keep the luma, then a brightness gain. Zeros give the identity, to rounding."""
+    """Matrices (P, 3, 3) for rows of hue, saturation and value (P, 3): a hue rotation (fraction of the circle) and a
+    saturation gain in YIQ, which keep the luma, then a brightness gain. Zeros give the identity, up to rounding."""
     hue, saturation, value = jitter.T[:, :, None, None]
     turns = [2 * math.pi * h for h in hue.ravel().tolist()]
     cosine, sine = (np.array([f(t) for t in turns])[:, None, None] for f in (math.cos, math.sin))
@@ -214,7 +214,7 @@ def color_matrices(jitter: np.ndarray) -> np.ndarray:
 
 
 def project_points(matrix: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Points (..., 2) through a homogeneous (3, 3) matrix."""
+    """Maps points (..., 2) with a homogeneous matrix (3, 3)."""
     mapped = points @ matrix[:, :2].T + matrix[:, 2]
     return mapped[..., :2] / mapped[..., 2:]
 
@@ -266,8 +266,8 @@ def transform_labels(
         canvas_hw: (T, 2), sizes of their canvases, pixels, or (2,), the same for all.
 
     Returns:
-        float64 (m, 5) of class, x1, y1, x2, y2 in canvas pixels, of the labels that are kept, in their order; and the
-        tiles of these, (m,).
+        float64 (m, 5) of class, x1, y1, x2, y2 in canvas pixels, for the labels that are kept, in their order; and
+        the tile of each, (m,).
     """
     rows = labels.astype(np.float64)
     side = np.asarray(source_hw, np.float64)[tile, ::-1]

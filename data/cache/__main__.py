@@ -19,8 +19,8 @@ from utils.files.caches import (
     DAY_S,
     LIMIT_VARIABLE,
     CacheFile,
-    amount,
     cache_limit,
+    format_bytes,
     gigabytes,
     list_caches,
     removal_order,
@@ -81,20 +81,20 @@ def _prune(caches: list[CacheFile], is_chosen: Callable[[CacheFile, int], bool])
             left, count, total = left - cache.size, count + 1, total + cache.size
         else:
             print(f"kept (in use): {cache.line(now)}")
-    print(f"{count} removed, {amount(total)}; {amount(left)} left")
+    print(f"{count} removed, {format_bytes(total)}; {format_bytes(left)} left")
 
 
 def _print_list(folder: Path, caches: list[CacheFile]) -> None:
     now = time.time()
     for cache in caches:
         print(cache.line(now))
-    total = amount(sum(c.size for c in caches))
-    limit = f", limit {amount(cache_limit(folder))} ({LIMIT_VARIABLE} changes it)" if folder.is_dir() else ""
+    total = format_bytes(sum(c.size for c in caches))
+    limit = f", limit {format_bytes(cache_limit(folder))} ({LIMIT_VARIABLE} changes it)" if folder.is_dir() else ""
     print(f"{len(caches)} caches in {folder} and memory: {total}{limit}")
     for name, what in (("demo", "the demo set"), ("weights", "downloaded weights")):
-        files = [p for p in (folder / name).rglob("*") if p.is_file()]
-        if files:
-            print(f"{what} in {folder / name}, not removed by prune: {amount(sum(p.stat().st_size for p in files))}")
+        sizes = [p.stat().st_size for p in (folder / name).rglob("*") if p.is_file()]
+        if sizes:
+            print(f"{what} in {folder / name}, not removed by prune: {format_bytes(sum(sizes))}")
 
 
 if __name__ == "__main__":

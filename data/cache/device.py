@@ -17,7 +17,7 @@ from utils.logger import get_logger, progress
 from utils.machine.resources import available_memory
 from utils.threads import map_ahead
 
-MAX_FRACTION = 0.7  # of the device's free memory; the rest is for training
+MAX_FRACTION = 0.7  # of the device's free memory that the cache may take; training needs the rest
 BROADCAST_BYTES = 2**28
 
 
@@ -40,14 +40,14 @@ def open_device_cache(
         complain: called for damaged images, see `data.image_io.decode`.
 
     Raises:
-        UserError: not enough memory, or an image that cannot be decoded.
+        UserError: there is not enough memory, or an image cannot be decoded.
     """
-    _check_room(layout.pixels * 3, ctx.device)
+    _check_memory(layout.pixels * 3, ctx.device)
     if show_progress:
         size = layout.pixels * 3 / 2**30
         get_logger().info("--cache device: %d images, %.2f GiB on %s", len(index), size, ctx.device)
     cache = torch.empty((layout.pixels, 3), dtype=torch.uint8, device=ctx.device)
-    # On one node the default group, whose backend is the fastest; on several nodes a group per node.
+    # One node uses the default group, whose backend is the fastest; several nodes use one group each.
     several_nodes = ctx.is_distributed and ctx.local_world_size < ctx.world_size
     group = node_group(ctx) if several_nodes else None
     ranks = group.ranks if group else tuple(range(ctx.world_size)) if ctx.is_distributed else (ctx.rank,)
@@ -91,7 +91,7 @@ def _decode(
         pass
 
 
-def _check_room(size: int, device: torch.device) -> None:
+def _check_memory(size: int, device: torch.device) -> None:
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
     elif device.type == "cpu":

@@ -1,18 +1,17 @@
 """``--cache disk``: decoded source images in one LMDB file per node, mapped read-only by all ranks and workers.
 
 The page cache keeps what they read, once per node. Images are committed in batches: an interrupted run loses the last
-batch, and the next run continues from there. Only a complete file is read, and it is never written again. On several
-nodes each image can be decoded once in the whole run (`utils.distributed.file_exchange`).
+batch, and the next run continues from there. A file is read only after it is complete, and then never written again.
+On several nodes, each image can be decoded once in the whole run (`utils.distributed.file_exchange`).
 
-LMDB has no checksums and follows damaged page numbers out of its file, which kills the process. Therefore each image
-has a checksum, verified when it is first read. The pages without pixels (a thousandth of the file) have one in
-a second file, verified before the first is opened.
+LMDB has no checksums, and follows damaged page numbers beyond the end of its file, which kills the process. Therefore
+each image has a checksum, verified when it is first read. The pages without pixels (a thousandth of the file) have one
+in a second file, verified before the first is opened.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import os
 import shutil
@@ -33,10 +32,11 @@ from utils.distributed.groups import Subgroup
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays, write_arrays
-from utils.files.caches import hold, make_room
+from utils.files.caches import USABLE_FRACTION, hold, make_room
 from utils.files.folders import cache_folder
 from utils.files.locks import FileLock
 from utils.logger import get_logger, progress
+from utils.machine.limits import DISK_FULL
 from utils.threads import map_ahead
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _SUFFIX = ".lmdb"
 _TREE_SUFFIX = ".tree"
-_LAYOUT = 4  # part of the file name: raise it when the layout or `read_source` changes
+_LAYOUT = 4  # part of the file name; increase it when the layout or `read_source` changes
 _KEY = struct.Struct(">Q")  # an image's number
 _BATCH_BYTES = 64 << 20
 _PAGE = 4096  # an image's value starts with a header of 16 bytes and takes whole pages
@@ -57,7 +57,7 @@ class DiskCache:
     """Source images by number, from a complete file. Picklable: another process maps the file when it first reads."""
 
     def __init__(self, path: Path, source_hw: np.ndarray) -> None:
-        """``path`` holds images of the sizes ``source_hw`` (N, 2). It is not removed while this object lives."""
+        """``path`` holds images of the sizes ``source_hw`` (N, 2). It is not removed while this object exists."""
         self.path = path
         self.source_hw = source_hw
         self._inode = os.stat(path).st_ino
@@ -81,7 +81,7 @@ class DiskCache:
         if not self._is_verified[index]:
             self._is_verified[index] = value[size:] == _CRC.pack(zlib.crc32(memoryview(value)[:size]))
         if len(value) != size + _CRC.size or not self._is_verified[index]:
-            raise UserError(f"{self.path}: is damaged at image {index}; remove it and start again")
+            raise UserError(f"{self.path}: damaged at image {index}; remove it and start again")
         return np.frombuffer(value, np.uint8, size).reshape(shape)
 
 
@@ -107,7 +107,7 @@ def open_disk_cache(
     leaders: Subgroup | None = None,
     complain: Complain | None = None,
 ) -> DiskCache:
-    """Opens the node's cache and adds missing images first. See `data.cache.open.open_image_cache`."""
+    """Adds missing images to the node's cache and opens it. See `data.cache.open.open_image_cache`."""
     folder = cache_folder(cache_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ def open_disk_cache(
 
 @dataclass
 class _Writer:
-    """Adds to the file the images that are missing in it."""
+    """Adds missing images to the file."""
 
     path: Path
     index: DatasetIndex
@@ -142,8 +142,7 @@ class _Writer:
         """Decodes all missing images; waits while another run fills the file."""
         if _is_complete(self.path):
             return
-        self.lock.wait(f"another run that fills {self.path}")
-        with self.lock:
+        with self.lock.wait(f"another run that fills {self.path}"):
             missing = np.flatnonzero(~_stored_images(self.path, len(self.index)))
             if len(missing):
                 decoded = map_ahead(lambda i: (i, self._decode(i)), map(int, missing), threads=self.threads)
@@ -185,7 +184,7 @@ class _Writer:
         return memoryview(np.ascontiguousarray(image).reshape(-1))
 
     def _store(self, images: Iterable[tuple[int, memoryview | bytes]], count: int) -> None:
-        """Writes ``count`` images."""
+        """Writes ``count`` images, given by number and pixels."""
         get_logger().info(
             "--cache disk: %d of %d images, %.2f GiB in all, into %s",
             count, len(self.index), int(self.sizes.sum()) / 2**30, self.path,
@@ -202,7 +201,7 @@ class _Writer:
             _commit(environment, batch)
 
     def _mark_complete(self) -> None:
-        """Writes the checksum of the tree beside the file, which holds all images."""
+        """Writes the checksum of the file's tree beside it. The file must hold all images."""
         tree = self.path.with_suffix(_TREE_SUFFIX)
         if not tree.exists():
             with self._explained():
@@ -211,15 +210,15 @@ class _Writer:
                 write_arrays(tree, meta, {"pages": pages})
 
     def _open(self) -> lmdb.Environment:
-        """Opens the file for writing, with room for all images. Raises UserError when the disk is too small."""
+        """Opens the file for writing, with space for all images. Raises UserError if the disk is too small."""
         import lmdb
 
-        # Every image takes whole pages, and the tree takes less than one more in a hundred.
+        # Every image takes whole pages, and the tree takes less than 1 % more.
         size = int((-(-(self.sizes + 16) // _PAGE) * _PAGE).sum() * 1.01) + (4 << 20)
         present = self.path.stat().st_size if self.path.exists() else 0
         make_room(self.path.parent, size - present, keep=self.path)
         free = shutil.disk_usage(self.path.parent).free
-        if size - present > 0.98 * free:
+        if size - present > USABLE_FRACTION * free:
             raise UserError(
                 f"--cache disk: needs {(size - present) / 2**30:.2f} GiB more in {self.path.parent}, "
                 f"{free / 2**30:.2f} GiB are free; choose another --cache-dir or --cache none"
@@ -235,7 +234,7 @@ class _Writer:
         try:
             yield
         except (OSError, lmdb.DiskError) as error:
-            if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if isinstance(error, OSError) and error.errno not in DISK_FULL:
                 raise
             raise UserError(
                 f"--cache disk: {self.path.parent} is full; choose another --cache-dir or --cache none"
@@ -245,7 +244,7 @@ class _Writer:
 
 
 def _commit(environment: lmdb.Environment, batch: list[tuple[bytes, memoryview | bytes]]) -> None:
-    """Writes a batch to the disk. LMDB reports a short write as an error, so a failed batch is written once more."""
+    """Writes a batch to the disk. LMDB reports a short write as an error, so a failed batch is retried once."""
     import lmdb
 
     has_failed = False
@@ -296,7 +295,7 @@ def _checksum(path: Path, pages: np.ndarray) -> int:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether a file holds all images and its tree is intact. A damaged file is removed with a warning."""
+    """Whether a file holds all images and its tree is intact. A damaged file is removed, with a warning."""
     tree = path.with_suffix(_TREE_SUFFIX)
     try:
         if not (path.is_file() and tree.is_file()):
@@ -311,7 +310,7 @@ def _is_complete(path: Path) -> bool:
 
 
 def _discard(path: Path, reason: Exception | None = None) -> None:
-    """Removes a file and its checksum. Raises UserError where that is impossible."""
+    """Removes a file and its checksum. Raises UserError if that is impossible."""
     if reason is not None:
         get_logger().warning("--cache disk: %s cannot be used (%s); it is created again", path, reason)
     for file in (path.with_suffix(_TREE_SUFFIX), path):
@@ -322,14 +321,14 @@ def _discard(path: Path, reason: Exception | None = None) -> None:
 
 
 def _stored_images(path: Path, count: int) -> np.ndarray:
-    """Which of ``count`` images a file holds, bool (count,): none if there is no file. A damaged file is removed."""
+    """Which of ``count`` images a file holds, bool (count,). A damaged file is removed."""
     import lmdb
 
     stored = np.zeros(count, bool)
     if _is_complete(path):
         return ~stored
     tree = path.with_suffix(_TREE_SUFFIX)
-    if tree.is_symlink() or tree.exists() or not path.is_file():  # the checksum of a removed file, or not a file
+    if tree.is_symlink() or tree.exists() or not path.is_file():  # the image file is gone, or is no regular file
         _discard(path)
         return stored
     try:

@@ -8,11 +8,12 @@ from typing import Protocol
 import numpy as np
 
 from data.cache.disk import open_disk_cache
-from data.cache.ram import SHARED_MEMORY, open_ram_cache
+from data.cache.ram import open_ram_cache
 from data.image_io.decode import Complain
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import Subgroup
+from utils.files.folders import SHARED_MEMORY
 
 
 class ImageCache(Protocol):
@@ -40,22 +41,22 @@ def open_image_cache(
     leaders: Subgroup | None = None,
     complain: Complain | None = None,
 ) -> ImageCache | None:
-    """Opens the node's cache and fills it first if necessary. Call it under `torch_distributed_zero_first`.
+    """Fills the node's cache if necessary and opens it. Call it under `torch_distributed_zero_first`.
 
     Args:
         index: the images.
         kind: "none" (returns None), "ram" or "disk".
         imgsz: longer side of the source images, pixels.
-        cache_dir: folder of a disk cache, which later runs use again; empty: see `cache_folder`.
+        cache_dir: folder of a disk cache, which later runs reuse; empty: see `cache_folder`.
         threads: decoding threads.
-        shared_memory: a file system in memory.
+        shared_memory: folder of a RAM cache, on a file system in memory.
         ctx: required with ``leaders``.
         leaders: group of the first processes of the nodes, each of which decodes a shard of the images for the disk
             caches of all nodes. None: each node decodes all images.
         complain: called for damaged images, see `data.image_io.decode`.
 
     Raises:
-        UserError: not enough memory or disk, or an image that cannot be decoded.
+        UserError: there is not enough memory or disk space, or an image cannot be decoded.
     """
     if kind == "none" or len(index) == 0:
         return None

@@ -1,8 +1,8 @@
-"""``--cache ram``: decoded source images in one file per node in memory, mapped by every rank and worker.
+"""``--cache ram``: decoded source images in one file per node in /dev/shm, mapped by every rank and worker.
 
-The file holds raw pixels without a header: offsets follow from the image sizes. It is renamed to its final name when it
-is complete. It is in /dev/shm. Every process that maps it has a shared lock on it, and the last one removes it.
-The file of a killed run is used again by a run on the same data, or removed by any other run.
+The file holds raw pixels without a header: offsets follow from the image sizes. It gets its final name when it is
+complete. Every process that maps it has a shared lock on it, and the last one removes it. The file of a killed run is
+reused by the next run on the same data, or removed by any other run.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from utils.files.caches import close_quietly
 from utils.files.folders import SHARED_MEMORY
 from utils.files.locks import flock, is_still_named, remove_abandoned
 from utils.logger import get_logger, progress
+from utils.machine.limits import DISK_FULL
 from utils.machine.resources import available_memory
 from utils.threads import map_ahead
 
 _SUFFIX = ".pixels"
-_LAYOUT = 2  # part of the file name: raise it when the layout or `read_source` changes
+_LAYOUT = 2  # part of the file name; increase it when the layout or `read_source` changes
 
 
 class RamCache:
@@ -91,13 +92,13 @@ def open_ram_cache(
     shared_memory: Path = SHARED_MEMORY,
     complain: Complain | None = None,
 ) -> RamCache:
-    """Opens the node's cache in memory and fills it first if necessary. See `data.cache.open.open_image_cache`."""
+    """Fills the node's cache in memory if necessary and opens it. See `data.cache.open.open_image_cache`."""
     source_hw = reduced_sizes(index.image_hw, imgsz)
     if not shared_memory.is_dir():
         raise UserError(f"--cache ram: this system has no {shared_memory}; use --cache disk")
     name = f"lockstep-{os.getuid()}-{index.fingerprint[:32]}-{imgsz}-v{_LAYOUT}{_SUFFIX}"
     path = shared_memory / name
-    for _ in range(3):  # another run may end and remove the file before it is opened here
+    for _ in range(3):  # another run may remove the file at its end, before it is opened here
         with contextlib.suppress(FileNotFoundError):
             return RamCache(path, source_hw)
         remove_abandoned(shared_memory.glob(f"lockstep-{os.getuid()}-*{_SUFFIX}*"))  # of this user's runs
@@ -164,6 +165,6 @@ def _reserve(handle: int, size: int, folder: Path) -> None:
         else:
             os.truncate(handle, size)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in (*DISK_FULL, errno.EFBIG):
             raise UserError(f"--cache ram: {folder} is full ({size / 2**30:.2f} GiB needed)") from None
         raise

@@ -1,9 +1,9 @@
 """Verifies image files for a scan, mostly without decoding them.
 
-A decoder refuses a JPEG because of its header: an unsupported process or sampling, malformed or missing tables. If the
-header passes the checks of this module and the end marker is there, decoders accept the file. Other files are decoded.
+Decoders refuse a JPEG because of its header: an unsupported process or sampling, malformed or missing tables. If the
+header passes the checks of this module and the end marker is there, they accept the file. Other files are decoded.
 
-Decoders repair errors in the coded data or leave that part grey, so the data is checked too, 64 bytes of each 2048.
+Decoders repair errors in the coded data or leave that part grey, so the data is checked too, 64 bytes of every 2048.
 Valid data looks random. `coded_data_defect` finds parts that are zero or repeat a few bytes (sparse files, incomplete
 transfers), text, and invalid markers, of which other compressed or encrypted data has one every few hundred bytes. It
 does not find single wrong bits or parts of another JPEG. Decoding finds those, except for half of the single bits.
@@ -30,7 +30,7 @@ _SEQUENTIAL = (0xC0, 0xC1)  # SOF0, SOF1: there is one scan, so all tables are i
 _IGNORED = frozenset({*range(0xE0, 0xF0), 0xFE})  # application data, comments
 _MAX_PIXELS = 1 << 28  # below the limits of decoders
 _SAMPLINGS = ((0x11,), *((first, 0x11, 0x11) for first in (0x11, 0x12, 0x21, 0x22, 0x41)))
-_STRIDE, _SAMPLE = 2048, 64  # bytes: the first 64 of each 2048 are checked
+_STRIDE, _SAMPLE = 2048, 64  # bytes: the first 64 of every 2048 are checked
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # except for restarts
 _HIGH_BITS = np.uint64(0x8080808080808080)
 _CHECK = cv2.IMREAD_REDUCED_GRAYSCALE_8 | cv2.IMREAD_IGNORE_ORIENTATION
@@ -44,9 +44,9 @@ def check_image(path: str | os.PathLike, *, decode: bool = False) -> tuple[int, 
     """Checks that `read_image` can read a file without a warning, and returns its upright height and width.
 
     An ordinary JPEG is not decoded if its header, its end and samples of its coded data are plausible, unless
-    ``decode`` is set. Any other JPEG must have its end marker (decoders silently fill the
-    missing part with grey) and is decoded at an eighth of its size, which is faster. Other kinds are decoded
-    completely, and the checksums of a PNG, which decoders ignore, are verified.
+    ``decode`` is set. Any other JPEG must have its end marker (decoders silently fill a missing part with grey) and is
+    decoded at an eighth of its size, which is faster. Other kinds of files are decoded completely, and the checksums of
+    a PNG, which decoders ignore, are verified.
 
     Raises UserError as `read_image` does, and `HiddenDamageError` for damage that only ``decode`` has shown.
     """
@@ -83,14 +83,14 @@ class PlainJpeg(NamedTuple):
     """The header of an ordinary JPEG, see `plain_jpeg`."""
 
     header: Header
-    coded_at: int  # where the coded data begin
+    coded_at: int  # position of the coded data in the file, bytes
     has_restarts: bool
 
 
 def coded_data_defect(data: bytes, jpeg: PlainJpeg) -> str:
     """Why the coded data of ``data``, a complete file, is suspicious; "" if it is not.
 
-    This need not be damage: a plain area may be coded as a few repeated bytes.
+    Suspicious data need not be damaged: a uniform area may be coded as a few repeated bytes.
     """
     start = -(-jpeg.coded_at // 8) * 8
     count = max(len(data) - 2 - start, 0) // _STRIDE
@@ -125,7 +125,7 @@ def plain_jpeg(data: bytes) -> PlainJpeg | None:
     if data[:2] != b"\xff\xd8" or data[-2:] != b"\xff\xd9":
         return None
     frame, orientation, at = b"", 1, 2
-    quantisers: set[int] = set()
+    quantizers: set[int] = set()
     codes: set[int] = set()  # class (0 DC, 1 AC) and destination of Huffman tables
     has_restarts = False
     while at + 4 <= len(data):
@@ -134,14 +134,14 @@ def plain_jpeg(data: bytes) -> PlainJpeg | None:
             return None
         body = data[at + 4 : end]
         if marker == 0xDA:
-            header = _of_scan(frame, body, orientation, quantisers, codes)
+            header = _checked_scan(frame, body, orientation, quantizers, codes)
             return header and PlainJpeg(header, end, has_restarts)
         if marker in _SEQUENTIAL:
             if frame:
                 return None
             frame = body
         elif marker in (0xDB, 0xC4):
-            is_valid = _add_quantisers(body, quantisers) if marker == 0xDB else _add_codes(body, codes)
+            is_valid = _add_quantizers(body, quantizers) if marker == 0xDB else _add_codes(body, codes)
             if not is_valid:
                 return None
         elif marker == 0xE1 and body[:6] == b"Exif\0\0":
@@ -154,8 +154,8 @@ def plain_jpeg(data: bytes) -> PlainJpeg | None:
     return None
 
 
-def _of_scan(frame: bytes, scan: bytes, orientation: int, quantisers: set[int], codes: set[int]) -> Header | None:
-    """The header if frame and scan match and all their tables are defined."""
+def _checked_scan(frame: bytes, scan: bytes, orientation: int, quantizers: set[int], codes: set[int]) -> Header | None:
+    """The header if frame and scan match and all their tables are defined, else None."""
     if len(frame) < 6 or frame[0] != 8:
         return None
     size = int.from_bytes(frame[1:3], "big"), int.from_bytes(frame[3:5], "big")
@@ -167,7 +167,7 @@ def _of_scan(frame: bytes, scan: bytes, orientation: int, quantisers: set[int], 
         or scan[0] != count
     ):
         return None
-    if tuple(frame[7::3]) not in _SAMPLINGS or not quantisers.issuperset(frame[8::3]):
+    if tuple(frame[7::3]) not in _SAMPLINGS or not quantizers.issuperset(frame[8::3]):
         return None
     if scan[1:-3:2] != frame[6::3] or len(set(frame[6::3])) != count or scan[-3:] != b"\0\x3f\0":
         return None
@@ -175,7 +175,7 @@ def _of_scan(frame: bytes, scan: bytes, orientation: int, quantisers: set[int], 
     return Header("jpeg", size, orientation, "") if codes >= used else None
 
 
-def _add_quantisers(body: bytes, known: set[int]) -> bool:
+def _add_quantizers(body: bytes, known: set[int]) -> bool:
     """Adds the tables of a DQT segment to ``known``; False unless all have 8 bits and valid destinations."""
     known.update(body[::65])
     return len(body) % 65 == 0 and all(destination < 4 for destination in body[::65])
@@ -198,7 +198,7 @@ def _add_codes(body: bytes, known: set[int]) -> bool:
 
 
 def png_defect(data: bytes) -> str:
-    """The first chunk of a complete PNG with a wrong checksum, in words; "" if there is none."""
+    """Describes the first chunk of a complete PNG that has a wrong checksum; "" if there is none."""
     at = 8
     while at + 12 <= len(data):
         (length,) = struct.unpack(">I", data[at : at + 4])

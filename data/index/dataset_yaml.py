@@ -23,9 +23,9 @@ from utils.files.folders import CONFIGS
 
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
 SPLITS = ("train", "val", "test")
-FORMATS: tuple[LabelFormat, ...] = (YOLO, COCO, VOC)  # the first that detects a split's labels reads them
+FORMATS: tuple[LabelFormat, ...] = (YOLO, COCO, VOC)  # a split is read by the first that detects its labels
 _USED_KEYS = ("path", *SPLITS, "names", "nc", "annotations", "download", "channels")
-# In public YAMLs; without effect on training.
+# Keys of public YAMLs that do not affect training.
 _DESCRIPTIVE_KEYS = ("roboflow", "license", "licence", "author", "url", "description", "version", "date", "validation")
 _OTHER_TASKS = {"kpt_shape": "keypoints", "flip_idx": "keypoints", "kpt_names": "keypoints"}
 
@@ -47,10 +47,10 @@ class DatasetSpec:
     root: Path  # absolute
     splits: dict[str, SplitSource]
     source: str  # path of the YAML, for messages
-    download: bool = False  # the YAML names a download, which is never run but mentioned when the data is missing
+    download: bool = False  # the YAML has a download, which is never run, but mentioned if the data is missing
 
     def split(self, name: str) -> SplitSource:
-        """Raises UserError when the YAML does not have this split."""
+        """The split ``name``. Raises UserError if the YAML does not have it."""
         if name not in self.splits:
             raise UserError(
                 f"{self.source}: has no '{name}' split, only {', '.join(self.splits)}; add '{name}: <folder>'"
@@ -59,9 +59,9 @@ class DatasetSpec:
 
     def missing(self, path: Path) -> UserError:
         """The error for a missing part of the data set."""
-        hint = "; its 'download' is never run here: fetch and unpack it yourself" if self.download else ""
+        hint = "; its 'download' is never run: download and unpack the data yourself" if self.download else ""
         if Path(self.source).parent == YAML_FOLDER:
-            hint = "; fetch the data set and unpack it as that file's first lines say"
+            hint = "; download the data set and unpack it as the first lines of that file describe"
         return UserError(f"{path}: not found (named by {self.source}){hint or '; correct its paths'}")
 
 
@@ -69,7 +69,7 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     """Reads and checks a data set YAML. Raises UserError with the file and the key.
 
     Args:
-        known_root: folder of the data set in an earlier run; used where a relative ``path`` is not found.
+        known_root: folder of the data set in an earlier run; used if a relative ``path`` is not found.
     """
     path = Path(path)
     values = load_yaml(path)
@@ -138,7 +138,7 @@ def _read_split(value: Any, annotations: Path | None, root: Path, where: str) ->
 
 
 def _resolve(given: Path, root: Path) -> Path:
-    """The path of an entry. Exports of Roboflow have ``../train/images`` for ``train/images``."""
+    """The path of an entry. Exports of Roboflow have ``../train/images`` instead of ``train/images``."""
     if given.parts[:1] == ("..",):
         inside = Path(*given.parts[1:])
         if not os.path.exists(root / given) and os.path.exists(root / inside):

@@ -1,10 +1,10 @@
-"""A scanned split as flat arrays, opened from a cache file, or scanned and cached if the data set has changed."""
+"""The index of a split: its images and labels as flat arrays. It is opened from a cache file, or scanned and cached if
+the data set is new or has changed."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +21,15 @@ from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.caches import hold, make_room
 from utils.files.folders import cache_folder
+from utils.logger import get_logger
 from utils.structures import FlatStrings, GroundTruth
 
-CACHE_VERSION = 2  # raise when the arrays or their meaning change
-# A larger fraction of images without a label file causes a warning. In COCO 0.9 % of the training images have no
-# object and no label file; in VOC and exports of labelling services every image has one. The usual advice is at most
-# 10 % backgrounds, and further ones can be declared with empty files.
-MAX_UNLABELLED = 0.1
+CACHE_VERSION = 2  # increase it when the arrays or their meaning change
+# A larger fraction of images without a label file causes a warning. In COCO, 0.9 % of the training images have no
+# object and no label file; in VOC and exports of labeling services, every image has a label file. The usual advice is
+# at most 10 % backgrounds, and more can be declared with empty files.
+MAX_UNLABELED = 0.1
 SINGLE_CLASS_NAME = "object"
-
-_log = logging.getLogger("lockstep")
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class DatasetIndex:
 
     names: tuple[str, ...]  # class names
     root: Path  # absolute; paths are relative to it
-    paths: FlatStrings  # (N,) with /
+    paths: FlatStrings  # (N,) with /, relative to the root
     image_hw: np.ndarray  # int32 (N, 2) upright after EXIF
     offsets: np.ndarray  # int64 (N + 1,): boxes of image i are offsets[i]:offsets[i + 1]
     boxes_xywh_px: np.ndarray  # float64 (M, 4), inside the image
@@ -63,8 +62,8 @@ class DatasetIndex:
         return self.labels_of(np.array([i]))[0]
 
     def labels_of(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Labels of several ``images``, int64 (T,), which may repeat: float32 (n, 5) as `labels` returns them, and for
-        each the position of its image in ``images``, int64 (n,)."""
+        """Labels of several ``images``, int64 (T,), which may repeat: float32 (n, 5) as `labels` returns them, and the
+        position in ``images`` of the image of each, int64 (n,)."""
         starts = self.offsets[images]
         counts = self.offsets[images + 1] - starts
         position = np.repeat(np.arange(len(images)), counts)
@@ -115,15 +114,15 @@ def load_index(
 
     Args:
         cache_dir: folder of cache files and reports; empty: $XDG_CACHE_HOME/lockstep, or ~/.cache/lockstep.
-        workers: threads of a scan; 0: the calling thread, else at least one per CPU.
+        workers: threads of a scan; 0: the calling thread only, else at least one thread per CPU.
         max_bad: largest fraction of images that may be left out because they or their labels cannot be used.
         single_cls: treat all classes as one.
         verify: "sample" or "full", see `data.index.scan.scan_split`.
         progress: show a progress bar.
 
     Raises:
-        UserError: missing data, no images, no label file at all, names that do not match the labels, more than
-            ``max_bad`` bad images, or no object to train on.
+        UserError: data is missing, there is no image, no label file or no object to train on, the names do not match
+            the labels, or more than ``max_bad`` of the images are bad.
     """
     listing = list_split(spec, split)
     _check_some_labels(listing, spec, split)
@@ -149,21 +148,21 @@ def load_index(
     hold(index, path)
     report_path = path.with_suffix(".txt")
     details = f"; report: {report_path}" if index.report.problems and report_path.exists() else ""
-    _log.info("%s: %s%s%s", split, index.report.summary(), " (cached)" if cached else "", details)
+    get_logger().info("%s: %s%s%s", split, index.report.summary(), " (cached)" if cached else "", details)
     _warn_of_missing_labels(listing, spec, split)
     _check_bad_images(index.report, split, max_bad, details)
     _check_some_objects(index, listing, spec, split)
     return index
 
 
-def _unlabelled(listing: Listing) -> list[str]:
+def _unlabeled(listing: Listing) -> list[str]:
     """Names of the label files that do not exist."""
     return [file.name for file in listing.labels if file.stamp is None]
 
 
 def _check_some_labels(listing: Listing, spec: DatasetSpec, split: str) -> None:
     """Raises UserError for a split without any label file, before its images are read."""
-    missing = _unlabelled(listing)
+    missing = _unlabeled(listing)
     if len(missing) == len(listing.labels):
         raise UserError(
             f"{spec.source}: '{split}' has {len(listing.images)} images and no label file; the first was expected at "
@@ -172,10 +171,10 @@ def _check_some_labels(listing: Listing, spec: DatasetSpec, split: str) -> None:
 
 
 def _warn_of_missing_labels(listing: Listing, spec: DatasetSpec, split: str) -> None:
-    missing = _unlabelled(listing)
-    if len(missing) > MAX_UNLABELLED * len(listing.labels):
+    missing = _unlabeled(listing)
+    if len(missing) > MAX_UNLABELED * len(listing.labels):
         shown = ", ".join(_absolute(spec, name) for name in missing[:3]) + (", ..." if len(missing) > 3 else "")
-        _log.warning(
+        get_logger().warning(
             "%s: %d of %d images have no label file and are treated as backgrounds (expected %s); add empty label "
             "files to avoid this warning",
             split, len(missing), len(listing.labels), shown,
@@ -191,7 +190,7 @@ def _check_some_objects(index: DatasetIndex, listing: Listing, spec: DatasetSpec
     text += f"{_absolute(spec, first)})"
     if split == "train":
         raise UserError(f"{text}; there is nothing to train on")
-    _log.warning("%s; all metrics will be 0", text)
+    get_logger().warning("%s; all metrics will be 0", text)
 
 
 def _absolute(spec: DatasetSpec, name: str) -> str:
@@ -230,10 +229,10 @@ _ARRAYS = ("image_hw", "offsets", "boxes_xywh_px", "classes", "crowd", "area_px"
 
 
 def write_cache(path: Path, index: DatasetIndex, origin: tuple[str, str, bool] = ("", "", False)) -> None:
-    """Writes a cache file, or logs a warning if that is impossible. Removes other caches if necessary.
+    """Writes a cache file, or logs a warning if that fails. Removes other caches if necessary.
 
     Args:
-        origin: YAML, split and ``single_cls``, which identify the data set in all its versions.
+        origin: YAML, split and ``single_cls``, which are equal for all versions of a data set.
     """
     report = index.report
     strings = {"paths": index.paths, "report": report.lines, "image_ids": index.image_ids}
@@ -255,7 +254,9 @@ def write_cache(path: Path, index: DatasetIndex, origin: tuple[str, str, bool] =
         if len(report.lines):
             report.write(path.with_suffix(".txt"))
     except OSError as error:
-        _log.warning("%s: the index can't be cached (%s); the next run scans again", path.parent, error.strerror)
+        get_logger().warning(
+            "%s: the index can't be cached (%s); the next run scans again", path.parent, error.strerror
+        )
 
 
 def open_cached(path: Path, names: tuple[str, ...], root: Path, fingerprint: str) -> DatasetIndex | None:
@@ -267,7 +268,7 @@ def open_cached(path: Path, names: tuple[str, ...], root: Path, fingerprint: str
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (CacheError, OSError) as error:
-        _log.warning("%s: the cached index can't be used (%s); scanning again", path, error)
+        get_logger().warning("%s: the cached index can't be used (%s); scanning again", path, error)
         return None
 
     def strings(name: str) -> FlatStrings:

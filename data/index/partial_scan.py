@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data.labels.clean import NUM_COLUMNS
 from data.labels.findings import Finding
 from utils.files.safe_io import read_regular
 
 SAVE_EVERY_S = 5.0
 _HEADER = struct.Struct("<QIIII")  # first image, images, rows, bytes of JSON, and CRC-32 of the chunk's content
 _MAX_BYTES = 1 << 32
-_COLUMNS = 9  # of data.labels.clean.row_table
 
 
 class LocatedFinding(NamedTuple):
@@ -49,7 +49,7 @@ class ScannedChunk(NamedTuple):
 
 
 class PartialScan:
-    """Saves chunks in ``path``. Saves nothing if that is None or cannot be written."""
+    """Saves chunks in ``path``. Saves nothing if ``path`` is None or cannot be written."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -69,13 +69,14 @@ class PartialScan:
                 self._path.unlink(missing_ok=True)
 
     def add(self, chunk: ScannedChunk) -> None:
+        """Adds a chunk, and saves all that are not saved yet if the last time was `SAVE_EVERY_S` ago."""
         self._waiting.append(chunk)
         if time.monotonic() - self._saved_at > SAVE_EVERY_S:
             self._save()
 
     def load(self, starts: range, size: int, count: int) -> list[ScannedChunk]:
-        """The complete chunks that an earlier scan of ``count`` images saved: those that begin at ``starts`` and have
-        ``size`` images, except for the last one."""
+        """The complete chunks that an earlier scan of ``count`` images saved. Chunks that do not begin at ``starts`` or
+        do not have ``size`` images (fewer for the last one) are ignored."""
         if self._path is None:
             return []
         try:
@@ -87,13 +88,13 @@ class PartialScan:
         while at + _HEADER.size <= len(data):
             first, images, rows, text_bytes, crc = _HEADER.unpack_from(data, at)
             at += _HEADER.size
-            end = at + 8 * images + 8 * _COLUMNS * rows + text_bytes
+            end = at + 8 * images + 8 * NUM_COLUMNS * rows + text_bytes
             if end > len(data) or zlib.crc32(data[at:end]) != crc:
                 break
             if first in starts and images == min(size, count - first):
                 found[first] = _unpacked(first, images, rows, data[at:end])
             at = complete_to = end
-        if complete_to < len(data):  # chunks appended after an incomplete one could not be found
+        if complete_to < len(data):  # chunks appended after an incomplete one would not be found
             with contextlib.suppress(OSError):
                 os.truncate(self._path, complete_to)
         return list(found.values())
@@ -107,7 +108,7 @@ class PartialScan:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with open(self._path, "ab") as file:
                 file.write(b"".join(map(_packed, chunks)))
-        except OSError:  # then an interrupted scan starts again
+        except OSError:  # an interrupted scan then starts from the beginning
             self._path = None
 
 
@@ -118,12 +119,12 @@ def _packed(chunk: ScannedChunk) -> bytes:
 
 
 def _unpacked(first: int, images: int, rows: int, body: bytes) -> ScannedChunk:
-    table_at, text_at = 8 * images, 8 * images + 8 * _COLUMNS * rows
+    table_at, text_at = 8 * images, 8 * images + 8 * NUM_COLUMNS * rows
     hidden, *found = json.loads(body[text_at:])
     return ScannedChunk(
         first,
         np.frombuffer(body, "<i4", 2 * images).reshape(images, 2),
-        np.frombuffer(body, "<f8", _COLUMNS * rows, table_at).reshape(rows, _COLUMNS),
+        np.frombuffer(body, "<f8", NUM_COLUMNS * rows, table_at).reshape(rows, NUM_COLUMNS),
         [LocatedFinding(image, line, Finding(*finding)) for image, line, *finding in found],
         hidden,
     )

@@ -1,6 +1,6 @@
 """Reads and checks all images and labels of a split in parallel, and returns flat arrays and a report.
 
-The scan uses threads, not processes: reading and decoding (OpenCV) are nearly all of the work and release the GIL.
+The scan uses threads, not processes: reading and decoding (OpenCV) are nearly all of the work, and release the GIL.
 Threads start quickly, share the listing, and are safe in a process that uses a GPU or communicates with other ranks.
 Boxes are checked afterwards for the whole split at once.
 """
@@ -41,12 +41,12 @@ from utils.machine.resources import available_cores
 from utils.structures import FlatStrings
 
 SAMPLED = 128  # images: if 2 % of a data set are damaged, the sample has a damaged one with a probability of 92 %
-_CHUNK = 32  # images per task: many enough to hide its overhead, few enough to keep the progress bar moving
+_CHUNK = 32  # images per task: enough to hide its overhead, few enough to keep the progress bar moving
 _UNUSABLE = frozenset({BAD_ROW, OUTSIDE, UNKNOWN_CLASS})  # rows of objects that cannot be used
 
 
 class ScannedSplit(NamedTuple):
-    """N usable images and their M boxes: fields of `data.index.index.DatasetIndex`."""
+    """N usable images and their M boxes. The fields are those of `data.index.index.DatasetIndex`."""
 
     paths: FlatStrings
     image_ids: FlatStrings | None
@@ -74,12 +74,12 @@ def scan_split(
     """Reads a listed split. The result does not depend on ``workers``.
 
     Args:
-        workers: threads; 0: the calling thread, else at least one per CPU.
-        verify: "full" decodes all images. "sample" decodes images whose bytes look wrong, images of unusual kinds, and
-            `SAMPLED` others; if one of the latter is damaged, it decodes all.
-        partial: stem of the files in which an interrupted scan saves its progress; None: it saves nothing.
+        workers: threads; 0: the calling thread only, else at least one thread per CPU.
+        verify: "full" decodes all images. "sample" decodes suspicious images, images of unusual kinds, and `SAMPLED`
+            others; if one of the latter is damaged, it decodes all.
+        partial: stem of the files in which the scan saves its progress; None: it is not saved.
 
-    Raises UserError when the labels do not match the names.
+    Raises UserError if the labels do not match the names.
     """
     names = None if single_cls else spec.names
     source = listing.label_format.read(listing.images, listing.labels, spec.root, names)
@@ -203,15 +203,15 @@ def _finding(source: LabelSource, image: int, kind: str, text: str, line: int | 
 
 def _unusable_labels(found: list[LocatedFinding], boxes: Boxes, source: LabelSource) -> list[LocatedFinding]:
     """Findings for images whose labels have a number that is not finite, or whose objects are all unusable. As
-    backgrounds they would teach the model to ignore their objects."""
-    diverged = {p.image: p.line for p in reversed(found) if p.finding.kind == NOT_FINITE}
+    background images they would teach the model to ignore their objects."""
+    not_finite = {p.image: p.line for p in reversed(found) if p.finding.kind == NOT_FINITE}
     without_boxes = {p.image for p in found if p.finding.kind in _UNUSABLE} - set(np.unique(boxes.image).tolist())
     lost = [
         LocatedFinding(i, -1, Finding(source.where(i, line), BAD_LABEL, "a number is not finite; image left out"))
-        for i, line in diverged.items()
+        for i, line in not_finite.items()
     ]
     text = "no row can be used; image left out"
-    return lost + [_finding(source, i, BAD_LABEL, text) for i in without_boxes - set(diverged)]
+    return lost + [_finding(source, i, BAD_LABEL, text) for i in without_boxes - set(not_finite)]
 
 
 def _check_labels_fit(found: list[LocatedFinding], boxes: int, spec: DatasetSpec, split: str) -> None:
@@ -220,7 +220,7 @@ def _check_labels_fit(found: list[LocatedFinding], boxes: int, spec: DatasetSpec
         first = unknown[0]
         raise UserError(
             f"{spec.source}: the names don't match the labels: {len(unknown):,} of {len(unknown) + boxes:,} objects in "
-            f"'{split}' are of no class in 'names' (first: {first.where}: {first.text})"
+            f"'{split}' have a class that is not in 'names' (first: {first.where}: {first.text})"
         )
 
 

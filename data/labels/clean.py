@@ -1,7 +1,7 @@
-"""Rows of labels as a parser returns them, and the checks of their boxes, which are the same for all formats.
+"""Rows of labels, as all parsers return them, and the checks of their boxes.
 
 A parser (`data.labels.yolo`, `voc`, `coco`) turns a file into rows and reports rows that are not boxes. Geometry is
-checked here for a whole data set at once, so a data set gives the same boxes in any format.
+checked here, for a whole data set at once, so a data set has the same boxes in any format.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from data.labels.findings import CLIPPED, DUPLICATE, NO_AREA, OUTSIDE
 from utils.boxes import clip_xyxy, xyxy_to_xywh
 
-# Raise this when the same label files would give other boxes. Then all index caches are rebuilt.
+# Increase this when the same label files would give other boxes. Then all index caches are rebuilt.
 PARSER_VERSION = 2
 
 MIN_SIDE_PX = 1e-3  # smaller sides are rounding errors of boxes without area
@@ -28,7 +28,7 @@ class RowProblem(NamedTuple):
 
 
 class RawLabels(NamedTuple):
-    """Labels of one image, before any check of geometry."""
+    """Labels of one image, before their geometry is checked."""
 
     rows: list[tuple]  # (class, x1, y1, x2, y2, area, crowd, line): numbers, in file order
     problems: list[RowProblem]
@@ -44,17 +44,18 @@ def is_plain_number_text(text: str) -> bool:
 
 
 class LabelFileError(Exception):
-    """A label file that cannot be used at all. The message begins with the line number if there is one."""
+    """A label file cannot be used at all. The message begins with the line number if there is one."""
 
 
 # Columns of a row table: the image's number, then the columns of RawLabels.rows.
 IMAGE, CLASS, X1, Y1, X2, Y2, AREA, CROWD, LINE = range(9)
+NUM_COLUMNS = 9
 
 
 def row_table(images: list[int], labels: list[RawLabels]) -> np.ndarray:
     """float64 (R, 9): the rows of all ``images``, in order."""
     rows = [(image, *row) for image, raw in zip(images, labels) for row in raw.rows]
-    return np.array(rows, np.float64).reshape(-1, 9)
+    return np.array(rows, np.float64).reshape(-1, NUM_COLUMNS)
 
 
 class Boxes(NamedTuple):
@@ -71,12 +72,13 @@ class Boxes(NamedTuple):
 def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalized: bool) -> tuple[Boxes, list[tuple[int, RowProblem]]]:
     """Clips boxes to their images and removes boxes without area, outside the image, or repeated exactly.
 
-    Returns the boxes that are left, and a problem for each row that was removed or clipped, with its image.
-
     Args:
         table: float64 (R, 9), see `row_table`; images ascending.
         image_hw: int (N, 2) upright sizes.
         normalized: corners and areas are fractions of the image size, not pixels.
+
+    Returns:
+        the remaining boxes; and for each row that was removed or clipped, its image and the problem.
     """
     image = table[:, IMAGE].astype(np.int64)
     height, width = image_hw[image].astype(np.float64).T

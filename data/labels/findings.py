@@ -19,7 +19,7 @@ BAD_LABEL = "unusable label file"
 BAD_ROW = "bad row"
 UNKNOWN_CLASS = "unknown class"
 NO_AREA = "box without area"
-NOT_FINITE = "number not finite"  # the image is left out too: the rest of the file cannot be trusted
+NOT_FINITE = "number not finite"  # the image is left out, too: the rest of the file cannot be trusted
 OUTSIDE = "box outside the image"
 DUPLICATE = "duplicate box"
 # Corrected or only reported:
@@ -77,8 +77,8 @@ class ScanReport:
     def summary(self) -> str:
         """One line: images, backgrounds, boxes, problems by kind."""
         t = self.totals
-        unlabelled = f" ({t[NO_LABEL]:,} without a label file)" if t.get(NO_LABEL) else ""
-        text = f"{t['images']:,} images, {t['backgrounds']:,} backgrounds{unlabelled}, {t['boxes']:,} boxes"
+        unlabeled = f" ({t[NO_LABEL]:,} without a label file)" if t.get(NO_LABEL) else ""
+        text = f"{t['images']:,} images, {t['backgrounds']:,} backgrounds{unlabeled}, {t['boxes']:,} boxes"
         text += f" and {t['crowd']:,} crowd regions" if t.get("crowd") else ""
         detail = ", ".join(f"{n:,} {k}" for k, n in sorted(self._problem_kinds.items(), key=lambda item: -item[1]))
         return f"{text}, {self.problems:,} problems" + (f" ({detail})" if detail else "")
@@ -91,5 +91,5 @@ class ScanReport:
 
 
 def relative_name(path: Path | str, root: Path) -> str:
-    """``path`` relative to the data set's folder, with ``/``; begins with ``..`` if it is elsewhere."""
+    """``path`` relative to the data set's folder ``root``, with ``/``; begins with ``..`` if it is outside."""
     return os.path.relpath(path, root).replace(os.sep, "/")

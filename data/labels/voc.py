@@ -1,7 +1,7 @@
 """Pascal VOC XML: one file per image, objects with a name and the corners xmin, ymin, xmax, ymax in pixels.
 
-Corners are used unchanged, as annotation tools and converters to YOLO txt do: width is xmax - xmin, without the shift
-by one of VOC's 1-based pixels. ``difficult`` objects are treated like all others.
+Corners are used unchanged, as in annotation tools and converters to YOLO txt: the width is xmax - xmin, without the
+shift by one of VOC's 1-based pixels. ``difficult`` objects are treated like all others.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from data.labels.label_format import ImageFile, LabelFile, LabelFormat, LabelPer
 from utils.config.yaml_files import suggestion
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
-_AMBIGUITY = ""  # key among an object's fields: why they are ambiguous
-_MAX_DEPTH = 5  # elements that are read are less deep
+_AMBIGUITY = ""  # key of an object's fields: why they are ambiguous
+_MAX_DEPTH = 5  # deeper elements are not read
 
 
 def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
-    """Parses a file to rows in pixels, with the image size in the file. Lines are those of ``<object>``.
+    """Parses a file to rows in pixels, with the image size that the file states. Lines are those of ``<object>``.
 
     Args:
         data: the file's bytes.
-        class_ids: by name. None: every object is of class 0.
+        class_ids: by name; None: every object is of class 0.
 
-    Raises LabelFileError when the file is not a VOC annotation.
+    Raises LabelFileError if the file is not a VOC annotation.
     """
     reader = _Reader()
     reader.parse(data)
@@ -65,7 +65,7 @@ class _Reader:
             raise LabelFileError("1: malformed XML (in an encoding that cannot be read)") from None
 
     def size_hw(self) -> tuple[int, int] | None:
-        """Image size; None if the file has none. Some tools write zeros."""
+        """The image's height and width; None if the file has none, or zeros, as some tools write."""
         try:
             size = int(self._size["height"]), int(self._size["width"])
         except (KeyError, ValueError):
@@ -145,7 +145,7 @@ def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tu
 
 
 def _label_path(image: ImageFile, root: Path, annotations: Path, exists: Callable[[str], bool]) -> str:
-    """By the image's path in the split's folder, else by its bare name, for XML files that all lie in one folder."""
+    """Mirrors the image's path in the split's folder; if there is no such file, all XML files are in one folder."""
     path = os.path.join(annotations, os.path.splitext(image.key)[0] + ".xml")
     if exists(path):
         return path

@@ -21,9 +21,9 @@ def parse_yolo(data: bytes, num_classes: int | None) -> RawLabels:
 
     Args:
         data: the file's bytes.
-        num_classes: rows with this or a higher class are reported. None: every object is of class 0.
+        num_classes: rows with this or a higher class are reported; None: every object is of class 0.
 
-    Raises LabelFileError when the file is not text.
+    Raises LabelFileError if the file is not text.
     """
     try:
         text = data.decode("utf-8-sig")
@@ -57,8 +57,8 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> tuple |
     if class_id != int(class_id):
         return RowProblem(line, BAD_ROW, f"class {fields[0]} is not a whole number")
     if class_id < 0 or (num_classes is not None and class_id >= num_classes):
-        top = f"0 to {num_classes - 1}" if num_classes is not None else "0 and up"
-        return RowProblem(line, UNKNOWN_CLASS, f"class {int(class_id)}, the names have {top}; left out")
+        known = f"0 to {num_classes - 1}" if num_classes is not None else "0 and up"
+        return RowProblem(line, UNKNOWN_CLASS, f"class {int(class_id)} is not among the classes ({known}); left out")
     if num_classes is None:
         class_id = 0
     if count == 5:
@@ -88,7 +88,7 @@ def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tu
 
 
 def _label_path(image: ImageFile, root: Path, annotations: Path | None, exists: Callable[[str], bool]) -> str:
-    """The last folder called ``images`` is replaced by ``labels``; without one, the label file is beside the image."""
+    """Replaces the last folder ``images`` by ``labels``. Without such a folder, the label file is beside the image."""
     path = os.path.join(root, image.name)
     folders, separator, rest = path.rpartition(f"{os.sep}images{os.sep}")
     path = f"{folders}{os.sep}labels{os.sep}{rest}" if separator else path

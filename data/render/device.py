@@ -1,14 +1,13 @@
 """Renders tables with torch: a whole batch at once, on the device of its tensors.
 
-Every canvas pixel is mapped back into the source of the tile that covers it (the last one painted wins), four
-neighbors are gathered and weighted, then come pixel operations and mixing. All arithmetic is elementwise, so on a
-given device a picture does not depend on the rest of its batch. `data.render.opencv` renders the same picture, except
-for interpolation.
+Every canvas pixel is mapped back into the source of the tile that covers it (if there are several, the last one that is
+painted). Four neighbors are gathered and weighted; pixel operations and mixing follow. All arithmetic is elementwise,
+so on a given device a picture does not depend on the rest of its batch. `data.render.opencv` renders the same picture,
+except for interpolation.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,11 +16,13 @@ import torch
 from torch import Tensor
 
 from data.render.table import Column, RenderTable
+from utils.logger import get_logger
 from utils.structures import GREY, Batch, map_tensors
 
-_log = logging.getLogger("lockstep")
-
-PIXELS_AT_ONCE = {"cpu": 2**18, "cuda": 2**25}  # of layers painted together: fits a CPU's cache, bounds GPU memory
+PIXELS_AT_ONCE = {
+    "cpu": 2**18,
+    "cuda": 2**25,
+}  # painted together: fit a CPU's cache, limit GPU memory
 
 Painter = Callable[..., Tensor]
 
@@ -60,14 +61,14 @@ class DeviceRenderer:
         Args:
             device: renders the batches.
             cache: uint8 (P, 3) on the device, of `open_device_cache`, if the batches refer to one.
-            fuse: paint with one compiled kernel. Its rounding may differ from that of single operations.
+            fuse: paint with one compiled kernel, whose rounding may differ from that of separate operations.
         """
         self.device = device
         self._cache = cache
-        self._paint: Callable[..., Tensor] = FusedPainter() if fuse else paint_layers
+        self._paint: Painter = FusedPainter() if fuse else paint_layers
 
     def __call__(self, planned: PlannedBatch) -> Batch:
-        """The batch on the device. Its images are stored as (B, H, W, 3)."""
+        """The batch on the device. Its images (B, 3, H, W) are stored as (B, H, W, 3)."""
         planned = planned.to(self.device)
         if len(planned.groups) == 1 and planned.groups[0].table.canvas_hw == planned.canvas_hw:
             return replace(planned.rest, images=self._render(planned.groups[0]))
@@ -82,15 +83,15 @@ class DeviceRenderer:
     def _render(self, group: RenderGroup) -> Tensor:
         pixels = self._cache if group.pixels is None else group.pixels
         if pixels is None:
-            raise ValueError("the batch refers to a device cache, and there is none")
+            raise ValueError("the batch refers to a device cache, but there is none")
         return render_table(group.table, pixels, self._paint)
 
 
 class FusedPainter:
-    """`paint_layers` as one compiled kernel, or uncompiled if compiling fails, which is logged once."""
+    """`paint_layers` as one compiled kernel, or uncompiled if compiling fails (which is logged once)."""
 
     def __init__(self) -> None:
-        self._compiled: Callable[..., Tensor] | None = torch.compile(paint_layers, dynamic=True)
+        self._compiled: Painter | None = torch.compile(paint_layers, dynamic=True)
         self._has_painted = False
 
     def __call__(self, *arguments: Any) -> Tensor:
@@ -102,7 +103,7 @@ class FusedPainter:
             if self._has_painted:
                 raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            _log.info("--render-on device: not compiled (%s); rendering is a few times slower", reason)
+            get_logger().info("--render-on device: not compiled (%s); rendering is a few times slower", reason)
             self._compiled = None
             return paint_layers(*arguments)
         self._has_painted = True
@@ -113,12 +114,12 @@ def render_table(table: RenderTable, pixels: Tensor, paint: Painter | None = Non
     """The pictures of a table.
 
     Args:
-        table: on some device.
+        table: on any device.
         pixels: uint8 (P, 3) source pixels on the same device, to which the table's addresses refer.
-        paint: `paint_layers`, perhaps compiled.
+        paint: `paint_layers` or a compiled form of it; None: `paint_layers`.
 
     Returns:
-        uint8 (B, 3, H, W), stored (B, H, W, 3).
+        uint8 (B, 3, H, W), stored as (B, H, W, 3).
     """
     paint = paint or paint_layers
     height, width = table.canvas_hw
@@ -148,8 +149,8 @@ def paint_layers(
     operations: Sequence[Callable[[Tensor, Tensor], Tensor]],
     parameters: Sequence[Tensor],
 ) -> Tensor:
-    """Layers of a table, tiles and pixel operations: uint8 (L, H, W, 3). Arguments as in `RenderTable`, pixels uint8
-    (P, 3)."""
+    """Paints the tiles of layers and applies the pixel operations. Returns uint8 (L, H, W, 3). The arguments are those
+    of `RenderTable`, and source pixels uint8 (P, 3)."""
     x, y, origin, pitch, covered = _sources(geometry, address, canvas_hw, has_perspective)
     left, top = x.floor(), y.floor()
     right_weight, low_weight = (x - left).unsqueeze(-1), (y - top).unsqueeze(-1)
@@ -170,8 +171,8 @@ def paint_layers(
 def _sources(
     geometry: Tensor, address: Tensor, canvas_hw: tuple[int, int], has_perspective: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """For every canvas pixel (L, H, W): x and y in its source, in pixel centers; address and pitch of that source; and
-    whether it has one."""
+    """For every canvas pixel (L, H, W): x and y in its source (integers are pixel centers), address and pitch of that
+    source, and whether it has one."""
     height, width = canvas_hw
     device, layers = geometry.device, len(geometry)
     column = torch.arange(width, device=device, dtype=torch.float32) + 0.5

@@ -1,6 +1,6 @@
 """Renders plans with OpenCV: each source image is resampled once, directly into the output canvas.
 
-Integer coordinates are pixel centers in OpenCV's warps, and pixel edges in plans. `_centered` converts the matrices.
+Integer coordinates are pixel centers in OpenCV's warps, but pixel edges in plans. `_centered` converts the matrices.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _MIRRORED = {(False, False): None, (True, False): 1, (False, True): 0, (True, Tr
 
 
 def render_plan(plan: SamplePlan, load: Callable[[int], np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
-    """One training picture: uint8 (H, W, 3). `data.augment.plan` has its labels.
+    """Renders one training picture: uint8 (H, W, 3). `data.augment.plan.plan_labels` gives its labels.
 
     Args:
-        plan: from `data.augment.plan.draw_plans`, for the source sizes that ``load`` returns.
+        plan: from `data.augment.plan.draw_plans`, for the sizes of the images that ``load`` returns.
         load: image index to source image, uint8 (h, w, 3) RGB.
         out: uint8 (H, W, 3) to render into and return; None: a new array.
     """
@@ -63,7 +63,7 @@ def draw_tile(tile: Tile, source: np.ndarray, canvas: np.ndarray) -> None:
 
 
 def _resize_into(crop: np.ndarray, across: Sequence[int], down: Sequence[int], canvas: np.ndarray) -> None:
-    """Fills the columns ``across`` and rows ``down`` (first, end), some of which may be outside."""
+    """Fills the columns ``across`` and the rows ``down``, each (first, end), some of which may be outside."""
     (left, right), (top, bottom) = across, down
     height, width = canvas.shape[:2]
     if top >= 0 and left >= 0 and bottom <= height and right <= width:
@@ -76,9 +76,11 @@ def _resize_into(crop: np.ndarray, across: Sequence[int], down: Sequence[int], c
 
 
 def resize(image: np.ndarray, width: int, height: int, target: np.ndarray | None = None) -> np.ndarray:
-    """Bilinear, or by area where both sides shrink to half or less, which bilinear would alias.
+    """Resizes ``image`` uint8 (h, w, 3): bilinearly, or by area if both sides shrink to half or less, where bilinear
+    interpolation would cause aliasing.
 
-    ``target``, uint8 (height, width, 3) perhaps a part of a larger image, receives the result if it is given.
+    ``target``: uint8 (height, width, 3), receives the result; may be a part of a larger image. None: a new array, or
+    ``image`` itself if it has this size.
     """
     if image.shape[:2] == (height, width):
         if target is None:
@@ -113,7 +115,7 @@ def _warp_into(crop: np.ndarray, tile: Tile, canvas: np.ndarray) -> None:
 
 
 def _shrunk(crop: np.ndarray, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The crop reduced by a whole factor where the warp would shrink it to half or less, and its matrix."""
+    """The crop and its matrix; reduced by a whole factor if the warp would shrink the crop to half or less."""
     height, width = crop.shape[:2]
     center = np.array([[width / 2, height / 2], [width / 2 + 1, height / 2], [width / 2, height / 2 + 1]])
     origin, along_x, along_y = project_points(matrix, center)
@@ -137,7 +139,7 @@ def _centered(matrix: np.ndarray) -> np.ndarray:
 class Letterbox(NamedTuple):
     """How an image is fitted into a canvas: canvas pixels = original pixels * gain + pad, for each axis.
 
-    The gains differ a little, since either side of the resized image is a whole number of pixels.
+    The gains of the axes differ slightly, since both sides of the resized image are whole numbers of pixels.
     """
 
     width: int  # of the resized image, pixels
@@ -151,7 +153,8 @@ class Letterbox(NamedTuple):
 def fit_letterbox(image_hw: tuple[int, int], canvas_hw: tuple[int, int], longest: int | None = None) -> Letterbox:
     """The largest centered fit of an image into a canvas, its longer side at most ``longest`` pixels.
 
-    Sizes round up and an odd pixel of padding goes right and below, as in the published evaluations of YOLO models.
+    Sizes are rounded up, and an odd pixel of padding is on the right or at the bottom, as in the published evaluations
+    of YOLO models.
     """
     height, width = (int(v) for v in image_hw)
     limits = [(canvas_hw[0], height), (canvas_hw[1], width)]
@@ -167,7 +170,7 @@ def fit_letterbox(image_hw: tuple[int, int], canvas_hw: tuple[int, int], longest
 def letterbox(
     image: np.ndarray, canvas_hw: tuple[int, int], fit: Letterbox, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """Resizes bilinearly and pads with grey: uint8 (H, W, 3), ``out`` if that is given."""
+    """Resizes ``image`` bilinearly and pads it with grey. Returns uint8 (H, W, 3): ``out`` if it is given."""
     canvas = np.empty((*canvas_hw, 3), np.uint8) if out is None else out
     right, bottom = fit.pad_x + fit.width, fit.pad_y + fit.height
     canvas[: fit.pad_y], canvas[bottom:] = GREY, GREY

@@ -3,7 +3,8 @@
 The renderer reads four neighboring pixels, so a source that shrinks to half or less is read from a smaller copy
 of itself, a mipmap (Williams, "Pyramidal parametrics", SIGGRAPH 1983). Level l of an image of h x w pixels has
 ``max(h >> l, 1)`` x ``max(w >> l, 1)`` pixels, each the average of the area that it covers. A device cache holds all
-levels; without one, the worker that reads the image makes the level. Both use `level_image`, so their pixels are equal.
+levels; without one, the worker that reads the image computes the level. Both use `level_image`, so their pixels are
+equal.
 
 Legend: B pictures, L layers (the B first pictures, then the second ones of those that are mixed), K tile slots per
 layer (1, or 4 if there is a mosaic), T tiles in all.
@@ -27,7 +28,7 @@ MAX_LEVEL = 5
 
 
 def level_sizes(image_hw: np.ndarray, level: int | np.ndarray) -> np.ndarray:
-    """Heights and widths int64 (N, 2) at ``level`` (one, or one an image) of images (N, 2)."""
+    """Heights and widths int64 (N, 2) at ``level``, an int or int (N,), of images of heights and widths (N, 2)."""
     shift = np.asarray(level, np.int64)[..., None]
     return np.maximum(np.asarray(image_hw, np.int64) >> shift, 1)
 
@@ -41,7 +42,7 @@ def level_image(image: np.ndarray, level: int) -> np.ndarray:
 
 
 def levels_for(matrices: np.ndarray, regions: np.ndarray) -> np.ndarray:
-    """int64 (T,): the level at which a region's middle is still at least as fine as the canvas.
+    """int64 (T,): the coarsest level at which the middle of each region is still at least as fine as the canvas.
 
     Args:
         matrices: (T, 3, 3) source to canvas.
@@ -76,6 +77,7 @@ class PyramidLayout:
 
     @property
     def pixels(self) -> int:
+        """The number of pixels of all levels of all images."""
         return int(self.starts[-1])
 
     def locate(self, tiles: Tiles) -> np.ndarray:
@@ -122,7 +124,7 @@ class RenderTable:
 
 
 class SourcePixels(Protocol):
-    """Where source pixels are: a `PyramidLayout` finds them in the device cache, `PackedPixels` copies them."""
+    """Provides source pixels: a `PyramidLayout` finds them in the device cache, `PackedPixels` copies them."""
 
     def locate(self, tiles: Tiles) -> np.ndarray:
         """int64 (T, 2), as `RenderTable.address`."""
@@ -159,9 +161,9 @@ def build_table(
 
     Args:
         plans: from `data.augment.plan.draw_plans`, drawn for ``source_hw``.
-        canvas_hw: of all of them.
-        source_hw: int (N, 2) of every source image.
-        sources: where their pixels are.
+        canvas_hw: the canvas size of all plans.
+        source_hw: int (N, 2), height and width of every source image.
+        sources: provides their pixels.
     """
     mixed = [number for number, plan in enumerate(plans) if len(plan.pictures) == 2]
     layers = [plan.pictures[0] for plan in plans] + [plans[number].pictures[1] for number in mixed]

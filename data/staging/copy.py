@@ -2,13 +2,12 @@
 
 The folder contains ``tree/``, the copied files; ``<splits>.yaml``, which describes the copy; ``manifest.jsonl``, a line
 with stamp and digest for each complete file; and ``synced``, which exists while all files of the manifest are known to
-be on the disk. Without it, after an interruption, the digests tell which files are complete.
+be on the disk. If it is missing, after an interruption, the digests decide which files are complete.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -21,9 +20,11 @@ from data.labels.label_format import FileStamp
 from data.staging.plan import StagePlan, from_line, is_under, to_line
 from utils.distributed.file_exchange import Piece, digest_of
 from utils.errors import UserError
+from utils.files.caches import USABLE_FRACTION, format_bytes
 from utils.files.locks import FileLock
 from utils.files.safe_io import write_whole
 from utils.logger import progress
+from utils.machine.limits import DISK_FULL
 from utils.threads import map_ahead
 
 NODE_NOTE = ".node-"  # prefix of the files by which nodes detect that they use one folder
@@ -32,7 +33,7 @@ _BLOCK = 4096  # disk usage of a file is a multiple of this
 
 
 class StageCopy:
-    """The copy in ``folder``, which is created if necessary. Raises UserError when that is impossible."""
+    """The copy in ``folder``, which is created if necessary. Raises UserError if that is impossible."""
 
     def __init__(self, folder: Path, plan: StagePlan) -> None:
         self.folder = folder
@@ -45,13 +46,13 @@ class StageCopy:
         self._manifest: dict[str, tuple[FileStamp, bytes]] = {}
         self._stamps = [FileStamp(int(s), int(t)) for s, t in zip(plan.sizes, plan.mtimes_ns)]
         self._writing: dict[int, IO[bytes]] = {}
-        self._log: IO[str] | None = None
+        self._manifest_file: IO[str] | None = None
         with self._explained():
             self._incoming.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
     def lock(self, *, wait: bool) -> Iterator[None]:
-        """Locks the copy. While another run on this node has locked it, waits if ``wait``, else raises UserError."""
+        """Locks the copy. If another run on this node has locked it, waits (``wait``) or raises UserError."""
         lock = FileLock(self.folder / "lock")
         if wait:
             lock.wait(f"another run that copies into {self.folder}")
@@ -69,7 +70,7 @@ class StageCopy:
         return os.path.normpath(os.path.join(self._root, name))
 
     def complete_files(self, *, show_progress: bool) -> np.ndarray:
-        """Which files of the plan are complete, bool (F,), by stamp, and after an interruption by digest too."""
+        """Which files of the plan are complete, bool (F,), by stamp, and after an interruption by digest, too."""
         self._read_manifest()
         complete = np.array([self._has_stamp(name, stamp) for name, stamp in zip(self.plan.names, self._stamps)], bool)
         doubtful = np.flatnonzero(complete) if not self._synced.exists() else np.empty(0, np.int64)
@@ -101,17 +102,17 @@ class StageCopy:
             return False
 
     def check_space(self, missing: np.ndarray) -> None:
-        """Raises UserError unless the disk has room for the files ``missing``, bool (F,)."""
+        """Raises UserError unless the disk has space for the files ``missing``, bool (F,)."""
         needed = int((-(-self.plan.sizes[missing] // _BLOCK) * _BLOCK).sum()) + 512 * int(missing.sum())
         free = shutil.disk_usage(self.folder).free
-        if needed > 0.98 * free:
+        if needed > USABLE_FRACTION * free:
             raise UserError(
-                f"--stage: {int(missing.sum())} files of {format_size(needed)} are to be copied to {self.folder}, "
-                f"where {format_size(free)} are free; free some space or name another disk"
+                f"--stage: {int(missing.sum())} files of {format_bytes(needed)} are to be copied to {self.folder}, "
+                f"where {format_bytes(free)} are free; free some space or name another disk"
             )
 
     def loader(self, local: np.ndarray) -> Callable[[int], Iterator[bytes]]:
-        """Returns a function that reads a file of the plan, from this copy where ``local``, bool (F,), else from the
+        """Returns a function that reads a file of the plan: from this copy if it is ``local``, bool (F,), else from the
         original."""
 
         def load(item: int) -> Iterator[bytes]:
@@ -129,7 +130,7 @@ class StageCopy:
             self._incoming.mkdir()
             lines = [to_line(name, *entry) for name, entry in self._manifest.items()]
             write_whole(self._manifest_path, "".join(lines))  # without incomplete or outdated lines
-            self._log = self._manifest_path.open("a", encoding="ascii", buffering=1)
+            self._manifest_file = self._manifest_path.open("a", encoding="ascii", buffering=1)
 
     def write(self, piece: Piece) -> None:
         """Writes a piece of a missing file. After the last one, the file is moved to its final path."""
@@ -154,8 +155,8 @@ class StageCopy:
                 os.makedirs(os.path.dirname(target), exist_ok=True)
                 os.replace(temporary, target)
             self._manifest[name] = stamp, piece.digest
-            assert self._log is not None
-            self._log.write(to_line(name, stamp, piece.digest))
+            assert self._manifest_file is not None
+            self._manifest_file.write(to_line(name, stamp, piece.digest))
 
     def finish(self) -> None:
         """Removes files that the original no longer has, writes lists and YAML, and marks the copy as synced."""
@@ -167,8 +168,8 @@ class StageCopy:
                 os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
                 write_whole(self.path(name), text.encode("utf-8", "surrogateescape"))
             write_whole(self.yaml, self.plan.yaml_text("tree").encode("utf-8", "surrogateescape"))
-            if self._log is not None:
-                self._log.close()
+            if self._manifest_file is not None:
+                self._manifest_file.close()
             if not self._synced.exists():
                 os.sync()
                 self._synced.touch()
@@ -184,8 +185,7 @@ class StageCopy:
         try:
             yield
         except OSError as error:
-            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            remedy = "free some space or name another disk" if is_full else "name a writable folder"
+            remedy = "free some space or name another disk" if error.errno in DISK_FULL else "name a writable folder"
             raise UserError(f"--stage: {error.filename or self.folder}: {error.strerror}; {remedy}") from None
 
 
@@ -196,7 +196,7 @@ def _read_parts(path: str) -> Iterator[bytes]:
 
 
 def _read_checked(path: str, stamp: FileStamp) -> Iterator[bytes]:
-    """The bytes of a file; a small file is read at once. Raises UserError if it changed since it was listed."""
+    """The bytes of a file; a small file is read at once. Raises UserError if it has changed since it was listed."""
     try:
         file = Path(path).open("rb", buffering=0)  # noqa: SIM115 (a large file is read while it is sent)
     except OSError as error:
@@ -220,7 +220,3 @@ def _parts_of(file: IO[bytes], path: str, stamp: FileStamp) -> Iterator[bytes]:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if left:
         raise UserError(f"{path}: changed while the data set was being copied; start again")
-
-
-def format_size(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -2,7 +2,7 @@
 
 The copy mirrors the data set's part of the file tree. Every file keeps its name relative to the data set's folder and
 its modification time, so the index of the copy has the fingerprint of the original. Only the YAML and .txt lists of
-images are written again, because they may name paths outside the copy.
+images are rewritten, because they may name paths outside the copy.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StagePlan:
 
     @property
     def above(self) -> int:
-        """How many levels above the data set's folder the copied tree begins."""
+        """The number of levels between the root of the copied tree and the data set's folder."""
         names = [*self.names, *self.lists, *self.folders, *self.absent]
         return max((name.split("/").count("..") for name in names), default=0)
 

@@ -1,8 +1,8 @@
-"""``--stage DIR``: copies the data set to a local disk of each node and reads the shared file system only once.
+"""``--stage DIR``: copies the data set to a local disk of each node, reading the shared file system only once.
 
 The first process of the run lists the data set. The first process of each node (its leader) reports which files its
 disk already has and reads a shard of the rest; the leaders send each other what they read (`file_exchange`). The other
-processes of a node wait for their leader. The next run continues an interrupted copy, and only lists a complete one.
+processes of a node wait for their leader. The next run continues an interrupted copy, and only checks a complete one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from data.index.dataset_yaml import DatasetSpec, load_dataset_spec
 from data.labels.findings import relative_name
-from data.staging.copy import NODE_NOTE, StageCopy, format_size
+from data.staging.copy import NODE_NOTE, StageCopy
 from data.staging.plan import StagePlan, is_under, plan_stage
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
@@ -26,6 +26,7 @@ from utils.distributed.file_exchange import Piece, exchange_items
 from utils.distributed.groups import Subgroup, one_per_node_group
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
+from utils.files.caches import format_bytes
 from utils.logger import get_logger, progress
 
 
@@ -38,7 +39,7 @@ def stage_dataset(
     chunk_bytes: int | None = None,
     known_root: str = "",
 ) -> DatasetSpec:
-    """Copies the data set ``source`` to a folder in ``folder``, as far as it is not there yet, and opens the copy.
+    """Copies the files of the data set ``source`` that are missing in its copy in ``folder``, and opens the copy.
 
     Every process of the run must call this.
 
@@ -53,10 +54,10 @@ def stage_dataset(
         the data set with the copy's root and splits. Its ``source`` is the original YAML.
 
     Raises:
-        UserError: the data set cannot be read, the disk is too small or cannot be written, two nodes use one folder.
+        UserError: the data set cannot be read, the disk is too small or cannot be written, or two nodes use one folder.
     """
     if source == "demo":
-        raise UserError("--stage: the demo set cannot be staged, each node renders it; omit --stage")
+        raise UserError("--stage: the demo set cannot be staged, since each node renders it; omit --stage")
     leaders = one_per_node_group(ctx)
     local_folder = Path(folder.replace("{node_rank}", str(ctx.node_rank))).expanduser().absolute()
     with torch_distributed_zero_first(ctx):
@@ -136,7 +137,7 @@ class _Leader:
         if others:
             raise UserError(
                 f"--stage: {folder.parent} is the same folder on nodes {min(rank, *others)} and {max(rank, *others)}; "
-                "name a local disk of each node, or use {node_rank} in the name"
+                "name a folder on a local disk of each node, or use {node_rank} in the name"
             )
 
     def _gather(self, local: np.ndarray) -> np.ndarray:
@@ -151,7 +152,7 @@ class _Leader:
     def _log(self, copy: StageCopy, present: np.ndarray, missing: int) -> None:
         nodes, files = present.shape
         if self.show_progress and missing:
-            size = format_size(int(copy.plan.sizes[~present.all(axis=0)].sum()))
+            size = format_bytes(int(copy.plan.sizes[~present.all(axis=0)].sum()))
             get_logger().info(
                 "--stage: copying %d of %d files (%s) to %d node(s), on this node to %s",
                 missing, files, size, nodes, copy.folder,

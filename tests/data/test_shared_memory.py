@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from data import shared_memory as page_lock
 from data.shared_memory import BatchSlots, PageLock, SentBatch, open_slots
+from utils.logger import get_logger
 from utils.structures import Batch
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
@@ -178,7 +178,7 @@ def said(monkeypatch) -> list[str]:
     """The messages about page locking, taken from the logger itself: how often pytest captures a record depends on
     whether that logger has handlers."""
     lines: list[str] = []
-    monkeypatch.setattr(page_lock._log, "info", lambda text, *values: lines.append(text % values))
+    monkeypatch.setattr(get_logger(), "info", lambda text, *values: lines.append(text % values))
     return lines
 
 

@@ -108,7 +108,7 @@ def server(monkeypatch):
 def fetch(server, tmp_path):
     def run(name="tiny", *, offline=False, ctx=None, limits=QUICK, tiny_name="tiny", **entry):
         catalog = tmp_path / "weights.yaml"
-        entry = {"url": server.url, "licence": "MIT", "sha256": SHA, **entry}
+        entry = {"url": server.url, "license": "MIT", "sha256": SHA, **entry}
         catalog.write_text(yaml.safe_dump({tiny_name: {k: v for k, v in entry.items() if v is not None}}))
         ctx = ctx or DistributedContext.single()
         return fetch_weights(
@@ -138,7 +138,7 @@ def test_a_trickling_connection_counts_as_stalled(fetch, server):
 def test_an_endless_body_is_refused(fetch, server, tmp_path, monkeypatch, size):
     monkeypatch.setattr(http_transfer, "MAX_BYTES", 2 * len(BODY))
     server.faults = ["endless"]
-    with pytest.raises(UserError, match=r"sends more than the \d+ bytes that are expected"):
+    with pytest.raises(UserError, match=r"sent more than the \d+ bytes that are expected"):
         fetch(sha256=None, size=size)
     assert kept(tmp_path) == []
 
@@ -152,7 +152,7 @@ def zipped():
 
 @pytest.mark.parametrize(
     ("body", "message"),
-    [(b"\n <!DOCTYPE html><title>Log in</title>", "web page"), (zipped()[:-100], "a part of a checkpoint only")],
+    [(b"\n <!DOCTYPE html><title>Log in</title>", "web page"), (zipped()[:-100], "an incomplete checkpoint")],
 )
 def test_a_file_that_is_not_a_checkpoint_is_refused_without_checksum(fetch, server, tmp_path, body, message):
     server.body = body
@@ -322,7 +322,7 @@ def test_the_shipped_catalog_is_well_formed():
         assert entry == find_entry(f"{name}.pt")
         assert entry.url.startswith("https://github.com/")
         assert entry.url.endswith((".pt", ".pth"))
-        assert entry.licence in ("AGPL-3.0", "GPL-3.0", "Apache-2.0", "MIT")
+        assert entry.license in ("AGPL-3.0", "GPL-3.0", "Apache-2.0", "MIT")
         assert not entry.sha256 or len(bytes.fromhex(entry.sha256)) == 32
     assert len({find_entry(name).url for name in names}) == len(names)
 

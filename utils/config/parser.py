@@ -114,7 +114,9 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**options)
         self._script = script
 
-    def parse_known_args(self, args=None, namespace=None):
+    def parse_known_args(
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
         given = translated(self._script, [_dashed(a) for a in (sys.argv[1:] if args is None else args)])
         hyperparameters = {f.name for f in dataclasses.fields(Hyperparameters)}
         if line := advice(self._script, given, self._option_string_actions, hyperparameters):
@@ -185,8 +187,8 @@ def read_recipe(hyp: str, overrides: Sequence[str] = (), *, pretrained: bool) ->
 
     Args:
         hyp: "auto", the name of a recipe in configs/hyp, or a YAML file.
-        pretrained: whether the run starts from weights; decides what "auto" is. (The optimizer is chosen later, by the
-            number of steps: `engine.optim.build.choose_optimizer`.)
+        pretrained: whether the run starts from weights, which decides what "auto" means. (The optimizer is chosen
+            later, by the number of steps: `engine.optim.build.choose_optimizer`.)
 
     Raises UserError if ``hyp`` is neither a recipe nor a file.
     """

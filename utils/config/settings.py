@@ -1,8 +1,8 @@
 """All settings of the program, as dataclasses.
 
-The metadata of a field holds its help text, bounds and choices. Flags, YAML checks, help and the stored config are all
-derived from these fields (`utils.config.parser`), so no setting exists as a flag but not in the stored config, and none
-is accepted without a check.
+The metadata of a field holds its help text, bounds and choices. Flags, help, checks of YAML files and the stored config
+are all derived from these fields (`utils.config.parser`), so every flag is in the stored config, and every value is
+checked.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def setting(
     """A dataclass field with the metadata that its flag or YAML key needs.
 
     Args:
-        default, factory: as ``dataclasses.field`` has them; with neither, the setting is required.
+        default, factory: as in ``dataclasses.field``; with neither, the setting is required.
         low, high: inclusive bounds.
         also: one value outside the bounds that has a special meaning.
-        aliases: further names of the flag.
+        aliases: other names of the flag.
         bare: the value of a flag given without a value; None: the flag requires one.
         formerly: names of the field in older checkpoints and recipes, which are still read.
     """
@@ -247,7 +247,8 @@ class DetectConfig(_RunConfig):
 
 
 def check_image_size(imgsz: int, stride: int, *, least_cells: int = 1) -> None:
-    """Raises UserError unless ``imgsz`` is a multiple of the model's largest stride, at least ``least_cells`` times."""
+    """Raises UserError unless ``imgsz`` is a multiple of the model's largest ``stride`` and at least ``least_cells``
+    times as large."""
     least = least_cells * stride
     below = max(imgsz // stride * stride, least)
     if imgsz < least:

@@ -23,14 +23,15 @@ _LINGER_S = 5.0
 
 
 def check_agreement(ctx: DistributedContext, title: str, facts: Mapping[str, object]) -> None:
-    """Compares ``facts`` between all processes, each of which must call this.
+    """Compares ``facts`` between all processes. Every process must call this.
 
     Args:
-        title: of this comparison; the same on all processes and used once in a run.
+        title: the name of this comparison, the same on all processes and used once in a run.
         facts: what must be equal on all processes, JSON-serializable, by its name in messages.
 
-    If they differ, raises UserError on the first process, with each differing fact, its values and the ranks that have
-    them, and PeerFailure on the others.
+    Raises:
+        UserError: on the first process, if they differ; names each differing fact, its values and their ranks.
+        PeerFailure: on the others, if they differ.
     """
     if not ctx.is_distributed or ctx.world_size == 1:
         return
@@ -51,7 +52,7 @@ def check_agreement(ctx: DistributedContext, title: str, facts: Mapping[str, obj
         notes = [json.loads(ctx.store.get(f"agreement/{title}/different/{n + 1}")) for n in range(count)]
     if not notes:
         return
-    text = f"the processes of this run were not started alike: {_describe(first, sorted(notes))}"
+    text = f"the processes of this run differ: {_describe(first, sorted(notes))}"
     if not ctx.is_main:
         ctx.store.add(f"agreement/{title}/read", 1)
         raise PeerFailure(text)
@@ -72,7 +73,7 @@ def product_version() -> str:
 
 
 def _shown(value: object) -> str:
-    """The value as text; long ones as their beginning and a digest."""
+    """The value as text. A long text is replaced by its beginning and a digest."""
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
     if len(text) <= _SHOWN_CHARACTERS:
         return text or "empty"
@@ -81,7 +82,7 @@ def _shown(value: object) -> str:
 
 
 def _describe(first: Mapping[str, str], notes: Sequence[tuple[int, dict[str, str | None]]]) -> str:
-    """One line: for each fact its value on rank 0 and the others' values with their ranks."""
+    """One line with the value of each differing fact on rank 0, and the other values with their ranks."""
     ranks: dict[tuple[str, str], list[int]] = {}
     for rank, different in notes:
         for name, value in different.items():

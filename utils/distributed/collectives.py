@@ -1,4 +1,4 @@
-"""Collectives on Python objects and arrays, and `torch_distributed_zero_first`."""
+"""Collectives on Python objects and arrays, `torch_distributed_zero_first`, and functions for wrapped models."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from utils.distributed.store_barrier import StoreBarrier
 
 @contextmanager
 def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
-    """The first process of each node runs the block, then the others do, using its results; all leave it together.
+    """The first process of each node runs the block, then the others do, using its results. All leave it together.
 
-    Every process of the run must enter it. They wait at a `StoreBarrier`, not in a collective, also for other nodes, so
-    that no group timeout expires however long a leader takes. If one raises, the others raise `PeerFailure`; if one
-    dies or sends no heartbeats, UserError.
+    Every process of the run must enter it. They wait at a `StoreBarrier`, not in a collective, so that no group timeout
+    expires, however long a leader takes. If one raises, the others raise `PeerFailure`; if one dies or sends no
+    heartbeats, the others raise UserError.
     """
     if not ctx.is_distributed:
         yield
@@ -39,7 +39,7 @@ def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
 
 
 def gather_arrays(ctx: DistributedContext, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]] | None:
-    """Every rank's arrays on rank 0, by rank; None elsewhere. Lengths may differ between ranks."""
+    """Every rank's arrays on rank 0, by rank; None on other ranks. Lengths may differ between ranks."""
     if not ctx.is_distributed:
         return [arrays]
     gathered: list[Any] | None = [None] * ctx.world_size if ctx.is_main else None
@@ -57,7 +57,7 @@ def broadcast_object(ctx: DistributedContext, value: Any) -> Any:
 
 
 def max_over_ranks(ctx: DistributedContext, value: int) -> int:
-    """The largest value of any rank, on every rank; none returns before all have called it."""
+    """The largest value of any rank, on every rank. Returns only after all ranks have called it."""
     if not ctx.is_distributed:
         return value
     box = torch.tensor([value])  # on the CPU, for which every group has gloo
@@ -92,7 +92,8 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[nn.Module]:
-    """The model in eval mode; afterwards each module is back in its former mode (frozen batch norms stay frozen)."""
+    """Sets the model to eval mode, and each module back to its former mode afterwards (frozen batch norms stay
+    frozen)."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

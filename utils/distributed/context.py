@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from utils.distributed.launch import Launch, read_launch
 from utils.distributed.rendezvous import all_gather_json, launcher_name, open_store, rendezvous_error
 from utils.errors import PeerFailure, Stopped, UserError
+from utils.machine.resources import boot_id
 
 _BROKEN = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
 
@@ -69,15 +69,15 @@ class DistributedContext:
         *,
         timeout_s: float = 1800.0,
     ) -> DistributedContext:
-        """The context of this process; joins the process group when launched as one of several.
+        """The context of this process, which joins the process group if it was launched as one of several.
 
         Args:
-            device: as `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
-            local_rank, local_world_size: the flags of those names, where the variables are not set.
+            device: the value of `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
+            local_rank, local_world_size: the flags of these names, used if the variables are not set.
             timeout_s: timeout of collectives.
 
         Raises:
-            UserError: an incomplete environment, a device that does not exist, a busy port.
+            UserError: the environment is incomplete, a device does not exist, or a port is in use.
         """
         launch = read_launch(local_rank, local_world_size)
         if launch is None:
@@ -112,8 +112,8 @@ class DistributedContext:
     def close(self) -> None:
         """Leaves the process group.
 
-        Nothing may use it afterwards. If a DDP model, say, keeps gloo's threads alive, the interpreter may exit while
-        one of them releases a tensor, and the process aborts.
+        It cannot be used afterwards. If something (such as a DDP model) keeps gloo's threads alive, the interpreter may
+        exit while one of them releases a tensor, and the process aborts.
         """
         if self.is_distributed and dist.is_initialized():
             gc.collect()
@@ -121,8 +121,8 @@ class DistributedContext:
 
     @contextmanager
     def closing(self) -> Iterator[None]:
-        """Leaves the process group after the block, also after `Stopped`; not after a failure, since an orderly exit
-        would wait for a collective that may be under way."""
+        """Leaves the process group after the block, also after `Stopped`, but not after a failure: an orderly exit
+        would wait for a collective that may be running."""
         try:
             yield
         except Stopped as stop:
@@ -139,7 +139,8 @@ def _make_current(device: torch.device) -> None:
 
 
 def parse_devices(device: str) -> tuple[torch.device, ...]:
-    """Parses ``--device``; only CUDA allows several. Raises UserError for devices that do not exist."""
+    """Parses ``--device``; several devices are possible with CUDA only. Raises UserError for devices that do not
+    exist."""
     text = device.strip().lower().replace("cuda:", "")
     if not text and not torch.cuda.is_available():
         text = "mps" if torch.backends.mps.is_available() else "cpu"
@@ -170,8 +171,8 @@ class _NodePosition(NamedTuple):
 
 
 def _locate_on_node(store: dist.Store, launch: Launch, device: str) -> _NodePosition:
-    """The position of this process on its node. What the launcher does not set is derived from the machines' names,
-    in the same way in all processes. Every process of the run must call it.
+    """The position of this process on its node. What the launcher does not set is derived from the machines' names, in
+    the same way on all processes. Every process of the run must call this.
 
     Raises UserError on all processes of a node that has fewer devices than processes.
     """
@@ -198,21 +199,17 @@ def _locate_on_node(store: dist.Store, launch: Launch, device: str) -> _NodePosi
 
 
 def machine_name() -> str:
-    """Equal in all processes of a machine and only there: hosts may share a name, and containers a kernel."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = ""
-    return f"{os.uname().nodename} {boot}"
+    """Identifies the machine by host name and boot id: hosts may share a name, and containers a kernel."""
+    return f"{os.uname().nodename} {boot_id()}"
 
 
 def _devices_for_ranks(device: str) -> tuple[torch.device, ...]:
-    """The visible GPUs, of which this process takes one; empty if processes run on the CPU."""
+    """The visible GPUs, one of which this process uses; empty if processes run on the CPU."""
     text = device.strip().lower()
     if text == "cpu" or (text == "" and not torch.cuda.is_available()):
         return ()
     if text == "mps":
-        raise UserError("--device mps: one process only; start without torchrun")
+        raise UserError("--device mps: supports one process only; start without torchrun")
     devices = parse_devices(device)
     if text in ("", "cuda"):
         devices = tuple(torch.device("cuda", i) for i in range(torch.cuda.device_count()))
@@ -220,14 +217,14 @@ def _devices_for_ranks(device: str) -> tuple[torch.device, ...]:
 
 
 def _identities(devices: Sequence[torch.device]) -> list[str]:
-    """Names of GPUs that do not depend on which of them are visible."""
+    """Names of GPUs that do not depend on which GPUs are visible."""
     return [str(torch.cuda.get_device_properties(device).uuid) for device in devices]
 
 
 @contextmanager
 def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
-    """Reports each failure once. A `UserError` that several ranks raise stays one on the first of them and becomes
-    `PeerFailure` on the others; so does the failure of a collective after another process ended."""
+    """Reports each failure once. If several ranks raise a `UserError`, it becomes `PeerFailure` on all but the first of
+    them; so does the failure of a collective after another process has ended."""
     try:
         yield
     except PeerFailure:
@@ -240,7 +237,7 @@ def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
         text = str(error)
         if ctx.store is None or not (isinstance(error, dist.DistError) or any(mark in text for mark in _BROKEN)):
             raise
-        if "imed out" in text and _is_reporter(ctx.store):
+        if "timed out" in text.lower() and _is_reporter(ctx.store):
             raise UserError(f"another process did not answer in time: {text.splitlines()[0]}") from None
         if "/dev/shm" in text and _is_reporter(ctx.store):
             raise UserError(

@@ -1,10 +1,10 @@
-"""Items that every node needs and one node reads: read once in the whole run, then broadcast.
+"""Reads items that every node needs once in the whole run, and broadcasts them.
 
-Each item is read by one of the node leaders, which send each other what they have read in rounds of bounded chunks.
-Before each round they wait at a `StoreBarrier`, so its collectives start when all have their chunk in memory
-and the last round's on disk, and take no longer than the network does: a slow file system on one node trips no timeout.
+Each item is read by one of the node leaders, which send each other what they have read, in rounds of bounded chunks.
+Before each round they wait at a `StoreBarrier`. So its collectives start when all leaders have their chunk in memory
+and the chunks of the last round on disk, and a slow file system on one node causes no timeout.
 
-A leader's stream is its items' bytes in order, each followed by their BLAKE2b digest, which the receivers check.
+The stream of a leader consists of its items' bytes, in order, each followed by a BLAKE2b digest, which receivers check.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from utils.threads import map_ahead
 
 DIGEST_BYTES = 16
 _MIN_CHUNK, _MAX_CHUNK, _ROUND = 1 << 20, 16 << 20, 256 << 20  # bytes a leader, and of all leaders, in a round
-_COST_OF_ONE = 64 << 10  # what opening an item costs, in bytes read
+_COST_OF_ONE = 64 << 10  # bytes that could be read in the time that opening an item takes
 
 
 class Piece(NamedTuple):
-    """A part of an item. Its last one carries the digest and no data."""
+    """A part of an item. The last one has the digest and no data."""
 
     item: int
     offset: int  # of data in the item
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 
 def digest_of(buffers: Iterable[bytes | memoryview]) -> bytes:
-    """The digest of an item whose bytes ``buffers`` are."""
+    """The digest of an item, whose bytes are given in ``buffers``."""
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for buffer in buffers:
         digest.update(buffer)
@@ -45,14 +45,14 @@ def digest_of(buffers: Iterable[bytes | memoryview]) -> bytes:
 
 
 def assign(sizes: np.ndarray, cached: np.ndarray) -> list[np.ndarray]:
-    """Who reads what: for each leader the items, ascending, that it reads and sends.
+    """The items that each leader reads and sends, ascending, by leader.
 
     An item that all leaders have is not read. An item that some leaders have is read by one of them, from its own
     disk. The rest are cut into contiguous runs of about equal size.
 
     Args:
         sizes: bytes of each item, int64 (F,).
-        cached: whether a leader has an item already, bool (N, F).
+        cached: whether each leader already has each item, bool (N, F).
     """
     leaders = len(cached)
     needed = np.flatnonzero(~cached.all(axis=0))
@@ -66,8 +66,8 @@ def assign(sizes: np.ndarray, cached: np.ndarray) -> list[np.ndarray]:
         cost = sizes[items] + _COST_OF_ONE
         middle = np.cumsum(cost) - cost / 2
         part = (middle * len(readers) / cost.sum()).astype(np.int64)
-        for number, reader in enumerate(readers):
-            shards[reader].append(items[part == number])
+        for index, reader in enumerate(readers):
+            shards[reader].append(items[part == index])
     return [np.sort(np.concatenate([np.empty(0, np.int64), *parts])) for parts in shards]
 
 
@@ -81,19 +81,20 @@ def exchange_items(
     threads: int = 8,
     chunk_bytes: int | None = None,
 ) -> Iterator[Piece]:
-    """The pieces of all items that some leader lacks, in each item's order, on every leader.
+    """Yields, on every leader, the pieces of all items that some leader lacks. Pieces of an item are in order.
 
     Args:
-        sizes: bytes of each item, int64 (F,), the same on all.
-        cached: whether a leader has an item already, bool (N, F), the same on all.
-        load: an item's buffers, called in a thread for the items that are this leader's to read.
+        sizes: bytes of each item, int64 (F,), the same on all leaders.
+        cached: whether each leader already has each item, bool (N, F), the same on all leaders.
+        load: returns the buffers of an item; called in threads, for the items that this leader reads.
         barrier: of the leaders, in the group's order.
         group: the leaders.
-        threads: readers.
-        chunk_bytes: a leader's part of a round; None: by the number of leaders.
+        threads: number of reading threads.
+        chunk_bytes: bytes that a leader sends in a round; None: depends on the number of leaders.
 
     Raises:
-        UserError: an item is not of its size or arrives damaged, what ``load`` raises, a leader is gone.
+        ValueError: an item of this leader does not have its size. What ``load`` raises is raised, too.
+        UserError: an item arrives damaged, or a leader is gone.
         PeerFailure: another leader failed.
     """
     chunk = chunk_bytes or int(np.clip(_ROUND // group.group_size, _MIN_CHUNK, _MAX_CHUNK))
@@ -145,7 +146,7 @@ def _stream(
 
 
 def _chunks(stream: Iterator[memoryview], size: int) -> Iterator[torch.Tensor]:
-    """The stream's bytes in uint8 tensors of ``size``, the last one shorter."""
+    """The bytes of the stream in uint8 tensors of ``size``; the last one may be shorter."""
     buffer, filled = torch.empty(size, dtype=torch.uint8), 0
     for view in stream:
         while len(view):
@@ -160,7 +161,7 @@ def _chunks(stream: Iterator[memoryview], size: int) -> Iterator[torch.Tensor]:
 
 
 class _Unpacker:
-    """Cuts a leader's stream back into items."""
+    """Cuts the stream of a leader into pieces of items."""
 
     def __init__(self, items: np.ndarray, sizes: np.ndarray, *, check: bool) -> None:
         self._items = iter(items)

@@ -1,7 +1,7 @@
-"""Groups of processes inside a run, and the names for a process's position in them.
+"""Groups of processes within a run, and the position of a process in them.
 
 Every process makes the same groups in the same order (making one is collective over the whole run), whether it belongs
-to them or not; make them once and pass them on. The names, for two nodes of four processes:
+to them or not. Make them once and pass them on. The names, for two nodes of four processes:
 
     rank                     0   1   2   3   |   4   5   6   7
     node, local rank         0,0 0,1 0,2 0,3 |   1,0 1,1 1,2 1,3
@@ -23,7 +23,6 @@ node). Nodes may differ in their number of processes; a one-per-node group spans
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -46,36 +45,37 @@ class Subgroup:
     handle: dist.ProcessGroup | None = field(repr=False, compare=False)  # None in a run of one process
 
 
-def node_group(ctx: DistributedContext, *, timeout_s: float | None = None) -> Subgroup:
+def node_group(ctx: DistributedContext) -> Subgroup:
     """The processes of this node, in gloo. Collective over the whole run."""
-    return _make(ctx, _ranks_by(0, _positions(ctx)), timeout_s)
+    return _make(ctx, _ranks_by(0, _positions(ctx)), "gloo")
 
 
-def one_per_node_group(ctx: DistributedContext, *, timeout_s: float | None = None) -> Subgroup:
-    """The processes with this one's local rank, one per node, in gloo; for local rank 0, the node leaders.
+def one_per_node_group(ctx: DistributedContext) -> Subgroup:
+    """The processes that have the local rank of this one, one per node, in gloo; for local rank 0, the node leaders.
 
     Collective over the whole run.
     """
-    return _make(ctx, _ranks_by(1, _positions(ctx)), timeout_s)
+    return _make(ctx, _ranks_by(1, _positions(ctx)), "gloo")
 
 
 def consecutive_group(ctx: DistributedContext, size: int) -> Subgroup:
-    """The group of ``size`` consecutive ranks with this one, on the run's backend. Collective over the whole run.
+    """The group of ``size`` consecutive ranks that contains this one, on the run's backend. Collective over the whole
+    run.
 
     Raises:
-        UserError: the world size is no multiple of ``size``.
+        UserError: the world size is not a multiple of ``size``.
     """
     check_group_size(ctx, size)
     groups = [list(range(base, base + size)) for base in range(0, ctx.world_size, size)]
-    return _make(ctx, groups, None, backend=ctx.backend)
+    return _make(ctx, groups, ctx.backend)
 
 
 def sync_bn_group(ctx: DistributedContext, size: int) -> dist.ProcessGroup | None:
-    """The group over which ``--sync-bn-group size`` takes batch statistics; None if that is the whole run (also for
+    """The group over which ``--sync-bn-group size`` takes batch statistics; None if it is the whole run (also for
     size 0, and in a run of one process). Collective over the whole run.
 
     Raises:
-        UserError: the world size is no multiple of ``size``.
+        UserError: the world size is not a multiple of ``size``.
     """
     if size in (0, ctx.world_size) or not ctx.is_distributed:
         return None
@@ -83,7 +83,7 @@ def sync_bn_group(ctx: DistributedContext, size: int) -> dist.ProcessGroup | Non
 
 
 def check_group_size(ctx: DistributedContext, size: int) -> None:
-    """Raises UserError unless groups of ``size`` divide the run."""
+    """Raises UserError unless the processes of the run can be divided into groups of ``size``."""
     if not 1 <= size <= ctx.world_size or ctx.world_size % size:
         fitting = [n for n in range(1, ctx.world_size + 1) if ctx.world_size % n == 0]
         raise UserError(
@@ -110,13 +110,11 @@ def _ranks_by(column: int, positions: Sequence[tuple[int, int]]) -> list[list[in
     return [[rank for rank, position in enumerate(positions) if position[column] == value] for value in values]
 
 
-def _make(ctx: DistributedContext, groups: list[list[int]], timeout_s: float | None, backend: str = "gloo") -> Subgroup:
+def _make(ctx: DistributedContext, groups: list[list[int]], backend: str) -> Subgroup:
     group_rank = next(i for i, ranks in enumerate(groups) if ctx.rank in ranks)
     handle = None
     if ctx.is_distributed:
-        timeout = None if timeout_s is None else datetime.timedelta(seconds=timeout_s)
-        made = [dist.new_group(ranks, timeout=timeout, backend=backend) for ranks in groups]
-        handle = made[group_rank]
+        handle = [dist.new_group(ranks, backend=backend) for ranks in groups][group_rank]
     ranks = groups[group_rank]
     return Subgroup(
         group_size=len(ranks),
@@ -132,6 +130,6 @@ def _make(ctx: DistributedContext, groups: list[list[int]], timeout_s: float | N
 def shard_bounds(count: int, rank: int, world_size: int) -> tuple[int, int]:
     """The contiguous shard [start, end) of ``count`` items for a rank.
 
-    Sizes differ by one at most, and shards nest: those of 2k ranks cut those of k ranks in two.
+    Sizes differ by one at most. Shards are nested: each shard of k ranks consists of two shards of 2k ranks.
     """
     return rank * count // world_size, (rank + 1) * count // world_size

@@ -1,8 +1,8 @@
-"""The rank of this process according to its environment: the only module that reads launchers' variables.
+"""The rank of this process according to its environment. Only this module reads the variables that launchers set.
 
 torchrun, ``--spawn`` and users set RANK, WORLD_SIZE and so on; Open MPI sets OMPI_*, MPICH and Intel MPI PMI_* and
-MPI_*, Slurm's srun SLURM_*. The first of these that is set counts: mpirun may start its processes through srun, and
-then Slurm's variables describe mpirun's own helpers.
+MPI_*, Slurm's srun SLURM_*. The first of these that is set is used: mpirun may start its processes through srun, and
+Slurm's variables then describe mpirun's own helpers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FIRST_PORT, _PORTS = 15000, 15000  # below the range that systems assign by the
 
 @dataclass(frozen=True)
 class Launch:
-    """The rank of a process, as far as its launcher sets it (None: not set)."""
+    """The rank of a process, and its position on its node as far as the launcher sets it (None: not set)."""
 
     launcher: str  # for messages
     rank: int
@@ -37,10 +37,10 @@ class Launch:
 def read_launch(
     local_rank: int | None = None, local_world_size: int | None = None, environ: Mapping[str, str] | None = None
 ) -> Launch | None:
-    """The rank of this process among several; None for a single process.
+    """The rank of this process if it is one of several, else None.
 
     Args:
-        local_rank, local_world_size: the flags that old launchers pass; variables take precedence.
+        local_rank, local_world_size: the flags that old launchers pass. Variables take precedence.
         environ: environment variables; None: those of this process.
 
     Raises UserError for variables that are incomplete, not numbers, or contradictory.
@@ -52,7 +52,7 @@ def read_launch(
     else:
         launch = _by_mpi(environ) or _by_srun(environ)
         if launch is None and any(environ.get(name) for name in _TORCHRUN):
-            _refuse_half_set(environ)
+            _refuse_incomplete(environ)
     if launch is not None:
         _check(launch)
     return launch
@@ -86,7 +86,7 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 def _by_torchrun(environ: Mapping[str, str], local_rank: int | None, local_world_size: int | None) -> Launch:
     if any(not environ.get(name) for name in _TORCHRUN):
-        _refuse_half_set(environ)
+        _refuse_incomplete(environ)
     size = _number(environ, "LOCAL_WORLD_SIZE")
     if None not in (size, local_world_size) and size != local_world_size:
         raise UserError(f"--local-world-size {local_world_size}, but LOCAL_WORLD_SIZE is {size}; leave the flag out")
@@ -104,11 +104,11 @@ def _by_torchrun(environ: Mapping[str, str], local_rank: int | None, local_world
     )
 
 
-def _refuse_half_set(environ: Mapping[str, str]) -> None:
+def _refuse_incomplete(environ: Mapping[str, str]) -> None:
     present = [name for name in (*_TORCHRUN, "LOCAL_RANK") if environ.get(name)]
     missing = [name for name in _TORCHRUN if name not in present]
     raise UserError(
-        f"the distributed environment is half set: {', '.join(missing)} missing; start with torchrun, or unset "
+        f"the distributed environment is incomplete: {', '.join(missing)} missing; start with torchrun, or unset "
         f"{', '.join(present) or 'LOCAL_RANK'}"
     )
 
@@ -136,9 +136,9 @@ def _by_mpi(environ: Mapping[str, str]) -> Launch | None:
 
 
 def _srun_size(environ: Mapping[str, str]) -> int:
-    """The number of tasks of the job step that this process belongs to; 1 outside a step.
+    """The number of tasks in the job step that this process belongs to; 1 outside a step.
 
-    A batch script also has SLURM_NTASKS and SLURM_PROCID, but is a single process. So is the shell of ``srun --pty``,
+    A batch script has SLURM_NTASKS and SLURM_PROCID, too, but is a single process. So is the shell of ``srun --pty``,
     whatever the size of the step.
     """
     in_step = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_STEP_NUM_TASKS")
@@ -179,8 +179,8 @@ def _store_address(environ: Mapping[str, str], launcher: str, on_one_node: bool,
     address = environ.get("MASTER_ADDR") or ("127.0.0.1" if on_one_node else _first_node(nodes or ""))
     if not address:
         raise UserError(
-            f"{launcher} does not tell on which machine its first process runs; set MASTER_ADDR to that machine's "
-            f"name on all, as in: mpirun -x MASTER_ADDR=node0 -x MASTER_PORT=29500"
+            f"{launcher} does not say on which machine its first process runs; set MASTER_ADDR to the name of that "
+            "machine for all processes, as in: mpirun -x MASTER_ADDR=node0 -x MASTER_PORT=29500"
         )
     return address, port
 
@@ -196,7 +196,7 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     if not text:
         return None
     if not text.strip().isdecimal():
-        raise UserError(f"{name} is {text!r} and must be a whole number from 0")
+        raise UserError(f"{name} is {text!r}; it must be a whole number, 0 or more")
     return int(text)
 
 
@@ -210,7 +210,7 @@ def _check(launch: Launch) -> None:
     if not 0 <= launch.rank < launch.world_size:
         raise UserError(f"{launch.launcher}: rank {launch.rank} of {launch.world_size} processes; ranks count from 0")
     if not 0 < launch.port < 2**16:
-        raise UserError(f"MASTER_PORT is {launch.port} and must be between 1 and 65535")
+        raise UserError(f"MASTER_PORT is {launch.port}; it must be between 1 and 65535")
     size = launch.local_world_size
     if size is not None and not 0 < size <= launch.world_size:
         raise UserError(f"{launch.launcher}: {size} processes on this node, {launch.world_size} in all")

@@ -1,4 +1,4 @@
-"""Rendezvous of the processes of a run on a store at one address, with a message if a process does not join."""
+"""Rendezvous of a run's processes: each connects to one store. Messages name processes that do not join."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from utils.errors import UserError
 from utils.logger import get_logger
 
 FIRST_LINE_S, NEXT_LINES_S = 10.0, 60.0
-_LOOK_EVERY_S = 0.05
+_POLL_S = 0.05
 _LISTED = 8
 
 
 class _Wait:
-    """A timeout, and when to log that the wait goes on."""
+    """A timeout, and the times at which to log that the process is still waiting."""
 
     def __init__(self, timeout_s: float) -> None:
         self._started = time.monotonic()
@@ -44,10 +44,10 @@ class _Wait:
 
 
 def open_store(launch: Launch, timeout_s: float) -> dist.Store:
-    """The store of the run, once all its processes have joined.
+    """Waits until all processes of the run have joined, and returns its store.
 
     Raises UserError if the address cannot be reached or used, if processes do not join within ``timeout_s``, or if two
-    have the same rank.
+    processes have the same rank.
     """
     waiting = _Wait(timeout_s)
     own_store = launch.rank == 0 and not launch.is_hosted
@@ -67,14 +67,14 @@ def open_store(launch: Launch, timeout_s: float) -> dist.Store:
 
 
 def rendezvous_error(launch: Launch, error: Exception) -> UserError:
-    """The UserError for torch's error about a group that could not be formed."""
+    """Converts torch's error about a process group that could not be formed."""
     reason = str(error).split("\n")[0]
     hint = "is the port taken? choose another with --master-port" if "EADDRINUSE" in reason else "is it reachable?"
     return UserError(f"cannot form the process group at {launch.address}:{launch.port}: {reason}; {hint}")
 
 
 def all_gather_json(store: dist.Store, title: str, launch: Launch, value: object) -> list[object]:
-    """Every process's value (as JSON holds it), by rank, on every process."""
+    """Every process's value (converted to JSON and back), by rank, on every process."""
     store.set(f"{title}/{launch.rank}", json.dumps(value))
     return [json.loads(text) for text in store.multi_get([f"{title}/{rank}" for rank in range(launch.world_size)])]
 
@@ -88,7 +88,7 @@ def launcher_name() -> str:
 def _generation(store: dist.Store) -> int:
     """How often torchrun has restarted the processes on this store.
 
-    A static rendezvous keeps its store, with everything that former processes left in it; other kinds make a new one
+    A static rendezvous keeps its store, with all the keys that former processes have set. Other kinds make a new store
     each time (and their torchrun processes count different numbers of restarts).
     """
     launcher, restarts = launcher_name(), restarts_of_launcher()[1]
@@ -107,12 +107,12 @@ def _wait_for_address(launch: Launch, waiting: _Wait) -> None:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
         line = f"process {launch.rank} of {launch.world_size}: {where}, where process 0 should be, does not answer"
-        hint = "is process 0 started, is the address right (MASTER_ADDR, MASTER_PORT), is there a firewall in between?"
+        hint = "is process 0 running, is the address right (MASTER_ADDR, MASTER_PORT), does a firewall block it?"
         if waiting.is_over():
             raise UserError(f"{line} in {waiting.waited_s():.0f} s ({reason}); {hint}")
         if waiting.should_log():
             get_logger().warning("%s after %.0f s (%s); %s", line, waiting.waited_s(), reason, hint)
-        time.sleep(10 * _LOOK_EVERY_S)
+        time.sleep(10 * _POLL_S)
 
 
 def _check_in(store: dist.Store, launch: Launch, waiting: _Wait) -> None:
@@ -134,7 +134,7 @@ def _check_in(store: dist.Store, launch: Launch, waiting: _Wait) -> None:
                 raise UserError(f"{text} in {waiting.waited_s():.0f} s; were they started?")
             if missing and is_first:
                 get_logger().warning("%s after %.0f s; waiting for them", text, waiting.waited_s())
-        time.sleep(_LOOK_EVERY_S * max(1.0, launch.world_size / 32))
+        time.sleep(_POLL_S * max(1.0, launch.world_size / 32))
         arrived = store.add("arrived", 0)
 
 

@@ -19,18 +19,22 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from utils.distributed.launch import torchrun_variables
-from utils.distributed.stop_signals import INTERRUPTED, REQUEUE, stop_signals
-from utils.errors import PeerFailure, Stopped, UserError
+from utils.distributed.stop_signals import stop_signals
+from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
 
-STOP_S, FAILED_S = 60.0, 4.0  # how long `spawn` waits for the others after one was stopped, or failed
+STOP_S, FAILED_S = 60.0, 4.0  # how long `spawn` waits for the other processes after one was stopped or failed
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] = ()) -> None:
-    """Runs ``function(*args)`` in ``processes`` processes of this machine, each with torchrun's environment set.
+    """Runs ``function(*args)`` in ``processes`` processes of this machine, each with the variables of torchrun.
 
-    Stop signals are forwarded. Raises PeerFailure if one process fails (it has printed its own message), Stopped if it
-    was stopped by a signal; the others are then ended.
+    Stop signals are forwarded. If a process fails, the others are stopped.
+
+    Raises:
+        PeerFailure: a process failed and has printed why.
+        Stopped: a process was stopped by a signal.
+        UserError: a process was killed.
     """
     port = free_port()
     context = multiprocessing.get_context("spawn")
@@ -50,7 +54,7 @@ def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] =
         raise
     signals: list[int] = []
 
-    def pass_on(number: int, _: object) -> None:
+    def forward(number: int, _: object) -> None:
         signals.append(number)
         for process in group:
             if process.pid is not None and process.exitcode is None:
@@ -58,7 +62,7 @@ def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] =
                     os.kill(process.pid, number)
 
     for number in stop_signals():
-        signal.signal(number, pass_on)
+        signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
         failed = _first_failure(group)
@@ -72,7 +76,7 @@ def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] =
 
 
 def _first_failure(group: Sequence[BaseProcess]) -> int | None:
-    """Waits until all processes have succeeded (None), or until one fails (its number)."""
+    """Waits until all processes have succeeded, or one has failed. Returns the rank of the failed one, or None."""
     left = dict(enumerate(group))
     while left:
         connection.wait([process.sentinel for process in left.values()], timeout=1)
@@ -85,7 +89,7 @@ def _first_failure(group: Sequence[BaseProcess]) -> int | None:
 
 
 def _stop(group: Sequence[BaseProcess], timeout_s: float) -> None:
-    """Ends the remaining processes: each gets ``timeout_s`` to end by itself, and as long again after SIGTERM."""
+    """Stops the remaining processes. Each has ``timeout_s`` to exit by itself, and as long again after SIGTERM."""
     started = [process for process in group if process.pid is not None]
     for end in (None, BaseProcess.terminate, BaseProcess.kill):
         for process in started:
@@ -128,7 +132,7 @@ def _spawned(index: int, processes: int, port: int, function: Callable[..., obje
 
 
 def _end_with_parent() -> None:
-    """Has the system send Ctrl-C's signal when the parent is killed, where it can."""
+    """On Linux, makes the kernel send SIGINT to this process when its parent is killed."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None) if os.name == "posix" else None
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGINT))

@@ -1,4 +1,4 @@
-"""Records SIGTERM, SIGUSR1 and SIGINT, so that the training can stop at a step boundary with its state saved."""
+"""Records SIGTERM, SIGUSR1 and SIGINT, so that training can stop at a step boundary with its state saved."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from utils.errors import Stopped
+from utils.errors import INTERRUPTED, REQUEUE, Stopped
 
-REQUEUE, INTERRUPTED = 75, 130  # exit codes: EX_TEMPFAIL of sysexits.h; that of shells after Ctrl-C
 IMPATIENT_S = 2.0  # a launcher repeats a terminal's Ctrl-C at once; a later second one comes from a user
 
 
@@ -24,8 +23,8 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
-        self.stop = False  # SIGTERM or SIGUSR1 has come
-        self.interrupt = False  # SIGINT has come
+        self.stop = False  # SIGTERM or SIGUSR1 was received
+        self.interrupt = False  # SIGINT was received
         self._deferred = False
         self._interrupted_at = 0.0
         self._previous: dict[int, Any] = {}
@@ -43,7 +42,7 @@ class StopSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        stopping = self.stop or self.interrupt  # then the remaining work must not be interrupted
+        stopping = self.stop or self.interrupt  # the remaining work must then not be interrupted
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_IGN if stopping else handler)
         signal.set_wakeup_fd(-1)
@@ -58,8 +57,7 @@ class StopSignals:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Inside, signals are recorded and do not raise; earlier ones have already raised. A process that is stopping
-        stays in this state."""
+        """Within the block, signals are recorded and do not raise. A process that is stopping stays in this state."""
         self._deferred = True
         try:
             yield
@@ -67,8 +65,8 @@ class StopSignals:
             self._deferred = self.stop or self.interrupt
 
     def has_come(self) -> bool:
-        """Whether a signal has arrived since the last call, even if the main thread is stuck in foreign code and has
-        not handled it. To be called by one watching thread."""
+        """Whether a signal has arrived since the last call, even if the main thread is blocked in a library and has not
+        handled it. Only one thread may call this."""
         received = b""
         with suppress(BlockingIOError, OSError):
             while self._sockets and (chunk := self._sockets[0].recv(4096)):

@@ -1,8 +1,8 @@
 """A barrier on the run's key-value store, at which processes wait for each other for as long as it takes.
 
-A collective gives up after the process group's timeout, however good the reason why one process is late. If work
-between collectives may take long (scanning a data set, reading a slow file system), the processes wait here and enter
-the next collective when all of them are ready for it. Heartbeats distinguish a slow process from a dead one.
+A collective fails after the process group's timeout, even if a process is late for a good reason. If work between
+collectives may take long (scanning a data set, reading a slow file system), the processes wait here and enter the next
+collective when all of them are ready for it. Heartbeats distinguish a slow process from a dead one.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 
 import torch.distributed as dist
 
 from utils.errors import PeerFailure, Stopped, UserError
+from utils.machine.resources import boot_id, process_stat
 
 HEARTBEAT_S = 1.0
 LOST_AFTER_S = 60.0  # a process may hold the interpreter lock for long, e.g. while parsing a large file
-LOST_KEY = "lost"  # in the run's store: the message about the process that is known to have died
+LOST_KEY = "lost"  # in the run's store: the message about a process that has died
 _CHECK_EVERY_S = 0.5
 _LINGER_S, _LINGER_AFTER_LOSS_S = 5.0, 1.0
 
@@ -52,8 +52,8 @@ class StoreBarrier:
             assert store is not None
             self._store = dist.PrefixStore(f"barrier/{title}", store)
         self._checked_at = 0.0
-        self._beats: dict[int, tuple[bytes, float]] = {}  # of other processes: the last one, and since when
-        self._left = threading.Event()
+        self._beats: dict[int, tuple[bytes, float]] = {}  # of other processes: the last heartbeat, and its time
+        self._exited = threading.Event()
         self._heartbeat = threading.Thread(target=self._beat, daemon=True)
 
     def __enter__(self) -> StoreBarrier:
@@ -67,22 +67,22 @@ class StoreBarrier:
     ) -> None:
         if self._store is None:
             return
-        self._left.set()
+        self._exited.set()
         self._heartbeat.join()
         if error is not None:
             with suppress(dist.DistError):  # the store is gone, and with it the processes that would read this
                 self._fail(error)
 
     def _beat(self) -> None:
-        """Changes the value of a key every second until the context is left."""
+        """Changes the value of a key every second until the context is exited."""
         with suppress(dist.DistError):
             for count in itertools.count():
                 self._store.set(f"{self._rank}/beat", str(count))
-                if self._left.wait(HEARTBEAT_S):
+                if self._exited.wait(HEARTBEAT_S):
                     return
 
     def _fail(self, error: BaseException) -> None:
-        """Makes the waiting of other processes raise."""
+        """Makes the other processes raise where they wait."""
         if isinstance(error, PeerFailure) and self._store.check(["failed"]):
             return
         text = f"{error}" if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
@@ -92,7 +92,7 @@ class StoreBarrier:
         if isinstance(error, PeerFailure):
             return
         readers = self._store.add("read", 1)  # processes that fail themselves count, too
-        # This process may host the store that the others read from; a process that is dead never will.
+        # This process may host the store that the others read from. A dead process never reads.
         lost = self._run_store is not None and self._run_store.check([LOST_KEY])
         deadline = time.monotonic() + (_LINGER_AFTER_LOSS_S if lost else _LINGER_S)
         while readers < len(self._names) and time.monotonic() < deadline:
@@ -100,12 +100,12 @@ class StoreBarrier:
             readers = self._store.add("read", 0)
 
     def wait_all(self) -> None:
-        """Returns once every process has called this as often as this one.
+        """Returns when every process has called this as often as this one.
 
         Raises:
-            PeerFailure: another process has failed; the message is that process's.
+            PeerFailure: another process has failed; has its message.
             Stopped: another process received a stop signal.
-            UserError: another process is gone.
+            UserError: another process has died, or the store cannot be reached.
         """
         if self._store is None:
             return
@@ -121,7 +121,7 @@ class StoreBarrier:
             self._store.set(f"key/{key}", "")
 
     def wait(self, key: str, rank: int) -> None:
-        """Returns once a process has `set` ``key``; meanwhile watches process ``rank``. Raises as `wait_all` does."""
+        """Returns when a process has `set` ``key``. Watches process ``rank`` meanwhile. Raises as `wait_all` does."""
         self._poll(lambda store: store.check([f"key/{key}"]), rank)
 
     def check(self) -> None:
@@ -181,14 +181,14 @@ def this_process() -> str:
 def process_identity(pid: int) -> str:
     """Identifies a running process of this machine among all processes anywhere (as far as /proc allows)."""
     try:
-        started = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+        started = process_stat(pid)[19]
     except (OSError, IndexError):
         started = "?"
     return f"{os.uname().nodename} {_process_space()} {pid} {started}"
 
 
 def has_died(process: str) -> bool:
-    """Whether a process (its `this_process`) is known to have ended; False if it cannot be observed from here."""
+    """Whether the process that `this_process` has identified has ended; False if it cannot be observed from here."""
     pid, space = process.split()
     return space == _process_space() and not _is_running(int(pid))
 
@@ -196,10 +196,11 @@ def has_died(process: str) -> bool:
 def _process_space() -> str:
     """Equal in two processes that see each other's process ids (ranks may run in separate containers or machines)."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+        space = os.readlink("/proc/self/ns/pid")
     except OSError:
-        return os.uname().nodename
+        space = ""
+    boot = boot_id()
+    return f"{boot}/{space}" if boot and space else os.uname().nodename
 
 
 def _is_running(pid: int) -> bool:
@@ -210,6 +211,6 @@ def _is_running(pid: int) -> bool:
     except PermissionError:
         return True
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        return process_stat(pid)[0] != "Z"
     except (OSError, IndexError):
         return True

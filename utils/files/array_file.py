@@ -1,7 +1,8 @@
 """Arrays in one file: a small JSON header and aligned raw bytes, opened memory-mapped, without pickle.
 
 Layout: magic (8 bytes), header length and CRC-32 of header and of everything after it (3 x uint32, little-endian), the
-header (UTF-8 JSON: ``meta``, and name, dtype, shape and offset of each array), the arrays, each at a multiple of 64.
+header (UTF-8 JSON: ``meta``, and name, dtype, shape and offset of each array), and the arrays, each at a multiple of 64
+bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def write_arrays(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]
 
 
 def _read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
-    """Returns the header and the CRC-32 of what follows it, which is where ``file`` is left."""
+    """Reads the header. Returns it and the CRC-32 of the rest of ``file``."""
     fixed = file.read(_FIXED.size)
     if len(fixed) < _FIXED.size:
         raise CacheError("too short")
@@ -62,13 +63,13 @@ def _read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """Returns the metadata alone, without reading the arrays. Raises as `open_arrays` does."""
+    """Returns the metadata without reading the arrays. Raises as `open_arrays` does."""
     with open_regular(path) as file:
         return _read_header(file)[0]["meta"]
 
 
 def open_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Returns the metadata, and read-only arrays over the mapped file.
+    """Returns the metadata, and read-only arrays that are views of the mapped file.
 
     Raises CacheError if the file is damaged or has another layout, OSError if it cannot be opened.
     """

@@ -1,9 +1,9 @@
 """Lists the caches of data sets and removes old ones when they take too much space.
 
-The environment variable LOCKSTEP_CACHE_GB limits the total size of all caches; the default is 200 GB, or half of the
-disk if that is less. Before a run creates a cache, it removes others until the new one fits: first versions of data
-sets that have changed since, then the least recently used. A cache in use is locked (`hold`) and is never removed. A
-single cache may exceed the limit.
+The environment variable LOCKSTEP_CACHE_GB limits the total size of all caches. The default is 200 GB, or half of the
+disk if that is less. Before a run creates a cache, it removes others until the new one fits: first those of old
+versions of data sets, then the least recently used. A cache in use is locked (`hold`) and never removed. A single cache
+may exceed the limit.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from utils.logger import get_logger
 
 LIMIT_VARIABLE = "LOCKSTEP_CACHE_GB"
 DEFAULT_LIMIT = 200e9  # bytes
-DEFAULT_SHARE = 0.5  # of the disk
-MOST_OF_FREE = 0.98  # fraction of the free space that a new cache may take
+DEFAULT_FRACTION = 0.5  # of the disk
+USABLE_FRACTION = 0.98  # of the free space that a new cache or copy may take
 DAY_S = 86400.0
 _PREFIXES = ("lockstep-", "train-", "val-", "test-")
 _INDEX = re.compile(r"(?P<split>\w+)-(?P<version>[0-9a-f]{32})\.index")
 _PIXELS = re.compile(r"lockstep-\d+-(?P<version>[^-]*)-(?P<imgsz>\d+)-v\d+\.(?P<kind>lmdb|pixels)")
-# The second alternative is what an interrupted scan has read.
+# The second alternative matches the progress of an interrupted scan.
 _UNFINISHED = re.compile(r".+\.(index|pixels|tree)\.\w+(\.tmp)?|\w+-[0-9a-f]{32}-\w+\.partial")
 
 
@@ -50,11 +50,11 @@ class CacheFile:
     def line(self, now: float) -> str:
         """Size, age, description and state, as `python -m data.cache list` prints them."""
         state = ", an older version" * self.is_old + ", in use" * in_use(self)
-        return f"{amount(self.size):>9}  {_age(now - self.used):<14}{self.what}{state}"
+        return f"{format_bytes(self.size):>9}  {_age(now - self.used):<14}{self.what}{state}"
 
 
 def hold(owner: Any, path: Path) -> None:
-    """Marks ``path`` as used now, and as in use while ``owner`` exists (if the file system has locks)."""
+    """Marks ``path`` as just used, and as in use while ``owner`` exists (if the file system has locks)."""
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         weakref.finalize(owner, close_quietly, handle).atexit = False
@@ -63,7 +63,7 @@ def hold(owner: Any, path: Path) -> None:
 
 
 def close_quietly(handle: int) -> None:
-    """Closes a file that was only read, ignoring errors, since nothing can be lost."""
+    """Closes a file that was only read, ignoring errors, since no data can be lost."""
     with contextlib.suppress(OSError):
         os.close(handle)
 
@@ -73,7 +73,7 @@ def list_caches(folder: Path, shared_memory: Path | None = None) -> list[CacheFi
     found: list[CacheFile] = []
     described: dict[str, str] = {}
     origins: dict[str, str] = {}  # by version: the data set
-    newest: dict[str, tuple[float, str]] = {}  # by data set: when its most recently used version was used, and which
+    newest: dict[str, tuple[float, str]] = {}  # by data set: its most recently used version, after the time of that use
     for path in _files(folder):
         if not (match := _INDEX.fullmatch(path.name)):
             continue
@@ -96,7 +96,7 @@ def list_caches(folder: Path, shared_memory: Path | None = None) -> list[CacheFi
             status = path.stat()
             if match := _PIXELS.fullmatch(path.name):
                 where = "in memory" if match["kind"] == "pixels" else "on disk"
-                of = described.get(match["version"], "a data set whose index has gone")
+                of = described.get(match["version"], "a data set whose index was removed")
                 what = f"images {where}, {match['imgsz']} px, of {of}"
                 found.append(_cache_file(path, status, match["version"], what))
             elif _UNFINISHED.fullmatch(path.name) and path.name.lstrip(".").startswith(_PREFIXES):
@@ -156,7 +156,7 @@ def remove(cache: CacheFile) -> bool:
 
 
 def removal_order(caches: Iterable[CacheFile]) -> list[CacheFile]:
-    """Sorts caches: versions of data sets that have changed since, then by last use, oldest first."""
+    """Sorts caches: old versions of data sets first, then by last use, oldest first."""
     return sorted(caches, key=lambda c: (not c.is_old, c.used))
 
 
@@ -164,7 +164,7 @@ def cache_limit(folder: Path) -> float:
     """The maximum total size of the caches, bytes. Raises UserError if LOCKSTEP_CACHE_GB is not a valid number."""
     text = os.environ.get(LIMIT_VARIABLE, "").strip()
     if not text:
-        return min(DEFAULT_LIMIT, DEFAULT_SHARE * shutil.disk_usage(folder).total)
+        return min(DEFAULT_LIMIT, DEFAULT_FRACTION * shutil.disk_usage(folder).total)
     return gigabytes(text, LIMIT_VARIABLE)
 
 
@@ -176,14 +176,14 @@ def make_room(folder: Path, needed: int, keep: Path) -> None:
     removed: list[int] = []
     for cache in removal_order(caches):
         fits = total - sum(removed) + needed <= limit
-        if fits and needed <= MOST_OF_FREE * shutil.disk_usage(folder).free:
+        if fits and needed <= USABLE_FRACTION * shutil.disk_usage(folder).free:
             break
         if cache.path != keep and remove(cache):
             removed.append(cache.size)
     if removed:
         get_logger().info(
             "%s: removed %d cache(s) of other data sets or versions, %s, to make room (limit %s; %s sets another)",
-            folder, len(removed), amount(sum(removed)), amount(limit), LIMIT_VARIABLE,
+            folder, len(removed), format_bytes(sum(removed)), format_bytes(limit), LIMIT_VARIABLE,
         )  # fmt: skip
 
 
@@ -194,12 +194,12 @@ def gigabytes(text: str, name: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise UserError(f"{name} {text}: must be gigabytes, a number from 0")
+        raise UserError(f"{name} {text}: must be a number of gigabytes, 0 or more")
     return value * 1e9
 
 
-def amount(size: float) -> str:
-    """A number of bytes with a unit."""
+def format_bytes(size: float) -> str:
+    """A number of bytes as text, with a decimal unit up to GB."""
     for unit, digits in (("B", 0), ("kB", 0), ("MB", 1)):
         if size < 999.5:
             return f"{size:.{digits}f} {unit}"

@@ -83,11 +83,11 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path}: not a checkpoint of this program")
     for key, kind in _KINDS.items():
         if not isinstance(content.get(key, kind()), kind) and (key, content[key]) != ("ema", None):
-            raise UserError(f"{path}: damaged checkpoint ('{key}' is no {kind.__name__})")
+            raise UserError(f"{path}: damaged checkpoint ('{key}' is not of type {kind.__name__})")
     for key in ("model", "ema"):
         for name, tensor in (content.get(key) or {}).items():
             if not (isinstance(name, str) and isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided):
-                raise UserError(f"{path}: damaged checkpoint ('{key}' holds '{str(name)[:100]}', which is no weight)")
+                raise UserError(f"{path}: damaged checkpoint ('{key}' holds '{str(name)[:100]}', not a dense tensor)")
     if content.get("version", 0) > VERSION:
         raise UserError(f"{path}: written by a newer version (format {content['version']}); update this program")
     return content
@@ -116,14 +116,14 @@ def open_zip(path: str | Path) -> zipfile.ZipFile:
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        # zipfile raises BadZipFile for a read error, too.
+        # zipfile raises BadZipFile also if reading fails.
         _raise_if_limit(error if isinstance(error, OSError) else error.__context__ or error, path)
         raise UserError(f"{path}: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)") from None
     entries = archive.infolist()
     why = ""
     if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
         why = "its entries are compressed, which PyTorch's are not"
-    elif min((e.header_offset for e in entries), default=0):  # torch would read that, and not what is checked here
+    elif min((e.header_offset for e in entries), default=0):  # torch would read that data, which is not checked here
         why = "there is data before the archive"
     elif len({e.filename for e in entries}) < len(entries):
         why = "two of its entries have the same name"
@@ -136,7 +136,7 @@ def open_zip(path: str | Path) -> zipfile.ZipFile:
 
 
 def _raise_if_limit(error: BaseException, path: str | Path) -> None:
-    """Raises ``error`` if it is a limit of the machine (`explanation`), not a fault of the file."""
+    """Raises ``error`` if its cause is a limit of the machine (`explanation`), not the file."""
     if explanation(error):
         if isinstance(error, OSError):
             error.filename = str(path)
@@ -144,7 +144,7 @@ def _raise_if_limit(error: BaseException, path: str | Path) -> None:
 
 
 def is_safetensors(path: str | Path) -> bool:
-    """Whether a file begins like a safetensors file: a header length, then JSON. False if it is missing or a pipe."""
+    """Whether a file begins like a safetensors file: a header length, then JSON. False for a missing file or a pipe."""
     try:
         with open_regular(path) as file:
             start = file.read(9)

@@ -12,6 +12,7 @@ from utils.errors import UserError
 
 PROJECT = Path(__file__).parents[2]
 CONFIGS = PROJECT / "configs"
+SHARED_MEMORY = Path("/dev/shm")  # a file system in memory
 
 
 def check_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> None:
@@ -32,8 +33,8 @@ def check_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Non
 def increment_path(project: str | Path, name: str, exist_ok: bool = False) -> Path:
     """Creates and returns ``project/name``, or the first of ``name2``, ``name3``, ... that does not exist.
 
-    Creating the folder claims it, so two runs started at the same time get different ones. With ``exist_ok`` an
-    existing ``project/name`` is returned.
+    Two runs that start at the same time get different folders. With ``exist_ok``, an existing ``project/name`` is
+    returned. Raises UserError if the folder cannot be created.
     """
     base = Path(project) / name
     try:
@@ -74,8 +75,8 @@ def describe_location(source: str | Path, root: str, folder: str | Path) -> dict
 def find_location(stored: Mapping[str, Any], checkpoint: str | Path) -> tuple[str, str]:
     """Returns the data set's YAML and the folder that its entries are relative to; "" if they are not stored.
 
-    A path is looked up as it was stored, then relative to the checkpoint's folder. Earlier checkpoints store the YAML
-    as the command line named it; a relative path is looked up from the working folder, then from the folders above the
+    A path is looked up as it was stored, then relative to the checkpoint's folder. Older checkpoints store the YAML as
+    given on the command line; a relative path is looked up in the current folder, then in the folders above the
     checkpoint.
 
     Args:
@@ -94,9 +95,6 @@ def _find(stored: Mapping[str, Any], name: str, folder: Path) -> str:
     if not Path(path).is_absolute():
         candidates += [above / path for above in folder.parents]
     return next((os.path.normpath(candidate) for candidate in candidates if candidate.exists()), path)
-
-
-SHARED_MEMORY = Path("/dev/shm")  # a file system in memory
 
 
 def cache_folder(cache_dir: str = "") -> Path:

@@ -1,9 +1,11 @@
-"""File locks that end with the process that holds them, however it ends; a `FileLock` also records its holder.
+"""File locks that end with the process that holds them, however it ends.
+
+`flock` locks an open file, shared or exclusively. A `FileLock` is an exclusive lock whose file names its holder.
 
 All locks are BSD's ``flock``, which belongs to the open file. A record lock (``lockf``) belongs to the process: it is
 lost when the process closes any descriptor of the file (a cache is opened again and again), and it does not exclude the
-process itself. Linux carries flocks over NFS as locks of whole files, so they exclude other machines. Forked children
-share an open file and would keep the lock of a killed parent: they close the descriptors of `FileLock`.
+process itself. Linux maps flocks on NFS to locks of whole files, so they exclude other machines. Forked children share
+an open file and would keep the lock of a killed parent, so they close the descriptors of `FileLock`.
 """
 
 from __future__ import annotations
@@ -20,15 +22,16 @@ from pathlib import Path
 
 from utils.logger import get_logger
 
-_LOOK_EVERY_S = 0.1
+_POLL_S = 0.1
 _held: set[int] = set()  # descriptors of this process's FileLocks
 
 
 def flock(descriptor: int, *, shared: bool = False, waits: bool = False) -> None:
-    """Locks an open file until its last descriptor is closed, in forked children too; an existing lock is converted.
+    """Locks an open file until its last descriptor is closed, also in forked children. Converts an existing lock.
 
-    Raises BlockingIOError if another process holds it, unless ``waits`` is true; another OSError if the system, or the
-    file system, has no locks.
+    Raises:
+        BlockingIOError: another process holds a lock, and ``waits`` is false.
+        OSError: the system or the file system has no locks.
     """
     try:
         import fcntl
@@ -38,7 +41,7 @@ def flock(descriptor: int, *, shared: bool = False, waits: bool = False) -> None
 
 
 def remove_abandoned(paths: Iterable[Path]) -> None:
-    """Removes files whose writers held a lock on them and are gone; removes nothing where there are no locks."""
+    """Removes files whose writers held a lock on them and have ended. Without file locks, removes nothing."""
     for path in paths:
         with contextlib.suppress(OSError):
             handle = os.open(path, os.O_RDONLY)
@@ -60,32 +63,34 @@ class FileLock:
         self._descriptor = -1
 
     def acquire(self, patience_s: float = 0.0) -> str:
-        """Acquires the lock and returns "", or returns its holder after ``patience_s``.
+        """Acquires the lock and returns "", or returns a description of its holder after ``patience_s`` seconds.
 
-        Raises OSError naming the file if it cannot be written.
+        Raises OSError, which names the file, if it cannot be written.
         """
         deadline = time.monotonic() + patience_s
         while holder := self._try():
             if time.monotonic() >= deadline:
                 return holder
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
         return ""
 
-    def wait(self, what: str) -> None:
-        """Acquires the lock, waiting for its holder; then a warning names ``what`` is waited for. Raises OSError."""
+    def wait(self, what: str) -> FileLock:
+        """Acquires the lock, for use in a ``with`` statement. If it is held, logs a warning that the process waits for
+        ``what``, and waits. Raises OSError as `acquire` does."""
         if holder := self.acquire():
             get_logger().warning("waiting for %s (%s)", what, holder)
             self.acquire(math.inf)
+        return self
 
     def __enter__(self) -> FileLock:
-        """To be entered after `acquire` or `wait`."""
+        """Does not acquire the lock; on exit it is released if it was acquired."""
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
 
     def release(self) -> None:
-        """Releases the lock if this process holds it, and removes the file."""
+        """Releases the lock and removes the file, if this process holds the lock."""
         if self._descriptor not in _held:  # a child of the holder
             self._descriptor = -1
         if self._descriptor < 0:

@@ -1,6 +1,6 @@
 """One-line explanations of errors that are limits of the machine: memory, files, disks, killed processes, packages.
 
-Libraries raise such errors as many types. They are not bugs, and their tracebacks do not name the remedy.
+Libraries raise such errors as many types. They are not bugs, and their tracebacks do not say what to do.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _NO_MEMORY = (
 _STORAGE = tuple(
     getattr(errno, name) for name in ("EIO", "ESTALE", "EREMOTEIO", "EUCLEAN", "EBADMSG") if hasattr(errno, name)
 )
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of a full disk or an exceeded quota
 _NO_FILES = ("Too many open files", "received 0 items of ancdata")
 _WORKER = re.compile(
     r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed by signal: (?P<signal>[^.]*)|exited unexpec)"
@@ -60,12 +61,12 @@ def explanation(error: BaseException, advice: str = _ADVICE) -> str | None:
     is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or number == errno.ENOMEM
     is_foreign = type(error).__module__.partition(".")[0] in ("builtins", "torch", "cv2", "numpy", "lmdb")
     if is_named or (is_foreign and any(mark in text for mark in _NO_MEMORY)):
-        where = "of the GPU" if "CUDA" in text or "CUBLAS" in text or "CUDNN" in text else "of this machine"
+        where = "on the GPU" if "CUDA" in text or "CUBLAS" in text or "CUDNN" in text else "on this machine"
         amount = ""
         if found := _ALLOCATION.search(text):
             size = found["text"] or f"{int(found['bytes']) / 2**30:.2f} GiB"
-            amount = f" ({size} more was asked for)"
-        return f"the memory {where} is not enough{amount}; {advice}"
+            amount = f" ({size} more was requested)"
+        return f"not enough memory {where}{amount}; {advice}"
     return None
 
 
@@ -73,18 +74,18 @@ def _explain_worker(signal: str) -> str:
     name = f" by the signal '{signal.strip()}'" if signal.strip() else ""
     if "Bus error" in signal:
         return (
-            f"a loader process was ended{name}: /dev/shm is full; give it more room (docker run --shm-size=8g), or use "
+            f"a loader process was killed{name}: /dev/shm is full; make it larger (docker run --shm-size=8g), or use "
             "fewer --workers or --workers 0"
         )
     return (
-        f"a loader process was ended{name}: most likely the machine ran out of memory (dmesg says so); use fewer "
+        f"a loader process was killed{name}: most likely the machine ran out of memory (dmesg says so); use fewer "
         "--workers, a smaller --batch-size or --imgsz, or no --cache ram"
     )
 
 
 def _explain_import(error: ImportError, advice: str) -> str | None:
     if "failed to map segment" in str(error):
-        return f"the memory of this machine is not enough to load {error.name or 'a library'}; {advice}"
+        return f"not enough memory on this machine to load {error.name or 'a library'}; {advice}"
     if library := _LIBRARY.search(str(error)):
         name = library["library"]
         if name.startswith(("libGL", "libgthread", "libglib", "libSM", "libXext", "libxcb", "libX11")):
@@ -109,9 +110,9 @@ def _file_limit() -> str:
 
 
 def require_package(module: str, what: str, instead: str) -> None:
-    """Imports ``module`` early, so that its absence is reported before the work starts.
+    """Imports ``module`` early, so that a missing package is reported before the work starts.
 
-    Raises UserError with ``what`` needs the package, and what to do ``instead`` of installing it.
+    Raises UserError, which says ``what`` needs the package, and what to do ``instead`` of installing it.
     """
     try:
         importlib.import_module(module)
@@ -122,8 +123,15 @@ def require_package(module: str, what: str, instead: str) -> None:
         raise UserError(f"{what}: the package {package} {reason}; pip install {package}, or {instead}") from None
 
 
-def smaller(batch_size: int, imgsz: int, *, least_batch: int, device: str) -> str:
-    """The advice for `explanation`: settings that need less memory than these."""
+def memory_advice(batch_size: int, imgsz: int, *, least_batch: int, device: str) -> str:
+    """The advice for `explanation`: settings that need less memory than these.
+
+    Args:
+        batch_size: of the run; 0 or less: not known.
+        imgsz: of the run, pixels.
+        least_batch: the smallest batch size to suggest.
+        device: type of the run's device.
+    """
     fits = []
     if batch_size > max(least_batch, 0):
         fits.append(f"--batch-size {max(batch_size // 2, least_batch)}")
@@ -138,7 +146,7 @@ def smaller(batch_size: int, imgsz: int, *, least_batch: int, device: str) -> st
 
 @contextlib.contextmanager
 def explained(advice: Callable[[], str]) -> Iterator[None]:
-    """Turns errors of the block that are limits of the machine into UserError. ``advice``: see `explanation`."""
+    """Converts errors of the block that are limits of the machine to UserError. ``advice``: see `explanation`."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The resources of the machine that this process may use: cores and memory; and the age of the process."""
+"""The cores and the memory that this process may use; and what the system knows about processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _quotas(root: Path) -> Iterator[float]:
         if controllers and "cpu" not in controllers.split(","):
             continue
         mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        # A container may see its own group as the root, whatever name /proc has for it; then only the root exists.
+        # A container may see its own group as the root, whatever its name in /proc is. Then only the root exists.
         own = mount / path.lstrip("/")
         for folder in (own, *own.parents):
             if not folder.is_relative_to(mount):
@@ -77,9 +77,9 @@ _USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PA
 def keep_freed_memory() -> None:
     """Makes this process and its children reuse freed memory instead of returning it to the system.
 
-    By default glibc returns large blocks. A training step on a CPU frees all its feature maps, and the 20,000 page
-    faults of the next step took 15 % of its time (benchmarks/README.md). Now the process stays as large as its largest
-    step. Does nothing with another C library, or if the user has set malloc's environment variables.
+    By default, glibc returns large blocks. A training step on a CPU frees all its feature maps, and the 20,000 page
+    faults of the next step took 15 % of its time (benchmarks/README.md). With this, the process stays as large as its
+    largest step. Does nothing with another C library, or if the user has set malloc's environment variables.
     """
     if any(name in os.environ for name in _USERS_OWN):
         return
@@ -91,12 +91,27 @@ def keep_freed_memory() -> None:
     mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
-def process_age_s() -> float | None:
-    """Seconds since the system started (or forked) this process, before the interpreter; None without /proc."""
+def boot_id() -> str:
+    """Equal in all processes of a machine until it is restarted, also in its containers; "" without /proc."""
     try:
-        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()  # the name in brackets may hold anything
-        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), seconds after boot
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def process_stat(pid: int | str = "self") -> list[str]:
+    """The fields of /proc/PID/stat after the name of the process; the first is the state, field 3 of proc(5).
+
+    Raises OSError if there is no such process, or no /proc.
+    """
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    return text.rpartition(")")[2].split()  # the name, in parentheses, may contain anything
+
+
+def process_age_s() -> float | None:
+    """Seconds since the system created this process, before the interpreter started; None without /proc."""
+    try:
+        started = int(process_stat()[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), seconds after boot
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started
     except (OSError, AttributeError, IndexError, ValueError):
         return None

@@ -1,6 +1,6 @@
-"""Boxes and labels drawn on images, and images side by side. Images are uint8 (H, W, 3) RGB.
+"""Draws boxes and labels on images, and tiles images. Images are uint8 (H, W, 3) RGB.
 
-Labels may be in any script. Only fonts that are already on the machine are used; nothing is downloaded.
+Labels may be in any script. Only fonts on the machine are used; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=1024)
 def text_mask(text: str, size: int) -> np.ndarray:
-    """One line of text: uint8 (h, w) coverage; the height is that of the font's line, whatever the letters.
+    """Renders one line of text: coverage uint8 (h, w). The height depends on the font only, not on the letters.
 
     The font is matplotlib's DejaVu Sans (Latin, Greek, Cyrillic, Arabic, ...). If it lacks letters of the text, a
     system font that has them all is used; if there is none, such letters are written as ``<code point>``.
@@ -41,7 +41,7 @@ def text_mask(text: str, size: int) -> np.ndarray:
 
 
 def _font_for(text: str) -> tuple[str, str]:
-    """A font file and the text to write in it."""
+    """The font file to use, and the text to write with it."""
     default = _default_font()
     if not default:
         return default, text
@@ -63,7 +63,7 @@ def _load(path: str, size: int) -> ImageFont.FreeTypeFont:
 
 @lru_cache(maxsize=1)
 def _default_font() -> str:
-    """Empty without matplotlib; Pillow's built-in font is used then."""
+    """The path of DejaVu Sans; empty without matplotlib, for Pillow's built-in font."""
     try:
         import matplotlib
     except ImportError:
@@ -94,7 +94,7 @@ GAP_COLOR = 255
 
 
 def class_colors(classes: np.ndarray) -> np.ndarray:
-    """RGB uint8 (n, 3) of classes (n,): a class has the same color in all images and runs."""
+    """RGB colors uint8 (n, 3) of classes (n,). A class has the same color in all images and runs."""
     classes = np.asarray(classes, np.int64).reshape(-1)
     return np.array([_class_color(int(c)) for c in classes], np.uint8).reshape(-1, 3)
 
@@ -116,7 +116,7 @@ def draw_boxes(
     thickness: int = 0,
     text_size: int = 0,
 ) -> np.ndarray:
-    """A copy of ``image`` with boxes drawn on it, earlier boxes on top of later ones.
+    """Draws boxes on a copy of ``image`` and returns it. Earlier boxes are on top of later ones.
 
     Args:
         image: uint8 (H, W, 3) RGB.
@@ -146,7 +146,7 @@ def draw_boxes(
 
 
 def _draw_label(canvas: np.ndarray, box: np.ndarray, text: str, color: np.ndarray, size: int) -> None:
-    """Above the box if there is room, else inside its top edge; never outside the image."""
+    """Draws a label above the box if there is space, else inside its top edge; never outside the image."""
     mask = text_mask(text, size)
     x = min(int(box[0]), canvas.shape[1] - mask.shape[1])
     y = int(box[1]) - mask.shape[0] if box[1] >= mask.shape[0] else int(box[1])
@@ -157,7 +157,7 @@ def write_text(canvas: np.ndarray, text: str, xy: tuple[int, int], size: int, ba
     """Writes black or white text, whichever contrasts better, on a patch of color ``background``, into ``canvas``.
 
     Args:
-        xy: the patch's top-left corner; the patch is moved onto the canvas, and cut off if it is wider.
+        xy: the patch's top-left corner. The patch is moved into the canvas, and cut off if it is larger.
     """
     mask = text_mask(text, size)
     height, width = canvas.shape[:2]
@@ -171,7 +171,10 @@ def write_text(canvas: np.ndarray, text: str, xy: tuple[int, int], size: int, ba
 
 
 def tile_images(images: Sequence[np.ndarray], columns: int, *, gap: int = 2) -> np.ndarray:
-    """Images of one size in rows of ``columns``, with white between them and after the last one."""
+    """Arranges images of one size in rows of ``columns``, ``gap`` white pixels apart. Unused places are white.
+
+    Raises ValueError if there is no image.
+    """
     if not images:
         raise ValueError("no images to tile")
     height, width = images[0].shape[:2]
@@ -185,9 +188,9 @@ def tile_images(images: Sequence[np.ndarray], columns: int, *, gap: int = 2) -> 
 
 
 def write_image(path: str | Path, image: np.ndarray) -> None:
-    """Writes an RGB image in the format of the path's suffix; the path may hold any characters.
+    """Writes an RGB image in the format of the path's suffix. The path may contain any characters.
 
-    Raises UserError if the format cannot hold so many pixels: a side of a JPEG has at most 65,500.
+    Raises UserError if the image is too large for the format: a side of a JPEG has at most 65,500 pixels.
     """
     ok, encoded = cv2.imencode(Path(path).suffix, np.ascontiguousarray(image[..., ::-1]))
     if not ok:

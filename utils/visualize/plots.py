@@ -1,4 +1,4 @@
-"""Figures of a run, and sheets of labeled images. Matplotlib is imported when a figure is made."""
+"""Plots of a run, and sheets of labeled images. Matplotlib is imported when a figure is created."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from utils.visualize.draw import class_colors, draw_boxes, tile_images, write_te
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MANY_CLASSES = 20  # above this many, curves carry no legend and matrices no numbers
+MANY_CLASSES = 20  # with more, curves have no legend, and confusion matrices no numbers
 CAPTION_COLOR = np.array([40, 40, 40])
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of this size in inches, without pyplot: no global state and no display."""
+    """A figure of this size in inches, created without pyplot, which has global state and needs a display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -56,7 +56,8 @@ def _panel_of(column: str) -> str:
 
 
 def plot_curves(csv_path: Path, out: Path) -> None:
-    """results.csv over epochs, one panel a quantity, with training and validation together. Nothing without rows."""
+    """Plots results.csv over epochs, with one panel per quantity, which training and validation share. Writes nothing
+    if there is no finite value."""
     columns = _read_columns(csv_path)
     epochs = columns.pop("epoch", np.empty(0))
     panels: dict[str, list[str]] = {}
@@ -83,8 +84,8 @@ def plot_curves(csv_path: Path, out: Path) -> None:
 
 
 def plot_metric_curves(result: EvalResult, names: Sequence[str], out_dir: Path) -> list[Path]:
-    """PR_curve.png, F1_curve.png, P_curve.png and R_curve.png at IoU 0.5: a thin line for each class that has objects,
-    and a thick one for their mean. Nothing if no class has objects. Returns the paths."""
+    """Writes PR_curve.png, F1_curve.png, P_curve.png and R_curve.png at IoU 0.5, with a thin line for each class that
+    has objects and a thick one for their mean. Writes nothing if no class has objects. Returns the paths."""
     shown = np.flatnonzero(np.asarray(result.class_targets) > 0)
     if not len(shown):
         return []
@@ -121,8 +122,8 @@ def _plot_lines(
 
 
 def plot_confusion(confusion: np.ndarray, names: Sequence[str], out: Path) -> None:
-    """The confusion matrix (C + 1, C + 1): rows predicted, columns true, last background. Colors are fractions of a
-    column."""
+    """Plots a confusion matrix (C + 1, C + 1): rows predicted, columns true, last background. Colors show fractions of
+    a column."""
     confusion = np.asarray(confusion)
     labels = [*names, "background"]
     fractions = confusion / np.maximum(confusion.sum(0, keepdims=True), 1)
@@ -144,7 +145,7 @@ def plot_confusion(confusion: np.ndarray, names: Sequence[str], out: Path) -> No
 
 
 def plot_labels(classes: np.ndarray, boxes_norm: np.ndarray, names: Sequence[str], out: Path) -> None:
-    """The boxes of a data set: their number by class, their outlines about one center, their centers and their sizes.
+    """Plots the boxes of a data set: their number by class, their outlines about one center, their centers and sizes.
 
     Args:
         classes: (n,) 0-based.
@@ -176,7 +177,7 @@ def plot_labels(classes: np.ndarray, boxes_norm: np.ndarray, names: Sequence[str
 
 
 def _images(images: Tensor | np.ndarray, limit: int) -> np.ndarray:
-    """uint8 (B, 3, H, W) to at most ``limit`` images (H, W, 3)."""
+    """Converts uint8 (B, 3, H, W) to at most ``limit`` images (n, H, W, 3)."""
     return np.ascontiguousarray(_as_array(images[:limit]).transpose(0, 2, 3, 1))
 
 
@@ -234,7 +235,7 @@ def draw_detections(
     conf_thres: float = 0.25,
     limit: int = 8,
 ) -> np.ndarray | None:
-    """A sheet of image pairs: with the labels on the left, with the detections on the right.
+    """A sheet of image pairs: the labels on the left, the detections on the right.
 
     Args:
         images: uint8 (B, 3, H, W) RGB.

@@ -91,7 +91,7 @@ def test_an_added_augmentation_does_not_change_the_draws_of_others(monkeypatch):
 def test_augmentations_share_no_numbers():
     kinds = (Mosaic, *plan_module.GEOMETRIC, *plan_module.PIXEL)
     assert len({kind.name for kind in kinds}) == len(kinds)
-    assert all(len(range(kind.columns.start, kind.columns.stop)) == kind.numbers for kind in kinds if kind.columns)
+    assert all(len(range(kind.columns.start, kind.columns.stop)) == kind.num_uniforms for kind in kinds if kind.columns)
     columns = [column for kind in kinds if kind.columns for column in range(kind.columns.start, kind.columns.stop)]
     assert sorted(columns) == list(range(SHARED_COLUMNS))
 

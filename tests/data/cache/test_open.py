@@ -304,7 +304,7 @@ def test_a_flipped_bit_in_a_disk_cache_is_detected(index, tmp_path):
     path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     damaged = open_image_cache(index, imgsz=64, **options("disk", tmp_path))
     assert damaged[2].any()
-    with pytest.raises(UserError, match="is damaged at image 3; remove it and start again"):
+    with pytest.raises(UserError, match="damaged at image 3; remove it and start again"):
         damaged[3]
     del damaged
     disk_cache._environment.cache_clear()

@@ -156,9 +156,9 @@ def test_public_data_sets_are_found_by_name(tmp_path, monkeypatch):
 
     for data in ("coco128", "coco128.yaml"):
         assert opened(data).source == str(CONFIGS / "coco128.yaml")
-    with pytest.raises(UserError, match=r"not found .named by .*; fetch the data set and unpack it as that file's"):
+    with pytest.raises(UserError, match=r"not found .named by .*; download the data set and unpack it as the first"):
         list_split(opened("bccd"), "train")
-    with pytest.raises(UserError, match=r"--data data/bccd.yaml: no such file .did you mean 'bccd', of configs/data"):
+    with pytest.raises(UserError, match=r"--data data/bccd.yaml: no such file .did you mean 'bccd' of configs/data"):
         opened("data/bccd.yaml")
     with pytest.raises(UserError, match=r"--data bcd: no such file .did you mean 'bccd'.*known by name: demo, bccd"):
         opened("bcd")

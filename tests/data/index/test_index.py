@@ -237,7 +237,7 @@ def test_each_defect_is_reported_on_its_own_line(root, tmp_path, lines):
     for start in (
         "images/train/f.gif: file of an unsupported kind: .gif",
         "labels/train/a.txt:2: bad row: 3 fields",
-        "labels/train/a.txt:3: unknown class: class 7, the names have 0 to 2",
+        "labels/train/a.txt:3: unknown class: class 7 is not among the classes (0 to 2)",
         "labels/train/a.txt:4: duplicate box",
         "labels/train/a.txt:5: box clipped",
         "labels/train/a.txt:6: box without area",
@@ -419,7 +419,7 @@ def test_missing_and_empty_data_is_one_line(root, tmp_path):
         load(root, tmp_path / "cache")
     write_yaml(root, "download: https://example.org/set.zip\nannotations: nowhere\n")
     picture(root / "images/train/a.jpg", 8, 8)
-    with pytest.raises(UserError, match=r"nowhere: not found .* never run here"):
+    with pytest.raises(UserError, match=r"nowhere: not found .* never run"):
         load(root, tmp_path / "cache")
     write_yaml(root, "annotations: d.yaml\n")
     with pytest.raises(UserError, match=r"d\.yaml: neither .*a COCO \.json"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from tests.helpers.synthetic_index import write_dataset
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.logger import get_logger
 from utils.structures import Batch
 
 SIZES = [(60 + 5 * (i % 7), 60 + 7 * (i % 5)) for i in range(22)]
@@ -195,8 +195,7 @@ def test_without_a_compiler_images_are_rendered_uncompiled(batches_of, monkeypat
     expected = list(islice(batches_of(), 2))
     monkeypatch.setattr(torch, "compile", broken)
     said: list[str] = []
-    log = SimpleNamespace(info=lambda text, *values: said.append(text % values))
-    monkeypatch.setattr("data.render.device._log", log)
+    monkeypatch.setattr(get_logger(), "info", lambda text, *values: said.append(text % values))
     monkeypatch.setattr(
         "data.loading.build.DeviceRenderer", lambda device, cache, fuse: DeviceRenderer(device, fuse=True)
     )

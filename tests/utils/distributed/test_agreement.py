@@ -67,7 +67,7 @@ def errors_of(log: Path, first: list[str], second: list[str], script: str = "tra
 def test_two_processes_with_different_flags_end_with_one_line(world, tmp_path, changed, line):
     given = flags(world, tmp_path)
     (error,) = errors_of(tmp_path / "log.txt", given, [*given, *changed])
-    assert error.startswith("error: the processes of this run were not started alike: ")
+    assert error.startswith("error: the processes of this run differ: ")
     assert re.search(line, error), error
     assert not list(tmp_path.glob("exp*/*.pt"))
 
@@ -111,7 +111,7 @@ def test_two_machines_with_different_model_files_end_with_one_line(world, tmp_pa
         given = [*flags(world, tmp_path), "--model", "m.yaml"]
         run.pair([given, given], folders=[tmp_path / "machine0", tmp_path / "machine1"])
         assert run.codes(timeout=SECONDS) == [2, 2], run.output()
-        assert "error: the processes of this run were not started alike: the model is " in run.output()
+        assert "error: the processes of this run differ: the model is " in run.output()
 
 
 @pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.slow)])

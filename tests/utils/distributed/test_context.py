@@ -44,7 +44,7 @@ def test_a_plain_process_has_rank_zero_of_one():
 def test_an_incomplete_environment_is_refused(monkeypatch, names):
     for name in names:
         monkeypatch.setenv(name, "1")
-    with pytest.raises(UserError, match="half set"):
+    with pytest.raises(UserError, match="is incomplete"):
         DistributedContext.from_environment("cpu")
 
 

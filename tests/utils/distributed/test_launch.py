@@ -76,7 +76,7 @@ def test_the_first_node_of_a_list_is_expanded(nodes, first):
 @pytest.mark.parametrize(
     ("environ", "flags", "line"),
     [
-        ({"RANK": "0", "WORLD_SIZE": "two", **AT}, {}, "WORLD_SIZE is 'two' and must be a whole number from 0"),
+        ({"RANK": "0", "WORLD_SIZE": "two", **AT}, {}, "WORLD_SIZE is 'two'; it must be a whole number, 0 or more"),
         ({**BY_HAND, "RANK": "2"}, {}, "rank 2 of 2 processes"),
         ({**BY_HAND, "MASTER_PORT": "99999"}, {}, "MASTER_PORT is 99999"),
         (
@@ -85,9 +85,9 @@ def test_the_first_node_of_a_list_is_expanded(nodes, first):
             "--local-world-size 2, but LOCAL_WORLD_SIZE is 1",
         ),
         (BY_HAND, {"local_rank": 3, "local_world_size": 2}, "local rank 3 of 2 processes on this node"),
-        (AT, {}, "half set: RANK, WORLD_SIZE missing"),
+        (AT, {}, "incomplete: RANK, WORLD_SIZE missing"),
         (STEP | {"WORLD_SIZE": "8"}, {}, "WORLD_SIZE is 8, but srun has started 4 processes"),
-        ({"PMI_RANK": "0", "PMI_SIZE": "3"}, {}, "set MASTER_ADDR to that machine's name"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "3"}, {}, "set MASTER_ADDR to the name of that machine"),
     ],
 )
 def test_contradictory_variables_are_one_line(environ, flags, line):

@@ -204,14 +204,16 @@ def test_the_limit_comes_from_the_variable_or_the_disk(tmp_path, monkeypatch, te
 
 
 def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch):
-    assert "--to x: must be gigabytes" in error_of(capsys, command.main, "prune", "--to", "x", "--cache-dir", tmp_path)
+    assert "--to x: must be a number of gigabytes" in error_of(
+        capsys, command.main, "prune", "--to", "x", "--cache-dir", tmp_path
+    )
     assert "must be a number of days" in error_of(
         capsys, command.main, "prune", "--older-than", "x", "--cache-dir", tmp_path
     )
     monkeypatch.setenv(LIMIT_VARIABLE, "many")
     data, model = write_dataset(tmp_path / "set", train=4, val=1), write_model(tmp_path / "tiny.yaml")
     given = ["--data", data, "--model", model, *SMALL, "--project", tmp_path / "runs"]
-    assert f"{LIMIT_VARIABLE} many: must be gigabytes" in error_of(capsys, train.main, *given)
+    assert f"{LIMIT_VARIABLE} many: must be a number of gigabytes" in error_of(capsys, train.main, *given)
 
 
 def test_other_files_are_neither_listed_nor_removed(tmp_path, capsys):

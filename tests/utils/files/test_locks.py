@@ -129,9 +129,7 @@ def test_waiting_for_a_lock_names_its_holder(held, capsys):
     configure_logging(True)
     path, holder = held
     threading.Timer(0.3, holder.kill).start()
-    lock = FileLock(path)
-    lock.wait("another run")
-    with lock:
+    with FileLock(path).wait("another run"):
         assert path.exists()
     assert not path.exists()
     assert f"warning: waiting for another run (process {holder.pid} on " in capsys.readouterr().out

@@ -18,7 +18,7 @@ from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed.context import DistributedContext
 from utils.entrypoint import run_main
 from utils.errors import UserError
-from utils.machine.limits import explanation, smaller
+from utils.machine.limits import explanation, memory_advice
 
 ROOT = Path(__file__).parents[3]
 LIMITED = """
@@ -83,7 +83,7 @@ def line_of(ended: subprocess.CompletedProcess) -> str:
 def test_too_little_memory_suggests_what_may_fit(world, tmp_path):
     given = [*flags(world, tmp_path), "--imgsz", "640", "--batch-size", "256"]
     line = line_of(run(LIMITED, "AS", str(400 << 20), *given))
-    assert "the memory of this machine is not enough" in line
+    assert "not enough memory on this machine" in line
     assert "--batch-size 256 with --imgsz 640 is too much here: try --batch-size 128, --imgsz 448 or a smaller" in line
     assert not (tmp_path / "runs").exists()
 
@@ -110,7 +110,7 @@ def test_too_few_file_descriptors_do_not_exclude_images(world, monkeypatch):
 
 def test_a_killed_loader_worker_is_one_line(world, tmp_path):
     line = line_of(run(KILLING, *flags(world, tmp_path), "--workers", "1"))
-    assert "a loader process was ended by the signal 'Killed': most likely the machine ran out of memory" in line
+    assert "a loader process was killed by the signal 'Killed': most likely the machine ran out of memory" in line
     assert not (tmp_path / "runs").exists()
 
 
@@ -177,14 +177,14 @@ def test_closed_standard_streams_are_tolerated(world, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two' and must be a whole number from 0"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'; it must be a whole number, 0 or more"),
         ({"WORLD_SIZE": "0"}, "rank 0 of 0 processes; ranks count from 0"),
-        ({"RANK": "-1"}, "RANK is '-1' and must be a whole number from 0"),
+        ({"RANK": "-1"}, "RANK is '-1'; it must be a whole number, 0 or more"),
         ({"RANK": "2"}, "rank 2 of 2 processes; ranks count from 0"),
-        ({"LOCAL_RANK": "first"}, "LOCAL_RANK is 'first' and must be a whole number"),
-        ({"LOCAL_WORLD_SIZE": "1.5"}, r"LOCAL_WORLD_SIZE is '1\.5' and must be a whole number"),
-        ({"GROUP_RANK": "a"}, "GROUP_RANK is 'a' and must be a whole number"),
-        ({"MASTER_PORT": "http"}, "MASTER_PORT is 'http' and must be a whole number"),
+        ({"LOCAL_RANK": "first"}, "LOCAL_RANK is 'first'; it must be a whole number"),
+        ({"LOCAL_WORLD_SIZE": "1.5"}, r"LOCAL_WORLD_SIZE is '1\.5'; it must be a whole number"),
+        ({"GROUP_RANK": "a"}, "GROUP_RANK is 'a'; it must be a whole number"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT is 'http'; it must be a whole number"),
     ],
 )
 def test_rank_variables_that_are_not_numbers_are_one_line(monkeypatch, changed, line):
@@ -200,19 +200,19 @@ def test_rank_variables_that_are_not_numbers_are_one_line(monkeypatch, changed, 
     [
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of ..."),
-            "the memory of the GPU is not enough (2.50 GiB more was asked for); ADVICE",
+            "not enough memory on the GPU (2.50 GiB more was requested); ADVICE",
         ),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "of the GPU"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "on the GPU"),
         (
             RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried to "
                          "allocate 4294967296 bytes. Error code 12 (Cannot allocate memory)"),
-            "the memory of this machine is not enough (4.00 GiB more was asked for); ADVICE",
+            "not enough memory on this machine (4.00 GiB more was requested); ADVICE",
         ),
-        (MemoryError(), "the memory of this machine is not enough; ADVICE"),
-        (OSError(12, "Cannot allocate memory"), "the memory of this machine is not enough; ADVICE"),
+        (MemoryError(), "not enough memory on this machine; ADVICE"),
+        (OSError(12, "Cannot allocate memory"), "not enough memory on this machine; ADVICE"),
         (RuntimeError("DataLoader worker (pid 71) is killed by signal: Bus error. It is possible that"), "/dev/shm"),
-        (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), "a loader process was ended: most"),
-        (ImportError("libopenblas.so: failed to map segment from shared object", name="numpy"), "is not enough"),
+        (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), "a loader process was killed: most"),
+        (ImportError("libopenblas.so: failed to map segment from shared object", name="numpy"), "not enough memory"),
         (RuntimeError("received 0 items of ancdata"), "too many open files"),
         (OSError(5, "Input/output error", "x/a.txt"), "x/a.txt: input/output error; the disk or network file system"),
         (ModuleNotFoundError("No module named 'cv2'", name="cv2"), "opencv-python is not installed: pip install"),
@@ -238,8 +238,10 @@ def test_bugs_and_user_errors_are_not_explained_as_machine_errors(error):
 
 
 def test_the_suggestion_names_smaller_settings():
-    assert "try --batch-size 8, --imgsz 448 or a smaller" in smaller(16, 640, least_batch=1, device="cpu")
-    assert "finds" not in smaller(16, 640, least_batch=1, device="cpu")
-    line = smaller(2, 64, least_batch=2, device="cuda")
+    assert "try --batch-size 8, --imgsz 448 or a smaller" in memory_advice(16, 640, least_batch=1, device="cpu")
+    assert "finds" not in memory_advice(16, 640, least_batch=1, device="cpu")
+    line = memory_advice(2, 64, least_batch=2, device="cuda")
     assert line.endswith("try a smaller --model; --batch-size -1 finds the largest that fits")
-    assert smaller(-1, 640, least_batch=1, device="cuda").startswith("--imgsz 640 is too much here: try --imgsz 448 or")
+    assert memory_advice(-1, 640, least_batch=1, device="cuda").startswith(
+        "--imgsz 640 is too much here: try --imgsz 448 or"
+    )
