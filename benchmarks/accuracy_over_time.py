@@ -32,7 +32,7 @@ DOUBT = 0.03  # by which the peer's own AP may be off
 
 @dataclass
 class Curve:
-    """A training as seen from outside."""
+    """The progress of a training as observed from outside."""
 
     total_s: float
     epoch_s: list[float]  # when each epoch's row was there
@@ -103,7 +103,7 @@ def peer_command(options: argparse.Namespace, data: Path, folder: Path, setting:
 
 
 def watch(command: Sequence[str], folder: Path, column: str) -> Curve:
-    """Runs a training and notes when each row of the results.csv in ``folder`` or below it appears."""
+    """Runs a training and records when each row of the results.csv in or below ``folder`` appears."""
     started = time.perf_counter()
     epoch_s: list[float] = []
     with tempfile.TemporaryFile("w+") as output:

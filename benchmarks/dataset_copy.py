@@ -19,7 +19,7 @@ from data.index.files import list_split
 
 @contextmanager
 def copied(data: str, *, times: int = 1) -> Iterator[Path]:
-    """As `copy_dataset`, gone at the end."""
+    """A context manager around `copy_dataset` that deletes the copy at the end."""
     with tempfile.TemporaryDirectory(prefix="lockstep-copy-") as folder:
         yield copy_dataset(data, Path(folder), times=times)
 

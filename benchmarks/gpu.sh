@@ -1,34 +1,34 @@
 #!/usr/bin/env bash
-# All that wants a GPU, as three calls that each fit ten minutes on a bare machine: checks that pass or fail, and figures.
+# Everything that needs a GPU, in three calls of less than ten minutes each on a bare machine: checks and figures.
 #
-#   ONLY=checks benchmarks/gpu.sh     is it right: no host sync, the same bits, resumed, half precision, NCCL, ...
-#   ONLY=speed benchmarks/gpu.sh      how fast: loss, steps and whole trainings, beside the peer's; the costliest kernels
-#   ONLY=compiled benchmarks/gpu.sh   --compile, the renderer on the device, NMS, share of the peak
+#   ONLY=checks benchmarks/gpu.sh     host syncs, bitwise equality, resuming, half precision, NCCL, ...
+#   ONLY=speed benchmarks/gpu.sh      loss, steps and whole trainings, compared with the peer; the costliest kernels
+#   ONLY=compiled benchmarks/gpu.sh   --compile, the renderer on the device, NMS, fraction of the peak
 #   benchmarks/gpu.sh                 the three one after another
-#   benchmarks/gpu.sh --list          the parts and how long each is expected to take on an H100 with 16 cores
+#   benchmarks/gpu.sh --list          the parts and how long each should take on an H100 with 16 cores
 #   benchmarks/gpu.sh --dry           the same parts on the CPU with tiny sizes, to see that they run
 #
-# Parts are independent: one that fails or hangs stops no other. At the end, and after each part in gpu.txt, there is one
-# table with every figure and every failure. What fails or is slower than wanted makes the exit code 1.
+# Parts are independent: one that fails or hangs does not stop the others. One table with all figures and failures is
+# printed at the end and written to gpu.txt after each part. The exit code is 1 if a part fails or is too slow.
 #
 # PYTHON    interpreter with torch, torchvision, OpenCV, NumPy and PyYAML (python3)
-# WHEELS    folder of wheels for what that lacks, installed aside (.whl); they may be carried to a machine without network
+# WHEELS    folder of wheels of missing packages, installed into a temporary folder (.whl), for machines without network
 # PEER      Python of an environment that has Ultralytics; by default PYTHON if it has it, with the wheels; empty: none
 # OUT       where gpu.txt (the table) and gpu.log (all output) go (runs/gpu)
 # ONLY      checks, speed or compiled; empty: all three
 # PARTS     regular expression: the parts whose names match it
-# BUDGET_S  seconds a call (570): a part that would begin later is left out, and one that takes longer is stopped
-# SLOWDOWN  factor for every limit, those of parts and BUDGET_S (1): for a machine that is busy with something else
+# BUDGET_S  seconds a call (570): a part that would start later is skipped, and one that takes longer is stopped
+# SLOWDOWN  factor for all limits, including BUDGET_S (1): for a machine that is busy with something else
 #
-# Nothing is needed of albumentations, lmdb or tqdm. For the peer, these wheels in WHEELS (55 MB, without a network):
-# ultralytics, ultralytics-thop, ultralytics-platform, polars, polars-runtime-32; and of its other needs (matplotlib,
-# pillow, psutil, requests, httpx, nvidia-ml-py) those that the machine lacks:
+# albumentations, lmdb and tqdm are not needed. For the peer, put these wheels into WHEELS (55 MB, no network needed):
+# ultralytics, ultralytics-thop, ultralytics-platform, polars, polars-runtime-32; and those of its other requirements
+# (matplotlib, pillow, psutil, requests, httpx, nvidia-ml-py) that the machine lacks:
 #
 #   pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 \
 #       --platform manylinux2014_x86_64 -d .whl ultralytics ultralytics-thop ultralytics-platform polars polars-runtime-32
 #
-# A machine whose host name leads nowhere, or whose only network interface is the loopback, wants
-# GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo and torchrun --local-addr 127.0.0.1; a part of the checks runs that way.
+# A machine whose host name cannot be resolved, or whose only network interface is the loopback, needs
+# GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo and torchrun --local-addr 127.0.0.1; one of the checks runs with these.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3} WHEELS=${WHEELS:-.whl}

@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def environment(options: argparse.Namespace) -> Iterator[str]:
-    """What the machine has, for those who read the figures, and what it lacks."""
+    """Prints the machine's hardware and packages, and what it lacks."""
     import platform
     import socket
     from importlib.metadata import PackageNotFoundError, version

@@ -35,7 +35,7 @@ def compare_steps(options: argparse.Namespace) -> Iterator[str]:
 
 
 def time_steps(options: argparse.Namespace, is_compiled: bool) -> Generator[str, None, float]:
-    """Seconds of a step, in the type that training takes."""
+    """Seconds per step, in the autocast type of training."""
     take_step = step_of(options, is_compiled, amp="auto")
     device = take_step.ctx.device
     batches = make_batches(2, options.batch_size, options.imgsz, device)
@@ -59,7 +59,7 @@ def one_step(take_step: TrainStep, batches: Sequence, number: int) -> None:
 
 
 def taken(options: argparse.Namespace, is_compiled: bool) -> list[StepValues]:
-    """What the steps of `COURSE` give."""
+    """The results of the steps of `COURSE`."""
     take_step = step_of(options, is_compiled, amp="off")
     whole = make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device)
     values = []
@@ -73,7 +73,7 @@ def taken(options: argparse.Namespace, is_compiled: bool) -> list[StepValues]:
 
 
 def check_graphs(take_step: TrainStep, batches: Sequence) -> str:
-    """That three steps launch CUDA graphs, and that the host waits for nothing."""
+    """Checks that three steps launch CUDA graphs without a host sync."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 

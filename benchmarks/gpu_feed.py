@@ -13,7 +13,7 @@ BURNS = 4  # products of large matrices before each copy: workers get the time t
 
 
 def compare_batches(options: argparse.Namespace) -> Iterator[str]:
-    """Lines with figures; SystemExit if a batch does not arrive as it is drawn here, or is not pinned."""
+    """Lines with figures; SystemExit if a batch does not arrive as it was rendered, or is not pinned."""
     import torch
 
     from data.shared_memory import PageLock
@@ -71,7 +71,7 @@ def open_loader(options: argparse.Namespace, ctx):
 
 
 def copy_rates(options: argparse.Namespace, device) -> str:
-    """GB/s of a batch to the device from a slot, and by way of pinned memory, the host's copy included."""
+    """GB/s of copies to the device from a slot, and through pinned memory including the host's copy."""
     import torch
 
     from benchmarks.our_side import seconds_of

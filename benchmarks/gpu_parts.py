@@ -13,7 +13,7 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 @dataclass(frozen=True)
 class Part:
-    """One command, independent of all others: what it needs besides data it makes itself."""
+    """One command, independent of all others, and its requirements."""
 
     call: str
     name: str
@@ -26,7 +26,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the parts run with: on a GPU, or `DRY` on a CPU to see that they run."""
+    """The sizes that the parts run with on a GPU, or `DRY` on a CPU to test that they run."""
 
     device: str = "0"
     imgsz: int = 640  # of what is timed
@@ -87,7 +87,7 @@ def data_part(call: str, name: str, sizes: Sizes, folder: Path) -> Part:
 
 
 def parts_of(sizes: Sizes, folder: Path, peer: str) -> list[Part]:
-    """All, in the order in which a call runs them: what matters most comes first."""
+    """All parts, in the order in which a call runs them: the most important ones first."""
     every = [*checks(sizes, folder), *speeds(sizes, folder, peer), *compilations(sizes, folder)]
     return [Part(call, "environment", 15, check("environment", sizes)) for call in CALLS] + every
 

@@ -22,7 +22,7 @@ COPIES = ("Memcpy", "Memset")
 
 @dataclass(frozen=True)
 class Trace:
-    """What one run of an action does: on a GPU its kernels (and copies), on a CPU its operations."""
+    """A trace of one run of an action: on a GPU its kernels and copies, on a CPU its operations."""
 
     kernels: list[tuple[str, float, float]]  # name, milliseconds, calls; the costliest first
     operations: float  # of ATen, called on the host, those that others call included
@@ -32,7 +32,7 @@ class Trace:
         return sum(milliseconds for _, milliseconds, _ in self.kernels)
 
     def calls(self, *, copies: bool) -> float:
-        """Of kernels, or of copies and fills."""
+        """The number of kernels, or of copies and fills."""
         return sum(calls for name, _, calls in self.kernels if name.startswith(COPIES) == copies)
 
 
@@ -83,7 +83,7 @@ def counted(found: Trace, on_gpu: bool) -> str:
 
 
 def loss_shares(options: argparse.Namespace) -> Iterator[str]:
-    """Lines of figures for each model and number of boxes an image. SystemExit where the loss takes too much."""
+    """Lines of figures for each model and number of boxes per image. SystemExit if the loss takes too long."""
     too_much = []
     for model in options.models:
         compiled_for = options.batch_size if options.compile else 0
@@ -101,7 +101,7 @@ def loss_shares(options: argparse.Namespace) -> Iterator[str]:
 
 
 def loss_share(take_step: TrainStep, imgsz: int, images: int, boxes: int) -> tuple[float, str]:
-    """The share of a step, and a text with milliseconds and memory too."""
+    """The fraction of a step, and a text that also states milliseconds and memory."""
     device = take_step.ctx.device
     on_gpu, times = device.type == "cuda", 10 if device.type == "cuda" else 1
     (batch,) = make_batches(1, images, imgsz, device, boxes, like_coco=True)
@@ -118,7 +118,7 @@ def loss_share(take_step: TrainStep, imgsz: int, images: int, boxes: int) -> tup
 
 
 def peak_bytes(action: Callable[[], None], device: torch.device) -> int:
-    """Device memory that ``action`` has at the most, above what there was before it."""
+    """Peak device memory of ``action`` in bytes, above what was allocated before."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

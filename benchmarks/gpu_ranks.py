@@ -27,7 +27,7 @@ VIRTUAL_RANKS, PROCESSES, STEPS = 4, 2, 4
 
 
 def compare_processes(options: argparse.Namespace) -> Iterator[str]:
-    """Lines of figures for each optimizer. SystemExit where bits differ."""
+    """Lines of figures for each optimizer. SystemExit if bits differ."""
     differing = []
     for optimizer in options.optimizers:
         with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +50,7 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def take_share(*arguments) -> None:
-    """In a process that `spawn` has started."""
+    """Runs in a process that `spawn` has started."""
     ctx = DistributedContext.from_environment("cpu")
     *_, device, _ = arguments
     on_device = context_of(device).device

@@ -20,7 +20,7 @@ WRITTEN_S, ENDED_S = 120.0, 60.0  # until a first checkpoint is there; after a s
 
 
 def stop_and_resume(options: argparse.Namespace) -> Iterator[str]:
-    """Lines of figures. SystemExit if a resumed run does not end with the bits of the whole one."""
+    """Lines of figures. SystemExit if a resumed run does not end with the bits of the uninterrupted one."""
     with tempfile.TemporaryDirectory() as folder:
         whole = train(options, folder, "whole")
         expect(subprocess.run(whole, cwd=ROOT, check=False).returncode, 0, whole)
@@ -39,7 +39,7 @@ def stop_and_resume(options: argparse.Namespace) -> Iterator[str]:
 
 
 def train(options: argparse.Namespace, folder: str, name: str) -> list[str]:
-    """Virtual ranks besides deterministic kernels, and a checkpoint every second step."""
+    """The command of a training with virtual ranks, deterministic kernels, and a checkpoint every second step."""
     return [
         sys.executable, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
         "--batch-size", str(options.batch_size), "--epochs", str(options.epochs), "--device", options.device,
@@ -50,8 +50,8 @@ def train(options: argparse.Namespace, folder: str, name: str) -> list[str]:
 
 
 def break_off(command: Sequence[str], last: Path, number: signal.Signals, code: int) -> dict:
-    """Runs ``command`` until it has written ``last``, then sends it a signal, after which it is to end with ``code``.
-    Returns where that checkpoint stands."""
+    """Runs ``command`` until it has written ``last``, then sends it a signal, after which it must end with ``code``.
+    Returns the position of that checkpoint."""
     process = subprocess.Popen(command, cwd=ROOT)
     deadline = time.monotonic() + WRITTEN_S
     while not last.exists() and process.poll() is None and time.monotonic() < deadline:

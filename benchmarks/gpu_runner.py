@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     wanted = os.environ.get("ONLY", "")
     if wanted and wanted not in CALLS:
-        sys.exit(f"ONLY={wanted}: wants one of {', '.join(CALLS)}")
+        sys.exit(f"ONLY={wanted}: expected one of {', '.join(CALLS)}")
     calls = [wanted] if wanted else list(CALLS)
     sizes = DRY if options.dry else Sizes()
     with tempfile.TemporaryDirectory(prefix="lockstep-gpu-") as folder:
@@ -79,7 +79,7 @@ def listed(parts: Sequence[Part], sizes: Sizes) -> str:
 
 
 def with_data(parts: Sequence[Part], sizes: Sizes) -> list[Part]:
-    """The parts of a call, and before each the writing of the data that it is the first to need."""
+    """The parts of a call, each preceded by the part that writes its data if it is the first to need them."""
     result: list[Part] = []
     there: set[str] = set()
     for part in parts:
@@ -91,7 +91,7 @@ def with_data(parts: Sequence[Part], sizes: Sizes) -> list[Part]:
 
 
 class Runner:
-    """Keeps the log and the table up to date after each part: whoever stops it has what was found so far."""
+    """Updates the log and the table after each part, so that they are complete whenever the run is stopped."""
 
     def __init__(self, folder: Path, sizes: Sizes, out: Path) -> None:
         self.outcomes: list[Outcome] = []
@@ -113,7 +113,8 @@ class Runner:
         self._write()
 
     def _provide(self, part: Part) -> str:
-        """Makes the data set that a part needs if it is not there. Returns why it cannot be had, or nothing."""
+        """Creates the data set that a part needs if it is missing. Returns the reason if that fails, else an empty
+        text."""
         if not part.data or (part.gpu_only and self._sizes.device == "cpu"):
             return ""
         if not (self._folder / part.data / "data.yaml").exists():
@@ -172,7 +173,7 @@ def run_for(part: Part, limit_s: float) -> tuple[int | None, str]:
 
 
 def stop(process: subprocess.Popen) -> None:
-    """Ends a part and what it has started: politely first, for launchers end their processes then."""
+    """Ends a part and its processes: first with SIGTERM, upon which launchers end their processes."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -193,7 +194,7 @@ def judged(part: Part, code: int | None, text: str, seconds: float, limit_s: flo
 
 
 def figures(lines: Sequence[str]) -> Iterator[str]:
-    """What lines that begin with "figure:" say, and each row of a table in words."""
+    """The content of lines that begin with "figure:", and each row of a table in words."""
     header: list[str] = []
     for line in lines:
         if line.startswith("figure: ") or NOTED.match(line):

@@ -22,7 +22,7 @@ def leave_out(reason: str) -> NoReturn:
 
 
 def weights_of(options: argparse.Namespace) -> Path:
-    """A checkpoint: of the part that trains, or of a training of its own."""
+    """A checkpoint of the part that trains, or of a separate training."""
     weights = options.folder / "runs" / "plain" / "last.pt"
     if not weights.exists():
         weights = options.folder / "runs" / "own" / "last.pt"
@@ -33,7 +33,8 @@ def weights_of(options: argparse.Namespace) -> Path:
 
 
 def run(options: argparse.Namespace, *command: str, device: str = "") -> str:
-    """What a script prints, which is passed on too. SystemExit if it fails. ``device``: in place of that of options."""
+    """The output of a script, which is also printed. SystemExit if it fails. ``device`` replaces that of the
+    options."""
     done = subprocess.run(
         [sys.executable, *command, "--device", device or options.device],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
@@ -80,7 +81,7 @@ def detect(options: argparse.Namespace) -> Iterator[str]:
 
 
 def help_of(flag: str, text: str) -> str:
-    """What a script's help says of ``flag``; empty without it."""
+    """The help of a script for ``flag``; empty if there is none."""
     found = re.search(rf"^ +{flag} .*?(?=^ +-|\Z)", text, re.DOTALL | re.MULTILINE)
     return found[0] if found else ""
 
@@ -93,7 +94,7 @@ def largest_batch(options: argparse.Namespace) -> Iterator[str]:
     if "-1" not in help_of("--batch-size", text):
         leave_out("train.py --help names no --batch-size -1")
     if options.device == "cpu":
-        leave_out("--batch-size -1 wants a GPU")
+        leave_out("--batch-size -1 needs a GPU")
     text = run(options, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
                "--batch-size", "-1", "--epochs", "1", "--val-every", "0", "--noplots", "--project",
                str(options.folder / "runs"), "--name", "largest")  # fmt: skip

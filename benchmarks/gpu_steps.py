@@ -112,14 +112,14 @@ def overflowing(take_step: TrainStep) -> Iterator[None]:
 
 
 def weights_of(take_step: TrainStep) -> Tensor:
-    """All floating-point values of the model and of its average, one after another, on the host."""
+    """All floating-point values of the model and of its average, concatenated on the host."""
     states = [module.state_dict() for module in (take_step.model, take_step.ema.module)]
     values = [value for state in states for value in state.values() if value.is_floating_point()]
     return torch.cat([value.reshape(-1) for value in values]).cpu()
 
 
 def momenta_of(take_step: TrainStep) -> Tensor:
-    """Likewise all that the optimizer remembers of gradients; empty if it has begun nothing."""
+    """The optimizer's momenta, concatenated likewise; empty if there are none yet."""
     rules = take_step.optimizer.state_dict()["optimizers"]
     states = [state for rule in rules for state in rule["state"].values()]
     values = [state[name].reshape(-1) for state in states for name in MOMENTA if name in state]

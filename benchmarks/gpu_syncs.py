@@ -103,7 +103,7 @@ class WaitingOperations(TorchDispatchMode):
 
 
 def is_masked(name: str, args: tuple) -> bool:
-    """Whether it indexes by a mask."""
+    """Whether an operation indexes by a mask."""
     if name.split(".")[0] not in ("index", "index_put", "index_put_"):
         return False
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
@@ -119,7 +119,7 @@ def copies_from_pageable_memory(name: str, args: tuple, result: object) -> bool:
 
 
 def watchers(device: str) -> list[WarnedWaits | WaitingOperations]:
-    """What looks at `STEPS` steps each, one after another."""
+    """Watchers, each of which observes `STEPS` steps."""
     return [WaitingOperations(False)] if device == "cpu" else [WarnedWaits(), WaitingOperations(True)]
 
 
@@ -160,8 +160,8 @@ def waits_of_step(
 
 
 def waits_of_loop(options: argparse.Namespace) -> Iterator[str]:
-    """As `waits_of_steps`, about trainings by train.py in this process: loader, feed, step and whatever else the loop
-    does between two steps, with pictures drawn by workers and by the device."""
+    """Like `waits_of_steps`, for trainings by train.py in this process: loader, prefetcher, step and the rest of the
+    loop, with images rendered by workers and by the device."""
     waiting, broken = [], []
     for what, flags in (("pictures from workers", []), ("pictures drawn on the device", ["--render-on", "device"])):
         try:
@@ -188,7 +188,7 @@ def waits_of_training(options: argparse.Namespace, flags: list[str]) -> list[War
     watching: list[WarnedWaits | WaitingOperations] = []
 
     def counting(self: TrainStep, *args, **kwargs) -> None:
-        """Looks from one call to another, so at all that lies between two steps too."""
+        """Observes from one call to the next, including everything between two steps."""
         nonlocal taken
         if taken in (*begins, WARM + STEPS * len(found)):
             while watching:

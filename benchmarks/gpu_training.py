@@ -35,7 +35,8 @@ LAYOUTS = {
 
 
 class GpuMeter:
-    """How busy a GPU is: the share of each tenth of a second in which a kernel ran, as nvidia-smi says it."""
+    """Measures GPU utilization: the fraction of each tenth of a second in which a kernel ran, as reported by
+    nvidia-smi."""
 
     def __init__(self, device: str) -> None:
         self.samples: list[tuple[float, float]] = []  # time, share
@@ -56,14 +57,14 @@ class GpuMeter:
             self._process.wait()
 
     def busy(self, start: float, end: float) -> float | None:
-        """The mean share between two times; None where it is not known."""
+        """The mean utilization between two times; None if it is unknown."""
         shares = [share for at, share in self.samples if start <= at <= end]
         return statistics.fmean(shares) if shares else None
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Of a training's epochs after the first, with what lies between epochs."""
+    """The speed of a training's epochs after the first, including the time between epochs."""
 
     rate: float  # images a second
     wait: float  # share of the time in which the loop waits for data
@@ -79,7 +80,7 @@ def workers() -> int:
 
 
 def time_training(options: argparse.Namespace) -> Iterator[str]:
-    """Lines of figures about trainings on ``options.data``. SystemExit if one fails or is slower than wanted."""
+    """Lines of figures about trainings on ``options.data``. SystemExit if one fails or is slower than required."""
     what = f"{options.model} batch {options.batch_size} {OPTIMIZER}"
     alone = step_rate(options)
     yield f"{what}: step alone {alone:.0f} images/s"
@@ -110,7 +111,7 @@ def time_training(options: argparse.Namespace) -> Iterator[str]:
 
 
 def step_rate(options: argparse.Namespace) -> float:
-    """Images a second of the step alone, in a process of its own."""
+    """Images per second of the step alone, in a separate process."""
     steps = 20 if options.device != "cpu" else 1
     with Sides(["auto"], imgsz=options.imgsz, device=options.device, steps=steps) as sides:
         turn = sides.measure("auto", model=options.model, batch_size=options.batch_size, optimizer=OPTIMIZER)
@@ -153,7 +154,7 @@ def last_epochs(command: Sequence[str], options: argparse.Namespace) -> Speed:
 
 
 def peer_speed(options: argparse.Namespace) -> float:
-    """Images a second of the peer's epochs between the first and the last, which it ends with a validation."""
+    """Images per second of the peer's epochs, except the first and the last, which ends with a validation."""
     with tempfile.TemporaryDirectory() as folder:
         side = str(ROOT / "benchmarks" / "ultralytics_side.py")
         command = [options.peer, side, "train", "--data", options.data, "--model", f"{options.model}.yaml"]

@@ -59,7 +59,7 @@ def compare(options: argparse.Namespace, data: str, cache: str, size: int) -> Co
 
 
 def check_strength(ours: dict, peer: dict, cache: str, size: int) -> None:
-    """SystemExit if the peer augments by other settings, or if its pictures, as printed, look otherwise."""
+    """Raises SystemExit if the peer augments with other settings, or if its printed image statistics differ."""
     from dataclasses import asdict
 
     from utils.config.parser import hyperparameters_from
@@ -79,7 +79,7 @@ def check_strength(ours: dict, peer: dict, cache: str, size: int) -> None:
 
 
 def differences(ours: dict[str, float], peer: dict[str, float]) -> list[str]:
-    """In what the pictures of both differ by more than chance."""
+    """The statistics in which the images of both sides differ by more than chance."""
     relative = [key for key, most in ALIKE_RELATIVE.items() if abs(ours[key] / peer[key] - 1) > most]
     return relative + [key for key, most in ALIKE_ABSOLUTE.items() if abs(ours[key] - peer[key]) > most]
 

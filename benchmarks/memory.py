@@ -52,7 +52,7 @@ def main() -> None:
 
 
 class Reading(NamedTuple):
-    """Of a process and all that it started, together."""
+    """The memory of a process and all its descendants together."""
 
     private_mb: float
     pss_mb: float
@@ -73,7 +73,7 @@ class Reading(NamedTuple):
 
 
 def _entries(process: int, folder: str) -> int:
-    """0 for a process that has gone."""
+    """The number of entries of a folder of /proc; 0 if the process has ended."""
     try:
         return len(os.listdir(f"/proc/{process}/{folder}"))
     except (FileNotFoundError, ProcessLookupError):
@@ -90,7 +90,7 @@ def pss_mb(process: int) -> float:
 
 
 def _rollup(process: int | str, fields: tuple[str, ...]) -> dict[str, int]:
-    """kB by field; empty for a process that has gone."""
+    """kB by field; empty if the process has ended."""
     try:
         text = Path(f"/proc/{process}/smaps_rollup").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -99,7 +99,7 @@ def _rollup(process: int | str, fields: tuple[str, ...]) -> dict[str, int]:
 
 
 def descendants(process: int) -> Iterator[int]:
-    """``process`` and all processes that it or they started."""
+    """``process`` and all its descendants."""
     yield process
     try:
         tasks = list(Path(f"/proc/{process}/task").iterdir())
@@ -178,7 +178,7 @@ def memory_of_training(options: argparse.Namespace) -> str:
 
 
 def readings_by_epoch(flags: list[str], folder: Path) -> list[Reading]:
-    """What a training takes when its results have a new epoch, by epoch; some of the last may be missing."""
+    """The memory of a training whenever its results have a new epoch, by epoch; some of the last may be missing."""
     command = [sys.executable, "train.py", *flags, "--project", str(folder), "--name", "run"]
     command += ["--cache-dir", str(folder / "index")]
     results, readings = folder / "run" / "results.csv", []
@@ -235,7 +235,7 @@ def _pss_of_training(options: argparse.Namespace, data: Path, folder: Path, cach
 
 
 def _wait_for_steps(process: subprocess.Popen, checkpoint: Path, steps: int, log: Path) -> None:
-    """Until the checkpoint of so many steps has been written (one is written after each)."""
+    """Waits until the checkpoint of this many steps has been written (one is written after each)."""
     seen, stamp = 0, 0
     while seen < steps:
         if process.poll() is not None:

@@ -154,7 +154,7 @@ def nms_turns(options: argparse.Namespace) -> None:
 
 
 def our_nms(boxes: Tensor, scores: Tensor) -> list[Tensor]:
-    """Of each image rows (x1, y1, x2, y2, class)."""
+    """Rows (x1, y1, x2, y2, class) of each image."""
     import torch
 
     from models.postprocess.detections import select_detections
@@ -165,7 +165,7 @@ def our_nms(boxes: Tensor, scores: Tensor) -> list[Tensor]:
 
 
 def torchvision_nms(boxes: Tensor, scores: Tensor) -> list[Tensor]:
-    """As `our_nms`."""
+    """Like `our_nms`, with torchvision's kernel."""
     import torch
     from torchvision.ops import batched_nms
 
@@ -178,7 +178,7 @@ def torchvision_nms(boxes: Tensor, scores: Tensor) -> list[Tensor]:
 
 
 def agreement(a: list[Tensor], b: list[Tensor]) -> float:
-    """The share of boxes and classes of both that both have."""
+    """The fraction of boxes and classes of both sides that they have in common."""
     ours, theirs = ([set(map(tuple, image.tolist())) for image in found] for found in (a, b))
     common = sum(len(x & y) for x, y in zip(ours, theirs))
     return common / max(sum(len(x | y) for x, y in zip(ours, theirs)), 1)

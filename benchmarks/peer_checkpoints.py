@@ -94,7 +94,7 @@ def ultralytics_outputs(name: str, out: Path, image: np.ndarray, classes: int, s
 
 
 def drop_notices(path: Path) -> None:
-    """Leaves a fixture what is read of it, random weights and the objects that hold them; not the package's texts."""
+    """Removes from a test file what is not read: the package's texts. Random weights and their objects are kept."""
     content = torch.load(path, weights_only=False)
     kept = {key: value for key, value in content.items() if key in ("epoch", "model", "ema")}
     torch.save(kept, path)

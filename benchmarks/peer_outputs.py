@@ -34,7 +34,7 @@ PEER_SCRIPT = Path(__file__).with_name("peer_checkpoints.py")
 
 
 def differences(checkpoint: Path, reference: Path) -> tuple[str, int, dict[str, float]]:
-    """What the file was recognized as, its classes, and the largest absolute differences from the peer's outputs."""
+    """The recognized model, its classes, and the largest absolute differences from the peer's outputs."""
     detector = load_detector(checkpoint)[0].double()
     stored = {key: torch.from_numpy(value) for key, value in np.load(reference).items()}
     images = stored["image"].permute(2, 0, 1)[None].double() / 255
@@ -57,7 +57,7 @@ def _raw(stored: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _maps(raw: list[torch.Tensor], stored: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Ours in the same form; of a peer that gives its box maps alone, these."""
+    """Our raw maps in the same form; only the box maps if the peer provides only these."""
     ours = torch.cat([level[0].flatten(1) for level in raw], 1)
     return ours[:4] if "raw_boxes" in stored else ours
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-NEUTRAL = 2  # levels between the channels of a grey pixel, at most
-BRIGHTEST = 170  # that the grey of 114 around images may become; overexposed areas are flat too
+NEUTRAL = 2  # levels between the channels of a gray pixel, at most
+BRIGHTEST = 170  # that the gray of 114 around images may become; overexposed areas are flat too
 PICTURED = 24  # batches that are looked at
 SKIPPED = 10  # batches that lay ready while the other side had its turn
 
@@ -26,9 +26,9 @@ def describe(batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
         pictures += len(images)
         boxes.append(targets)
         brightest = images.amax(1)
-        is_grey = (brightest - images.amin(1) <= NEUTRAL) & (brightest <= BRIGHTEST)
+        is_gray = (brightest - images.amin(1) <= NEUTRAL) & (brightest <= BRIGHTEST)
         is_flat = (images[..., 1:] == images[..., :-1]).all(1)
-        padding.append((is_grey[..., 1:] & is_flat).float().mean((1, 2)))
+        padding.append((is_gray[..., 1:] & is_flat).float().mean((1, 2)))
         values = images.float() / 255
         high, low = values.amax(1), values.amin(1)
         brightness.append(high.mean((1, 2)))
@@ -47,7 +47,7 @@ def describe(batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
 
 
 def rate_of(counts: Iterator[int], seconds: float) -> float:
-    """Images a second over the next ``seconds``, what lay ready left out."""
+    """Images per second over the next ``seconds``, without those that were ready before."""
     for _ in range(SKIPPED):
         next(counts)
     images, started = 0, time.perf_counter()

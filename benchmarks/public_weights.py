@@ -93,7 +93,7 @@ def lay_out(shared: Path, coco: dict, order: list[int], folder: Path) -> Path:
 
 
 def put_right(reference: list[dict], coco: dict, order: list[int]) -> list[dict]:
-    """yolov5n's reference detections mapped back from the canvas as it should be."""
+    """yolov5n's reference detections, mapped back from the canvas correctly."""
     by_id = {image["id"]: image for image in coco["images"]}
     image_hw = np.array([(by_id[i]["height"], by_id[i]["width"]) for i in order])
     canvases = {}
@@ -114,7 +114,7 @@ def put_right(reference: list[dict], coco: dict, order: list[int]) -> list[dict]
 
 
 def validate(shared: Path, name: str, data: Path, folder: Path, device: str) -> list[dict]:
-    """What ``val.py`` finds, as it writes it."""
+    """The predictions that ``val.py`` writes."""
     command = [sys.executable, "val.py", "--weights", shared / "weights" / f"{name}.pt", "--data", data]
     command += ["--imgsz", IMGSZ, "--batch-size", BATCH, "--device", device, "--noplots", "--no-verbose"]
     command += ["--project", folder, "--name", f"{name}-found"]
@@ -136,7 +136,7 @@ def pycocotools_ap(labels: Path, detections: list[dict]) -> float:
 
 
 def share_with_partner(reference: list[dict], first: int, coco: dict, detections: list[dict]) -> float:
-    """Of the reference detections above a score of 0.1, the share that ours has a partner for."""
+    """The fraction of the reference detections with a score above 0.1 that have a counterpart in ours."""
     categories = sorted(category["id"] for category in coco["categories"])
     reference = [d for d in reference if d["score"] > 0.1]
     ours: dict[tuple[int, int], list[dict]] = {}

@@ -33,7 +33,7 @@ class Comparison:
 
     @property
     def advantage(self) -> float | None:
-        """How many times better ours is than the peer's, by medians; None without a peer."""
+        """The ratio of the medians, above 1 if ours is better; None without a peer."""
         if not self.peer:
             return None
         ours, peer = statistics.median(self.ours), statistics.median(self.peer)
@@ -91,7 +91,7 @@ def table(rows: Sequence[Comparison]) -> str:
 
 
 def append_log(text: str, path: Path = LOG) -> None:
-    """A row with date, hardware and commit at the end of the log."""
+    """Appends a row with date, hardware and commit to the log."""
     today = datetime.date.today().isoformat()
     row = f"- {today}, {machine()}, commit {commit()}. {text}"
     lines = textwrap.fill(row, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
@@ -114,7 +114,7 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """Of the working tree; with a + if a tracked file differs from it. "unknown" outside a repository."""
+    """The commit of the working tree, with a + if a tracked file differs from it; "unknown" outside a repository."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -65,14 +65,14 @@ def measure(model: str, imgsz: int, batch_size: int, device_name: str, amp: str)
 
 
 def peak_of_matrix_product(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations a second of a square product."""
+    """Operations per second of a square matrix product."""
     side = 8192 if device.type == "cuda" else 1536
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     return 2 * side**3 / _best_seconds(lambda: a @ b, device)
 
 
 def peak_of_convolution(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations a second of a 3 x 3 convolution of 256 channels."""
+    """Operations per second of a 3 x 3 convolution with 256 channels."""
     channels, side, images = 256, 80, 32 if device.type == "cuda" else 2
     layer = nn.Conv2d(channels, channels, 3, padding=1, bias=False).to(device, dtype, memory_format=torch.channels_last)
     x = torch.randn(images, channels, side, side, device=device, dtype=dtype).to(memory_format=torch.channels_last)

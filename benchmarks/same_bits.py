@@ -43,7 +43,7 @@ def leaves(value, where: str = ""):
 
 
 def differences(a: dict, b: dict) -> list[str]:
-    """Places where two checkpoints are not the same bits."""
+    """Paths at which two checkpoints are not bitwise equal."""
     ours, theirs = (dict(leaves({key: content[key] for key in COMPARED})) for content in (a, b))
     if ours.keys() != theirs.keys():
         return sorted(ours.keys() ^ theirs.keys())

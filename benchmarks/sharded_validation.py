@@ -72,7 +72,7 @@ def write_random_weights(data: str, model: str, imgsz: int, path: Path) -> Path:
 
 
 def run_guarded(command: list[str], timeout_s: float) -> tuple[int | str, str]:
-    """Exit code, or `HANGS` for a command that had to be ended with all its processes; and its errors."""
+    """The exit code, or `HANGS` for a command that had to be killed with its processes; and its standard error."""
     # How many threads share a sum decides its rounding, so every process has one.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -88,7 +88,7 @@ def run_guarded(command: list[str], timeout_s: float) -> tuple[int | str, str]:
 
 
 def by_val_script(options: argparse.Namespace, data: Path, folder: Path, world: int) -> dict[str, bytes] | str:
-    """What val.py on ``world`` processes leaves, by file; or how it ended when it did not end well."""
+    """The files that val.py writes on ``world`` processes, by name; or how it ended if it failed."""
     command = [
         sys.executable, "val.py", "--weights", options.weights, "--data", str(data), "--imgsz", str(options.imgsz),
         "--batch-size", str(options.batch_size), "--device", "cpu", "--workers", str(options.workers), "--noplots",
@@ -108,7 +108,7 @@ def by_val_script(options: argparse.Namespace, data: Path, folder: Path, world: 
 
 
 def by_evaluator(options: argparse.Namespace, sets: dict[int, Path], folder: Path, world: int) -> list[dict | str]:
-    """The arrays that the evaluator on ``world`` processes makes of each set; or how that ended when not well."""
+    """The arrays that the evaluator computes on ``world`` processes for each subset; or how it ended if it failed."""
     command = [sys.executable, "-m", "benchmarks.sharded_validation", "--data", options.data]
     command += ["--weights", options.weights, "--imgsz", str(options.imgsz), "--batch-size", str(options.batch_size)]
     command += ["--workers", str(options.workers), "--cache-dir", options.cache_dir, "--world", str(world)]
@@ -124,7 +124,7 @@ def by_evaluator(options: argparse.Namespace, sets: dict[int, Path], folder: Pat
 
 
 def evaluate_sets(options: argparse.Namespace) -> None:
-    """On every rank: the evaluator over the sets, as training calls it; the first rank writes what it finds."""
+    """Runs on every rank: evaluates the subsets as training does; the first rank writes the results."""
     import torch
 
     from engine.evaluation.evaluator import Evaluator
@@ -182,7 +182,7 @@ def loader_of(options: argparse.Namespace, ctx: DistributedContext, size: int, s
 
 
 def verdict(first: dict | str, other: dict | str) -> tuple[bool, str]:
-    """Whether two ways to score a set came to the same, and a word for it."""
+    """Whether two results of a subset are equal, and a word for it."""
     if isinstance(first, str) or isinstance(other, str):
         same = first == other and first.startswith("2: error: ") and len(first.splitlines()) == 1
         return same, "same line" if same else f"ended with {str(other)[:120]}"

@@ -65,7 +65,7 @@ def commands_of(options: argparse.Namespace, data: Path, folder: Path) -> tuple[
 
 
 def time_of(command: Sequence[str], until: str | None) -> float:
-    """Seconds until a command ends (None), or until it tells of its first step, upon which it is ended."""
+    """Seconds until a command ends (None), or until it reports its first step, after which it is ended."""
     started = time.perf_counter()
     process = subprocess.Popen(
         command,

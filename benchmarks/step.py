@@ -112,7 +112,7 @@ class Sides(AbstractContextManager):
 def compare(
     options: argparse.Namespace, sides: Sides, model: str, batch_size: int
 ) -> tuple[list[Comparison], list[str]]:
-    """Rows of a table, and what went wrong."""
+    """Rows of a table, and the errors."""
     ours = [(amp, optimizer) for amp in options.amp for optimizer in options.optimizer]
     results: dict[tuple[str, str], list[dict]] = {key: [] for key in ours}
     peer: list[dict] = []
@@ -141,7 +141,7 @@ def compare(
 
 
 def seconds_of(turns: Sequence[dict], what: str) -> tuple[list[float], list[str]]:
-    """Of all turns, or none and what went wrong in one."""
+    """The seconds of all turns; or none, and the error of one."""
     errors = [turn["error"] for turn in turns if "error" in turn]
     return ([], [f"{what}: {errors[0]}"]) if errors else ([turn["seconds"] for turn in turns], [])
 

@@ -34,7 +34,7 @@ def say(values: dict) -> None:
 
 
 class Side:
-    """A process that takes turns, or one that says one result and ends.
+    """A process that measures on request, or one that prints one result and ends.
 
     Args:
         command: what to run, in the repository's folder.
@@ -69,7 +69,7 @@ class Side:
         self._errors.close()
 
     def result(self) -> dict:
-        """The next result. SystemExit with what the process printed when it ends without one."""
+        """The next result. SystemExit with the process's output if it ends without one."""
         for line in self._process.stdout:
             if line.startswith(MARK):
                 return json.loads(line[len(MARK) :])
@@ -85,7 +85,7 @@ class Side:
 
 
 def alternate(commands: dict[str, Sequence[str]], rounds: int) -> dict[str, list[dict]]:
-    """Results by side: all are started and set up one after the other, then measure in turns."""
+    """Results by side: all are started and set up one after another, then measure alternately."""
     started: dict[str, Side] = {}
     results: dict[str, list[dict]] = {name: [] for name in commands}
     try:
@@ -102,7 +102,7 @@ def alternate(commands: dict[str, Sequence[str]], rounds: int) -> dict[str, list
 
 
 def run_in_turns(commands: dict[str, Sequence[str]], rounds: int) -> dict[str, list[dict]]:
-    """As `alternate` for measurements that want a fresh process each: a command says one result and ends."""
+    """Like `alternate`, for measurements that need a new process each: a command prints one result and ends."""
     results: dict[str, list[dict]] = {name: [] for name in commands}
     for _ in range(rounds):
         for name, command in commands.items():

@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def check(folder: Path, images: int) -> None:
-    """Runs all in ``folder``; AssertionError says what is wrong."""
+    """Runs everything in ``folder``. Raises AssertionError if something is wrong."""
     data = write_dataset(folder / "shared" / "set", train=images, val=images // 4)
     flags = ["train.py", "--data", str(data), "--model", str(write_model(folder / "tiny.yaml")), *COMMON]
     flags += ["--project", str(folder / "runs")]
@@ -82,7 +82,7 @@ def ip(*words: str, check: bool = True) -> None:
 
 @contextmanager
 def namespaces() -> Iterator[list[str]]:
-    """Two namespaces with an address each, joined by a veth pair; gone at the end, whatever happens."""
+    """Two namespaces with an address each, joined by a veth pair; always deleted at the end."""
     nodes = [f"lockstep{os.getpid()}-{n}" for n in range(2)]
     links = [f"ls{os.getpid()}n{n}" for n in range(2)]
     try:
@@ -101,7 +101,7 @@ def namespaces() -> Iterator[list[str]]:
 
 
 def run_on(nodes: list[str], folder: Path, flags: list[str]) -> None:
-    """One torchrun of two processes a node; a node's disk and caches are its own."""
+    """Runs one torchrun of two processes per node; each node has its own disk and caches."""
     runs = []
     for number, (node, address) in enumerate(zip(nodes, ADDRESSES)):
         launcher = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-id", flags[-1], "--rdzv-backend", "c10d"]

@@ -77,7 +77,7 @@ def peer_command(options: argparse.Namespace, data: Path, folder: Path) -> list[
 
 
 def run(command: Sequence[str]) -> float:
-    """Seconds of a whole process; SystemExit with its last words if it fails."""
+    """Seconds of a whole process; SystemExit with its last lines of output if it fails."""
     started = time.perf_counter()
     done = subprocess.run(
         command,

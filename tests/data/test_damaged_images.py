@@ -91,7 +91,7 @@ def test_files_with_zeros_in_the_middle_are_bad(tmp_path, lines, capfd):  # noqa
 
 def test_a_uniform_image_is_not_damaged(tmp_path):
     """Its coded data repeat, so it is decoded, and found to be undamaged."""
-    for name, value in (("white", 255), ("grey", 90)):
+    for name, value in (("white", 255), ("gray", 90)):
         data = cv2.imencode(".jpg", np.full((600, 600, 3), value, np.uint8))[1].tobytes()
         assert coded_data_defect(data, plain_jpeg(data))
         (tmp_path / name).write_bytes(data)
@@ -170,7 +170,7 @@ def test_decoder_warnings_are_attributed_to_the_right_thread(tmp_path, capfd):
     assert [bool(complaint) for _, complaint in found] == wanted
     assert all(image is not None for image, _ in found)
     err = capfd.readouterr().err
-    # A line and its end may be written apart, with another thread's between them.
+    # A line and its line break may be written separately, with another thread's output between them.
     assert err.replace("chatter", "").split() == []
     print("after", file=sys.__stderr__, flush=True)
     assert capfd.readouterr().err == "after\n"

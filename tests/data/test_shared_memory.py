@@ -131,7 +131,7 @@ def test_a_large_tensor_is_sent_with_its_strides_in_anonymous_memory():
     assert not any(name.startswith("/dev/shm") for name in files)
     del again, arrived
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= before + 2  # the server that hands files over may have started
+    assert len(os.listdir("/proc/self/fd")) <= before + 2  # the server that sends file descriptors may have started
 
 
 def _is_open(fd: str) -> bool:

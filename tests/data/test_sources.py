@@ -125,7 +125,7 @@ def test_mistakes_are_reported_before_anything_is_read(tmp_path, source, message
 def test_a_missing_webcam_is_one_line(capfd):
     with pytest.raises(UserError, match="webcam 97"):
         open_source("97")
-    assert capfd.readouterr().err == ""  # one line is for the script to say; OpenCV adds none
+    assert capfd.readouterr().err == ""  # the script prints one line; OpenCV prints none
 
 
 def test_a_url_without_frames_is_one_line(monkeypatch):

@@ -215,7 +215,7 @@ def peak_bytes(pictures: int) -> int:
     ("settings", "batch"),
     [
         ({}, 5),
-        ({"virtual_ranks": 4}, 20),  # one share after another
+        ({"virtual_ranks": 4}, 20),  # one shard after another
         ({"accumulate": 2, "nominal_batch": 64}, 5),  # one micro-batch after another
     ],
 )

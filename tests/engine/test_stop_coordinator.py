@@ -20,7 +20,7 @@ def test_checkpoints_are_saved_by_steps_and_by_time(monkeypatch: pytest.MonkeyPa
     assert [updates for updates in range(1, 10) if stops.save_is_due(NO_FLAGS, updates)] == [3, 6, 9]
     assert not stops.flags().save
     now[0] += 61
-    assert [stops.flags().save for _ in range(3)] == [True, False, False]  # once, until it is done
+    assert [stops.flags().save for _ in range(3)] == [True, False, False]  # once, until the checkpoint is saved
     stops.saved()
     assert not stops.flags().save
     now[0] += 61

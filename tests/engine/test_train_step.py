@@ -31,7 +31,7 @@ def make_step(
     model = build_detector(MODELS[kind], 2, seed=1)
     hyp = Hyperparameters()
     criterion = model.head.build_loss(hyp)
-    if norm_eval:  # batch statistics are the one thing that the cut of a batch is allowed to change
+    if norm_eval:  # only batch statistics may depend on how a batch is sharded
         for module in model.modules():
             if isinstance(module, torch.nn.BatchNorm2d):
                 module.eval()

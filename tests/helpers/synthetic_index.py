@@ -15,7 +15,7 @@ from data.labels.findings import ScanReport
 from utils.structures import FlatStrings
 
 OBJECT = (250, 20, 20)  # RGB of the rectangles that labels lie on
-GEOMETRIES = {  # hyper-parameters, for every kind of matrix a renderer meets
+GEOMETRIES = {  # hyper-parameters for every kind of matrix that a renderer gets
     "plain": {},
     "zoom": {"scale": 0.9},
     "flips": {"fliplr": 0.5, "flipud": 0.5},

@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 import torch
 import yaml
+from torch import nn
 
 from utils.structures import Batch
 
@@ -73,3 +74,13 @@ def make_batch(images: int, *, size: int = 64, seed: int = 0, targets_per_image:
         letterbox=torch.tensor([[1.0, 1.0, 0.0, 0.0]]).expand(images, 4).clone(),
         paths=tuple(f"image{i}.png" for i in range(images)),
     )
+
+
+def scatter_norms(detector: nn.Module) -> None:
+    """Gives batch norms random statistics and weights, as if the detector had been trained."""
+    generator = torch.Generator().manual_seed(0)
+    for norm in (m for m in detector.modules() if isinstance(m, nn.BatchNorm2d)):
+        norm.running_mean.normal_(0, 0.2, generator=generator)
+        norm.running_var.uniform_(0.5, 2, generator=generator)
+        nn.init.uniform_(norm.weight, 0.5, 1.5, generator=generator)
+        nn.init.normal_(norm.bias, 0, 0.2, generator=generator)

@@ -17,6 +17,7 @@ from models.detector import Detector, build_detector, build_on_meta
 from models.layers.conv import BN_EPS, Conv, Upsample
 from models.layers.csp import Attention
 from models.spec import MODEL_FOLDER, known_models, load_spec
+from tests.helpers.tiny import scatter_norms
 from utils.errors import UserError
 
 PARAMETERS = {
@@ -132,11 +133,13 @@ def test_the_whole_graph_compiles_in_one_piece(nano: dict[str, Detector], name: 
 
 def test_training_still_works_after_inference_mode(nano: dict[str, Detector]) -> None:
     detector = copy.deepcopy(nano["yolov8n"])
-    images = torch.rand(1, 3, 96, 160)  # a shape of its own: its grid is first made in inference mode
+    images = torch.rand(1, 3, 96, 160)  # a new shape, so that its grid is created in inference mode
     with torch.inference_mode():
         detector.decode(detector(images))
     boxes, _ = detector.decode(detector(images.requires_grad_()))
     boxes.square().sum().backward()
+    assert images.grad.isfinite().all()
+    assert images.grad.any()
 
 
 # Initialization
@@ -262,12 +265,7 @@ def test_bfloat16_autocast_trains(nano: dict[str, Detector], name: str) -> None:
 @pytest.mark.parametrize("name", NANO)
 def test_fusing_does_not_change_the_outputs(nano: dict[str, Detector], name: str) -> None:
     detector = copy.deepcopy(nano[name]).train()
-    generator = torch.Generator().manual_seed(0)
-    for norm in (m for m in detector.modules() if isinstance(m, nn.BatchNorm2d)):
-        norm.running_mean.normal_(0, 0.2, generator=generator)
-        norm.running_var.uniform_(0.5, 2, generator=generator)
-        nn.init.uniform_(norm.weight, 0.5, 1.5, generator=generator)
-        nn.init.normal_(norm.bias, 0, 0.2, generator=generator)
+    scatter_norms(detector)
     keys = list(detector.state_dict())
     fused, images = detector.fuse(), torch.rand(1, 3, 64, 64)
     assert detector.training
@@ -313,7 +311,7 @@ def test_attention_equals_the_papers_formula() -> None:
     for image in range(2):
         for head in range(2):
             query, key, value = parts[image, head].split((2, 2, 4))
-            weights = (query.T @ key / math.sqrt(2)).softmax(-1)  # (cell that asks, cell that answers)
+            weights = (query.T @ key / math.sqrt(2)).softmax(-1)  # (query cell, key cell)
             mixed[image, 4 * head : 4 * head + 4] = value @ weights.T
             values[image, 4 * head : 4 * head + 4] = value
     expected = attention.proj((mixed.view_as(x)) + attention.pe(values.view_as(x)))

@@ -15,6 +15,7 @@ from models.layers.gelan import AConv, ADown, RepConv
 from models.spec import load_spec
 from models.weights.layouts import from_mit_yolov9, ungrouped
 from models.weights.load import load_detector
+from tests.helpers.tiny import scatter_norms
 from utils.config.settings import Hyperparameters
 
 TINY = """
@@ -35,15 +36,6 @@ def tiny(tmp_path: Path) -> Detector:
     path = tmp_path / "tiny.yaml"
     path.write_text(TINY)
     return build_detector(path, 3)
-
-
-def scatter_norms(detector: nn.Module) -> None:
-    generator = torch.Generator().manual_seed(0)
-    for norm in (m for m in detector.modules() if isinstance(m, nn.BatchNorm2d)):
-        norm.running_mean.normal_(0, 0.2, generator=generator)
-        norm.running_var.uniform_(0.5, 2, generator=generator)
-        nn.init.uniform_(norm.weight, 0.5, 1.5, generator=generator)
-        nn.init.normal_(norm.bias, 0, 0.2, generator=generator)
 
 
 def test_every_block_trains_and_fuses(tiny: Detector) -> None:

@@ -14,6 +14,7 @@ from models.heads.yolox import YOLOXHead
 from models.spec import load_spec
 from models.weights.layouts import LAYERS, STEM, without_focus
 from models.weights.load import load_detector
+from tests.helpers.tiny import scatter_norms
 from utils.config.settings import Hyperparameters
 from utils.errors import UserError
 
@@ -138,15 +139,6 @@ def test_two_branches_need_no_nms(tmp_path: Path) -> None:
 
 
 # Public checkpoints
-
-
-def scatter_norms(detector: nn.Module) -> None:
-    generator = torch.Generator().manual_seed(0)
-    for norm in (m for m in detector.modules() if isinstance(m, nn.BatchNorm2d)):
-        norm.running_mean.normal_(0, 0.2, generator=generator)
-        norm.running_var.uniform_(0.5, 2, generator=generator)
-        nn.init.uniform_(norm.weight, 0.5, 1.5, generator=generator)
-        nn.init.normal_(norm.bias, 0, 0.2, generator=generator)
 
 
 def in_yolox_names(detector: Detector) -> dict[str, Tensor]:

@@ -47,7 +47,7 @@ IMAGES, BATCH, EPOCHS = 12, 4, 2
 DEADLINE_S, GONE_S = 120.0, 15.0
 SWITCH = "LOCKSTEP_TEST_FAULTS"  # path of the compiled shim, in the process that has it preloaded
 
-# By file class; the first that matches has the file. Beneath the folder of all runs, * matches / too.
+# By file class; the first that matches counts. Below the folder of all runs, * matches / too.
 CLASSES = {
     "checkpoint": "*/runs/*/.last.pt*|*/runs/*/last.pt|*/runs/*/.best.pt*|*/runs/*/best.pt",
     "results.csv": "*/runs/*/*results.csv*",
@@ -68,7 +68,7 @@ CALLS = ("open", "create", "list", "stat", "read", "write", "sync", "rename", "u
          "close", "mmap", "copy")  # fmt: skip
 KINDS = ("none", "ENOSPC", "EIO", "EINTR", "short", "slow")
 HARMLESS = ("EINTR", "short", "slow")
-# What the kernel may answer, local and network file systems taken together.
+# Errors that the kernel may return, for local and network file systems.
 POSSIBLE = {
     **dict.fromkeys(("list", "stat", "unlink", "mmap"), ("EIO", "slow")),
     **dict.fromkeys(("rename", "mkdir"), ("ENOSPC", "EIO", "slow")),
@@ -113,13 +113,13 @@ class Fault:
     file_class: str
     call: str
     kind: str
-    first: int  # the number of the call that is struck first, from 1
+    first: int  # the number of the first call that fails, from 1
     length: int  # calls
-    whole_disk: bool = False  # from then on all calls that want space
+    whole_disk: bool = False  # from then on all calls that need space
     slow_s: float = 0.0
 
     def __str__(self) -> str:
-        many = "for ever" if self.length >= FOR_EVER else f"{self.length} times"
+        many = "forever" if self.length >= FOR_EVER else f"{self.length} times"
         where = ", the whole disk" if self.whole_disk else ""
         return f"{self.kind} at {self.call} {self.first} of {self.file_class}, {many}{where}"
 
@@ -414,7 +414,7 @@ def draw(bench: Bench, chance: random.Random, worlds: Sequence[int]) -> tuple[Se
     cache = {"disk cache": "disk", "ram cache": "ram"}.get(file_class) or chance.choice(("none", "none", "disk", "ram"))
     setting = Setting(chance.choice(("cold", "cold", "warm", "resume")), cache, chance.choice(worlds))
     counts = {call: count for (c, call), count in bench.counts(setting).items() if c == file_class}
-    if not counts:  # a warm start may leave a class alone
+    if not counts:  # a warm start may not use a class
         return draw(bench, chance, worlds)
     call = chance.choice([call for call in sorted(counts) for _ in range(CALL_WEIGHTS.get(call, 1))])
     kind = chance.choice([kind for kind in POSSIBLE[call] for _ in range(KIND_WEIGHTS.get(kind, 2))])

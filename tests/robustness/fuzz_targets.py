@@ -118,7 +118,7 @@ class Target:
 
     name = ""
     deadline_s = 10.0
-    weight = 1.0  # how often it is tried, beside the others
+    weight = 1.0  # how often it is tried, relative to the others
 
     def prepare(self, seeds: Path) -> None:
         """Writes valid files below ``seeds``."""
@@ -149,7 +149,7 @@ def _pictures() -> dict[str, bytes]:
         "large.jpg": encoded(".jpg", large),
         "progressive.jpg": encoded(".jpg", photo, cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
         "restarts.jpg": encoded(".jpg", photo, cv2.IMWRITE_JPEG_RST_INTERVAL, 4),
-        "grey.jpg": encoded(".jpg", photo[..., 0]),
+        "gray.jpg": encoded(".jpg", photo[..., 0]),
         "turned.jpg": turned,
         "color.png": encoded(".png", photo),
         "noise.png": encoded(".png", rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)),
@@ -161,7 +161,7 @@ def _pictures() -> dict[str, bytes]:
         "packed.tif": encoded(".tif", photo),
         "deep.tif": encoded(".tif", photo.astype(np.uint16) * 257),
         "plain.ppm": encoded(".ppm", photo),
-        "grey.pgm": encoded(".pgm", photo[..., 0]),
+        "gray.pgm": encoded(".pgm", photo[..., 0]),
         "wavelets.jp2": encoded(".jp2", photo),
     }
 
@@ -225,7 +225,7 @@ class Images(Target):
             assert _with_true_sums(data) == data, "a wrong CRC in a PNG"
         if what == "truncate":
             raise AssertionError("truncated, and other pixels, in silence")
-        # What OpenCV does not see of a JPEG the scan does, where it decodes; of JPEG 2000 it cannot.
+        # The scan detects damage of a decoded JPEG that OpenCV does not report, but not of JPEG 2000.
         problem = _strictly(data) if is_decoded and not name.endswith(".jp2") else ""
         assert not problem, f"Pillow refuses it: {problem}"
         return "other pixels that no decoder complains of"
@@ -296,7 +296,7 @@ OBJECTS = {  # class, x1, y1, x2, y2 in pixels
 }
 
 
-def write_labelled(root: Path) -> None:
+def write_labeled(root: Path) -> None:
     """A data set of four images with YOLO txt, VOC XML and COCO JSON."""
     images, labels, voc = root / "images" / "train", root / "labels" / "train", root / "voc"
     for folder in (images, labels, voc):
@@ -342,7 +342,7 @@ class Reading(NamedTuple):
     """The labels of an image as a strict reader reads them."""
 
     rows: list[Row]
-    must_tell: bool  # there is something that can't be taken as it is
+    must_tell: bool  # something in it is invalid
 
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -506,7 +506,7 @@ class Labels(Target):
 
     def prepare(self, seeds: Path) -> None:
         self.root = seeds / self.name
-        write_labelled(self.root)
+        write_labeled(self.root)
 
     def run(self, case: Case) -> str:
         root = case.folder / "set"
@@ -585,7 +585,7 @@ class CocoLabels(Labels):
             readings = strict_coco(data)
         except OddJsonError as error:
             raise AssertionError(f"taken, though {error}") from None
-        except (TypeError, AttributeError, KeyError):  # annotations that are no objects
+        except (TypeError, AttributeError, KeyError):  # annotations that are not JSON objects
             readings = {name: Reading([], True) for name in SIZES}
         verdict = ""
         told = any(file in line for line in index.report.lines)
@@ -641,7 +641,7 @@ class DataYaml(Yaml):
 
     def prepare(self, seeds: Path) -> None:
         self.root = seeds / self.name
-        write_labelled(self.root)
+        write_labeled(self.root)
 
     def run(self, case: Case) -> str:
         path = case.folder / "changed.yaml"
@@ -716,7 +716,7 @@ class Runs:
     def folder(cls, seeds: Path) -> Path:
         if seeds not in cls.made:
             root = seeds / "world"
-            write_labelled(root)
+            write_labeled(root)
             flags = ["--data", root / "yolo.yaml", "--model", write_model(root / "tiny.yaml"), "--epochs", "1", *SMALL]
             flags += ["--project", root / "runs", "--cache-dir", root / "cache", "--optimizer", "SGD"]
             code, out, err = run_script(train.main, *flags, folder=seeds)
@@ -925,7 +925,7 @@ class IndexCache(Target):
 
     def prepare(self, seeds: Path) -> None:
         self.root = seeds / self.name
-        write_labelled(self.root)
+        write_labeled(self.root)
         self.cache = seeds / f"{self.name}.cache"
         (self.root / "labels/train/b.txt").write_text("0 0.5 0.5 0.2 0.2\nnonsense\n")
         self.index = scan(self.root, "yolo", self.cache)
@@ -985,7 +985,7 @@ class ImageCache(Target):
 
     def prepare(self, seeds: Path) -> None:
         self.root = seeds / self.name
-        write_labelled(self.root)
+        write_labeled(self.root)
         self.cache = seeds / f"{self.name}.cache"
         self.index = scan(self.root, "yolo", self.cache)
         cache = open_image_cache(self.index, "disk", imgsz=64, cache_dir=str(self.cache), show_progress=False)
@@ -1071,7 +1071,7 @@ class OddKinds(Target):
     def prepare(self, seeds: Path) -> None:
         self.world = Runs.folder(seeds)
         self.root = seeds / self.name
-        write_labelled(self.root)
+        write_labeled(self.root)
         (self.root / "list.txt").write_text("".join(f"images/train/{n}\n" for n in SIZES))
         text = (self.root / "yolo.yaml").read_text()
         (self.root / "list.yaml").write_text(text.replace("train: images/train", "train: list.txt"))
@@ -1110,7 +1110,7 @@ class OddKinds(Target):
         if file.startswith("x."):
             assert len(index) >= len(SIZES)
             return "the others as they are"
-        if kind == "full folder" and target.suffix == ".png":  # a folder among the folders, with the picture in it
+        if kind == "full folder" and target.suffix == ".png":  # a folder among the folders, with the image in it
             return "a folder"
         lines = index.report.lines
         empty = kind == "empty" and target.suffix == ".txt"

@@ -109,7 +109,7 @@ def kill_at_a_random_moment(run: Processes, last: Path, chance: random.Random) -
     else:
         for process in run.started:
             process.kill()
-    if starting:  # the others may wait for one that they have not met yet; a launcher tells them
+    if starting:  # the others may wait for a rank that has not joined yet; a launcher would end them
         time.sleep(1)
         for process in run.started:
             process.terminate()

@@ -71,7 +71,7 @@ def watch_calls(plan_file: str) -> None:
     plan, own, guard = json.loads(Path(plan_file).read_text()), os.getpid(), threading.local()
     counts = os.open(plan["counts"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     begun: set[str] = set()
-    seen = {name: itertools.count(1) for name in plan["phases"]}  # whose next is one thread's
+    seen = {name: itertools.count(1) for name in plan["phases"]}  # which only one thread may call
 
     def hook(event: str, given: tuple) -> None:
         if event not in FILE_CALLS or os.getpid() != own or isinstance(given[0], int) or hasattr(guard, "inside"):

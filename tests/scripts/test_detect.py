@@ -117,11 +117,11 @@ def test_boxes_equal_the_models_predictions(weights, model, pictures, tmp_path):
     with torch.no_grad():
         bare = model.fuse()
         boxes, scores = bare.decode(bare(torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255))
-    want = select_detections(boxes, scores, conf_thres=0.0, iou_thres=0.5, max_det=5, multi_label=False)
-    corners = want.boxes_xyxy[0].clamp(0, SIZE)
+    kept = select_detections(boxes, scores, conf_thres=0.0, iou_thres=0.5, max_det=5, multi_label=False)
+    corners = kept.boxes_xyxy[0].clamp(0, SIZE)
     expected = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
     np.testing.assert_allclose([r["bbox"] for r in records], expected, atol=2e-3)
-    np.testing.assert_allclose([r["score"] for r in records], want.scores[0], atol=1e-5)
+    np.testing.assert_allclose([r["score"] for r in records], kept.scores[0], atol=1e-5)
 
 
 def test_frames_are_letterboxed_and_mapped_back(weights, pictures, tmp_path):

@@ -64,9 +64,9 @@ def test_end2end_adds_the_second_head_to_any_family(family: str) -> None:
     assert all(torch.equal(value, both[key]) for key, value in first.items())
     added = {key.replace(ONE_TO_ONE, ""): value for key, value in both.items() if ONE_TO_ONE in key}
     head = f"model.{len(single.model) - 1}."
-    common = ("dfl.conv.weight", ".anchors")  # what both branches go by
+    common = ("dfl.conv.weight", ".anchors")  # what both branches depend on
     assert added.keys() == {key for key in first if key.startswith(head) and not key.endswith(common)}
-    assert all(torch.equal(value, first[key]) for key, value in added.items())  # they start alike
+    assert all(torch.equal(value, first[key]) for key, value in added.items())  # they start equal
     assert len(pair.head.class_rows()) == 2 * len(single.head.class_rows())
 
 
@@ -88,8 +88,8 @@ def test_backbone_and_neck_learn_only_from_the_one_to_many_branch(kind: str) -> 
             torch.testing.assert_close(p.grad, wanted[key], rtol=1e-5, atol=1e-6)
         elif p.requires_grad:
             assert p.grad is not None, key
-    learnt = [p.grad.abs().sum() > 0 for key, p in pair.named_parameters() if ONE_TO_ONE in key]
-    assert sum(learnt) > len(learnt) / 2  # a level without a target of its own leaves its box layers alone
+    learned = [p.grad.abs().sum() > 0 for key, p in pair.named_parameters() if ONE_TO_ONE in key]
+    assert sum(learned) > len(learned) / 2  # box layers of a level without targets get no gradient
     alone = build_detector(MODELS[kind], 2, seed=1)
     raw = alone(images)
     sum(level.square().sum() for level in raw[len(raw) // 2 :]).backward()
@@ -270,7 +270,7 @@ def test_the_one_to_one_anchor_is_the_best_match() -> None:
     model = build_detector(MODELS["anchors"], 2, seed=1)
     raw = [level.requires_grad_() for level in raw_maps(model, 3)]
     targets = make_batch(3, targets_per_image=4).targets
-    targets[1, 2:] = targets[0, 2:] * 1.01  # both want the same places
+    targets[1, 2:] = targets[0, 2:] * 1.01  # both request the same cells
     criterion = model.head.build_loss(HYP).one
     output = criterion(raw[3:], targets, 16)
     gradients = torch.autograd.grad(output.total, raw[3:])
@@ -344,7 +344,7 @@ def test_minimizing_the_loss_finds_each_object_once_without_nms(kind: str) -> No
     model = build_detector(MODELS[kind], 2, seed=1)
     raw = [torch.zeros_like(level) for level in raw_maps(model, 2)]
     for level in raw if kind == "no bins" else ():
-        level[:, :4] = 2.0  # as the head begins
+        level[:, :4] = 2.0  # the initial values of the head
     raw = [level.requires_grad_() for level in raw]
     rows = [
         (0, 0, 0.3, 0.35, 0.3, 0.3),
@@ -367,7 +367,7 @@ def test_minimizing_the_loss_finds_each_object_once_without_nms(kind: str) -> No
         assert found.classes[int(image), overlap.argmax()] == label
         assert overlap.max() > 0.8
     _, scores = model.head.decode_branch([level.detach() for level in raw[:3]])
-    assert (scores > 0.5).sum() > 8, "the other branch does want NMS"
+    assert (scores > 0.5).sum() > 8, "the other branch needs NMS"
 
 
 # Training
@@ -461,7 +461,7 @@ def test_without_a_threshold_overlapping_detections_are_kept() -> None:
     assert select_detections(boxes[:0], scores[:0], iou_thres=None, **common).scores.shape == (0, 5)
 
 
-# Files and doors
+# Weights and scripts
 
 
 def test_weights_of_a_single_head_initialize_both_heads(tmp_path) -> None:

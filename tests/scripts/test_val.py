@@ -142,7 +142,7 @@ def test_results_with_tta_are_equal_on_1_2_and_3_processes(tiny, tmp_path, capsy
         assert words in printed
     for world in ("2", "3"):
         command = [sys.executable, "val.py", *flags(tiny, tmp_path, "--name", world, "--spawn", world, *more)]
-        one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as here: how many share a sum decides its rounding
+        one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as here: the number of ranks decides how a sum is rounded
         ended = subprocess.run(command, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
         assert ended.stdout.count("AP by size") == ended.stdout.count("error at IoU 0.5") == 1
@@ -206,8 +206,8 @@ def test_mistakes_are_user_errors(tiny, tmp_path, more, words):
     ("more", "line"),
     [
         (["--imgsz", "65"], "error: --imgsz 65"),
-        (["--imgsz", "65", "--spawn", "2"], "error: --imgsz 65"),  # both processes run into it
-        (["--project", "/proc/runs", "--spawn", "2"], "error: /proc/runs/exp: cannot be created"),  # the first alone
+        (["--imgsz", "65", "--spawn", "2"], "error: --imgsz 65"),  # both processes fail
+        (["--project", "/proc/runs", "--spawn", "2"], "error: /proc/runs/exp: cannot be created"),  # only the first
     ],
 )
 def test_the_script_prints_an_error_once_and_exits_with_2(tiny, tmp_path, more, line):

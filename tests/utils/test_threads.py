@@ -36,7 +36,7 @@ def test_submitting_does_not_block_and_newer_content_replaces_pending_content():
     disk.go_on.set()
     writer.finish()
     assert disk.written == [(A, 1), (B, 5), (A, 6)]
-    writer.submit({A: 7})  # a new thread takes over
+    writer.submit({A: 7})  # a new thread continues
     writer.finish()
     assert disk.written[-1] == (A, 7)
 

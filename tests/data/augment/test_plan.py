@@ -188,7 +188,7 @@ def test_snapping_moves_edges_by_half_a_pixel_at_most():
     for position in range(100):
         pairs = zip(plan_of(snapped, position).pictures[0].tiles, plan_of(exact, position).pictures[0].tiles)
         for a, b in pairs:
-            if a.index != b.index:  # one missed the canvas by less than a pixel
+            if a.index != b.index:  # one was outside the canvas by less than a pixel
                 break
             assert are_axis_aligned(a.matrix[None]).all()
             x1, y1, x2, y2 = a.region
@@ -219,8 +219,8 @@ def test_color_matrices_equal_their_definition():
         return color_matrices(np.array([jitter]))[0]
 
     np.testing.assert_allclose(of(0, 0, 0), np.eye(3), atol=1e-12)
-    grey = np.array([80.0, 80.0, 80.0])
-    np.testing.assert_allclose(of(0.3, 0.5, 0) @ grey, grey, atol=0.5)
+    gray = np.array([80.0, 80.0, 80.0])
+    np.testing.assert_allclose(of(0.3, 0.5, 0) @ gray, gray, atol=0.5)
     np.testing.assert_allclose(of(0, -1, 0) @ [200, 10, 60], np.full(3, 0.299 * 200 + 5.87 + 6.84), atol=0.5)
     np.testing.assert_allclose(of(0, 0, 0.4), 1.4 * np.eye(3), atol=1e-12)
     np.testing.assert_allclose(np.linalg.matrix_power(of(1 / 3, 0, 0), 3), np.eye(3), atol=1e-9)

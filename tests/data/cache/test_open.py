@@ -80,7 +80,7 @@ def test_memory_is_freed_when_its_last_user_ends(index, tmp_path):
     view, expected = second[0], second[0].copy()
     del second
     assert files(tmp_path) == []
-    assert np.array_equal(view, expected)  # what is mapped stays mapped
+    assert np.array_equal(view, expected)  # mapped memory stays valid
 
 
 def test_a_run_that_ends_leaves_nothing_in_memory(index, tmp_path):
@@ -140,7 +140,7 @@ def test_a_disk_cache_is_reused_only_for_equal_data_and_size(index, tmp_path, mo
     open_image_cache(replace(index, fingerprint="changed"), imgsz=64, **options("disk", tmp_path))
     paths = lmdbs(tmp_path)
     assert len(paths) == 3
-    for path in paths:  # no file of a terabyte, whatever it occupies
+    for path in paths:  # not a sparse file of a terabyte
         assert path.stat().st_size < 200_000
 
 

@@ -111,22 +111,22 @@ def test_other_formats_are_never_reduced(tmp_path):
 
 
 def test_grayscale_images_become_three_equal_channels(tmp_path):
-    grey = gradient()[..., 0]
+    gray = gradient()[..., 0]
     for suffix in ("png", "bmp", "pgm", "tif"):
         path = tmp_path / f"g.{suffix}"
-        cv2.imwrite(str(path), grey)
-        np.testing.assert_array_equal(read_image(path), np.repeat(grey[..., None], 3, 2))
-    cv2.imwrite(str(tmp_path / "g.jpg"), grey)
+        cv2.imwrite(str(path), gray)
+        np.testing.assert_array_equal(read_image(path), np.repeat(gray[..., None], 3, 2))
+    cv2.imwrite(str(tmp_path / "g.jpg"), gray)
     image = read_image(tmp_path / "g.jpg")
     assert image.shape == (24, 40, 3)
     assert (image == image[..., :1]).all()
 
 
 def test_sixteen_bits_keep_black_and_white(tmp_path):
-    grey = np.array([[0, 65535], [257 * 100, 257 * 7]], np.uint16)
-    color = np.stack([grey, grey.T, grey[::-1]], 2)
+    gray = np.array([[0, 65535], [257 * 100, 257 * 7]], np.uint16)
+    color = np.stack([gray, gray.T, gray[::-1]], 2)
     for suffix in ("png", "tif"):
-        cv2.imwrite(str(tmp_path / f"g.{suffix}"), grey)
+        cv2.imwrite(str(tmp_path / f"g.{suffix}"), gray)
         cv2.imwrite(str(tmp_path / f"c.{suffix}"), color[..., ::-1])
         np.testing.assert_array_equal(read_image(tmp_path / f"g.{suffix}")[..., 0], [[0, 255], [100, 7]])
         np.testing.assert_array_equal(read_image(tmp_path / f"c.{suffix}"), color // 257)
@@ -137,8 +137,8 @@ def test_alpha_is_dropped(tmp_path):
     alpha = np.zeros((24, 40, 1), np.uint8)
     cv2.imwrite(str(tmp_path / "a.png"), np.concatenate([image[..., ::-1], alpha], 2))
     np.testing.assert_array_equal(read_image(tmp_path / "a.png"), image)
-    grey_alpha = png(2, 1, 8, 4, [bytes([10, 0, 200, 255])])
-    (tmp_path / "ga.png").write_bytes(grey_alpha)
+    gray_alpha = png(2, 1, 8, 4, [bytes([10, 0, 200, 255])])
+    (tmp_path / "ga.png").write_bytes(gray_alpha)
     np.testing.assert_array_equal(read_image(tmp_path / "ga.png")[..., 0], [[10, 200]])
 
 

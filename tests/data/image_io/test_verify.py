@@ -30,7 +30,7 @@ def by_pillow(image: np.ndarray, mode: str = "RGB", **options) -> bytes:
 USUAL = {
     "opencv": by_opencv(picture()),
     "opencv, best": by_opencv(picture(), cv2.IMWRITE_JPEG_QUALITY, 100),
-    "opencv, grey": by_opencv(picture()[..., 0]),
+    "opencv, gray": by_opencv(picture()[..., 0]),
     "restarts": by_opencv(picture(), cv2.IMWRITE_JPEG_RST_INTERVAL, 2),
     "optimized": by_pillow(picture(), optimize=True),
     "4:4:4": by_pillow(picture(), subsampling=0),

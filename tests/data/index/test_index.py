@@ -198,7 +198,7 @@ def test_single_cls_merges_all_classes(root, tmp_path, label):
     np.testing.assert_array_equal(index.classes, np.zeros(4))
     assert len(index.ground_truth().category_ids) == 1
     assert index.fingerprint != load(root, tmp_path / "cache").fingerprint
-    write_yaml(root, label, names=("thing",))  # whatever the labels' classes are called or numbered
+    write_yaml(root, label, names=("thing",))  # for any names and numbers of the labels' classes
     assert len(load(root, tmp_path / "cache", single_cls=True).classes) == 4
 
 
@@ -335,7 +335,7 @@ def test_differences_between_coco_json_and_folder_are_reported(root, tmp_path):
     (root / "instances.json").write_text(json.dumps(data))
     write_yaml(root, "annotations: instances.json\n")
     index = load(root, tmp_path / "cache", max_bad=0.25)
-    assert len(index) == 3  # file_name's folder is not in the split's: matched by the bare name; one of no known class
+    assert len(index) == 3  # file names without the split's folder match by bare name; one class is unknown
     assert index.crowd.sum() == 1
     assert sum(len(index.labels(i)) for i in range(3)) == len(index.classes) - 1
     report = "\n".join(index.report.lines)
@@ -640,7 +640,7 @@ def test_bccd_has_the_same_boxes_as_txt_and_voc(tmp_path, split, images, degener
     assert a.report.problems == 0
     assert_same(a, b, but=("boxes_xywh_px", "area_px"))
     np.testing.assert_allclose(normalized(a), normalized(b), atol=1e-6)
-    # The VOC files hold two objects of no size, which the txt files were made without.
+    # The VOC files contain two objects without area, which the txt files omit.
     assert b.report.totals.get("box without area", 0) == degenerate
     assert b.report.problems == degenerate
 

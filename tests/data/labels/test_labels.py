@@ -207,7 +207,7 @@ def test_random_rows_equal_the_scalar_reference_and_stay_inside_the_image(seed):
     np.testing.assert_array_equal(boxes.classes, expected[:, 0])
     np.testing.assert_array_equal(boxes.boxes_xywh_px, expected[:, 1:])
     lost = [f for _, f in findings if f.kind != CLIPPED]
-    assert len(boxes.image) + len(lost) == 300  # nothing goes without a word
+    assert len(boxes.image) + len(lost) == 300  # nothing is dropped silently
     assert np.isfinite(boxes.area_px).all()
     assert (boxes.boxes_xywh_px[:, :2] >= 0).all()
     assert (boxes.boxes_xywh_px[:, :2] + boxes.boxes_xywh_px[:, 2:] <= [90, 120]).all()

@@ -82,7 +82,7 @@ def test_memory_is_reused_only_after_its_batch_is_released(open_loader, options)
     """Worker and parent reuse a few slots; batches that are still referenced do not change, however many there are."""
     alone = list(islice(open_loader(**options), 24))
     loader = open_loader(workers=2, **options)
-    for _ in range(2):  # another iteration, with batches on their way when the first one was given up
+    for _ in range(2):  # another iteration; the first one was abandoned with batches in transit
         kept, places = [], set()
         for number, batch in enumerate(islice(loader, 24)):
             places.add(batch.images.data_ptr())
@@ -356,7 +356,7 @@ def test_workers_ignore_sigterm_until_the_parent_stops_them(open_loader):
         time.sleep(0.02)
     assert not _is_alive(workers[0])
     assert _is_alive(workers[1])
-    with contextlib.suppress(RuntimeError):  # torch's word on the first worker
+    with contextlib.suppress(RuntimeError):  # torch's message about the first worker
         loader.close()
     assert not _is_alive(workers[1])
 

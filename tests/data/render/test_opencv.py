@@ -163,7 +163,7 @@ def test_adjacent_tiles_leave_no_seam():
             key = SampleKey(0, 0, position, (CANVAS, CANVAS))
             plan = draw_plan(key, source_hw=np.array([[256, 256]] * 4), hyp=hyp, seed=5, epochs=50)
             picture, _ = drawn(plan, images)
-            corner = picture[96:160, 96:160]  # within all four tiles, whatever the mosaic's center
+            corner = picture[96:160, 96:160]  # within all four tiles, for any center of the mosaic
             assert (corner == 200).all()
 
 

@@ -81,7 +81,7 @@ def test_two_nodes_open_each_shared_file_once(tmp_path):
     first, second, replaced, halved = results[0][0]
     assert first == every_file_once(source.parent)
     assert second == Counter({"data.yaml": 1})
-    assert replaced == second  # node 0 gave node 1 what it had
+    assert replaced == second  # node 0 sent node 1 what it had
     images = sorted(name for name in whole if name.endswith(".png"))
     assert halved == Counter(["data.yaml", *images[: len(images) // 2]])
 

@@ -43,7 +43,7 @@ def test_the_saved_model_contains_means_and_common_buffers_unchanged():
     assert state["1.running_mean"].tolist() == [3.0, values[0, 1].item()]
     assert torch.equal(state["2.running_var"], values[0, -3:])
     assert torch.equal(state["1.num_batches_tracked"], before)
-    assert (model[1].running_mean == 0).all()  # the run's own are left alone
+    assert (model[1].running_mean == 0).all()  # the run's own buffers do not change
 
 
 def test_the_same_number_of_ranks_restores_each_ranks_buffers():

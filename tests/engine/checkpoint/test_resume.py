@@ -61,7 +61,7 @@ def test_changed_circumstances_are_listed():
         "resume: processes 2 -> 4",
         "resume: device cpu -> cuda",
     ]
-    assert circumstances_changed({}, world_size=4, device="cuda") == []  # of a checkpoint that did not say
+    assert circumstances_changed({}, world_size=4, device="cuda") == []  # a checkpoint without these values
 
 
 def test_a_restart_finds_its_own_run_only(tmp_path: Path):
@@ -70,7 +70,7 @@ def test_a_restart_finds_its_own_run_only(tmp_path: Path):
         (tmp_path / name).mkdir()
     assert run_of_launch(tmp_path, ["job node0 1"]) is None
     note_launch(tmp_path, ["job node0 1", "job node1 2"], tmp_path / "exp")
-    note_launch(tmp_path, ["", ""], tmp_path / "exp2")  # without torchrun nothing is noted
+    note_launch(tmp_path, ["", ""], tmp_path / "exp2")  # without torchrun nothing is stored
     assert run_of_launch(tmp_path, ["job node1 2", "job node2 9"]) == tmp_path / "exp"
     assert run_of_launch(tmp_path, ["job node0 7"]) is None
     assert run_of_launch(tmp_path, [""]) is None

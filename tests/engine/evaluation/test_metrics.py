@@ -158,7 +158,8 @@ def test_the_confusion_matrix_ignores_detections_in_crowd():
     )
     boxes = [[10, 10, 30, 30], [10, 10, 30, 30], [200, 200, 250, 250], [300, 300, 320, 320]]
     table = make_table([0] * 4, boxes, [0.9] * 4, [0, 1, 0, 1])
-    expected = [[0, 1, 0], [0, 0, 2], [0, 0, 0]]  # mistaken for 0; one in another class's crowd, one on nothing
+    # class 1 detected as 0; one in another class's crowd, one false positive
+    expected = [[0, 1, 0], [0, 0, 2], [0, 0, 0]]
     np.testing.assert_array_equal(confusion_matrix(gt, table, 2), expected)
 
 

@@ -32,7 +32,7 @@ def test_size_ranges_partition_the_objects():
     result = score_detections(gt, table, num_classes)
     np.testing.assert_array_equal(sizes.targets[:, 0], result.class_targets)
     np.testing.assert_array_equal(sizes.ap[:, 0], result.class_ap)
-    assert (sizes.targets[:, 1:].sum(1) >= sizes.targets[:, 0]).all()  # both neighbors count a border
+    assert (sizes.targets[:, 1:].sum(1) >= sizes.targets[:, 0]).all()  # an object on a border counts in both ranges
 
 
 @pytest.mark.filterwarnings("error")

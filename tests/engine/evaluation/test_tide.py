@@ -71,7 +71,7 @@ def by_hand(gt, table, num_classes):
             values.append(average_precision([d[1:] for d in detections if d[0] == c], objects) if objects else 0.0)
         return np.mean(values)
 
-    # In the order in which equal scores rank: by image, then as they came.
+    # In the order of equal scores: by image, then by position.
     everything = sorted(range(right.size), key=lambda d: table.image_index[d])
     plain = [(table.classes[d], table.scores[d], right[d]) for d in everything]
     base, costs = ap(plain), []
@@ -159,7 +159,7 @@ def test_each_error_type_by_example():
     corners, scores, classes = zip(*found)
     split = split_errors(match_detections(gt, make_table([0] * 6, corners, scores, classes), 2))
     np.testing.assert_array_equal(split.counts, [[1, 1, 1, 1, 0, 1], [0, 0, 0, 0, 1, 0]])
-    # Class 1 comes to its object by the detection called 0, ranked above the one on nothing: AP from 0 to 1.
+    # Class 1 finds its object with the detection of class 0, which ranks above the false positive: AP from 0 to 1.
     assert split.class_cost[1].tolist() == [pytest.approx(1), 0, 0, 0, 0, 0]
 
 
@@ -183,4 +183,4 @@ def test_no_detections_have_no_errors(objects, detections):
     assert split.counts.sum(0).tolist() == [0, 0, 0, 0, detections, objects]
     assert np.isnan(split.cost).all() == (objects == 0)
     if objects:
-        np.testing.assert_array_equal(split.cost, 0)  # a class of which nothing is found stays at 0
+        np.testing.assert_array_equal(split.cost, 0)  # a class without detections stays at 0

@@ -34,7 +34,7 @@ def test_warmup_interpolates_rates_and_momentum():
     assert rates == sorted(rates)
     assert rates[10] == s.decay(10)
     biases = [s.learning_rate(i, 0.01, is_bias=True) for i in range(11)]
-    assert biases[0] > biases[9] > biases[10]  # comes down from warmup_bias_lr
+    assert biases[0] > biases[9] > biases[10]  # decreases from warmup_bias_lr
     assert s.momentum_at(0) == 0.8
     assert s.momentum_at(5) == pytest.approx(0.85)
     assert s.momentum_at(10) == 0.9

@@ -88,7 +88,7 @@ def test_the_csv_of_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
     before = CsvTracker(resumed)
     for epoch, row in enumerate(rows[:5]):
         before.epoch(epoch, row)
-    after = CsvTracker(resumed)  # the checkpoint was of epoch 3: 3 and 4 are done again
+    after = CsvTracker(resumed)  # the checkpoint was of epoch 3: epochs 3 and 4 are repeated
     after.start({}, 3)
     assert [r["epoch"] for r in rows_of(resumed)] == ["0", "1", "2"]
     for epoch in (3, 4, 5):
@@ -120,7 +120,7 @@ def test_foreign_or_unwritable_csv_is_a_user_error(tmp_path, monkeypatch):
         patch.setattr("utils.files.safe_io.os.replace", full)
         with pytest.raises(UserError, match="No space left"):
             results.epoch(1, {"loss": 0.5})
-    assert (tmp_path / "other.csv").read_text() == "epoch,loss\n0,1\n"  # the old file is whole, nothing beside it
+    assert (tmp_path / "other.csv").read_text() == "epoch,loss\n0,1\n"  # the old file is complete, and the only one
     assert sorted(p.name for p in tmp_path.iterdir()) == ["other.csv", "results.csv"]
 
 

@@ -129,7 +129,7 @@ def test_any_exponents_equal_the_formula(alpha, beta):
 def test_pairs_list_the_cells_inside_each_target_in_order(seed, extra):
     _, _, centers, _, boxes, mask = scene(3, 9, 2, seed)
     boxes[0, 0] = torch.tensor([0.0, 0.0, CANVAS, CANVAS])
-    boxes[0, 1] = torch.tensor([CANVAS, CANVAS, CANVAS, CANVAS])  # nothing is left of it, at the far corner
+    boxes[0, 1] = torch.tensor([CANVAS, CANVAS, CANVAS, CANVAS])  # at the far corner, with no area left
     expected = (candidate_cells(centers, boxes, 8.0) & mask[..., None]).flatten(0, 1)
     pairs = list_pairs(boxes.flatten(0, 1), mask.flatten(), SHAPES, STRIDES, int(expected.sum()) + extra)
     assert torch.equal(pairs.ends, expected.sum(1).cumsum(0))

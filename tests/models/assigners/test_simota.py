@@ -89,7 +89,7 @@ def test_assignment_equals_loops(seed: int) -> None:
     np.testing.assert_allclose([found[k][1] for k in expected], [v[1] for v in expected.values()], rtol=1e-4, atol=1e-6)
     per_target = assignment.assigned.sum(-1)
     assert not per_target[~inputs[-1]].any()
-    assert per_target.max() > 3, "some target wants several cells"
+    assert per_target.max() > 3, "some target requests several cells"
 
 
 def test_the_scenes_contain_conflicts_and_distant_cells() -> None:
@@ -116,11 +116,11 @@ def test_one_to_one_keeps_the_cheapest_cell_of_each_target() -> None:
     for b in range(4):
         taken = one.cells[b, one.assigned[b]].tolist()
         assert len(taken) == len(set(taken))
-    for k in range(6):  # alone, a target gets the cheapest of its many
+    for k in range(6):  # a single target gets its cheapest candidate
         only = torch.zeros_like(mask)
         only[:, k] = mask[:, k]
         many, single = (SimOtaAssigner(one_to_one=o)(*inputs[:-1], only, finest_stride=8) for o in (False, True))
-        first = many.cells[:, k, :1]  # cells come in the order of their cost
+        first = many.cells[:, k, :1]  # cells are ordered by cost
         assert torch.equal(single.cells[:, k][only[:, k]], first[only[:, k]])
 
 

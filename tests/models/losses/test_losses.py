@@ -79,7 +79,7 @@ def test_sparse_cross_entropy_equals_torch_on_dense_targets():
     logits = (30 * torch.randn(2, 7, 3, generator=generator, dtype=torch.float64)).requires_grad_()
     cells = torch.tensor([[1, 4, 4], [0, 6, 2]])
     targets = torch.rand(2, 3, 3, generator=generator, dtype=torch.float64)
-    targets[0, 2] = 0  # an unused slot names any cell
+    targets[0, 2] = 0  # an unused slot may contain any cell
     dense = torch.zeros_like(logits).scatter_add(1, cells[..., None].expand(-1, -1, 3), targets)
     reference = torch.nn.functional.binary_cross_entropy_with_logits(logits, dense, reduction="sum")
     value = sparse_cross_entropy(logits, cells, targets)

@@ -49,7 +49,7 @@ def test_the_loss_equals_loops(eps: float, refining: bool) -> None:
     boxes = cxcywh_to_xyxy(padded[..., 1:]) * CANVAS
     table = torch.tensor([[out for out, _, _ in cells] for cells in images])
     decoded = torch.tensor([[box for _, box, _ in cells] for cells in images])
-    assignment = SimOtaAssigner()(  # has a test of its own
+    assignment = SimOtaAssigner()(  # has a separate test
         table[..., 4:5], table[..., 5:], decoded, centers * strides, strides, padded[..., 0].long(), boxes, mask, 8
     )
     owner = {(b, int(assignment.cells[b, k, t])): k for b, k, t in assignment.assigned.nonzero().tolist()}

@@ -15,7 +15,7 @@ from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
 from utils.distributed.agreement import check_agreement, product_version
 from utils.errors import PeerFailure, UserError
 
-SECONDS = 60  # that two processes on a busy machine take to start, and nothing like a collective's timeout
+SECONDS = 60  # enough for two processes to start on a busy machine, and far below a collective's timeout
 
 
 @pytest.fixture(scope="module")

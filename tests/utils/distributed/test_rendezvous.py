@@ -46,7 +46,7 @@ def test_the_first_process_names_missing_ones_until_all_have_joined(caplog):
     started.append(meet_in_thread(launch_of(1, 3, port)))
     for thread, _ in started:
         thread.join(20)
-    assert 1 <= len(said) <= 3  # after one second and every second; one of the two processes speaks
+    assert 1 <= len(said) <= 3  # after one second and every second; only one of the two processes prints
     assert all(f"rank 1 of 3 processes did not join 127.0.0.1:{port} after " in line for line in said), said
     assert all(not isinstance(outcome[0], str) for _, outcome in started)
 

@@ -40,7 +40,7 @@ def test_a_signal_is_recorded_during_training_and_ignored_while_ending():
             send(signal.SIGINT)
             assert signals.code == 130
         send(signal.SIGTERM)
-    send(signal.SIGTERM)  # the process is on its way out
+    send(signal.SIGTERM)  # the process is ending
 
 
 def test_a_second_ctrl_c_stops_at_once(monkeypatch):
@@ -49,7 +49,7 @@ def test_a_second_ctrl_c_stops_at_once(monkeypatch):
     with StopSignals() as signals, signals.deferred():
         send(signal.SIGINT)
         now[0] = 0.5
-        send(signal.SIGINT)  # a launcher's echo
+        send(signal.SIGINT)  # sent again by a launcher
         now[0] = 5.0
         with pytest.raises(Stopped):
             send(signal.SIGINT)

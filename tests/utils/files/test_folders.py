@@ -44,7 +44,7 @@ def go_on(last: Path, epochs: int) -> None:
 
 
 def test_resume_and_val_from_another_folder(trained, tmp_path, monkeypatch):
-    shutil.copytree(trained, tmp_path / "home")  # the first place is still there
+    shutil.copytree(trained, tmp_path / "home")  # the first folder still exists
     monkeypatch.chdir(tmp_path)
     last = tmp_path / "home" / "work" / "runs" / "train" / "exp" / "last.pt"
     go_on(last, 2)

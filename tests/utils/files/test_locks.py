@@ -50,7 +50,7 @@ def test_a_lock_ends_with_its_process_and_not_with_its_children(held):
     holder.kill()
     holder.wait()
     lock = FileLock(path)
-    assert lock.acquire(patience_s=10) == ""  # a child that was forked just now lets go of it in a moment
+    assert lock.acquire(patience_s=10) == ""  # a child that has just been forked releases it in a moment
     assert f"process {os.getpid()} on" in path.read_text()
     lock.release()
     assert not path.exists()

@@ -1,15 +1,16 @@
-"""Atomic writes."""
+"""Atomic writes, and reading text."""
 
 import errno
 import stat
 
 import pytest
 
-from utils.files.safe_io import atomic_write, write_whole
+from utils.errors import UserError
+from utils.files.safe_io import atomic_write, read_text, write_whole
 
 
 def test_an_atomic_write_leaves_only_the_complete_file(tmp_path):
-    path = tmp_path / ("n\u00e4me " * 30 + ".txt")  # hardly room for a longer name beside it
+    path = tmp_path / ("n\u00e4me " * 30 + ".txt")  # a temporary name can hardly be longer
     write_whole(path, "caf\udce9 \u00fc")
     assert path.read_bytes() == b"caf\\udce9 " + "\u00fc".encode()
     with atomic_write(path, durable=True) as file:
@@ -19,7 +20,7 @@ def test_an_atomic_write_leaves_only_the_complete_file(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
     plain = tmp_path / "plain"
     plain.write_text("")
-    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)  # readable by whom others are
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)  # the permissions of other files
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
@@ -44,3 +45,23 @@ def test_an_error_about_a_missing_folder_names_the_target_file(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         write_whole(tmp_path / "none" / "a.txt", "x")
     assert caught.value.filename == str(tmp_path / "none" / "a.txt")
+
+
+def test_text_is_read_without_a_byte_order_mark(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfcaf\xc3\xa9\r\n")
+    assert read_text(path, most=10) == "caf\u00e9\r\n"
+
+
+def test_unreadable_text_is_one_line_that_names_the_file(tmp_path):
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "large.txt").write_bytes(b"123456")
+    cases = [
+        ("none.txt", r"none\.txt: no such file"),
+        (".", r": cannot be read \(is a folder, not a file\)"),
+        ("latin.txt", r"latin\.txt: not UTF-8 text \(unexpected end of data at byte 3\)"),
+        ("large.txt", r"large\.txt: cannot be read \(has 0\.00 GiB, more than such a file can need\)"),
+    ]
+    for name, message in cases:
+        with pytest.raises(UserError, match=message):
+            read_text(tmp_path / name, most=5)

@@ -44,7 +44,7 @@ def files(root: Path, **texts: str) -> Path:
         ("0::/job/step\n", {"job__cpu_dot_max": "600000 100000\n", "job__step__cpu_dot_max": "300000 100000\n"}, 3),
         ("0::/../other\n", {"cpu_dot_max": "500000 100000\n"}, 5),
         (
-            "11:memory:/docker/a\n4:cpu,cpuacct:/docker/a\n0::/docker/a\n",  # its own group is the root of what it sees
+            "11:memory:/docker/a\n4:cpu,cpuacct:/docker/a\n0::/docker/a\n",  # its own group appears as the root
             {"cpu__cpu_dot_cfs_quota_us": "300000\n", "cpu__cpu_dot_cfs_period_us": "100000\n"},
             3,
         ),

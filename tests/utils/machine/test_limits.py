@@ -153,7 +153,7 @@ def test_training_works_without_tqdm_and_tensorboard(world, tmp_path):
     )
     os.close(theirs)
     said = b""
-    with contextlib.suppress(OSError):  # EIO: it has ended
+    with contextlib.suppress(OSError):  # EIO: the process has ended
         while part := os.read(ours, 65536):
             said += part
     os.close(ours)

@@ -134,7 +134,7 @@ def test_every_letter_is_visible():
     assert all(mask.shape[0] == masks[0].shape[0] or i in (3, 4, 5) for i, mask in enumerate(masks))
     assert all(mask.max() > 100 for mask in masks[:-1])
     assert masks[-1].max() == 0
-    assert masks[3].tobytes() != masks[4].tobytes()  # no two letters fall on one replacement sign
+    assert masks[3].tobytes() != masks[4].tobytes()  # no two letters become the same replacement character
 
 
 def test_text_is_drawn_without_matplotlib(monkeypatch):
