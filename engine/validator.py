@@ -14,7 +14,7 @@ from data.index.dataset_yaml import DatasetSpec
 from data.loading.build import build_val_loader
 from data.open_dataset import open_dataset
 from engine.evaluation import report
-from engine.evaluation.analysis import analyse
+from engine.evaluation.analysis import analyze
 from engine.evaluation.evaluator import Evaluator
 from engine.process import check_same_model, check_same_start, resolve_amp
 from models.postprocess.detections import detections_to_score
@@ -110,7 +110,7 @@ def _report(config: ValConfig, result: EvalResult, evaluator: Evaluator, names: 
     folder = increment_path(config.project, config.name, config.exist_ok)
     rows = report.result_rows(result, gt, names)
     log.info("%s\n%s", report.format_table(report.COLUMNS, rows, verbose=config.verbose), report.format_summary(result))
-    analysis = analyse(gt, evaluator.detections, len(names), threshold=result.best_confidence, per_size=config.per_size)
+    analysis = analyze(gt, evaluator.detections, len(names), threshold=result.best_confidence, per_size=config.per_size)
     if analysis.sizes is not None:
         by_size = list(report.size_rows(analysis.sizes, names))
         log.info("%s", report.format_table(report.SIZE_COLUMNS, by_size, verbose=config.verbose))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 TARGET_BUCKET = 16
-GREY = 114  # uint8 value of the padding around images
+GRAY = 114  # uint8 value of the padding around images
 
 
 def bucketed(most: int) -> int:

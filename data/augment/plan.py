@@ -51,7 +51,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Tiles in painting order over a grey canvas, then pixel operations, each with its parameters (k,)."""
+    """Tiles in painting order over a gray canvas, then pixel operations, each with its parameters (k,)."""
 
     tiles: tuple[Tile, ...]
     operations: tuple[tuple[PixelOperation, np.ndarray], ...] = ()

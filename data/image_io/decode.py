@@ -138,7 +138,7 @@ def imdecode(data: bytes, flags: int, path: str | os.PathLike, complain: Complai
 def decode_image(
     data: bytes, header: Header, path: str | os.PathLike, jpeg_flag: int = _COLOR, complain: Complain | None = None
 ) -> np.ndarray:
-    if header.kind == "jpeg":  # the decoder converts grey and CMYK
+    if header.kind == "jpeg":  # the decoder converts gray and CMYK
         image = imdecode(data, jpeg_flag | cv2.IMREAD_IGNORE_ORIENTATION, path, complain)
         image = image if _IS_RGB else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
     else:
@@ -153,7 +153,7 @@ def _to_rgb8(image: np.ndarray, path: str | os.PathLike) -> np.ndarray:
         raise UserError(f"{path}: {image.dtype} samples are not supported; convert it to 8 or 16 bits")
     channels = 1 if image.ndim == 2 else image.shape[2]
     if channels not in _TO_RGB:
-        raise UserError(f"{path}: {channels} channels; supported are 1 (grey), 3 (color) and 4 (with alpha)")
+        raise UserError(f"{path}: {channels} channels; supported are 1 (gray), 3 (color) and 4 (with alpha)")
     return cv2.cvtColor(image, _TO_RGB[channels])
 
 

@@ -3,7 +3,7 @@
 Decoders refuse a JPEG because of its header: an unsupported process or sampling, malformed or missing tables. If the
 header passes the checks of this module and the end marker is there, they accept the file. Other files are decoded.
 
-Decoders repair errors in the coded data or leave that part grey, so the data is checked too, 64 bytes of every 2048.
+Decoders repair errors in the coded data or leave that part gray, so the data is checked too, 64 bytes of every 2048.
 Valid data looks random. `coded_data_defect` finds parts that are zero or repeat a few bytes (sparse files, incomplete
 transfers), text, and invalid markers, of which other compressed or encrypted data has one every few hundred bytes. It
 does not find single wrong bits or parts of another JPEG. Decoding finds those, except for half of the single bits.
@@ -44,7 +44,7 @@ def check_image(path: str | os.PathLike, *, decode: bool = False) -> tuple[int, 
     """Checks that `read_image` can read a file without a warning, and returns its upright height and width.
 
     An ordinary JPEG is not decoded if its header, its end and samples of its coded data are plausible, unless
-    ``decode`` is set. Any other JPEG must have its end marker (decoders silently fill a missing part with grey) and is
+    ``decode`` is set. Any other JPEG must have its end marker (decoders silently fill a missing part with gray) and is
     decoded at an eighth of its size, which is faster. Other kinds of files are decoded completely, and the checksums of
     a PNG, which decoders ignore, are verified.
 
@@ -118,7 +118,7 @@ def early_end(data: bytes, jpeg: PlainJpeg) -> str:
 
 
 def plain_jpeg(data: bytes) -> PlainJpeg | None:
-    """The header of an ordinary JPEG: sequential, 8-bit, grey or three colors, with common sampling factors.
+    """The header of an ordinary JPEG: sequential, 8-bit, gray or three colors, with common sampling factors.
 
     Returns None for any other file, which need not be damaged.
     """

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from data.render.table import Column, RenderTable
 from utils.logger import get_logger
-from utils.structures import GREY, Batch, map_tensors
+from utils.structures import GRAY, Batch, map_tensors
 
 PIXELS_AT_ONCE = {
     "cpu": 2**18,
@@ -162,7 +162,7 @@ def paint_layers(
         return first * (1 - right_weight) + second * right_weight
 
     value = row(upper) * (1 - low_weight) + row(lower) * low_weight
-    value = torch.where(covered.unsqueeze(-1), (value + 0.5).floor(), float(GREY))
+    value = torch.where(covered.unsqueeze(-1), (value + 0.5).floor(), float(GRAY))
     for operation, values in zip(operations, parameters):
         value = operation(value, values)
     return (value.clamp(0, 255) + 0.5).to(torch.uint8)

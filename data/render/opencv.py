@@ -14,7 +14,7 @@ import numpy as np
 
 from data.augment.plan import Picture, SamplePlan, Tile
 from data.augment.transforms import project_points
-from utils.structures import GREY
+from utils.structures import GRAY
 
 _POLYGON_BITS = 4  # sub-pixel bits of OpenCV's polygon filler
 _MIRRORED = {(False, False): None, (True, False): 1, (False, True): 0, (True, True): -1}  # x, y: code of cv2.flip
@@ -37,7 +37,7 @@ def render_plan(plan: SamplePlan, load: Callable[[int], np.ndarray], out: np.nda
 
 def _render_picture(picture: Picture, load: Callable[[int], np.ndarray], out: np.ndarray) -> np.ndarray:
     canvas, other = (np.empty_like(out), out) if picture.operations else (out, out)
-    canvas[:] = GREY
+    canvas[:] = GRAY
     for tile in picture.tiles:
         draw_tile(tile, load(tile.index), canvas)
     for operation, parameters in picture.operations:
@@ -170,12 +170,12 @@ def fit_letterbox(image_hw: tuple[int, int], canvas_hw: tuple[int, int], longest
 def letterbox(
     image: np.ndarray, canvas_hw: tuple[int, int], fit: Letterbox, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """Resizes ``image`` bilinearly and pads it with grey. Returns uint8 (H, W, 3): ``out`` if it is given."""
+    """Resizes ``image`` bilinearly and pads it with gray. Returns uint8 (H, W, 3): ``out`` if it is given."""
     canvas = np.empty((*canvas_hw, 3), np.uint8) if out is None else out
     right, bottom = fit.pad_x + fit.width, fit.pad_y + fit.height
-    canvas[: fit.pad_y], canvas[bottom:] = GREY, GREY
+    canvas[: fit.pad_y], canvas[bottom:] = GRAY, GRAY
     middle = canvas[fit.pad_y : bottom]
-    middle[:, : fit.pad_x], middle[:, right:] = GREY, GREY
+    middle[:, : fit.pad_x], middle[:, right:] = GRAY, GRAY
     if image.shape[:2] == (fit.height, fit.width):
         middle[:, fit.pad_x : right] = image
     else:

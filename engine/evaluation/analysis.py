@@ -107,7 +107,7 @@ class Analysis(NamedTuple):
     sizes: SizeScores | None  # None unless requested
 
 
-def analyse(
+def analyze(
     gt: GroundTruth, table: DetectionTable, num_classes: int, *, threshold: float, per_size: bool = False
 ) -> Analysis:
     """``threshold``: the least confidence of detections that a user sees."""

@@ -10,7 +10,7 @@ from torch.nn.functional import interpolate, pad
 
 from models.detector import Detector
 from models.heads.base import DetectionHead
-from utils.structures import GREY
+from utils.structures import GRAY
 
 
 class View(NamedTuple):
@@ -72,7 +72,7 @@ class TestTimeAugmentation(nn.Module):
         if view.scale != 1:
             images = interpolate(images, content_hw, mode="bilinear", antialias=view.scale < 1)
         stride = self.detector.stride
-        return pad(images, (0, -width % stride, 0, -height % stride), value=GREY / 255)
+        return pad(images, (0, -width % stride, 0, -height % stride), value=GRAY / 255)
 
 
 def to_canvas(boxes_xyxy: Tensor, view: View, canvas_hw: tuple[int, int]) -> Tensor:

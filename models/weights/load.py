@@ -152,8 +152,8 @@ def _misfit(detector: Detector, stored: StoredWeights) -> str:
     wanted, found = shapes_of(detector.state_dict()), stored.shapes
     for name in [*wanted, *found]:
         if wanted.get(name) != found.get(name):
-            wants, has = (str(list(s[name])) if name in s else "nothing" for s in (wanted, found))
-            return f"{name}: the model has {wants}, the file {has}"
+            expected, has = (str(list(s[name])) if name in s else "nothing" for s in (wanted, found))
+            return f"{name}: the model has {expected}, the file {has}"
     if stored.strides not in (None, detector.strides):
         return f"strides: the model has {list(detector.strides)}, the file {list(stored.strides)}"
     return ""

@@ -22,7 +22,7 @@ from tests.engine.test_train_step import _NoSync
 from tests.helpers.plans import draw_plan
 from tests.helpers.synthetic_index import GEOMETRIES, smooth_image
 from utils.config.settings import Hyperparameters
-from utils.structures import GREY, SampleKey
+from utils.structures import GRAY, SampleKey
 
 SIZES = np.array([(240, 320), (320, 240), (256, 256), (180, 300), (90, 120)])
 
@@ -89,7 +89,7 @@ def test_an_image_without_tiles_is_gray_and_a_batch_without_images_is_empty(imag
     blank = SamplePlan((64, 32), (Picture(()),), 1.0)
     drawn = pictures([blank], images)
     assert drawn.shape == (1, 64, 32, 3)
-    assert (drawn == GREY).all()
+    assert (drawn == GRAY).all()
     table = build_table([], (64, 32), SIZES, PackedPixels(images.__getitem__))
     assert render_table(table, torch.zeros((1, 3), dtype=torch.uint8)).shape == (0, 3, 64, 32)
 
@@ -154,7 +154,7 @@ def test_regions_of_a_smaller_level_stay_inside_it(images):
             plans.append((size, SamplePlan((32, 32), (Picture((Tile(0, region, turned),)),), 1.0)))
     for size, plan in plans:
         lone = [np.full((size, size, 3), 9, np.uint8)]
-        assert set(np.unique(pictures([plan], lone))) <= {9, GREY}
+        assert set(np.unique(pictures([plan], lone))) <= {9, GRAY}
 
 
 def test_no_operation_waits_for_the_device(images):

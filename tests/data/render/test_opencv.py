@@ -14,7 +14,7 @@ from tests.helpers.synthetic_index import GEOMETRIES, OBJECT, smooth_image
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.settings import Hyperparameters
 from utils.rng import Stream, keyed_uniforms
-from utils.structures import GREY, SampleKey
+from utils.structures import GRAY, SampleKey
 
 CANVAS = 256
 SIZES = [(240, 320), (320, 240), (256, 256), (180, 300), (90, 120)]
@@ -70,7 +70,7 @@ def two_step(key: SampleKey, images: list[np.ndarray], hyp: Hyperparameters, see
     members = [key.index, *(u[1:4] * len(images)).astype(int)]
     center_u, affine_u, flip_u = 0.5 + u[4:6], 2 * u[RandomPerspective.columns] - 1, u[RandomFlip.columns]
     frame_h, frame_w = (2 * height, 2 * width) if is_mosaic else (height, width)
-    frame = np.full((frame_h, frame_w, 3), GREY, np.float32)
+    frame = np.full((frame_h, frame_w, 3), GRAY, np.float32)
     cx, cy = int(center_u[0] * width), int(center_u[1] * height)
     for slot, member in enumerate(members if is_mosaic else members[:1]):
         image = images[member].astype(np.float32)
@@ -87,7 +87,7 @@ def two_step(key: SampleKey, images: list[np.ndarray], hyp: Hyperparameters, see
     half = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1.0]])
     warp = to_fine @ np.linalg.inv(half) @ matrix @ half
     size = (width * fine, height * fine)
-    out = cv2.warpPerspective(frame, warp, size, borderMode=cv2.BORDER_CONSTANT, borderValue=(GREY,) * 3)
+    out = cv2.warpPerspective(frame, warp, size, borderMode=cv2.BORDER_CONSTANT, borderValue=(GRAY,) * 3)
     return cv2.resize(out, (width, height), interpolation=cv2.INTER_AREA)
 
 
@@ -110,7 +110,7 @@ def test_one_pass_equals_the_two_step_pipeline(geometry, mosaic):
         assert (difference > 20).mean() < 0.035
 
 
-def rectangle(height: int, width: int, box: tuple[int, int, int, int], background: int = GREY) -> np.ndarray:
+def rectangle(height: int, width: int, box: tuple[int, int, int, int], background: int = GRAY) -> np.ndarray:
     image = np.full((height, width, 3), background, np.uint8)
     x1, y1, x2, y2 = box
     image[y1:y2, x1:x2] = OBJECT
@@ -119,7 +119,7 @@ def rectangle(height: int, width: int, box: tuple[int, int, int, int], backgroun
 
 def coverage_box(image: np.ndarray) -> np.ndarray:
     """The extent of the pixels of which the rectangle covers at least half."""
-    share = (image[..., 0].astype(np.float64) - GREY) / (OBJECT[0] - GREY)
+    share = (image[..., 0].astype(np.float64) - GRAY) / (OBJECT[0] - GRAY)
     ys, xs = np.nonzero(share > 0.5)
     return np.array([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1], np.float64)
 
@@ -231,4 +231,4 @@ def test_letterbox_centers_the_scaled_image(size, canvas, longest, expected):
     assert picture.shape == (*canvas, 3)
     ys, xs = np.nonzero(picture[..., 0] == 7)
     assert (xs.min(), ys.min(), np.ptp(xs) + 1, np.ptp(ys) + 1) == (fit.pad_x, fit.pad_y, fit.width, fit.height)
-    assert (picture[0, 0] == (GREY if fit.pad_y or fit.pad_x else 7)).all()
+    assert (picture[0, 0] == (GRAY if fit.pad_y or fit.pad_x else 7)).all()

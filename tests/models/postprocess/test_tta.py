@@ -11,7 +11,7 @@ from models.postprocess.tta import IDENTITY, VIEWS, TestTimeAugmentation, View, 
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL
 from utils import structures
 
-GREY = structures.GREY / 255
+GRAY = structures.GRAY / 255
 
 
 class BrightBox(nn.Module):
@@ -20,7 +20,7 @@ class BrightBox(nn.Module):
     strides, stride = (8, 16, 32), 32
 
     def forward(self, images):
-        light = (images.mean(1) - GREY).clamp(min=0) / (1 - GREY)
+        light = (images.mean(1) - GRAY).clamp(min=0) / (1 - GRAY)
         across, down = light.amax(1), light.amax(2)
         corners = []
         for line in (across, down):
@@ -46,7 +46,7 @@ class BrightBox(nn.Module):
 def test_all_views_find_an_object_where_it_is(canvas):
     height, width = canvas
     corners = torch.tensor([[9, 13, 37, 41], [0, 0, 20, 30], [width - 30, height - 25, width, height]])
-    images = torch.full((3, 3, height, width), GREY)
+    images = torch.full((3, 3, height, width), GRAY)
     for image, (x1, y1, x2, y2) in zip(images, corners.tolist()):
         image[:, y1:y2, x1:x2] = 1.0
     views = (IDENTITY, View(1.0, True), View(0.83, True), View(0.67, False), View(0.5, True), View(1.3, True))
@@ -80,7 +80,7 @@ def test_predictions_equal_those_of_each_view_alone(spec):
             height, width = round(96 * scale), round(160 * scale)
             view = images.flip(3) if mirrored else images
             view = view if scale == 1 else interpolate(view, (height, width), mode="bilinear")
-            canvas = torch.full((2, 3, -(-height // 32) * 32, -(-width // 32) * 32), GREY)
+            canvas = torch.full((2, 3, -(-height // 32) * 32, -(-width // 32) * 32), GRAY)
             canvas[:, :, :height, :width] = view
             expected, expected_scores = (t.numpy().astype(np.float64) for t in detector.decode(detector(canvas)))
             if mirrored:
