@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from functools import partial
 
 from torch import nn
 
@@ -84,8 +85,7 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
                 take_step=step,
                 plan=plan,
                 train_loader=train_loader,
-                val_loader=val_loader,
-                evaluator=evaluator,
+                validate=partial(evaluator.run, loader=val_loader),
                 checkpointer=Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period),
                 stops=StopCoordinator(ctx, signals, config),
                 watchdog=watchdog,

@@ -9,11 +9,10 @@ from typing import NoReturn
 
 import numpy as np
 
-from data.loading.loader import InfiniteDataLoader, ValidationLoader
+from data.loading.loader import InfiniteDataLoader
 from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.run import Run
-from engine.evaluation.evaluator import Evaluator
 from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.ddp import average_buffers
 from engine.prefetcher import Prefetcher
@@ -30,6 +29,7 @@ from utils.structures import Batch, EvalResult
 log = logging.getLogger("lockstep")
 
 EpochEnd = Callable[[int, EvalResult | None], None]
+Validate = Callable[..., EvalResult | None]
 
 
 class Trainer:
@@ -40,6 +40,7 @@ class Trainer:
         take_step: the optimizer step, with the model, the optimizer and the averaged weights.
         plan: how the loader's batches become steps.
         train_loader: endless; positioned by `fit`.
+        validate: `Evaluator.run` on the validation split.
         watchdog: of this process, entered.
         progress: the run's position and its best result; updated in place.
         on_epoch_end: called on every rank after each epoch, with its number and its result (None on other ranks than 0,
@@ -54,8 +55,7 @@ class Trainer:
         take_step: TrainStep,
         plan: StepPlan,
         train_loader: InfiniteDataLoader,
-        val_loader: ValidationLoader,
-        evaluator: Evaluator,
+        validate: Validate,
         checkpointer: Checkpointer,
         stops: StopCoordinator,
         watchdog: Watchdog,
@@ -66,7 +66,7 @@ class Trainer:
         self.ctx, self.run, self.config = ctx, run, run.config
         self.take_step, self.plan = take_step, plan
         self.schedule = build_schedule(run.hyp, plan, cosine=run.config.cos_lr)
-        self.train_loader, self.val_loader, self.evaluator = train_loader, val_loader, evaluator
+        self.train_loader, self.validate = train_loader, validate
         self.checkpointer, self.tracker, self.progress = checkpointer, tracker, progress
         self.stops, self.watchdog = stops, watchdog
         self.on_epoch_end = on_epoch_end
@@ -276,7 +276,7 @@ class Trainer:
             stopped = self.stops.stop_requested()
             return stopped
 
-        result = self.evaluator.run(self.take_step.ema.module, self.val_loader, should_stop=should_stop)
+        result = self.validate(self.take_step.ema.module, should_stop=should_stop)
         if code := self.stops.exit_code_after_validation(stopped=stopped):
             self._save()
             self._stop(code)
