@@ -30,6 +30,7 @@ from utils.config.settings import check_image_size
 from utils.distributed.context import DistributedContext, parse_devices
 from utils.download import fetch_weights
 from utils.errors import UserError
+from utils.logger import configure_logging, get_logger
 from utils.structures import Detections, DetectionTable
 
 CONFIDENCE = 0.25  # threshold for a model that does not store one
@@ -301,6 +302,8 @@ def load(
     if len(devices) > 1:
         raise UserError(f"--device {device}: detection runs on one device; name one")
     if not Path(path).exists():
+        if not get_logger().hasHandlers():
+            configure_logging(True)  # a download prints its address and license
         path = fetch_weights(str(path), ctx=DistributedContext.single(), offline=offline)
     model = open_model(path, device=devices[0], nms=nms)
     return Predictor(

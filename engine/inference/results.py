@@ -118,6 +118,7 @@ class Boxes:
 class Results:
     """The detections of one image. Attributes:
 
+    - image: uint8 (H, W, 3) RGB.
     - boxes: `Boxes`, on the CPU.
     - names: class names by number.
     - path: of the file, or a name by position.
@@ -130,16 +131,14 @@ class Results:
     def __init__(
         self, image: np.ndarray, path: str, names: Mapping[int, str], boxes: Boxes, speed: Mapping[str, float]
     ) -> None:
-        """``image``: uint8 (H, W, 3) RGB."""
-        self._image = image
-        self.path, self.names, self.boxes = path, dict(names), boxes
+        self.image, self.path, self.names, self.boxes = image, path, dict(names), boxes
         self.orig_shape: tuple[int, int] = image.shape[:2]
         self.speed = dict(speed)
 
     @cached_property
     def orig_img(self) -> np.ndarray:
         """The image: uint8 (H, W, 3) BGR."""
-        return cv2.cvtColor(self._image, cv2.COLOR_RGB2BGR)
+        return cv2.cvtColor(self.image, cv2.COLOR_RGB2BGR)
 
     def cpu(self) -> Results:
         return self._with(self.boxes.cpu())
@@ -180,7 +179,7 @@ class Results:
         """
         boxes, classes = self.boxes.numpy(), self._classes()
         texts = label_texts(self.names, classes, boxes.conf if conf else None) if labels else None
-        return draw_boxes(self._image, boxes.xyxy, texts, class_colors(np.array(classes)), thickness=line_width or 0)
+        return draw_boxes(self.image, boxes.xyxy, texts, class_colors(np.array(classes)), thickness=line_width or 0)
 
     def plot(self, *, conf: bool = True, line_width: int | None = None, labels: bool = True) -> np.ndarray:
         """As `drawn`, but BGR, as OpenCV shows and writes images."""
@@ -210,7 +209,7 @@ class Results:
         corners = self.boxes.numpy().xyxy
         corners = np.concatenate([np.floor(corners[:, :2]), np.ceil(corners[:, 2:])], 1).astype(int)
         for row, (x0, y0, x1, y1) in enumerate(corners.tolist()):
-            crop = self._image[max(y0, 0) : y1, max(x0, 0) : x1]
+            crop = self.image[max(y0, 0) : y1, max(x0, 0) : x1]
             if crop.size:
                 yield row, crop
 
@@ -247,7 +246,7 @@ class Results:
         return self.boxes.numpy().cls.astype(int).tolist()
 
     def _with(self, boxes: Boxes) -> Results:
-        return Results(self._image, self.path, self.names, boxes, self.speed)
+        return Results(self.image, self.path, self.names, boxes, self.speed)
 
 
 def boxes_of(table: DetectionTable, image_hw: tuple[int, int]) -> Boxes:

@@ -15,23 +15,15 @@ import torch
 from engine.inference.images import as_images
 from engine.inference.results import Results
 from engine.predictor import Predictor, load
-from models.detector import build_detector
 from tests.data.image_io.test_decode import jpeg_with_exif
-from tests.helpers.tiny import TINY_MODEL
+from tests.helpers.tiny import write_weights
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
-
-SIZE = 64
-NAMES = ("disc", "ring")
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> Path:
-    model = build_detector(TINY_MODEL, len(NAMES), names=NAMES, seed=1)
-    path = tmp_path_factory.mktemp("weights") / "best.pt"
-    content = {"model_spec": model.spec, "names": list(NAMES), "imgsz": SIZE, "config": {}, "hyp": {}}
-    write_checkpoint({**content, "ema": model.state_dict()}, path)
-    return path
+    return write_weights(tmp_path_factory.mktemp("weights") / "best.pt", ("disc", "ring"))
 
 
 @pytest.fixture(scope="module")
