@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from data.render.opencv import Letterbox, fit_letterbox, letterbox
 from data.sources import open_source
@@ -174,22 +175,25 @@ class Predictor:
             with torch.autocast(self.device.type, self._amp, enabled=self._amp is not None):
                 raw = self.model(pixels)
             computed = self._now()
-            boxes, scores = self.model.decode([level.float() for level in raw])
-            detections = select_detections(
-                boxes,
-                scores,
-                conf_thres=selection.conf,
-                iou_thres=selection.iou,
-                max_det=selection.max_det,
-                agnostic=selection.agnostic,
-                multi_label=False,
-                classes=selection.classes or None,
-            )
-            detections = Detections(*(t.cpu() for t in detections))
+            detections = Detections(*(t.cpu() for t in self._select(raw, selection)))
         found = [_table_of(detections, row, image.shape[:2], fit) for row, (image, fit) in enumerate(zip(images, fits))]
         times = (started, prepared, computed, time.perf_counter())
         stages = zip(("preprocess", "inference", "postprocess"), times, times[1:])
         return found, {name: (end - start) * 1e3 / len(images) for name, start, end in stages}
+
+    def _select(self, raw: list[Tensor], selection: Selection) -> Detections:
+        """The detections in the model's raw outputs."""
+        boxes, scores = self.model.decode([level.float() for level in raw])
+        return select_detections(
+            boxes,
+            scores,
+            conf_thres=selection.conf,
+            iou_thres=selection.iou,
+            max_det=selection.max_det,
+            agnostic=selection.agnostic,
+            multi_label=False,
+            classes=selection.classes or None,
+        )
 
     def _now(self) -> float:
         """Seconds; waits until a GPU has done what it was given, so that each stage counts its own work."""
