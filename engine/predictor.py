@@ -77,7 +77,7 @@ class Predictor:
         self.imgsz = self._checked_size(imgsz)
         self.conf = conf if conf is not None else CONFIDENCE if model.confidence is None else model.confidence
         self.iou, self.max_det, self.classes, self.agnostic, self.color = iou, max_det, classes, agnostic, color
-        self._amp = self._autocast_type(amp)
+        self.amp = self._autocast_type(amp)
         self._selection()
 
     def __call__(
@@ -148,7 +148,7 @@ class Predictor:
             raise UserError(f"batch_size: must be at least 0, got {batch_size}")
         by_canvas: dict[tuple[int, int], list[int]] = {}
         for index, image in enumerate(images):
-            by_canvas.setdefault(self._canvas_hw(image.shape[:2], imgsz), []).append(index)
+            by_canvas.setdefault(self.canvas_hw(image.shape[:2], imgsz), []).append(index)
         size = self.model.batch or batch_size or (1 if self.device.type == "cpu" else BATCH_SIZE)
         tables: dict[int, DetectionTable] = {}
         speeds: dict[int, dict[str, float]] = {}
@@ -172,7 +172,7 @@ class Predictor:
             # The permuted tensor is in NHWC memory format, as the model is; on a GPU a quarter of the bytes are copied.
             pixels = torch.from_numpy(canvases).to(self.device).permute(0, 3, 1, 2).float().div_(255)
             prepared = self._now()
-            with torch.autocast(self.device.type, self._amp, enabled=self._amp is not None):
+            with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
                 raw = self.model(pixels)
             computed = self._now()
             detections = Detections(*(t.cpu() for t in self._select(raw, selection)))
@@ -201,7 +201,7 @@ class Predictor:
             torch.cuda.current_stream(self.device).synchronize()
         return time.perf_counter()
 
-    def _canvas_hw(self, image_hw: tuple[int, int], imgsz: int) -> tuple[int, int]:
+    def canvas_hw(self, image_hw: tuple[int, int], imgsz: int) -> tuple[int, int]:
         """The model's canvas, or the smallest one of whole strides that holds the image with its longer side at
         ``imgsz``."""
         if self.model.input_hw:
