@@ -71,7 +71,7 @@ class Predictor:
         amp: str = "off",
         color: Color | None = None,
     ) -> None:
-        """Arguments as of `load`. Raises UserError for sizes, classes and types that do not fit the model."""
+        """See `load` for the arguments. Raises UserError for settings that do not fit the model."""
         self.model, self.device = model, model.device
         self.names = dict(enumerate(model.names))
         self.imgsz = self._checked_size(imgsz)
@@ -104,7 +104,7 @@ class Predictor:
             source: an image or a list of them, see `as_images`.
             color: the order of channels in arrays, "bgr" or "rgb"; None: that of `load`.
             imgsz, conf, iou, max_det, classes, agnostic: for this call; None or 0: those of the predictor.
-            batch_size: at most so many images at once; 0: 1 on a CPU, where more gain little, else 16.
+            batch_size: at most so many images at once; 0: 16, but 1 on a CPU.
             verbose: print a line for each image.
             device: for programs that name the device in each call; it must be the model's.
 
@@ -123,7 +123,7 @@ class Predictor:
                 print(f"{result.path}: {result.verbose()}")
         return results
 
-    def stream(self, source: str | Path, *, vid_stride: int = 1) -> Iterator[Results]:
+    def stream(self, source: str | int | Path, *, vid_stride: int = 1) -> Iterator[Results]:
         """A result for each image of ``source``, one after another: an image, folder, glob, video, .txt list of files,
         webcam number or the URL of a stream, as for detect.py.
 
@@ -295,8 +295,8 @@ def load(
         classes: keep only these; empty or None: all.
         agnostic: boxes of different classes suppress each other too.
         nms: use the one-to-many head of NMS-free models, with NMS.
-        amp: autocast type of the model: "off", "bf16", "fp16", or "auto" for what the device is fast in.
-        color: the order of channels in arrays, "bgr" or "rgb"; None: each call tells it.
+        amp: autocast type of the model: "off", "bf16", "fp16", or "auto" for one that the device is fast in.
+        color: the order of channels in arrays, "bgr" or "rgb"; None: it is given with each call.
 
     Raises:
         UserError: no such file or name, a damaged or unknown file, a device that does not exist, or settings that do

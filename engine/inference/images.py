@@ -103,13 +103,16 @@ def _from_array(array: np.ndarray, name: str, color: Color | None) -> np.ndarray
 
 
 def _from_pillow(image: Image, name: str) -> np.ndarray:
-    if image.mode.startswith("I;16"):
-        pixels = to_rgb8(np.asarray(image).astype(np.uint16), name)
-    elif image.mode in ("I", "F"):
+    if image.mode in ("I", "F"):
         raise UserError(f"{name}: PIL mode {image.mode} has no defined range; convert it to L or RGB")
-    else:
-        pixels = np.asarray(image.convert("RGB"))
-    orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+    try:
+        if image.mode.startswith("I;16"):
+            pixels = to_rgb8(np.asarray(image).astype(np.uint16), name)
+        else:
+            pixels = np.asarray(image.convert("RGB"))
+        orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+    except (OSError, SyntaxError, ValueError) as error:  # PIL decodes a file when its pixels are first needed
+        raise UserError(f"{name}: cannot be decoded ({error})") from None
     return np.ascontiguousarray(orient(pixels, orientation))
 
 

@@ -248,6 +248,17 @@ def test_unusable_images_are_one_line(predictor, source, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 3), (1, 5000, 3), (5000, 1, 3), (3, 2), (2, 3, 4)])
+def test_odd_shapes(predictor, shape):
+    image = np.asfortranarray(np.random.default_rng(0).integers(0, 255, shape).astype(np.uint8))
+    (result,) = predictor(image, color="bgr")
+    assert result.orig_shape == shape[:2]
+    assert torch.equal(result.boxes.data, predictor(np.ascontiguousarray(image), color="bgr")[0].boxes.data)
+    assert (result.boxes.xyxy >= 0).all()
+    assert (result.boxes.xyxy <= torch.tensor([shape[1], shape[0]] * 2)).all()
+    assert result.plot().shape == (*shape[:2], 3)
+
+
 def test_two_channels_are_refused(predictor):
     with pytest.raises(UserError, match="2 channels"):
         predictor(np.zeros((4, 4, 2), np.uint8), color="rgb")
@@ -257,6 +268,15 @@ def test_pil_images_without_a_range_are_refused(predictor):
     pillow = pytest.importorskip("PIL.Image")
     with pytest.raises(UserError, match="PIL mode F"):
         predictor(pillow.new("F", (8, 8)))
+
+
+def test_a_pil_image_of_a_damaged_file_is_one_line(predictor, tmp_path):
+    pillow = pytest.importorskip("PIL.Image")
+    path = tmp_path / "a.png"
+    cv2.imwrite(str(path), picture())
+    path.write_bytes(path.read_bytes()[:400])
+    with pytest.raises(UserError, match=r"a.png: cannot be decoded"):
+        predictor(pillow.open(path))
 
 
 @pytest.mark.parametrize(
