@@ -20,8 +20,8 @@ from utils.errors import UserError
 def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(DetectConfig, argv, __doc__.split("\n")[0])
     if config.save_conf and not config.save_txt:
-        raise UserError("--save-conf: adds to the txt labels, so it wants --save-txt too")
-    from engine.predictor import detect  # imports torch, once the flags are known to be valid
+        raise UserError("--save-conf: adds the confidence to the txt labels; give --save-txt too")
+    from engine.detection import detect  # imports torch, once the flags are known to be valid
 
     detect(config)
 

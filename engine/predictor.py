@@ -1,234 +1,323 @@
-"""Detection on images, videos and streams: the work of detect.py."""
+"""Detection from Python: a `Predictor` maps images to `Results`.
+
+from engine.predictor import load
+
+model = load("best.pt")
+for result in model(["a.jpg", "b.jpg"]):
+    print(result.path, result.boxes.xyxy, result.boxes.conf, result.boxes.cls)
+"""
 
 from __future__ import annotations
 
-import errno
-import itertools
+import os
 import time
-from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import cv2
 import numpy as np
 import torch
+from torch import Tensor
 
-from data.render.opencv import fit_letterbox, letterbox
-from data.sources import Frame, open_source
+from data.render.opencv import Letterbox, fit_letterbox, letterbox
+from data.sources import open_source
+from engine.inference.checkpoint_model import InferenceModel, open_model
+from engine.inference.images import Color, InputImage, Source, as_images
+from engine.inference.results import Results, boxes_of
 from engine.process import resolve_amp
-from models.detector import Detector
-from models.postprocess.detections import DETECTION_IOU, select_detections, suppression_iou
-from models.weights.load import load_detector
+from models.postprocess.detections import DETECTION_IOU, select_detections
 from utils.boxes import clip_xyxy, letterbox_to_original
-from utils.config.settings import DetectConfig, check_image_size
+from utils.config.settings import check_image_size
 from utils.distributed.context import DistributedContext, parse_devices
 from utils.download import fetch_weights
 from utils.errors import UserError
-from utils.files.folders import increment_path
 from utils.logger import configure_logging, get_logger
-from utils.structures import DetectionTable
-from utils.visualize.detection_writer import DetectionFiles, MediaWriter, UniqueStems, Window
-from utils.visualize.draw import class_colors, draw_boxes
+from utils.structures import Detections, DetectionTable
 
-CONFIDENCE = 0.25  # threshold for a checkpoint that does not store one
-LOGGED_FRAMES = 20  # these get a line each, later ones at most one every LINE_EVERY_S
-LINE_EVERY_S = 5.0
+CONFIDENCE = 0.25  # threshold for a model that does not store one
+BATCH_SIZE = 16  # on GPUs
 
 
-def detect(config: DetectConfig) -> Path:
-    """Runs the detector over the source; returns the folder with the results.
+@dataclass(frozen=True)
+class Selection:
+    """Which boxes are detections; see `select_detections`."""
 
-    If there are several files, one that cannot be read, or whose results cannot be written, is logged and skipped; a
-    UserError at the end counts them.
-    """
-    configure_logging(True)
-    devices = parse_devices(config.device)
-    if len(devices) > 1:
-        raise UserError(f"--device {config.device}: detection runs on one device; name one")
-    ctx = DistributedContext.single(devices[0])
-    model, info = load_detector(fetch_weights(config.weights, ctx=ctx, offline=config.offline))
-    if config.conf_thres is None:
-        config = replace(config, conf_thres=default_confidence(config.weights, info))
-    predictor = Predictor(model, config, config.imgsz or info["imgsz"], devices[0])
-    failed: dict[str, str] = {}
-    frames = open_source(config.source, vid_stride=config.vid_stride, max_frames=config.max_frames, failed=failed)
-    window = Window() if config.view_img else None
-    first = list(itertools.islice(frames, 1))  # an unreadable source is refused before a folder is made
-    output = Output(increment_path(config.project, config.name, config.exist_ok), model.names, config, window)
-    log = DetectionLog(model.names)
-    seen: set[str] = set()
-    try:
-        for frame in itertools.chain(first, frames):
-            seen.add(frame.path)
-            if frame.path in failed:  # a later frame of a video
-                continue
-            try:
-                started = time.perf_counter()
-                found = predictor(frame.image)
-                log.add(frame, found, time.perf_counter() - started)
-                if not output.write(frame, found):
-                    break
-            except Exception as error:
-                failed[frame.path] = _reason(error, frame.path)
-                get_logger().warning("%s; skipped", failed[frame.path])
-    finally:
-        output.close()
-    log.summarise()
-    get_logger().info("results are in %s", output.run_dir)
-    if failed:
-        why = next(iter(failed.values()))
-        raise UserError(f"{len(failed)} of {len(seen | failed.keys())} files could not be used (first: {why})")
-    return output.run_dir
-
-
-def default_confidence(weights: str, info: dict[str, Any]) -> float:
-    """The threshold of the best F1 when training last validated, if the checkpoint stores it, else `CONFIDENCE`.
-
-    It is an estimate: validation's NMS leaves more boxes an object than detection's.
-    """
-    stored = info.get("progress", {}).get("confidence")
-    if isinstance(stored, float) and 0 <= stored <= 1:
-        get_logger().info("confidence threshold %.3f, of the best F1 in validation (--conf-thres sets another)", stored)
-        return stored
-    get_logger().info(
-        "confidence threshold %g: %s does not store a better one (--conf-thres sets another)", CONFIDENCE, weights
-    )
-    return CONFIDENCE
-
-
-def _reason(error: Exception, path: str) -> str:
-    """Why one file failed. Raises ``error`` if its cause is not that file: a full disk, or a bug."""
-    if isinstance(error, UserError):
-        return str(error)
-    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ):
-        return f"{path}: its results cannot be written ({(error.strerror or str(error)).lower()})"
-    if isinstance(error, MemoryError):
-        return f"{path}: takes more memory than there is"
-    if isinstance(error, cv2.error):
-        return f"{path}: cannot be drawn or written ({getattr(error, 'err', '') or error})"
-    raise error
+    conf: float
+    iou: float | None  # None: no NMS
+    max_det: int
+    classes: tuple[int, ...]  # empty: all
+    agnostic: bool
 
 
 class Predictor:
-    """Maps an image to its detections."""
+    """Maps images to their detections. Several threads may call one predictor.
 
-    def __init__(self, model: Detector, config: DetectConfig, imgsz: int, device: torch.device) -> None:
-        """``imgsz``: pixels of the longer side on the canvas. Raises UserError for sizes and classes that do not fit
-        the model."""
-        check_image_size(imgsz, model.stride)
-        unknown = [c for c in config.classes if not 0 <= c < model.num_classes]
-        if unknown:
-            raise UserError(f"--classes {unknown[0]}: the model has classes 0 to {model.num_classes - 1}")
-        self._model = model.fuse(one_to_one=not config.nms).to(device, memory_format=torch.channels_last)
-        self._config, self._imgsz, self._stride, self._device = config, imgsz, model.stride, device
-        self._amp = resolve_amp(config.amp, device)
-        iou = DETECTION_IOU if config.iou_thres is None and config.agnostic_nms else config.iou_thres
-        self._iou_thres = suppression_iou(self._model.head, iou, DETECTION_IOU)
+    ``conf``, ``iou``, ``max_det``, ``classes`` and ``agnostic`` may be set between calls. ``names`` has the class names
+    by number.
+    """
 
-    def __call__(self, image: np.ndarray) -> DetectionTable:
-        """Detections in ``image``, uint8 (H, W, 3) RGB, highest score first."""
-        height, width = image.shape[:2]
-        canvas_hw = self._canvas(height, width)
-        fit = fit_letterbox((height, width), canvas_hw, self._imgsz)
-        canvas = torch.from_numpy(letterbox(image, canvas_hw, fit)).to(self._device)
-        config = self._config
+    task = "detect"
+
+    def __init__(
+        self,
+        model: InferenceModel,
+        *,
+        imgsz: int = 0,
+        conf: float | None = None,
+        iou: float | None = None,
+        max_det: int = 300,
+        classes: Sequence[int] | None = (),
+        agnostic: bool = False,
+        amp: str = "off",
+        color: Color | None = None,
+    ) -> None:
+        """See `load` for the arguments. Raises UserError for settings that do not fit the model."""
+        self.model, self.device = model, model.device
+        self.names = dict(enumerate(model.names))
+        self.imgsz = self._checked_size(imgsz)
+        self.conf = conf if conf is not None else CONFIDENCE if model.confidence is None else model.confidence
+        self.iou, self.max_det, self.classes, self.agnostic, self.color = iou, max_det, classes, agnostic, color
+        self.amp = self._autocast_type(amp)
+        self._selection()
+
+    def __call__(
+        self,
+        source: Source | Sequence[Source],
+        *,
+        color: Color | None = None,
+        imgsz: int = 0,
+        conf: float | None = None,
+        iou: float | None = None,
+        max_det: int | None = None,
+        classes: Sequence[int] | None = None,
+        agnostic: bool | None = None,
+        batch_size: int = 0,
+        verbose: bool = False,
+        device: str | int | torch.device | None = None,
+    ) -> list[Results]:
+        """A result for each image, in order; a single image gives a list of one.
+
+        Images are processed in batches of one canvas size. A batch gives the detections that its images give one by
+        one, up to rounding; batches of 1 give the same bits.
+
+        Args:
+            source: an image or a list of them, see `as_images`.
+            color: the order of channels in arrays, "bgr" or "rgb"; None: that of `load`.
+            imgsz, conf, iou, max_det, classes, agnostic: for this call; None or 0: those of the predictor.
+            batch_size: at most so many images at once; 0: 16, but 1 on a CPU.
+            verbose: print a line for each image.
+            device: for programs that name the device in each call; it must be the model's.
+
+        Raises:
+            UserError: an image that cannot be used, or a setting that does not fit.
+        """
+        if device is not None and parse_devices(str(device)) != (self.device,):
+            raise UserError(f"device {device}: the model is on {self.device}; load() puts it on another")
+        images = as_images(source, color or self.color)
+        selection = self._selection(conf=conf, iou=iou, max_det=max_det, classes=classes, agnostic=agnostic)
+        arrays = [image.image for image in images]
+        tables, speeds = self._detect(arrays, self._checked_size(imgsz or self.imgsz), selection, batch_size)
+        results = [self._result(*parts) for parts in zip(images, tables, speeds)]
+        if verbose:
+            for result in results:
+                print(f"{result.path}: {result.verbose()}")
+        return results
+
+    def stream(self, source: str | int | Path, *, vid_stride: int = 1) -> Iterator[Results]:
+        """A result for each image of ``source``, one after another: an image, folder, glob, video, .txt list of files,
+        webcam number or the URL of a stream, as for detect.py.
+
+        An unreadable file is skipped with a warning if there are several. Raises UserError for an unreadable source.
+        """
+        for frame in open_source(str(source), vid_stride=vid_stride):
+            (table,), (speed,) = self._detect([frame.image], self.imgsz, self._selection())
+            yield self._result(InputImage(frame.path, frame.image), table, speed)
+
+    def detect(self, images: Sequence[np.ndarray]) -> list[DetectionTable]:
+        """The detections in each of ``images``, uint8 (H, W, 3) RGB, highest score first, in float64."""
+        return self._detect(images, self.imgsz, self._selection())[0]
+
+    def _result(self, image: InputImage, table: DetectionTable, speed: dict[str, float]) -> Results:
+        return Results(image.image, image.path, self.names, boxes_of(table, image.image.shape[:2]), speed)
+
+    def _detect(
+        self, images: Sequence[np.ndarray], imgsz: int, selection: Selection, batch_size: int = 0
+    ) -> tuple[list[DetectionTable], list[dict[str, float]]]:
+        """The detections of each image, and its milliseconds by stage."""
+        if batch_size < 0:
+            raise UserError(f"batch_size: must be at least 0, got {batch_size}")
+        by_canvas: dict[tuple[int, int], list[int]] = {}
+        for index, image in enumerate(images):
+            by_canvas.setdefault(self.canvas_hw(image.shape[:2], imgsz), []).append(index)
+        size = self.model.batch or batch_size or (1 if self.device.type == "cpu" else BATCH_SIZE)
+        tables: dict[int, DetectionTable] = {}
+        speeds: dict[int, dict[str, float]] = {}
+        for canvas_hw, indices in by_canvas.items():
+            for start in range(0, len(indices), size):
+                batch = indices[start : start + size]
+                found, speed = self._detect_batch([images[i] for i in batch], canvas_hw, imgsz, selection)
+                tables.update(zip(batch, found))
+                speeds.update(dict.fromkeys(batch, speed))
+        return [tables[i] for i in range(len(images))], [speeds[i] for i in range(len(images))]
+
+    def _detect_batch(
+        self, images: Sequence[np.ndarray], canvas_hw: tuple[int, int], imgsz: int, selection: Selection
+    ) -> tuple[list[DetectionTable], dict[str, float]]:
+        started = time.perf_counter()
+        fits = [fit_letterbox(image.shape[:2], canvas_hw, imgsz) for image in images]
+        canvases = np.empty((len(images), *canvas_hw, 3), np.uint8)
+        for image, fit, canvas in zip(images, fits, canvases):
+            letterbox(image, canvas_hw, fit, canvas)
         with torch.inference_mode():
-            with torch.autocast(self._device.type, self._amp, enabled=self._amp is not None):
-                raw = self._model(canvas.permute(2, 0, 1)[None].float() / 255)
-            boxes, scores = self._model.decode([level.float() for level in raw])
-            detections = select_detections(
-                boxes,
-                scores,
-                conf_thres=config.conf_thres,
-                iou_thres=self._iou_thres,
-                max_det=config.max_det,
-                agnostic=config.agnostic_nms,
-                multi_label=False,
-                classes=config.classes or None,
-            )
-        count = int(detections.counts[0])
-        on_canvas, kept_scores, classes = (t[0, :count].cpu().numpy() for t in detections[:3])
-        original = letterbox_to_original(on_canvas.astype(np.float64), fit.gain_x, fit.gain_y, fit.pad_x, fit.pad_y)
-        return DetectionTable(
-            image_index=np.zeros(count, np.int64),
-            boxes_xyxy_px=clip_xyxy(original, width, height),
-            scores=kept_scores.astype(np.float64),
-            classes=classes,
+            # The permuted tensor is in NHWC memory format, as the model is; on a GPU a quarter of the bytes are copied.
+            pixels = torch.from_numpy(canvases).to(self.device).permute(0, 3, 1, 2).float().div_(255)
+            prepared = self._now()
+            with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
+                raw = self.model(pixels)
+            computed = self._now()
+            detections = Detections(*(t.cpu() for t in self._select(raw, selection)))
+        found = [_table_of(detections, row, image.shape[:2], fit) for row, (image, fit) in enumerate(zip(images, fits))]
+        times = (started, prepared, computed, time.perf_counter())
+        stages = zip(("preprocess", "inference", "postprocess"), times, times[1:])
+        return found, {name: (end - start) * 1e3 / len(images) for name, start, end in stages}
+
+    def _select(self, raw: list[Tensor], selection: Selection) -> Detections:
+        """The detections in the model's raw outputs."""
+        boxes, scores = self.model.decode([level.float() for level in raw])
+        return select_detections(
+            boxes,
+            scores,
+            conf_thres=selection.conf,
+            iou_thres=selection.iou,
+            max_det=selection.max_det,
+            agnostic=selection.agnostic,
+            multi_label=False,
+            classes=selection.classes or None,
         )
 
-    def _canvas(self, height: int, width: int) -> tuple[int, int]:
-        """The smallest canvas of whole strides that holds the image with its longer side at ``imgsz``."""
-        longest = max(height, width)
-        sides = [-(-side * self._imgsz // longest) for side in (height, width)]
-        return tuple(-(-side // self._stride) * self._stride for side in sides)
+    def _now(self) -> float:
+        """Seconds; waits until a GPU has done what it was given, so that each stage counts its own work."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return time.perf_counter()
+
+    def canvas_hw(self, image_hw: tuple[int, int], imgsz: int) -> tuple[int, int]:
+        """The model's canvas, or the smallest one of whole strides that holds the image with its longer side at
+        ``imgsz``."""
+        if self.model.input_hw:
+            return self.model.input_hw
+        height, width = (-(-side * imgsz // max(image_hw)) for side in image_hw)
+        stride = self.model.stride
+        return -(-height // stride) * stride, -(-width // stride) * stride
+
+    def _checked_size(self, imgsz: int) -> int:
+        """``imgsz``, or the model's if 0."""
+        fixed = self.model.input_hw
+        if fixed is None:
+            check_image_size(imgsz or self.model.imgsz, self.model.stride)
+            return imgsz or self.model.imgsz
+        if imgsz not in (0, max(fixed)):
+            size = f"{fixed[0]}x{fixed[1]}"
+            raise UserError(f"--imgsz {imgsz}: {self.model.path} takes {size} pixels (height x width) only")
+        return max(fixed)
+
+    def _autocast_type(self, amp: str) -> torch.dtype | None:
+        if self.model.format == "checkpoint":
+            return resolve_amp(amp, self.device)
+        if amp in ("off", "auto"):
+            return None
+        raise UserError(f"--amp {amp}: {self.model.path} computes in the type it was exported with; use --amp off")
+
+    def _selection(
+        self,
+        conf: float | None = None,
+        iou: float | None = None,
+        max_det: int | None = None,
+        classes: Sequence[int] | None = None,
+        agnostic: bool | None = None,
+    ) -> Selection:
+        """The given settings, and the predictor's for those that are None. Raises UserError if one does not fit."""
+        conf = self.conf if conf is None else conf
+        iou = self.iou if iou is None else iou
+        max_det = self.max_det if max_det is None else max_det
+        classes = tuple((self.classes or ()) if classes is None else classes)
+        agnostic = self.agnostic if agnostic is None else agnostic
+        for name, value in (("conf", conf), ("iou", iou)):
+            if value is not None and not 0 <= value <= 1:
+                raise UserError(f"{name}: must be between 0 and 1, got {value!r}")
+        if max_det < 1:
+            raise UserError(f"max_det: must be at least 1, got {max_det}")
+        if unknown := [c for c in classes if c not in self.names]:
+            raise UserError(f"--classes {unknown[0]}: the model has classes 0 to {len(self.names) - 1}")
+        if iou is None and (agnostic or self.model.nms_iou is not None):
+            iou = DETECTION_IOU
+        return Selection(conf, iou, max_det, classes, agnostic)
 
 
-class Output:
-    """Writes each frame and its detections to the files that the flags ask for, and shows them in ``window``."""
-
-    def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig, window: Window | None) -> None:
-        self.run_dir, self._names, self._config, self._window = run_dir, names, config, window
-        self._stem_of = UniqueStems()
-        self._media = None if config.nosave else MediaWriter(run_dir)
-        self._files = DetectionFiles(run_dir, names, config)
-
-    def write(self, frame: Frame, found: DetectionTable) -> bool:
-        """False when the user closes the window (q or Esc)."""
-        if Path(frame.path).resolve().parent == self.run_dir.resolve():
-            raise UserError(f"{frame.path}: is in the folder of the results and could be overwritten; choose another")
-        stem = self._stem_of(frame.path)
-        self._files.write(frame.path, stem, frame.index if frame.is_video else None, frame.image, found)
-        if self._media is None and self._window is None:
-            return True
-        drawn = self._draw(frame.image, found)
-        if self._media is not None and frame.is_video:
-            self._media.frame(stem, drawn, frame.fps / self._config.vid_stride)
-        elif self._media is not None:
-            self._media.image(stem, Path(frame.path).suffix, drawn)
-        return self._window is None or self._window.show(drawn, wait=not frame.is_video)
-
-    def close(self) -> None:
-        if self._media is not None:
-            self._media.close()
-        if self._window is not None:
-            self._window.close()
-        self._files.close()
-
-    def _draw(self, image: np.ndarray, found: DetectionTable) -> np.ndarray:
-        labels = None
-        if not self._config.hide_labels:
-            labels = [self._names[c] for c in found.classes]
-            if not self._config.hide_conf:
-                labels = [f"{label} {score:.2f}" for label, score in zip(labels, found.scores)]
-        colors = class_colors(found.classes)
-        return draw_boxes(image, found.boxes_xyxy_px, labels, colors, thickness=self._config.line_thickness)
+def _table_of(detections: Detections, row: int, image_hw: tuple[int, int], fit: Letterbox) -> DetectionTable:
+    """The detections of one image of a batch, on the CPU, in its original pixels."""
+    count = int(detections.counts[row])
+    boxes, scores, classes = (t[row, :count].numpy() for t in detections[:3])
+    original = letterbox_to_original(boxes.astype(np.float64), fit.gain_x, fit.gain_y, fit.pad_x, fit.pad_y)
+    return DetectionTable(
+        image_index=np.zeros(count, np.int64),
+        boxes_xyxy_px=clip_xyxy(original, image_hw[1], image_hw[0]),
+        scores=scores.astype(np.float64),
+        classes=classes.copy(),  # a view would keep all slots of the batch
+    )
 
 
-class DetectionLog:
-    """Logs what is found: a line a frame at first, then one every few seconds, and the totals at the end."""
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: str | int | torch.device = "",
+    imgsz: int = 0,
+    conf: float | None = None,
+    iou: float | None = None,
+    max_det: int = 300,
+    classes: Sequence[int] | None = (),
+    agnostic: bool = False,
+    nms: bool = False,
+    amp: str = "off",
+    color: Color | None = None,
+    offline: bool = False,
+) -> Predictor:
+    """Opens a model for detection.
 
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._names = names
-        self._frames, self._seconds, self._logged_at = 0, 0.0, 0.0
-        self._counts: Counter[int] = Counter()
+    Args:
+        path: a checkpoint, or the name of public weights such as yolov8n, which are downloaded unless ``offline``.
+        device: "cpu", "mps", a GPU's number, or "" for the best available device.
+        imgsz: pixels of the longer side on the canvas; 0: the model's.
+        conf: scores must be above it; None: the threshold with the best F1 in training's last validation if the
+            checkpoint stores it, else 0.25.
+        iou: a box is suppressed by a better one that it overlaps by more; None: 0.45, no NMS for NMS-free models.
+        max_det: at most so many detections an image, the best ones.
+        classes: keep only these; empty or None: all.
+        agnostic: boxes of different classes suppress each other too.
+        nms: use the one-to-many head of NMS-free models, with NMS.
+        amp: autocast type of the model: "off", "bf16", "fp16", or "auto" for one that the device is fast in.
+        color: the order of channels in arrays, "bgr" or "rgb"; None: it is given with each call.
 
-    def add(self, frame: Frame, found: DetectionTable, seconds: float) -> None:
-        counts = Counter(found.classes.tolist())
-        self._counts += counts
-        self._frames += 1
-        self._seconds += seconds
-        now = time.monotonic()
-        if self._frames <= LOGGED_FRAMES or now - self._logged_at >= LINE_EVERY_S:
-            self._logged_at = now
-            name = frame.path
-            if frame.is_video:
-                name += f" frame {frame.index + 1}" + (f"/{frame.total}" if frame.total else "")
-            get_logger().info("%s: %s (%.1f ms)", name, self._text(counts), seconds * 1e3)
-
-    def summarise(self) -> None:
-        mean_ms = self._seconds / max(self._frames, 1) * 1e3
-        get_logger().info("%d images: %s; %.1f ms each", self._frames, self._text(self._counts), mean_ms)
-
-    def _text(self, counts: Counter[int]) -> str:
-        return ", ".join(f"{n} {self._names[c]}" for c, n in sorted(counts.items())) or "nothing found"
+    Raises:
+        UserError: no such file or name, a damaged or unknown file, a device that does not exist, or settings that do
+            not fit the model.
+    """
+    devices = parse_devices(str(device))
+    if len(devices) > 1:
+        raise UserError(f"--device {device}: detection runs on one device; name one")
+    if not Path(path).exists():
+        if not get_logger().hasHandlers():
+            configure_logging(True)  # a download prints its address and license
+        path = fetch_weights(str(path), ctx=DistributedContext.single(), offline=offline)
+    model = open_model(path, device=devices[0], nms=nms)
+    return Predictor(
+        model,
+        imgsz=imgsz,
+        conf=conf,
+        iou=iou,
+        max_det=max_det,
+        classes=classes,
+        agnostic=agnostic,
+        amp=amp,
+        color=color,
+    )

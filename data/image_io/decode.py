@@ -37,7 +37,8 @@ _REDUCED = {
     4: cv2.IMREAD_REDUCED_GRAYSCALE_4 | _COLOR,
     8: cv2.IMREAD_REDUCED_GRAYSCALE_8 | _COLOR,
 }
-_TO_RGB = {1: cv2.COLOR_GRAY2RGB, 3: cv2.COLOR_BGR2RGB, 4: cv2.COLOR_BGRA2RGB}
+_FROM_BGR = {1: cv2.COLOR_GRAY2RGB, 3: cv2.COLOR_BGR2RGB, 4: cv2.COLOR_BGRA2RGB}
+_FROM_RGB = {1: cv2.COLOR_GRAY2RGB, 3: None, 4: cv2.COLOR_RGBA2RGB}
 _MAX_BYTES = 1 << 31  # of a file
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0..SOF15 but DHT, JPG and DAC
@@ -142,22 +143,28 @@ def decode_image(
         image = imdecode(data, jpeg_flag | cv2.IMREAD_IGNORE_ORIENTATION, path, complain)
         image = image if _IS_RGB else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
     else:
-        image = _to_rgb8(imdecode(data, cv2.IMREAD_UNCHANGED, path, complain), path)
-    return _orient(image, header.orientation)
+        image = to_rgb8(imdecode(data, cv2.IMREAD_UNCHANGED, path, complain), path)
+    return orient(image, header.orientation)
 
 
-def _to_rgb8(image: np.ndarray, path: str | os.PathLike) -> np.ndarray:
+def to_rgb8(image: np.ndarray, path: str | os.PathLike, *, is_rgb: bool = False) -> np.ndarray:
+    """Pixels (H, W) or (H, W, channels), uint8 or uint16, BGR unless ``is_rgb``, to uint8 (H, W, 3) RGB, C-contiguous.
+
+    An RGB image that is so already is returned itself. Raises UserError that begins with ``path`` for other types.
+    """
     if image.dtype == np.uint16:
         image = cv2.convertScaleAbs(image, alpha=1 / 257)
     elif image.dtype != np.uint8:
         raise UserError(f"{path}: {image.dtype} samples are not supported; convert it to 8 or 16 bits")
     channels = 1 if image.ndim == 2 else image.shape[2]
-    if channels not in _TO_RGB:
+    conversions = _FROM_RGB if is_rgb else _FROM_BGR
+    if channels not in conversions:
         raise UserError(f"{path}: {channels} channels; supported are 1 (gray), 3 (color) and 4 (with alpha)")
-    return cv2.cvtColor(image, _TO_RGB[channels])
+    conversion = conversions[channels]
+    return np.ascontiguousarray(image) if conversion is None else cv2.cvtColor(image, conversion)
 
 
-def _orient(image: np.ndarray, orientation: int) -> np.ndarray:
+def orient(image: np.ndarray, orientation: int) -> np.ndarray:
     """Applies an EXIF orientation, 1 to 8."""
     if orientation in (5, 6, 7, 8):
         image = cv2.transpose(image)

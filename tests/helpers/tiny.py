@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import cv2
@@ -10,6 +11,8 @@ import torch
 import yaml
 from torch import nn
 
+from models.detector import build_detector
+from utils.files.checkpoint import write_checkpoint
 from utils.structures import Batch
 
 # Three levels (strides 8, 16, 32), about 60 thousand parameters.
@@ -33,6 +36,14 @@ TINY_ANCHOR_MODEL = {
 
 def write_model(path: Path, model: dict = TINY_MODEL) -> Path:
     path.write_text(yaml.safe_dump(model), encoding="utf-8")
+    return path
+
+
+def write_weights(path: Path, names: Sequence[str], *, imgsz: int = 64, seed: int = 1) -> Path:
+    """A checkpoint of the untrained tiny model."""
+    model = build_detector(TINY_MODEL, len(names), names=names, seed=seed)
+    content = {"model_spec": model.spec, "names": list(names), "imgsz": imgsz, "config": {}, "hyp": {}}
+    write_checkpoint({**content, "ema": model.state_dict()}, path)
     return path
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import detect
-from engine import predictor
+from engine import detection
 from models.detector import build_detector
 from models.postprocess.detections import select_detections
 from tests.helpers.scripts import error_of
@@ -174,7 +174,7 @@ def test_the_default_threshold_is_the_checkpoints(weights, pictures, tmp_path, c
     def scores(progress, *more):
         path = tmp_path / "weights.pt"
         write_checkpoint(content | {"progress": progress}, path)
-        folder = predictor.detect(parse_config(DetectConfig, ["--weights", str(path), *common, *more], ""))
+        folder = detection.detect(parse_config(DetectConfig, ["--weights", str(path), *common, *more], ""))
         return [r["score"] for r in json.loads((folder / "predictions.json").read_text())]
 
     everything = sorted(scores({}, "--conf-thres", "0"))
@@ -218,7 +218,7 @@ def test_autocast_and_canvas_size_are_applied(weights, pictures, tmp_path, amp):
     [
         (["--imgsz", "70"], "not a multiple of the model's stride 32; use 64 or 96"),
         (["--classes", "0", "2"], "classes 0 to 1"),
-        (["--save-conf"], "wants --save-txt"),
+        (["--save-conf"], "give --save-txt"),
         (["--amp", "fp16"], "not on a CPU"),
         (["--device", "7"], "no GPU 7|no CUDA"),
         (["--source", "nowhere.jpg"], "no such file"),
@@ -251,7 +251,7 @@ def test_the_window_shows_each_image_and_q_stops(weights, pictures, tmp_path, mo
         def close(self):
             shown.append("closed")
 
-    monkeypatch.setattr(predictor, "Window", FakeWindow)
+    monkeypatch.setattr(detection, "Window", FakeWindow)
     folder = run(weights, pictures, tmp_path, "--view-img")
     assert shown == [((37, 90, 3), True), ((64, 64, 3), True), "closed"]
     assert names_in(folder) == ["a-2.png", "a.jpg"]
@@ -259,7 +259,7 @@ def test_the_window_shows_each_image_and_q_stops(weights, pictures, tmp_path, mo
 
 def test_an_interrupted_run_keeps_its_results(weights, clip, tmp_path, monkeypatch):
     calls = []
-    true_add = predictor.DetectionLog.add
+    true_add = detection.DetectionLog.add
 
     def interrupt(self, *args):
         calls.append(1)
@@ -267,7 +267,7 @@ def test_an_interrupted_run_keeps_its_results(weights, clip, tmp_path, monkeypat
             raise KeyboardInterrupt
         true_add(self, *args)
 
-    monkeypatch.setattr(predictor.DetectionLog, "add", interrupt)
+    monkeypatch.setattr(detection.DetectionLog, "add", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run(weights, clip, tmp_path, "--save-json")
     folder = tmp_path / "runs" / "exp"
@@ -284,7 +284,7 @@ def test_mistake_on_the_command_line_exits_with_2_and_help_is_quick():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: --save-conf: adds to the txt labels, so it wants --save-txt too\n"
+    assert done.stderr == "error: --save-conf: adds the confidence to the txt labels; give --save-txt too\n"
 
 
 def test_stems_are_unique_and_safe():

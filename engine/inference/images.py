@@ -1,0 +1,132 @@
+"""Images as a program has them (paths, arrays, PIL images, tensors) to uint8 RGB arrays."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.image_io.decode import orient, read_image, to_rgb8
+from utils.errors import UserError
+from utils.logger import get_logger
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Source: TypeAlias = "str | os.PathLike[str] | np.ndarray | Image | Tensor"
+Color: TypeAlias = Literal["rgb", "bgr"]
+COLORS = ("rgb", "bgr")
+_ORIENTATION_TAG = 0x0112
+
+
+class InputImage(NamedTuple):
+    """One image of a call."""
+
+    path: str  # its file; image0.jpg, image1.jpg, ... by position for images that are not files
+    image: np.ndarray  # uint8 (H, W, 3) RGB, upright, C-contiguous
+
+
+def as_images(source: Source | Sequence[Source], color: Color | None) -> list[InputImage]:
+    """The images of ``source`` in order.
+
+    - A path is the path of an image file, decoded as `data.image_io.decode` describes.
+    - An array is uint8 or uint16, (H, W), (H, W, 1), (H, W, 3) or (H, W, 4). The latter two are in the order ``color``.
+    - A PIL image is turned as its EXIF data says.
+    - A tensor is RGB, (3, H, W) or (B, 3, H, W), uint8 or float in [0, 1], which is rounded to 8 bits. B images count
+      as B, and one channel is grey.
+    - A list or tuple holds any of these.
+
+    An alpha channel is dropped. An RGB array that needs no conversion is not copied. Raises UserError for anything
+    else, and for files that cannot be read.
+    """
+    if color is not None and color not in COLORS:
+        raise UserError(f"color: must be 'rgb' or 'bgr', got {color!r}")
+    found: list[InputImage] = []
+    for item in source if isinstance(source, list | tuple) else [source]:
+        found += _images_of(item, len(found), color)
+    return found
+
+
+def _images_of(item: Source, number: int, color: Color | None) -> list[InputImage]:
+    name = f"image{number}.jpg"
+    if isinstance(item, str | os.PathLike):
+        path = os.fspath(item)
+        return [InputImage(path, _read(path))]
+    if isinstance(item, np.ndarray):
+        return [InputImage(name, _from_array(item, name, color))]
+    if isinstance(item, Tensor):
+        arrays = _arrays_of(item, name)
+        return [
+            InputImage(f"image{i}.jpg", _from_array(array, f"image{i}.jpg", "rgb"))
+            for i, array in enumerate(arrays, number)
+        ]
+    pillow = sys.modules.get("PIL.Image")  # without it there is no PIL image
+    if pillow is not None and isinstance(item, pillow.Image):
+        name = str(getattr(item, "filename", "")) or name
+        return [InputImage(name, _from_pillow(item, name))]
+    raise UserError(
+        f"{name}: {type(item).__name__} is not an image; give a path, numpy array, PIL image, torch tensor or a list"
+    )
+
+
+def _read(path: str) -> np.ndarray:
+    if "://" in path:
+        raise UserError(f"{path}: images are not downloaded; save it and give the path of the file")
+    if Path(path).is_dir():
+        raise UserError(f"{path}: is a folder; give a list of files, or use stream() or detect.py")
+
+    def warn(path: str, complaint: str) -> None:
+        get_logger().warning("%s: is damaged (%s); it is used as decoded", path, complaint)
+
+    return read_image(path, warn)
+
+
+def _from_array(array: np.ndarray, name: str, color: Color | None) -> np.ndarray:
+    if array.ndim not in (2, 3):
+        raise UserError(f"{name}: an array of shape {array.shape}; (H, W) or (H, W, channels) is expected")
+    if 0 in array.shape:
+        raise UserError(f"{name}: an array of shape {array.shape} has no pixels")
+    if array.dtype not in (np.uint8, np.uint16):
+        raise UserError(f"{name}: an array of {array.dtype}; give uint8, from 0 to 255")
+    has_color = array.ndim == 3 and array.shape[2] > 1
+    if has_color and color is None:
+        raise UserError(
+            f"{name}: an array does not tell the order of its colors; add color='bgr' (images from cv2) or color='rgb'"
+        )
+    return to_rgb8(array, name, is_rgb=color == "rgb")
+
+
+def _from_pillow(image: Image, name: str) -> np.ndarray:
+    if image.mode in ("I", "F"):
+        raise UserError(f"{name}: PIL mode {image.mode} has no defined range; convert it to L or RGB")
+    try:
+        if image.mode.startswith("I;16"):
+            pixels = to_rgb8(np.asarray(image).astype(np.uint16), name)
+        else:
+            pixels = np.asarray(image.convert("RGB"))
+        orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+    except (OSError, SyntaxError, ValueError) as error:  # PIL decodes a file when its pixels are first needed
+        raise UserError(f"{name}: cannot be decoded ({error})") from None
+    return np.ascontiguousarray(orient(pixels, orientation))
+
+
+def _arrays_of(tensor: Tensor, name: str) -> np.ndarray:
+    """A tensor of images as uint8 (B, H, W, channels)."""
+    images = tensor.detach()
+    images = images[None] if images.ndim == 3 else images
+    if images.ndim != 4 or images.shape[1] not in (1, 3, 4):
+        shape = tuple(tensor.shape)
+        raise UserError(f"{name}: a tensor of shape {shape}; (3, H, W) or (B, 3, H, W) is expected")
+    if images.is_floating_point():
+        if not ((images >= 0) & (images <= 1)).all():
+            raise UserError(f"{name}: a float tensor with values outside [0, 1]; divide by 255, or give uint8")
+        images = images.float().mul(255).round_().to(torch.uint8)
+    elif images.dtype != torch.uint8:
+        raise UserError(f"{name}: a tensor of {images.dtype}; give uint8, or float in [0, 1]")
+    return images.permute(0, 2, 3, 1).contiguous().cpu().numpy()

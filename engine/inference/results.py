@@ -1,0 +1,269 @@
+"""The detections of one image, with the attributes that programs written for Ultralytics' results use.
+
+Frame: original pixels; values whose name ends in ``n`` are divided by the image's width and height. N detections of one
+image, highest confidence first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import torch
+from torch import Tensor
+
+from utils.boxes import scale_boxes, xyxy_to_cxcywh
+from utils.errors import UserError
+from utils.files.safe_io import write_whole
+from utils.machine.limits import require_package
+from utils.structures import DetectionTable
+from utils.visualize.detection_writer import WRITABLE
+from utils.visualize.draw import class_colors, draw_boxes, write_image
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+COLUMNS = 6  # x1, y1, x2, y2, confidence, class
+
+
+class Boxes:
+    """Boxes with confidences and classes, as one tensor or array.
+
+    An index selects rows: ``boxes[0]`` and the items of an iteration are `Boxes` with one row.
+    """
+
+    is_track = False
+    id = None  # of tracks, which this program does not make
+
+    def __init__(self, data: Tensor | np.ndarray, orig_shape: tuple[int, int]) -> None:
+        """
+        Args:
+            data: float (N, 6) or (6,): x1, y1, x2, y2, confidence, class.
+            orig_shape: height and width of the image.
+        """
+        self.data = data[None] if data.ndim == 1 else data
+        self.orig_shape = tuple(orig_shape)
+        if self.data.ndim != 2 or self.data.shape[1] != COLUMNS:
+            raise ValueError(f"rows of {COLUMNS} numbers are expected, got the shape {tuple(data.shape)}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.data.shape)
+
+    @property
+    def xyxy(self) -> Tensor | np.ndarray:
+        """Corners (N, 4)."""
+        return self.data[:, :4]
+
+    @property
+    def xywh(self) -> Tensor | np.ndarray:
+        """Center, width and height (N, 4)."""
+        return xyxy_to_cxcywh(self.xyxy)
+
+    @property
+    def xyxyn(self) -> Tensor | np.ndarray:
+        return self._normalized(self.xyxy)
+
+    @property
+    def xywhn(self) -> Tensor | np.ndarray:
+        return self._normalized(self.xywh)
+
+    @property
+    def conf(self) -> Tensor | np.ndarray:
+        """(N,)"""
+        return self.data[:, 4]
+
+    @property
+    def cls(self) -> Tensor | np.ndarray:
+        """Classes (N,), whole numbers of the type of ``data``."""
+        return self.data[:, 5]
+
+    def cpu(self) -> Boxes:
+        return self if isinstance(self.data, np.ndarray) else self.to("cpu")
+
+    def cuda(self, device: int | str | torch.device | None = None) -> Boxes:
+        return Boxes(torch.as_tensor(self.data).cuda(device), self.orig_shape)
+
+    def to(self, *args: Any, **kwargs: Any) -> Boxes:
+        """Arguments as of `torch.Tensor.to`; an array becomes a tensor."""
+        return Boxes(torch.as_tensor(self.data).to(*args, **kwargs), self.orig_shape)
+
+    def numpy(self) -> Boxes:
+        return self if isinstance(self.data, np.ndarray) else Boxes(self.data.cpu().numpy(), self.orig_shape)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Tensor | np.ndarray) -> Boxes:
+        return Boxes(self.data[index], self.orig_shape)
+
+    def __iter__(self) -> Iterator[Boxes]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"Boxes(shape={self.shape}, orig_shape={self.orig_shape}, data={self.data})"
+
+    def _normalized(self, boxes: Tensor | np.ndarray) -> Tensor | np.ndarray:
+        height, width = self.orig_shape
+        return scale_boxes(boxes, 1 / width, 1 / height)
+
+
+class Results:
+    """The detections of one image. Attributes:
+
+    - image: uint8 (H, W, 3) RGB.
+    - boxes: `Boxes`, on the CPU.
+    - names: class names by number.
+    - path: of the file, or a name by position.
+    - orig_shape: height and width, pixels.
+    - speed: milliseconds of an image: preprocess, inference, postprocess. Those of a batch are divided by its size.
+    """
+
+    masks = keypoints = probs = obb = None  # a detector of boxes finds none of these
+
+    def __init__(
+        self, image: np.ndarray, path: str, names: Mapping[int, str], boxes: Boxes, speed: Mapping[str, float]
+    ) -> None:
+        self.image, self.path, self.names, self.boxes = image, path, dict(names), boxes
+        self.orig_shape: tuple[int, int] = image.shape[:2]
+        self.speed = dict(speed)
+
+    @cached_property
+    def orig_img(self) -> np.ndarray:
+        """The image: uint8 (H, W, 3) BGR."""
+        return cv2.cvtColor(self.image, cv2.COLOR_RGB2BGR)
+
+    def cpu(self) -> Results:
+        return self._with(self.boxes.cpu())
+
+    def cuda(self, device: int | str | torch.device | None = None) -> Results:
+        return self._with(self.boxes.cuda(device))
+
+    def to(self, *args: Any, **kwargs: Any) -> Results:
+        return self._with(self.boxes.to(*args, **kwargs))
+
+    def numpy(self) -> Results:
+        return self._with(self.boxes.numpy())
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Tensor | np.ndarray) -> Results:
+        """The same image with the selected boxes."""
+        return self._with(self.boxes[index])
+
+    def __iter__(self) -> Iterator[Results]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"Results({self.path}: {self.verbose()})"
+
+    def verbose(self) -> str:
+        """What was found, as ``2 person, 1 bus``."""
+        return describe_counts(Counter(self._classes()), self.names)
+
+    def drawn(self, *, conf: bool = True, line_width: int | None = None, labels: bool = True) -> np.ndarray:
+        """The image with its boxes: uint8 (H, W, 3) RGB.
+
+        Args:
+            conf: whether labels show the confidence.
+            line_width: pixels; None: by image size.
+            labels: whether boxes have labels.
+        """
+        boxes, classes = self.boxes.numpy(), self._classes()
+        texts = label_texts(self.names, classes, boxes.conf if conf else None) if labels else None
+        return draw_boxes(self.image, boxes.xyxy, texts, class_colors(np.array(classes)), thickness=line_width or 0)
+
+    def plot(self, *, conf: bool = True, line_width: int | None = None, labels: bool = True) -> np.ndarray:
+        """As `drawn`, but BGR, as OpenCV shows and writes images."""
+        return cv2.cvtColor(self.drawn(conf=conf, line_width=line_width, labels=labels), cv2.COLOR_RGB2BGR)
+
+    def save(self, filename: str | Path | None = None) -> str:
+        """Writes the image with its boxes and returns the file's name, by default results_STEM.jpg. Raises UserError
+        for a format that cannot be written."""
+        filename = str(filename or f"results_{Path(self.path).stem}.jpg")
+        if Path(filename).suffix.lower() not in WRITABLE:
+            raise UserError(f"{filename}: images are written as {', '.join(sorted(WRITABLE))}")
+        write_image(filename, self.drawn())
+        return filename
+
+    def save_txt(self, txt_file: str | Path, save_conf: bool = False) -> str:
+        """Writes YOLO rows (class, cx, cy, w, h normalized, confidence with ``save_conf``), replacing the file."""
+        boxes = self.boxes.numpy()
+        columns = [boxes.cls[:, None], boxes.xywhn] + ([boxes.conf[:, None]] if save_conf else [])
+        rows = np.concatenate(columns, 1).tolist()
+        Path(txt_file).parent.mkdir(parents=True, exist_ok=True)
+        form = "%d" + " %.6f" * (5 if save_conf else 4) + "\n"
+        write_whole(txt_file, "".join(form % tuple(row) for row in rows))
+        return str(txt_file)
+
+    def crops(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Row and pixels, uint8 (h, w, 3) RGB, of each box that has any; parts of pixels count as whole ones."""
+        corners = self.boxes.numpy().xyxy
+        corners = np.concatenate([np.floor(corners[:, :2]), np.ceil(corners[:, 2:])], 1).astype(int)
+        for row, (x0, y0, x1, y1) in enumerate(corners.tolist()):
+            crop = self.image[max(y0, 0) : y1, max(x0, 0) : x1]
+            if crop.size:
+                yield row, crop
+
+    def save_crop(self, save_dir: str | Path, file_name: str | Path = "im.jpg") -> None:
+        """Writes each box's pixels to SAVE_DIR/CLASS/STEM_ROW.jpg, where STEM is that of ``file_name``."""
+        stem, classes = Path(file_name).stem, self._classes()
+        for row, crop in self.crops():
+            folder = Path(save_dir) / re.sub(r"[^\w -]+", "_", self.names[classes[row]])
+            folder.mkdir(parents=True, exist_ok=True)
+            write_image(folder / f"{stem}_{row}.jpg", crop)
+
+    def summary(self, normalize: bool = False, decimals: int = 5) -> list[dict[str, Any]]:
+        """A record of each detection: name, class, confidence, and box with x1, y1, x2, y2."""
+        boxes = self.boxes.numpy()
+        corners = np.round((boxes.xyxyn if normalize else boxes.xyxy).astype(np.float64), decimals).tolist()
+        scores = np.round(boxes.conf.astype(np.float64), decimals).tolist()
+        return [
+            {"name": self.names[c], "class": c, "confidence": score, "box": dict(zip(("x1", "y1", "x2", "y2"), box))}
+            for c, score, box in zip(self._classes(), scores, corners)
+        ]
+
+    def to_json(self, normalize: bool = False, decimals: int = 5) -> str:
+        """`summary` as JSON text."""
+        return json.dumps(self.summary(normalize, decimals), ensure_ascii=False, indent=2)
+
+    def to_df(self, normalize: bool = False, decimals: int = 5) -> DataFrame:
+        """`summary` as a table. Raises UserError if pandas is not installed."""
+        require_package("pandas", "to_df()", "use summary()")
+        from pandas import DataFrame
+
+        return DataFrame(self.summary(normalize, decimals), columns=["name", "class", "confidence", "box"])
+
+    def _classes(self) -> list[int]:
+        return self.boxes.numpy().cls.astype(int).tolist()
+
+    def _with(self, boxes: Boxes) -> Results:
+        return Results(self.image, self.path, self.names, boxes, self.speed)
+
+
+def boxes_of(table: DetectionTable, image_hw: tuple[int, int]) -> Boxes:
+    """The detections of one image as float32 on the CPU."""
+    columns = [table.boxes_xyxy_px, table.scores[:, None], table.classes[:, None]]
+    return Boxes(torch.from_numpy(np.concatenate(columns, 1).astype(np.float32)), image_hw)
+
+
+def label_texts(
+    names: Mapping[int, str] | Sequence[str], classes: Iterable[int], scores: Iterable[float] | None
+) -> list[str]:
+    """The texts beside boxes; ``scores`` None: without confidences."""
+    if scores is None:
+        return [names[c] for c in classes]
+    return [f"{names[c]} {score:.2f}" for c, score in zip(classes, scores)]
+
+
+def describe_counts(counts: Mapping[int, int], names: Mapping[int, str] | Sequence[str]) -> str:
+    """Detections by class, as ``2 person, 1 bus``."""
+    return ", ".join(f"{n} {names[c]}" for c, n in sorted(counts.items())) or "nothing found"
