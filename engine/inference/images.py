@@ -39,7 +39,7 @@ def as_images(source: Source | Sequence[Source], color: Color | None) -> list[In
     - An array is uint8 or uint16, (H, W), (H, W, 1), (H, W, 3) or (H, W, 4). The latter two are in the order ``color``.
     - A PIL image is turned as its EXIF data says.
     - A tensor is RGB, (3, H, W) or (B, 3, H, W), uint8 or float in [0, 1], which is rounded to 8 bits. B images count
-      as B, and one channel is grey.
+      as B, and one channel is gray.
     - A list or tuple holds any of these.
 
     An alpha channel is dropped. An RGB array that needs no conversion is not copied. Raises UserError for anything

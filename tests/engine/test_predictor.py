@@ -71,13 +71,13 @@ def test_every_kind_of_image_gives_the_same(predictor, tmp_path):
     assert predictor(pillow.open(path))[0].path == str(path)
 
 
-def test_grey_images(predictor):
+def test_gray_images(predictor):
     pillow = pytest.importorskip("PIL.Image")
-    grey = picture()[..., 0]
-    expected = rows(predictor(np.repeat(grey[..., None], 3, 2), color="rgb"))
-    for source in (grey, grey[..., None], pillow.fromarray(grey), torch.from_numpy(grey.copy())[None]):
+    gray = picture()[..., 0]
+    expected = rows(predictor(np.repeat(gray[..., None], 3, 2), color="rgb"))
+    for source in (gray, gray[..., None], pillow.fromarray(gray), torch.from_numpy(gray.copy())[None]):
         assert rows(predictor(source)) == expected  # needs no order of colors
-    deep = grey.astype(np.uint16) * 257
+    deep = gray.astype(np.uint16) * 257
     assert rows(predictor(pillow.fromarray(deep))) == expected
 
 
