@@ -63,12 +63,12 @@ def one_round(predictor: Predictor, images: list[np.ndarray]) -> dict[str, float
 
 def model_ms(predictor: Predictor, image: np.ndarray) -> float:
     """The model alone on a canvas of this image's size: its milliseconds until the device is done."""
-    height, width = predictor.canvas_hw(image.shape[:2], predictor.imgsz)
+    height, width = predictor.pipeline.canvas_hw(image.shape[:2], predictor.imgsz)
     pixels = torch.rand(1, 3, height, width, device=predictor.device).to(memory_format=torch.channels_last)
     with torch.inference_mode():
         wait(predictor.device)
         started = time.perf_counter()
-        with torch.autocast(predictor.device.type, predictor.amp, enabled=predictor.amp is not None):
+        with torch.autocast(predictor.device.type, predictor.pipeline.amp, enabled=predictor.pipeline.amp is not None):
             predictor.model(pixels)
         wait(predictor.device)
     return (time.perf_counter() - started) * 1e3

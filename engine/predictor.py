@@ -10,43 +10,27 @@ for result in model(["a.jpg", "b.jpg"]):
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from data.render.opencv import Letterbox, fit_letterbox, letterbox
 from data.sources import open_source
 from engine.inference.checkpoint_model import InferenceModel, open_model
 from engine.inference.images import Color, InputImage, Source, as_images
+from engine.inference.pipeline import Pipeline, Selection
 from engine.inference.results import Results, boxes_of
 from engine.process import resolve_amp
-from models.postprocess.detections import DETECTION_IOU, select_detections
-from utils.boxes import clip_xyxy, letterbox_to_original
+from models.postprocess.detections import DETECTION_IOU
 from utils.config.settings import check_image_size
 from utils.distributed.context import DistributedContext, parse_devices
 from utils.download import fetch_weights
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
-from utils.structures import Detections, DetectionTable
+from utils.structures import DetectionTable
 
 CONFIDENCE = 0.25  # threshold for a model that does not store one
-BATCH_SIZE = 16  # on GPUs
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which boxes are detections; see `select_detections`."""
-
-    conf: float
-    iou: float | None  # None: no NMS
-    max_det: int
-    classes: tuple[int, ...]  # empty: all
-    agnostic: bool
 
 
 class Predictor:
@@ -77,7 +61,7 @@ class Predictor:
         self.imgsz = self._checked_size(imgsz)
         self.conf = conf if conf is not None else CONFIDENCE if model.confidence is None else model.confidence
         self.iou, self.max_det, self.classes, self.agnostic, self.color = iou, max_det, classes, agnostic, color
-        self.amp = self._autocast_type(amp)
+        self.pipeline = Pipeline(model, self._autocast_type(amp))
         self._selection()
 
     def __call__(
@@ -115,8 +99,12 @@ class Predictor:
             raise UserError(f"device {device}: the model is on {self.device}; load() puts it on another")
         images = as_images(source, color or self.color)
         selection = self._selection(conf=conf, iou=iou, max_det=max_det, classes=classes, agnostic=agnostic)
-        arrays = [image.image for image in images]
-        tables, speeds = self._detect(arrays, self._checked_size(imgsz or self.imgsz), selection, batch_size)
+        tables, speeds = self.pipeline(
+            [image.image for image in images],
+            imgsz=self._checked_size(imgsz or self.imgsz),
+            selection=selection,
+            batch_size=batch_size,
+        )
         results = [self._result(*parts) for parts in zip(images, tables, speeds)]
         if verbose:
             for result in results:
@@ -130,85 +118,15 @@ class Predictor:
         An unreadable file is skipped with a warning if there are several. Raises UserError for an unreadable source.
         """
         for frame in open_source(str(source), vid_stride=vid_stride):
-            (table,), (speed,) = self._detect([frame.image], self.imgsz, self._selection())
+            (table,), (speed,) = self.pipeline([frame.image], imgsz=self.imgsz, selection=self._selection())
             yield self._result(InputImage(frame.path, frame.image), table, speed)
 
     def detect(self, images: Sequence[np.ndarray]) -> list[DetectionTable]:
         """The detections in each of ``images``, uint8 (H, W, 3) RGB, highest score first, in float64."""
-        return self._detect(images, self.imgsz, self._selection())[0]
+        return self.pipeline(images, imgsz=self.imgsz, selection=self._selection())[0]
 
     def _result(self, image: InputImage, table: DetectionTable, speed: dict[str, float]) -> Results:
         return Results(image.image, image.path, self.names, boxes_of(table, image.image.shape[:2]), speed)
-
-    def _detect(
-        self, images: Sequence[np.ndarray], imgsz: int, selection: Selection, batch_size: int = 0
-    ) -> tuple[list[DetectionTable], list[dict[str, float]]]:
-        """The detections of each image, and its milliseconds by stage."""
-        if batch_size < 0:
-            raise UserError(f"batch_size: must be at least 0, got {batch_size}")
-        by_canvas: dict[tuple[int, int], list[int]] = {}
-        for index, image in enumerate(images):
-            by_canvas.setdefault(self.canvas_hw(image.shape[:2], imgsz), []).append(index)
-        size = self.model.batch or batch_size or (1 if self.device.type == "cpu" else BATCH_SIZE)
-        tables: dict[int, DetectionTable] = {}
-        speeds: dict[int, dict[str, float]] = {}
-        for canvas_hw, indices in by_canvas.items():
-            for start in range(0, len(indices), size):
-                batch = indices[start : start + size]
-                found, speed = self._detect_batch([images[i] for i in batch], canvas_hw, imgsz, selection)
-                tables.update(zip(batch, found))
-                speeds.update(dict.fromkeys(batch, speed))
-        return [tables[i] for i in range(len(images))], [speeds[i] for i in range(len(images))]
-
-    def _detect_batch(
-        self, images: Sequence[np.ndarray], canvas_hw: tuple[int, int], imgsz: int, selection: Selection
-    ) -> tuple[list[DetectionTable], dict[str, float]]:
-        started = time.perf_counter()
-        fits = [fit_letterbox(image.shape[:2], canvas_hw, imgsz) for image in images]
-        canvases = np.empty((len(images), *canvas_hw, 3), np.uint8)
-        for image, fit, canvas in zip(images, fits, canvases):
-            letterbox(image, canvas_hw, fit, canvas)
-        with torch.inference_mode():
-            # The permuted tensor is in NHWC memory format, as the model is; on a GPU a quarter of the bytes are copied.
-            pixels = torch.from_numpy(canvases).to(self.device).permute(0, 3, 1, 2).float().div_(255)
-            prepared = self._now()
-            with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
-                raw = self.model(pixels)
-            computed = self._now()
-            detections = Detections(*(t.cpu() for t in self._select(raw, selection)))
-        found = [_table_of(detections, row, image.shape[:2], fit) for row, (image, fit) in enumerate(zip(images, fits))]
-        times = (started, prepared, computed, time.perf_counter())
-        stages = zip(("preprocess", "inference", "postprocess"), times, times[1:])
-        return found, {name: (end - start) * 1e3 / len(images) for name, start, end in stages}
-
-    def _select(self, raw: list[Tensor], selection: Selection) -> Detections:
-        """The detections in the model's raw outputs."""
-        boxes, scores = self.model.decode([level.float() for level in raw])
-        return select_detections(
-            boxes,
-            scores,
-            conf_thres=selection.conf,
-            iou_thres=selection.iou,
-            max_det=selection.max_det,
-            agnostic=selection.agnostic,
-            multi_label=False,
-            classes=selection.classes or None,
-        )
-
-    def _now(self) -> float:
-        """Seconds; waits until a GPU has done what it was given, so that each stage counts its own work."""
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-        return time.perf_counter()
-
-    def canvas_hw(self, image_hw: tuple[int, int], imgsz: int) -> tuple[int, int]:
-        """The model's canvas, or the smallest one of whole strides that holds the image with its longer side at
-        ``imgsz``."""
-        if self.model.input_hw:
-            return self.model.input_hw
-        height, width = (-(-side * imgsz // max(image_hw)) for side in image_hw)
-        stride = self.model.stride
-        return -(-height // stride) * stride, -(-width // stride) * stride
 
     def _checked_size(self, imgsz: int) -> int:
         """``imgsz``, or the model's if 0."""
@@ -252,19 +170,6 @@ class Predictor:
         if iou is None and (agnostic or self.model.nms_iou is not None):
             iou = DETECTION_IOU
         return Selection(conf, iou, max_det, classes, agnostic)
-
-
-def _table_of(detections: Detections, row: int, image_hw: tuple[int, int], fit: Letterbox) -> DetectionTable:
-    """The detections of one image of a batch, on the CPU, in its original pixels."""
-    count = int(detections.counts[row])
-    boxes, scores, classes = (t[row, :count].numpy() for t in detections[:3])
-    original = letterbox_to_original(boxes.astype(np.float64), fit.gain_x, fit.gain_y, fit.pad_x, fit.pad_y)
-    return DetectionTable(
-        image_index=np.zeros(count, np.int64),
-        boxes_xyxy_px=clip_xyxy(original, image_hw[1], image_hw[0]),
-        scores=scores.astype(np.float64),
-        classes=classes.copy(),  # a view would keep all slots of the batch
-    )
 
 
 def load(

@@ -1,0 +1,133 @@
+"""From images to detections in their own pixels: letterbox, model, selection of boxes, and back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.render.opencv import Letterbox, fit_letterbox, letterbox
+from engine.inference.checkpoint_model import InferenceModel
+from models.postprocess.detections import select_detections
+from utils.boxes import clip_xyxy, letterbox_to_original
+from utils.errors import UserError
+from utils.structures import Detections, DetectionTable
+
+BATCH_SIZE = 16  # on GPUs
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which boxes are detections; see `select_detections`."""
+
+    conf: float
+    iou: float | None  # None: no NMS
+    max_det: int
+    classes: tuple[int, ...]  # empty: all
+    agnostic: bool
+
+
+class Pipeline:
+    """Maps images to their detections. Several threads may call one pipeline.
+
+    Args:
+        model: on its device.
+        amp: autocast type of the model; None: none.
+    """
+
+    def __init__(self, model: InferenceModel, amp: torch.dtype | None) -> None:
+        self.model, self.amp = model, amp
+
+    def __call__(
+        self, images: Sequence[np.ndarray], *, imgsz: int, selection: Selection, batch_size: int = 0
+    ) -> tuple[list[DetectionTable], list[dict[str, float]]]:
+        """The detections of each image, uint8 (H, W, 3) RGB, and its milliseconds by stage.
+
+        Args:
+            images: of any sizes; those whose canvases have one size are processed together.
+            imgsz: pixels of the longer side on the canvas.
+            selection: which boxes are detections.
+            batch_size: at most so many images at once; 0: 16, but 1 on a CPU.
+        """
+        if batch_size < 0:
+            raise UserError(f"batch_size: must be at least 0, got {batch_size}")
+        by_canvas: dict[tuple[int, int], list[int]] = {}
+        for index, image in enumerate(images):
+            by_canvas.setdefault(self.canvas_hw(image.shape[:2], imgsz), []).append(index)
+        size = self.model.batch or batch_size or (1 if self.model.device.type == "cpu" else BATCH_SIZE)
+        tables: dict[int, DetectionTable] = {}
+        speeds: dict[int, dict[str, float]] = {}
+        for canvas_hw, indices in by_canvas.items():
+            for start in range(0, len(indices), size):
+                batch = indices[start : start + size]
+                found, speed = self._process([images[i] for i in batch], canvas_hw, imgsz, selection)
+                tables.update(zip(batch, found))
+                speeds.update(dict.fromkeys(batch, speed))
+        return [tables[i] for i in range(len(images))], [speeds[i] for i in range(len(images))]
+
+    def _process(
+        self, images: Sequence[np.ndarray], canvas_hw: tuple[int, int], imgsz: int, selection: Selection
+    ) -> tuple[list[DetectionTable], dict[str, float]]:
+        started = time.perf_counter()
+        fits = [fit_letterbox(image.shape[:2], canvas_hw, imgsz) for image in images]
+        canvases = np.empty((len(images), *canvas_hw, 3), np.uint8)
+        for image, fit, canvas in zip(images, fits, canvases):
+            letterbox(image, canvas_hw, fit, canvas)
+        with torch.inference_mode():
+            # The permuted tensor is in NHWC memory format, as the model is; on a GPU a quarter of the bytes are copied.
+            pixels = torch.from_numpy(canvases).to(self.model.device).permute(0, 3, 1, 2).float().div_(255)
+            prepared = self._now()
+            with torch.autocast(self.model.device.type, self.amp, enabled=self.amp is not None):
+                raw = self.model(pixels)
+            computed = self._now()
+            detections = Detections(*(t.cpu() for t in self._select(raw, selection)))
+        found = [_table_of(detections, row, image.shape[:2], fit) for row, (image, fit) in enumerate(zip(images, fits))]
+        times = (started, prepared, computed, time.perf_counter())
+        stages = zip(("preprocess", "inference", "postprocess"), times, times[1:])
+        return found, {name: (end - start) * 1e3 / len(images) for name, start, end in stages}
+
+    def _select(self, raw: list[Tensor], selection: Selection) -> Detections:
+        """The detections in the model's raw outputs."""
+        boxes, scores = self.model.decode([level.float() for level in raw])
+        return select_detections(
+            boxes,
+            scores,
+            conf_thres=selection.conf,
+            iou_thres=selection.iou,
+            max_det=selection.max_det,
+            agnostic=selection.agnostic,
+            multi_label=False,
+            classes=selection.classes or None,
+        )
+
+    def _now(self) -> float:
+        """Seconds; waits until a GPU has done what it was given, so that each stage counts its own work."""
+        if self.model.device.type == "cuda":
+            torch.cuda.current_stream(self.model.device).synchronize()
+        return time.perf_counter()
+
+    def canvas_hw(self, image_hw: tuple[int, int], imgsz: int) -> tuple[int, int]:
+        """The model's canvas, or the smallest one of whole strides that holds the image with its longer side at
+        ``imgsz``."""
+        if self.model.input_hw:
+            return self.model.input_hw
+        height, width = (-(-side * imgsz // max(image_hw)) for side in image_hw)
+        stride = self.model.stride
+        return -(-height // stride) * stride, -(-width // stride) * stride
+
+
+def _table_of(detections: Detections, row: int, image_hw: tuple[int, int], fit: Letterbox) -> DetectionTable:
+    """The detections of one image of a batch, on the CPU, in its original pixels."""
+    count = int(detections.counts[row])
+    boxes, scores, classes = (t[row, :count].numpy() for t in detections[:3])
+    original = letterbox_to_original(boxes.astype(np.float64), fit.gain_x, fit.gain_y, fit.pad_x, fit.pad_y)
+    return DetectionTable(
+        image_index=np.zeros(count, np.int64),
+        boxes_xyxy_px=clip_xyxy(original, image_hw[1], image_hw[0]),
+        scores=scores.astype(np.float64),
+        classes=classes.copy(),  # a view would keep all slots of the batch
+    )
