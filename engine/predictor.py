@@ -124,7 +124,7 @@ class Predictor:
         self._config, self._imgsz, self._stride, self._device = config, imgsz, model.stride, device
         self._amp = resolve_amp(config.amp, device)
         iou = DETECTION_IOU if config.iou_thres is None and config.agnostic_nms else config.iou_thres
-        self._iou_thres = suppression_iou(self._model.head, iou, DETECTION_IOU)
+        self._iou_thres = suppression_iou(self._model.nms_iou, iou, DETECTION_IOU)
 
     def __call__(self, image: np.ndarray) -> DetectionTable:
         """Detections in ``image``, uint8 (H, W, 3) RGB, highest score first."""
