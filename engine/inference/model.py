@@ -58,6 +58,11 @@ class InferenceModel(nn.Module):
     def num_classes(self) -> int:
         return len(self.names)
 
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What tells the model from others: the detector's spec, or the metadata of an exported file."""
+        return self.info
+
     def forward(self, images: Tensor) -> list[Tensor]:
         """Images float32 (B, 3, H, W) in [0, 1], RGB, to raw outputs, which `decode` takes."""
         raise NotImplementedError
@@ -80,6 +85,10 @@ class CheckpointModel(InferenceModel):
         self.nms_iou, self.validation_iou = detector.nms_iou, detector.head.validation_iou
         stored = info.get("progress", {}).get("confidence")
         self.confidence = stored if isinstance(stored, float) and 0 <= stored <= 1 else None
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return self.detector.spec
 
     def forward(self, images: Tensor) -> list[Tensor]:
         return self.detector(images)
