@@ -1,6 +1,9 @@
-"""Scores a checkpoint on a data set: AP as COCO defines it, precision, recall, F1, per class and by size.
+"""Scores checkpoints and exported files on a data set: COCO's AP, precision, recall and F1, per class and by size.
+
+Several files are compared in a table.
 
 python val.py --weights runs/train/exp/best.pt
+python val.py --weights best.pt best.onnx best_openvino_model --data coco128.yaml
 torchrun --nproc_per_node 2 val.py --weights yolov8n.pt --data coco128.yaml
 """
 

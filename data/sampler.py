@@ -168,6 +168,10 @@ class BatchRequest:
         """Number of pictures."""
         return sum(math.prod(key.canvas_hw) for key in self.keys) // math.prod(self.canvas_hw)
 
+    def on_canvas(self, canvas_hw: tuple[int, int]) -> BatchRequest:
+        """The same images, each a picture of this height and width."""
+        return BatchRequest(tuple(key._replace(canvas_hw=canvas_hw) for key in self.keys), canvas_hw, self.slot)
+
     def cells(self) -> list[Cell]:
         """The cell of each key."""
         cells: list[Cell] = []

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 
 from data.sources import open_source
-from engine.inference.checkpoint_model import InferenceModel, open_model
 from engine.inference.images import Color, InputImage, Source, as_images
+from engine.inference.model import InferenceModel
 from engine.inference.pipeline import Pipeline, Selection
 from engine.inference.results import Results, boxes_of
+from engine.inference.runtime import open_model
 from engine.process import resolve_amp
 from models.postprocess.detections import DETECTION_IOU
 from utils.config.settings import check_image_size

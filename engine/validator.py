@@ -1,31 +1,30 @@
-"""Validation of a checkpoint on a split: the work of val.py."""
+"""Validation of checkpoints and exported files on a split: the work of val.py."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from data.index.dataset_yaml import DatasetSpec
+from data.index.index import DatasetIndex
 from data.loading.build import build_val_loader
 from data.open_dataset import open_dataset
 from engine.evaluation import report
 from engine.evaluation.analysis import analyze
 from engine.evaluation.evaluator import Evaluator
+from engine.inference.model import InferenceModel
+from engine.inference.runtime import is_exported, open_model
 from engine.process import check_same_model, check_same_start, resolve_amp
 from models.postprocess.detections import detections_to_score
 from models.postprocess.tta import TestTimeAugmentation
-from models.weights.load import load_detector
 from utils.config.settings import ValConfig
 from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
 from utils.download import fetch_weights
 from utils.errors import UserError
-from utils.files.folders import check_run_dir, find_location, increment_path
+from utils.files.folders import check_run_dir, file_bytes, find_location, increment_path
 from utils.logger import get_logger, progress
 from utils.machine.limits import require_package
 from utils.structures import EvalResult
@@ -35,23 +34,66 @@ from utils.visualize.plots import draw_detections, plot_confusion, plot_metric_c
 
 
 def validate(config: ValConfig, ctx: DistributedContext) -> None:
-    """Scores ``config.weights``. All processes of the run call it; the main one prints and writes."""
+    """Scores ``config.weights``. All processes of the run call it; the main one prints and writes. One file gets a
+    report in a folder of its own, several get a table."""
     if ctx.is_main and not config.noplots:
         require_package("matplotlib", "plots", "use --noplots")
     if len(ctx.devices) > 1:
         get_logger().warning("one process scores on one device, %s; torchrun uses all", ctx.device)
     check_same_start(ctx, config)
-    model, info = load_detector(fetch_weights(config.weights, ctx=ctx, offline=config.offline))
-    spec = _open_data(config, info, ctx)
-    if not config.single_cls:
-        check_names(model.names, spec, config.weights)
-    check_same_model(ctx, model, model.state_dict().values())
-    imgsz = config.imgsz or info["imgsz"]
-    loader = build_val_loader(ctx, replace(config, imgsz=imgsz), spec, stride=model.stride)
-    names = loader.index.names
+    models = [_open_model(config, weights, ctx) for weights in config.weights]
+    spec = _open_data(config, models, ctx)
+    for model in models:
+        if not config.single_cls:
+            check_names(model.names, spec, str(model.path))
+        check_same_model(ctx, model, model.state_dict().values())
+    canvas_hw = _common_canvas(models)
+    if len(models) == 1:
+        _validate_one(config, models[0], spec, canvas_hw, ctx)
+        return
+    rows = []
+    for model in models:
+        result, _, _ = _score(config, model, spec, model.input_hw or canvas_hw, ctx)
+        if result is not None:
+            rows.append(report.FileRow(str(model.path), result, file_bytes(model.path)))
+    if ctx.is_main:
+        get_logger().info("%s", report.format_files(rows))
+
+
+def _open_model(config: ValConfig, weights: str, ctx: DistributedContext) -> InferenceModel:
+    path = Path(weights) if is_exported(weights) else fetch_weights(weights, ctx=ctx, offline=config.offline)
+    # The views' boxes of an object are left to NMS.
+    model = open_model(path, device=ctx.device, nms=config.nms or config.tta)
+    if config.tta and model.format != "checkpoint":
+        raise UserError(f"{weights}: --tta: only checkpoints are evaluated with several views; leave it out")
+    if config.imgsz and model.input_hw and config.imgsz != max(model.input_hw):
+        raise UserError(f"{weights}: --imgsz {config.imgsz}: takes images of {model.imgsz} pixels only; leave it out")
+    return model
+
+
+def _common_canvas(models: Sequence[InferenceModel]) -> tuple[int, int] | None:
+    """The canvas on which all files are compared: the one that a file of fixed size takes; None if all take any."""
+    canvas_hw = next((model.input_hw for model in models if model.input_hw), None)
+    if canvas_hw and len(models) > 1:
+        text = "all files that take any size are scored on canvases of %dx%d pixels, as %s needs"
+        get_logger().info(text, *canvas_hw, next(model.path for model in models if model.input_hw))
+    return canvas_hw
+
+
+def _score(
+    config: ValConfig,
+    model: InferenceModel,
+    spec: DatasetSpec,
+    canvas_hw: tuple[int, int] | None,
+    ctx: DistributedContext,
+    before: Callable[[], None] = lambda: None,
+) -> tuple[EvalResult | None, Evaluator, DatasetIndex]:
+    """The scores of a file on rank 0, None elsewhere. ``before`` is called when the data is open."""
+    imgsz = max(canvas_hw) if canvas_hw else config.imgsz or model.imgsz
+    loader = build_val_loader(ctx, replace(config, imgsz=imgsz), spec, stride=model.stride, canvas_hw=canvas_hw)
     evaluator = Evaluator(
         ground_truth=loader.index.ground_truth(),
-        num_classes=len(names),
+        num_classes=len(loader.index.names),
         postprocess=partial(
             detections_to_score,
             conf_thres=config.conf_thres,
@@ -63,30 +105,40 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
     )
-    with torch_distributed_zero_first(ctx):  # before the work; the folder is made when there is something to write
-        if ctx.is_main:
-            check_run_dir(config.project, config.name, config.exist_ok)
-    fused = model.fuse(one_to_one=not (config.nms or config.tta))  # the views' boxes of an object are left to NMS
-    scored = TestTimeAugmentation(fused) if config.tta else fused
-    result = evaluator.run(scored.to(ctx.device, memory_format=torch.channels_last), loader)
+    before()
+    scored = TestTimeAugmentation(model.detector) if config.tta else model
+    return evaluator.run(scored, loader), evaluator, loader.index
+
+
+def _validate_one(
+    config: ValConfig,
+    model: InferenceModel,
+    spec: DatasetSpec,
+    canvas_hw: tuple[int, int] | None,
+    ctx: DistributedContext,
+) -> None:
+    def check_folder() -> None:
+        with torch_distributed_zero_first(ctx):  # before the work; the folder is made when there is something to write
+            if ctx.is_main:
+                check_run_dir(config.project, config.name, config.exist_ok)
+
+    result, evaluator, index = _score(config, model, spec, canvas_hw, ctx, check_folder)
     if ctx.is_main:
-        _report(config, result, evaluator, names, imgsz)
+        imgsz = max(canvas_hw) if canvas_hw else config.imgsz or model.imgsz
+        _report(config, result, evaluator, index.names, imgsz)
 
 
-def _open_data(config: ValConfig, info: dict[str, Any], ctx: DistributedContext) -> DatasetSpec:
-    """The data set of ``--data``, else the one that the checkpoint was trained on."""
-    source, root = find_location(info.get("data", {}), config.weights)
-    data = config.data or source
+def _open_data(config: ValConfig, models: Sequence[InferenceModel], ctx: DistributedContext) -> DatasetSpec:
+    """The data set of ``--data``, else the one that the first checkpoint was trained on."""
+    data, root = config.data, ""
+    for model in models:
+        if not data:
+            data, root = find_location(model.info.get("data", {}), model.path)
     if not data:
-        raise UserError(f"{config.weights}: does not name the data it was trained on; name a data set YAML with --data")
-    return open_dataset(
-        data,
-        (config.task,),
-        stage=config.stage,
-        cache_dir=config.cache_dir,
-        ctx=ctx,
-        known_root="" if config.data else root,
-    )
+        raise UserError(
+            f"{config.weights[0]}: does not name the data it was trained on; name a data set YAML with --data"
+        )
+    return open_dataset(data, (config.task,), stage=config.stage, cache_dir=config.cache_dir, ctx=ctx, known_root=root)
 
 
 def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
@@ -116,7 +168,7 @@ def _report(config: ValConfig, result: EvalResult, evaluator: Evaluator, names: 
         log.info("%s", report.format_table(report.SIZE_COLUMNS, by_size, verbose=config.verbose))
         report.write_csv(folder / "sizes.csv", report.SIZE_COLUMNS, by_size)
     log.info("%s\n%s", report.format_errors(analysis.errors), report.format_calibration(analysis.calibration))
-    settings = asdict(config) | {"imgsz": imgsz}
+    settings = asdict(config) | {"imgsz": imgsz, "weights": config.weights[0]}
     report.write_results_json(folder / "results.json", result, rows, settings, report.analysis_content(analysis, names))
     report.write_csv(folder / "classes.csv", report.COLUMNS, rows)
     if config.save_json:

@@ -58,6 +58,11 @@ class Detector(nn.Module):
         """Canvas sides must be multiples of this."""
         return max(self.strides)
 
+    @property
+    def nms_iou(self) -> float | None:
+        """The IoU threshold of NMS in validation; None if the detections need no NMS."""
+        return None if self.head.is_end_to_end else self.head.validation_iou
+
     def forward(self, images: Tensor) -> list[Tensor]:
         """Images float (B, 3, H, W) in [0, 1], RGB, to the head's raw maps, one (B, channels, H/s, W/s) a level.
 

@@ -20,15 +20,18 @@ def _stack(*columns: ArrayT) -> ArrayT:
     return torch.stack(columns, -1) if isinstance(columns[0], Tensor) else np.stack(columns, -1)
 
 
+def _join(first: ArrayT, second: ArrayT) -> ArrayT:
+    return torch.cat((first, second), -1) if isinstance(first, Tensor) else np.concatenate((first, second), -1)
+
+
 def cxcywh_to_xyxy(boxes: ArrayT) -> ArrayT:
-    half_w, half_h = boxes[..., 2] / 2, boxes[..., 3] / 2
-    cx, cy = boxes[..., 0], boxes[..., 1]
-    return _stack(cx - half_w, cy - half_h, cx + half_w, cy + half_h)
+    center, half = boxes[..., :2], boxes[..., 2:] / 2
+    return _join(center - half, center + half)
 
 
 def xyxy_to_cxcywh(boxes: ArrayT) -> ArrayT:
-    x1, y1, x2, y2 = boxes[..., 0], boxes[..., 1], boxes[..., 2], boxes[..., 3]
-    return _stack((x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1)
+    low, high = boxes[..., :2], boxes[..., 2:]
+    return _join((low + high) / 2, high - low)
 
 
 def xywh_to_xyxy(boxes: ArrayT) -> ArrayT:

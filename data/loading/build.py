@@ -102,7 +102,12 @@ def build_train_loader(
 
 
 def build_val_loader(
-    ctx: DistributedContext, config: TrainConfig | ValConfig, spec: DatasetSpec, *, stride: int
+    ctx: DistributedContext,
+    config: TrainConfig | ValConfig,
+    spec: DatasetSpec,
+    *,
+    stride: int,
+    canvas_hw: tuple[int, int] | None = None,
 ) -> ValidationLoader:
     """This process's batches of a split, each image once over all processes, letterboxed.
 
@@ -112,6 +117,7 @@ def build_val_loader(
         config: a `ValConfig` names the split, the batch size and the shape of the canvases; a training run validates
             on "val", with rectangular batches of at most `MOST_VALIDATED` images.
         stride: the model's largest.
+        canvas_hw: the canvas of every image, of which ``config.imgsz`` is the longer side; None: as ``config`` says.
     """
     check_image_size(config.imgsz, stride)
     # Each rank gets whole batches, whose size must not depend on the number of ranks.
@@ -127,11 +133,13 @@ def build_val_loader(
         batch_size=batch_size,
         imgsz=config.imgsz,
         stride=stride,
-        rect=rect,
+        rect=rect and canvas_hw is None,
         pad=VALIDATION_PAD,
         rank=ctx.rank,
         world_size=ctx.world_size,
     )
+    if canvas_hw is not None:
+        requests = [request.on_canvas(canvas_hw) for request in requests]
     return ValidationLoader(
         dataset,
         requests,

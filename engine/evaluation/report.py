@@ -68,6 +68,30 @@ def format_table(columns: Sequence[str], rows: Sequence[Row], *, verbose: bool =
     return "\n".join(lines)
 
 
+class FileRow(NamedTuple):
+    """One of several files in a comparison."""
+
+    name: str
+    result: EvalResult
+    size: int  # bytes
+
+
+def format_files(rows: Sequence[FileRow]) -> str:
+    """Aligned text: for each file its AP, AP50, milliseconds an image and size."""
+    width = max(len(row.name) for row in rows) + 2
+    lines = ["file".rjust(width) + "".join(column.rjust(12) for column in ("AP", "AP50", "ms an image", "MB"))]
+    for name, result, size in rows:
+        milliseconds = result.extras["ms/inference"] + result.extras["ms/nms"]
+        scores = [
+            number_text(result.ap),
+            number_text(result.metrics["AP50"]),
+            f"{milliseconds:.1f}",
+            f"{size / 1e6:.1f}",
+        ]
+        lines.append(f"{name:>{width}}" + "".join(score.rjust(12) for score in scores))
+    return "\n".join(lines)
+
+
 def format_summary(result: EvalResult) -> str:
     """AP by size, the confidence of P, R and F1, and the time per image: one or two lines."""
     sizes = zip(SIZES[1:], (result.ap_small, result.ap_medium, result.ap_large))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from data.render.opencv import Letterbox, fit_letterbox, letterbox
-from engine.inference.checkpoint_model import InferenceModel
+from engine.inference.model import InferenceModel
 from models.postprocess.detections import select_detections
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.errors import UserError

@@ -77,7 +77,7 @@ class Upsample(nn.Upsample):
         super().__init__(size=size, scale_factor=scale, mode=mode)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.mode == "nearest" and self.scale_factor == 2 and x.device.type == "cpu":
+        if self.mode == "nearest" and self.scale_factor == 2 and x.device.type == "cpu" and x.requires_grad:
             return _DoubleNearest.apply(x)
         return super().forward(x)
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.heads.base import DetectionHead
 from models.postprocess.nms import nms_keep
 from utils.errors import UserError
 from utils.structures import Detections
@@ -68,21 +67,26 @@ def detections_to_score(
 ) -> Detections:
     """The detections of a detector's raw maps for validation; the default thresholds keep nearly the whole PR curve.
 
+    ``model`` has ``decode`` and ``nms_iou``, as a `Detector`.
+
     ``iou_thres``: see `suppression_iou`. With ``single_cls`` all classes count as one.
     """
     boxes, scores = model.decode(raw)
     if single_cls:
         scores = scores.amax(-1, keepdim=True)
-    iou_thres = suppression_iou(model.head, iou_thres)
+    iou_thres = suppression_iou(model.nms_iou, iou_thres)
     return select_detections(boxes, scores, conf_thres=conf_thres, iou_thres=iou_thres, max_det=max_det)
 
 
-def suppression_iou(head: DetectionHead, given: float | None = None, default: float | None = None) -> float | None:
-    """The IoU threshold of NMS: ``given`` if not None; None, which means no NMS, for an end-to-end head; otherwise
-    ``default`` or, without one, the head's threshold in validation."""
-    if given is not None or head.is_end_to_end:
+def suppression_iou(of_model: float | None, given: float | None = None, default: float | None = None) -> float | None:
+    """The IoU threshold of NMS: ``given`` if not None; None, which means no NMS, for a model that needs none; otherwise
+    ``default`` or, without one, that of the model.
+
+    ``of_model``: ``nms_iou`` of the model.
+    """
+    if given is not None or of_model is None:
         return given
-    return head.validation_iou if default is None else default
+    return of_model if default is None else default
 
 
 def _allowed_scores(scores: Tensor, conf_thres: float, multi_label: bool, classes: Sequence[int] | None) -> Tensor:

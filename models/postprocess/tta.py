@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
 from models.detector import Detector
-from models.heads.base import DetectionHead
 from utils.structures import GRAY
 
 
@@ -46,8 +45,9 @@ class TestTimeAugmentation(nn.Module):
         self.detector, self.views = detector, views
 
     @property
-    def head(self) -> DetectionHead:
-        return self.detector.head
+    def nms_iou(self) -> float | None:
+        """As of the detector."""
+        return self.detector.nms_iou
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Images float (B, 3, H, W) in [0, 1], H and W multiples of the stride, to the raw maps of all views."""

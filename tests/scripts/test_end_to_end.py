@@ -115,9 +115,9 @@ def test_a_fused_copy_has_the_requested_branch(kind: str) -> None:
         assert not torch.equal(raw[0], raw[3])
         assert torch.equal(pair.decode(raw)[0], pair.head.decode_branch(raw[3:])[0])
     assert sum(p.numel() for p in one.parameters()) == sum(p.numel() for p in many.parameters())
-    assert (suppression_iou(pair.head), suppression_iou(one.head)) == (None, None)
-    assert suppression_iou(many.head) == many.head.validation_iou
-    assert (suppression_iou(many.head, default=0.45), suppression_iou(one.head, 0.5, 0.45)) == (0.45, 0.5)
+    assert (suppression_iou(pair.nms_iou), suppression_iou(one.nms_iou)) == (None, None)
+    assert suppression_iou(many.nms_iou) == many.head.validation_iou
+    assert (suppression_iou(many.nms_iou, default=0.45), suppression_iou(one.nms_iou, 0.5, 0.45)) == (0.45, 0.5)
 
 
 def test_mistakes_in_end2end_are_one_line() -> None:

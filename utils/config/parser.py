@@ -107,7 +107,7 @@ class _Parser(argparse.ArgumentParser):
     """An ArgumentParser with one-line errors and suggestions for misspelled flags, which accepts ``_`` for ``-``.
 
     Args:
-        script: "train", "val" or "detect", for `utils.config.yolo_flags`.
+        script: "train", "val", "detect" or "export", for `utils.config.yolo_flags`.
     """
 
     def __init__(self, *, script: str, **options: Any) -> None:

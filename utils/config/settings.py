@@ -187,12 +187,14 @@ class TrainConfig(_DataConfig):
 class ValConfig(_DataConfig):
     """The flags of val.py."""
 
-    weights: str = setting(help="checkpoint to evaluate")
+    weights: list[str] = setting(help="checkpoint or exported file to evaluate; several are compared in a table")
     data: str = setting("", help="data set YAML; empty: the checkpoint's")
     task: str = setting("val", choices=("train", "val", "test"), help="split to evaluate")
     batch_size: int = setting(16, low=1, aliases=("--batch",), help="images per batch and process")
     imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
-    rect: bool = setting(True, help="rectangular batches of similar aspect ratio, with minimum padding")
+    rect: bool = setting(
+        True, help="rectangular batches of similar aspect ratio, with minimum padding, if the file takes them"
+    )
     conf_thres: float = setting(0.001, low=0, high=1, aliases=("--conf",), help="confidence threshold")
     iou_thres: float | None = setting(
         None, low=0, high=1, aliases=("--iou",), help="IoU threshold of NMS; default: by head (0.7, 0.6, or no NMS)"
@@ -244,6 +246,40 @@ class DetectConfig(_RunConfig):
     vid_stride: int = setting(1, low=1, help="process every n-th frame of a video")
     max_frames: int = setting(0, low=0, help="stop a video or stream after n frames; 0: never")
     project: str = setting("runs/detect", help="folder of runs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """The flags of export.py."""
+
+    weights: str = setting(help="checkpoint, or a public name such as yolov8n")
+    format: list[str] = setting(
+        factory=lambda: ["onnx"], aliases=("--include",), help="one or several of onnx, openvino, torchscript and pt2"
+    )
+    imgsz: list[int] = setting(
+        factory=list, aliases=_IMGSZ, help="size of the images, or height and width, pixels; default: the checkpoint's"
+    )
+    batch: int = setting(1, low=1, aliases=("--batch-size",), help="images that the model takes at once")
+    dynamic: bool = setting(False, help="any batch, height and width instead of fixed ones")
+    half: bool = setting(False, help="float16 weights and convolutions")
+    int8: bool = setting(False, help="8-bit convolutions, calibrated on training images (onnx, openvino)")
+    layout: str = setting(
+        "raw",
+        choices=("raw", "end2end", "deepstream"),
+        help="output: all boxes and scores; at most 300 detections after NMS; or boxes with their best class",
+    )
+    nms: bool = setting(False, help="export the one-to-many branch of NMS-free models, which needs NMS")
+    iou_thres: float | None = setting(
+        None, low=0, high=1, aliases=("--iou",), help="IoU threshold of NMS; default: by head (0.7, 0.6 or 0.65)"
+    )
+    opset: int = setting(18, low=17, help="ONNX opset")
+    data: str = setting("", help="data set YAML to check and calibrate with; empty: the checkpoint's")
+    check: bool = setting(True, help="compare the exported model with the checkpoint on validation images")
+    check_images: int = setting(64, low=0, help="number of validation images to compare on")
+    calibration_images: int = setting(300, low=1, help="number of training images for --int8")
+    device: str = setting("cpu", choices=("cpu",), help="models are exported on the CPU")
+    cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep")
+    offline: bool = setting(False, help="never download weights")
 
 
 def check_image_size(imgsz: int, stride: int, *, least_cells: int = 1) -> None:

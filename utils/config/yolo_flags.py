@@ -1,7 +1,7 @@
 """Flags of YOLOv5 and of the ``yolo`` command that have another name or no equivalent in this program.
 
 None is silently ignored: a flag is either replaced by its equivalent (`translated`) or refused with one line that says
-what to write instead (`advice`). The scripts are named "train", "val" and "detect".
+what to write instead (`advice`). The scripts are named "train", "val", "detect" and "export".
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _MEANINGS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "val": {**_HALF, "--split": ("--task",)},
     "detect": _HALF,
+    "export": {},
 }
 
 _UPLOAD = "nothing is uploaded; results.csv and TensorBoard events are in the run's folder. Leave it out"
@@ -30,6 +31,7 @@ _NO_SUCH_AUGMENTATION = "there is no such augmentation; configs/hyp/scratch.yaml
 _NO_SEARCH = "there is no hyper-parameter search; configs/hyp has measured values, --set KEY=VALUE changes one"
 _LABEL_FILES = "label files are written by detect.py (--save-txt, --save-conf); val.py writes predictions.json"
 _ONE_VIEW = "detect.py has no test-time augmentation; val.py --tta evaluates a model with it. Leave it out"
+_NO_SUCH_FORMAT = "belongs to a format that is not supported; --format takes onnx, openvino, torchscript and pt2"
 _PLOTS = "plots are drawn unless --noplots is given"
 _EVERYWHERE = {
     "--dnn": "only .pt, .pth and .safetensors weights are supported, and PyTorch runs them. Leave it out",
@@ -73,6 +75,14 @@ _ADVICE: dict[str, dict[str, str]] = {
         "--show": "use --view-img",
         "--stream": "videos and streams are always read frame by frame. Leave it out",
     },
+    "export": {
+        "--simplify": "graphs are always simplified. Leave it out",
+        "--end2end": "use --layout end2end",
+        "--grid": "decoding is always part of the graph. Leave it out",
+        "--agnostic-nms": "NMS in the graph is by class. Leave it out",
+        **dict.fromkeys(("--train", "--inplace", "--optimize"), "models are exported for inference. Leave it out"),
+        **dict.fromkeys(("--keras", "--workspace", "--topk-per-class", "--topk-all"), _NO_SUCH_FORMAT),
+    },
 }
 # Arguments of `yolo detect train val=False plots=False`; None: the default, no flag is needed.
 _ASSIGNMENTS: dict[tuple[str, str], str | None] = {
@@ -88,6 +98,13 @@ _ASSIGNMENTS: dict[tuple[str, str], str | None] = {
     ("cache", "true"): "--cache",
     ("cache", "false"): None,
     ("augment", "true"): "--tta",
+}
+_EXPORT_ASSIGNMENTS: dict[tuple[str, str], str | None] = {
+    ("half", "true"): "--half",
+    ("half", "false"): None,
+    ("nms", "true"): "--layout end2end",  # in the graph; our --nms chooses a branch
+    ("nms", "false"): None,
+    ("simplify", "true"): None,
 }
 _WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
 
@@ -128,7 +145,7 @@ def advice(
             value = value if separator else "VALUE" if following.startswith("--") else following
             return f"{flag}: is a hyper-parameter; write --set {key}={value}"
     for flag in ("--imgsz", "--img", "--img-size"):
-        if flag in arguments:
+        if flag in arguments and script != "export":
             values = arguments[arguments.index(flag) + 1 :][:2]
             if len(values) == 2 and all(v.isdigit() for v in values):
                 longer = max(values, key=int)
@@ -139,13 +156,14 @@ def advice(
 def _as_flags(script: str, arguments: Sequence[str], flags: Collection[str], hyperparameters: Collection[str]) -> str:
     """Translates arguments of the ``yolo`` command, such as ``model=yolov8n.pt epochs=3``, to flags of ``script``."""
     words = [f"{script}.py"]
+    known = _ASSIGNMENTS | (_EXPORT_ASSIGNMENTS if script == "export" else {})
     for argument in arguments:
         key, separator, value = argument.partition("=")
         flag = "--" + key.replace("_", "-")
         if not separator or key in ("task", "mode"):
             continue
-        if (key, value.lower()) in _ASSIGNMENTS and not (key == "val" and script != "train"):
-            words += filter(None, [_ASSIGNMENTS[key, value.lower()]])
+        if (key, value.lower()) in known and not (key == "val" and script != "train"):
+            words += filter(None, [known[key, value.lower()]])
         elif key == "model" and (script != "train" or value.endswith(_WEIGHTS_SUFFIXES)):
             words.append(f"--weights {value}")
         elif value.lower() in ("true", "false") and f"--no-{flag[2:]}" in flags:

@@ -60,6 +60,12 @@ def _refusal(base: Path, error: OSError) -> UserError:
     return UserError(f"{base}: cannot be created ({reason}); choose another --project")
 
 
+def file_bytes(path: str | Path) -> int:
+    """The size of a file, or of all files in a folder."""
+    path = Path(path)
+    return sum(file.stat().st_size for file in (path.iterdir() if path.is_dir() else (path,)))
+
+
 def describe_location(source: str | Path, root: str, folder: str | Path) -> dict[str, str]:
     """The location that a checkpoint stores: absolute paths, and paths relative to the folder of the run.
 

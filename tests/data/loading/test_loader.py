@@ -272,7 +272,7 @@ def test_a_real_data_set_gives_well_formed_batches(tmp_path):
     endless = build_train_loader(SINGLE, config, HYP, spec, stride=32)
     assert len(endless.samples) == 5
     assert [len(batch.images) for batch in islice(endless, 5)] == [4, 1, 4, 1, 4]
-    loader = build_val_loader(SINGLE, ValConfig(weights="", task="val", batch_size=3, **options), spec, stride=32)
+    loader = build_val_loader(SINGLE, ValConfig(weights=[], task="val", batch_size=3, **options), spec, stride=32)
     assert len(loader.samples) == 5
     batches = list(loader)
     assert [len(b.images) for b in batches] == [3, 2]

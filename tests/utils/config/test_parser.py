@@ -17,7 +17,7 @@ from utils.config.parser import (
     read_recipe,
     with_overrides,
 )
-from utils.config.settings import DetectConfig, Hyperparameters, TrainConfig, ValConfig
+from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 
@@ -114,6 +114,12 @@ def test_flags_of_other_yolos_are_translated(cls, argv, expected):
         (ValConfig, ["model=best.pt", "split=test", "val=x"], "write val.py --weights best.pt --task test --val x\n"),
         (ValConfig, ["--weights", "x.pt", "--save-hybrid"], "--save-hybrid: label files are written by detect.py"),
         (DetectConfig, ["--dnn"], "--dnn: only .pt"),
+        (
+            ExportConfig,
+            ["export", "model=best.pt", "format=onnx", "half=True", "nms=True", "simplify=True"],
+            "write export.py --weights best.pt --format onnx --half --layout end2end\n",
+        ),
+        (ExportConfig, ["--workspace", "4"], "--workspace: belongs to a format that is not supported"),
         (DetectConfig, ["--data", "coco128.yaml"], "--data: the checkpoint contains the class names"),
     ],
 )
@@ -129,7 +135,8 @@ def test_unsupported_flags_of_other_yolos_are_one_line(cls, argv, line, capsys):
 
 def test_advice_never_hides_an_own_flag_and_names_only_existing_flags():
     """The table never refuses a flag of the script, and every flag that it suggests exists."""
-    for script, cls in (("train", TrainConfig), ("val", ValConfig), ("detect", DetectConfig)):
+    scripts = {"train": TrainConfig, "val": ValConfig, "detect": DetectConfig, "export": ExportConfig}
+    for script, cls in scripts.items():
         flags = build_parser(cls, "")._option_string_actions
         assert not set(flags) & {*yolo_flags._ADVICE[script], *yolo_flags._MEANINGS[script]}
         assert {ours[0] for ours in yolo_flags._MEANINGS[script].values()} <= set(flags)
@@ -198,11 +205,12 @@ def test_overriding_a_merged_key_is_not_a_repetition(tmp_path):
     assert load_yaml(path) == {"a": {"x": 1}, "top": {"b": {"x": 2}}, "c": {"x": 2, "y": 3}}
 
 
-@pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, Hyperparameters])
+@pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, ExportConfig, Hyperparameters])
 def test_every_setting_has_help_and_a_valid_default(cls):
     for field in dataclasses.fields(cls):
         assert field.metadata["help"], field.name
-    required = {f.name: "x" for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING}
+    fields = [f for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING]
+    required = {f.name: ["x"] if f.type.startswith("list") else "x" for f in fields}
     from_mapping(cls, dataclasses.asdict(cls(**required)), "defaults")
 
 

@@ -1,0 +1,128 @@
+"""What an exported model returns: one tensor, in one of three layouts.
+
+Only operations that every runtime has are used, and no shape depends on values, so the same modules serve ONNX,
+OpenVINO, TorchScript and torch.export.
+
+Legend: B images, N boxes, C classes, K candidates of NMS.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from models.detector import Detector
+from models.postprocess.nms import overlaps
+from utils.boxes import xyxy_to_cxcywh
+
+MAX_DETECTIONS = 300  # rows of the end2end layout, by convention
+LEAST_SCORE = 0.001  # of a row of the end2end layout after NMS, as in validation
+CANDIDATES = 1024  # (box, class) pairs that NMS in the graph compares
+ROUNDS = 24  # of suppression in the graph
+
+
+class _Export(nn.Module):
+    """A fused detector from images float32 (B, 3, H, W) in [0, 1], RGB, to one output.
+
+    With ``half`` the layers compute in float16; input, decoding and output are float32.
+    """
+
+    def __init__(self, detector: Detector, half: bool = False) -> None:
+        super().__init__()
+        self.detector = detector.half() if half else detector
+        self.half_layers = half
+
+    def boxes_and_scores(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Boxes (B, N, 4), xyxy pixels, and scores (B, N, C)."""
+        if self.half_layers:
+            images = images.half()
+        return self.detector.decode([level.float() for level in self.detector(images)])
+
+
+class Raw(_Export):
+    """float32 (B, 4 + C, N): cx, cy, w, h in pixels, then the scores of the classes."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        boxes, scores = self.boxes_and_scores(images)
+        return torch.cat((xyxy_to_cxcywh(boxes), scores), -1).transpose(1, 2)
+
+
+class DeepStream(_Export):
+    """float32 (B, N, 6): x1, y1, x2, y2, score and number of the best class. There is no NMS inside."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        boxes, scores = self.boxes_and_scores(images)
+        best, classes = scores.max(-1, keepdim=True)
+        return torch.cat((boxes, best, classes.float()), -1)
+
+
+class EndToEnd(_Export):
+    """float32 (B, 300, 6): x1, y1, x2, y2, score, class, by descending score, zeros after the last detection.
+
+    ``nms_iou``: boxes of one class that overlap a better one by more are suppressed; None: there is no NMS.
+
+    NMS compares the `CANDIDATES` best pairs of an image. Greedy suppression is repeated for all of them at once
+    (Cluster-NMS, Zheng et al. 2021) `ROUNDS` times; it is exact unless a chain of boxes, each of which suppresses the
+    next, is longer than that.
+    """
+
+    def __init__(self, detector: Detector, half: bool = False, nms_iou: float | None = None) -> None:
+        super().__init__(detector, half)
+        self.nms_iou = nms_iou
+
+    def forward(self, images: Tensor) -> Tensor:
+        boxes, scores = self.boxes_and_scores(images)
+        if self.nms_iou is None:
+            rows = torch.cat(best_pairs(boxes, scores, MAX_DETECTIONS), -1)
+            return torch.where(rows[..., 4:5] > 0, rows, 0.0)
+        low, high = boxes.split(2, -1)
+        boxes = torch.cat((low, torch.maximum(low, high)), -1)  # swapped sides: a box without area
+        boxes, found, classes = best_pairs(boxes, scores, CANDIDATES)
+        keep = kept_pairs(boxes, classes[..., 0], found[..., 0] > LEAST_SCORE, self.nms_iou)
+        ranked, order = torch.where(keep, found[..., 0], -1.0).topk(MAX_DETECTIONS)
+        rows = torch.cat((boxes, found, classes), -1).gather(1, order[..., None].expand(-1, -1, 6))
+        return torch.where(ranked[..., None] > 0, rows, 0.0)
+
+
+def best_pairs(boxes: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The ``count`` (box, class) pairs of each image with the highest scores, best first: boxes (B, count, 4), scores
+    and classes as float (B, count, 1). Zeros fill up if there are fewer.
+
+    The best pairs belong to the boxes with the best highest scores, so only those boxes' pairs are ranked.
+    """
+    num_classes = scores.shape[-1]
+    boxes = torch.cat((boxes, boxes.new_zeros(boxes.shape[0], count, 4)), 1)
+    scores = torch.cat((scores, scores.new_zeros(boxes.shape[0], count, num_classes)), 1)
+    best = scores.amax(-1).topk(count).indices[..., None]
+    pairs = scores.gather(1, best.expand(-1, -1, num_classes)).flatten(1)
+    found, pair = pairs.topk(count)
+    box = best.gather(1, torch.div(pair, num_classes, rounding_mode="floor")[..., None])
+    classes = torch.remainder(pair, num_classes)[..., None].float()
+    return boxes.gather(1, box.expand(-1, -1, 4)), found[..., None], classes
+
+
+def kept_pairs(boxes: Tensor, classes: Tensor, candidates: Tensor, iou_thres: float) -> Tensor:
+    """Which pairs NMS keeps: bool (B, K), from boxes (B, K, 4), the best first, classes (B, K) and candidates bool
+    (B, K)."""
+    coordinates = boxes.permute(2, 0, 1)
+    overlap = overlaps(coordinates, coordinates, iou_thres)  # (B, K, K)
+    same_class = (classes[:, :, None] == classes[:, None]).float()
+    suppresses = (overlap * same_class).triu(1)  # row suppresses column
+    keep = candidates.float()[:, None]
+    allowed = keep
+    for _ in range(ROUNDS):
+        keep = allowed * (keep @ suppresses == 0).float()
+    return keep[:, 0] > 0
+
+
+def make_layout(detector: Detector, layout: str, *, half: bool = False, nms_iou: float | None = None) -> nn.Module:
+    """The module to export, in eval mode.
+
+    Args:
+        detector: fused.
+        layout: "raw", "end2end" or "deepstream".
+        nms_iou: threshold of the NMS inside the end2end layout; None: the detections need none.
+    """
+    if layout == "end2end":
+        return EndToEnd(detector, half, nms_iou).eval()
+    return {"raw": Raw, "deepstream": DeepStream}[layout](detector, half).eval()

@@ -1,0 +1,161 @@
+"""What an export says about itself: its metadata, the list of its classes and its model card."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from engine.export.options import ExportOptions, remaining_nms
+from engine.export.parity import Parity
+from engine.inference.metadata import PREPROCESSING, ExportMetadata
+from models.detector import Detector
+from utils.config.yaml_files import load_yaml
+from utils.distributed.agreement import product_version
+from utils.download import CATALOG
+from utils.files.folders import PROJECT
+
+UNKNOWN = "unknown"
+
+
+def export_metadata(
+    detector: Detector, info: Mapping[str, Any], options: ExportOptions, *, confidence: float | None, license: str
+) -> ExportMetadata:
+    """The metadata of a model, before its check.
+
+    Args:
+        detector: fused.
+        info: the checkpoint's content.
+        confidence: the stored threshold with the best F1; None: unknown.
+        license: of the weights, as far as it is known.
+    """
+    nms_iou = remaining_nms(options)
+    return ExportMetadata(
+        names=detector.names,
+        stride=detector.stride,
+        imgsz_hw=options.imgsz_hw,
+        batch=options.batch,
+        dynamic=options.dynamic,
+        # Readers of YOLO exports take an end-to-end output for rows of detections.
+        end2end=options.layout == "end2end",
+        layout=options.layout,
+        nms_iou=nms_iou,
+        validation_iou=detector.head.validation_iou,
+        confidence=confidence,
+        description=f"{detector.spec.get('name', 'detector')}, {detector.num_classes} classes",
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        author="Lockstep",
+        version=product_version(),
+        license=license,
+        details={
+            "half": options.half,
+            "int8": options.int8,
+            "data_fingerprint": info.get("data", {}).get("fingerprint"),
+            "ap": _training_ap(info),
+            "checked": "no",
+        },
+    )
+
+
+def _training_ap(info: Mapping[str, Any]) -> float | None:
+    """AP on the validation set in training; None if it is not stored."""
+    value = info.get("progress", {}).get("best_fitness")
+    return value if isinstance(value, float) and 0 <= value <= 1 else None
+
+
+def checked(metadata: ExportMetadata, parity: Parity) -> dict[str, Any]:
+    """``metadata.details`` after a check."""
+    result = {"images": parity.images, "ap": parity.ap, "ap_checkpoint": parity.ap_checkpoint}
+    return metadata.details | {"checked": "yes", "check": result | {"f1": parity.f1, "threshold": parity.threshold}}
+
+
+def license_of(info: Mapping[str, Any], weights: Path) -> tuple[str, str]:
+    """The starting weights of a checkpoint and their license, as text; "unknown" where nothing says.
+
+    A public file is recognized by its checksum, wherever it is and whatever its name.
+    """
+    catalog = load_yaml(CATALOG) or {}
+    if info.get("format") == "foreign":
+        digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+        for name, entry in catalog.items():
+            if entry.get("sha256") == digest:
+                return f"{name}, a public file", entry.get("licence", UNKNOWN)
+        return "a file of another program", UNKNOWN
+    config = info.get("config")
+    if not config:
+        return UNKNOWN, UNKNOWN
+    start = config.get("weights")
+    if not start:
+        return "random weights", "yours to choose (trained from random weights)"
+    entry = catalog.get(Path(start).stem, {})
+    by_name = f"{entry['licence']}, if the starting weights were the public file" if "licence" in entry else UNKNOWN
+    return Path(start).name, by_name
+
+
+def git_commit() -> str:
+    """The commit of this program; "unknown" without git or outside a repository."""
+    if shutil.which("git") is None or not (PROJECT / ".git").exists():
+        return UNKNOWN
+    found = subprocess.run(["git", "-C", PROJECT, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or UNKNOWN
+
+
+def model_card(
+    weights: Path,
+    info: Mapping[str, Any],
+    metadata: ExportMetadata,
+    results: Mapping[str, Parity | None],
+    ancestry: tuple[str, str],
+) -> str:
+    """Markdown about exported files.
+
+    Args:
+        weights: the checkpoint.
+        results: for each file its check; None: not checked.
+        ancestry: see `license_of`.
+    """
+    config, progress = info.get("config", {}), info.get("progress", {})
+    ap = metadata.details["ap"]
+    confidence = UNKNOWN if metadata.confidence is None else f"{metadata.confidence:.3f}"
+    needs = "no NMS" if metadata.nms_iou is None else f"NMS with IoU {metadata.nms_iou:g}"
+    rows = {
+        "Model": metadata.description,
+        "Exported from": weights.name,
+        "Command": " ".join(["export.py", *sys.argv[1:]]),
+        "Program": f"Lockstep, commit {git_commit()}",
+        "Data set": f"{Path(info.get('data', {}).get('source', UNKNOWN)).name}, "
+        f"fingerprint {info.get('data', {}).get('fingerprint', UNKNOWN)}",
+        "Epochs": f"{progress.get('epoch', UNKNOWN)} of {config.get('epochs', UNKNOWN)}",
+        "AP in training": f"{UNKNOWN if ap is None else f'{ap:.4f}'} "
+        "(COCO's AP50-95 on the validation set, rectangular canvases, in training's autocast type)",
+        "Confidence with the best F1": confidence,
+        "Input": _input_text(metadata),
+        "Preprocessing": f"{PREPROCESSING['colors']}, times {PREPROCESSING['scale']}; letterbox: scaled to fit, "
+        f"centered, padded with {PREPROCESSING['pad_value']}",
+        "Output": f"layout {metadata.layout}; needs {needs}",
+        "Precision": "int8" if metadata.details["int8"] else "float16" if metadata.details["half"] else "float32",
+        "Starting weights": ancestry[0],
+        "License of the weights": ancestry[1],
+    }
+    lines = [f"# {weights.stem}", "", "| | |", "| --- | --- |"]
+    lines += [f"| {key} | {value} |" for key, value in rows.items()]
+    lines += ["", "## Checks", ""]
+    lines += [f"- `{name}`: {'not checked' if found is None else found.line}" for name, found in results.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _input_text(metadata: ExportMetadata) -> str:
+    height, width = metadata.imgsz_hw
+    if metadata.dynamic:
+        return f"`images`, float32 (B, 3, H, W), H and W multiples of {metadata.stride}, meant for {height} x {width}"
+    return f"`images`, float32 ({metadata.batch}, 3, {height}, {width})"
+
+
+def labels_text(names: Sequence[str]) -> str:
+    """One class name a line."""
+    return "\n".join(" ".join(name.split()) for name in names) + "\n"

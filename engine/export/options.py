@@ -1,0 +1,85 @@
+"""The flags of export.py, checked, and what they mean for a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models.detector import Detector
+from utils.config.settings import ExportConfig, check_image_size
+from utils.config.yaml_files import suggestion
+from utils.errors import UserError
+
+FORMATS = ("onnx", "openvino", "torchscript", "pt2")
+PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """How a model is exported, the same in all formats."""
+
+    layout: str
+    imgsz_hw: tuple[int, int]  # of the canvas, pixels; with ``dynamic`` the one that the model is meant for
+    batch: int
+    dynamic: bool
+    half: bool
+    int8: bool
+    opset: int
+    nms_iou: float | None  # of the NMS that the detections need; None: none
+
+    @property
+    def input_shape(self) -> tuple[int, int, int, int]:
+        """B, 3, H, W of the example input."""
+        # torch.export takes a side of one cell, or a batch of one, for a constant.
+        return (max(self.batch, 2 if self.dynamic else 1), 3, *self.imgsz_hw)
+
+
+def check_flags(config: ExportConfig) -> None:
+    """Raises UserError for flags that are wrong for any model."""
+    for name in config.format:
+        if name not in FORMATS:
+            raise UserError(f"--format {name}: unknown{suggestion(name, FORMATS)}; known: {', '.join(FORMATS)}")
+    if len(config.imgsz) > 2:
+        raise UserError(f"--imgsz: one number or two (height, width), got {len(config.imgsz)}")
+    if config.half and config.int8:
+        raise UserError("--half and --int8: a file has one of these precisions; choose one")
+    if config.int8 and (torch_formats := [name for name in config.format if name in ("torchscript", "pt2")]):
+        raise UserError(f"--int8: not for {' and '.join(torch_formats)}; use --format onnx or openvino")
+    if config.iou_thres is not None and config.layout == "deepstream":
+        raise UserError("--iou-thres: the layout deepstream has no NMS inside; set the threshold in DeepStream")
+    if config.dynamic and config.batch > 1:
+        raise UserError(f"--dynamic and --batch {config.batch}: a dynamic model takes any batch; leave --batch out")
+    if config.check and config.check_images < 1:
+        raise UserError("--check-images 0: to export without a check, use --no-check")
+
+
+def resolve_options(config: ExportConfig, detector: Detector, imgsz: int) -> ExportOptions:
+    """The flags for a model. Raises UserError for flags that do not fit it.
+
+    Args:
+        detector: fused.
+        imgsz: of the checkpoint, pixels.
+    """
+    sides = config.imgsz or [imgsz]
+    for side in sides:
+        check_image_size(side, detector.stride)
+    if config.dynamic and min(sides) < 2 * detector.stride:
+        raise UserError(f"--imgsz {min(sides)}: too small for --dynamic; use {2 * detector.stride} or more")
+    if config.iou_thres is not None and detector.nms_iou is None:
+        raise UserError(
+            "--iou-thres: the model's detections need no NMS; leave it out, or export the other branch with --nms"
+        )
+    return ExportOptions(
+        layout=config.layout,
+        imgsz_hw=(sides[0], sides[-1]),
+        batch=config.batch,
+        dynamic=config.dynamic,
+        half=config.half,
+        int8=config.int8,
+        opset=config.opset,
+        nms_iou=detector.nms_iou if config.iou_thres is None else config.iou_thres,
+    )
+
+
+def remaining_nms(options: ExportOptions) -> float | None:
+    """The IoU threshold of the NMS that is left to the reader of an exported file; None if it needs none."""
+    return None if options.layout == "end2end" else options.nms_iou

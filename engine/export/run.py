@@ -1,0 +1,222 @@
+"""The work of export.py: a checkpoint to files of other runtimes, each checked against the checkpoint."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from data.index.dataset_yaml import DatasetSpec
+from data.open_dataset import open_dataset
+from engine.export.images import calibration_images, check_set, open_split
+from engine.export.int8 import quantize
+from engine.export.layouts import make_layout
+from engine.export.metadata import checked, export_metadata, labels_text, license_of, model_card
+from engine.export.onnx_file import build_onnx, write_onnx
+from engine.export.openvino_folder import build_openvino, write_openvino
+from engine.export.options import PACKAGES, ExportOptions, check_flags, resolve_options
+from engine.export.parity import Parity, Reference, tolerance
+from engine.export.torch_files import build_pt2, build_torchscript, write_pt2, write_torchscript
+from engine.inference.metadata import ExportMetadata
+from engine.inference.model import CheckpointModel
+from engine.inference.runtime import OPENVINO_FOLDER, is_exported, open_model
+from models.detector import Detector
+from models.weights.load import load_detector
+from utils.config.settings import ExportConfig
+from utils.distributed.context import DistributedContext
+from utils.download import fetch_weights
+from utils.errors import UserError
+from utils.files.folders import file_bytes, find_location
+from utils.files.safe_io import write_whole
+from utils.logger import configure_logging, get_logger
+from utils.machine.limits import explanation, require_package
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+CPU = torch.device("cpu")
+Writer = Callable[[Path, ExportMetadata], None]
+
+
+def export(config: ExportConfig) -> list[Path]:
+    """Exports ``config.weights`` in each format; returns the files. They lie beside the weights.
+
+    A format that fails does not keep others from being written; a UserError at the end names it. A file that differs
+    too much from the checkpoint is renamed to NAME.failed.
+    """
+    configure_logging(True)
+    check_flags(config)
+    for package in dict.fromkeys(package for name in config.format for package in PACKAGES.get(name, ())):
+        require_package(package, "export", "choose another --format")
+    if config.int8:
+        require_package("onnxruntime", "--int8", "leave it out")
+    if is_exported(config.weights):
+        raise UserError(f"{config.weights}: is exported already; name a checkpoint")
+    ctx = DistributedContext.single(CPU)
+    weights = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
+    detector, info = load_detector(weights)
+    if config.nms and not detector.head.is_dual:
+        raise UserError(f"--nms: {weights} has one branch; leave it out")
+    fused = detector.fuse(one_to_one=not config.nms)
+    options = resolve_options(config, fused, info["imgsz"])
+    spec = _open_data(config, info, weights, ctx)
+    model = CheckpointModel(fused, info, weights, CPU)
+    job = _Job(config, options, detector, model, spec)
+    done: dict[Path, Parity | None] = {}
+    failed: dict[str, str] = {}
+    for name in dict.fromkeys(config.format):
+        try:
+            path, parity = job.run(name)
+            done[path] = parity
+        except Exception as error:
+            if len(config.format) == 1 and not isinstance(error, UserError):
+                raise
+            failed[name] = str(error) if isinstance(error, UserError) else _reason(error)
+            if len(config.format) > 1:
+                get_logger().warning("%s: %s", name, failed[name])
+    if done:
+        job.write_texts(done)
+    if failed:
+        name, why = next(iter(failed.items()))
+        if len(config.format) == 1:
+            raise UserError(why)
+        raise UserError(f"{len(failed)} of {len(config.format)} formats failed (first: {name}: {why})")
+    return list(done)
+
+
+def _reason(error: Exception) -> str:
+    return explanation(error) or f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+
+
+def _open_data(config: ExportConfig, info: dict, weights: Path, ctx: DistributedContext) -> DatasetSpec | None:
+    """The data set to check and calibrate with; None if it is not needed."""
+    if not config.check and not config.int8:
+        return None
+    source, root = find_location(info.get("data", {}), weights)
+    data = config.data or source
+    if not data:
+        instead = "" if config.int8 else ", or export without a check with --no-check"
+        raise UserError(f"{weights}: does not name its data set; name one with --data{instead}")
+    known_root = "" if config.data else root
+    spec = open_dataset(data, (), stage="", cache_dir=config.cache_dir, ctx=ctx, known_root=known_root)
+    if tuple(info["names"]) != spec.names:
+        raise UserError(f"{weights} and {spec.source} do not have the same classes; name its own data set with --data")
+    return spec
+
+
+@dataclass
+class _Job:
+    """One checkpoint and the files that it becomes. Graphs that several formats need are built once."""
+
+    config: ExportConfig
+    options: ExportOptions
+    detector: Detector  # not fused
+    model: CheckpointModel
+    spec: DatasetSpec | None
+
+    @property
+    def stem(self) -> str:
+        return self.model.path.stem + ("_int8" if self.options.int8 else "")
+
+    @cached_property
+    def ancestry(self) -> tuple[str, str]:
+        return license_of(self.model.info, self.model.path)
+
+    @cached_property
+    def metadata(self) -> ExportMetadata:
+        model = self.model
+        return export_metadata(
+            model.detector, model.info, self.options, confidence=model.confidence, license=self.ancestry[1]
+        )
+
+    @cached_property
+    def reference(self) -> Reference:
+        images = check_set(
+            open_split(self.spec, "val", self.config.cache_dir),
+            self.config.check_images,
+            self.options,
+            self.model.stride,
+        )
+        return Reference(self.model, images, layout=self.options.layout, nms_iou=self.options.nms_iou)
+
+    def module(self, *, half: bool) -> torch.nn.Module:
+        fused = self.detector.fuse(one_to_one=not self.config.nms)
+        return make_layout(fused, self.options.layout, half=half, nms_iou=self.options.nms_iou)
+
+    @cached_property
+    def float_onnx(self) -> ModelProto:
+        return build_onnx(self.module(half=False), self.options, self.model.stride)
+
+    @cached_property
+    def int8_onnx(self) -> ModelProto:
+        index = open_split(self.spec, "train", self.config.cache_dir)
+        images = calibration_images(index, self.config.calibration_images, self.options)
+        return quantize(self.float_onnx, images)
+
+    def writer(self, name: str) -> tuple[str, Writer]:
+        """The file's name, and the function that writes it."""
+        options, stride, stem = self.options, self.model.stride, self.stem
+        if name == "openvino":
+            ov = build_openvino(self.int8_onnx if options.int8 else self.float_onnx)
+            return stem + OPENVINO_FOLDER, lambda path, metadata: write_openvino(
+                ov, path, metadata, name=stem, half=options.half
+            )
+        if name == "onnx":
+            if options.half:
+                proto = build_onnx(self.module(half=True), options, stride)
+            else:
+                proto = self.int8_onnx if options.int8 else self.float_onnx
+            return f"{stem}.onnx", lambda path, metadata: write_onnx(proto, path, metadata)
+        module = self.module(half=options.half)
+        if name == "torchscript":
+            traced = build_torchscript(module, options, stride)
+            return f"{stem}.torchscript", lambda path, metadata: write_torchscript(traced, path, metadata)
+        program = build_pt2(module, options, stride)
+        return f"{stem}.pt2", lambda path, metadata: write_pt2(program, path, metadata)
+
+    def run(self, name: str) -> tuple[Path, Parity | None]:
+        """Exports to one format. Raises UserError if the result differs too much from the checkpoint."""
+        started = time.monotonic()
+        file_name, write = self.writer(name)
+        path = self.model.path.with_name(file_name)
+        if not self.config.check:
+            write(path, self.metadata)
+            get_logger().info("%s: %.1f MB, not checked (--no-check)", path, file_bytes(path) / 1e6)
+            return path, None
+        folder = path.with_name(f".{file_name[:60]}.{os.urandom(4).hex()}.tmp")  # a file appears when it has passed
+        folder.mkdir()
+        try:
+            candidate = folder / file_name
+            write(candidate, self.metadata)
+            parity = self.reference.compare(open_model(candidate, device=CPU))
+            if problems := parity.violations(tolerance(half=self.options.half, int8=self.options.int8)):
+                kept = path.with_name(f"{file_name}.failed")
+                if kept.is_dir():
+                    shutil.rmtree(kept)
+                os.replace(candidate, kept)
+                raise UserError(
+                    f"{kept}: differs too much from the checkpoint: {'; '.join(problems)} (worst image: "
+                    f"{parity.worst_image})"
+                )
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        write(path, replace(self.metadata, details=checked(self.metadata, parity)))
+        get_logger().info(
+            "%s: %.1f MB, %.0f s; %s", path, file_bytes(path) / 1e6, time.monotonic() - started, parity.line
+        )
+        return path, parity
+
+    def write_texts(self, done: dict[Path, Parity | None]) -> None:
+        """The list of classes and the model card."""
+        model, beside = self.model, self.model.path.with_name
+        write_whole(beside(f"{self.stem}.labels.txt"), labels_text(model.names))
+        results = {path.name: parity for path, parity in done.items()}
+        card = model_card(model.path, model.info, self.metadata, results, self.ancestry)
+        write_whole(beside(f"{self.stem}.md"), card)

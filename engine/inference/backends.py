@@ -1,0 +1,222 @@
+"""Opens exported files with their runtimes: ONNX Runtime, OpenVINO, TorchScript and torch.export.
+
+Each function returns a `Session`. Sessions compute in float32 where the file does not say otherwise, on as many threads
+as torch unless told, so that results can be compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+import threading
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.inference.model import Session
+from utils.config.yaml_files import load_yaml
+from utils.errors import UserError
+from utils.logger import get_logger
+from utils.machine.limits import require_package
+
+EXTRA_FILE = "config.txt"  # in TorchScript and pt2 archives: the metadata, as JSON
+
+
+def open_onnx(path: Path, device: torch.device, threads: int) -> Session:
+    """An ONNX file in ONNX Runtime; on a GPU if the package onnxruntime-gpu is installed."""
+    require_package("onnxruntime", str(path), "use the checkpoint")
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3  # errors
+    options.intra_op_num_threads = threads
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if device.type == "cuda" and "CUDAExecutionProvider" in ort.get_available_providers():
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0, "use_tf32": 0}))
+    elif device.type != "cpu":
+        _log_cpu(path, device)
+    with _reading(path):
+        session = ort.InferenceSession(str(path), options, providers)
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    _check_ports(path, len(inputs), len(outputs))
+    dtype = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16}.get(inputs[0].type)
+    if dtype is None:
+        raise UserError(f"{path}: takes {inputs[0].type}, not float images")
+
+    def run(images: Tensor) -> Tensor:
+        pixels = images.to("cpu", dtype, memory_format=torch.contiguous_format).numpy()
+        (output,) = session.run([outputs[0].name], {inputs[0].name: pixels})
+        return torch.from_numpy(output).float().to(images.device)
+
+    metadata = dict(session.get_modelmeta().custom_metadata_map)
+    return Session("onnx", run, metadata, _sides(path, inputs[0].shape))
+
+
+@contextlib.contextmanager
+def _without_telemetry() -> Iterator[None]:
+    """OpenVINO reports its import and conversions over the network if this package can be imported."""
+    name = "openvino_telemetry"
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+def import_openvino(what: str) -> Any:
+    """The package openvino, imported without its telemetry. Raises UserError naming ``what`` needs it."""
+    with _without_telemetry():
+        require_package("openvino", what, "use another format")
+        import openvino
+    return openvino
+
+
+def open_openvino(path: Path, device: torch.device, threads: int) -> Session:
+    """An OpenVINO model, .xml or the folder that holds it, on the CPU."""
+    xml = path
+    if path.is_dir():
+        found = sorted(path.glob("*.xml"))
+        if len(found) != 1:
+            raise UserError(f"{path}: holds {len(found)} .xml files, not one model")
+        xml = found[0]
+    if not xml.with_suffix(".bin").is_file():
+        raise UserError(f"{xml}: its weights, {xml.with_suffix('.bin').name}, are missing")
+    openvino = import_openvino(str(path))
+    if device.type != "cpu":
+        _log_cpu(path, device)
+    # Without the hint, CPUs with bfloat16 instructions compute in bfloat16.
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
+    with _reading(path):
+        model = openvino.Core().read_model(xml)
+        compiled = openvino.Core().compile_model(model, "CPU", settings)
+    _check_ports(path, len(compiled.inputs), len(compiled.outputs))
+    requests = threading.local()  # an infer request serves one caller at a time
+
+    def run(images: Tensor) -> Tensor:
+        if not hasattr(requests, "own"):
+            requests.own = compiled.create_infer_request()
+        pixels = images.to("cpu", memory_format=torch.contiguous_format).numpy()
+        result = requests.own.infer([pixels])[compiled.outputs[0]]
+        return torch.from_numpy(result.copy()).float().to(images.device)
+
+    metadata = load_yaml(beside) if (beside := xml.with_name("metadata.yaml")).is_file() else _model_info(model)
+    shape = [side.get_length() if side.is_static else None for side in compiled.inputs[0].get_partial_shape()]
+    return Session("openvino", run, metadata if isinstance(metadata, dict) else {}, _sides(path, shape))
+
+
+def _model_info(model: Any) -> dict[str, Any]:
+    """Metadata from an OpenVINO model that has no metadata.yaml beside it, by Intel's own tools: labels."""
+    try:
+        labels = model.get_rt_info(["model_info", "labels"]).astype(str)
+    except (RuntimeError, KeyError):
+        return {}
+    return {"names": labels.split()}
+
+
+def open_torchscript(path: Path, device: torch.device, threads: int) -> Session:
+    """A TorchScript file."""
+    files = {EXTRA_FILE: ""}
+    with _reading(path), _quiet():
+        module = torch.jit.load(str(path), map_location=device, _extra_files=files).eval()
+    _set_threads(threads)
+    metadata = _json(path, files[EXTRA_FILE])
+    return Session("torchscript", _runner(module), metadata, None)
+
+
+def open_pt2(path: Path, device: torch.device, threads: int) -> Session:
+    """A program of `torch.export`. Archives that would run code of their own on loading are refused."""
+    files = {EXTRA_FILE: ""}
+    with _reading(path), _quiet():
+        _check_archive(path)
+        program = torch.export.load(str(path), extra_files=files)
+        if device.type != "cpu":
+            from torch.export.passes import move_to_device_pass
+
+            program = move_to_device_pass(program, device)
+        module = program.module()
+    _set_threads(threads)
+    metadata = _json(path, files[EXTRA_FILE])
+    return Session("pt2", _runner(module), metadata, None)
+
+
+def _runner(module: torch.nn.Module) -> Callable[[Tensor], Tensor]:
+    def run(images: Tensor) -> Tensor:
+        with torch.no_grad():
+            output = module(images.contiguous())
+        output = output[0] if isinstance(output, tuple | list) else output
+        return output.float()
+
+    return run
+
+
+def _check_archive(path: Path) -> None:
+    """Raises UserError for a pt2 archive with pickled objects or compiled libraries, which torch would execute."""
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if "/aotinductor/" in name and not name.endswith("/"):
+                raise UserError(f"{path}: refused: holds compiled code ({name[:100]})")
+            if name.endswith("_config.json") and '"use_pickle": true' in archive.read(name).decode("utf-8", "replace"):
+                raise UserError(f"{path}: refused: holds pickled objects ({name[:100]})")
+            if "/constants/custom_obj" in name:
+                raise UserError(f"{path}: refused: holds objects other than tensors ({name[:100]})")
+            if "/sample_inputs/" in name and (example := archive.read(name)):
+                torch.load(io.BytesIO(example), weights_only=True)  # torch would load what this refuses
+
+
+def _json(path: Path, text: str | bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        raise UserError(f"{path}: damaged metadata ({EXTRA_FILE} is not JSON)") from None
+    return value if isinstance(value, dict) else {}
+
+
+def _set_threads(threads: int) -> None:
+    if threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
+
+
+def _check_ports(path: Path, inputs: int, outputs: int) -> None:
+    if (inputs, outputs) != (1, 1):
+        raise UserError(f"{path}: has {inputs} inputs and {outputs} outputs; a detector has one of each")
+
+
+def _sides(path: Path, shape: list[Any]) -> tuple[int | None, ...]:
+    """An input shape with None for what varies: dimensions that a runtime names or does not know."""
+    if len(shape) != 4:
+        raise UserError(f"{path}: its input has {len(shape)} dimensions; images have 4")
+    return tuple(side if isinstance(side, int) and side > 0 else None for side in shape)
+
+
+def _log_cpu(path: Path, device: torch.device) -> None:
+    get_logger().info("%s: its runtime has no support for %s here and computes on the CPU", path, device)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's warnings that its older format is deprecated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turns any error of a runtime that reads ``path`` into UserError: each raises types of its own."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{path}: cannot be opened ({reason[:300]})") from None

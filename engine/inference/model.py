@@ -1,0 +1,194 @@
+"""Models for inference: checkpoints and exported files are called and decoded alike.
+
+Legend: B images, N boxes, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.inference.metadata import ExportMetadata
+from models.detector import Detector
+from utils.boxes import cxcywh_to_xyxy
+from utils.errors import UserError
+from utils.logger import get_logger
+
+FIRST_CANDIDATES = 300  # rows of an end-to-end output, by convention
+FOREIGN_IOU = 0.7  # NMS threshold in validation for files that state none
+
+
+class InferenceModel(nn.Module):
+    """A detector for inference. Several threads may call one model.
+
+    Attributes:
+        path: its file or folder.
+        format: "checkpoint", "onnx", "openvino", "torchscript" or "pt2".
+        names: of the classes.
+        stride: canvas sides must be multiples of this.
+        imgsz: the longer side of the canvas that the model is meant for, pixels.
+        input_hw: the only canvas that the model takes, height and width in pixels; None: any multiple of ``stride``.
+        batch: the number of images that the file takes at once; None: any. `forward` takes any number in either case.
+        nms_iou: the IoU threshold of NMS in validation; None if the detections need no NMS.
+        validation_iou: as published for the model's head, whether or not NMS is needed.
+        confidence: the threshold with the best F1 in validation; None if unknown.
+        info: the checkpoint's content, or the metadata of an exported file.
+        device: where images are expected and outputs are.
+    """
+
+    path: Path
+    format: str
+    names: tuple[str, ...]
+    stride: int
+    imgsz: int
+    input_hw: tuple[int, int] | None
+    batch: int | None
+    nms_iou: float | None
+    validation_iou: float
+    confidence: float | None
+    info: dict[str, Any]
+    device: torch.device
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.names)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What tells the model from others: the detector's spec, or the metadata of an exported file."""
+        return self.info
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Images float32 (B, 3, H, W) in [0, 1], RGB, to raw outputs, which `decode` takes."""
+        raise NotImplementedError
+
+    def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Raw outputs to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C)."""
+        raise NotImplementedError
+
+
+class CheckpointModel(InferenceModel):
+    """A detector of a checkpoint, fused, on its device in NHWC memory format."""
+
+    def __init__(self, detector: Detector, info: dict[str, Any], path: Path, device: torch.device) -> None:
+        """``detector``: fused, see `Detector.fuse`."""
+        super().__init__()
+        self.detector = detector.to(device, memory_format=torch.channels_last)
+        self.path, self.format, self.device, self.info = path, "checkpoint", device, info
+        self.names, self.stride, self.imgsz = detector.names, detector.stride, info["imgsz"]
+        self.input_hw = self.batch = None
+        self.nms_iou, self.validation_iou = detector.nms_iou, detector.head.validation_iou
+        stored = info.get("progress", {}).get("confidence")
+        self.confidence = stored if isinstance(stored, float) and 0 <= stored <= 1 else None
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return self.detector.spec
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        return self.detector(images)
+
+    def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        return self.detector.decode(raw)
+
+
+@dataclass(frozen=True)
+class Session:
+    """An exported file, opened by its runtime."""
+
+    format: str
+    run: Callable[[Tensor], Tensor]  # float32 (B, 3, H, W) to the output, on the same device; thread-safe
+    metadata: dict[str, Any]  # text by key; plain data if it was read from a YAML
+    input_shape: tuple[int | None, ...] | None  # B, 3, H, W; None: any; torch's formats leave it to the metadata
+
+
+class ExportedModel(InferenceModel):
+    """An exported file. Batches are padded or cut to the number of images that it takes."""
+
+    def __init__(self, session: Session, metadata: ExportMetadata, path: Path, device: torch.device) -> None:
+        """Raises UserError for a file that is no detector of RGB images, or takes no canvas of its own stride."""
+        super().__init__()
+        self.path, self.format, self.device = path, session.format, device
+        self.info, self._run = metadata.as_dict(), session.run
+        self.batch, channels, height, width = session.input_shape or metadata.input_shape
+        if channels not in (None, 3):
+            raise UserError(f"{path}: takes images of {channels} channels, not RGB")
+        self.input_hw = None if height is None or width is None else (height, width)
+        self.stride = metadata.stride
+        shape = self.input_hw or metadata.imgsz_hw or (640, 640)
+        self.imgsz = max(shape)
+        self._layout, self.names = _recognize(self._probe(shape), metadata, path)
+        is_final = self._layout == "rows" and not metadata.is_ours
+        default = None if metadata.is_ours or is_final or metadata.end2end else FOREIGN_IOU
+        self.nms_iou = metadata.nms_iou if metadata.is_ours else default
+        self.validation_iou = metadata.validation_iou or FOREIGN_IOU
+        self.confidence = metadata.confidence
+
+    def _probe(self, shape: tuple[int, int]) -> tuple[int, ...]:
+        """The shape of the output for one gray image."""
+        stride = self.stride
+        height, width = shape if self.input_hw else (-(-side // stride) * stride for side in shape)
+        with torch.inference_mode():
+            return tuple(self._run(torch.full((self.batch or 1, 3, height, width), 0.5, device=self.device)).shape)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        hw = tuple(images.shape[2:])
+        if self.input_hw not in (None, hw):
+            raise UserError(
+                f"{self.path}: takes canvases of {_text(self.input_hw)} pixels (height x width), not {_text(hw)}"
+            )
+        images = images.float()
+        if self.batch in (None, len(images)):
+            return [self._run(images)]
+        return [torch.cat([self._run_padded(part) for part in images.split(self.batch)])]
+
+    def _run_padded(self, images: Tensor) -> Tensor:
+        missing = self.batch - len(images)
+        padded = torch.cat((images, images.new_zeros((missing, *images.shape[1:])))) if missing else images
+        return self._run(padded)[: len(images)]
+
+    def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        output = raw[0].float()
+        if self._layout == "rows":  # x1, y1, x2, y2, score, class
+            boxes, scores, classes = output.split((4, 1, 1), -1)
+            columns = scores.new_zeros((*scores.shape[:2], self.num_classes))
+            return boxes, columns.scatter(-1, classes.long().clamp(0, self.num_classes - 1), scores)
+        if self._layout == "objectness":  # cx, cy, w, h, objectness, classes
+            boxes, objectness, classes = output.split((4, 1, self.num_classes), -1)
+            return cxcywh_to_xyxy(boxes), objectness * classes
+        boxes, scores = output.transpose(1, 2).split((4, self.num_classes), -1)
+        return cxcywh_to_xyxy(boxes), scores.contiguous()
+
+
+def _text(hw: tuple[int, ...]) -> str:
+    return "x".join(map(str, hw))
+
+
+def _recognize(shape: tuple[int, ...], metadata: ExportMetadata, path: Path) -> tuple[str, tuple[str, ...]]:
+    """How to decode an output of this shape, "columns", "objectness" or "rows", and the class names. Raises UserError
+    for a shape that no detector's output has."""
+    if len(shape) != 3:
+        raise UserError(f"{path}: its output {list(shape)} is not one of a detector")
+    _, rows, width = shape
+    count = None if metadata.names is None else len(metadata.names)
+    if metadata.is_ours:
+        layout = "columns" if metadata.layout == "raw" else "rows"
+    elif width == 6 and (metadata.end2end or rows == FIRST_CANDIDATES or count != 1):
+        layout = "rows"
+    elif count is None:
+        layout = "columns" if rows < width else "objectness"
+    else:
+        layout = "columns" if rows == 4 + count else "objectness"
+    if count is None:
+        if layout == "rows":
+            raise UserError(f"{path}: holds no class names, nor their number; export it with its metadata")
+        count = rows - 4 if layout == "columns" else width - 5
+        get_logger().info("%s: no class names in the file; its %d classes are numbered", path, count)
+    if {"rows": width == 6, "columns": rows == 4 + count, "objectness": width == 5 + count}[layout] and count > 0:
+        return layout, metadata.names or tuple(map(str, range(count)))
+    raise UserError(f"{path}: its output {list(shape)} does not fit its {count} classes")

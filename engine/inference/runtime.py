@@ -1,0 +1,51 @@
+"""Opens any model for inference: a checkpoint, or a file that export.py or another program has exported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from engine.inference.backends import open_onnx, open_openvino, open_pt2, open_torchscript
+from engine.inference.metadata import parse_metadata
+from engine.inference.model import CheckpointModel, ExportedModel, InferenceModel
+from models.weights.load import load_detector
+from utils.errors import UserError, errors_of
+
+_BACKENDS = {".onnx": open_onnx, ".xml": open_openvino, ".torchscript": open_torchscript, ".pt2": open_pt2}
+OPENVINO_FOLDER = "_openvino_model"  # how the name of a folder with an OpenVINO model ends
+
+
+def is_exported(path: str | Path) -> bool:
+    """Whether a path is, by its name, an exported file and not a checkpoint."""
+    path = Path(path)
+    return path.suffix in _BACKENDS or (path.name.endswith(OPENVINO_FOLDER) and path.is_dir())
+
+
+def open_model(path: str | Path, *, device: torch.device, nms: bool = False, threads: int = 0) -> InferenceModel:
+    """A model for inference on ``device``.
+
+    Args:
+        path: a checkpoint (.pt, .pth, .safetensors), .onnx, .xml or a folder NAME_openvino_model, .torchscript or .pt2.
+        nms: use the one-to-many branch of a head with two; its detections need NMS. Exported files have one branch.
+        threads: CPU threads of the runtime; 0: as many as torch uses. With torch's own formats and checkpoints it sets
+            torch's number, which holds for the whole process.
+
+    Raises:
+        UserError: a missing, damaged or unfit file; a package that is not installed; ``nms`` for an exported file that
+            needs none.
+    """
+    path = Path(path)
+    if not is_exported(path):
+        detector, info = load_detector(path)
+        if threads:
+            torch.set_num_threads(threads)
+        return CheckpointModel(detector.fuse(one_to_one=not nms), info, path, device)
+    if not path.exists():
+        raise UserError(f"{path}: no such file")
+    with errors_of(path):
+        session = _BACKENDS[path.suffix if path.is_file() else ".xml"](path, device, threads or torch.get_num_threads())
+        model = ExportedModel(session, parse_metadata(session.metadata), path, device)
+    if nms and model.nms_iou is None:
+        raise UserError(f"{path}: --nms: its detections need no NMS; export the other branch with export.py --nms")
+    return model

@@ -1,0 +1,24 @@
+"""Exports a checkpoint to ONNX, OpenVINO, TorchScript or torch.export, and compares the result with the checkpoint.
+
+python export.py --weights runs/train/exp/best.pt --format onnx openvino
+python export.py --weights yolov8n.pt --data coco128.yaml --layout end2end --half
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from utils.config.parser import parse_config
+from utils.config.settings import ExportConfig
+from utils.entrypoint import run_main
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    config = parse_config(ExportConfig, argv, __doc__.split("\n")[0])
+    from engine.export.run import export  # imports torch, once the flags are known to be valid
+
+    export(config)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,221 @@
+"""Exported files, each opened by its own runtime, against the detector that they were made of."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.export.layouts import make_layout
+from engine.export.onnx_file import build_onnx, write_onnx
+from engine.export.openvino_folder import build_openvino, write_openvino
+from engine.export.torch_files import build_pt2, build_torchscript, write_pt2, write_torchscript
+from engine.inference.metadata import ExportMetadata
+from engine.inference.runtime import open_model
+from tests.helpers.exports import FAMILIES, lively, options, small
+from tests.helpers.tiny import TINY_MODEL
+from utils.errors import UserError
+
+ROOT = Path(__file__).parents[3]
+CPU = torch.device("cpu")
+NAMES = ("light", "dark's", "grün")
+FORMATS = ("a.onnx", "a_openvino_model", "a.torchscript", "a.pt2")
+
+
+def write_all(folder: Path, detector, files=FORMATS, *, half: bool = False, **changes) -> ExportMetadata:
+    opts = options(**changes, half=half)
+    metadata = ExportMetadata(
+        names=detector.names,
+        stride=detector.stride,
+        imgsz_hw=opts.imgsz_hw,
+        batch=opts.batch,
+        dynamic=opts.dynamic,
+        layout=opts.layout,
+        nms_iou=detector.nms_iou,
+        validation_iou=detector.head.validation_iou,
+        confidence=0.3,
+        details={"half": half},
+    )
+    module = make_layout(detector, opts.layout, half=half, nms_iou=detector.nms_iou)
+    if {"a.onnx", "a_openvino_model"} & set(files):
+        proto = build_onnx(module, opts, detector.stride)
+        write_onnx(proto, folder / "a.onnx", metadata)
+    if "a_openvino_model" in files:
+        write_openvino(build_openvino(proto), folder / "a_openvino_model", metadata, name="a", half=half)
+    if "a.torchscript" in files:
+        write_torchscript(build_torchscript(module, opts, detector.stride), folder / "a.torchscript", metadata)
+    if "a.pt2" in files:
+        write_pt2(build_pt2(module, opts, detector.stride), folder / "a.pt2", metadata)
+    return metadata
+
+
+@pytest.fixture(scope="module")
+def packages() -> None:
+    for package in ("onnx", "onnxscript", "onnxruntime", "openvino"):
+        pytest.importorskip(package)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["static", "dynamic"])
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, packages: None):
+    """All formats of a tiny detector, in a folder."""
+    folder = tmp_path_factory.mktemp("exports")
+    fused = lively(TINY_MODEL, NAMES).fuse()
+    return folder, fused, write_all(folder, fused, dynamic=request.param, batch=1 if request.param else 2)
+
+
+def images(count: int, height: int = 64, width: int = 96) -> torch.Tensor:
+    return torch.rand(count, 3, height, width, generator=torch.Generator().manual_seed(count))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_runtime_gives_the_detectors_boxes_and_scores(tiny, name: str):
+    folder, fused, metadata = tiny
+    model = open_model(folder / name, device=CPU)
+    assert (model.names, model.stride, model.imgsz, model.confidence) == (NAMES, 32, 96, 0.3)
+    assert (model.nms_iou, model.validation_iou, model.info) == (0.7, 0.7, metadata.as_dict())
+    assert (model.input_hw, model.batch) == ((None, None) if metadata.dynamic else ((64, 96), 2))
+    sizes = [(1, 64, 96), (3, 64, 96)] + [(2, 128, 64), (1, 32, 32)] * metadata.dynamic
+    for size in sizes:
+        pixels = images(*size)
+        boxes, scores = model.decode(model(pixels))
+        expected_boxes, expected_scores = fused.decode(fused(pixels))
+        torch.testing.assert_close(boxes, expected_boxes, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(scores, expected_scores, rtol=0, atol=1e-5)
+        assert expected_scores.amax() - expected_scores.amin() > 0.2  # there is something to compare
+    if not metadata.dynamic:
+        with pytest.raises(UserError, match="takes canvases of 64x96"):
+            model(images(1, 96, 64))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_threads_that_share_a_model_get_the_same_bits(tiny, name: str):
+    folder, _, _ = tiny
+    model = open_model(folder / name, device=CPU)
+    inputs = [images(n) for n in (1, 2, 3, 1)]
+    alone = [model(pixels)[0] for pixels in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda i: model(inputs[i % 4])[0], range(24)))
+    assert all(torch.equal(output, alone[i % 4]) for i, output in enumerate(together))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_in_onnx_and_openvino(tmp_path: Path, packages: None, family: str):
+    fused = lively(small(family), NAMES).fuse()
+    write_all(tmp_path, fused, ("a.onnx", "a_openvino_model"), imgsz_hw=(64, 64))
+    pixels = images(1, 64, 64)
+    boxes, scores = fused.decode(fused(pixels))
+    for name in ("a.onnx", "a_openvino_model"):
+        model = open_model(tmp_path / name, device=CPU)
+        found_boxes, found_scores = model.decode(model(pixels))
+        torch.testing.assert_close(found_boxes, boxes, rtol=1e-3, atol=1e-2)
+        torch.testing.assert_close(found_scores, scores, rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FORMATS)
+def test_half_stores_float16_and_decodes_in_float32(tmp_path: Path, packages: None, name: str):
+    detector = lively(TINY_MODEL, NAMES)
+    fused = detector.fuse()
+    (tmp_path / "full").mkdir()
+    write_all(tmp_path / "full", detector.fuse(), (name,))
+    write_all(tmp_path, detector.fuse(), (name,), half=True)
+
+    def size(path: Path) -> int:
+        weights = path / "a.bin" if path.is_dir() else path
+        return weights.stat().st_size
+
+    saved = size(tmp_path / "full" / name) - size(tmp_path / name)
+    assert saved > sum(p.numel() for p in fused.parameters())  # most weights lost two of their four bytes
+    model = open_model(tmp_path / name, device=CPU)
+    pixels = images(2)
+    (output,) = model(pixels)
+    assert output.dtype == torch.float32
+    boxes, scores = model.decode([output])
+    expected_boxes, expected_scores = fused.decode(fused(pixels))
+    torch.testing.assert_close(boxes, expected_boxes, rtol=0.02, atol=0.5)
+    torch.testing.assert_close(scores, expected_scores, rtol=0, atol=0.02)
+    assert not torch.equal(scores, scores.half().float())  # in float16 they would be
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layout", ["end2end", "deepstream"])
+def test_rows(tmp_path: Path, packages: None, layout: str):
+    fused = lively(TINY_MODEL, NAMES).fuse()
+    write_all(tmp_path, fused, layout=layout)
+    pixels = images(2)
+    expected = make_layout(fused, layout, nms_iou=0.7)(pixels)
+    for name in FORMATS:
+        (output,) = open_model(tmp_path / name, device=CPU)(pixels)
+        assert output.shape == expected.shape
+        torch.testing.assert_close(output[..., 4], expected[..., 4], rtol=0, atol=1e-5)
+
+
+def test_files_name_no_path_of_this_machine(tiny):
+    folder, _, _ = tiny
+    texts = [(folder / "a.onnx").read_bytes(), (folder / "a_openvino_model" / "a.xml").read_bytes()]
+    with zipfile.ZipFile(folder / "a.pt2") as archive:
+        texts += [archive.read(name) for name in archive.namelist()]
+    assert not any(str(ROOT).encode() in text for text in texts)
+
+
+def test_the_metadata_has_the_keys_that_other_programs_read(tiny):
+    import onnx
+
+    folder, _, _ = tiny
+    found = {entry.key: entry.value for entry in onnx.load(folder / "a.onnx").metadata_props}
+    assert found["names"] == str(dict(enumerate(NAMES)))
+    assert (found["stride"], found["imgsz"], found["task"], found["end2end"]) == ("32", "[64, 96]", "detect", "False")
+    assert json.loads(found["lockstep"])["preprocessing"]["pad_value"] == 114
+    xml = (folder / "a_openvino_model" / "a.xml").read_text()
+    for key, value in (("model_type", "YOLOv8"), ("resize_type", "fit_to_window_letterbox"), ("pad_value", "114")):
+        assert f'<{key} value="{value}"' in xml
+
+
+def test_a_pt2_file_with_pickled_objects_is_refused(tiny, tmp_path: Path):
+    folder, _, _ = tiny
+    with zipfile.ZipFile(folder / "a.pt2") as source, zipfile.ZipFile(tmp_path / "a.pt2", "w") as target:
+        for name in source.namelist():
+            content = source.read(name)
+            if name.endswith("weights_config.json"):
+                content = content.replace(b'"use_pickle": false', b'"use_pickle": true', 1)
+            target.writestr(name, content)
+    with pytest.raises(UserError, match="refused: holds pickled objects"):
+        open_model(tmp_path / "a.pt2", device=CPU)
+
+
+GUARDED = """
+import socket, sys
+
+def refuse(*call, **more):
+    print("NETWORK", call, flush=True)
+    raise OSError("there is no network")
+
+socket.socket.connect = socket.socket.connect_ex = socket.socket.sendto = refuse
+socket.getaddrinfo = socket.create_connection = refuse
+from pathlib import Path
+from tests.engine.export.test_formats import CPU, NAMES, TINY_MODEL, images, lively, open_model, write_all
+folder = Path(sys.argv[1])
+write_all(folder, lively(TINY_MODEL, NAMES).fuse(), ("a_openvino_model",))
+open_model(folder / "a_openvino_model", device=CPU)(images(1))
+import atexit
+atexit._run_exitfuncs()
+print("telemetry" if "openvino_telemetry" in sys.modules else "silent")
+"""
+
+
+def test_openvino_sends_nothing(tmp_path: Path, packages: None):
+    """The package openvino-telemetry reports imports and conversions unless it is kept out."""
+    done = subprocess.run(
+        [sys.executable, "-c", GUARDED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "silent"
+    assert "NETWORK" not in done.stdout + done.stderr

@@ -1,0 +1,140 @@
+"""The gate of exports: intact models pass it, broken ones do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from data.index.dataset_yaml import load_dataset_spec
+from engine.export.images import calibration_images, check_set, open_split, spread
+from engine.export.layouts import make_layout
+from engine.export.parity import FLOAT16, FLOAT32, INT8, Reference, match_tables
+from engine.export.torch_files import build_torchscript, write_torchscript
+from engine.inference.metadata import ExportMetadata
+from engine.inference.model import CheckpointModel
+from engine.inference.runtime import open_model
+from tests.helpers.exports import lively, options
+from tests.helpers.tiny import TINY_MODEL, write_dataset
+from utils.structures import DetectionTable
+
+CPU = torch.device("cpu")
+NAMES = ("light", "dark")
+
+
+class Broken(nn.Module):
+    """A raw layout with one mistake of a kind that exports have."""
+
+    def __init__(self, module: nn.Module, mistake: str) -> None:
+        super().__init__()
+        self.module, self.mistake = module, mistake
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.mistake == "scaled twice":
+            images = images / 255
+        if self.mistake == "blue first":
+            images = images.flip(1)
+        output = self.module(images)
+        boxes, scores = output[:, :4], output[:, 4:]
+        if self.mistake == "classes swapped":
+            scores = scores.flip(1)
+        if self.mistake == "sigmoid twice":
+            scores = scores.sigmoid()
+        if self.mistake == "corners":
+            boxes = torch.cat((boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2), 1)
+        if self.mistake == "one pixel off":
+            boxes = boxes + 1.0
+        return torch.cat((boxes, scores), 1)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("parity")
+    spec = load_dataset_spec(write_dataset(folder / "set", val=5))
+    index = open_split(spec, "val", str(folder / "cache"))
+    detector = lively(TINY_MODEL, NAMES)
+    model = CheckpointModel(detector.fuse(), {"imgsz": 64}, Path("a.pt"), CPU)
+    images = check_set(index, 64, options(imgsz_hw=(64, 64)), 32)
+    return folder, detector, Reference(model, images, layout="raw", nms_iou=0.7)
+
+
+def compared(world, mistake: str):
+    folder, detector, reference = world
+    opts = options(imgsz_hw=(64, 64))
+    module = Broken(make_layout(detector.fuse(), "raw"), mistake).eval()
+    metadata = ExportMetadata(names=NAMES, imgsz_hw=(64, 64), layout="raw", nms_iou=0.7)
+    write_torchscript(build_torchscript(module, opts, 32), folder / "a.torchscript", metadata)
+    return reference.compare(open_model(folder / "a.torchscript", device=CPU))
+
+
+def test_an_intact_export_passes(world):
+    parity = compared(world, "")
+    assert parity.matched > 100
+    assert parity.violations(FLOAT32) == []
+    assert (parity.missing, parity.images) == (0, 5)
+
+
+@pytest.mark.parametrize(
+    "mistake", ["classes swapped", "scaled twice", "sigmoid twice", "blue first", "corners", "one pixel off"]
+)
+def test_a_broken_export_fails(world, mistake: str):
+    parity = compared(world, mistake)
+    assert parity.violations(FLOAT32)
+    assert parity.worst_image.endswith(".png")
+
+
+def test_ap_and_f1_are_held_to_their_tolerances(world):
+    same = replace(compared(world, ""), ap=0.5, ap_checkpoint=0.5, f1=0.6, f1_checkpoint=0.6)
+    for allowed, ap in ((FLOAT32, 0.001), (FLOAT16, 0.003), (INT8, 0.015)):
+        assert replace(same, ap=0.5 - ap * 0.9).violations(allowed) == []
+        (text,) = replace(same, ap=0.5 - ap * 1.1).violations(allowed)
+        assert text.startswith("AP is 0.4")
+    assert replace(same, f1=0.57).violations(INT8) == ["F1 is 0.5700 instead of 0.6000 (allowed: 0.02)"]
+    assert replace(same, ap=float("nan")).violations(INT8)
+
+
+def table(*rows: tuple[int, int, float, float]) -> DetectionTable:
+    """Boxes 10 pixels wide from rows of image, class, score and left side."""
+    image, label, score, left = np.array(rows).T
+    boxes = np.stack((left, left * 0, left + 10, left * 0 + 10), 1)
+    return DetectionTable(image.astype(int), boxes, score, label.astype(int))
+
+
+def test_matching():
+    first = table((0, 0, 0.9, 0), (0, 1, 0.8, 0), (1, 0, 0.7, 20), (1, 0, 0.01, 40), (2, 0, 0.5, 0))
+    second = table((0, 1, 0.79, 0.1), (0, 0, 0.9, 0), (1, 1, 0.7, 20), (2, 0, 0.4, 0.5))
+    matches = match_tables(first, second)
+    assert matches.matched.tolist() == [2, 0, 1]
+    assert matches.missing.tolist() == [0, 2, 0]  # another class; the weak detection does not count
+    np.testing.assert_allclose(matches.box, [0.01, 0, 0.05])
+    np.testing.assert_allclose(matches.score, [0.01, 0, 0.1])
+
+
+def test_images_are_spread_over_the_split():
+    assert spread(100, 4).tolist() == [0, 33, 66, 99]
+    assert spread(3, 64).tolist() == [0, 1, 2]
+
+
+def test_check_images_and_labels_belong_together(tmp_path: Path):
+    spec = load_dataset_spec(write_dataset(tmp_path / "set", val=9))
+    index = open_split(spec, "val", str(tmp_path / "cache"))
+    every = index.ground_truth()
+    images = check_set(index, 4, options(imgsz_hw=(64, 96)), 32)
+    chosen = spread(9, 4)
+    assert images.paths == [index.path(i) for i in chosen]
+    truth = images.ground_truth
+    for number, i in enumerate(chosen):
+        own, whole = (slice(*gt.offsets[n : n + 2]) for gt, n in ((truth, number), (every, i)))
+        np.testing.assert_array_equal(truth.boxes_xywh_px[own], every.boxes_xywh_px[whole])
+    (batch,) = images.batches
+    assert batch.images.shape == (4, 3, 64, 96)
+    assert batch.indices.tolist() == [0, 1, 2, 3]
+    assert batch.letterbox[0].tolist() == [1, 1, 16, 0]  # 64 x 64 pixels in the middle
+    calibration = list(calibration_images(index, 5, options(imgsz_hw=(64, 96), batch=2)))
+    assert [c.shape for c in calibration] == [(2, 3, 64, 96)] * 2
+    assert calibration[0].dtype == np.float32
+    assert 0.5 < calibration[0].max() <= 1

@@ -1,0 +1,157 @@
+"""Outputs of exported files, decoded: against tensors laid out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.inference.metadata import ExportMetadata, parse_metadata
+from engine.inference.model import ExportedModel, Session
+from engine.inference.runtime import open_model
+from models.detector import build_detector
+from models.postprocess.detections import detections_to_score, select_detections, suppression_iou
+from tests.helpers.tiny import TINY_MODEL
+from utils.boxes import xyxy_to_cxcywh
+from utils.errors import UserError
+from utils.files.checkpoint import write_checkpoint
+
+CPU = torch.device("cpu")
+NAMES = ("light", "dark", "gray")
+OURS = ExportMetadata(names=NAMES, imgsz_hw=(64, 96), layout="raw", nms_iou=0.6, validation_iou=0.6, confidence=0.3)
+BOXES = torch.tensor([[10.0, 20, 30, 60], [0, 0, 64, 64], [40, 8, 48, 24], [1, 2, 3, 5], [9, 9, 40, 40]])
+SCORES = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.3, 0.8], [0.0, 0.0, 0.0], [0.5, 0.6, 0.1], [0.4, 0.3, 0.2]])
+
+
+def opened(output: Tensor, metadata: ExportMetadata, shape=(None, 3, None, None)) -> ExportedModel:
+    """A file whose output for every image is ``output`` (N, columns)."""
+
+    def run(images: Tensor) -> Tensor:
+        assert shape[0] in (None, len(images))
+        return output.expand(len(images), *output.shape) * 1.0
+
+    return ExportedModel(Session("onnx", run, {}, shape), metadata, Path("model.onnx"), CPU)
+
+
+def decoded(model: ExportedModel, batch: int = 2) -> tuple[Tensor, Tensor]:
+    return model.decode(model(torch.zeros(batch, 3, 64, 96)))
+
+
+def test_raw_columns():
+    output = torch.cat((xyxy_to_cxcywh(BOXES), SCORES), 1).T
+    for metadata in (OURS, replace(OURS, layout=None)):  # a foreign file has the same layout
+        boxes, scores = decoded(opened(output, metadata))
+        assert torch.equal(boxes, BOXES.expand(2, 5, 4))
+        assert torch.equal(scores, SCORES.expand(2, 5, 3))
+
+
+def test_rows_scatter_their_score_into_the_column_of_the_class():
+    best, classes = SCORES.max(1, keepdim=True)
+    rows = torch.cat((BOXES, best, classes.float()), 1)
+    for layout in ("end2end", "deepstream"):
+        boxes, scores = decoded(opened(rows, replace(OURS, layout=layout)), batch=1)
+        assert torch.equal(boxes[0], BOXES)
+        assert torch.equal(scores[0], torch.zeros(5, 3).scatter(1, classes, best))
+
+
+def test_objectness_of_foreign_files():
+    objectness = torch.tensor([[0.5], [1.0], [0.25], [1.0], [0.0]])
+    foreign = ExportMetadata(names=NAMES, imgsz_hw=(64, 96))
+    boxes, scores = decoded(opened(torch.cat((xyxy_to_cxcywh(BOXES), objectness, SCORES), 1), foreign))
+    assert torch.equal(boxes[1], BOXES)
+    assert torch.equal(scores[1], objectness * SCORES)
+
+
+@pytest.mark.parametrize("images", [1, 3, 4, 7])
+def test_batches_are_padded_and_cut_to_a_fixed_number(images: int):
+    """Each image's output is its mean, so a mixed-up order or a padding image would show."""
+
+    def run(batch: Tensor) -> Tensor:
+        assert len(batch) == 3
+        return batch.mean((1, 2, 3))[:, None, None].expand(-1, 7, 5).contiguous()
+
+    session = Session("onnx", run, {}, (3, 3, 64, 96))
+    model = ExportedModel(session, OURS, Path("model.onnx"), CPU)
+    pixels = torch.rand(images, 3, 64, 96)
+    (output,) = model(pixels)
+    torch.testing.assert_close(output[:, 0, 0], pixels.mean((1, 2, 3)))
+    with pytest.raises(UserError, match="takes canvases of 64x96 pixels"):
+        model(torch.zeros(1, 3, 96, 64))
+
+
+@pytest.mark.parametrize(
+    ("shape", "metadata", "message"),
+    [
+        ((7, 5), replace(OURS, names=("a",)), "does not fit its 1 classes"),
+        ((300, 6), ExportMetadata(), "no class names"),
+        ((5,), OURS, "not one of a detector"),
+    ],
+)
+def test_unfit_outputs_are_refused(shape: tuple[int, ...], metadata: ExportMetadata, message: str):
+    with pytest.raises(UserError, match=message):
+        opened(torch.zeros(shape), metadata)
+
+
+def test_classes_without_names_are_numbered():
+    assert opened(torch.zeros(7, 50), ExportMetadata()).names == ("0", "1", "2")
+
+
+def test_metadata_reads_back():
+    assert parse_metadata(OURS.as_text()) == OURS
+    known = replace(OURS, layout="end2end", nms_iou=None, end2end=True, batch=4, dynamic=True, details={"half": True})
+    assert parse_metadata(known.as_text()) == known
+
+
+def test_foreign_metadata_is_read_without_running_it():
+    text = {
+        "names": "{0: 'cat', 1: \"dog's\"}",
+        "stride": "32",
+        "imgsz": "[480, 640]",
+        "batch": "2",
+        "end2end": "False",
+    }
+    found = parse_metadata(text | {"task": "detect", "args": "{'dynamic': True}"})
+    assert (found.names, found.imgsz_hw, found.batch, found.dynamic) == (("cat", "dog's"), (480, 640), 2, True)
+    plain = {"names": {0: "cat"}, "stride": 32, "imgsz": [64, 64], "batch": 1}  # a YAML's
+    assert parse_metadata(plain).names == ("cat",)
+    for broken in ("__import__('os').getcwd()", "{0: open('x')}", "{1: 'cat'}", "((((", "{0: 1"):
+        with pytest.raises(UserError, match="damaged metadata"):
+            parse_metadata({"names": broken})
+    with pytest.raises(UserError, match="not detection"):
+        parse_metadata({"task": "segment"})
+    with pytest.raises(UserError, match="newer version"):
+        parse_metadata({"lockstep": '{"version": 99}'})
+
+
+def test_a_checkpoint_opened_for_inference_equals_its_detector(tmp_path: Path):
+    detector = build_detector({**TINY_MODEL, "end2end": True}, 2, names=("light", "dark")).eval()
+    content = {"model_spec": detector.spec, "names": ["light", "dark"], "imgsz": 64, "model": {}}
+    progress = {"progress": {"confidence": 0.25}}
+    write_checkpoint({**content, **progress, "ema": detector.state_dict()}, tmp_path / "a.pt")
+    images = torch.rand(2, 3, 64, 64)
+    for nms, iou in ((False, None), (True, 0.7)):
+        model = open_model(tmp_path / "a.pt", device=CPU, nms=nms)
+        assert (model.nms_iou, model.validation_iou, model.confidence, model.imgsz) == (iou, 0.7, 0.25, 64)
+        expected = detector.fuse(one_to_one=not nms).to(memory_format=torch.channels_last)
+        found = model.decode(model(images))
+        assert all(torch.equal(a, b) for a, b in zip(found, expected.decode(expected(images))))
+        detections = detections_to_score(model, model(images))
+        wanted = select_detections(*found, conf_thres=0.001, iou_thres=suppression_iou(iou), max_det=300)
+        assert all(torch.equal(a, b) for a, b in zip(detections, wanted))
+
+
+@pytest.mark.parametrize("name", ["a.onnx", "a.xml", "a.torchscript", "a.pt2"])
+def test_missing_and_damaged_files(tmp_path: Path, name: str):
+    if name == "a.onnx":
+        pytest.importorskip("onnxruntime")
+    if name == "a.xml":
+        pytest.importorskip("openvino")
+    with pytest.raises(UserError, match="no such file"):
+        open_model(tmp_path / name, device=CPU)
+    (tmp_path / name).write_bytes(b"not a model")
+    (tmp_path / "a.bin").write_bytes(b"")
+    with pytest.raises(UserError, match="cannot be opened"):
+        open_model(tmp_path / name, device=CPU)

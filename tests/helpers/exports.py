@@ -1,0 +1,64 @@
+"""Small detectors with lively outputs, to export."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from engine.export.options import ExportOptions
+from models.detector import Detector, build_detector
+from models.spec import load_spec
+from utils.files.checkpoint import write_checkpoint
+
+FAMILIES = ("yolov5n", "yolov8n", "yolo11n", "yolo26n", "yolov9t", "yoloxnano")
+
+
+def small(family: str) -> dict:
+    """The spec of a public model with one repeat of each block."""
+    return {**load_spec(family).plain, "depth_multiple": 0.01}
+
+
+def noise() -> torch.Tensor:
+    """Images float32 (8, 3, 64, 96), the ones that `lively` detectors know."""
+    return torch.rand(8, 3, 64, 96, generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def lively(model: str | dict, names: tuple[str, ...]) -> Detector:
+    """A detector whose random weights find something: batch norms know the statistics of noise, and the scores of its
+    classes are spread around one half."""
+    detector = build_detector(model, len(names), names=names).train()
+    images = noise()
+    for module in detector.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 1.0
+    detector(images)
+    rows = detector.head.class_rows()
+
+    def spread(layer: nn.Conv2d, inputs: tuple[torch.Tensor], output: torch.Tensor, name: str) -> torch.Tensor:
+        layer.weight.div_(output.std() / 1.5)
+        groups, before = rows[name]
+        layer.bias.view(groups, -1)[:, before:] = 0
+        return output
+
+    layers = [(name, layer) for name, layer in detector.head.named_modules() if name in rows]
+    hooks = [layer.register_forward_hook(partial(spread, name=name)) for name, layer in layers]
+    detector.eval()(images)
+    for hook in hooks:
+        hook.remove()
+    return detector
+
+
+def options(**changes) -> ExportOptions:
+    defaults = {"layout": "raw", "imgsz_hw": (64, 96), "batch": 1, "dynamic": False, "half": False, "int8": False}
+    return ExportOptions(**defaults | {"opset": 18, "nms_iou": None} | changes)
+
+
+def write_weights(path: Path, detector: Detector, **content) -> Path:
+    """A checkpoint of the detector."""
+    stored = {"model_spec": detector.spec, "names": list(detector.names), "imgsz": 64, "model": {}}
+    write_checkpoint({**stored, **content, "ema": detector.state_dict()}, path)
+    return path

@@ -1,0 +1,192 @@
+"""export.py from end to end on a tiny model and data set, and its files in val.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cv2
+import pytest
+import torch
+
+import export
+import val
+from engine.export import run
+from engine.inference.runtime import open_model
+from tests.helpers.exports import lively, write_weights
+from tests.helpers.scripts import error_of
+from tests.helpers.tiny import TINY_MODEL, write_dataset
+
+CPU = torch.device("cpu")
+NAMES = ("light", "dark")
+VAL = ["--device", "cpu", "--workers", "0", "--noplots"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_dataset(tmp_path_factory.mktemp("export") / "set", train=6, val=4)
+
+
+@pytest.fixture
+def weights(tmp_path: Path, data: Path) -> Path:
+    known = {"data": {"source": str(data), "fingerprint": "abc"}, "config": {"weights": "", "epochs": 3}}
+    progress = {"confidence": 0.4, "best_fitness": 0.25, "epoch": 3}
+    return write_weights(tmp_path / "best.pt", lively(TINY_MODEL, NAMES), **known, progress=progress)
+
+
+def test_all_formats_are_checked_and_scored(weights: Path, capsys: pytest.CaptureFixture, data: Path):
+    for package in ("onnx", "onnxscript", "onnxruntime", "openvino"):
+        pytest.importorskip(package)
+    formats = ["onnx", "openvino", "torchscript", "pt2"]
+    export.main(["--weights", str(weights), "--format", *formats])
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    files = ["best.onnx", "best_openvino_model", "best.torchscript", "best.pt2"]
+    for name in files:
+        (line,) = [line for line in printed.out.splitlines() if f"/{name}: " in line]
+        assert "0 of one only" in line
+        model = open_model(weights.with_name(name), device=CPU)
+        assert (model.names, model.input_hw, model.confidence, model.nms_iou) == (NAMES, (64, 64), 0.4, 0.7)
+        details = model.info["details"]
+        assert (details["checked"], details["data_fingerprint"], details["ap"]) == ("yes", "abc", 0.25)
+        assert details["check"]["images"] == 4
+    assert weights.with_name("best.labels.txt").read_text() == "light\ndark\n"
+    card = weights.with_name("best.md").read_text()
+    for text in ("fingerprint abc", "3 of 3", "0.2500", "0.400", "random weights", "`best.onnx`: 4 images"):
+        assert text in card
+    assert sorted(path.name for path in weights.parent.iterdir() if path.name.startswith("best")) == sorted(
+        [*files, "best.pt", "best.md", "best.labels.txt"]
+    )
+
+    val.main(["--weights", str(weights), *(str(weights.with_name(name)) for name in files), *VAL])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "/best" in line and "canvases" not in line]
+    assert len({row[1] for row in rows}) == 1, rows  # the same AP
+    assert len(rows) == 5
+    val.main(["--weights", str(weights.with_name("best.onnx")), "--data", str(data), *VAL])
+    assert "AP by size" in capsys.readouterr().out
+    message = error_of(capsys, val.main, "--weights", weights.with_name("best.onnx"), *VAL)
+    assert "name a data set YAML with --data" in message
+    args = ["--weights", weights.with_name("best.onnx"), "--data", data, *VAL]
+    assert "--imgsz 96: takes images of 64 pixels only" in error_of(capsys, val.main, *args, "--imgsz", "96")
+    assert "--tta" in error_of(capsys, val.main, *args, "--tta")
+
+
+def test_rectangular_and_dynamic_canvases(weights: Path, data: Path, capsys: pytest.CaptureFixture):
+    export.main(["--weights", str(weights), "--format", "torchscript", "--imgsz", "64", "96"])
+    model = open_model(weights.with_name("best.torchscript"), device=CPU)
+    assert (model.input_hw, model.imgsz) == ((64, 96), 96)
+    val.main(["--weights", str(weights.with_name("best.torchscript")), "--data", str(data), *VAL])
+    export.main(["--weights", str(weights), "--format", "pt2", "--dynamic"])
+    model = open_model(weights.with_name("best.pt2"), device=CPU)
+    assert (model.input_hw, model.batch) == (None, None)
+    assert "0 of one only" in capsys.readouterr().out
+
+
+def test_int8(weights: Path, data: Path, capsys: pytest.CaptureFixture):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("openvino")
+    export.main(["--weights", str(weights), "--int8", "--no-check", "--format", "onnx", "openvino"])
+    assert "not checked (--no-check)" in capsys.readouterr().out
+    graph = onnx.load(weights.with_name("best_int8.onnx")).graph
+    made_by = {output: node for node in graph.node for output in node.output}
+    convolutions = [node for node in graph.node if node.op_type == "Conv"]
+    quantized = [node for node in convolutions if made_by[node.input[0]].op_type == "DequantizeLinear"]
+    assert len(convolutions) - len(quantized) == 6  # boxes and classes of three levels
+    after = {node.name for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")}
+    for node in convolutions:
+        if node not in quantized:
+            assert not after & {n.name for n in graph.node if node.output[0] in n.input}
+    exact = open_model(weights, device=CPU)
+    picture = cv2.imread(str(next((data.parent / "images" / "val").glob("*.png"))))
+    pixels = torch.from_numpy(picture).permute(2, 0, 1)[None].float() / 255
+    boxes, scores = exact.decode(exact(pixels))
+    for name in ("best_int8.onnx", "best_int8_openvino_model"):
+        model = open_model(weights.with_name(name), device=CPU)
+        assert (model.info["details"]["checked"], model.info["details"]["int8"]) == ("no", True)
+        found_boxes, found_scores = model.decode(model(pixels))
+        assert (found_scores - scores).abs().mean() < 0.35 * scores.std()  # a random model amplifies rounding
+        assert (found_boxes - boxes).abs().mean() < 0.35 * boxes.std()
+        assert not torch.equal(found_scores, scores)
+
+
+def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+    """The other format is written all the same, and what was there before stays."""
+    weights.with_name("best.torchscript").write_text("an older export")
+    good = run.build_torchscript
+
+    def broken(module, *args):
+        module.detector.head.cv3[0][-1].bias += 1.0
+        return good(module, *args)
+
+    monkeypatch.setattr(run, "build_torchscript", broken)
+    message = error_of(capsys, export.main, "--weights", weights, "--format", "torchscript", "pt2")
+    assert "1 of 2 formats failed (first: torchscript: " in message
+    assert "best.torchscript.failed: differs too much from the checkpoint: scores differ by" in message
+    assert "worst image: " in message
+    assert weights.with_name("best.torchscript").read_text() == "an older export"
+    assert weights.with_name("best.torchscript.failed").is_file()
+    assert open_model(weights.with_name("best.pt2"), device=CPU).info["details"]["checked"] == "yes"
+    assert not list(weights.parent.glob(".*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--format", "onxx"], "--format onxx: unknown (did you mean 'onnx'?)"),
+        (["--half", "--int8"], "choose one"),
+        (["--int8", "--format", "pt2"], "--int8: not for pt2"),
+        (["--layout", "deepstream", "--iou-thres", "0.5"], "has no NMS inside"),
+        (["--dynamic", "--batch", "4"], "leave --batch out"),
+        (["--imgsz", "64", "64", "64"], "one number or two"),
+        (["--imgsz", "70"], "not a multiple"),
+        (["--imgsz", "32", "--dynamic"], "too small for --dynamic"),
+        (["--nms"], "has one branch"),
+        (["--check-images", "0"], "use --no-check"),
+        (["--simplify"], "always simplified"),
+    ],
+)
+def test_mistakes_are_refused_in_one_line(weights: Path, capsys, flags: list[str], message: str):
+    assert message in error_of(capsys, export.main, "--weights", weights, "--format", "torchscript", *flags)
+    assert not list(weights.parent.glob("best?*.*t*"))
+
+
+def test_weights_without_a_data_set_need_one_or_no_check(tmp_path: Path, capsys):
+    weights = write_weights(tmp_path / "a.pt", lively(TINY_MODEL, NAMES))
+    message = error_of(capsys, export.main, "--weights", weights, "--format", "torchscript")
+    assert "does not name its data set" in message
+    assert "--no-check" in message
+    export.main(["--weights", str(weights), "--format", "torchscript", "--no-check"])
+    assert open_model(tmp_path / "a.torchscript", device=CPU).info["details"]["checked"] == "no"
+    assert "not checked" in (tmp_path / "a.md").read_text()
+
+
+def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
+    weights = write_weights(tmp_path / "a.pt", lively({**TINY_MODEL, "end2end": True}, NAMES))
+    common = ["--weights", str(weights), "--format", "torchscript", "--data", str(data)]
+    for flags, nms_iou in (([], None), (["--nms"], 0.7), (["--nms", "--iou-thres", "0.5"], 0.5)):
+        export.main([*common, *flags])
+        assert open_model(tmp_path / "a.torchscript", device=CPU).nms_iou == nms_iou
+    for flags in (["--layout", "end2end"], ["--layout", "end2end", "--nms"]):
+        export.main([*common, *flags])
+        model = open_model(tmp_path / "a.torchscript", device=CPU)
+        assert (model.nms_iou, model.info["end2end"]) == (None, True)
+    assert "need no NMS" in error_of(capsys, export.main, *common, "--iou-thres", "0.5")
+
+
+def test_a_missing_package_is_named(weights: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    pytest.importorskip("onnx")
+    message = error_of(capsys, export.main, "--weights", weights)
+    assert "pip install onnxscript" in message
+
+
+def test_the_card_of_metadata_is_json(weights: Path):
+    export.main(["--weights", str(weights), "--format", "torchscript", "--no-check"])
+    files = {"config.txt": ""}
+    torch.jit.load(str(weights.with_name("best.torchscript")), _extra_files=files)
+    content = json.loads(files["config.txt"])
+    assert content["names"] == {"0": "light", "1": "dark"}
+    assert (content["stride"], content["imgsz"], content["batch"], content["task"]) == (32, [64, 64], 1, "detect")
