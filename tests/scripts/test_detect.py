@@ -108,6 +108,28 @@ def test_everything_is_written_and_agrees(weights, pictures, tmp_path, capsys):
     assert "\x1b" not in out
 
 
+def test_numeric_stems_give_ids_that_pycocotools_loads(weights, pictures, tmp_path):
+    coco = pytest.importorskip("pycocotools.coco")
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("000000000139.png", "42.png"):
+        shutil.copy(pictures / "a.png", folder / name)
+    written = run(weights, folder, tmp_path, "--save-json", "--nosave") / "predictions.json"
+    assert [r["image_id"] for r in json.loads(written.read_text())] == [139] * 5 + [42] * 5
+    reference = coco.COCO()
+    reference.dataset = {
+        "info": {},
+        "images": [{"id": 139}, {"id": 42}],
+        "categories": [{"id": 0}, {"id": 1}],
+        "annotations": [],
+    }
+    reference.createIndex()
+    assert len(reference.loadRes(str(written)).anns) == 10
+    shutil.copy(pictures / "a.png", folder / "more.png")
+    records = json.loads((run(weights, folder, tmp_path, "--save-json", "--nosave") / "predictions.json").read_text())
+    assert {r["image_id"] for r in records} == {"000000000139", "42", "more"}
+
+
 def test_boxes_are_the_models_own(weights, model, pictures, tmp_path):
     """On a picture that is its own canvas the result is plainly the model's, suppressed."""
     folder = run(weights, pictures / "a.png", tmp_path, "--save-json", "--nosave", "--iou-thres", "0.5")

@@ -104,14 +104,15 @@ def test_the_written_predictions_score_the_same_with_pycocotools(tiny, tmp_path)
     index = load_index(load_dataset_spec(tiny[0]), "val", cache_dir=str(tmp_path / "cache"), progress=False)
     gt = index.ground_truth()
     image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
+    ids = [int(Path(path).stem) for path in index.paths]
     with contextlib.redirect_stdout(io.StringIO()):
         reference = coco.COCO()
         reference.dataset = {
             "info": {},
-            "images": [{"id": i} for i in gt.image_ids],
+            "images": [{"id": i} for i in ids],
             "categories": [{"id": c} for c in gt.category_ids],
             "annotations": [
-                {"id": n + 1, "image_id": gt.image_ids[image[n]], "category_id": gt.category_ids[gt.classes[n]],
+                {"id": n + 1, "image_id": ids[image[n]], "category_id": gt.category_ids[gt.classes[n]],
                  "bbox": gt.boxes_xywh_px[n].tolist(), "area": gt.area_px[n], "iscrowd": 0}
                 for n in range(len(image))
             ],

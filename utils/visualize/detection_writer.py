@@ -18,7 +18,7 @@ from utils.boxes import scale_boxes, xyxy_to_cxcywh, xyxy_to_xywh
 from utils.config.settings import DetectConfig
 from utils.errors import UserError
 from utils.files.safe_io import atomic_write, write_whole
-from utils.structures import DetectionTable, GroundTruth
+from utils.structures import DetectionTable, GroundTruth, image_ids_of
 from utils.visualize.draw import write_image
 
 # The precision of a float32 box. With boxes rounded to thousandths of a pixel, one of BCCD crossed IoU 0.95 (AP 0.5929
@@ -161,13 +161,14 @@ class DetectionFiles:
 
     - ``save_txt``: labels/STEM.txt (STEM_FRAME.txt for videos), empty if nothing was found; with ``save_conf`` each
       row has the confidence as a sixth number;
-    - ``save_json``: predictions.json, when closed;
+    - ``save_json``: predictions.json, when closed; image ids are stems, or numbers if all stems are numbers;
     - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg.
     """
 
     def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig) -> None:
         self.run_dir, self.names, self._config = Path(run_dir), names, config
-        self._records: list[dict[str, Any]] = []
+        self._records: list[dict[str, Any]] = []  # for predictions.json
+        self._labels: list[str] = []  # of all frames, with detections or without
 
     def write(self, source: str, stem: str, frame: int | None, image: np.ndarray, found: DetectionTable) -> None:
         """
@@ -182,6 +183,7 @@ class DetectionFiles:
         if self._config.save_txt:
             self._write_txt(label, image.shape[:2], found)
         if self._config.save_json:
+            self._labels.append(label)
             self._records += self._rows(source, label, frame, found)
         if self._config.save_crop:
             self._write_crops(label, image, found)
@@ -189,6 +191,9 @@ class DetectionFiles:
     def close(self) -> None:
         """Writes predictions.json atomically."""
         if self._config.save_json:
+            ids = dict(zip(self._labels, image_ids_of(self._labels)))
+            for record in self._records:
+                record["image_id"] = ids[record["image_id"]]
             write_whole(self.run_dir / "predictions.json", json.dumps(self._records, ensure_ascii=False, indent=1))
 
     def _write_txt(self, label: str, image_hw: tuple[int, int], found: DetectionTable) -> None:
