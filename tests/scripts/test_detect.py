@@ -130,6 +130,20 @@ def test_numeric_stems_give_ids_that_pycocotools_loads(weights, pictures, tmp_pa
     assert {r["image_id"] for r in records} == {"000000000139", "42", "more"}
 
 
+def test_annotation_formats_from_the_command_line(weights, pictures, clip, tmp_path):
+    shutil.copytree(pictures, tmp_path / "in")
+    shutil.copy(clip, tmp_path / "in")
+    more = ("--save-format", "yolo", "cvat", "--save-txt", "--save-json", "--nosave", "--max-frames", "2")
+    folder = run(weights, tmp_path / "in", tmp_path, *more)
+    stems = ["a", "a-2", "clip_000000", "clip_000001", "schön 猫"]
+    assert {Path(name).stem for name in names_in(folder / "images")} == set(stems)
+    assert names_in(folder / "labels") == sorted(f"{stem}.txt" for stem in stems)
+    assert {"annotations.xml", "classes.txt", "data.yaml", "predictions.json"} <= set(names_in(folder))
+    records = json.loads((folder / "predictions.json").read_text(encoding="utf-8"))
+    rows = [len(read_txt(folder / "labels" / f"{stem}.txt")) for stem in stems]
+    assert rows == [sum(r["image_id"] == stem for r in records) for stem in stems]
+
+
 def test_boxes_are_the_models_own(weights, model, pictures, tmp_path):
     """On a picture that is its own canvas the result is plainly the model's, suppressed."""
     folder = run(weights, pictures / "a.png", tmp_path, "--save-json", "--nosave", "--iou-thres", "0.5")
@@ -241,6 +255,7 @@ def test_autocast_and_canvas_size(weights, pictures, tmp_path, amp):
         (["--imgsz", "70"], "not a multiple of the model's stride 32; use 64 or 96"),
         (["--classes", "0", "2"], "classes 0 to 1"),
         (["--save-conf"], "wants --save-txt"),
+        (["--save-txt", "--save-conf", "--save-format", "coco", "yolo"], "leave --save-conf out"),
         (["--amp", "fp16"], "not on a CPU"),
         (["--device", "7"], "no GPU 7|no CUDA"),
         (["--source", "nowhere.jpg"], "no such file"),

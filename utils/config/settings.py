@@ -36,6 +36,7 @@ def setting(
 
     Args:
         default, factory: as ``dataclasses.field`` has them; with neither, the setting is required.
+        choices: the allowed values, or of a list the allowed elements.
         low, high: inclusive bounds.
         also: one value outside the bounds that has a special meaning.
         aliases: further names of the flag.
@@ -235,6 +236,11 @@ class DetectConfig(_RunConfig):
     save_txt: bool = setting(False, help="write labels in YOLO txt format")
     save_conf: bool = setting(False, help="append the confidence to each row of the txt labels")
     save_json: bool = setting(False, help="write predictions.json")
+    save_format: list[str] = setting(
+        factory=list,
+        choices=("yolo", "coco", "voc", "labelstudio", "cvat"),
+        help="write the images with annotation files for labelling tools, in one or several formats",
+    )
     save_crop: bool = setting(False, help="write a crop of each detection")
     nosave: bool = setting(False, help="do not write annotated images and videos")
     view_img: bool = setting(False, help="show results in a window")
