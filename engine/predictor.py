@@ -16,9 +16,11 @@ import torch
 
 from data.render.opencv import fit_letterbox, letterbox
 from data.sources import Frame, open_source
+from engine.evaluation.evaluator import IMAGES_IN_CACHE
 from engine.process import resolve_amp
 from models.detector import Detector
 from models.postprocess.detections import DETECTION_IOU, select_detections, suppression_iou
+from models.postprocess.tiling import TiledDetector
 from models.weights.load import load_detector
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.config.settings import DetectConfig, check_image_size
@@ -27,11 +29,12 @@ from utils.download import fetch_weights
 from utils.errors import UserError
 from utils.files.folders import increment_path
 from utils.logger import configure_logging, get_logger
-from utils.structures import DetectionTable
+from utils.structures import Detections, DetectionTable
 from utils.visualize.detection_writer import DetectionFiles, MediaWriter, UniqueStems, Window
 from utils.visualize.draw import class_colors, draw_boxes
 
 CONFIDENCE = 0.25  # threshold for a checkpoint that does not store one
+TILES_AT_ONCE = 16  # on a device
 LOGGED_FRAMES = 20  # these get a line each, later ones at most one every LINE_EVERY_S
 LINE_EVERY_S = 5.0
 
@@ -125,28 +128,33 @@ class Predictor:
         self._amp = resolve_amp(config.amp, device)
         iou = DETECTION_IOU if config.iou_thres is None and config.agnostic_nms else config.iou_thres
         self._iou_thres = suppression_iou(self._model.head, iou, DETECTION_IOU)
+        self._tiled: TiledDetector | None = None
+        if config.tile:
+            check_image_size(config.tile, model.stride, flag="--tile")
+            self._tiled = TiledDetector(
+                self._model,
+                self._select,
+                stride=model.stride,
+                tile=config.tile,
+                overlap=config.overlap,
+                batch=IMAGES_IN_CACHE if device.type == "cpu" else TILES_AT_ONCE,
+                full_image=imgsz if config.tile_full_image else 0,
+                iou_thres=self._iou_thres,
+                max_det=config.max_det,
+                agnostic=config.agnostic_nms,
+            )
 
     def __call__(self, image: np.ndarray) -> DetectionTable:
         """Detections in ``image``, uint8 (H, W, 3) RGB, highest score first."""
         height, width = image.shape[:2]
-        canvas_hw = self._canvas(height, width)
-        fit = fit_letterbox((height, width), canvas_hw, self._imgsz)
+        canvas_hw = (height, width) if self._tiled else self._canvas(height, width)
+        fit = fit_letterbox((height, width), canvas_hw, max(height, width) if self._tiled else self._imgsz)
         canvas = torch.from_numpy(letterbox(image, canvas_hw, fit)).to(self._device)
-        config = self._config
         with torch.inference_mode():
             with torch.autocast(self._device.type, self._amp, enabled=self._amp is not None):
-                raw = self._model(canvas.permute(2, 0, 1)[None].float() / 255)
-            boxes, scores = self._model.decode([level.float() for level in raw])
-            detections = select_detections(
-                boxes,
-                scores,
-                conf_thres=config.conf_thres,
-                iou_thres=self._iou_thres,
-                max_det=config.max_det,
-                agnostic=config.agnostic_nms,
-                multi_label=False,
-                classes=config.classes or None,
-            )
+                raw = (self._tiled or self._model)(canvas.permute(2, 0, 1)[None].float() / 255)
+            raw = [level.float() for level in raw]
+            detections = self._tiled.stitch(raw) if self._tiled else self._select(self._model, raw)
         count = int(detections.counts[0])
         on_canvas, kept_scores, classes = (t[0, :count].cpu().numpy() for t in detections[:3])
         original = letterbox_to_original(on_canvas.astype(np.float64), fit.gain_x, fit.gain_y, fit.pad_x, fit.pad_y)
@@ -155,6 +163,18 @@ class Predictor:
             boxes_xyxy_px=clip_xyxy(original, width, height),
             scores=kept_scores.astype(np.float64),
             classes=classes,
+        )
+
+    def _select(self, model: Detector, raw: list[torch.Tensor]) -> Detections:
+        config = self._config
+        return select_detections(
+            *model.decode(raw),
+            conf_thres=config.conf_thres,
+            iou_thres=self._iou_thres,
+            max_det=config.max_det,
+            agnostic=config.agnostic_nms,
+            multi_label=False,
+            classes=config.classes or None,
         )
 
     def _canvas(self, height: int, width: int) -> tuple[int, int]:

@@ -15,9 +15,10 @@ from data.loading.build import build_val_loader
 from data.open_dataset import open_dataset
 from engine.evaluation import report
 from engine.evaluation.analysis import analyse
-from engine.evaluation.evaluator import Evaluator
+from engine.evaluation.evaluator import IMAGES_IN_CACHE, Evaluator
 from engine.process import check_same_model, check_same_start, resolve_amp
-from models.postprocess.detections import detections_to_score
+from models.postprocess.detections import detections_to_score, suppression_iou
+from models.postprocess.tiling import TiledDetector
 from models.postprocess.tta import TestTimeAugmentation
 from models.weights.load import load_detector
 from utils.config.settings import ValConfig
@@ -49,16 +50,17 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     imgsz = config.imgsz or info["imgsz"]
     loader = build_val_loader(ctx, replace(config, imgsz=imgsz), spec, stride=model.stride)
     names = loader.index.names
+    find = partial(
+        detections_to_score,
+        conf_thres=config.conf_thres,
+        iou_thres=config.iou_thres,
+        max_det=config.max_det,
+        single_cls=config.single_cls,
+    )
     evaluator = Evaluator(
         ground_truth=loader.index.ground_truth(),
         num_classes=len(names),
-        postprocess=partial(
-            detections_to_score,
-            conf_thres=config.conf_thres,
-            iou_thres=config.iou_thres,
-            max_det=config.max_det,
-            single_cls=config.single_cls,
-        ),
+        postprocess=TiledDetector.stitch if config.tile else find,
         ctx=ctx,
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
@@ -68,6 +70,18 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
             check_run_dir(config.project, config.name, config.exist_ok)
     fused = model.fuse(one_to_one=not (config.nms or config.tta))  # the views' boxes of an object are left to NMS
     scored = TestTimeAugmentation(fused) if config.tta else fused
+    if config.tile:
+        scored = TiledDetector(
+            scored,
+            find,
+            stride=model.stride,
+            tile=config.tile,
+            overlap=config.overlap,
+            batch=IMAGES_IN_CACHE if ctx.device.type == "cpu" else config.batch_size,
+            full_image=imgsz if config.tile_full_image else 0,
+            iou_thres=suppression_iou(fused.head, config.iou_thres),
+            max_det=config.max_det,
+        )
     result = evaluator.run(scored.to(ctx.device, memory_format=torch.channels_last), loader)
     if ctx.is_main:
         _report(config, result, evaluator, names, imgsz)

@@ -15,6 +15,7 @@ import detect
 from engine import predictor
 from models.detector import build_detector
 from models.postprocess.detections import select_detections
+from models.postprocess.tiling import TiledDetector
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import TINY_MODEL
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
@@ -160,6 +161,34 @@ def test_boxes_are_the_models_own(weights, model, pictures, tmp_path):
     np.testing.assert_allclose([r["score"] for r in records], want.scores[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("more", [[], ["--no-tile-full-image"]])
+def test_tiles_are_the_models_own_detections_stitched(weights, model, tmp_path, more):
+    image = np.random.default_rng(0).integers(0, 255, (100, 150, 3)).astype(np.uint8)
+    cv2.imwrite(str(tmp_path / "large.png"), image[..., ::-1])
+    folder = run(weights, tmp_path / "large.png", tmp_path, "--save-json", "--nosave", "--tile", "64", *more)
+    records = json.loads((folder / "predictions.json").read_text())
+
+    def find(bare, raw):
+        return select_detections(*bare.decode(raw), conf_thres=0.0, iou_thres=0.45, max_det=5, multi_label=False)
+
+    options = {"stride": 32, "tile": 64, "overlap": 0.2, "batch": 4, "iou_thres": 0.45, "max_det": 5}
+    tiled = TiledDetector(model.fuse(), find, full_image=0 if more else SIZE, **options)
+    with torch.no_grad():
+        want = tiled.stitch(tiled(torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255))
+    corners = want.boxes_xyxy[0, : int(want.counts)].clamp(min=0).minimum(torch.tensor([150, 100, 150, 100]))
+    expected = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
+    np.testing.assert_allclose([r["bbox"] for r in records], expected, atol=2e-3)
+    np.testing.assert_allclose([r["score"] for r in records], want.scores[0, : int(want.counts)], atol=1e-5)
+
+
+def test_an_image_of_one_tile_has_the_detections_of_the_image(weights, pictures, tmp_path):
+    plain, tiled = (
+        json.loads((run(weights, pictures / "a.png", tmp_path, "--save-json", *more) / "predictions.json").read_text())
+        for more in ([], ["--tile", "64", "--imgsz", "96"])
+    )
+    assert plain == tiled
+
+
 def test_frames_are_letterboxed_and_mapped_back(weights, pictures, tmp_path):
     """A picture twice as large as the canvas gives the boxes of its halved copy, doubled."""
     small = cv2.imread(str(pictures / "a.png"))
@@ -253,6 +282,8 @@ def test_autocast_and_canvas_size(weights, pictures, tmp_path, amp):
     ("more", "message"),
     [
         (["--imgsz", "70"], "not a multiple of the model's stride 32; use 64 or 96"),
+        (["--tile", "70"], "--tile 70: not a multiple of the model's stride 32; use 64 or 96"),
+        (["--tile", "64", "--overlap", "0"], "--overlap: must be at least 0.05"),
         (["--classes", "0", "2"], "classes 0 to 1"),
         (["--save-conf"], "wants --save-txt"),
         (["--save-txt", "--save-conf", "--save-format", "coco", "yolo"], "leave --save-conf out"),

@@ -12,6 +12,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import torch
 import yaml
 
 import train
@@ -247,6 +248,43 @@ def test_predictions_keep_ids_of_the_ground_truth(tmp_path):
         {"image_id": 42, "category_id": 90, "bbox": [1.00004, 2.0, 2.99996, 6.0], "score": 0.1234567},
         {"image_id": 'na"me', "category_id": 7, "bbox": [0.0, 0.0, 5.0, 5.5], "score": 1.0},
     ]
+
+
+def test_tiles_score_the_same_on_1_and_2_processes(tmp_path):
+    """Images larger and smaller than a tile; the tiles' sums are those of whole images, each of which is seen once."""
+    data = write_dataset(tmp_path / "set", val=5, size=150)
+    cv2.imwrite(str(tmp_path / "set/images/val/small.png"), np.full((40, 90, 3), 120, np.uint8))
+    model = build_detector(TINY_MODEL, 2, names=("light", "dark"), seed=1)
+    content = {"model_spec": model.spec, "names": ["light", "dark"], "imgsz": SIZE, "config": {}, "hyp": {}}
+    write_checkpoint({**content, "ema": model.state_dict()}, tmp_path / "best.pt")
+    given = flags((data, tmp_path / "best.pt"), tmp_path, "--data", str(data), "--tile", "64", "--conf-thres", "0.0001")
+    val.main([*given, "--name", "1"])
+    command = [sys.executable, "val.py", *given, "--name", "2", "--spawn", "2"]
+    env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    one, two = (tmp_path / "runs" / name for name in "12")
+    assert lasting(one) == lasting(two)
+    assert lasting(one)["images"] == 6
+    for name in ("predictions.json", "classes.csv"):
+        assert (one / name).read_bytes() == (two / name).read_bytes()
+    boxes = np.array([r["bbox"] for r in json.loads((one / "predictions.json").read_text())])
+    assert (boxes >= 0).all()
+    assert (boxes[:, :2] + boxes[:, 2:] > 64).any()
+
+
+def test_an_image_of_one_tile_scores_as_without_tiles(tmp_path):
+    data = write_dataset(tmp_path / "set", val=5, size=SIZE)
+    model = build_detector(TINY_MODEL, 2, names=("light", "dark"), seed=1)
+    content = {"model_spec": model.spec, "names": ["light", "dark"], "imgsz": 96, "config": {}, "hyp": {}}
+    write_checkpoint({**content, "ema": model.state_dict()}, tmp_path / "best.pt")
+    given = [*flags((data, tmp_path / "best.pt"), tmp_path, "--data", str(data), "--noplots"), "--batch-size", "1"]
+    val.main([*given, "--name", "tiles", "--tile", str(SIZE)])
+    val.main([*given, "--name", "plain", "--imgsz", str(SIZE), "--no-rect"])
+    tiles, plain = ((tmp_path / "runs" / name / "predictions.json").read_bytes() for name in ("tiles", "plain"))
+    assert tiles == plain
+    with pytest.raises(UserError, match="--tile 70: not a multiple of the model's stride 32; use 64 or 96"):
+        val.main([*given, "--tile", "70"])
 
 
 @pytest.mark.slow

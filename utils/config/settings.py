@@ -106,6 +106,17 @@ class _RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _TileConfig(_RunConfig):
+    """Flags of val.py and detect.py, for large images."""
+
+    tile: int = setting(
+        0, low=0, help="cut images into overlapping tiles of n x n pixels at full resolution; 0: scale them to --imgsz"
+    )
+    overlap: float = setting(0.2, low=0.05, high=0.9, help="overlap of neighboring tiles, fraction of a tile")
+    tile_full_image: bool = setting(True, help="in addition to the tiles, use the whole image scaled to --imgsz")
+
+
+@dataclass(frozen=True, kw_only=True)
 class _DataConfig(_RunConfig):
     """Flags of train.py and val.py, which read a data set."""
 
@@ -185,7 +196,7 @@ class TrainConfig(_DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValConfig(_DataConfig):
+class ValConfig(_TileConfig, _DataConfig):
     """The flags of val.py."""
 
     weights: str = setting(help="checkpoint to evaluate")
@@ -211,7 +222,7 @@ class ValConfig(_DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectConfig(_RunConfig):
+class DetectConfig(_TileConfig):
     """The flags of detect.py."""
 
     weights: str = setting(help="checkpoint, or a public name such as yolov8n")
@@ -252,13 +263,14 @@ class DetectConfig(_RunConfig):
     project: str = setting("runs/detect", help="folder of runs")
 
 
-def check_image_size(imgsz: int, stride: int, *, least_cells: int = 1) -> None:
-    """Raises UserError unless ``imgsz`` is a multiple of the model's largest stride, at least ``least_cells`` times."""
+def check_image_size(imgsz: int, stride: int, *, least_cells: int = 1, flag: str = "--imgsz") -> None:
+    """Raises UserError unless ``imgsz``, the value of ``flag``, is a multiple of the model's largest stride, at least
+    ``least_cells`` times."""
     least = least_cells * stride
     below = max(imgsz // stride * stride, least)
     if imgsz < least:
-        raise UserError(f"--imgsz {imgsz}: too small for the model's stride {stride}; use {least} or more")
+        raise UserError(f"{flag} {imgsz}: too small for the model's stride {stride}; use {least} or more")
     if imgsz % stride:
         raise UserError(
-            f"--imgsz {imgsz}: not a multiple of the model's stride {stride}; use {below} or {below + stride}"
+            f"{flag} {imgsz}: not a multiple of the model's stride {stride}; use {below} or {below + stride}"
         )
