@@ -5,8 +5,8 @@ area, their IoU is high. This holds for two boxes of the whole object, for a who
 of a tile, and for two parts of an object that no tile sees whole. All boxes that are linked in this way become one, of
 which each side is that of the best box that sees it. A box does not see a side where its view's border cuts the object.
 
-A cut box that is linked to nothing but lies in a larger box of another view is a part of it and is left out, whatever
-its score. Last comes NMS.
+What is still cut after that but lies in a larger box of another view is a part of it and is left out, even if its score
+is higher. Last comes NMS.
 
 Legend: T views, K slots a view, N = T * K boxes, P pairs of views that overlap, E links between boxes.
 """
@@ -24,6 +24,7 @@ from utils.structures import Detections
 # Chosen by measurement (benchmarks/README.md); AP changes little from 0.3 to 0.6, 0.4 to 0.8 and 0.5 to 3 %.
 LINK_IOU = 0.5  # of two boxes in the common area of their views
 PART_OF = 0.5  # fraction of a cut box inside a larger one from which it is a part of it
+PART_SCORE = 0.1  # the larger box has at least this fraction of the cut one's score: it is no noise
 CUT_MARGIN = 0.01  # of the view: a side that is so close to the border counts as cut off
 CROSS_VIEW_IOU = 0.7  # for boxes of an end-to-end head, which need no suppression within a view
 _CELLS = 1 << 22  # pairs of boxes that are compared at a time
@@ -57,9 +58,9 @@ def stitch_views(
     pairs = _overlapping_pairs(windows)
     links, parts = _compare(found, windows, pairs)
     count = found.scores.numel()
-    cluster = _components(links, count)
-    boxes, scores = _join(found, cluster)
-    kept = (scores >= 0) & ~_is_only_parts(parts, cluster, found)
+    cluster = _clusters(links, found.scores.shape[1], count)
+    boxes, scores, is_whole = _join(found, cluster)
+    kept = (scores >= 0) & (is_whole | ~_has_only_parts(parts, cluster))
     order = scores.masked_fill(~kept, -1).argsort(descending=True, stable=True)[: int(kept.sum())]
     boxes, scores, classes = boxes[order], scores[order], found.classes.flatten()[order]
     group = torch.zeros_like(classes) if agnostic else classes
@@ -106,10 +107,11 @@ def _overlapping_pairs(windows: Tensor) -> Tensor:
 
 
 def _compare(found: _Boxes, windows: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Links between boxes of one object, int64 (2, E), and pairs (part, whole), int64 (2, F), of boxes numbered view by
-    view."""
+    """Links between boxes of one object, int64 (2, E), the highest IoU first, and pairs (part, whole), int64 (2, F).
+    Boxes are numbered view by view."""
     slots = found.scores.shape[1]
     links, parts = [pairs.new_zeros((2, 0))], [pairs.new_zeros((2, 0))]
+    strengths = [windows.new_zeros(0)]
     for views in pairs.split(max(_CELLS // slots**2, 1)):
         first, second = views.T
         common_low = torch.maximum(windows[first, :2], windows[second, :2])[:, None]
@@ -128,15 +130,19 @@ def _compare(found: _Boxes, windows: Tensor, pairs: Tensor) -> tuple[Tensor, Ten
         numbers = [views[:, side, None] * slots + torch.arange(slots, device=views.device) for side in (0, 1)]
         pair, a, b = best.nonzero(as_tuple=True)
         links.append(torch.stack((numbers[0][pair, a], numbers[1][pair, b])))
+        strengths.append(torch.minimum(found.scores[first][pair, a], found.scores[second][pair, b]))
         for part, whole, shared in ((0, 1, overlap), (1, 0, overlap.transpose(1, 2))):
             of = comparable if part == 0 else comparable.transpose(1, 2)
             areas = [_area(found.boxes[views[:, side]]) for side in (part, whole)]
             is_cut = found.cut[views[:, part]].any(2)
             is_part = of & is_cut[:, :, None] & (shared >= PART_OF * areas[0][:, :, None])
             is_part &= areas[1][:, None] > areas[0][:, :, None]
+            scores = [found.scores[views[:, side]] for side in (part, whole)]
+            is_part &= scores[1][:, None] >= PART_SCORE * scores[0][:, :, None]
             pair, a, b = is_part.nonzero(as_tuple=True)
             parts.append(torch.stack((numbers[part][pair, a], numbers[whole][pair, b])))
-    return torch.cat(links, 1), torch.cat(parts, 1)
+    order = torch.cat(strengths).argsort(descending=True, stable=True)
+    return torch.cat(links, 1)[:, order], torch.cat(parts, 1)
 
 
 def _area(boxes: Tensor) -> Tensor:
@@ -150,21 +156,39 @@ def _intersections(a: Tensor, b: Tensor) -> Tensor:
     return (high - low).clamp_(min=0).prod(-1)
 
 
-def _components(links: Tensor, count: int) -> Tensor:
-    """The smallest number of a box that each box is linked to, through others or not: int64 (N,)."""
+def _clusters(links: Tensor, slots: int, count: int) -> Tensor:
+    """The smallest number of a box of the cluster that each box belongs to: int64 (N,).
+
+    Clusters grow by their best link, unless they would then have two boxes of a view, which are two objects.
+
+    Args:
+        links: int64 (2, E), the best first.
+        slots: K; box n is of view n // K.
+        count: N.
+    """
     label = torch.arange(count, device=links.device)
-    first, second = links
-    while True:
-        before = label
-        least = torch.minimum(label[first], label[second])
-        label = label.scatter_reduce(0, first, least, "amin").scatter_reduce(0, second, least, "amin")
-        label = label[label]
-        if torch.equal(label, before):
-            return label
+    view = label.div(slots, rounding_mode="floor")
+    number = torch.arange(links.shape[1], device=links.device)
+    while links.shape[1]:
+        ends = label[links]
+        best = torch.full_like(label, count**2).scatter_reduce(0, ends.flatten(), number.repeat(2), "amin")
+        joins = (best[ends] == number).all(0)
+        low, high = ends[:, joins].aminmax(dim=0)
+        joined = torch.arange(count, device=links.device).scatter(0, high, low)[label]
+        key = joined * count + view
+        order = key.argsort()
+        repeats = order[1:][key[order[1:]] == key[order[:-1]]]
+        has_repeats = torch.zeros_like(label, dtype=torch.bool).index_fill(0, joined[repeats], True)
+        label = torch.where(has_repeats[joined], label, joined)
+        ends = label[links]
+        open_links = ~joins & (ends[0] != ends[1])
+        links, number = links[:, open_links], number[open_links]
+    return label
 
 
-def _join(found: _Boxes, cluster: Tensor) -> tuple[Tensor, Tensor]:
-    """Boxes (N, 4) and scores (N,) of the clusters, each at the number of its first box; the other scores are -1."""
+def _join(found: _Boxes, cluster: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The clusters' boxes (N, 4), scores (N,), and whether all sides are seen, bool (N,). Each cluster is at the number
+    of its first box; the other scores are -1."""
     boxes, scores, cut = found.boxes.flatten(0, 1), found.scores.flatten(), found.cut.flatten(0, 1)
     count = len(scores)
     by_score = scores.argsort(descending=True, stable=True)
@@ -179,10 +203,11 @@ def _join(found: _Boxes, cluster: Tensor) -> tuple[Tensor, Tensor]:
     joined = torch.where(sees, chosen, outermost)
     joined = torch.cat((joined[:, :2], torch.maximum(joined[:, 2:], joined[:, :2])), 1)
     best_score = torch.full_like(scores, -1).scatter_reduce(0, cluster, scores, "amax")
-    return joined, torch.where(cluster == torch.arange(count, device=scores.device), best_score, -1.0)
+    is_first = cluster == torch.arange(count, device=scores.device)
+    return joined, torch.where(is_first, best_score, -1.0), sees.all(1)
 
 
-def _is_only_parts(parts: Tensor, cluster: Tensor, found: _Boxes) -> Tensor:
+def _has_only_parts(parts: Tensor, cluster: Tensor) -> Tensor:
     """Which clusters consist of parts of other clusters: bool (N,)."""
     part, whole = parts
     is_part = torch.zeros_like(cluster, dtype=torch.bool)

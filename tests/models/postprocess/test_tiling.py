@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torchvision.ops import box_iou
 
 from models.postprocess.stitching import stitch_views
 from models.postprocess.tiling import TiledDetector, tile_windows
@@ -118,6 +119,37 @@ def test_many_objects_are_stitched_exactly(seed, overlap):
     assert_exact(result, boxes, classes)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_overlapping_objects_of_a_class_stay_apart(seed):
+    """A crowd, in which parts of objects lie in other objects."""
+    rng = np.random.default_rng(seed)
+    boxes = np.zeros((0, 4))
+    for _ in range(600):
+        size = np.exp(rng.uniform(np.log(20), np.log(600), 2))
+        corner = rng.uniform(0, 1, 2) * (2000 - size)
+        box = np.float32([[*corner, *(corner + size)]]).astype(np.float64)
+        if (box_iou(torch.from_numpy(box), torch.from_numpy(boxes)) < 0.5).all():
+            boxes = np.concatenate([boxes, box])
+    windows = np.array(tile_windows((2000, 2000), 640, 0.2), np.float64)
+    found = oracle(boxes, np.zeros(len(boxes), int), windows, slots=len(boxes))
+    result = stitch_views(found, torch.from_numpy(windows).float(), iou_thres=0.7, max_det=1000)
+    assert_exact(result, boxes, np.zeros(len(boxes), int))
+
+
+def test_two_boxes_of_a_view_are_never_joined():
+    """The box of the second view has a link to one of the first, through the third to the other."""
+    windows = torch.tensor([[0, 0, 640, 640], [512, 0, 1152, 640], [0, 0, 1152, 640]]).float()
+    boxes = torch.zeros(3, 2, 4)
+    boxes[0] = torch.tensor([[520, 100, 620, 200], [520, 150, 620, 250]])
+    boxes[1, 0] = torch.tensor([520, 120, 620, 215])
+    boxes[2, 0] = torch.tensor([520, 145, 620, 240])
+    scores = torch.tensor([[0.9, 0.8], [0.7, 0], [0.6, 0]])
+    views = Detections(boxes, scores, torch.zeros(3, 2).long(), torch.tensor([2, 1, 1]))
+    result = stitch_views(views, windows, iou_thres=0.7, max_det=9)
+    np.testing.assert_allclose(result.scores[0, : int(result.counts)], [0.9, 0.8])
+    np.testing.assert_array_equal(result.boxes_xyxy[0, :2], boxes[0])
+
+
 class PixelReader(nn.Module):
     """A stand-in for a detector: its one box an image is the colored region, in pixels of its input."""
 
@@ -177,8 +209,13 @@ def test_a_part_that_is_not_linked_to_the_whole_is_left_out():
     boxes[1, 0] = torch.tensor([512, 110, 515, 200])
     boxes[1, 1] = torch.tensor([700, 110, 710, 200])
     scores, classes = torch.tensor([[0.9, 0], [0.5, 0.4]]), torch.zeros(2, 2).long()
-    for part, expected in ((torch.tensor([512, 110, 515, 200]), [0.9, 0.4]), (boxes[1, 1] - 40, [0.95, 0.9, 0.4])):
-        boxes[1, 0], scores[1, 0] = part, 0.95
+    part, elsewhere = torch.tensor([512, 110, 515, 200]), torch.tensor([560, 110, 580, 200])
+    for box, whole, expected in (
+        (part, 0.9, [0.9, 0.4]),
+        (elsewhere, 0.9, [0.95, 0.9, 0.4]),
+        (part, 0.01, [0.95, 0.4, 0.01]),
+    ):
+        boxes[1, 0], scores[0, 0], scores[1, 0] = box, whole, 0.95
         views = Detections(boxes, scores, classes, torch.tensor([1, 2]))
         result = stitch_views(views, windows, iou_thres=0.7, max_det=9)
         np.testing.assert_allclose(result.scores[0, : int(result.counts)], expected)
