@@ -107,42 +107,44 @@ def _overlapping_pairs(windows: Tensor) -> Tensor:
 
 
 def _compare(found: _Boxes, windows: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Links between boxes of one object, int64 (2, E), the highest IoU first, and pairs (part, whole), int64 (2, F).
-    Boxes are numbered view by view."""
+    """Links between boxes of one object, int64 (2, E), and pairs (part, whole), int64 (2, F). Boxes are numbered view
+    by view; links are in descending order of the lower of their two scores."""
     slots = found.scores.shape[1]
-    links, parts = [pairs.new_zeros((2, 0))], [pairs.new_zeros((2, 0))]
-    strengths = [windows.new_zeros(0)]
+    links, parts, strengths = [], [], []
     for views in pairs.split(max(_CELLS // slots**2, 1)):
-        first, second = views.T
-        common_low = torch.maximum(windows[first, :2], windows[second, :2])[:, None]
-        common_high = torch.minimum(windows[first, 2:], windows[second, 2:])[:, None]
-        in_common = []
-        for view in (first, second):
-            low = torch.maximum(found.boxes[view][..., :2], common_low)
-            high = torch.minimum(found.boxes[view][..., 2:], common_high)
-            in_common.append(torch.cat((low, torch.maximum(low, high)), 2))
-        overlap = _intersections(*in_common)
-        comparable = (found.classes[first][:, :, None] == found.classes[second][:, None]) & (overlap > 0)
-        comparable &= (found.scores[first] >= 0)[:, :, None]
-        areas = [_area(boxes) for boxes in in_common]
-        iou = torch.where(comparable, overlap / (areas[0][:, :, None] + areas[1][:, None] - overlap), 0.0)
-        best = (iou == iou.amax(2, keepdim=True)) & (iou == iou.amax(1, keepdim=True)) & (iou >= LINK_IOU)
-        numbers = [views[:, side, None] * slots + torch.arange(slots, device=views.device) for side in (0, 1)]
-        pair, a, b = best.nonzero(as_tuple=True)
-        links.append(torch.stack((numbers[0][pair, a], numbers[1][pair, b])))
-        strengths.append(torch.minimum(found.scores[first][pair, a], found.scores[second][pair, b]))
-        for part, whole, shared in ((0, 1, overlap), (1, 0, overlap.transpose(1, 2))):
-            of = comparable if part == 0 else comparable.transpose(1, 2)
-            areas = [_area(found.boxes[views[:, side]]) for side in (part, whole)]
-            is_cut = found.cut[views[:, part]].any(2)
-            is_part = of & is_cut[:, :, None] & (shared >= PART_OF * areas[0][:, :, None])
-            is_part &= areas[1][:, None] > areas[0][:, :, None]
-            scores = [found.scores[views[:, side]] for side in (part, whole)]
-            is_part &= scores[1][:, None] >= PART_SCORE * scores[0][:, :, None]
-            pair, a, b = is_part.nonzero(as_tuple=True)
-            parts.append(torch.stack((numbers[part][pair, a], numbers[whole][pair, b])))
+        first, second = (_Boxes(*(t[views[:, side]] for t in found)) for side in (0, 1))
+        common = [_clip_to_common(view.boxes, windows[views]) for view in (first, second)]
+        overlap = _intersections(*common)
+        comparable = (first.classes[:, :, None] == second.classes[:, None]) & (first.classes >= 0)[:, :, None]
+        comparable &= overlap > 0
+        union = _area(common[0])[:, :, None] + _area(common[1])[:, None] - overlap
+        iou = torch.where(comparable, overlap / union, 0.0)
+        is_linked = (iou == iou.amax(2, keepdim=True)) & (iou == iou.amax(1, keepdim=True)) & (iou >= LINK_IOU)
+        pair, a, b = is_linked.nonzero(as_tuple=True)
+        links.append(views[pair].T * slots + torch.stack((a, b)))
+        strengths.append(torch.minimum(first.scores[pair, a], second.scores[pair, b]))
+        pair, a, b = _is_part(first, second, comparable, overlap).nonzero(as_tuple=True)
+        parts.append(views[pair].T * slots + torch.stack((a, b)))
+        turned = _is_part(second, first, comparable.transpose(1, 2), overlap.transpose(1, 2))
+        pair, b, a = turned.nonzero(as_tuple=True)
+        parts.append(views[pair].flip(1).T * slots + torch.stack((b, a)))
     order = torch.cat(strengths).argsort(descending=True, stable=True)
     return torch.cat(links, 1)[:, order], torch.cat(parts, 1)
+
+
+def _clip_to_common(boxes: Tensor, windows: Tensor) -> Tensor:
+    """Boxes (P, K, 4) of one of two views, clipped to the common area of the views' ``windows`` (P, 2, 4)."""
+    low = torch.maximum(boxes[..., :2], windows[:, None, :, :2].amax(2))
+    high = torch.minimum(boxes[..., 2:], windows[:, None, :, 2:].amin(2))
+    return torch.cat((low, torch.maximum(low, high)), 2)
+
+
+def _is_part(boxes: _Boxes, others: _Boxes, comparable: Tensor, overlap: Tensor) -> Tensor:
+    """Which of ``boxes`` are cut and lie in which larger ones of ``others``: bool (P, K, K), as their ``overlap``."""
+    area, other_area = _area(boxes.boxes)[:, :, None], _area(others.boxes)[:, None]
+    is_inside = comparable & (overlap >= PART_OF * area) & (other_area > area)
+    is_sure = others.scores[:, None] >= PART_SCORE * boxes.scores[:, :, None]
+    return is_inside & is_sure & boxes.cut.any(2)[:, :, None]
 
 
 def _area(boxes: Tensor) -> Tensor:
