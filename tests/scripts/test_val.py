@@ -251,12 +251,13 @@ def test_predictions_keep_ids_of_the_ground_truth(tmp_path):
 
 
 def test_tiles_score_the_same_on_1_and_2_processes(tmp_path):
-    """Images larger and smaller than a tile; the tiles' sums are those of whole images, each of which is seen once."""
+    """Images larger and smaller than a tile. Enlarged weights make the detections of an untrained model vary."""
     data = write_dataset(tmp_path / "set", val=5, size=150)
     cv2.imwrite(str(tmp_path / "set/images/val/small.png"), np.full((40, 90, 3), 120, np.uint8))
     model = build_detector(TINY_MODEL, 2, names=("light", "dark"), seed=1)
     content = {"model_spec": model.spec, "names": ["light", "dark"], "imgsz": SIZE, "config": {}, "hyp": {}}
-    write_checkpoint({**content, "ema": model.state_dict()}, tmp_path / "best.pt")
+    weights = {key: t * (4 if t.ndim == 4 and len(t) > 1 else 1) for key, t in model.state_dict().items()}
+    write_checkpoint({**content, "ema": weights}, tmp_path / "best.pt")
     given = flags((data, tmp_path / "best.pt"), tmp_path, "--data", str(data), "--tile", "64", "--conf-thres", "0.0001")
     val.main([*given, "--name", "1"])
     command = [sys.executable, "val.py", *given, "--name", "2", "--spawn", "2"]
@@ -270,7 +271,8 @@ def test_tiles_score_the_same_on_1_and_2_processes(tmp_path):
         assert (one / name).read_bytes() == (two / name).read_bytes()
     boxes = np.array([r["bbox"] for r in json.loads((one / "predictions.json").read_text())])
     assert (boxes >= 0).all()
-    assert (boxes[:, :2] + boxes[:, 2:] > 64).any()
+    assert len(boxes) > 100
+    assert (boxes[:, 2:] > 64).any()  # joined
 
 
 def test_an_image_of_one_tile_scores_as_without_tiles(tmp_path):
