@@ -21,6 +21,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(DetectConfig, argv, __doc__.split("\n")[0])
     if config.save_conf and not config.save_txt:
         raise UserError("--save-conf: adds the confidence to the txt labels; give --save-txt too")
+    if config.save_conf and "yolo" in config.save_format:
+        raise UserError("--save-format yolo: its labels have no confidences; leave --save-conf out")
     from engine.detection import detect  # imports torch, once the flags are known to be valid
 
     detect(config)

@@ -46,7 +46,7 @@ def average_precision(predictions: Path, gt: GroundTruth, classes: int) -> float
     rows = json.loads(predictions.read_text())
     for row in rows:
         stem = Path(row["file_name"]).stem if "file_name" in row else str(row["image_id"])
-        row["image_id"] = numbers[stem]
+        row["image_id"] = numbers[stem] if stem in numbers else numbers[str(int(stem))]
     if not rows:
         return 0.0
     coco, shifted = coco_ground_truth(gt, classes), [row | {"category_id": row["category_id"] - 1} for row in rows]

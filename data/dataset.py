@@ -20,14 +20,14 @@ class LoadImagesAndLabels:
     """The samples of a split. The same key gives the same sample in any process and any order.
 
     Training samples (``augment``) are rendered as `data.augment.plan` says; others are letterboxed, their longer side
-    scaled to ``imgsz``, up or down.
+    scaled to ``imgsz``, up or down, or, without ``imgsz``, their size unchanged.
     """
 
     def __init__(
         self,
         index: DatasetIndex,
         *,
-        imgsz: int,
+        imgsz: int | None,
         hyp: Hyperparameters | None = None,
         augment: bool = False,
         seed: int = 0,
@@ -39,7 +39,7 @@ class LoadImagesAndLabels:
         """
         Args:
             index: the scanned split.
-            imgsz: longer side of source images, and of letterboxed ones, pixels.
+            imgsz: longer side of source images, and of letterboxed ones, pixels; None: that of each image file.
             hyp: augmentation settings; None: the defaults.
             augment: render training samples.
             seed: of the run.
@@ -60,7 +60,7 @@ class LoadImagesAndLabels:
         self.rect = rect
         self.image_cache = image_cache
         self.complain = complain
-        self.source_hw = reduced_sizes(index.image_hw, imgsz)
+        self.source_hw = index.image_hw if imgsz is None else reduced_sizes(index.image_hw, imgsz)
         self._recent: dict[int, np.ndarray] = {}  # source images of the block that is being rendered
         self._transforms = UserTransforms(hyp.albumentations, seed) if augment and hyp.albumentations else None
 
@@ -122,7 +122,7 @@ class LoadImagesAndLabels:
 
     def _letterboxed(self, key: SampleKey, out: np.ndarray | None) -> Sample:
         i, (canvas_h, canvas_w) = key.index, key.canvas_hw
-        fit = fit_letterbox(self.index.image_hw[i], key.canvas_hw, self.imgsz)
+        fit = fit_letterbox(self.index.image_hw[i], key.canvas_hw, self.imgsz or int(self.index.image_hw[i].max()))
         image = letterbox(self.source_image(i), key.canvas_hw, fit, out)
         labels = self.index.labels(i).astype(np.float32, copy=True)
         labels[:, 1:] *= np.array([fit.width, fit.height] * 2, np.float32)

@@ -298,6 +298,13 @@ class EndlessRequests:
             epoch, batch = epoch + 1, 0
 
 
+def full_size_requests(image_hw: np.ndarray, *, rank: int = 0, world_size: int = 1) -> list[BatchRequest]:
+    """This rank's images at their full size, one a batch: those numbered rank, rank + world_size, ... of ``image_hw``,
+    int (N, 2)."""
+    sizes = [(int(height), int(width)) for height, width in image_hw]
+    return [BatchRequest((SampleKey(i, 0, i, sizes[i]),), sizes[i]) for i in range(rank, len(sizes), world_size)]
+
+
 def validation_requests(
     image_hw: np.ndarray,
     *,

@@ -13,7 +13,8 @@ import numpy as np
 
 from data.sources import Frame, open_source
 from engine.inference.results import describe_counts, label_texts
-from engine.predictor import Predictor, load
+from engine.predictor import Predictor, open_weights
+from models.postprocess.tiling import Tiles
 from utils.config.settings import DetectConfig
 from utils.errors import UserError
 from utils.files.folders import increment_path
@@ -33,18 +34,16 @@ def detect(config: DetectConfig) -> Path:
     UserError at the end counts them.
     """
     configure_logging(True)
-    predictor = load(
-        config.weights,
-        device=config.device,
+    predictor = Predictor(
+        open_weights(config.weights, device=config.device, nms=config.nms, offline=config.offline),
         imgsz=config.imgsz,
         conf=config.conf_thres,
         iou=config.iou_thres,
         max_det=config.max_det,
         classes=config.classes,
         agnostic=config.agnostic_nms,
-        nms=config.nms,
         amp=config.amp,
-        offline=config.offline,
+        tiles=Tiles.of(config),
     )
     if config.conf_thres is None:
         _log_threshold(predictor, config.weights)

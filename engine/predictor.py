@@ -21,9 +21,10 @@ from engine.inference.images import Color, InputImage, Source, as_images
 from engine.inference.model import InferenceModel
 from engine.inference.pipeline import Pipeline, Selection
 from engine.inference.results import Results, boxes_of
-from engine.inference.runtime import open_model
+from engine.inference.runtime import is_exported, open_model
 from engine.process import resolve_amp
 from models.postprocess.detections import DETECTION_IOU
+from models.postprocess.tiling import Tiles
 from utils.config.settings import check_image_size
 from utils.distributed.context import DistributedContext, parse_devices
 from utils.download import fetch_weights
@@ -55,6 +56,7 @@ class Predictor:
         agnostic: bool = False,
         amp: str = "off",
         color: Color | None = None,
+        tiles: Tiles | None = None,
     ) -> None:
         """See `load` for the arguments. Raises UserError for settings that do not fit the model."""
         self.model, self.device = model, model.device
@@ -62,7 +64,7 @@ class Predictor:
         self.imgsz = self._checked_size(imgsz)
         self.conf = conf if conf is not None else CONFIDENCE if model.confidence is None else model.confidence
         self.iou, self.max_det, self.classes, self.agnostic, self.color = iou, max_det, classes, agnostic, color
-        self.pipeline = Pipeline(model, self._autocast_type(amp))
+        self.pipeline = Pipeline(model, self._autocast_type(amp), tiles)
         self._selection()
 
     def __call__(
@@ -186,12 +188,12 @@ def load(
     nms: bool = False,
     amp: str = "off",
     color: Color | None = None,
-    offline: bool = False,
+    tiles: Tiles | None = None,
 ) -> Predictor:
     """Opens a model for detection.
 
     Args:
-        path: a checkpoint, or the name of public weights such as yolov8n, which are downloaded unless ``offline``.
+        path: a checkpoint, or the name of public weights such as yolov8n, which are downloaded.
         device: "cpu", "mps", a GPU's number, or "" for the best available device.
         imgsz: pixels of the longer side on the canvas; 0: the model's.
         conf: scores must be above it; None: the threshold with the best F1 in training's last validation if the
@@ -203,19 +205,13 @@ def load(
         nms: use the one-to-many head of NMS-free models, with NMS.
         amp: autocast type of the model: "off", "bf16", "fp16", or "auto" for one that the device is fast in.
         color: the order of channels in arrays, "bgr" or "rgb"; None: it is given with each call.
+        tiles: cut large images, as ``Tiles(640)``; None: scale them to ``imgsz``.
 
     Raises:
         UserError: no such file or name, a damaged or unknown file, a device that does not exist, or settings that do
             not fit the model.
     """
-    devices = parse_devices(str(device))
-    if len(devices) > 1:
-        raise UserError(f"--device {device}: detection runs on one device; name one")
-    if not Path(path).exists():
-        if not get_logger().hasHandlers():
-            configure_logging(True)  # a download prints its address and license
-        path = fetch_weights(str(path), ctx=DistributedContext.single(), offline=offline)
-    model = open_model(path, device=devices[0], nms=nms)
+    model = open_weights(path, device=device, nms=nms)
     return Predictor(
         model,
         imgsz=imgsz,
@@ -226,4 +222,19 @@ def load(
         agnostic=agnostic,
         amp=amp,
         color=color,
+        tiles=tiles,
     )
+
+
+def open_weights(
+    path: str | os.PathLike[str], *, device: str | int | torch.device = "", nms: bool = False, offline: bool = False
+) -> InferenceModel:
+    """The model of a file or of public weights, which are downloaded unless ``offline``. See `load`."""
+    devices = parse_devices(str(device))
+    if len(devices) > 1:
+        raise UserError(f"--device {device}: detection runs on one device; name one")
+    if not Path(path).exists() and not is_exported(path):
+        if not get_logger().hasHandlers():
+            configure_logging(True)  # a download prints its address and license
+        path = fetch_weights(str(path), ctx=DistributedContext.single(), offline=offline)
+    return open_model(path, device=devices[0], nms=nms)

@@ -13,11 +13,12 @@ from data.loading.build import build_val_loader
 from data.open_dataset import open_dataset
 from engine.evaluation import report
 from engine.evaluation.analysis import analyze
-from engine.evaluation.evaluator import Evaluator
+from engine.evaluation.evaluator import IMAGES_IN_CACHE, Evaluator
 from engine.inference.model import InferenceModel
 from engine.inference.runtime import is_exported, open_model
 from engine.process import check_same_model, check_same_start, resolve_amp
-from models.postprocess.detections import detections_to_score
+from models.postprocess.detections import detections_to_score, suppression_iou
+from models.postprocess.tiling import TiledDetector, Tiles
 from models.postprocess.tta import TestTimeAugmentation
 from utils.config.settings import ValConfig
 from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
@@ -91,22 +92,36 @@ def _score(
     """The scores of a file on rank 0, None elsewhere. ``before`` is called when the data is open."""
     imgsz = max(canvas_hw) if canvas_hw else config.imgsz or model.imgsz
     loader = build_val_loader(ctx, replace(config, imgsz=imgsz), spec, stride=model.stride, canvas_hw=canvas_hw)
+    find = partial(
+        detections_to_score,
+        conf_thres=config.conf_thres,
+        iou_thres=config.iou_thres,
+        max_det=config.max_det,
+        single_cls=config.single_cls,
+    )
     evaluator = Evaluator(
         ground_truth=loader.index.ground_truth(),
         num_classes=len(loader.index.names),
-        postprocess=partial(
-            detections_to_score,
-            conf_thres=config.conf_thres,
-            iou_thres=config.iou_thres,
-            max_det=config.max_det,
-            single_cls=config.single_cls,
-        ),
+        postprocess=TiledDetector.stitch if config.tile else find,
         ctx=ctx,
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
     )
     before()
     scored = TestTimeAugmentation(model.detector) if config.tta else model
+    if tiles := Tiles.of(config):
+        tiles.check(model.stride, model.input_hw)
+        scored = TiledDetector(
+            scored,
+            find,
+            tiles=tiles,
+            stride=model.stride,
+            imgsz=imgsz,
+            input_hw=model.input_hw,
+            batch=IMAGES_IN_CACHE if ctx.device.type == "cpu" else config.batch_size,
+            iou_thres=suppression_iou(model.nms_iou, config.iou_thres),
+            max_det=config.max_det,
+        )
     return evaluator.run(scored, loader), evaluator, loader.index
 
 

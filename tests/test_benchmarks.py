@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
+import cv2
+import numpy as np
 import pytest
 import torch
 
@@ -16,8 +18,10 @@ from benchmarks.metrics import make_scene
 from benchmarks.pictures import describe, rate_of
 from benchmarks.report import Comparison
 from benchmarks.scaling import ring_seconds, step_seconds
+from benchmarks.tiles import write_mosaics
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.files import list_split
+from data.index.index import load_index
 from engine.evaluation.metrics import score_detections
 from tests.helpers.tiny import write_dataset
 from utils.visualize.detection_writer import write_predictions
@@ -118,3 +122,26 @@ def test_peers_predictions_are_scored_with_any_class_numbering(tmp_path, first_c
     rows = [row | {"category_id": row["category_id"] + first_class} for row in json.loads(path.read_text())]
     path.write_text(json.dumps(rows))
     assert average_precision(path, gt, 4) == pytest.approx(score_detections(gt, table, 4).ap, abs=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_mosaics_hold_each_object_once(tmp_path, scale):
+    """Objects of the small set are squares of one brightness, which they keep, and their size unless it is scaled."""
+    before = load_index(
+        load_dataset_spec(write_dataset(tmp_path / "set", val=9)), "val", cache_dir=str(tmp_path / "c"), progress=False
+    )
+    (tmp_path / "mosaics").mkdir()
+    count = write_mosaics(tmp_path / "mosaics", before, 256, scale, 0)
+    spec = load_dataset_spec(tmp_path / "mosaics" / "data.yaml")
+    after = load_index(spec, "val", cache_dir=str(tmp_path / "c"), progress=False)
+    assert len(after) == count
+    assert sorted(after.classes) == sorted(before.classes)
+    if scale == 1.0:
+        sizes = [np.sort(index.boxes_xywh_px[:, 2] + 1000 * index.classes) for index in (after, before)]
+        np.testing.assert_allclose(*sizes, atol=1e-4)
+    for number in range(count):
+        image = cv2.imread(after.path(number)).astype(int)
+        rows = slice(*after.offsets[number : number + 2])
+        for x, y, w, h in after.boxes_xywh_px[rows]:
+            middle = image[int(y + h / 2), int(x + w / 2)]
+            assert set(middle.tolist()) <= {20, 235}  # a later object may cover an earlier one

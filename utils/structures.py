@@ -8,7 +8,7 @@ divided by the canvas width and height. Boxes are ``xyxy`` corners, ``xywh`` top
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 TARGET_BUCKET = 16
 GRAY = 114  # uint8 value of the padding around images
+_ID_DIGITS = 18  # of a number that fits into int64
 
 
 def bucketed(most: int) -> int:
@@ -146,12 +147,22 @@ class GroundTruth:
     crowd: np.ndarray  # bool (M,)
     area_px: np.ndarray  # float64 (M,) object area (segment area if the source has it), for the size ranges
     image_hw: np.ndarray  # int32 (N, 2)
-    image_ids: tuple[int | str, ...]  # COCO's ids if the source has them, else file stems
+    image_ids: tuple[int | str, ...]  # COCO's ids if the source has them, else as `image_ids_of` the file stems
     category_ids: tuple[int, ...]  # id written to COCO JSON for each 0-based class
 
     @property
     def num_images(self) -> int:
         return len(self.offsets) - 1
+
+
+def image_ids_of(stems: Sequence[str]) -> tuple[int, ...] | tuple[str, ...]:
+    """COCO's image ids for file names without suffix: numbers if all are digits (``000000000139`` is image 139) and
+    give different numbers, else the names themselves."""
+    if all(stem.isascii() and stem.isdigit() and len(stem) <= _ID_DIGITS for stem in stems):
+        numbers = tuple(map(int, stems))
+        if len(set(numbers)) == len(numbers):
+            return numbers
+    return tuple(stems)
 
 
 @dataclass(frozen=True, slots=True)

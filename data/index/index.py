@@ -22,7 +22,7 @@ from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.caches import hold, make_room
 from utils.files.folders import cache_folder
 from utils.logger import get_logger
-from utils.structures import FlatStrings, GroundTruth
+from utils.structures import FlatStrings, GroundTruth, image_ids_of
 
 CACHE_VERSION = 2  # increase it when the arrays or their meaning change
 # A larger fraction of images without a label file causes a warning. In COCO, 0.9 % of the training images have no
@@ -47,7 +47,7 @@ class DatasetIndex:
     area_px: np.ndarray  # float64 (M,) of the object if the labels have it, else of the box
     report: ScanReport
     fingerprint: str = ""
-    image_ids: FlatStrings | None = None  # (N,) as JSON; None: the file stems, or the paths if two stems are equal
+    image_ids: FlatStrings | None = None  # (N,) as JSON; None: `ground_truth` takes them from the paths
     category_ids: tuple[int, ...] = ()  # by class, from COCO JSON; empty: the class numbers
 
     def __len__(self) -> int:
@@ -79,9 +79,10 @@ class DatasetIndex:
         return labels, position
 
     def ground_truth(self) -> GroundTruth:
-        """The labels for evaluation, with crowd regions."""
+        """The labels for evaluation, with crowd regions. Without COCO's image ids, an image's id is its file stem, as a
+        number if all stems are numbers, or its path if two stems are equal."""
         if self.image_ids is None:
-            ids = tuple(os.path.splitext(os.path.basename(p))[0] for p in self.paths)
+            ids = image_ids_of([os.path.splitext(os.path.basename(p))[0] for p in self.paths])
             if len(set(ids)) < len(ids):  # the same stem in two folders, or with two suffixes
                 ids = tuple(self.paths)
         else:

@@ -19,7 +19,7 @@ from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.loading.worker import plan_batch
 from data.render.device import DeviceRenderer
 from data.render.table import PyramidLayout
-from data.sampler import EpochOrder, KeyedDistributedSampler, validation_requests
+from data.sampler import EpochOrder, KeyedDistributedSampler, full_size_requests, validation_requests
 from data.user_transforms import UserTransforms
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig, ValConfig, check_image_size
 from utils.distributed.agreement import check_agreement
@@ -64,6 +64,7 @@ def build_train_loader(
         "train",
         workers=workers,
         cache="none" if config.cache == "device" else config.cache,
+        imgsz=config.imgsz,
         hyp=hyp,
         augment=True,
         seed=config.seed,
@@ -114,32 +115,41 @@ def build_val_loader(
     Every process of the run must call this, as for `build_train_loader`.
 
     Args:
-        config: a `ValConfig` names the split, the batch size and the shape of the canvases; a training run validates
-            on "val", with rectangular batches of at most `MOST_VALIDATED` images.
+        config: a `ValConfig` names the split, the batch size and the shape of the canvases; with ``tile``, a batch
+            is one image at its full size. A training run validates on "val", with rectangular batches of at most
+            `MOST_VALIDATED` images.
         stride: the model's largest.
         canvas_hw: the canvas of every image, of which ``config.imgsz`` is the longer side; None: as ``config`` says.
     """
     check_image_size(config.imgsz, stride)
+    if isinstance(config, ValConfig) and config.tile:
+        check_image_size(config.tile, stride, flag="--tile")
     # Each rank gets whole batches, whose size must not depend on the number of ranks.
     if isinstance(config, TrainConfig):
-        split, batch_size, rect = "val", min(config.batch_size, MOST_VALIDATED), True
+        split, batch_size, rect, tile = "val", min(config.batch_size, MOST_VALIDATED), True, 0
         cache = "ram" if config.cache == "device" else config.cache
     else:
-        split, batch_size, rect, cache = config.task, config.batch_size, config.rect, "none"
+        split, batch_size, rect, tile = config.task, config.batch_size, config.rect, config.tile
+        cache = "none"
     workers = loader_workers(config.workers, ctx.local_world_size, split)
-    dataset, damaged = _open_split(ctx, config, spec, split, workers=workers, cache=cache)
-    requests = validation_requests(
-        dataset.index.image_hw,
-        batch_size=batch_size,
-        imgsz=config.imgsz,
-        stride=stride,
-        rect=rect and canvas_hw is None,
-        pad=VALIDATION_PAD,
-        rank=ctx.rank,
-        world_size=ctx.world_size,
+    dataset, damaged = _open_split(
+        ctx, config, spec, split, workers=workers, cache=cache, imgsz=None if tile else config.imgsz
     )
-    if canvas_hw is not None:
-        requests = [request.on_canvas(canvas_hw) for request in requests]
+    shard = {"rank": ctx.rank, "world_size": ctx.world_size}
+    if tile:
+        requests = full_size_requests(dataset.index.image_hw, **shard)
+    else:
+        requests = validation_requests(
+            dataset.index.image_hw,
+            batch_size=batch_size,
+            imgsz=config.imgsz,
+            stride=stride,
+            rect=rect and canvas_hw is None,
+            pad=VALIDATION_PAD,
+            **shard,
+        )
+        if canvas_hw is not None:
+            requests = [request.on_canvas(canvas_hw) for request in requests]
     return ValidationLoader(
         dataset,
         requests,
@@ -272,7 +282,7 @@ def _open_split(
             complain=damaged.add,
         )
         damaged.check(log=ctx.is_main)
-    dataset = LoadImagesAndLabels(index, imgsz=config.imgsz, image_cache=image_cache, complain=damaged.add, **options)
+    dataset = LoadImagesAndLabels(index, image_cache=image_cache, complain=damaged.add, **options)
     return dataset, damaged
 
 

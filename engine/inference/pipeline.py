@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from data.render.opencv import Letterbox, fit_letterbox, letterbox
+from engine.evaluation.evaluator import IMAGES_IN_CACHE
 from engine.inference.model import InferenceModel
 from models.postprocess.detections import select_detections
+from models.postprocess.tiling import TiledDetector, Tiles
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.errors import UserError
 from utils.structures import Detections, DetectionTable
@@ -37,10 +40,14 @@ class Pipeline:
     Args:
         model: on its device.
         amp: autocast type of the model; None: none.
+        tiles: how images are cut; None: they are scaled to the canvas.
     """
 
-    def __init__(self, model: InferenceModel, amp: torch.dtype | None) -> None:
-        self.model, self.amp = model, amp
+    def __init__(self, model: InferenceModel, amp: torch.dtype | None, tiles: Tiles | None = None) -> None:
+        """Raises UserError for tiles that the model does not take."""
+        if tiles:
+            tiles.check(model.stride, model.input_hw)
+        self.model, self.amp, self.tiles = model, amp, tiles
 
     def __call__(
         self, images: Sequence[np.ndarray], *, imgsz: int, selection: Selection, batch_size: int = 0
@@ -59,6 +66,8 @@ class Pipeline:
         for index, image in enumerate(images):
             by_canvas.setdefault(self.canvas_hw(image.shape[:2], imgsz), []).append(index)
         size = self.model.batch or batch_size or (1 if self.model.device.type == "cpu" else BATCH_SIZE)
+        if self.tiles:
+            size = 1  # the tiles of an image are a batch
         tables: dict[int, DetectionTable] = {}
         speeds: dict[int, dict[str, float]] = {}
         for canvas_hw, indices in by_canvas.items():
@@ -73,7 +82,8 @@ class Pipeline:
         self, images: Sequence[np.ndarray], canvas_hw: tuple[int, int], imgsz: int, selection: Selection
     ) -> tuple[list[DetectionTable], dict[str, float]]:
         started = time.perf_counter()
-        fits = [fit_letterbox(image.shape[:2], canvas_hw, imgsz) for image in images]
+        tiled = self._tiled(imgsz, selection) if self.tiles else None
+        fits = [fit_letterbox(image.shape[:2], canvas_hw, None if tiled else imgsz) for image in images]
         canvases = np.empty((len(images), *canvas_hw, 3), np.uint8)
         for image, fit, canvas in zip(images, fits, canvases):
             letterbox(image, canvas_hw, fit, canvas)
@@ -82,26 +92,31 @@ class Pipeline:
             pixels = torch.from_numpy(canvases).to(self.model.device).permute(0, 3, 1, 2).float().div_(255)
             prepared = self._now()
             with torch.autocast(self.model.device.type, self.amp, enabled=self.amp is not None):
-                raw = self.model(pixels)
+                raw = (tiled or self.model)(pixels)
             computed = self._now()
-            detections = Detections(*(t.cpu() for t in self._select(raw, selection)))
-        found = [_table_of(detections, row, image.shape[:2], fit) for row, (image, fit) in enumerate(zip(images, fits))]
+            raw = [level.float() for level in raw]
+            found = tiled.stitch(raw) if tiled else _select(self.model, raw, selection)
+            detections = Detections(*(t.cpu() for t in found))
+        tables = [
+            _table_of(detections, row, image.shape[:2], fit) for row, (image, fit) in enumerate(zip(images, fits))
+        ]
         times = (started, prepared, computed, time.perf_counter())
         stages = zip(("preprocess", "inference", "postprocess"), times, times[1:])
-        return found, {name: (end - start) * 1e3 / len(images) for name, start, end in stages}
+        return tables, {name: (end - start) * 1e3 / len(images) for name, start, end in stages}
 
-    def _select(self, raw: list[Tensor], selection: Selection) -> Detections:
-        """The detections in the model's raw outputs."""
-        boxes, scores = self.model.decode([level.float() for level in raw])
-        return select_detections(
-            boxes,
-            scores,
-            conf_thres=selection.conf,
+    def _tiled(self, imgsz: int, selection: Selection) -> TiledDetector:
+        on_cpu = self.model.device.type == "cpu"
+        return TiledDetector(
+            self.model,
+            partial(_select, selection=selection),
+            tiles=self.tiles,
+            stride=self.model.stride,
+            imgsz=imgsz,
+            input_hw=self.model.input_hw,
+            batch=IMAGES_IN_CACHE if on_cpu else BATCH_SIZE,
             iou_thres=selection.iou,
             max_det=selection.max_det,
             agnostic=selection.agnostic,
-            multi_label=False,
-            classes=selection.classes or None,
         )
 
     def _now(self) -> float:
@@ -112,12 +127,29 @@ class Pipeline:
 
     def canvas_hw(self, image_hw: tuple[int, int], imgsz: int) -> tuple[int, int]:
         """The model's canvas, or the smallest one of whole strides that holds the image with its longer side at
-        ``imgsz``."""
+        ``imgsz``. With tiles, the image's own size."""
+        if self.tiles:
+            return image_hw
         if self.model.input_hw:
             return self.model.input_hw
         height, width = (-(-side * imgsz // max(image_hw)) for side in image_hw)
         stride = self.model.stride
         return -(-height // stride) * stride, -(-width // stride) * stride
+
+
+def _select(model: InferenceModel, raw: list[Tensor], selection: Selection) -> Detections:
+    """The detections in the model's raw outputs, float32."""
+    boxes, scores = model.decode(raw)
+    return select_detections(
+        boxes,
+        scores,
+        conf_thres=selection.conf,
+        iou_thres=selection.iou,
+        max_det=selection.max_det,
+        agnostic=selection.agnostic,
+        multi_label=False,
+        classes=selection.classes or None,
+    )
 
 
 def _table_of(detections: Detections, row: int, image_hw: tuple[int, int], fit: Letterbox) -> DetectionTable:

@@ -311,4 +311,4 @@ def test_unfit_settings_are_one_line(weights, predictor, settings, message):
 def test_models_that_cannot_be_opened(arguments, message):
     path, device = (*arguments, "cpu")[:2]
     with pytest.raises(UserError, match=message):
-        load(path, device=device, offline=True)
+        load(path, device=device)

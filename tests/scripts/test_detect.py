@@ -15,6 +15,7 @@ import detect
 from engine import detection
 from models.detector import build_detector
 from models.postprocess.detections import select_detections
+from models.postprocess.tiling import TiledDetector, Tiles
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import TINY_MODEL
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
@@ -108,6 +109,42 @@ def test_images_labels_crops_and_tables_are_written_and_agree(weights, pictures,
     assert "\x1b" not in out
 
 
+def test_numeric_stems_give_ids_that_pycocotools_loads(weights, pictures, tmp_path):
+    coco = pytest.importorskip("pycocotools.coco")
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("000000000139.png", "42.png"):
+        shutil.copy(pictures / "a.png", folder / name)
+    written = run(weights, folder, tmp_path, "--save-json", "--nosave") / "predictions.json"
+    assert [r["image_id"] for r in json.loads(written.read_text())] == [139] * 5 + [42] * 5
+    reference = coco.COCO()
+    reference.dataset = {
+        "info": {},
+        "images": [{"id": 139}, {"id": 42}],
+        "categories": [{"id": 0}, {"id": 1}],
+        "annotations": [],
+    }
+    reference.createIndex()
+    assert len(reference.loadRes(str(written)).anns) == 10
+    shutil.copy(pictures / "a.png", folder / "more.png")
+    records = json.loads((run(weights, folder, tmp_path, "--save-json", "--nosave") / "predictions.json").read_text())
+    assert {r["image_id"] for r in records} == {"000000000139", "42", "more"}
+
+
+def test_annotation_formats_from_the_command_line(weights, pictures, clip, tmp_path):
+    shutil.copytree(pictures, tmp_path / "in")
+    shutil.copy(clip, tmp_path / "in")
+    more = ("--save-format", "yolo", "cvat", "--save-txt", "--save-json", "--nosave", "--max-frames", "2")
+    folder = run(weights, tmp_path / "in", tmp_path, *more)
+    stems = ["a", "a-2", "clip_000000", "clip_000001", "schön 猫"]
+    assert {Path(name).stem for name in names_in(folder / "images")} == set(stems)
+    assert names_in(folder / "labels") == sorted(f"{stem}.txt" for stem in stems)
+    assert {"annotations.xml", "classes.txt", "data.yaml", "predictions.json"} <= set(names_in(folder))
+    records = json.loads((folder / "predictions.json").read_text(encoding="utf-8"))
+    rows = [len(read_txt(folder / "labels" / f"{stem}.txt")) for stem in stems]
+    assert rows == [sum(r["image_id"] == stem for r in records) for stem in stems]
+
+
 def test_boxes_equal_the_models_predictions(weights, model, pictures, tmp_path):
     """If the image is its own canvas, the result is that of the model after NMS."""
     folder = run(weights, pictures / "a.png", tmp_path, "--save-json", "--nosave", "--iou-thres", "0.5")
@@ -122,6 +159,34 @@ def test_boxes_equal_the_models_predictions(weights, model, pictures, tmp_path):
     expected = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
     np.testing.assert_allclose([r["bbox"] for r in records], expected, atol=2e-3)
     np.testing.assert_allclose([r["score"] for r in records], kept.scores[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("more", [[], ["--no-tile-full-image"]])
+def test_tiles_are_the_models_own_detections_stitched(weights, model, tmp_path, more):
+    image = np.random.default_rng(0).integers(0, 255, (100, 150, 3)).astype(np.uint8)
+    cv2.imwrite(str(tmp_path / "large.png"), image[..., ::-1])
+    folder = run(weights, tmp_path / "large.png", tmp_path, "--save-json", "--nosave", "--tile", "64", *more)
+    records = json.loads((folder / "predictions.json").read_text())
+
+    def find(bare, raw):
+        return select_detections(*bare.decode(raw), conf_thres=0.0, iou_thres=0.45, max_det=5, multi_label=False)
+
+    options = {"stride": 32, "imgsz": SIZE, "batch": 4, "iou_thres": 0.45, "max_det": 5}
+    tiled = TiledDetector(model.fuse(), find, tiles=Tiles(64, full_image=not more), **options)
+    with torch.no_grad():
+        want = tiled.stitch(tiled(torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255))
+    corners = want.boxes_xyxy[0, : int(want.counts)].clamp(min=0).minimum(torch.tensor([150, 100, 150, 100]))
+    expected = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
+    np.testing.assert_allclose([r["bbox"] for r in records], expected, atol=2e-3)
+    np.testing.assert_allclose([r["score"] for r in records], want.scores[0, : int(want.counts)], atol=1e-5)
+
+
+def test_an_image_of_one_tile_has_the_detections_of_the_image(weights, pictures, tmp_path):
+    plain, tiled = (
+        json.loads((run(weights, pictures / "a.png", tmp_path, "--save-json", *more) / "predictions.json").read_text())
+        for more in ([], ["--tile", "64", "--imgsz", "96"])
+    )
+    assert plain == tiled
 
 
 def test_frames_are_letterboxed_and_mapped_back(weights, pictures, tmp_path):
@@ -217,8 +282,13 @@ def test_autocast_and_canvas_size_are_applied(weights, pictures, tmp_path, amp):
     ("more", "message"),
     [
         (["--imgsz", "70"], "not a multiple of the model's stride 32; use 64 or 96"),
+        (["--tile", "70"], "--tile 70: not a multiple of the model's stride 32; use 64 or 96"),
+        (["--tile", "64", "--overlap", "0"], "--overlap: must be at least 0.05"),
+        (["--overlap", "0.2"], "--overlap: has no effect without --tile"),
+        (["--no-tile-full-image"], "--no-tile-full-image: has no effect without --tile"),
         (["--classes", "0", "2"], "classes 0 to 1"),
         (["--save-conf"], "give --save-txt"),
+        (["--save-txt", "--save-conf", "--save-format", "coco", "yolo"], "leave --save-conf out"),
         (["--amp", "fp16"], "not on a CPU"),
         (["--device", "7"], "no GPU 7|no CUDA"),
         (["--source", "nowhere.jpg"], "no such file"),

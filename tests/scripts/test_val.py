@@ -12,6 +12,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import torch
 import yaml
 
 import train
@@ -104,14 +105,15 @@ def test_the_written_predictions_score_the_same_with_pycocotools(tiny, tmp_path)
     index = load_index(load_dataset_spec(tiny[0]), "val", cache_dir=str(tmp_path / "cache"), progress=False)
     gt = index.ground_truth()
     image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
+    ids = [int(Path(path).stem) for path in index.paths]
     with contextlib.redirect_stdout(io.StringIO()):
         reference = coco.COCO()
         reference.dataset = {
             "info": {},
-            "images": [{"id": i} for i in gt.image_ids],
+            "images": [{"id": i} for i in ids],
             "categories": [{"id": c} for c in gt.category_ids],
             "annotations": [
-                {"id": n + 1, "image_id": gt.image_ids[image[n]], "category_id": gt.category_ids[gt.classes[n]],
+                {"id": n + 1, "image_id": ids[image[n]], "category_id": gt.category_ids[gt.classes[n]],
                  "bbox": gt.boxes_xywh_px[n].tolist(), "area": gt.area_px[n], "iscrowd": 0}
                 for n in range(len(image))
             ],
@@ -246,6 +248,45 @@ def test_predictions_keep_the_ids_of_the_ground_truth(tmp_path):
         {"image_id": 42, "category_id": 90, "bbox": [1.00004, 2.0, 2.99996, 6.0], "score": 0.1234567},
         {"image_id": 'na"me', "category_id": 7, "bbox": [0.0, 0.0, 5.0, 5.5], "score": 1.0},
     ]
+
+
+def test_tiles_score_the_same_on_1_and_2_processes(tmp_path):
+    """Images larger and smaller than a tile. Enlarged weights make the detections of an untrained model vary."""
+    data = write_dataset(tmp_path / "set", val=5, size=150)
+    cv2.imwrite(str(tmp_path / "set/images/val/small.png"), np.full((40, 90, 3), 120, np.uint8))
+    model = build_detector(TINY_MODEL, 2, names=("light", "dark"), seed=1)
+    content = {"model_spec": model.spec, "names": ["light", "dark"], "imgsz": SIZE, "config": {}, "hyp": {}}
+    weights = {key: t * (4 if t.ndim == 4 and len(t) > 1 else 1) for key, t in model.state_dict().items()}
+    write_checkpoint({**content, "ema": weights}, tmp_path / "best.pt")
+    given = flags((data, tmp_path / "best.pt"), tmp_path, "--data", str(data), "--tile", "64", "--conf-thres", "0.0001")
+    val.main([*given, "--name", "1"])
+    command = [sys.executable, "val.py", *given, "--name", "2", "--spawn", "2"]
+    env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    one, two = (tmp_path / "runs" / name for name in "12")
+    assert lasting(one) == lasting(two)
+    assert lasting(one)["images"] == 6
+    for name in ("predictions.json", "classes.csv"):
+        assert (one / name).read_bytes() == (two / name).read_bytes()
+    boxes = np.array([r["bbox"] for r in json.loads((one / "predictions.json").read_text())])
+    assert (boxes >= 0).all()
+    assert len(boxes) > 100
+    assert (boxes[:, 2:] > 64).any()  # joined
+
+
+def test_an_image_of_one_tile_scores_as_without_tiles(tmp_path):
+    data = write_dataset(tmp_path / "set", val=5, size=SIZE)
+    model = build_detector(TINY_MODEL, 2, names=("light", "dark"), seed=1)
+    content = {"model_spec": model.spec, "names": ["light", "dark"], "imgsz": 96, "config": {}, "hyp": {}}
+    write_checkpoint({**content, "ema": model.state_dict()}, tmp_path / "best.pt")
+    given = [*flags((data, tmp_path / "best.pt"), tmp_path, "--data", str(data), "--noplots"), "--batch-size", "1"]
+    val.main([*given, "--name", "tiles", "--tile", str(SIZE)])
+    val.main([*given, "--name", "plain", "--imgsz", str(SIZE), "--no-rect"])
+    tiles, plain = ((tmp_path / "runs" / name / "predictions.json").read_bytes() for name in ("tiles", "plain"))
+    assert tiles == plain
+    with pytest.raises(UserError, match="--tile 70: not a multiple of the model's stride 32; use 64 or 96"):
+        val.main([*given, "--tile", "70"])
 
 
 @pytest.mark.slow

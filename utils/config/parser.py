@@ -45,8 +45,9 @@ def _check(value: Any, field: dataclasses.Field, owner: type, where: str) -> Any
     if origin is float and math.isinf(value):
         raise UserError(f"{where}: must be a finite number, got {value!r}")
     meta = field.metadata
-    if meta["choices"] and value not in meta["choices"]:
-        raise UserError(f"{where}: must be one of {', '.join(meta['choices'])}, got {value!r}")
+    wrong = [v for v in (value if origin is list else [value]) if meta["choices"] and v not in meta["choices"]]
+    if wrong:
+        raise UserError(f"{where}: must be one of {', '.join(meta['choices'])}, got {wrong[0]!r}")
     if value == meta["also"]:
         return value
     if meta["low"] is not None and not value >= meta["low"]:
@@ -156,7 +157,7 @@ def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
             options["action"] = argparse.BooleanOptionalAction
         elif origin is list:
             element = (typing.get_args(kind) or (str,))[0]
-            options |= {"nargs": "+", "type": element}
+            options |= {"nargs": "+", "type": element, "choices": meta["choices"]}
             if field.name == "override":
                 options |= {"action": "extend", "metavar": "KEY=VALUE"}
         else:

@@ -36,6 +36,7 @@ def setting(
 
     Args:
         default, factory: as in ``dataclasses.field``; with neither, the setting is required.
+        choices: the allowed values, or of a list the allowed elements.
         low, high: inclusive bounds.
         also: one value outside the bounds that has a special meaning.
         aliases: other names of the flag.
@@ -102,6 +103,19 @@ class _RunConfig:
     name: str = setting("exp", help="name of this run")
     exist_ok: bool = setting(False, help="write into an existing run folder")
     offline: bool = setting(False, help="never download weights")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TileConfig(_RunConfig):
+    """Flags of val.py and detect.py, for large images."""
+
+    tile: int = setting(
+        0, low=0, help="cut images into overlapping tiles of n x n pixels at full resolution; 0: scale them to --imgsz"
+    )
+    overlap: float | None = setting(
+        None, low=0.05, high=0.9, help="overlap of neighboring tiles, fraction of a tile; default: 0.2"
+    )
+    tile_full_image: bool = setting(True, help="in addition to the tiles, use the whole image scaled to --imgsz")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +198,7 @@ class TrainConfig(_DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValConfig(_DataConfig):
+class ValConfig(_TileConfig, _DataConfig):
     """The flags of val.py."""
 
     weights: list[str] = setting(help="checkpoint or exported file to evaluate; several are compared in a table")
@@ -212,7 +226,7 @@ class ValConfig(_DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectConfig(_RunConfig):
+class DetectConfig(_TileConfig):
     """The flags of detect.py."""
 
     weights: str = setting(help="checkpoint, or a public name such as yolov8n")
@@ -237,6 +251,11 @@ class DetectConfig(_RunConfig):
     save_txt: bool = setting(False, help="write labels in YOLO txt format")
     save_conf: bool = setting(False, help="append the confidence to each row of the txt labels")
     save_json: bool = setting(False, help="write predictions.json")
+    save_format: list[str] = setting(
+        factory=list,
+        choices=("yolo", "coco", "voc", "labelstudio", "cvat"),
+        help="write the images with annotation files for labelling tools, in one or several formats",
+    )
     save_crop: bool = setting(False, help="write a crop of each detection")
     nosave: bool = setting(False, help="do not write annotated images and videos")
     view_img: bool = setting(False, help="show results in a window")
@@ -282,14 +301,14 @@ class ExportConfig:
     offline: bool = setting(False, help="never download weights")
 
 
-def check_image_size(imgsz: int, stride: int, *, least_cells: int = 1) -> None:
-    """Raises UserError unless ``imgsz`` is a multiple of the model's largest ``stride`` and at least ``least_cells``
-    times as large."""
+def check_image_size(imgsz: int, stride: int, *, least_cells: int = 1, flag: str = "--imgsz") -> None:
+    """Raises UserError unless ``imgsz``, the value of ``flag``, is a multiple of the model's largest ``stride`` and at
+    least ``least_cells`` times as large."""
     least = least_cells * stride
     below = max(imgsz // stride * stride, least)
     if imgsz < least:
-        raise UserError(f"--imgsz {imgsz}: too small for the model's stride {stride}; use {least} or more")
+        raise UserError(f"{flag} {imgsz}: too small for the model's stride {stride}; use {least} or more")
     if imgsz % stride:
         raise UserError(
-            f"--imgsz {imgsz}: not a multiple of the model's stride {stride}; use {below} or {below + stride}"
+            f"{flag} {imgsz}: not a multiple of the model's stride {stride}; use {below} or {below + stride}"
         )

@@ -70,7 +70,6 @@ _ADVICE: dict[str, dict[str, str]] = {
         "--visualize": "feature maps are not drawn. Leave it out",
         "--update": "checkpoints are not changed. Leave it out",
         "--save-csv": "use --save-txt or --save-json",
-        "--save-format": "--save-txt writes YOLO's format: class, then cx cy w h as fractions of the image",
         "--batch-size": "images are processed one by one. Leave it out",
         "--show": "use --view-img",
         "--stream": "videos and streams are always read frame by frame. Leave it out",

@@ -14,17 +14,20 @@ from typing import Any
 import cv2
 import numpy as np
 
-from utils.boxes import scale_boxes, xyxy_to_cxcywh, xyxy_to_xywh
+from utils.boxes import xyxy_to_xywh
 from utils.config.settings import DetectConfig
 from utils.errors import UserError
 from utils.files.safe_io import atomic_write, write_whole
-from utils.structures import DetectionTable, GroundTruth
+from utils.structures import DetectionTable, GroundTruth, image_ids_of
+from utils.visualize.annotation_formats import (
+    BOX_DIGITS,
+    FORMATS,
+    SCORE_DIGITS,
+    AnnotatedImage,
+    write_yolo_labels,
+)
 from utils.visualize.draw import write_image
 
-# The precision of a float32 box. With boxes rounded to thousandths of a pixel, one of BCCD crossed IoU 0.95 (AP 0.5929
-# became 0.5935).
-SCORE_DIGITS = 8
-BOX_DIGITS = 5
 _ROWS = 4096  # lines written at a time
 
 
@@ -157,17 +160,23 @@ def _safe_name(text: str) -> str:
 
 
 class DetectionFiles:
-    """Writes the files of each frame into ``run_dir``, as the ``save_*`` flags of ``config`` ask:
+    """Writes the files of each frame into ``run_dir``, as the ``save_*`` flags of ``config`` ask. For the frames of
+    videos, STEM is STEM_FRAME:
 
-    - ``save_txt``: labels/STEM.txt (STEM_FRAME.txt for videos), empty if nothing was found; with ``save_conf`` each
-      row has the confidence as a sixth number;
-    - ``save_json``: predictions.json, when closed;
-    - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg.
+    - ``save_txt``: labels/STEM.txt, empty if nothing was found; with ``save_conf`` each row has the confidence as a
+      sixth number;
+    - ``save_json``: predictions.json, when closed; image ids are stems, or numbers if all stems are numbers;
+    - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg;
+    - ``save_format``: the files of these formats (`utils.visualize.annotation_formats`), and in images/ a copy of each
+      image file, and each video frame as a JPEG.
     """
 
     def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig) -> None:
         self.run_dir, self.names, self._config = Path(run_dir), names, config
-        self._records: list[dict[str, Any]] = []
+        self._records: list[dict[str, Any]] = []  # for predictions.json
+        self._labels: list[str] = []  # of all frames, with detections or without
+        model = Path(config.weights).stem
+        self._formats = [FORMATS[name](self.run_dir, names, model) for name in dict.fromkeys(config.save_format)]
 
     def write(self, source: str, stem: str, frame: int | None, image: np.ndarray, found: DetectionTable) -> None:
         """
@@ -180,25 +189,44 @@ class DetectionFiles:
         """
         label = stem if frame is None else f"{stem}_{frame:06d}"
         if self._config.save_txt:
-            self._write_txt(label, image.shape[:2], found)
+            path = self.run_dir / "labels" / f"{label}.txt"
+            write_yolo_labels(path, image.shape[:2], found, scores=self._config.save_conf)
         if self._config.save_json:
+            self._labels.append(label)
             self._records += self._rows(source, label, frame, found)
         if self._config.save_crop:
             self._write_crops(label, image, found)
+        if self._formats:
+            name = self._copy_image(source, label) if frame is None else self._write_frame(label, image)
+            annotated = AnnotatedImage(name, image.shape[:2], found)
+            for written in self._formats:
+                written.add(annotated)
 
     def close(self) -> None:
-        """Writes predictions.json atomically."""
+        """Writes the files that hold all frames."""
+        for written in self._formats:
+            written.close()
         if self._config.save_json:
+            ids = dict(zip(self._labels, image_ids_of(self._labels)))
+            for record in self._records:
+                record["image_id"] = ids[record["image_id"]]
             write_whole(self.run_dir / "predictions.json", json.dumps(self._records, ensure_ascii=False, indent=1))
 
-    def _write_txt(self, label: str, image_hw: tuple[int, int], found: DetectionTable) -> None:
-        folder = self.run_dir / "labels"
-        folder.mkdir(exist_ok=True)
-        boxes = scale_boxes(xyxy_to_cxcywh(found.boxes_xyxy_px), 1 / image_hw[1], 1 / image_hw[0])
-        columns = [found.classes[:, None], boxes] + ([found.scores[:, None]] if self._config.save_conf else [])
-        rows = np.concatenate(columns, 1)
-        form = "%d" + " %.6f" * (rows.shape[1] - 1) + "\n"
-        write_whole(folder / f"{label}.txt", "".join(form % tuple(row) for row in rows.tolist()))
+    def _copy_image(self, source: str, label: str) -> str:
+        """Copies an image file into images/, which saves labelling tools from losses of another compression. Returns
+        the name of the copy."""
+        path = self.run_dir / "images" / (label + Path(source).suffix)
+        path.parent.mkdir(exist_ok=True)
+        if path.exists() and path.samefile(source):
+            raise UserError(f"{source}: is in the folder of the results and could be overwritten; choose another")
+        write_whole(path, Path(source).read_bytes())
+        return path.name
+
+    def _write_frame(self, label: str, image: np.ndarray) -> str:
+        path = self.run_dir / "images" / f"{label}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        write_image(path, image)
+        return path.name
 
     def _rows(self, source: str, label: str, frame: int | None, found: DetectionTable) -> list[dict[str, Any]]:
         boxes = np.round(xyxy_to_xywh(found.boxes_xyxy_px), 3).tolist()

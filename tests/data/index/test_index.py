@@ -190,6 +190,28 @@ def test_image_ids_are_unique_if_stems_repeat(root, tmp_path):
     assert len(set(ids)) == len(ids) == 6
 
 
+def test_numeric_stems_are_numbers_and_a_coco_json_keeps_its_ids(tmp_path):
+    for stem in ("000000000139", "42", "7"):
+        picture(tmp_path / f"images/{stem}.jpg", 8, 8)
+    entries = [{"id": f"00{stem}", "file_name": f"{stem}.jpg"} for stem in (7, 42)]
+    entries.append({"id": "139", "file_name": "000000000139.jpg"})
+    annotation = {"id": 1, "image_id": "139", "category_id": 1, "bbox": [0, 0, 4, 4]}
+    coco = {"images": entries, "annotations": [annotation], "categories": [{"id": 1, "name": "a"}]}
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels/7.txt").write_text("0 0.5 0.5 0.5 0.5\n")
+    (tmp_path / "coco.json").write_text(json.dumps(coco))
+
+    def ids(more):
+        (tmp_path / "data.yaml").write_text(f"train: images\nnames: [a]\n{more}")
+        spec = load_dataset_spec(tmp_path / "data.yaml")
+        return load_index(spec, "train", cache_dir=str(tmp_path / "cache"), progress=False).ground_truth().image_ids
+
+    assert ids("") == (139, 42, 7)
+    assert ids("annotations: coco.json\n") == ("139", "0042", "007")
+    picture(tmp_path / "images/007.jpg", 8, 8)  # the number of 7.jpg
+    assert ids("") == ("000000000139", "007", "42", "7")
+
+
 @pytest.mark.parametrize("label", ["annotations: voc\n", "", "annotations: instances.json\n"])
 def test_single_cls_merges_all_classes(root, tmp_path, label):
     write_yaml(root, label)

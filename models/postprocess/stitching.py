@@ -1,0 +1,217 @@
+"""Joins the detections of overlapping views of one image, so that each object has one box.
+
+Two boxes of different views are of one object if they agree where both views see it: clipped to the views' common
+area, their IoU is high. This holds for two boxes of the whole object, for a whole box and a part cut off by the border
+of a tile, and for two parts of an object that no tile sees whole. All boxes that are linked in this way become one, of
+which each side is that of the best box that sees it. A box does not see a side where its view's border cuts the object.
+
+What is still cut after that but lies in a larger box of another view is a part of it and is left out, even if its score
+is higher. Last comes NMS.
+
+Legend: T views, K slots a view, N = T * K boxes, P pairs of views that overlap, E links between boxes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from models.postprocess.nms import nms_keep
+from utils.structures import Detections
+
+# Chosen by measurement (benchmarks/README.md); AP changes little from 0.3 to 0.6, 0.4 to 0.8 and 0.5 to 3 %.
+LINK_IOU = 0.5  # of two boxes in the common area of their views
+PART_OF = 0.5  # fraction of a cut box inside a larger one from which it is a part of it
+PART_SCORE = 0.1  # the larger box has at least this fraction of the cut one's score: it is no noise
+CUT_MARGIN = 0.01  # of the view: a side that is so close to the border counts as cut off
+CROSS_VIEW_IOU = 0.7  # for boxes of an end-to-end head, which need no suppression within a view
+_CELLS = 1 << 22  # pairs of boxes that are compared at a time
+
+
+class _Boxes(NamedTuple):
+    """Boxes of all views, padded."""
+
+    boxes: Tensor  # float32 (T, K, 4) canvas pixels, inside their views
+    scores: Tensor  # float32 (T, K), -1 in empty slots
+    classes: Tensor  # int64 (T, K), -1 in empty slots
+    cut: Tensor  # bool (T, K, 4): the side is at a border of the view inside the canvas
+
+
+@torch.no_grad()
+def stitch_views(
+    views: Detections, windows: Tensor, *, iou_thres: float | None, max_det: int, agnostic: bool = False
+) -> Detections:
+    """The detections of an image, B = 1, from those of its views.
+
+    Args:
+        views: T views with at most K detections each, canvas pixels.
+        windows: float32 (T, 4), xyxy, which together cover the canvas.
+        iou_thres: of the NMS of the joined boxes; None: `CROSS_VIEW_IOU`.
+        max_det: the most detections.
+        agnostic: whether boxes of different classes suppress each other too.
+    """
+    if len(windows) == 1:
+        return views
+    found = _clipped(views, windows)
+    pairs = _overlapping_pairs(windows)
+    links, parts = _compare(found, windows, pairs)
+    count = found.scores.numel()
+    cluster = _clusters(links, found.scores.shape[1], count)
+    boxes, scores, is_whole = _join(found, cluster)
+    kept = (scores >= 0) & (is_whole | ~_has_only_parts(parts, cluster))
+    order = scores.masked_fill(~kept, -1).argsort(descending=True, stable=True)[: int(kept.sum())]
+    boxes, scores, classes = boxes[order], scores[order], found.classes.flatten()[order]
+    group = torch.zeros_like(classes) if agnostic else classes
+    groups = int(group.max()) + 1 if len(group) else 1
+    keep = nms_keep(boxes, group, groups, CROSS_VIEW_IOU if iou_thres is None else iou_thres, max_det)
+    index = keep.nonzero()[:max_det, 0]
+    columns = (boxes[index], scores[index], classes[index])
+    padded = [torch.cat((t, t.new_zeros((max_det - len(index), *t.shape[1:]))))[None] for t in columns]
+    return Detections(*padded, torch.tensor([len(index)], device=index.device))
+
+
+def _clipped(views: Detections, windows: Tensor) -> _Boxes:
+    boxes, scores, classes, counts = views
+    slots = max(int(counts.max()), 1)
+    is_box = torch.arange(slots, device=counts.device) < counts[:, None]
+    corners = windows[:, None]
+    low = torch.maximum(boxes[:, :slots, :2], corners[..., :2])
+    high = torch.minimum(boxes[:, :slots, 2:], corners[..., 2:])
+    inside = torch.cat((torch.minimum(low, corners[..., 2:]), torch.maximum(high, corners[..., :2])), 2)
+    border = torch.cat((windows[:, :2].amin(0), windows[:, 2:].amax(0)))  # of the canvas
+    is_inner = windows != border
+    margin = CUT_MARGIN * (windows[:, 2:] - windows[:, :2]).repeat(1, 2)
+    cut = ((inside - corners).abs() <= margin[:, None]) & is_inner[:, None]
+    return _Boxes(
+        inside,
+        torch.where(is_box, scores[:, :slots], -1.0),
+        torch.where(is_box, classes[:, :slots], -1),
+        cut,
+    )
+
+
+def _overlapping_pairs(windows: Tensor) -> Tensor:
+    """int64 (P, 2), the first view before the second.
+
+    Diagonal neighbors are left out: an object in both is also in the two tiles between them, and two large objects may
+    both cover the small common area, so that it cannot tell them apart.
+    """
+    low = torch.maximum(windows[:, None, :2], windows[None, :, :2])
+    high = torch.minimum(windows[:, None, 2:], windows[None, :, 2:])
+    common = torch.cat((low, high), 2)
+    is_inside = (common == windows[None]).all(2) | (common == windows[:, None]).all(2)
+    is_aligned = (windows[:, None, :2] == windows[None, :, :2]).any(2)
+    return ((high > low).all(2) & (is_inside | is_aligned)).triu(1).nonzero()
+
+
+def _compare(found: _Boxes, windows: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """Links between boxes of one object, int64 (2, E), and pairs (part, whole), int64 (2, F). Boxes are numbered view
+    by view; links are in descending order of the lower of their two scores."""
+    slots = found.scores.shape[1]
+    links, parts, strengths = [], [], []
+    for views in pairs.split(max(_CELLS // slots**2, 1)):
+        first, second = (_Boxes(*(t[views[:, side]] for t in found)) for side in (0, 1))
+        common = [_clip_to_common(view.boxes, windows[views]) for view in (first, second)]
+        overlap = _intersections(*common)
+        comparable = (first.classes[:, :, None] == second.classes[:, None]) & (first.classes >= 0)[:, :, None]
+        comparable &= overlap > 0
+        union = _area(common[0])[:, :, None] + _area(common[1])[:, None] - overlap
+        iou = torch.where(comparable, overlap / union, 0.0)
+        is_linked = (iou == iou.amax(2, keepdim=True)) & (iou == iou.amax(1, keepdim=True)) & (iou >= LINK_IOU)
+        pair, a, b = is_linked.nonzero(as_tuple=True)
+        links.append(views[pair].T * slots + torch.stack((a, b)))
+        strengths.append(torch.minimum(first.scores[pair, a], second.scores[pair, b]))
+        pair, a, b = _is_part(first, second, comparable, overlap).nonzero(as_tuple=True)
+        parts.append(views[pair].T * slots + torch.stack((a, b)))
+        turned = _is_part(second, first, comparable.transpose(1, 2), overlap.transpose(1, 2))
+        pair, b, a = turned.nonzero(as_tuple=True)
+        parts.append(views[pair].flip(1).T * slots + torch.stack((b, a)))
+    order = torch.cat(strengths).argsort(descending=True, stable=True)
+    return torch.cat(links, 1)[:, order], torch.cat(parts, 1)
+
+
+def _clip_to_common(boxes: Tensor, windows: Tensor) -> Tensor:
+    """Boxes (P, K, 4) of one of two views, clipped to the common area of the views' ``windows`` (P, 2, 4)."""
+    low = torch.maximum(boxes[..., :2], windows[:, None, :, :2].amax(2))
+    high = torch.minimum(boxes[..., 2:], windows[:, None, :, 2:].amin(2))
+    return torch.cat((low, torch.maximum(low, high)), 2)
+
+
+def _is_part(boxes: _Boxes, others: _Boxes, comparable: Tensor, overlap: Tensor) -> Tensor:
+    """Which of ``boxes`` are cut and lie in which larger ones of ``others``: bool (P, K, K), as their ``overlap``."""
+    area, other_area = _area(boxes.boxes)[:, :, None], _area(others.boxes)[:, None]
+    is_inside = comparable & (overlap >= PART_OF * area) & (other_area > area)
+    is_sure = others.scores[:, None] >= PART_SCORE * boxes.scores[:, :, None]
+    return is_inside & is_sure & boxes.cut.any(2)[:, :, None]
+
+
+def _area(boxes: Tensor) -> Tensor:
+    return (boxes[..., 2:] - boxes[..., :2]).prod(-1)
+
+
+def _intersections(a: Tensor, b: Tensor) -> Tensor:
+    """Areas (P, K, L) of the intersections of boxes (P, K, 4) with boxes (P, L, 4)."""
+    low = torch.maximum(a[:, :, None, :2], b[:, None, :, :2])
+    high = torch.minimum(a[:, :, None, 2:], b[:, None, :, 2:])
+    return (high - low).clamp_(min=0).prod(-1)
+
+
+def _clusters(links: Tensor, slots: int, count: int) -> Tensor:
+    """The smallest number of a box of the cluster that each box belongs to: int64 (N,).
+
+    Clusters grow by their best link, unless they would then have two boxes of a view, which are two objects.
+
+    Args:
+        links: int64 (2, E), the best first.
+        slots: K; box n is of view n // K.
+        count: N.
+    """
+    label = torch.arange(count, device=links.device)
+    view = label.div(slots, rounding_mode="floor")
+    number = torch.arange(links.shape[1], device=links.device)
+    while links.shape[1]:
+        ends = label[links]
+        best = torch.full_like(label, count**2).scatter_reduce(0, ends.flatten(), number.repeat(2), "amin")
+        joins = (best[ends] == number).all(0)
+        low, high = ends[:, joins].aminmax(dim=0)
+        joined = torch.arange(count, device=links.device).scatter(0, high, low)[label]
+        key = joined * count + view
+        order = key.argsort()
+        repeats = order[1:][key[order[1:]] == key[order[:-1]]]
+        has_repeats = torch.zeros_like(label, dtype=torch.bool).index_fill(0, joined[repeats], True)
+        label = torch.where(has_repeats[joined], label, joined)
+        ends = label[links]
+        open_links = ~joins & (ends[0] != ends[1])
+        links, number = links[:, open_links], number[open_links]
+    return label
+
+
+def _join(found: _Boxes, cluster: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The clusters' boxes (N, 4), scores (N,), and whether all sides are seen, bool (N,). Each cluster is at the number
+    of its first box; the other scores are -1."""
+    boxes, scores, cut = found.boxes.flatten(0, 1), found.scores.flatten(), found.cut.flatten(0, 1)
+    count = len(scores)
+    by_score = scores.argsort(descending=True, stable=True)
+    rank = torch.empty_like(by_score).scatter_(0, by_score, torch.arange(count, device=scores.device))
+    index = cluster[:, None].expand(-1, 4)
+    seen = rank[:, None] + count * cut  # boxes that see a side come first
+    best = torch.full_like(seen, 2 * count).scatter_reduce(0, index, seen, "amin")
+    sees = best < count
+    chosen = boxes[by_score].gather(0, torch.where(sees, best, 0))
+    signs = boxes.new_tensor([1, 1, -1, -1])  # of several cut sides, the outermost
+    outermost = torch.full_like(boxes, torch.inf).scatter_reduce(0, index, boxes * signs, "amin") * signs
+    joined = torch.where(sees, chosen, outermost)
+    joined = torch.cat((joined[:, :2], torch.maximum(joined[:, 2:], joined[:, :2])), 1)
+    best_score = torch.full_like(scores, -1).scatter_reduce(0, cluster, scores, "amax")
+    is_first = cluster == torch.arange(count, device=scores.device)
+    return joined, torch.where(is_first, best_score, -1.0), sees.all(1)
+
+
+def _has_only_parts(parts: Tensor, cluster: Tensor) -> Tensor:
+    """Which clusters consist of parts of other clusters: bool (N,)."""
+    part, whole = parts
+    is_part = torch.zeros_like(cluster, dtype=torch.bool)
+    is_part[part[cluster[part] != cluster[whole]]] = True
+    return torch.ones_like(cluster).scatter_reduce(0, cluster, is_part.long(), "amin").bool()

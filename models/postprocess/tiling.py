@@ -1,0 +1,143 @@
+"""Detection in large images: a detector sees overlapping tiles at full resolution, and its detections are stitched.
+
+Legend: T views of an image: its tiles, and perhaps the whole image reduced; K detections a view. All boxes are xyxy
+pixels of the canvas, which is the image, padded right and below where it is smaller than a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, pad
+
+from models.postprocess.stitching import stitch_views
+from models.postprocess.tta import TestTimeAugmentation
+from utils.config.settings import DetectConfig, ValConfig, check_image_size
+from utils.errors import UserError
+from utils.structures import GRAY, Detections
+
+Find = Callable[[nn.Module, list[Tensor]], Detections]
+OVERLAP = 0.2
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How large images are cut into tiles."""
+
+    size: int  # side, pixels
+    overlap: float = OVERLAP  # of neighbors, fraction of a tile
+    full_image: bool = True  # the detector also sees the whole image, scaled down
+
+    @classmethod
+    def of(cls, config: DetectConfig | ValConfig) -> Tiles | None:
+        """As the flags ask. Raises UserError for flags that have no effect without ``--tile``."""
+        if config.tile:
+            return cls(config.tile, OVERLAP if config.overlap is None else config.overlap, config.tile_full_image)
+        if config.overlap is not None or not config.tile_full_image:
+            flag = "--no-tile-full-image" if config.overlap is None else "--overlap"
+            raise UserError(f"{flag}: has no effect without --tile; give --tile, or leave it out")
+        return None
+
+    def check(self, stride: int, input_hw: tuple[int, int] | None) -> None:
+        """Raises UserError unless a model of this ``stride``, which takes canvases of ``input_hw`` only (None: any),
+        takes the tiles."""
+        check_image_size(self.size, stride, flag="--tile")
+        if input_hw not in (None, (self.size, self.size)):
+            size = f"{input_hw[0]}x{input_hw[1]}"
+            raise UserError(f"--tile {self.size}: the exported model takes {size} pixels (height x width) only")
+
+
+def tile_windows(canvas_hw: tuple[int, int], tile: int, overlap: float) -> list[tuple[int, int, int, int]]:
+    """The corners x1, y1, x2, y2 of square tiles that cover a canvas, row by row. Neighbors overlap by the fraction
+    ``overlap`` of a tile, and the last tile of a row or column, which ends at the border, by as much or more.
+
+    Args:
+        canvas_hw: each at least ``tile``.
+        tile: side, pixels.
+        overlap: at least 0 and less than 1.
+    """
+    step = max(tile - round(tile * overlap), 1)
+    tops, lefts = ([min(step * i, side - tile) for i in range(-(-(side - tile) // step) + 1)] for side in canvas_hw)
+    return [(left, top, left + tile, top + tile) for top in tops for left in lefts]
+
+
+class TiledDetector(nn.Module):
+    """Finds the objects of one large image at a time.
+
+    Args:
+        detector: for inference.
+        find: maps ``detector`` and its raw maps (float32) to detections in pixels of its input.
+        tiles: how images are cut.
+        stride: of the detector, which the sides of its input must be multiples of.
+        imgsz: the longer side to which the whole image is scaled down, pixels.
+        batch: views that the detector sees at a time.
+        input_hw: the only size that the detector takes; None: any multiple of ``stride``.
+        iou_thres, max_det, agnostic: see `stitch_views`.
+    """
+
+    def __init__(
+        self,
+        detector: nn.Module | TestTimeAugmentation,
+        find: Find,
+        *,
+        tiles: Tiles,
+        stride: int,
+        imgsz: int,
+        batch: int,
+        input_hw: tuple[int, int] | None = None,
+        iou_thres: float | None,
+        max_det: int,
+        agnostic: bool = False,
+    ) -> None:
+        super().__init__()
+        self.detector = detector
+        self._find, self._stride, self._batch, self._input_hw = find, stride, batch, input_hw
+        self._tiles, self._imgsz = tiles, imgsz
+        self._options = {"iou_thres": iou_thres, "max_det": max_det, "agnostic": agnostic}
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """An image float (1, 3, H, W) in [0, 1] to what `stitch` takes: all views' boxes (T, K, 4), scores (T, K),
+        classes (T, K), counts (T,) and windows (T, 4)."""
+        height, width = images.shape[2:]
+        padding = (0, max(self._tiles.size - width, 0), 0, max(self._tiles.size - height, 0))
+        images = pad(images, padding, value=GRAY / 255) if any(padding) else images
+        canvas_hw = images.shape[2:]
+        windows = tile_windows(canvas_hw, self._tiles.size, self._tiles.overlap)
+        found = [
+            self._detect(torch.cat([images[:, :, y1:y2, x1:x2] for x1, y1, x2, y2 in windows[start:][: self._batch]]))
+            for start in range(0, len(windows), self._batch)
+        ]
+        corners = torch.tensor(windows, dtype=torch.float32, device=images.device)
+        boxes, scores, classes, counts = (torch.cat(parts) for parts in zip(*found))
+        boxes = boxes + corners[:, None, :2].repeat(1, 1, 2)
+        views = Detections(boxes, scores, classes, counts)
+        if self._tiles.full_image and len(windows) > 1:
+            views = Detections(*(torch.cat(parts) for parts in zip(views, self._detect_reduced(images))))
+            whole = corners.new_tensor([[0, 0, canvas_hw[1], canvas_hw[0]]])
+            corners = torch.cat((corners, whole))
+        return [*views, corners]
+
+    def stitch(self, raw: list[Tensor]) -> Detections:
+        """The image's detections, B = 1, from what `forward` returns, which may have been converted to float."""
+        boxes, scores, classes, counts, windows = raw
+        return stitch_views(Detections(boxes, scores, classes.long(), counts.long()), windows, **self._options)
+
+    def _detect(self, inputs: Tensor) -> Detections:
+        raw = self.detector(inputs)
+        with torch.autocast(inputs.device.type, enabled=False):
+            return self._find(self.detector, [level.float() for level in raw])
+
+    def _detect_reduced(self, images: Tensor) -> Detections:
+        height, width = images.shape[2:]
+        limit_hw = self._input_hw or (self._imgsz, self._imgsz)
+        gain = min(limit_hw[0] / height, limit_hw[1] / width, 1.0)
+        small_hw = (max(round(height * gain), 1), max(round(width * gain), 1))
+        small = interpolate(images, small_hw, mode="bilinear", antialias=gain < 1)
+        input_hw = self._input_hw or tuple(-(-side // self._stride) * self._stride for side in small_hw)
+        padding = (0, input_hw[1] - small_hw[1], 0, input_hw[0] - small_hw[0])
+        boxes, scores, classes, counts = self._detect(pad(small, padding, value=GRAY / 255))
+        gains = boxes.new_tensor([width / small_hw[1], height / small_hw[0]]).repeat(2)
+        return Detections(boxes * gains, scores, classes, counts)

@@ -1,0 +1,248 @@
+"""Detections as annotation files that labelling tools import, one class a format (`FORMATS`).
+
+All files describe the images in the folder ``images`` beside them, so that the folder is a data set that can be moved,
+zipped and trained on. Boxes are in pixels of the upright image, from its top left corner, unless the format asks for
+something else; none of the formats but COCO and Label Studio has scores.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from xml.etree import ElementTree
+
+import numpy as np
+import yaml
+
+from utils.boxes import scale_boxes, xyxy_to_cxcywh, xyxy_to_xywh
+from utils.files.safe_io import write_whole
+from utils.structures import DetectionTable, image_ids_of
+
+# Of pixels: the precision of a float32 box. With boxes rounded to thousandths of a pixel, one of BCCD crossed IoU 0.95
+# (AP 0.5929 became 0.5935).
+BOX_DIGITS = 5
+SCORE_DIGITS = 8
+_FRACTION_DIGITS = 9  # of the image's size: a hundred-thousandth of a pixel in an image of 10,000
+_NOT_IN_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotatedImage:
+    """An image and what was found in it."""
+
+    name: str  # file in the folder images
+    image_hw: tuple[int, int]  # upright, pixels
+    found: DetectionTable  # of this image alone, original pixels
+
+    @property
+    def stem(self) -> str:
+        return Path(self.name).stem
+
+    def rows(self, boxes: np.ndarray) -> list[tuple[int, list[float], float]]:
+        """Class, box and rounded score of each detection, with its box taken from ``boxes`` (n, 4)."""
+        scores = np.round(self.found.scores, SCORE_DIGITS).tolist()
+        return list(zip(self.found.classes.tolist(), boxes.tolist(), scores))
+
+    def pixel_rows(self) -> list[tuple[int, list[float], float]]:
+        """As `rows`, with the corners x1, y1, x2, y2 in pixels."""
+        return self.rows(np.round(self.found.boxes_xyxy_px, BOX_DIGITS))
+
+
+class AnnotationFormat:
+    """Writes the annotations of a run's images into its folder.
+
+    Args:
+        folder: with the subfolder images.
+        names: of the classes.
+        model: name of the model, for formats that store it.
+    """
+
+    def __init__(self, folder: Path, names: tuple[str, ...], model: str) -> None:
+        self.folder, self.names, self.model = folder, names, model
+
+    def add(self, image: AnnotatedImage) -> None:
+        """Takes the next image. Images have different stems."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Writes what describes all images together. Must be called after the last image."""
+
+
+class YoloAnnotations(AnnotationFormat):
+    """labels/STEM.txt, classes.txt (a name a line, for LabelImg and Label Studio's converter) and data.yaml."""
+
+    def add(self, image: AnnotatedImage) -> None:
+        write_yolo_labels(self.folder / "labels" / f"{image.stem}.txt", image.image_hw, image.found)
+
+    def close(self) -> None:
+        write_whole(self.folder / "classes.txt", "".join(f"{' '.join(name.split())}\n" for name in self.names))
+        content = {"train": "images", "val": "images", "names": dict(enumerate(self.names))}
+        write_whole(self.folder / "data.yaml", yaml.safe_dump(content, allow_unicode=True, sort_keys=False))
+
+
+def write_yolo_labels(path: Path, image_hw: tuple[int, int], found: DetectionTable, *, scores: bool = False) -> None:
+    """A line a detection: class, then cx cy w h as fractions of the image's size, and with ``scores`` the score."""
+    path.parent.mkdir(exist_ok=True)
+    boxes = scale_boxes(xyxy_to_cxcywh(found.boxes_xyxy_px), 1 / image_hw[1], 1 / image_hw[0])
+    columns = [found.classes[:, None], boxes] + ([found.scores[:, None]] if scores else [])
+    rows = np.concatenate(columns, 1)
+    form = "%d" + f" %.{_FRACTION_DIGITS}f" * 4 + " %.6f" * scores + "\n"
+    write_whole(path, "".join(form % tuple(row) for row in rows.tolist()))
+
+
+class CocoAnnotations(AnnotationFormat):
+    """annotations.json: categories are numbered from 1; image ids are `image_ids_of` if these are numbers, else from 1;
+    each annotation has a ``score``, which readers of annotations ignore."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...], model: str) -> None:
+        super().__init__(folder, names, model)
+        self._images: list[AnnotatedImage] = []
+
+    def add(self, image: AnnotatedImage) -> None:
+        self._images.append(image)
+
+    def close(self) -> None:
+        ids = image_ids_of([image.stem for image in self._images])
+        if any(isinstance(i, str) for i in ids):
+            ids = tuple(range(1, len(ids) + 1))
+        images, annotations = [], []
+        for image_id, image in zip(ids, self._images):
+            height, width = image.image_hw
+            images.append({"id": image_id, "file_name": image.name, "width": width, "height": height})
+            boxes = np.round(xyxy_to_xywh(image.found.boxes_xyxy_px), BOX_DIGITS)
+            annotations += [
+                {"id": number, "image_id": image_id, "category_id": c + 1, "bbox": box, "area": box[2] * box[3],
+                 "iscrowd": 0, "segmentation": [], "score": score}
+                for number, (c, box, score) in enumerate(image.rows(boxes), len(annotations) + 1)
+            ]  # fmt: skip
+        categories = [{"id": c + 1, "name": name, "supercategory": ""} for c, name in enumerate(self.names)]
+        content = {"info": {}, "licenses": [], "images": images, "annotations": annotations, "categories": categories}
+        write_whole(self.folder / "annotations.json", json.dumps(content, ensure_ascii=False))
+
+
+class VocAnnotations(AnnotationFormat):
+    """Annotations/STEM.xml in Pascal VOC's format.
+
+    Corners are written unrounded and unshifted, so that the width is xmax - xmin, as `data.labels.voc` and annotation
+    tools (LabelImg, CVAT) have them; VOC's own files count pixels from 1 and include the last one.
+    """
+
+    def add(self, image: AnnotatedImage) -> None:
+        root = ElementTree.Element("annotation")
+        for tag, text in (("folder", "images"), ("filename", image.name)):
+            _element(root, tag, text)
+        _element(_element(root, "source"), "database", "Unknown")
+        size = _element(root, "size")
+        for tag, number in zip(("width", "height", "depth"), (*image.image_hw[::-1], 3)):
+            _element(size, tag, str(number))
+        _element(root, "segmented", "0")
+        for c, corners, _ in image.pixel_rows():
+            entry = _element(root, "object")
+            fields = {"name": self.names[c], "pose": "Unspecified", "truncated": "0", "difficult": "0"}
+            for tag, text in fields.items():
+                _element(entry, tag, text)
+            box = _element(entry, "bndbox")
+            for tag, value in zip(("xmin", "ymin", "xmax", "ymax"), corners):
+                _element(box, tag, repr(value))
+        path = self.folder / "Annotations" / f"{image.stem}.xml"
+        path.parent.mkdir(exist_ok=True)
+        _write_xml(path, root)
+
+
+class LabelStudioAnnotations(AnnotationFormat):
+    """labelstudio.json, tasks with predictions, and labelstudio.xml, the labelling interface that they fit.
+
+    Tasks refer to images as Label Studio's local file server serves them if the run's folder is its document root.
+    """
+
+    IMAGES = "/data/local-files/?d=images/"
+
+    def __init__(self, folder: Path, names: tuple[str, ...], model: str) -> None:
+        super().__init__(folder, names, model)
+        self._tasks: list[dict[str, Any]] = []
+
+    def add(self, image: AnnotatedImage) -> None:
+        height, width = image.image_hw
+        percent = scale_boxes(xyxy_to_xywh(image.found.boxes_xyxy_px), 100 / width, 100 / height)
+        common = {"type": "rectanglelabels", "from_name": "label", "to_name": "image", "image_rotation": 0}
+        common |= {"original_width": width, "original_height": height}
+        regions = []
+        for number, (c, box, score) in enumerate(image.rows(np.round(percent, _FRACTION_DIGITS - 2))):
+            value = dict(zip(("x", "y", "width", "height"), box)) | {"rotation": 0, "rectanglelabels": [self.names[c]]}
+            regions.append({"id": f"box{number}", **common, "value": value, "score": score})
+        mean = float(image.found.scores.mean()) if regions else 0.0
+        prediction = {"model_version": self.model, "score": round(mean, SCORE_DIGITS), "result": regions}
+        self._tasks.append(
+            {"data": {"image": self.IMAGES + quote(image.name, errors="surrogateescape")}, "predictions": [prediction]}
+        )
+
+    def close(self) -> None:
+        write_whole(self.folder / "labelstudio.json", json.dumps(self._tasks, ensure_ascii=False))
+        root = ElementTree.Element("View")
+        _element(root, "Image", name="image", value="$image")
+        labels = _element(root, "RectangleLabels", name="label", toName="image")
+        for name in self.names:
+            _element(labels, "Label", value=name)
+        _write_xml(self.folder / "labelstudio.xml", root, declaration=False)  # Label Studio refuses one
+
+
+class CvatAnnotations(AnnotationFormat):
+    """annotations.xml, "CVAT for images 1.1"."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...], model: str) -> None:
+        super().__init__(folder, names, model)
+        self._images: list[ElementTree.Element] = []
+
+    def add(self, image: AnnotatedImage) -> None:
+        height, width = (str(side) for side in image.image_hw)
+        number = str(len(self._images))
+        entry = ElementTree.Element("image", id=number, name=_xml_text(image.name), width=width, height=height)
+        for c, corners, _ in image.pixel_rows():
+            position = {tag: repr(value) for tag, value in zip(("xtl", "ytl", "xbr", "ybr"), corners)}
+            _element(entry, "box", label=self.names[c], source="auto", occluded="0", **position, z_order="0")
+        self._images.append(entry)
+
+    def close(self) -> None:
+        root = ElementTree.Element("annotations")
+        _element(root, "version", "1.1")
+        task = _element(_element(root, "meta"), "task")
+        for tag, text in (("name", self.folder.name), ("size", str(len(self._images))), ("mode", "annotation")):
+            _element(task, tag, text)
+        labels = _element(task, "labels")
+        for name in self.names:
+            label = _element(labels, "label")
+            for tag, text in (("name", name), ("type", "rectangle"), ("attributes", None)):
+                _element(label, tag, text)
+        root.extend(self._images)
+        _write_xml(self.folder / "annotations.xml", root)
+
+
+def _element(parent: ElementTree.Element, tag: str, text: str | None = None, **attributes: str) -> ElementTree.Element:
+    """A new last child of ``parent``."""
+    child = ElementTree.SubElement(parent, tag, {key: _xml_text(value) for key, value in attributes.items()})
+    child.text = None if text is None else _xml_text(text)
+    return child
+
+
+def _xml_text(text: str) -> str:
+    """``text`` without characters that XML cannot hold."""
+    return _NOT_IN_XML.sub("?", text)
+
+
+def _write_xml(path: Path, root: ElementTree.Element, *, declaration: bool = True) -> None:
+    ElementTree.indent(root)
+    write_whole(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=declaration) + b"\n")
+
+
+# The names are the choices of --save-format (utils/config/settings.py).
+FORMATS: dict[str, type[AnnotationFormat]] = {
+    "yolo": YoloAnnotations,
+    "coco": CocoAnnotations,
+    "voc": VocAnnotations,
+    "labelstudio": LabelStudioAnnotations,
+    "cvat": CvatAnnotations,
+}
