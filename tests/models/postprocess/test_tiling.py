@@ -9,7 +9,7 @@ from torchvision.ops import box_iou
 
 from models.postprocess.stitching import stitch_views
 from models.postprocess.tiling import TiledDetector, Tiles, tile_windows
-from utils.structures import GREY, Detections
+from utils.structures import GRAY, Detections
 
 CLASSES = 4
 
@@ -157,7 +157,7 @@ class PixelReader(nn.Module):
 
     def forward(self, images):
         assert images.shape[2] % 32 == images.shape[3] % 32 == 0
-        lit = (images - GREY / 255).abs().amax(1) > 0.2
+        lit = (images - GRAY / 255).abs().amax(1) > 0.2
         return [lit.any(1).float(), lit.any(2).float()]
 
     @staticmethod
@@ -174,7 +174,7 @@ class PixelReader(nn.Module):
 def test_each_view_shows_its_part_of_the_image(image_hw, views, full_image):
     height, width = image_hw
     box = (height // 4, width // 4, height // 2 + 7, width // 2 + 7)
-    image = torch.full((1, 3, height, width), GREY / 255)
+    image = torch.full((1, 3, height, width), GRAY / 255)
     image[:, :, box[0] : box[2], box[1] : box[3]] = 1
     sizes = []
 
