@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from utils.decoder_warnings import pass_on
-from utils.errors import INTERRUPTED, PeerFailure, Stopped, UserError
+from utils.errors import INTERRUPTED, FailedCheck, PeerFailure, Stopped, UserError
 from utils.machine.limits import DISK_FULL, explanation
 from utils.machine.resources import keep_freed_memory
 
 SPIN_COUNT = "20000"
-USER_ERROR, PIPE_CLOSED = 2, 141
+CHECK_FAILED, USER_ERROR, PIPE_CLOSED = 1, 2, 141
 PEER_GRACE_S = 2.0
 SAME_KEYSTROKE_S = 1.0
 
@@ -31,9 +31,10 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     """Runs ``main(argv)``. Returns if it succeeds, else exits.
 
     Exit codes: 2 with one ``error:`` line for user errors and for limits of the machine (a full disk, memory, open
-    files, a missing package); 2 without a line if another process failed and has printed it; 130 after Ctrl-C; 75 after
-    another stop signal during training (EX_TEMPFAIL of sysexits.h, on which a batch system can requeue); 141 if the
-    reader of the output is gone. Other exceptions are bugs and propagate.
+    files, a missing package); 1 with such a line if a result did not pass its check; 2 without a line if another
+    process failed and has printed it; 130 after Ctrl-C; 75 after another stop signal during training (EX_TEMPFAIL of
+    sysexits.h, on which a batch system can requeue); 141 if the reader of the output is gone. Other exceptions are bugs
+    and propagate.
     """
     _reopen_closed_streams()
     _limit_openmp_spinning()
@@ -48,7 +49,7 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
             time.sleep(PEER_GRACE_S)
         _leave(USER_ERROR)
     except UserError as error:
-        _fail(str(error))
+        _fail(str(error), CHECK_FAILED if isinstance(error, FailedCheck) else USER_ERROR)
     except Stopped as stop:
         sys.exit(stop.code)
     except KeyboardInterrupt:
@@ -120,11 +121,11 @@ def _limit_openmp_spinning() -> None:
         os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, code: int = USER_ERROR) -> None:
     line = " ".join(message.split())
     sys.unraisablehook = lambda _: None  # of partly constructed objects (torch's loader iterator)
     print(f"error: {line}", file=sys.stderr, flush=True)
-    _leave(USER_ERROR)
+    _leave(code)
 
 
 def _leave(code: int) -> NoReturn:

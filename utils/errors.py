@@ -36,6 +36,10 @@ def errors_of(path: str | os.PathLike) -> Iterator[None]:
         raise UserError(f"{path}: {error}") from None
 
 
+class FailedCheck(UserError):
+    """What the program made did not pass a check. Entry scripts exit with code 1."""
+
+
 class PeerFailure(UserError):
     """Another process of the run failed and has printed why; this process exits without repeating it."""
 

@@ -32,7 +32,7 @@ from models.weights.load import load_detector
 from utils.config.settings import ExportConfig
 from utils.distributed.context import DistributedContext
 from utils.download import fetch_weights
-from utils.errors import UserError
+from utils.errors import FailedCheck, UserError
 from utils.files.folders import file_bytes, find_location
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
@@ -49,7 +49,7 @@ def export(config: ExportConfig) -> list[Path]:
     """Exports ``config.weights`` in each format; returns the files. They lie beside the weights.
 
     A format that fails does not keep others from being written; a UserError at the end names it. A file that differs
-    too much from the checkpoint is renamed to NAME.failed.
+    too much from the checkpoint is kept as NAME.failed, and the error is a FailedCheck.
     """
     configure_logging(True)
     check_flags(config)
@@ -70,28 +70,29 @@ def export(config: ExportConfig) -> list[Path]:
     model = CheckpointModel(fused, info, weights, CPU)
     job = _Job(config, options, detector, model, spec)
     done: dict[Path, Parity | None] = {}
-    failed: dict[str, str] = {}
-    for name in dict.fromkeys(config.format):
+    failed: dict[str, Exception] = {}
+    formats = list(dict.fromkeys(config.format))
+    for name in formats:
         try:
             path, parity = job.run(name)
             done[path] = parity
         except Exception as error:
-            if len(config.format) == 1 and not isinstance(error, UserError):
+            if len(formats) == 1:
                 raise
-            failed[name] = str(error) if isinstance(error, UserError) else _reason(error)
-            if len(config.format) > 1:
-                get_logger().warning("%s: %s", name, failed[name])
+            failed[name] = error
+            get_logger().warning("%s: %s", name, _reason(error))
     if done:
         job.write_texts(done)
     if failed:
-        name, why = next(iter(failed.items()))
-        if len(config.format) == 1:
-            raise UserError(why)
-        raise UserError(f"{len(failed)} of {len(config.format)} formats failed (first: {name}: {why})")
+        name, error = next(iter(failed.items()))
+        kind = FailedCheck if all(isinstance(e, FailedCheck) for e in failed.values()) else UserError
+        raise kind(f"{len(failed)} of {len(formats)} formats failed (first: {name}: {_reason(error)})")
     return list(done)
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, UserError):
+        return str(error)
     return explanation(error) or f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
 
 
@@ -182,7 +183,7 @@ class _Job:
         return f"{stem}.pt2", lambda path, metadata: write_pt2(program, path, metadata)
 
     def run(self, name: str) -> tuple[Path, Parity | None]:
-        """Exports to one format. Raises UserError if the result differs too much from the checkpoint."""
+        """Exports to one format. Raises FailedCheck if the result differs too much from the checkpoint."""
         started = time.monotonic()
         file_name, write = self.writer(name)
         path = self.model.path.with_name(file_name)
@@ -201,7 +202,7 @@ class _Job:
                 if kept.is_dir():
                     shutil.rmtree(kept)
                 os.replace(candidate, kept)
-                raise UserError(
+                raise FailedCheck(
                     f"{kept}: differs too much from the checkpoint: {'; '.join(problems)} (worst image: "
                     f"{parity.worst_image})"
                 )

@@ -99,7 +99,7 @@ def parse_metadata(text: Mapping[str, str]) -> ExportMetadata:
     names = _names(_literal(text, "names"))
     task = text.get("task", "detect")
     if task != "detect":
-        raise UserError(f"the model's task is '{task[:60]}', not detection")
+        raise UserError(f"the model's task is '{str(task)[:60]}', not detection")
     channels = _literal(text, "channels")
     if channels not in (None, 3):
         raise UserError(f"the model takes images of {str(channels)[:20]} channels, not RGB")
@@ -107,8 +107,8 @@ def parse_metadata(text: Mapping[str, str]) -> ExportMetadata:
         key: str(text[key]) for key in ("description", "date", "author", "version", "license") if key in text
     }
     stride = _literal(text, "stride")
-    if isinstance(stride, list | tuple | float):
-        stride = int(max(stride)) if isinstance(stride, list | tuple) and stride else stride
+    if isinstance(stride, list | tuple) and stride:
+        stride = stride[-1]  # of the coarsest level
     if stride is not None:
         known["stride"] = int(_number("stride", stride, 1, 4096))
     if (batch := _literal(text, "batch")) is not None:

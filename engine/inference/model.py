@@ -18,6 +18,7 @@ from models.detector import Detector
 from utils.boxes import cxcywh_to_xyxy
 from utils.errors import UserError
 from utils.logger import get_logger
+from utils.machine.limits import explanation
 
 FIRST_CANDIDATES = 300  # rows of an end-to-end output, by convention
 FOREIGN_IOU = 0.7  # NMS threshold in validation for files that state none
@@ -133,8 +134,13 @@ class ExportedModel(InferenceModel):
         """The shape of the output for one gray image."""
         stride = self.stride
         height, width = shape if self.input_hw else (-(-side // stride) * stride for side in shape)
-        with torch.inference_mode():
-            return tuple(self._run(torch.full((self.batch or 1, 3, height, width), 0.5, device=self.device)).shape)
+        images = torch.full((self.batch or 1, 3, height, width), 0.5, device=self.device)
+        try:
+            with torch.inference_mode():
+                return tuple(self._run(images).shape)
+        except Exception as error:  # each runtime raises types of its own
+            reason = explanation(error) or " ".join(str(error).split())[:300]
+            raise UserError(f"{self.path}: cannot process an image of {height}x{width} pixels ({reason})") from None
 
     def forward(self, images: Tensor) -> list[Tensor]:
         hw = tuple(images.shape[2:])

@@ -120,7 +120,7 @@ def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: 
         return good(module, *args)
 
     monkeypatch.setattr(run, "build_torchscript", broken)
-    message = error_of(capsys, export.main, "--weights", weights, "--format", "torchscript", "pt2")
+    message = error_of(capsys, export.main, "--weights", weights, "--format", "torchscript", "pt2", code=1)
     assert "1 of 2 formats failed (first: torchscript: " in message
     assert "best.torchscript.failed: differs too much from the checkpoint: scores differ by" in message
     assert "worst image: " in message

@@ -291,7 +291,7 @@ class ExportConfig:
     iou_thres: float | None = setting(
         None, low=0, high=1, aliases=("--iou",), help="IoU threshold of NMS; default: by head (0.7, 0.6 or 0.65)"
     )
-    opset: int = setting(18, low=17, help="ONNX opset")
+    opset: int = setting(18, low=18, help="ONNX opset; torch's exporter writes no valid files below 18")
     data: str = setting("", help="data set YAML to check and calibrate with; empty: the checkpoint's")
     check: bool = setting(True, help="compare the exported model with the checkpoint on validation images")
     check_images: int = setting(64, low=0, help="number of validation images to compare on")

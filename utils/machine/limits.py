@@ -34,7 +34,10 @@ _WORKER = re.compile(
 )
 _ALLOCATION = re.compile(r"allocate (?P<bytes>\d+) bytes|allocate (?P<text>[\d.]+ [KMGT]iB)")
 _PACKAGES = {"cv2": "opencv-python", "yaml": "PyYAML", "PIL": "pillow"}  # packages whose module has another name
-_KNOWN = {"torch", "torchvision", "numpy", "lmdb", "matplotlib", "safetensors", "tqdm", "albumentations", "tensorboard"}
+_KNOWN = {
+    *("torch", "torchvision", "numpy", "lmdb", "matplotlib", "safetensors", "tqdm", "albumentations", "tensorboard"),
+    *("onnx", "onnxscript", "onnxruntime", "openvino"),
+}
 _LIBRARY = re.compile(r"(?P<library>lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
 _ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --workers"
 

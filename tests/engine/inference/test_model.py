@@ -120,6 +120,10 @@ def test_foreign_metadata_is_read_without_running_it():
     for broken in ("__import__('os').getcwd()", "{0: open('x')}", "{1: 'cat'}", "((((", "{0: 1"):
         with pytest.raises(UserError, match="damaged metadata"):
             parse_metadata({"names": broken})
+    assert parse_metadata({"stride": "[8, 16, 32]"}).stride == 32
+    for key, broken in (("stride", "[1, 'a']"), ("imgsz", "['x', 640]"), ("batch", "-1"), ("imgsz", "[1, 2, 3]")):
+        with pytest.raises(UserError, match=f"damaged metadata .'{key}'"):
+            parse_metadata({key: broken})
     with pytest.raises(UserError, match="not detection"):
         parse_metadata({"task": "segment"})
     with pytest.raises(UserError, match="newer version"):
