@@ -173,7 +173,7 @@ def loader_of(options: argparse.Namespace, ctx: DistributedContext, size: int, s
     spec = load_dataset_spec(options.folder / f"{size}.yaml")
     if size:
         config = ValConfig(
-            weights="", imgsz=options.imgsz, batch_size=options.batch_size, cache_dir=options.cache_dir,
+            weights=[], imgsz=options.imgsz, batch_size=options.batch_size, cache_dir=options.cache_dir,
             workers=options.workers,
         )  # fmt: skip
         return build_val_loader(ctx, config, spec, stride=stride)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
     from openvino import Model
 
-FIXED = 0.99  # IoU threshold for readers that always apply NMS, where it is not needed
+NO_NMS_IOU = 0.99  # IoU threshold for readers that always apply NMS, where it is not needed
 CONFIDENCE = 0.25  # where the model states none
 
 
@@ -39,7 +39,7 @@ def model_info(metadata: ExportMetadata) -> dict[str, str | bool]:
     return kind | {
         "labels": " ".join(name.replace(" ", "_") for name in metadata.names or ()),
         "confidence_threshold": f"{CONFIDENCE if metadata.confidence is None else metadata.confidence:.4g}",
-        "iou_threshold": f"{FIXED if metadata.nms_iou is None else metadata.nms_iou:.4g}",
+        "iou_threshold": f"{NO_NMS_IOU if metadata.nms_iou is None else metadata.nms_iou:.4g}",
         "resize_type": "fit_to_window_letterbox",
         "pad_value": str(PREPROCESSING["pad_value"]),
         "reverse_input_channels": True,  # their images are BGR

@@ -183,7 +183,8 @@ def test_a_missing_package_is_named(weights: Path, capsys, monkeypatch: pytest.M
     assert "pip install onnxscript" in message
 
 
-def test_the_card_of_metadata_is_json(weights: Path):
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # TorchScript is deprecated
+def test_torchscript_metadata_is_json(weights: Path):
     export.main(["--weights", str(weights), "--format", "torchscript", "--no-check"])
     files = {"config.txt": ""}
     torch.jit.load(str(weights.with_name("best.torchscript")), _extra_files=files)

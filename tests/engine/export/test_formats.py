@@ -199,6 +199,28 @@ def test_the_metadata_has_the_keys_that_other_programs_read(tiny):
         assert f'<{key} value="{value}"' in xml
 
 
+@torch.no_grad()
+def test_an_onnx_file_of_another_program(tiny, tmp_path: Path):
+    """Without our own key, the layout is recognized from the shape; without any metadata, classes are numbered."""
+    import onnx
+
+    folder, fused, metadata = tiny
+    pixels = noise()[:2]
+    expected = fused.decode(fused(pixels))
+    for kept, names in (({"names", "stride", "imgsz", "batch"}, NAMES), (set(), ("0", "1", "2"))):
+        proto = onnx.load(folder / "a.onnx")
+        entries = [(entry.key, entry.value) for entry in proto.metadata_props if entry.key in kept]
+        del proto.metadata_props[:]
+        for key, value in entries:
+            proto.metadata_props.add(key=key, value=value)
+        onnx.save(proto, tmp_path / "b.onnx")
+        model = open_model(tmp_path / "b.onnx", device=CPU)
+        assert (model.names, model.stride, model.nms_iou, model.confidence) == (names, 32, 0.7, None)
+        assert model.input_hw == (None if metadata.dynamic else (64, 96))
+        for found, wanted in zip(model.decode(model(pixels)), expected):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
+
+
 def test_a_pt2_file_with_pickled_objects_is_refused(tiny, tmp_path: Path):
     folder, _, _ = tiny
     with zipfile.ZipFile(folder / "a.pt2") as source, zipfile.ZipFile(tmp_path / "a.pt2", "w") as target:
