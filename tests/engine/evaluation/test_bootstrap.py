@@ -6,9 +6,9 @@ import pytest
 from engine.evaluation import bootstrap
 from engine.evaluation.bootstrap import (
     class_outcomes,
+    difference_interval,
     draw_images,
     mean_ap,
-    percentile_interval,
     resampled_ap,
 )
 from engine.evaluation.metrics import score_detections
@@ -72,7 +72,7 @@ def test_without_detections_or_objects():
     ap = resampled_ap(class_outcomes(gt, nothing, num_classes), times)
     assert ((ap == 0) | np.isnan(ap)).all()
     assert np.isnan(ap[:, -1]).all()  # the class without objects
-    assert np.isnan(percentile_interval(np.full(5, np.nan))).all()
+    assert np.isnan(difference_interval(np.full(5, np.nan), 12)).all()
 
 
 def population(seed, images, skill):
@@ -114,7 +114,7 @@ def coverage(images, trials, draws):
         times[:, chosen] = draw_images(images, draws, trial)
         local = [restrict(o, chosen) for o in outcomes]
         first, second = (mean_ap(resampled_ap(o, times[:, chosen])) for o in local)
-        interval = percentile_interval(second - first)
+        interval = difference_interval(second - first, images)
         covered += interval.low <= truth <= interval.high
     return covered / trials
 
@@ -131,10 +131,10 @@ def restrict(outcomes, chosen):
         parts.append(
             o._replace(
                 image=number[o.image[keep]],
-                unmatched=o.unmatched[keep],
+                counted=o.counted[keep],
                 overlapping=position[o.overlapping[among]],
                 true_positive=o.true_positive[among],
-                false_positive=o.false_positive[among],
+                ignored=o.ignored[among],
                 targets=o.targets[np.sort(chosen)],
             )
         )
