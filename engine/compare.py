@@ -179,9 +179,8 @@ def format_differences(
         for name, before, d in zip(names, baseline.tolist(), row):
             if not np.isnan(before):
                 certain = "" if d.is_certain else "  (may be zero)"
-                lines.append(
-                    f"{name:>{width}}  {before:8.4f}  {d.ap:.4f} {d.change:+.4f}  {d.low:+.4f} .. {d.high:+.4f}{certain}"
-                )
+                interval = f"{d.low:+.4f} .. {d.high:+.4f}{certain}"
+                lines.append(f"{name:>{width}}  {before:8.4f}  {d.ap:.4f} {d.change:+.4f}  {interval}")
     return "\n".join(lines)
 
 
