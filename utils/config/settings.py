@@ -303,6 +303,7 @@ class ExportConfig:
     offline: bool = setting(False, help="never download weights")
 
 
+@dataclass(frozen=True, kw_only=True)
 class CompareConfig(_RunConfig):
     """The flags of ``python -m engine.compare``."""
 
