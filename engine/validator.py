@@ -42,23 +42,32 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     if len(ctx.devices) > 1:
         get_logger().warning("one process scores on one device, %s; torchrun uses all", ctx.device)
     check_same_start(ctx, config)
-    models = [_open_model(config, weights, ctx) for weights in config.weights]
-    spec = _open_data(config, models, ctx)
-    for model in models:
-        if not config.single_cls:
-            check_names(model.names, spec, str(model.path))
-        check_same_model(ctx, model, model.state_dict().values())
+    models, spec = open_models(config, ctx)
     canvas_hw = _common_canvas(models)
     if len(models) == 1:
         _validate_one(config, models[0], spec, canvas_hw, ctx)
         return
     rows = []
     for model in models:
-        result, _, _ = _score(config, model, spec, model.input_hw or canvas_hw, ctx)
+        result, _, _ = score(config, model, spec, model.input_hw or canvas_hw, ctx)
         if result is not None:
             rows.append(report.FileRow(str(model.path), result, file_bytes(model.path)))
     if ctx.is_main:
         get_logger().info("%s", report.format_files(rows))
+
+
+def open_models(config: ValConfig, ctx: DistributedContext) -> tuple[list[InferenceModel], DatasetSpec]:
+    """The files of ``config.weights`` and the data to score them on. Every process of the run must call this.
+
+    Raises UserError for a file that cannot be opened, and for one whose classes are not those of the data set.
+    """
+    models = [_open_model(config, weights, ctx) for weights in config.weights]
+    spec = _open_data(config, models, ctx)
+    for model in models:
+        if not config.single_cls:
+            check_names(model.names, spec, str(model.path))
+        check_same_model(ctx, model, model.state_dict().values())
+    return models, spec
 
 
 def _open_model(config: ValConfig, weights: str, ctx: DistributedContext) -> InferenceModel:
@@ -81,7 +90,7 @@ def _common_canvas(models: Sequence[InferenceModel]) -> tuple[int, int] | None:
     return canvas_hw
 
 
-def _score(
+def score(
     config: ValConfig,
     model: InferenceModel,
     spec: DatasetSpec,
@@ -89,7 +98,12 @@ def _score(
     ctx: DistributedContext,
     before: Callable[[], None] = lambda: None,
 ) -> tuple[EvalResult | None, Evaluator, DatasetIndex]:
-    """The scores of a file on rank 0, None elsewhere. ``before`` is called when the data is open."""
+    """The scores of a file on rank 0, None elsewhere; the evaluator, with the detections; and the data.
+
+    Args:
+        canvas_hw: the canvas of every image, as a file of fixed size needs it; None: as ``config`` says.
+        before: called when the data is open.
+    """
     imgsz = max(canvas_hw) if canvas_hw else config.imgsz or model.imgsz
     loader = build_val_loader(ctx, replace(config, imgsz=imgsz), spec, stride=model.stride, canvas_hw=canvas_hw)
     find = partial(
@@ -137,7 +151,7 @@ def _validate_one(
             if ctx.is_main:
                 check_run_dir(config.project, config.name, config.exist_ok)
 
-    result, evaluator, index = _score(config, model, spec, canvas_hw, ctx, check_folder)
+    result, evaluator, index = score(config, model, spec, canvas_hw, ctx, check_folder)
     if ctx.is_main:
         imgsz = max(canvas_hw) if canvas_hw else config.imgsz or model.imgsz
         _report(config, result, evaluator, index.names, imgsz)

@@ -71,6 +71,10 @@ class Matches(NamedTuple):
         """int64 (M,)."""
         return self.objects.group % self.num_classes
 
+    def by_class(self) -> np.ndarray:
+        """Rows of ``ranked`` sorted by class, best first; equal scores in the order of the images: int64 (D,)."""
+        return np.lexsort((-self.ranked.scores, self.ranked.classes))
+
     def targets(self) -> np.ndarray:
         """Number of objects that count, by class and area range: int64 (C, A)."""
         counts = np.zeros((self.num_classes, self.ignored.shape[1]), dtype=np.int64)
@@ -150,7 +154,7 @@ def _out_of_range(area: np.ndarray) -> np.ndarray:
 def sort_by_class(matches: Matches) -> Outcomes:
     """The outcomes of all detections of a class together, best first; equal scores in the order of the images."""
     ranked, assignment = matches.ranked, matches.assignment
-    order = np.lexsort((-ranked.scores, ranked.classes))
+    order = matches.by_class()
     overlaps = np.zeros(order.size, dtype=bool)
     overlaps[assignment.overlapping] = True
     assigned_row = np.empty(order.size, dtype=np.int64)

@@ -164,6 +164,9 @@ def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
             options |= {"type": origin, "choices": meta["choices"]}
             if meta["bare"] is not None:
                 options |= {"nargs": "?", "const": meta["bare"]}
+        if meta["positional"]:
+            parser.add_argument(field.name, help=meta["help"], nargs=options["nargs"], type=options["type"])
+            continue
         parser.add_argument("--" + field.name.replace("_", "-"), *meta["aliases"], **options)
     return parser
 

@@ -31,6 +31,7 @@ def setting(
     aliases: tuple[str, ...] = (),
     bare: Any = None,
     formerly: tuple[str, ...] = (),
+    positional: bool = False,
 ) -> Any:
     """A dataclass field with the metadata that its flag or YAML key needs.
 
@@ -42,9 +43,10 @@ def setting(
         aliases: other names of the flag.
         bare: the value of a flag given without a value; None: the flag requires one.
         formerly: names of the field in older checkpoints and recipes, which are still read.
+        positional: the values are given without a flag.
     """
     metadata = {"help": help, "choices": choices, "low": low, "high": high}
-    metadata |= {"also": also, "aliases": aliases, "bare": bare, "formerly": formerly}
+    metadata |= {"also": also, "aliases": aliases, "bare": bare, "formerly": formerly, "positional": positional}
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
 
@@ -299,6 +301,24 @@ class ExportConfig:
     device: str = setting("cpu", choices=("cpu",), help="models are exported on the CPU")
     cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep")
     offline: bool = setting(False, help="never download weights")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(_RunConfig):
+    """The flags of ``python -m engine.compare``."""
+
+    runs: list[str] = setting(positional=True, help="folders of runs, or models' files; the first is the baseline")
+    data: str = setting("", help="data set YAML; empty: that of the first run")
+    task: str = setting("val", choices=("train", "val", "test"), help="split to evaluate")
+    imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: each run's")
+    batch_size: int = setting(16, low=1, aliases=("--batch",), help="images per batch")
+    device: str = setting("", help="cpu, mps or 0; empty: the best available device")
+    workers: int = setting(-1, low=-1, help="loader workers; -1: as many as cores, at most 8")
+    cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep")
+    draws: int = setting(1000, low=100, help="draws of the images for the intervals")
+    seed: int = setting(0, low=0, help="seed of the draws")
+    noplots: bool = setting(False, help="do not write curves.png")
+    project: str = setting("runs/compare", help="folder of runs")
 
 
 def check_image_size(imgsz: int, stride: int, *, least_cells: int = 1, flag: str = "--imgsz") -> None:

@@ -113,7 +113,7 @@ def translated(script: str, arguments: Sequence[str]) -> list[str]:
     result: list[str] = []
     for argument in arguments:
         flag, separator, value = argument.partition("=")
-        ours = _MEANINGS[script].get(flag, (flag,))
+        ours = _MEANINGS.get(script, {}).get(flag, (flag,))
         result += [*ours[:-1], ours[-1] + separator + value]
     return result
 
@@ -128,6 +128,8 @@ def advice(
         flags: the script's flags, such as ``--epochs``.
         hyperparameters: the names that ``--set`` accepts.
     """
+    if script not in _ADVICE:  # the other programs have no such command
+        return None
     settings = list(itertools.takewhile(lambda a: not a.startswith("-"), arguments))
     if any("=" in s for s in settings):
         line = _as_flags(script, settings, flags, hyperparameters)

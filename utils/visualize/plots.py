@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,6 +80,33 @@ def plot_curves(csv_path: Path, out: Path) -> None:
             axes.legend(fontsize=7)
     for axes in figure.axes[len(panels) :]:
         axes.set_visible(False)
+    save_figure(figure, out)
+
+
+def plot_run_curves(csv_paths: Mapping[str, Path], out: Path) -> None:
+    """The same quantity of several runs in one panel, over epochs. ``csv_paths``: results.csv by the run's label.
+    Nothing without rows."""
+    runs = {label: _read_columns(path) for label, path in csv_paths.items()}
+    names = dict.fromkeys(name for columns in runs.values() for name in columns if name != "epoch")
+    panels = [n for n in names if any(np.isfinite(columns.get(n, np.nan)).any() for columns in runs.values())]
+    if not panels:
+        return
+    across = min(4, len(panels))
+    down = math.ceil(len(panels) / across)
+    figure = new_figure(3.6 * across, 2.7 * down)
+    grid = figure.subplots(down, across, squeeze=False)
+    for axes, name in zip(grid.flat, panels):
+        for label, columns in runs.items():
+            values = columns.get(name, np.empty(0))
+            known = np.isfinite(values)
+            axes.plot(columns["epoch"][known], values[known], marker=".", markersize=4, linewidth=1.3, label=label)
+        axes.set(xlabel="epoch", ylabel=name)
+        axes.grid(alpha=0.3)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    for axes in figure.axes[len(panels) :]:
+        axes.set_visible(False)
+    handles, labels = grid.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", fontsize=8)
     save_figure(figure, out)
 
 

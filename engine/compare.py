@@ -1,0 +1,197 @@
+"""Compares runs: settings that differ, curves over each other, and AP by class with the uncertainty of each difference.
+
+python -m engine.compare runs/train/a runs/train/b
+python -m engine.compare a/best.pt b.onnx --data coco128.yaml
+
+The first run is the baseline. All are scored on the same images; the 95 % interval of a difference comes from drawing
+those images anew (see `engine.evaluation.bootstrap`). It covers the choice of the images, not the training seed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from utils.config.parser import parse_config
+from utils.config.settings import CompareConfig, ValConfig
+from utils.entrypoint import run_main
+from utils.errors import UserError
+
+UNCOMPARED = frozenset({"name", "project", "exist_ok", "local_rank", "local_world_size"})  # settings
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One of the runs: a folder with best.pt, or a model's file."""
+
+    label: str
+    weights: Path
+    results: Path | None  # its results.csv
+
+
+class Difference(NamedTuple):
+    """Of an AP to the baseline's, with its 95 % interval."""
+
+    ap: float
+    change: float
+    low: float
+    high: float
+
+    @property
+    def is_certain(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+
+def entries_of(paths: Sequence[str]) -> list[Entry]:
+    """Raises UserError for a folder without best.pt, and for a run that is named twice."""
+    entries = []
+    for path in map(Path, paths):
+        if path.is_dir() and not path.name.endswith("_openvino_model"):
+            weights, results = path / "best.pt", path / "results.csv"
+            if not weights.is_file():
+                raise UserError(f"{path}: has no best.pt; name the folder of a run, or a model's file")
+            entries.append(Entry(str(path), weights, results if results.is_file() else None))
+        else:
+            entries.append(Entry(str(path), path, None))
+    if len(entries) < 2:
+        raise UserError("name at least two runs to compare")
+    if twice := [e.label for i, e in enumerate(entries) if e.weights in [other.weights for other in entries[:i]]]:
+        raise UserError(f"{twice[0]}: is named twice")
+    return entries
+
+
+def differing_settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The settings that are not the same in all runs, with the value in each; None where a run has none."""
+    names = dict.fromkeys(name for of_run in settings for name in of_run if name not in UNCOMPARED)
+    values = {name: [of_run.get(name) for of_run in settings] for name in names}
+    return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
+
+
+def differences(aps: Sequence[np.ndarray], draws: Sequence[np.ndarray], num_images: int) -> list[list[Difference]]:
+    """For each run after the first, the differences for all classes together and for each class.
+
+    Args:
+        aps: for each run, AP of all classes and of each: float64 (1 + C,), nan without objects.
+        draws: the same on each draw of images: float64 (S, 1 + C).
+        num_images: that are drawn.
+    """
+    from engine.evaluation.bootstrap import difference_interval
+
+    rows = []
+    for ap, drawn in zip(aps[1:], draws[1:]):
+        changes = drawn - draws[0]
+        intervals = [difference_interval(changes[:, column], num_images) for column in range(changes.shape[1])]
+        rows.append([Difference(*row) for row in zip(ap.tolist(), (ap - aps[0]).tolist(), *zip(*intervals))])
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    config = parse_config(CompareConfig, argv, __doc__.split("\n")[0])
+    entries = entries_of(config.runs)
+    compare(config, entries)
+
+
+def compare(config: CompareConfig, entries: Sequence[Entry]) -> None:
+    """Scores the runs, prints the comparison, and writes comparison.json and curves.png."""
+    from engine.evaluation.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
+    from engine.validator import open_models, score
+    from utils.distributed.context import DistributedContext
+    from utils.files.folders import increment_path
+    from utils.files.safe_io import write_whole
+    from utils.logger import configure_logging, get_logger
+
+    configure_logging(True)
+    log = get_logger()
+    ctx = DistributedContext.from_environment(config.device, None, None)
+    validation = ValConfig(
+        weights=[str(entry.weights) for entry in entries],
+        **{name: getattr(config, name) for name in ("data", "task", "imgsz", "batch_size", "device", "workers")},
+        **{name: getattr(config, name) for name in ("cache_dir", "offline")},
+    )
+    models, spec = open_models(validation, ctx)
+    settings = [{**model.info.get("config", {}), **model.info.get("hyp", {})} for model in models]
+    changed = differing_settings(settings)
+    log.info("%s", format_settings(changed, entries))
+    aps, draws, times = [], [], None
+    for model in models:
+        result, evaluator, index = score(validation, model, spec, model.input_hw, ctx)
+        gt = evaluator.ground_truth
+        times = draw_images(gt.num_images, config.draws, config.seed) if times is None else times
+        drawn = resampled_ap(class_outcomes(gt, evaluator.detections, len(index.names)), times)
+        aps.append(np.r_[result.ap, result.class_ap])
+        draws.append(np.column_stack([mean_ap(drawn), drawn]))
+    found = differences(aps, draws, times.shape[1])
+    names = ("all", *index.names)
+    log.info("%s", format_differences(aps[0], found, names, entries, images=times.shape[1], draws=config.draws))
+    folder = increment_path(config.project, config.name, config.exist_ok)
+    content = {
+        "runs": [entry.label for entry in entries],
+        "settings": {name: [_plain(v) for v in row] for name, row in changed.items()},
+        "images": times.shape[1],
+        "draws": config.draws,
+        "baseline": {name: _known(ap) for name, ap in zip(names, aps[0].tolist())},
+        "differences": [
+            {
+                "run": entry.label,
+                "classes": {name: {k: _known(v) for k, v in d._asdict().items()} for name, d in zip(names, row)},
+            }
+            for entry, row in zip(entries[1:], found)
+        ],
+    }
+    write_whole(folder / "comparison.json", json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    if not config.noplots:
+        from utils.visualize.plots import plot_run_curves
+
+        plot_run_curves({e.label: e.results for e in entries if e.results is not None}, folder / "curves.png")
+    log.info("results are in %s", folder)
+
+
+def format_settings(changed: Mapping[str, Sequence[Any]], entries: Sequence[Entry]) -> str:
+    """A line a setting, a column a run."""
+    if not changed:
+        return "the runs have the same settings"
+    rows = [("settings that differ", *(entry.label for entry in entries))]
+    rows += [(name, *map(str, values)) for name, values in changed.items()]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+
+def format_differences(
+    baseline: np.ndarray,
+    found: Sequence[Sequence[Difference]],
+    names: Sequence[str],
+    entries: Sequence[Entry],
+    *,
+    images: int,
+    draws: int,
+) -> str:
+    """A table for each run after the first; classes without objects are left out."""
+    width = max(len("class"), *map(len, names))
+    lines = []
+    for entry, row in zip(entries[1:], found):
+        lines.append(f"AP of {entry.label} against {entries[0].label}; intervals from {draws} draws of {images} images")
+        lines.append(f"{'class':>{width}}  baseline      AP  change  95 % interval")
+        for name, before, d in zip(names, baseline.tolist(), row):
+            if not np.isnan(before):
+                certain = "" if d.is_certain else "  (may be zero)"
+                interval = f"{d.low:+.4f} .. {d.high:+.4f}{certain}"
+                lines.append(f"{name:>{width}}  {before:8.4f}  {d.ap:.4f} {d.change:+.4f}  {interval}")
+    return "\n".join(lines)
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else value
+
+
+def _plain(value: Any) -> Any:
+    """As JSON holds it."""
+    return value if isinstance(value, str | int | float | bool | list | dict | type(None)) else str(value)
+
+
+if __name__ == "__main__":
+    run_main(main)

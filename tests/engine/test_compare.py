@@ -1,0 +1,82 @@
+"""`python -m engine.compare`: what it says of equal runs, of different runs, and of runs that cannot be compared."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import train
+from engine import compare
+from engine.compare import Difference, differences, differing_settings, entries_of
+from engine.evaluation.bootstrap import draw_images
+from tests.helpers.scripts import SMALL, error_of
+from tests.helpers.tiny import write_dataset, write_model
+from utils.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    data, model = write_dataset(root / "set", train=12, val=9), write_model(root / "tiny.yaml")
+    common = ["--data", str(data), "--model", str(model), *SMALL, "--project", str(root), "--cache-dir", str(root)]
+    train.main([*common, "--name", "a", "--epochs", "1"])
+    train.main([*common, "--name", "b", "--epochs", "2", "--seed", "3", "--set", "mosaic=0"])
+    return root
+
+
+def compared(root, *paths, name="exp"):
+    flags = ["--device", "cpu", "--workers", "0", "--project", str(root / "out"), "--name", name, "--exist-ok"]
+    compare.main([*map(str, paths), *flags, "--cache-dir", str(root), "--draws", "200"])
+    folder = root / "out" / name
+    return json.loads((folder / "comparison.json").read_text(encoding="utf-8")), folder
+
+
+def test_settings_and_scores_are_those_of_the_runs(runs):
+    content, folder = compared(runs, runs / "a", runs / "b")
+    assert content["settings"] == {
+        "epochs": [1, 2],
+        "seed": [0, 3],
+        "override": [[], ["mosaic=0"]],
+        "mosaic": [1.0, 0.0],
+    }
+    assert content["images"] == 9
+    assert content["runs"] == [str(runs / "a"), str(runs / "b")]
+    (row,) = content["differences"]
+    for part in row["classes"].values():
+        if part["ap"] is not None:
+            assert part["low"] <= part["high"]
+    assert (folder / "curves.png").stat().st_size > 10_000
+
+
+def test_a_run_does_not_differ_from_itself(runs):
+    shutil.copytree(runs / "b", runs / "again", dirs_exist_ok=True)
+    content, _ = compared(runs, runs / "b", runs / "again", name="same")
+    assert content["settings"] == {}
+    (row,) = content["differences"]
+    for part in row["classes"].values():
+        assert part["change"] in (0, None)
+        assert part["low"] in (0, None)
+        assert part["high"] in (0, None)
+
+
+def test_differences_pair_the_draws():
+    """What both runs lose on the same images cancels: a constant gain has an interval of no width."""
+    images = draw_images(20, 100)
+    hard = images[:, :5].sum(1) / 20
+    first = np.stack([0.5 - hard, 0.4 - hard], 1)
+    (row,) = differences([np.array([0.5, 0.4]), np.array([0.6, 0.4])], [first, np.add(first, [0.1, 0.0])], 20)
+    assert [d.is_certain for d in row] == [True, False]
+    np.testing.assert_allclose(row[0], Difference(0.6, 0.1, 0.1, 0.1), atol=1e-12)
+
+
+def test_settings_that_only_one_run_has_differ():
+    assert differing_settings([{"lr0": 1, "name": "x"}, {"lr0": 1, "name": "y", "new": 2}]) == {"new": [None, 2]}
+
+
+def test_runs_that_cannot_be_compared_are_one_line(runs, tmp_path, capsys):
+    assert "has no best.pt" in error_of(capsys, compare.main, str(runs / "a"), str(tmp_path))
+    assert "at least two runs" in error_of(capsys, compare.main, str(runs / "a"))
+    assert "is named twice" in error_of(capsys, compare.main, str(runs / "a"), str(runs / "a"))
+    with pytest.raises(UserError, match="is named twice"):
+        entries_of([str(runs / "a"), str(runs / "a" / "best.pt")])
