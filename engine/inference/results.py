@@ -7,7 +7,6 @@ image, highest confidence first.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -21,10 +20,10 @@ from torch import Tensor
 
 from utils.boxes import scale_boxes, xyxy_to_cxcywh
 from utils.errors import UserError
-from utils.files.safe_io import write_whole
 from utils.machine.limits import require_package
 from utils.structures import DetectionTable
-from utils.visualize.detection_writer import WRITABLE
+from utils.visualize.annotation_formats import write_yolo_labels
+from utils.visualize.detection_writer import WRITABLE, crops_of, safe_name
 from utils.visualize.draw import class_colors, draw_boxes, write_image
 
 if TYPE_CHECKING:
@@ -197,27 +196,24 @@ class Results:
     def save_txt(self, txt_file: str | Path, save_conf: bool = False) -> str:
         """Writes YOLO rows (class, cx, cy, w, h normalized, confidence with ``save_conf``), replacing the file."""
         boxes = self.boxes.numpy()
-        columns = [boxes.cls[:, None], boxes.xywhn] + ([boxes.conf[:, None]] if save_conf else [])
-        rows = np.concatenate(columns, 1).tolist()
-        Path(txt_file).parent.mkdir(parents=True, exist_ok=True)
-        form = "%d" + " %.6f" * (5 if save_conf else 4) + "\n"
-        write_whole(txt_file, "".join(form % tuple(row) for row in rows))
+        found = DetectionTable(
+            image_index=np.zeros(len(boxes), np.int64),
+            boxes_xyxy_px=boxes.xyxy.astype(np.float64),
+            scores=boxes.conf.astype(np.float64),
+            classes=boxes.cls.astype(np.int64),
+        )
+        write_yolo_labels(Path(txt_file), self.orig_shape, found, scores=save_conf)
         return str(txt_file)
 
     def crops(self) -> Iterator[tuple[int, np.ndarray]]:
         """Row and pixels, uint8 (h, w, 3) RGB, of each box that has any; parts of pixels count as whole ones."""
-        corners = self.boxes.numpy().xyxy
-        corners = np.concatenate([np.floor(corners[:, :2]), np.ceil(corners[:, 2:])], 1).astype(int)
-        for row, (x0, y0, x1, y1) in enumerate(corners.tolist()):
-            crop = self.image[max(y0, 0) : y1, max(x0, 0) : x1]
-            if crop.size:
-                yield row, crop
+        yield from crops_of(self.image, self.boxes.numpy().xyxy)
 
     def save_crop(self, save_dir: str | Path, file_name: str | Path = "im.jpg") -> None:
         """Writes each box's pixels to SAVE_DIR/CLASS/STEM_ROW.jpg, where STEM is that of ``file_name``."""
         stem, classes = Path(file_name).stem, self._classes()
         for row, crop in self.crops():
-            folder = Path(save_dir) / re.sub(r"[^\w -]+", "_", self.names[classes[row]])
+            folder = Path(save_dir) / safe_name(self.names[classes[row]])
             folder.mkdir(parents=True, exist_ok=True)
             write_image(folder / f"{stem}_{row}.jpg", crop)
 

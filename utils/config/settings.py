@@ -298,7 +298,6 @@ class ExportConfig:
     check: bool = setting(True, help="compare the exported model with the checkpoint on validation images")
     check_images: int = setting(64, low=0, help="number of validation images to compare on")
     calibration_images: int = setting(300, low=1, help="number of training images for --int8")
-    device: str = setting("cpu", choices=("cpu",), help="models are exported on the CPU")
     cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep")
     offline: bool = setting(False, help="never download weights")
 

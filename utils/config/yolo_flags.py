@@ -77,6 +77,7 @@ _ADVICE: dict[str, dict[str, str]] = {
     "export": {
         "--simplify": "graphs are always simplified. Leave it out",
         "--end2end": "use --layout end2end",
+        "--device": "models are exported on the CPU. Leave it out",
         "--grid": "decoding is always part of the graph. Leave it out",
         "--agnostic-nms": "NMS in the graph is by class. Leave it out",
         **dict.fromkeys(("--train", "--inplace", "--optimize"), "models are exported for inference. Leave it out"),

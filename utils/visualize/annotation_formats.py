@@ -86,7 +86,7 @@ class YoloAnnotations(AnnotationFormat):
 
 def write_yolo_labels(path: Path, image_hw: tuple[int, int], found: DetectionTable, *, scores: bool = False) -> None:
     """A line a detection: class, then cx cy w h as fractions of the image's size, and with ``scores`` the score."""
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     boxes = scale_boxes(xyxy_to_cxcywh(found.boxes_xyxy_px), 1 / image_hw[1], 1 / image_hw[0])
     columns = [found.classes[:, None], boxes] + ([found.scores[:, None]] if scores else [])
     rows = np.concatenate(columns, 1)

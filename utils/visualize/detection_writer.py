@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ class UniqueStems:
     def __call__(self, source: str) -> str:
         if source not in self._stems:
             base = source.split("://", 1)[1] if "://" in source else Path(source).stem
-            base = f"webcam{source}" if source.isdigit() else _safe_name(base)
+            base = f"webcam{source}" if source.isdigit() else safe_name(base)
             stem, number = base, 1
             while stem.casefold() in self._taken:  # some file systems ignore case
                 number += 1
@@ -154,9 +155,19 @@ class UniqueStems:
         return self._stems[source]
 
 
-def _safe_name(text: str) -> str:
+def safe_name(text: str) -> str:
     """``text`` as a file name, without separators, control characters and characters that some systems forbid."""
     return re.sub(r'[\x00-\x1f/\\:*?"<>|@]+', "_", text).strip(". ") or "_"
+
+
+def crops_of(image: np.ndarray, boxes_xyxy_px: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Row and pixels, a view (h, w, 3) of ``image``, of each box (N, 4) that has any; parts of pixels count as whole
+    ones."""
+    corners = np.concatenate([np.floor(boxes_xyxy_px[:, :2]), np.ceil(boxes_xyxy_px[:, 2:])], 1).astype(int)
+    for row, (x0, y0, x1, y1) in enumerate(corners.tolist()):
+        crop = image[max(y0, 0) : max(y1, 0), max(x0, 0) : max(x1, 0)]
+        if crop.size:
+            yield row, crop
 
 
 class DetectionFiles:
@@ -237,10 +248,7 @@ class DetectionFiles:
         ]
 
     def _write_crops(self, label: str, image: np.ndarray, found: DetectionTable) -> None:
-        corners = np.concatenate([np.floor(found.boxes_xyxy_px[:, :2]), np.ceil(found.boxes_xyxy_px[:, 2:])], 1)
-        for number, (c, (x0, y0, x1, y1)) in enumerate(zip(found.classes.tolist(), corners.astype(int).tolist())):
-            crop = image[y0:y1, x0:x1]
-            if crop.size:
-                folder = self.run_dir / "crops" / _safe_name(self.names[c])
-                folder.mkdir(parents=True, exist_ok=True)
-                write_image(folder / f"{label}_{number}.jpg", crop)
+        for number, crop in crops_of(image, found.boxes_xyxy_px):
+            folder = self.run_dir / "crops" / safe_name(self.names[found.classes[number]])
+            folder.mkdir(parents=True, exist_ok=True)
+            write_image(folder / f"{label}_{number}.jpg", crop)
