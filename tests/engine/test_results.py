@@ -92,7 +92,7 @@ def test_label_files(result, tmp_path):
     path = tmp_path / "new" / "a.txt"
     assert result.save_txt(path, save_conf=True) == str(path)
     rows = [line.split() for line in path.read_text().splitlines()]
-    assert rows[0] == ["1", "0.200000", "0.300000", "0.200000", "0.400000", "0.900000"]
+    assert [float(v) for v in rows[0]] == pytest.approx([1, 0.2, 0.3, 0.2, 0.4, 0.9], abs=1e-6)
     result.save_txt(path)
     assert [line.split() for line in path.read_text().splitlines()] == [row[:5] for row in rows]
     result[[]].save_txt(path)
