@@ -256,7 +256,7 @@ class DetectConfig(_TileConfig):
     save_format: list[str] = setting(
         factory=list,
         choices=("yolo", "coco", "voc", "labelstudio", "cvat"),
-        help="write the images with annotation files for labelling tools, in one or several formats",
+        help="write the images with annotation files for labeling tools, in one or several formats",
     )
     save_crop: bool = setting(False, help="write a crop of each detection")
     nosave: bool = setting(False, help="do not write annotated images and videos")

@@ -1,4 +1,4 @@
-"""Detections as annotation files that labelling tools import, one class a format (`FORMATS`).
+"""Detections as annotation files that labeling tools import, one class a format (`FORMATS`).
 
 All files describe the images in the folder ``images`` beside them, so that the folder is a data set that can be moved,
 zipped and trained on. Boxes are in pixels of the upright image, from its top left corner, unless the format asks for
@@ -154,7 +154,7 @@ class VocAnnotations(AnnotationFormat):
 
 
 class LabelStudioAnnotations(AnnotationFormat):
-    """labelstudio.json, tasks with predictions, and labelstudio.xml, the labelling interface that they fit.
+    """labelstudio.json, tasks with predictions, and labelstudio.xml, the labeling interface that they fit.
 
     Tasks refer to images as Label Studio's local file server serves them if the run's folder is its document root.
     """

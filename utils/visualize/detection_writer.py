@@ -224,7 +224,7 @@ class DetectionFiles:
             write_whole(self.run_dir / "predictions.json", json.dumps(self._records, ensure_ascii=False, indent=1))
 
     def _copy_image(self, source: str, label: str) -> str:
-        """Copies an image file into images/, which saves labelling tools from losses of another compression. Returns
+        """Copies an image file into images/, which saves labeling tools from losses of another compression. Returns
         the name of the copy."""
         path = self.run_dir / "images" / (label + Path(source).suffix)
         path.parent.mkdir(exist_ok=True)

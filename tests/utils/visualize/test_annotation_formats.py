@@ -100,7 +100,7 @@ def test_coco_ids_are_the_numbers_of_numeric_stems(tmp_path):
 
 
 def test_label_studio_tasks(written):
-    """https://labelstud.io/guide/predictions: percentages of the image, names of the labelling interface's tags."""
+    """https://labelstud.io/guide/predictions: percentages of the image, names of the labeling interface's tags."""
     folder, tables = written
     text = (folder / "labelstudio.xml").read_text(encoding="utf-8")
     assert text.startswith("<View>")  # Label Studio parses text, in which lxml refuses a declaration of its encoding
