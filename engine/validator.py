@@ -17,6 +17,7 @@ from engine.evaluation import report
 from engine.evaluation.analysis import analyze
 from engine.evaluation.evaluator import Evaluator
 from engine.process import check_same_model, check_same_start, resolve_amp
+from engine.reporting.report_page import ReportPage, Subject, Validation
 from models.postprocess.detections import detections_to_score
 from models.postprocess.tta import TestTimeAugmentation
 from models.weights.load import load_detector
@@ -70,7 +71,8 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     scored = TestTimeAugmentation(fused) if config.tta else fused
     result = evaluator.run(scored.to(ctx.device, memory_format=torch.channels_last), loader)
     if ctx.is_main:
-        _report(config, result, evaluator, names, imgsz)
+        subject = Subject.of_checkpoint(replace(config, imgsz=imgsz), ctx, loader.index, model.stride)
+        _report(config, result, evaluator, names, subject)
 
 
 def _open_data(config: ValConfig, info: dict[str, Any], ctx: DistributedContext) -> DatasetSpec:
@@ -104,7 +106,9 @@ def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
     )
 
 
-def _report(config: ValConfig, result: EvalResult, evaluator: Evaluator, names: Sequence[str], imgsz: int) -> None:
+def _report(
+    config: ValConfig, result: EvalResult, evaluator: Evaluator, names: Sequence[str], subject: Subject
+) -> None:
     """Prints the tables and writes the run's folder."""
     log, gt = get_logger(), evaluator.ground_truth
     folder = increment_path(config.project, config.name, config.exist_ok)
@@ -116,7 +120,7 @@ def _report(config: ValConfig, result: EvalResult, evaluator: Evaluator, names: 
         log.info("%s", report.format_table(report.SIZE_COLUMNS, by_size, verbose=config.verbose))
         report.write_csv(folder / "sizes.csv", report.SIZE_COLUMNS, by_size)
     log.info("%s\n%s", report.format_errors(analysis.errors), report.format_calibration(analysis.calibration))
-    settings = asdict(config) | {"imgsz": imgsz}
+    settings = asdict(config) | {"imgsz": subject.imgsz}
     report.write_results_json(folder / "results.json", result, rows, settings, report.analysis_content(analysis, names))
     report.write_csv(folder / "classes.csv", report.COLUMNS, rows)
     if config.save_json:
@@ -127,6 +131,7 @@ def _report(config: ValConfig, result: EvalResult, evaluator: Evaluator, names: 
         plot_metric_curves(result, names, folder)
         plot_confusion(result.confusion, names, folder / "confusion_matrix.png")
         _draw_preview(evaluator, names, folder / "predictions.jpg")
+        ReportPage(folder, subject).write({}, Validation(result, evaluator.detections, analysis=analysis))
     log.info("results are in %s", folder)
 
 

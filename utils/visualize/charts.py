@@ -97,7 +97,7 @@ def histogram(
 
 
 def heat_map(values: np.ndarray, *, title: str, x_label: str, y_label: str, unit: str) -> Markup:
-    """Cells of ``values`` (rows, columns), row 0 at the top, over axes from 0 to 1; darker means more.
+    """Cells of ``values`` (rows, columns), row 0 at the top, over axes from 0 to 1; a stronger color means more.
 
     Args:
         unit: of the values, for the largest one, which is written below.
@@ -115,7 +115,9 @@ def heat_map(values: np.ndarray, *, title: str, x_label: str, y_label: str, unit
         for row, column in np.argwhere(values > 0)
     ]
     body = Markup("").join([frame.axes(x_label, y_label), *cells])
-    return _figure(title, _svg(body, title), Markup('<p class="muted">Darkest cell: {:,g} {}.</p>').format(top, unit))
+    return _figure(
+        title, _svg(body, title), Markup('<p class="muted">The strongest color: {:,g} {}.</p>').format(top, unit)
+    )
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> Markup:

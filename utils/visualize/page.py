@@ -42,15 +42,15 @@ class Page:
     def __init__(self, title: str, subtitle: str = "") -> None:
         self._title, self._subtitle = title, subtitle
         self._sections: list[tuple[str, Markup]] = []
-        self._pictures: dict[str, tuple[str, int, int]] = {}
+        self._pictures: dict[str, tuple[str, float, float]] = {}
 
     def section(self, title: str, *parts: Content) -> None:
         """Adds a section; plain text becomes a paragraph."""
         self._sections.append((title, Markup("\n").join(map(_block, parts))))
 
-    def picture(self, name: str, jpeg: bytes, width: int, height: int) -> Markup:
-        """Stores a JPEG file once under ``name`` (letters and digits). Returns an element that draws it inside an SVG,
-        which several figures may use."""
+    def picture(self, name: str, jpeg: bytes, width: float, height: float) -> Markup:
+        """Stores a JPEG file once under ``name`` (letters and digits), to be drawn ``width`` x ``height`` user units
+        large. Returns an element that draws it inside an SVG, which several figures may use."""
         self._pictures[name] = (data_uri(jpeg, "image/jpeg"), width, height)
         return Markup('<use href="#{}"/>').format(name)
 
@@ -131,6 +131,11 @@ def paragraph(text: Content, kind: str = "") -> Markup:
     return Markup('<p class="{}">{}</p>').format(kind, text) if kind else Markup("<p>{}</p>").format(text)
 
 
+def heading(text: Content) -> Markup:
+    """Of a part of a section."""
+    return Markup("<h3>{}</h3>").format(text)
+
+
 def bullets(items: Iterable[Content]) -> Markup:
     return Markup("<ul>{}</ul>").format(Markup("").join(Markup("<li>{}</li>").format(item) for item in items))
 
@@ -167,10 +172,15 @@ def table(columns: Sequence[Content], rows: Iterable[Sequence[Content | float | 
     """
     head = Markup("").join(Markup('<th scope="col"><button type="button">{}</button></th>').format(c) for c in columns)
     body = Markup("\n").join(Markup("<tr>{}</tr>").format(Markup("").join(map(_cell, row))) for row in rows)
+    return _scrolling("sortable", caption, Markup("<thead><tr>{}</tr></thead><tbody>\n{}\n</tbody>").format(head, body))
+
+
+def _scrolling(kind: str, caption: str, body: Markup) -> Markup:
+    """A table that scrolls inside its box, below its caption, which does not."""
     return Markup(
-        '<div class="scroll" tabindex="0" role="region" aria-label="{}"><table class="sortable"><caption>{}</caption>'
-        "<thead><tr>{}</tr></thead><tbody>\n{}\n</tbody></table></div>"
-    ).format(caption, caption, head, body)
+        '<figure><figcaption>{}</figcaption><div class="scroll" tabindex="0" role="region" aria-label="{}">'
+        '<table class="{}" aria-label="{}">{}</table></div></figure>'
+    ).format(caption, caption, kind, caption, body)
 
 
 def _cell(value: Content | float | int | None) -> Markup:
@@ -181,8 +191,12 @@ def _cell(value: Content | float | int | None) -> Markup:
     return Markup('<td class="number" data-value="{}">{}</td>').format(repr(float(value)), number(value))
 
 
-def bars(rows: Sequence[tuple[str, float, str]], caption: str, unit: str) -> Markup:
-    """Horizontal bars from 0: name, value, and the value as text. Values below 0 have no bar."""
+def bars(rows: Sequence[tuple[str, float, str]], caption: str) -> Markup:
+    """Horizontal bars from 0: name, value, and the value as text. Values below 0 have no bar.
+
+    Args:
+        caption: names the unit.
+    """
     top = max((value for _, value, _ in rows if math.isfinite(value)), default=0.0)
     lines = [
         Markup(
@@ -190,9 +204,7 @@ def bars(rows: Sequence[tuple[str, float, str]], caption: str, unit: str) -> Mar
         ).format(name, 100 * max(value, 0.0) / top if top > 0 and math.isfinite(value) else 0.0, text)
         for name, value, text in rows
     ]
-    return Markup('<div class="scroll"><table class="bars"><caption>{} ({})</caption>{}</table></div>').format(
-        caption, unit, Markup("\n").join(lines)
-    )
+    return _scrolling("bars", caption, Markup("<tbody>{}</tbody>").format(Markup("\n").join(lines)))
 
 
 def matrix(values: Sequence[Sequence[int]], shades: Sequence[Sequence[float]], names: Sequence[str],
@@ -209,10 +221,11 @@ def matrix(values: Sequence[Sequence[int]], shades: Sequence[Sequence[float]], n
         )
         for name, row, shade_row in zip(names, values, shades)
     ]
-    return Markup(
-        '<div class="scroll" tabindex="0" role="region" aria-label="{}"><table class="matrix"><caption>{}</caption>'
-        "<thead><tr><td>{} ↓ &nbsp; {} →</td>{}</tr></thead><tbody>{}</tbody></table></div>"
-    ).format(caption, caption, rows_are, columns_are, head, Markup("\n").join(lines))
+    corner = Markup("{} ↓ &nbsp; {} →").format(rows_are, columns_are)
+    body = Markup("<thead><tr><td>{}</td>{}</tr></thead><tbody>{}</tbody>").format(
+        corner, head, Markup("\n").join(lines)
+    )
+    return _scrolling("matrix", caption, body)
 
 
 def gallery(cards: Sequence[Card], filters: Sequence[tuple[str, Sequence[tuple[str, str]]]], label: str) -> Markup:

@@ -23,7 +23,7 @@ code { font-family: ui-monospace, monospace; font-size: .9em; background: var(--
 nav { display: flex; flex-wrap: wrap; gap: 4px 14px; padding: 10px 0; border-bottom: 1px solid var(--line); }
 a { color: rgb(var(--accent)); }
 section { padding: 18px 0; border-bottom: 1px solid var(--line); }
-.row { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 380px), 1fr)); gap: 16px;
+.row { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 380px), 1fr)); gap: 16px;
   align-items: start; }
 .row > div { min-width: 0; }
 figure { margin: 8px 0; min-width: 0; } figcaption { font-weight: 600; font-size: .9rem; }
@@ -46,10 +46,10 @@ svg.chart .cell { fill: rgb(var(--accent)); }
 .legend span { color: var(--ink); }
 .scroll { overflow-x: auto; max-width: 100%; }
 table { border-collapse: collapse; font-size: .86rem; overflow-wrap: normal; }
-caption { text-align: left; font-weight: 600; padding: 4px 0; caption-side: top; }
 th, td { padding: 3px 8px; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top;
   max-width: 42ch;
   overflow-wrap: break-word; }
+td code { white-space: nowrap; } td:last-child:not(.number, .bar, .bars td, .matrix td) { min-width: 16ch; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 th button { all: unset; cursor: pointer; font-weight: 600; }
 th button:focus-visible { outline: 2px solid rgb(var(--accent)); }
@@ -72,9 +72,9 @@ select { font: inherit; max-width: 60vw; }
 .small .cards { grid-template-columns: repeat(auto-fill, minmax(min(100%, 230px), 1fr)); }
 .card { margin: 0; border: 1px solid var(--line); padding: 8px; } .card[hidden] { display: none; }
 .card figcaption { font-weight: 400; font-size: .82rem; margin-top: 4px; }
-.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 6px; }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 230px), 1fr)); gap: 6px; }
 .pair > div { min-width: 0; font-size: .8rem; color: var(--muted); }
-svg.photo { display: block; width: 100%; height: auto; background: var(--soft); }
+svg.photo { display: block; max-width: 100%; height: auto; background: var(--soft); }
 svg.photo rect, svg.photo path { fill: none; stroke-width: 2; vector-effect: non-scaling-stroke;
   stroke: currentColor; }
 svg.photo rect { pointer-events: all; } svg.photo path { stroke-width: 1.2; }
@@ -83,7 +83,7 @@ svg.photo text { font: 600 11px system-ui, sans-serif; fill: currentColor; strok
 svg.photo .missed, svg.photo .label { stroke-dasharray: 5 3; }
 .missed { color: var(--missed); } .spurious { color: var(--spurious); } .class { color: var(--class); }
 .location { color: var(--location); } .duplicate { color: var(--duplicate); } .both { color: var(--both); }
-.correct { color: var(--correct); } .label { color: #fff; }
+.correct { color: var(--correct); } .label { color: #fff; } .label-key { color: var(--muted); }
 svg.photo .missed { color: #ff8787; } svg.photo .spurious { color: #ffa94d; } svg.photo .class { color: #e599f7; }
 svg.photo .location { color: #74c0fc; } svg.photo .duplicate { color: #ffe066; } svg.photo .both { color: #faa2c1; }
 svg.photo .correct { color: #8ce99a; }
