@@ -50,7 +50,10 @@ class Findings:
 
 
 def how_it_went(found: Findings) -> list[str]:
-    return [*_progress(found), *_trend(found), *_score(found)]
+    lines = [*_progress(found), *_trend(found)]
+    if _overfits(found):
+        lines.append("The validation loss rises while the training loss falls: the model overfits.")
+    return [*lines, *_score(found)]
 
 
 def where_it_is_wrong(found: Findings) -> list[str]:
@@ -115,8 +118,6 @@ def _trend(found: Findings) -> Iterator[str]:
         yield "AP was still rising in the last third of the validations."
     elif ap[best] - ap[-1] > FALLING_AP:
         yield f"AP has fallen by {ap[best] - ap[-1]:.3f} since the best epoch."
-    if _overfits(found):
-        yield "The validation loss rises while the training loss falls: the model overfits."
 
 
 def _is_rising(ap: np.ndarray) -> bool:
@@ -150,7 +151,7 @@ def _costs(found: Findings) -> Iterator[str]:
     costly = [f"{KINDS[k]} {found.errors.cost[k]:.3f}" for k in order if found.errors.cost[k] >= LEAST_COST]
     if costly:
         listed = ", ".join(costly[:3])
-        yield f"AP50 is {found.errors.ap:.3f}. These errors cost most of it, each mended by itself: {listed}."
+        yield f"AP50 is {found.errors.ap:.3f}. To mend one kind of error would raise it by: {listed}."
     else:
         yield f"No kind of error costs {LEAST_COST} of AP50 ({found.errors.ap:.3f}) or more."
 

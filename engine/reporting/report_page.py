@@ -29,7 +29,7 @@ from engine.evaluation.metrics import CONFUSION_CONFIDENCE
 from engine.reporting import score_parts
 from engine.reporting.advice import Findings, how_it_went, what_to_do, where_it_is_wrong
 from engine.reporting.census import Census, census_parts, take_census
-from engine.reporting.gallery import KIND_STYLES, KIND_WORDS, Galleries, Photos
+from engine.reporting.gallery import KIND_STYLES, KIND_WORDS, MOST_SUSPECTS, Galleries, Photos
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
@@ -190,12 +190,16 @@ class ReportPage:
             f"Images with the most errors among detections {shown}, then examples of each class and kind of error.",
             *((colors, worst) if worst else ("No image has an error.",)),
         )
-        labels = made.labels()
+        labels, number = made.labels(), suspicious_labels(errors, len(errors.scores)).size
         out.section(
             "Suspicious labels",
             f"Labels that the model contradicts with confidence {max(errors.threshold, SUSPICIOUS_CONFIDENCE):.2f} or "
-            "above, the most confident first: the label or the model is wrong. Labels are white and dashed.",
-            labels or "There are none.",
+            "above: the label or the model is wrong. Labels are white and dashed.",
+            *(
+                (f"The {min(number, MOST_SUSPECTS)} most confident of {number:,}:", labels)
+                if labels
+                else ("There are none.",)
+            ),
         )
         backgrounds = made.backgrounds()
         out.section(

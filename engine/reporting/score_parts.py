@@ -20,6 +20,12 @@ MOST_LINES = 8  # classes with a color of their own in a chart
 MOST_SHOWN = 20  # classes of a confusion matrix
 MOST_PAIRS = 200
 CURVE_POINTS = 100
+_TITLES = {
+    "time": "Time",
+    "lr": "Learning rates",
+    "images_per_s": "Training images per second, over all processes",
+    "data_wait": "Fraction of the time that training waits for data",
+}
 
 
 def history_parts(history: dict[str, np.ndarray]) -> list[page.Content]:
@@ -30,8 +36,10 @@ def history_parts(history: dict[str, np.ndarray]) -> list[page.Content]:
     charts = [
         line_chart(
             [Line(name, epochs, history[name]) for name in names],
-            title=title,
+            title=_TITLES.get(title, title if names[0].startswith("metrics/") else f"{title} loss"),
             x_label="epoch",
+            x_range=(float(epochs[0]), float(max(epochs[-1], epochs[0] + 1))),
+            x_is_whole=True,
             y_label=axis_name(title),
             y_range=(0.0, 1.0) if names[0].startswith("metrics/") or title == "data_wait" else None,
         )

@@ -38,6 +38,7 @@ def line_chart(
     y_label: str,
     x_range: tuple[float, float] | None = None,
     y_range: tuple[float, float] | None = None,
+    x_is_whole: bool = False,
     marks: Marks = (),
 ) -> Markup:
     """A chart of ``lines`` with their legend; a sentence if none of them has a finite value.
@@ -45,6 +46,7 @@ def line_chart(
     Args:
         title: the caption, and the text that screen readers say.
         x_range, y_range: of the axes; None: those of the values.
+        x_is_whole: the x axis has no fractions, as epochs have none.
         marks: vertical lines: position and text.
     """
     known = [np.isfinite(line.x) & np.isfinite(line.y) for line in lines]
@@ -53,9 +55,10 @@ def line_chart(
     xs = np.concatenate([line.x[mask] for line, mask in zip(lines, known)])
     ys = np.concatenate([line.y[mask] for line, mask in zip(lines, known)])
     frame = _Frame(x_range or _span(xs), y_range or _span(ys))
+    x_ticks = [tick for tick in _ticks(frame.x_range) if tick[0] == round(tick[0])] if x_is_whole else None
     numbered = [line.style or f"s{number % SERIES}" for number, line in enumerate(lines)]
     drawn = [_polyline(frame, line, style) for line, style in zip(lines, numbered)]
-    body = Markup("").join([frame.axes(x_label, y_label), *frame.marks(marks), *drawn])
+    body = Markup("").join([frame.axes(x_label, y_label, x_ticks), *frame.marks(marks), *drawn])
     shown = [(line.name, style) for line, style in zip(lines, numbered) if style != FAINT]
     return _figure(title, _svg(body, title), legend(shown) if len(lines) > 1 else "")
 

@@ -70,7 +70,7 @@ class Page:
             Markup('<image id="{}" href="{}" width="{}" height="{}"/>\n').format(name, *picture)
             for name, picture in self._pictures.items()
         )
-        return _LAYOUT.format(
+        text = _LAYOUT.format(
             policy=policy,
             title=self._title,
             subtitle=self._subtitle,
@@ -80,6 +80,7 @@ class Page:
             pictures=pictures,
             script=Markup(SCRIPT),
         )
+        return str(text)  # not `Markup`, with which the caller's text would be escaped
 
     def write(self, path: str | Path) -> None:
         """Replaces ``path`` atomically."""
