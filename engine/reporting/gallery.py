@@ -6,7 +6,7 @@ Photos are small JPEG files inside the page. Boxes are drawn over them as SVG, i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import cv2
@@ -160,7 +160,17 @@ class Galleries:
         images = worst_backgrounds(self._errors, MOST_BACKGROUNDS)
         return self._gallery("backgrounds", images, self._background, "Backgrounds with detections", small=True)
 
-    def _gallery(self, which, items, make_card, label: str, *, small: bool = False) -> Markup | None:
+    def _gallery(
+        self,
+        which: str,
+        items: Sequence[int],
+        make_card: Callable[[int, int], tuple[Card, int]],
+        label: str,
+        *,
+        small: bool = False,
+    ) -> Markup | None:
+        """The cards of ``items``, which ``make_card`` makes: it takes an item and the bytes that are left for photos, and
+        returns a card and the bytes that it took."""
         cards, left = [], MOST_BYTES[which]
         for item in items:
             card, size = make_card(item, left)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from markupsafe import Markup
 
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import Analysis, analyze
@@ -236,7 +237,7 @@ def _settings_parts(subject: Subject) -> Iterator[page.Content]:
     yield page.facts(_machine(subject.ctx))
 
 
-def _flag(what: str, field: Field) -> page.Markup:
+def _flag(what: str, field: Field) -> Markup:
     return page.code(f"--{field.name.replace('_', '-')}" if what == "flags" else field.name)
 
 
