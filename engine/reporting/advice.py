@@ -27,7 +27,7 @@ REMEDIES = {
     "location": "boxes are inaccurate: check that labels are tight and consistent; small objects need a larger --imgsz",
     "both": "objects are taken for others nearby: check whether their labels are complete",
     "duplicate": "objects are detected twice: lower the IoU threshold of NMS, or check for objects labeled twice",
-    "background": "it sees objects where no label is: check for missing labels, or add images without objects",
+    "background": "the model sees objects where no label is: check for missing labels, or add images without objects",
     "missed": "objects are not found: add images of such objects, train longer, or with a larger --imgsz or model",
 }
 
@@ -151,7 +151,7 @@ def _costs(found: Findings) -> Iterator[str]:
     costly = [f"{KINDS[k]} {found.errors.cost[k]:.3f}" for k in order if found.errors.cost[k] >= LEAST_COST]
     if costly:
         listed = ", ".join(costly[:3])
-        yield f"AP50 is {found.errors.ap:.3f}. To mend one kind of error would raise it by: {listed}."
+        yield f"AP50 is {found.errors.ap:.3f}. Without one kind of error it would rise by: {listed}."
     else:
         yield f"No kind of error costs {LEAST_COST} of AP50 ({found.errors.ap:.3f}) or more."
 

@@ -77,7 +77,7 @@ select { font: inherit; max-width: 60vw; }
 svg.photo { display: block; max-width: 100%; height: auto; background: var(--soft); }
 svg.photo rect, svg.photo path { fill: none; stroke-width: 2; vector-effect: non-scaling-stroke;
   stroke: currentColor; }
-svg.photo rect { pointer-events: all; } svg.photo path { stroke-width: 1.2; }
+svg.photo rect { pointer-events: all; } svg.photo path { stroke-width: 1.5; }
 svg.photo text { font: 600 11px system-ui, sans-serif; fill: currentColor; stroke: #000; stroke-width: 2.5px;
   paint-order: stroke; }
 svg.photo .missed, svg.photo .label { stroke-dasharray: 5 3; }
@@ -86,7 +86,7 @@ svg.photo .missed, svg.photo .label { stroke-dasharray: 5 3; }
 .correct { color: var(--correct); } .label { color: #fff; } .label-key { color: var(--muted); }
 svg.photo .missed { color: #ff8787; } svg.photo .spurious { color: #ffa94d; } svg.photo .class { color: #e599f7; }
 svg.photo .location { color: #74c0fc; } svg.photo .duplicate { color: #ffe066; } svg.photo .both { color: #faa2c1; }
-svg.photo .correct { color: #8ce99a; }
+svg.photo .correct { color: #20c05c; }
 .store { position: absolute; }
 @media print { .filters, nav { display: none; } }
 """

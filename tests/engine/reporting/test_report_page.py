@@ -1,7 +1,9 @@
 """report.html: its numbers are those of the metrics, its text is escaped, its size is bounded."""
 
 import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -16,6 +18,7 @@ from engine.evaluation.analysis import analyze
 from engine.evaluation.metrics import METRICS, score_detections
 from engine.evaluation.tide import KINDS
 from engine.reporting.census import size_that_shows, take_census
+from engine.reporting.plots import RunReport, TimeShare
 from engine.reporting.report_page import FILE_NAME, ReportPage, Subject, Validation
 from tests.helpers.html_page import HtmlPage, check_self_contained
 from tests.helpers.scoring import make_table
@@ -238,6 +241,33 @@ def test_small_boxes_get_a_warning_with_the_size_that_mends_it(index, tmp_path):
     assert take_census(index, "train", better - 32).median_side_px < 16
     for section in ("Data", "Summary"):
         assert f"--imgsz {better}" in page.sections[section]
+
+
+def test_a_resumed_run_keeps_the_page_until_it_has_validated(index, tmp_path):
+    (tmp_path / FILE_NAME).write_text("of the former process")
+    detections = make_detections(index, false_per_image=1)
+    result = score_detections(index.ground_truth(), detections, 3)
+    evaluator = SimpleNamespace(detections=detections)
+    report = RunReport(tmp_path, ReportPage(tmp_path, subject_of(index)), evaluator, is_resumed=True)
+    report.after_epoch(3, None)
+    report.write()
+    assert (tmp_path / FILE_NAME).read_text() == "of the former process"
+    report.after_epoch(4, result)
+    report.write()
+    assert "after epoch 4" in (tmp_path / FILE_NAME).read_text(encoding="utf-8")
+    report.after_epoch(5, None)  # an epoch without validation keeps the detections of the newest
+    report.write()
+    assert "after epoch 4" in (tmp_path / FILE_NAME).read_text(encoding="utf-8")
+
+
+def test_work_after_epochs_takes_its_share_of_the_time():
+    share = TimeShare(0.2)
+    assert share.allows()
+    with share.spent():
+        time.sleep(0.05)
+    assert not share.allows()
+    time.sleep(0.3)
+    assert share.allows()
 
 
 def test_training_and_validation_write_the_page(tmp_path):
