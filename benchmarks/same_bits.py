@@ -159,7 +159,9 @@ def compare_runs(data: str, epochs: int = 10) -> bool:
 
     def table(run: Path) -> list[dict[str, str]]:
         with open(run / "results.csv", encoding="utf-8", newline="") as file:
-            return [{**row, "time": ""} for row in csv.DictReader(file)]
+            return [
+                {k: v for k, v in row.items() if not k.startswith(("time", "speed/"))} for row in csv.DictReader(file)
+            ]
 
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--data", data, "--model", "yolov8n", "--imgsz", "320", "--epochs", str(epochs)]

@@ -78,7 +78,7 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
         tracker.start(asdict(config), progress.epoch + 1)
         description = _describe(run, spec, model, step.optimizer.name, pretrained, fingerprint)
         evaluator = build_evaluator(ctx, step, val_loader)
-        with plot_run(ctx, run, tracker, step.ema.module, train_loader, evaluator) as on_epoch_end:
+        with plot_run(ctx, run, tracker, step.ema.module, train_loader, val_loader, evaluator) as on_epoch_end:
             trainer = Trainer(
                 ctx,
                 run,

@@ -75,6 +75,7 @@ class Trainer:
         self._started = time.monotonic() - earlier_s
         self._first_step_done = False
         self._epoch_end_s = 0.0  # seconds that the last validation and save took
+        self._speed: dict[str, float] = {}  # of the epoch, as far as this process trained it
 
     def fit(self) -> None:
         """Runs the remaining epochs.
@@ -136,6 +137,7 @@ class Trainer:
         )
         while progress.batch < len(self.train_loader):
             self._train_step(batches, bar)
+        self._speed = bar.speed()
         bar.close()
 
     def _train_step(self, batches: Prefetcher, bar: EpochBar) -> None:
@@ -306,7 +308,8 @@ class Trainer:
         optimizer = self.take_step.optimizer
         optimizer.set_rates(self.schedule, self.progress.updates - 1)  # a resumed run may have taken no step
         seconds = time.monotonic() - self._started
-        return {"time": seconds, **{f"train/{k}": v for k, v in losses.items()}, **metrics, **optimizer.rates()}
+        losses = {f"train/{k}": v for k, v in losses.items()}
+        return {"time": seconds, **losses, **metrics, **optimizer.rates(), **self._speed}
 
 
 def _metrics(result: EvalResult | None) -> dict[str, float]:

@@ -17,6 +17,7 @@ from engine.evaluation.evaluator import IMAGES_IN_CACHE, Evaluator
 from engine.inference.model import InferenceModel
 from engine.inference.runtime import is_exported, open_model
 from engine.process import check_same_model, check_same_start, resolve_amp
+from engine.reporting.report_page import ReportPage, Subject, Validation
 from models.postprocess.detections import detections_to_score, suppression_iou
 from models.postprocess.tiling import TiledDetector, Tiles
 from models.postprocess.tta import TestTimeAugmentation
@@ -154,7 +155,8 @@ def _validate_one(
     result, evaluator, index = score(config, model, spec, canvas_hw, ctx, check_folder)
     if ctx.is_main:
         imgsz = max(canvas_hw) if canvas_hw else config.imgsz or model.imgsz
-        _report(config, result, evaluator, index.names, imgsz)
+        subject = Subject.of_checkpoint(replace(config, imgsz=imgsz), ctx, index, model.stride)
+        _report(config, result, evaluator, index.names, subject)
 
 
 def _open_data(config: ValConfig, models: Sequence[InferenceModel], ctx: DistributedContext) -> DatasetSpec:
@@ -185,7 +187,9 @@ def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
     )
 
 
-def _report(config: ValConfig, result: EvalResult, evaluator: Evaluator, names: Sequence[str], imgsz: int) -> None:
+def _report(
+    config: ValConfig, result: EvalResult, evaluator: Evaluator, names: Sequence[str], subject: Subject
+) -> None:
     """Prints the tables and writes the run's folder."""
     log, gt = get_logger(), evaluator.ground_truth
     folder = increment_path(config.project, config.name, config.exist_ok)
@@ -197,7 +201,7 @@ def _report(config: ValConfig, result: EvalResult, evaluator: Evaluator, names: 
         log.info("%s", report.format_table(report.SIZE_COLUMNS, by_size, verbose=config.verbose))
         report.write_csv(folder / "sizes.csv", report.SIZE_COLUMNS, by_size)
     log.info("%s\n%s", report.format_errors(analysis.errors), report.format_calibration(analysis.calibration))
-    settings = asdict(config) | {"imgsz": imgsz, "weights": config.weights[0]}
+    settings = asdict(subject.config) | {"weights": config.weights[0]}
     report.write_results_json(folder / "results.json", result, rows, settings, report.analysis_content(analysis, names))
     report.write_csv(folder / "classes.csv", report.COLUMNS, rows)
     if config.save_json:
@@ -208,6 +212,7 @@ def _report(config: ValConfig, result: EvalResult, evaluator: Evaluator, names: 
         plot_metric_curves(result, names, folder)
         plot_confusion(result.confusion, names, folder / "confusion_matrix.png")
         _draw_preview(evaluator, names, folder / "predictions.jpg")
+        ReportPage(folder, subject).write({}, Validation(result, evaluator.detections, analysis=analysis))
     log.info("results are in %s", folder)
 
 

@@ -113,7 +113,7 @@ def match_detections(gt: GroundTruth, table: DetectionTable, num_classes: int, *
     """Assigns the best ``max_det`` detections of each class in each image to the objects, as COCO's evaluation does."""
     _check_classes(gt.classes, num_classes, "labels")
     _check_classes(table.classes, num_classes, "detections")
-    rank_of_image = _image_ranks(gt.image_ids)
+    rank_of_image = image_ranks(gt.image_ids)
     ranked = _rank_detections(table, rank_of_image, num_classes, max_det)
     gt_image = rank_of_image[np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))]
     gt_group = gt_image * num_classes + gt.classes
@@ -131,7 +131,7 @@ def _check_classes(classes: np.ndarray, num_classes: int, what: str) -> None:
         )
 
 
-def _image_ranks(image_ids: tuple[int | str, ...]) -> np.ndarray:
+def image_ranks(image_ids: tuple[int | str, ...]) -> np.ndarray:
     """Rank of each image in the order of ids, numbers before names: int64 (N,)."""
     order = sorted(range(len(image_ids)), key=lambda i: (isinstance(image_ids[i], str), image_ids[i]))
     ranks = np.empty(len(image_ids), dtype=np.int64)

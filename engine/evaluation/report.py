@@ -234,7 +234,7 @@ def plot_errors(errors: ErrorSplit, out: Path) -> None:
     axes.set_xticks(np.arange(len(labels)), labels, fontsize=8)
     for bar, (cost, count) in enumerate(zip(costs, errors.counts.sum(0))):
         axes.annotate(f"{count:,}", (bar, cost), (0, 2), textcoords="offset points", ha="center", fontsize=8)
-    axes.set(ylabel="AP50 to be gained", title=f"errors and their number; AP50 {errors.ap:.3f}")
+    axes.set(xlabel="kind of error", ylabel="AP50 to be gained", title=f"errors and their number; AP50 {errors.ap:.3f}")
     axes.margins(y=0.12)
     axes.grid(alpha=0.3, axis="y")
     save_figure(figure, out)

@@ -31,19 +31,38 @@ class ErrorSplit(NamedTuple):
     false_negative_cost: float  # rise of AP without the objects that no detection matches
 
 
-class _FalsePositives(NamedTuple):
+class Errors(NamedTuple):
+    """Outcomes of the ranked detections and of the objects of `Matches`, and the false positives."""
+
+    true_positive: np.ndarray  # bool (D,)
+    counted: np.ndarray  # bool (D,) False: in a crowd region
+    found: np.ndarray  # bool (M,) objects that a true positive matches
+    missed: np.ndarray  # bool (M,) objects that nothing matches and no error explains
     row: np.ndarray  # int64 (F,) of the ranked detections
     kind: np.ndarray  # int64 (F,)
     target: np.ndarray  # int64 (F,) the object that an error of CLASS or LOCATION is about, else -1
 
 
-def split_errors(matches: Matches) -> ErrorSplit:
-    """Counts the errors of each kind among the detections that count, and measures the cost of each kind.
+def find_errors(matches: Matches) -> Errors:
+    """The kind of each false positive, and the objects that are missed.
 
     A false positive is an error of LOCATION if its best IoU with objects of its class is in [0.1, 0.5), else of CLASS
     if it has an IoU of at least 0.5 with an object of another class, else a DUPLICATE if it has that with an object of
     its own class (which a better detection matched), else of BOTH if it has at least 0.1 with an object of another
     class, else of BACKGROUND. Unmatched objects are MISSED unless an error of one of the first two kinds is about them.
+    """
+    true_positive, counted, matched_target = _outcomes(matches)
+    plain = ~matches.objects.crowd
+    found, explained = np.zeros(plain.size, dtype=bool), np.zeros(plain.size, dtype=bool)
+    found[matched_target[true_positive]] = True
+    row = np.flatnonzero(counted & ~true_positive)
+    kind, target = _classify(matches, row)
+    explained[target[target >= 0]] = True
+    return Errors(true_positive, counted, found, plain & ~found & ~explained, row, kind, target)
+
+
+def split_errors(matches: Matches) -> ErrorSplit:
+    """Counts the errors of each kind (`find_errors`) among the detections that count, and measures the cost of each.
 
     Fixing: of the errors of CLASS, or of LOCATION, about an unmatched object, the one with the highest score becomes
     a true positive with its own score; the others of that kind, and all errors of the other kinds, are left out; missed
@@ -51,15 +70,8 @@ def split_errors(matches: Matches) -> ErrorSplit:
     only the better of the two.)
     """
     ranked, classes = matches.ranked, matches.num_classes
-    true_positive, counted, matched_target = _outcomes(matches)
-    plain = ~matches.objects.crowd
-    found = np.zeros(plain.size, dtype=bool)
-    found[matched_target[true_positive]] = True
-    errors = _classify(matches, np.flatnonzero(counted & ~true_positive))
-    explained = np.zeros(plain.size, dtype=bool)
-    explained[errors.target[errors.target >= 0]] = True
-    missed = plain & ~found & ~explained
-
+    errors, plain = find_errors(matches), ~matches.objects.crowd
+    true_positive, counted, found, missed = errors[:4]
     object_classes = matches.object_classes
     targets = np.bincount(object_classes[plain], minlength=classes)
     base = _ap(ranked.classes, ranked.scores, true_positive, counted, targets)
@@ -106,8 +118,8 @@ def _outcomes(matches: Matches) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return true_positive, counted, target
 
 
-def _classify(matches: Matches, rows: np.ndarray) -> _FalsePositives:
-    """Kinds of the false positives ``rows``."""
+def _classify(matches: Matches, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Kinds of the false positives ``rows`` and their objects, as in `Errors`: int64 (F,) each."""
     classes, ranked, objects = matches.num_classes, matches.ranked, matches.objects
     plain = np.flatnonzero(~objects.crowd)
     by_image = Objects(objects.group[plain] // classes, objects.boxes_xywh[plain], objects.crowd[plain])
@@ -127,7 +139,7 @@ def _classify(matches: Matches, rows: np.ndarray) -> _FalsePositives:
         [LOCATION, CLASS, DUPLICATE, BOTH],
         BACKGROUND,
     )
-    return _FalsePositives(rows, kind, np.select([kind == LOCATION, kind == CLASS], [same[1], other[1]], -1))
+    return kind, np.select([kind == LOCATION, kind == CLASS], [same[1], other[1]], -1)
 
 
 def _keep_best(
@@ -140,9 +152,7 @@ def _keep_best(
     best[row[last]], best_target[row[last]] = overlap[order][last], target[order][last]
 
 
-def _best_on_each(
-    errors: _FalsePositives, kind: int, scores: np.ndarray, found: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _best_on_each(errors: Errors, kind: int, scores: np.ndarray, found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each unmatched object, the error of a kind about it with the highest score: its row, and the object."""
     candidate = np.flatnonzero(errors.kind == kind)
     candidate = candidate[~found[errors.target[candidate]]]
@@ -166,6 +176,6 @@ def _mean(by_class: np.ndarray, targets: np.ndarray) -> float:
     return float(by_class[targets > 0].mean()) if targets.any() else float("nan")
 
 
-def _count(errors: _FalsePositives, of_detection: np.ndarray, missed: np.ndarray, classes: int) -> np.ndarray:
+def _count(errors: Errors, of_detection: np.ndarray, missed: np.ndarray, classes: int) -> np.ndarray:
     cell = np.r_[of_detection[errors.row] * len(KINDS) + errors.kind, missed * len(KINDS) + MISSED]
     return np.bincount(cell, minlength=classes * len(KINDS)).reshape(classes, len(KINDS)).astype(np.int64)

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.loading.loader import InfiniteDataLoader
+from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import Evaluator
+from engine.reporting.report_page import ReportPage, Subject, Validation
 from engine.reporting.trackers import Tracker
 from models.detector import Detector
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
@@ -23,7 +24,9 @@ from utils.visualize import plots
 from utils.visualize.draw import write_image
 
 PICTURED_BATCHES = 3
-TIME_SHARE = 0.03  # of the run, at most, is spent on plots after epochs
+# Of the run, at most, spent after epochs.
+PLOTS_TIME_SHARE = 0.03
+REPORT_TIME_SHARE = 0.02
 
 
 @contextmanager
@@ -33,6 +36,7 @@ def plot_run(
     tracker: Tracker,
     model: Detector,
     train_loader: InfiniteDataLoader,
+    val_loader: ValidationLoader,
     evaluator: Evaluator,
 ) -> Iterator[Callable[[int, EvalResult | None], None] | None]:
     """Yields the function to call after each epoch with its number and result; None with ``--noplots`` and on other
@@ -43,10 +47,73 @@ def plot_run(
         yield None
         return
     run_plots = RunPlots(run.folder, tracker, model, train_loader, evaluator)
+    subject = Subject(
+        title=f"Training run {run.folder.name}",
+        config=run.config,
+        hyp=run.hyp,
+        ctx=ctx,
+        imgsz=run.config.imgsz,
+        stride=model.stride,
+        indexes={"train": train_loader.index, "val": val_loader.index},
+    )
+    report = RunReport(run.folder, ReportPage(run.folder, subject), evaluator, is_resumed=run.checkpoint is not None)
     if run.checkpoint is None:
         run_plots.before(run.config.imgsz)
-    yield run_plots.after_epoch
+        report.write()
+
+    def after_epoch(epoch: int, result: EvalResult | None) -> None:
+        run_plots.after_epoch(epoch, result)
+        report.after_epoch(epoch, result)
+
+    yield after_epoch
     run_plots.finish()
+    report.write()
+
+
+class TimeShare:
+    """Allows work after an epoch only if, with its last duration, it takes at most a ``share`` of the run."""
+
+    def __init__(self, share: float) -> None:
+        self._share, self._done_at, self._cost_s = share, time.monotonic(), 0.0
+
+    def allows(self) -> bool:
+        return time.monotonic() - self._done_at >= self._cost_s / self._share
+
+    @contextmanager
+    def spent(self) -> Iterator[None]:
+        """Measures the work in the block."""
+        started = time.monotonic()
+        yield
+        self._done_at = time.monotonic()
+        self._cost_s = self._done_at - started
+
+
+class RunReport:
+    """Writes report.html after epochs, with the newest validation of this process.
+
+    A resumed run keeps the page of the former process until its first validation.
+    """
+
+    def __init__(self, folder: Path, report: ReportPage, evaluator: Evaluator, *, is_resumed: bool) -> None:
+        self._table, self._report, self._evaluator = folder / "results.csv", report, evaluator
+        self._is_resumed, self._time = is_resumed, TimeShare(REPORT_TIME_SHARE)
+        self._validation: Validation | None = None
+        self._is_current = False
+
+    def after_epoch(self, epoch: int, result: EvalResult | None) -> None:
+        if result is not None and self._evaluator.detections is not None:
+            self._validation = Validation(result, self._evaluator.detections, epoch)
+        self._is_current = False
+        if self._time.allows():
+            self.write()
+
+    def write(self) -> None:
+        """Writes the page unless nothing has changed."""
+        if self._is_current or (self._is_resumed and self._validation is None):
+            return
+        with self._time.spent():
+            self._report.write(plots.read_columns(self._table) if self._table.exists() else {}, self._validation)
+        self._is_current = True
 
 
 @dataclass
@@ -59,8 +126,7 @@ class RunPlots:
     train_loader: InfiniteDataLoader
     evaluator: Evaluator
     _pending: tuple[int, EvalResult | None] | None = None
-    _drawn_at: float = field(default_factory=time.monotonic)
-    _cost_s: float = 0.0
+    _time: TimeShare = field(default_factory=lambda: TimeShare(PLOTS_TIME_SHARE))
 
     def before(self, imgsz: int) -> None:
         """labels.png, train_batch0.jpg to train_batch2.jpg (augmented, as the model sees them), and the graph."""
@@ -76,19 +142,18 @@ class RunPlots:
         self.tracker.graph(self.model, torch.zeros(1, 3, imgsz, imgsz, device=device))
 
     def after_epoch(self, epoch: int, result: EvalResult | None) -> None:
-        """Draws the epoch, unless plots would take more than `TIME_SHARE` of the run; then it stays pending."""
+        """Draws the epoch, unless plots would take more than `PLOTS_TIME_SHARE` of the run; then it stays pending."""
         self._pending = (epoch, result)
-        if time.monotonic() - self._drawn_at >= self._cost_s / TIME_SHARE:
+        if self._time.allows():
             self.finish()
 
     def finish(self) -> None:
         """Draws the pending epoch, if there is one."""
         if self._pending is None:
             return
-        started = time.monotonic()
-        self._draw(*self._pending)
-        self._pending, self._drawn_at = None, time.monotonic()
-        self._cost_s = self._drawn_at - started
+        with self._time.spent():
+            self._draw(*self._pending)
+        self._pending = None
 
     def _draw(self, epoch: int, result: EvalResult | None) -> None:
         """results.png; after a validation also its curves, confusion matrix and val_predictions.jpg."""

@@ -73,6 +73,14 @@ class EpochBar:
         elif self._done > self._first:
             self._write_line()
 
+    def speed(self) -> dict[str, float]:
+        """Images per second over all processes and the fraction of time spent waiting for data, for results.csv; empty
+        before the first step."""
+        if self._done == self._first:
+            return {}
+        elapsed = max(time.monotonic() - self._started, 1e-9)
+        return {"speed/images_per_s": self._images / elapsed, "speed/data_wait": min(self._wait_s / elapsed, 1.0)}
+
     @property
     def _title(self) -> str:
         return f"epoch {self._epoch + 1}/{self._epochs}"

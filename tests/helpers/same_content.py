@@ -1,6 +1,8 @@
-"""Compares checkpoints bitwise."""
+"""Compares checkpoints bitwise, and tables of results."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 
@@ -23,3 +25,8 @@ def same_content(a, b, where: str = "") -> None:
         assert torch.equal(a, b), where
     else:
         assert a == b or (a != a and b != b), f"{where}: {a} != {b}"
+
+
+def untimed(rows: Iterable[dict[str, str]]) -> list[dict[str, str]]:
+    """Rows of results.csv without the columns that differ from run to run: times and speeds."""
+    return [{k: v for k, v in row.items() if k != "time" and not k.startswith("speed/")} for row in rows]

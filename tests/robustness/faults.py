@@ -280,7 +280,7 @@ class Bench:
     def difference(self, name: str) -> str:
         """How the finished run differs from the undisturbed one; "" if it does not."""
         from engine.reporting.trackers import CsvTracker
-        from tests.helpers.same_content import same_content
+        from tests.helpers.same_content import same_content, untimed
         from utils.files.checkpoint import read_checkpoint
 
         run = newest_run(self.root / name)
@@ -292,7 +292,7 @@ class Bench:
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         one, two = (CsvTracker(folder / "results.csv")._rows for folder in (self.whole, run))
-        if [{**row, "time": ""} for row in one.values()] != [{**row, "time": ""} for row in two.values()]:
+        if untimed(one.values()) != untimed(two.values()):
             return f"results.csv: {two}"
         return ""
 

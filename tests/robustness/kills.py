@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from engine.reporting.trackers import CsvTracker
 from tests.helpers.processes import Processes
-from tests.helpers.same_content import same_content
+from tests.helpers.same_content import same_content, untimed
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.checkpoint import read_checkpoint
 
@@ -163,7 +163,7 @@ def prove(root: Path, *, kills: int, worlds: list[int], seed: int) -> None:
     for name in ("last.pt", "best.pt"):
         same_content(*(read_checkpoint(root / run / name) for run in ("whole", "killed")))
     one, two = (CsvTracker(root / run / "results.csv")._rows for run in ("whole", "killed"))
-    assert [{**row, "time": ""} for row in one.values()] == [{**row, "time": ""} for row in two.values()]
+    assert untimed(one.values()) == untimed(two.values())
 
 
 class PhaseKills:
@@ -217,7 +217,7 @@ class PhaseKills:
             pair = [read_checkpoint(self.root / of / "runs" / "exp" / kind) for of in ("whole", name)]
             same_content(*(content | {"data": content["data"]["fingerprint"]} for content in pair))
         one, two = (CsvTracker(self.root / of / "runs" / "exp" / "results.csv")._rows for of in ("whole", name))
-        assert [{**row, "time": ""} for row in one.values()] == [{**row, "time": ""} for row in two.values()]
+        assert untimed(one.values()) == untimed(two.values())
         left = files_left(folder)
         if over:  # killed after the last checkpoint, with caches in memory, which the next run that has one removes
             left = Counter({name: count for name, count in left.items() if not name.startswith("memory/")})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers.same_content import same_content
+from tests.helpers.same_content import same_content, untimed
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model
 from utils.files.checkpoint import read_checkpoint
 
@@ -46,7 +46,7 @@ def train(world, project: Path, *more: str, launcher: list[str] | None = None, *
 
 def rows(path: Path) -> list[dict[str, str]]:
     with open(path, newline="") as file:
-        return [{k: v for k, v in row.items() if k != "time"} for row in csv.DictReader(file)]
+        return untimed(csv.DictReader(file))
 
 
 @pytest.mark.parametrize("fine_tuned", [False, True])

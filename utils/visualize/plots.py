@@ -22,6 +22,18 @@ if TYPE_CHECKING:
 
 MANY_CLASSES = 20  # with more, curves have no legend, and confusion matrices no numbers
 CAPTION_COLOR = np.array([40, 40, 40])
+_AXIS_NAMES = {
+    "time": "time since the start (s)",
+    "lr": "learning rate",
+    "precision": "precision at IoU 0.5",
+    "recall": "recall at IoU 0.5",
+    "f1": "F1 at IoU 0.5",
+    "AP50": "AP at IoU 0.5",
+    "AP75": "AP at IoU 0.75",
+    "AP": "AP at IoU 0.50:0.95",
+    "images_per_s": "images per second",
+    "data_wait": "fraction of the time",
+}
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -42,7 +54,8 @@ def save_figure(figure: Figure, out: Path) -> None:
             figure.savefig(file, format="png", dpi=130)
 
 
-def _read_columns(csv_path: Path) -> dict[str, np.ndarray]:
+def read_columns(csv_path: Path) -> dict[str, np.ndarray]:
+    """The columns of results.csv: float64 (rows,), nan where a cell is empty."""
     with open(csv_path, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     names = list(rows[0]) if rows else []
@@ -55,15 +68,25 @@ def _panel_of(column: str) -> str:
     return head if head == "lr" or not tail else tail
 
 
+def panels_of(columns: dict[str, np.ndarray]) -> dict[str, list[str]]:
+    """The columns that have a finite value, by the quantity that they measure, without "epoch"."""
+    panels: dict[str, list[str]] = {}
+    for name, values in columns.items():
+        if name != "epoch" and np.isfinite(values).any():
+            panels.setdefault(_panel_of(name), []).append(name)
+    return panels
+
+
+def axis_name(panel: str) -> str:
+    """The name of a panel's y axis, with the unit."""
+    return _AXIS_NAMES.get(panel, "loss (no unit)")
+
+
 def plot_curves(csv_path: Path, out: Path) -> None:
     """Plots results.csv over epochs, with one panel per quantity, which training and validation share. Writes nothing
     if there is no finite value."""
-    columns = _read_columns(csv_path)
-    epochs = columns.pop("epoch", np.empty(0))
-    panels: dict[str, list[str]] = {}
-    for name, values in columns.items():
-        if np.isfinite(values).any():
-            panels.setdefault(_panel_of(name), []).append(name)
+    columns = read_columns(csv_path)
+    epochs, panels = columns.get("epoch", np.empty(0)), panels_of(columns)
     if not panels:
         return
     across = min(5, len(panels))
@@ -74,6 +97,8 @@ def plot_curves(csv_path: Path, out: Path) -> None:
             known = np.isfinite(columns[name])
             axes.plot(epochs[known], columns[name][known], marker=".", markersize=4, linewidth=1.3, label=name)
         axes.set_title(title, fontsize=10)
+        axes.set_xlabel("epoch", fontsize=8)
+        axes.set_ylabel(axis_name(title), fontsize=8)
         axes.grid(alpha=0.3)
         axes.xaxis.get_major_locator().set_params(integer=True)
         if len(names) > 1:
@@ -84,11 +109,10 @@ def plot_curves(csv_path: Path, out: Path) -> None:
 
 
 def plot_run_curves(csv_paths: Mapping[str, Path], out: Path) -> None:
-    """The same quantity of several runs in one panel, over epochs. ``csv_paths``: results.csv by the run's label.
-    Nothing without rows."""
-    runs = {label: _read_columns(path) for label, path in csv_paths.items()}
-    names = dict.fromkeys(name for columns in runs.values() for name in columns if name != "epoch")
-    panels = [n for n in names if any(np.isfinite(columns.get(n, np.nan)).any() for columns in runs.values())]
+    """Plots results.csv of several runs over epochs, with one panel per column. Writes nothing if there is no finite
+    value. ``csv_paths``: by the run's label."""
+    runs = {label: read_columns(path) for label, path in csv_paths.items()}
+    panels = dict.fromkeys(name for columns in runs.values() for names in panels_of(columns).values() for name in names)
     if not panels:
         return
     across = min(4, len(panels))
@@ -97,10 +121,11 @@ def plot_run_curves(csv_paths: Mapping[str, Path], out: Path) -> None:
     grid = figure.subplots(down, across, squeeze=False)
     for axes, name in zip(grid.flat, panels):
         for label, columns in runs.items():
-            values = columns.get(name, np.empty(0))
+            values = columns.get(name, np.full_like(columns["epoch"], np.nan))
             known = np.isfinite(values)
             axes.plot(columns["epoch"][known], values[known], marker=".", markersize=4, linewidth=1.3, label=label)
-        axes.set(xlabel="epoch", ylabel=name)
+        axes.set_title(name, fontsize=10)
+        axes.set(xlabel="epoch", ylabel=axis_name(_panel_of(name)))
         axes.grid(alpha=0.3)
         axes.xaxis.get_major_locator().set_params(integer=True)
     for axes in figure.axes[len(panels) :]:
@@ -163,7 +188,7 @@ def plot_confusion(confusion: np.ndarray, names: Sequence[str], out: Path) -> No
     ticks = np.arange(0, len(labels), step)
     axes.set_xticks(ticks, [labels[i] for i in ticks], rotation=90, fontsize=8)
     axes.set_yticks(ticks, [labels[i] for i in ticks], fontsize=8)
-    axes.set(xlabel="true", ylabel="predicted", title="boxes matched at IoU 0.45")
+    axes.set(xlabel="true class", ylabel="predicted class", title="boxes matched at IoU 0.45")
     if len(labels) <= MANY_CLASSES + 1:
         for row, column in np.argwhere(confusion > 0):
             ink = "white" if fractions[row, column] > 0.5 else "black"
@@ -188,18 +213,21 @@ def plot_labels(classes: np.ndarray, boxes_norm: np.ndarray, names: Sequence[str
     bars.bar(np.arange(len(counts)), counts, color=class_colors(np.arange(len(counts))) / 255)
     if len(names) <= 2 * MANY_CLASSES:
         bars.set_xticks(np.arange(len(names)), names, rotation=90, fontsize=8)
-    bars.set_ylabel("boxes")
+    bars.set(xlabel="class", ylabel="boxes")
     some = np.linspace(0, len(boxes) - 1, min(len(boxes), 800)).astype(int)
     half = boxes[some, 2:] / 2
     corners = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1], [-1, -1]])
     lines = 0.5 + half[:, None, :] * corners
     outlines.add_collection(LineCollection(lines, colors=class_colors(classes[some]) / 255, linewidths=0.6, alpha=0.6))
-    outlines.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title="shapes")
-    centers.hist2d(boxes[:, 0], boxes[:, 1], bins=50, range=((0, 1), (0, 1)), cmap="viridis")
-    centers.set(xlabel="center x", ylabel="center y", aspect="equal")
+    outlines.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title="shapes about one center")
+    outlines.set(xlabel="fraction of the image's width", ylabel="fraction of its height")
+    counts = centers.hist2d(boxes[:, 0], boxes[:, 1], bins=50, range=((0, 1), (0, 1)), cmap="viridis")
+    figure.colorbar(counts[3], ax=centers, label="boxes", shrink=0.8)
+    centers.set(xlabel="center x (fraction of the width)", ylabel="center y (fraction of the height)", aspect="equal")
     centers.invert_yaxis()
-    sizes.hist2d(boxes[:, 2], boxes[:, 3], bins=50, range=((0, 1), (0, 1)), cmap="viridis")
-    sizes.set(xlabel="width", ylabel="height", aspect="equal")
+    counts = sizes.hist2d(boxes[:, 2], boxes[:, 3], bins=50, range=((0, 1), (0, 1)), cmap="viridis")
+    figure.colorbar(counts[3], ax=sizes, label="boxes", shrink=0.8)
+    sizes.set(xlabel="width (fraction of the image's)", ylabel="height (fraction of the image's)", aspect="equal")
     save_figure(figure, out)
 
 

@@ -1,0 +1,145 @@
+"""The data census of a report: how many boxes of each class, how large they are and where, and what the scan found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from data.index.index import DatasetIndex
+from models.autoanchor import sides_at
+from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
+from utils.visualize import page
+from utils.visualize.charts import heat_map, histogram
+
+SMALL_PX = 16.0  # two cells of stride 8, the finest of most models
+HEAT_CELLS = 24
+MOST_BARS = 20
+MOST_LINES = 100  # of the scan's report
+
+
+class Census(NamedTuple):
+    """Counts of a split; crowd regions are left out."""
+
+    split: str
+    images: int
+    backgrounds: int  # images without boxes
+    class_boxes: np.ndarray  # int64 (C,)
+    class_images: np.ndarray  # int64 (C,) images with at least one box of the class
+    sides_px: np.ndarray  # float64 (M,) square roots of the boxes' areas, in pixels at the training size
+    centers: np.ndarray  # int64 (rows, columns) boxes by the position of their center in the image
+    most_in_image: int
+
+    @property
+    def boxes(self) -> int:
+        return int(self.class_boxes.sum())
+
+    @property
+    def median_side_px(self) -> float | None:
+        """None without boxes."""
+        return float(np.median(self.sides_px)) if self.sides_px.size else None
+
+
+def take_census(index: DatasetIndex, split: str, imgsz: int) -> Census:
+    """Counts the boxes of a split; their sizes are those after the images' longer sides are scaled to ``imgsz``."""
+    truth, classes = index.ground_truth(), len(index.names)
+    image = np.repeat(np.arange(truth.num_images), np.diff(truth.offsets))[~truth.crowd]
+    of_class = truth.classes[~truth.crowd]
+    sizes = truth.image_hw[image].astype(np.float64)
+    centers = xyxy_to_cxcywh(xywh_to_xyxy(truth.boxes_xywh_px[~truth.crowd]))
+    centers = scale_boxes(centers, 1 / sizes[:, 1], 1 / sizes[:, 0])
+    heat, _, _ = np.histogram2d(centers[:, 1], centers[:, 0], bins=HEAT_CELLS, range=((0, 1), (0, 1)))
+    in_image = np.bincount(image, minlength=truth.num_images)
+    return Census(
+        split=split,
+        images=truth.num_images,
+        backgrounds=int((in_image == 0).sum()),
+        class_boxes=np.bincount(of_class, minlength=classes),
+        class_images=np.bincount(np.unique(image * classes + of_class) % classes, minlength=classes),
+        sides_px=np.sqrt(sides_at(truth, imgsz).prod(1)),
+        centers=heat.astype(np.int64),
+        most_in_image=int(in_image.max(initial=0)),
+    )
+
+
+def size_that_shows(median_side_px: float, imgsz: int, stride: int) -> int:
+    """The smallest multiple of ``stride`` at which a median side of `SMALL_PX` is reached."""
+    return int(-(-imgsz * SMALL_PX / median_side_px // stride)) * stride
+
+
+def _pixels(side: float | None) -> str:
+    return page.UNKNOWN if side is None else f"{side:.1f} px"
+
+
+def census_parts(
+    censuses: Sequence[Census], indexes: Sequence[DatasetIndex], *, imgsz: int, stride: int
+) -> list[page.Content]:
+    """The contents of the section. The charts show the first census, which is of the training split if there is one."""
+    names, first = indexes[0].names, censuses[0]
+    parts: list[page.Content] = [
+        page.table(
+            ("split", "images", "backgrounds", "boxes", "most boxes in an image", f"median side at --imgsz {imgsz}"),
+            [(c.split, c.images, c.backgrounds, c.boxes, c.most_in_image, _pixels(c.median_side_px)) for c in censuses],
+            "The splits. A background is an image without boxes; a side is the square root of a box's area",
+        )
+    ]
+    if first.median_side_px is None:
+        return [*parts, f"The {first.split} split has no boxes.", *_findings(censuses, indexes)]
+    if first.median_side_px < SMALL_PX:
+        better = size_that_shows(first.median_side_px, imgsz, stride)
+        text = (
+            f"Half of the {first.split} boxes have sides below {first.median_side_px:.1f} px at --imgsz {imgsz}, fewer "
+            f"than {SMALL_PX:g} px: too few for most models. At --imgsz {better} the median would be {SMALL_PX:g} px."
+        )
+        parts.append(page.paragraph(text, "warning"))
+    small = float((first.sides_px < SMALL_PX).mean())
+    low, high = np.floor(np.log2(np.percentile(first.sides_px, [0, 100]).clip(0.5)))
+    edges = 2.0 ** np.arange(low, high + 1.01, 0.5)
+    counts, _ = np.histogram(first.sides_px.clip(edges[0], edges[-1]), edges)
+    parts.append(
+        page.row_of(
+            histogram(
+                edges,
+                counts,
+                title=f"Box sizes at --imgsz {imgsz} ({first.split}); {small:.0%} below {SMALL_PX:g} px",
+                x_label="side, square root of the area (px)",
+                y_label="boxes",
+                log2=True,
+                marks=[(SMALL_PX, f"{SMALL_PX:g} px")] if edges[0] <= SMALL_PX <= edges[-1] else [],
+            ),
+            heat_map(
+                first.centers,
+                title=f"Centers of the boxes ({first.split})",
+                x_label="x (fraction of the image's width)",
+                y_label="y (fraction of its height)",
+                unit="boxes",
+            ),
+        )
+    )
+    order = np.argsort(-first.class_boxes, kind="stable")
+    top = [(names[c], float(first.class_boxes[c]), f"{first.class_boxes[c]:,}") for c in order[:MOST_BARS]]
+    caption = f"Boxes of each class ({first.split})"
+    if len(names) > MOST_BARS:
+        caption = f"Boxes of the {MOST_BARS} most frequent of {len(names)} classes ({first.split})"
+    parts.append(page.bars(top, caption))
+    columns = ["class", *(f"{c.split}: {what}" for c in censuses for what in ("boxes", "images"))]
+    rows = [
+        [names[c], *(int(v[c]) for census in censuses for v in (census.class_boxes, census.class_images))]
+        for c in order
+    ]
+    parts.append(page.fold(f"All {len(names)} classes", page.table(columns, rows, "Boxes and images of each class")))
+    return [*parts, *_findings(censuses, indexes)]
+
+
+def _findings(censuses: Sequence[Census], indexes: Sequence[DatasetIndex]) -> list[page.Content]:
+    """What the scan of each split found."""
+    parts: list[page.Content] = []
+    for census, index in zip(censuses, indexes):
+        report = index.report
+        lines = [report.lines[i] for i in range(min(len(report.lines), MOST_LINES))]
+        parts.append(f"The scan of {census.split}: {report.summary()}.")
+        if lines:
+            listed = page.bullets(page.code(line) for line in lines)
+            parts.append(page.fold(f"{len(lines)} of {len(report.lines):,} findings", listed))
+    return parts

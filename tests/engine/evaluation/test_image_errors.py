@@ -1,0 +1,125 @@
+"""Errors by image, on cases whose outcome is known by construction."""
+
+import numpy as np
+import pytest
+
+from engine.evaluation.image_errors import (
+    CORRECT,
+    IGNORED,
+    find_image_errors,
+    overlap,
+    suspicious_labels,
+    worst_backgrounds,
+    worst_images,
+)
+from engine.evaluation.matching import match_detections
+from engine.evaluation.tide import BACKGROUND, BOTH, CLASS, DUPLICATE, KINDS, LOCATION, MISSED, split_errors
+from tests.helpers.scoring import make_ground_truth, make_table, random_case
+
+IDS = (30, 4, 100, 7, 1)  # not in the order of the images
+
+
+def scene():
+    """Five images: 0 has one error of each kind, 1 is perfect, 2 has a missed object, 3 is a background with two
+    detections, 4 a background with none; an object of image 1 is crowd."""
+    objects = [  # image, class, x, y, w, h
+        (0, 0, 0, 0, 100, 100),
+        (0, 1, 200, 0, 100, 100),
+        (0, 0, 0, 200, 100, 100),
+        (0, 1, 400, 400, 60, 60),
+        (1, 0, 10, 10, 50, 50),
+        (1, 1, 200, 200, 100, 100),
+        (2, 1, 10, 10, 50, 50),
+    ]
+    rows = np.array(objects, float)
+    crowd = np.zeros(len(rows), bool)
+    crowd[5] = True
+    image = rows[:, 0].astype(int)
+    gt = make_ground_truth(rows[:, 2:], rows[:, 1].astype(int), crowd, rows[:, 4] * rows[:, 5], image, 5, 2, IDS)
+    detections = [  # image, class, score, x1, y1, x2, y2, outcome
+        (0, 0, 0.9, 0, 0, 100, 100, CORRECT),
+        (0, 0, 0.8, 0, 0, 100, 98, DUPLICATE),
+        (0, 0, 0.7, 200, 0, 300, 100, CLASS),  # of an object of class 1 that nothing finds
+        (0, 0, 0.6, 0, 260, 100, 360, LOCATION),  # IoU 0.25
+        (0, 0, 0.55, 430, 430, 490, 490, BOTH),  # IoU 1/7 with an object of class 1, which is thus missed
+        (0, 1, 0.5, 150, 400, 180, 430, BACKGROUND),
+        (1, 0, 0.95, 10, 10, 60, 60, CORRECT),
+        (1, 1, 0.95, 210, 210, 290, 290, IGNORED),
+        (3, 0, 0.4, 0, 0, 10, 10, BACKGROUND),
+        (3, 1, 0.3, 50, 50, 80, 80, BACKGROUND),
+        (4, 1, 0.01, 50, 50, 80, 80, None),  # below the threshold
+    ]
+    table = np.array([d[:7] for d in detections], float)
+    kept = make_table(table[:, 0], table[:, 3:], table[:, 2], table[:, 1])
+    return gt, kept, detections
+
+
+def test_each_detection_has_its_outcome_in_its_image():
+    gt, table, detections = scene()
+    errors = find_image_errors(gt, table, 2, 0.25)
+    found = {(int(i), int(c), round(float(s), 3)): int(o) for i, c, s, o in
+             zip(errors.image, errors.classes, errors.scores, errors.outcome)}  # fmt: skip
+    assert found == {d[:3]: d[7] for d in detections if d[7] is not None}
+    missed = set(zip(errors.object_image[errors.missed].tolist(), errors.object_classes[errors.missed].tolist()))
+    assert missed == {(0, 1), (2, 1)}
+    expected = np.zeros((5, len(KINDS)), int)
+    expected[0] = 1
+    expected[2, MISSED], expected[3, BACKGROUND] = 1, 2
+    np.testing.assert_array_equal(errors.counts(), expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_counts_are_those_of_the_error_split(seed: int):
+    gt, table, classes = random_case(seed)
+    errors = find_image_errors(gt, table, classes, 0.0)
+    split = split_errors(match_detections(gt, table, classes))
+    np.testing.assert_array_equal(errors.counts().sum(0), split.counts.sum(0))
+    for kind in range(len(KINDS)):
+        image, of_class = errors.of_class(kind)
+        np.testing.assert_array_equal(np.bincount(of_class, minlength=classes), split.counts[:, kind])
+        np.testing.assert_array_equal(np.bincount(image, minlength=gt.num_images), errors.counts()[:, kind])
+
+
+def test_worst_images_come_first_and_rare_errors_have_an_example():
+    gt, table, _ = scene()
+    errors = find_image_errors(gt, table, 2, 0.25)
+    assert worst_images(errors, 10) == [0, 3, 2]
+    assert worst_images(errors, 2) == [0, 3]  # of the other images' errors, most are in image 3
+    assert worst_images(find_image_errors(gt, make_table([], [], [], []), 2, 0.25), 10) == [0, 1, 2]
+
+
+def test_suspicious_labels_are_confident_and_unconfirmed():
+    gt, table, _ = scene()
+    errors = find_image_errors(gt, table, 2, 0.25)
+    rows = suspicious_labels(errors, 10)
+    assert errors.outcome[rows].tolist() == [CLASS, LOCATION, BACKGROUND]
+    assert errors.scores[rows].tolist() == [0.7, 0.6, 0.5]
+    assert overlap(errors, int(rows[1])) == pytest.approx(0.25)
+    assert suspicious_labels(errors, 1).tolist() == rows[:1].tolist()
+    # A second, less confident contradiction of the same object is not listed; a confirmed object is left out.
+    more = make_table(
+        [*table.image_index, 0, 0],
+        [*table.boxes_xyxy_px, [200, 2, 300, 100], [200, 0, 300, 100]],
+        [*table.scores, 0.65, 0.3],
+        [*table.classes, 0, 1],
+    )
+    confirmed = find_image_errors(gt, more, 2, 0.25)
+    assert confirmed.outcome[suspicious_labels(confirmed, 10)].tolist() == [LOCATION, BACKGROUND]
+    twice = find_image_errors(gt, more, 2, 0.31)
+    assert twice.scores[suspicious_labels(twice, 10)].tolist() == [0.7, 0.6, 0.5]
+
+
+def test_worst_backgrounds_have_no_object():
+    gt, table, _ = scene()
+    assert worst_backgrounds(find_image_errors(gt, table, 2, 0.25), 10) == [3]
+    assert worst_backgrounds(find_image_errors(gt, table, 2, 0.005), 10) == [3, 4]
+    assert worst_backgrounds(find_image_errors(gt, table, 2, 0.5), 10) == []
+
+
+def test_no_detections_and_no_objects():
+    none = np.zeros(0)
+    gt = make_ground_truth(none, none.astype(int), none.astype(bool), none, none.astype(int), 2, 2)
+    errors = find_image_errors(gt, make_table([], [], [], []), 2, 0.25)
+    assert worst_images(errors, 5) == []
+    assert suspicious_labels(errors, 5).size == 0
+    assert worst_backgrounds(errors, 5) == []

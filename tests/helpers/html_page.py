@@ -1,0 +1,77 @@
+"""Reads a page of utils/visualize/page.py."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+VOID = {"meta", "link", "br"}
+
+
+class HtmlPage(HTMLParser):
+    """Tags with their attributes, the text of each section by its title, and the cells of each table by its name.
+
+    Fails if tags are not nested correctly.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.sections: dict[str, str] = {}
+        self.tables: dict[str, list[list[str]]] = {}
+        self.code: list[str] = []  # the contents of script elements
+        self._open: list[str] = []
+        self._title = ""
+        self._rows: list[list[str]] | None = None
+        self.feed(text)
+        self.close()
+        assert not self._open, self._open
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.tags.append((tag, attributes))
+        if tag in VOID:
+            return
+        self._open.append(tag)
+        if tag == "h2":
+            self._title = ""
+        elif tag == "table":
+            self._rows = self.tables.setdefault(attributes.get("aria-label") or "", [])
+        elif tag == "tr" and self._rows is not None:
+            self._rows.append([])
+        elif tag in ("td", "th") and self._rows is not None:
+            self._rows[-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag, tag
+        if tag == "h2":
+            self.sections[self._title] = ""
+        elif tag == "table":
+            self._rows = None
+
+    def handle_data(self, data):
+        if "script" in self._open:
+            self.code.append(data)
+        elif "h2" in self._open:
+            self._title += data
+        elif "section" in self._open and self._title in self.sections:
+            self.sections[self._title] += data
+            if self._rows and {"td", "th"} & set(self._open):
+                self._rows[-1][-1] += data
+
+
+def check_self_contained(text: str) -> HtmlPage:
+    """Fails if the page refers to anything outside, or has a script or handler that is not its own."""
+    page = HtmlPage(text)
+    for tag, attributes in page.tags:
+        for name, value in attributes.items():
+            assert not name.startswith("on"), (tag, name)
+            if name in ("src", "href", "data", "action", "srcset", "xlink:href"):
+                assert (value or "").startswith(("#", "data:")), (tag, name, value)
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert not {"iframe", "object", "embed", "base", "form"} & {tag for tag, _ in page.tags}
+    assert "url(" not in text
+    assert "@import" not in text
+    return page
