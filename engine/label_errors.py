@@ -1,10 +1,10 @@
 """Labels that a trained model disagrees with, ranked over a whole data set.
 
-The kinds are those of ObjectLab (Tkachenko, Thyagarajan, Mueller 2023): overlooked, swapped and badly located; and
-labels where the model sees nothing. A score is the posterior probability of the error if `ERROR_RATE` of the labels have it:
-how probable is what the model sees if the label is wrong, and how probable if it is right? The latter is estimated from
-all labels of the class, as in confident learning (Northcutt, Jiang, Chuang 2021), so a class that the model does not
-know well does not fill the list, and scores of different kinds can be compared.
+The kinds are those of ObjectLab (Tkachenko, Thyagarajan, Mueller 2023), overlooked, swapped and badly located, and
+labels where the model sees nothing. A score is the posterior probability of the error if `ERROR_RATE` of the labels
+have it: how probable is what the model sees if the label is wrong, and how probable if it is right? The latter is
+estimated from all labels of the class, as in confident learning (Northcutt, Jiang, Chuang 2021). So a class that the
+model does not know well does not fill the list, and scores of different kinds can be compared.
 
 The model may have been trained on the same labels, since training fits single wrong ones late or not at all.
 
@@ -31,7 +31,8 @@ from utils.logger import progress
 from utils.structures import DetectionTable, GroundTruth
 
 SAME_OBJECT = 0.5  # IoU from which a detection and a label are about one object
-TOUCHING = 0.1  # IoU from which they may be
+NEAR_OBJECT = 0.25  # IoU from which the label may be a badly placed one of the detected object
+TOUCHING = 0.1  # IoU from which a detection supports a label a little
 LEAST_SCORE = 0.01  # of detections: low ones too tell that the model sees something
 READ_AHEAD = 16  # images
 ERROR_RATE = 0.05  # prior probability of each kind of error; orders the kinds, hardly the errors of a kind
@@ -144,7 +145,7 @@ def find_label_errors(truth: GroundTruth, table: DetectionTable, num_classes: in
 
 
 class _Match(NamedTuple):
-    """One-to-one matches of detections and labels that touch, the best of overlap times score first."""
+    """One-to-one matches of detections and labels from `NEAR_OBJECT` on, the best of overlap times score first."""
 
     label: np.ndarray  # int64 (D,) of each detection; -1: none
     detection: np.ndarray  # int64 (M,) of each label; -1: none
@@ -161,6 +162,7 @@ def _pairs(truth: GroundTruth, table: DetectionTable, image: np.ndarray) -> Pair
 
 
 def _match(truth: GroundTruth, table: DetectionTable, pairs: Pairs) -> _Match:
+    pairs = Pairs(*(column[pairs.overlap >= NEAR_OBJECT] for column in pairs))
     scores = table.scores[pairs.detection]
     weighted = pairs._replace(overlap=pairs.overlap * scores)
     label = match_by_overlap(weighted, scores, len(table.scores), len(truth.classes))
@@ -237,12 +239,14 @@ def _fraction_below(values: np.ndarray, classes: np.ndarray, num_classes: int) -
 
 
 def _unlabeled(table: DetectionTable, pairs: Pairs, matched: _Match, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Detections without a label, int64 (n,), the best of those that overlap each other, and their scores (n,)."""
+    """Detections without a label, int64 (n,), the best of those that overlap each other, and their scores (n,). The
+    most confident one is first, and so remains first among equal scores."""
     is_matched = matched.label >= 0
     is_explained = is_matched.copy()
     is_explained[pairs.detection[pairs.overlap >= SAME_OBJECT]] = True
     rows = np.flatnonzero(~is_explained)
     rows = rows[_is_best(table, rows)]
+    rows = rows[np.argsort(-table.scores[rows], kind="stable")]
     used = np.sort(np.r_[np.flatnonzero(is_matched), rows])
     precision = np.zeros(len(table.scores))
     precision[used] = _local_precision(table.scores[used], is_matched[used], table.classes[used], num_classes)

@@ -18,8 +18,8 @@ MODULES = {
     for layer in LAYERS
     for path in (ROOT / layer).rglob("*.py")
 }
-# `python -m PACKAGE` runs its __main__.py, which nobody can need to import. So it is a script: the command that checks a
-# data set belongs to `data` by name, and uses a model if it is given one.
+# `python -m PACKAGE` runs its __main__.py, which nobody needs to import. So it is a script, and may import all layers:
+# `python -m data.check` belongs to `data` by its name, and runs a model if it is given one.
 MAINS = {name for name in MODULES if name.endswith(".__main__")}
 SOURCES = {**MODULES, **{name: ROOT / f"{name}.py" for name in SCRIPTS}}
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
