@@ -134,7 +134,7 @@ def load_index(
     index = open_cached(path, names, spec.root, fingerprint)
     cached = index is not None
     if index is None:
-        scanned = scan_split(
+        scan = scan_split(
             spec,
             split,
             listing,
@@ -144,7 +144,7 @@ def load_index(
             verify=verify,
             partial=folder / f"{split}-{fingerprint}",
         )
-        index = DatasetIndex(names=names, root=spec.root, fingerprint=fingerprint, **scanned._asdict())
+        index = DatasetIndex(names=names, root=spec.root, fingerprint=fingerprint, **scan.split._asdict())
         write_cache(path, index, origin=(os.path.abspath(spec.source), split, single_cls))
     hold(index, path)
     report_path = path.with_suffix(".txt")

@@ -60,6 +60,17 @@ class ScannedSplit(NamedTuple):
     report: ScanReport
 
 
+class Scan(NamedTuple):
+    """A scanned split, and where in the files its images, boxes and findings are."""
+
+    split: ScannedSplit
+    source: LabelSource
+    numbers: np.ndarray  # int64 (N,) of the usable images in ``source.images``
+    lines: np.ndarray  # int64 (M,) of the boxes, as `LabelSource.where` takes them
+    found: list[LocatedFinding]  # findings about an image in ``source.images``
+    general: list[Finding]  # all others
+
+
 def scan_split(
     spec: DatasetSpec,
     split: str,
@@ -70,7 +81,7 @@ def scan_split(
     show_progress: bool,
     verify: str = "sample",
     partial: Path | None = None,
-) -> ScannedSplit:
+) -> Scan:
     """Reads a listed split. The result does not depend on ``workers``.
 
     Args:
@@ -230,7 +241,7 @@ def _assemble(
     boxes: Boxes,
     found: list[LocatedFinding],
     general: list[Finding],
-) -> ScannedSplit:
+) -> Scan:
     """Removes unusable images and renumbers the others."""
     keep = np.ones(len(image_hw), bool)
     keep[[p.image for p in found if p.finding.kind in IMAGE_LOST]] = False
@@ -248,7 +259,7 @@ def _assemble(
         "boxes": len(boxes.image) - crowd,
         "crowd": crowd,
     }
-    return ScannedSplit(
+    split = ScannedSplit(
         paths=FlatStrings.of(source.images[i].name for i in kept),
         image_ids=None if ids is None else FlatStrings.of(json.dumps(ids[i]) for i in kept),
         category_ids=source.category_ids,
@@ -260,3 +271,4 @@ def _assemble(
         area_px=boxes.area_px,
         report=ScanReport.of([*general, *(p.finding for p in found)], totals),
     )
+    return Scan(split, source, np.array(kept, np.int64), boxes.line, found, general)

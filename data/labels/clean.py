@@ -66,6 +66,7 @@ class Boxes(NamedTuple):
     boxes_xywh_px: np.ndarray  # float64 (M, 4), inside the image
     area_px: np.ndarray  # float64 (M,)
     crowd: np.ndarray  # bool (M,)
+    line: np.ndarray  # int64 (M,) where the label file has it: of `LabelSource.where`
 
 
 @np.errstate(over="ignore", invalid="ignore")  # rows may hold any numbers; infinities are checked below
@@ -104,7 +105,14 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalized: bool) -> tup
     # The area of a clipped object is reduced by the same factor as its box.
     area *= np.where(clipped[kept], (inside_size / size[kept]).prod(1), 1)
     area = np.where(np.isfinite(area), area, inside_size.prod(1))
-    boxes = Boxes(image[kept], table[:, CLASS].astype(np.int32), xyxy_to_xywh(inside[kept]), area, table[:, CROWD] != 0)
+    boxes = Boxes(
+        image=image[kept],
+        classes=table[:, CLASS].astype(np.int32),
+        boxes_xywh_px=xyxy_to_xywh(inside[kept]),
+        area_px=area,
+        crowd=table[:, CROWD] != 0,
+        line=table[:, LINE].astype(np.int64),
+    )
     return boxes, findings
 
 

@@ -1,0 +1,191 @@
+"""Near-duplicate images: copies that were encoded again, resized, or made brighter or darker.
+
+Each image gets a perceptual hash: 64 bits that say which low frequencies of its gray thumbnail (a discrete cosine
+transform) are above their median. Images whose hashes differ in few bits are compared by the correlation of their
+thumbnails, which tells images with the same coarse layout apart. Images without contrast have random hashes and are not
+compared. Mirrored, rotated and strongly cropped copies are not found.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from data.check.issues import ACROSS, DAMAGED, WITHIN, Issue
+from data.check.labels import neighbors_in_runs
+from data.check.scanned import CheckedSplit
+from data.image_io.decode import read_reduced
+from utils.errors import UserError
+from utils.logger import progress
+
+SIDE = 32  # of thumbnails
+MAX_DISTANCE = 7  # bits; with 8 bands of 8 bits, hashes this close agree in at least one band
+MIN_CORRELATION = 0.95
+MIN_CONTRAST = 2.0  # standard deviation of a thumbnail, gray levels
+_BANDS = MAX_DISTANCE + 1
+_CHUNK_PAIRS = 1 << 14  # thumbnails compared at a time
+
+
+class Signatures(NamedTuple):
+    """What N images are compared by."""
+
+    hashes: np.ndarray  # uint64 (N,)
+    thumbnails: np.ndarray  # uint8 (N, 32, 32) gray
+    comparable: np.ndarray  # bool (N,) readable and with enough contrast
+
+
+def thumbnail(image: np.ndarray) -> np.ndarray:
+    """uint8 (H, W, 3) RGB to its gray thumbnail, uint8 (32, 32), whatever the aspect ratio."""
+    small = cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+    return cv2.cvtColor(small, cv2.COLOR_RGB2GRAY)
+
+
+def perceptual_hashes(thumbnails: np.ndarray) -> np.ndarray:
+    """uint64 (N,) hashes of thumbnails, uint8 (N, 32, 32)."""
+    frequency, position = np.arange(SIDE)[:, None], np.arange(SIDE)[None]
+    basis = np.cos(np.pi * frequency * (2 * position + 1) / (2 * SIDE))  # DCT-II
+    rows, columns = np.indices((SIDE, SIDE)).reshape(2, -1)
+    lowest = np.argsort(rows + columns, kind="stable")[1:65]  # the 64 lowest after the mean
+    hashes = np.zeros(len(thumbnails), np.uint64)
+    for start in range(0, len(thumbnails), 4096):
+        block = thumbnails[start : start + 4096].astype(np.float64)
+        spectrum = (basis @ block @ basis.T).reshape(len(block), -1)[:, lowest]
+        bits = spectrum > np.median(spectrum, axis=1, keepdims=True)
+        hashes[start : start + 4096] = np.ascontiguousarray(np.packbits(bits, axis=1)).view(">u8")[:, 0]
+    return hashes
+
+
+def hash_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The number of bits in which hashes differ, uint64 (N,) twice to int64 (N,)."""
+    x = a ^ b  # bits are counted in parallel, in groups of 2, 4 and 8
+    x = x - ((x >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    x = (x & np.uint64(0x3333333333333333)) + ((x >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    x = (x + (x >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return ((x * np.uint64(0x0101010101010101)) >> np.uint64(56)).astype(np.int64)
+
+
+def close_pairs(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """All pairs of hashes, uint64 (N,), that differ in at most `MAX_DISTANCE` bits, each once, in chunks (a, b).
+
+    Two such hashes have at least one of eight bytes in common, so only hashes with an equal byte are compared.
+    """
+    bands = hashes[:, None] >> np.arange(0, 64, 64 // _BANDS, dtype=np.uint64) & np.uint64(0xFF)
+    for band in range(_BANDS):
+        order = np.argsort(bands[:, band], kind="stable")
+        for first, second in neighbors_in_runs(bands[order, band]):
+            a, b = order[first], order[second]
+            near = np.flatnonzero(hash_distance(hashes[a], hashes[b]) <= MAX_DISTANCE)
+            a, b = a[near], b[near]
+            new = ~(bands[a, :band] == bands[b, :band]).any(1)  # else an earlier band has given the pair
+            if new.any():
+                yield a[new], b[new]
+
+
+def correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Correlations float64 (P,) of pairs of thumbnails, uint8 (P, 32, 32) each."""
+    a, b = (t.reshape(len(t), SIDE * SIDE).astype(np.float32) for t in (a, b))
+    a, b = a - a.mean(1, keepdims=True), b - b.mean(1, keepdims=True)
+    norm = np.sqrt((a * a).sum(1) * (b * b).sum(1))
+    return np.divide((a * b).sum(1), norm, out=np.zeros_like(norm), where=norm > 0).astype(np.float64)
+
+
+def duplicate_groups(signatures: Signatures) -> list[np.ndarray]:
+    """Groups of two or more near-duplicates, each int64 ascending. Chains of near-duplicates are one group."""
+    numbers = np.flatnonzero(signatures.comparable)
+    parent = np.arange(len(signatures.hashes))
+    # Equal hashes: each image is compared with the one before, so that a thousand copies need a thousand comparisons.
+    order = numbers[np.argsort(signatures.hashes[numbers], kind="stable")]
+    equal = np.flatnonzero(signatures.hashes[order[1:]] == signatures.hashes[order[:-1]])
+    parent = _joined(parent, order[equal], order[equal + 1], signatures.thumbnails)
+    representatives = numbers[parent[numbers] == numbers]
+    for first, second in close_pairs(signatures.hashes[representatives]):
+        parent = _joined(parent, representatives[first], representatives[second], signatures.thumbnails)
+    by_root = np.argsort(parent, kind="stable")
+    groups = np.split(by_root, np.flatnonzero(np.diff(parent[by_root])) + 1)
+    return [group for group in groups if len(group) > 1]
+
+
+def _joined(parent: np.ndarray, a: np.ndarray, b: np.ndarray, thumbnails: np.ndarray) -> np.ndarray:
+    """``parent``, int64 (N,) the smallest image of each image's group, after joining the groups of pairs (a, b) whose
+    thumbnails correlate."""
+    apart = parent[a] != parent[b]
+    a, b = a[apart], b[apart]
+    for start in range(0, len(a), _CHUNK_PAIRS):
+        i, j = a[start : start + _CHUNK_PAIRS], b[start : start + _CHUNK_PAIRS]
+        alike = np.flatnonzero(correlation(thumbnails[i], thumbnails[j]) >= MIN_CORRELATION)
+        if not alike.size:
+            continue
+        parent = parent.copy()
+        for x, y in zip(i[alike].tolist(), j[alike].tolist()):
+            x, y = _root(parent, x), _root(parent, y)
+            parent[max(x, y)] = min(x, y)
+        while (parent[parent] != parent).any():
+            parent = parent[parent]
+    return parent
+
+
+def _root(parent: np.ndarray, i: int) -> int:
+    while parent[i] != i:
+        i = int(parent[i])
+    return i
+
+
+def read_signatures(paths: Sequence[str], workers: int) -> tuple[Signatures, dict[int, str]]:
+    """Decodes all images in ``workers`` threads.
+
+    Returns:
+        their signatures; and the decoder's complaints about damaged images, by number.
+    """
+    thumbnails = np.zeros((len(paths), SIDE, SIDE), np.uint8)
+    readable = np.ones(len(paths), bool)
+    complaints: dict[int, str] = {}
+    lock = threading.Lock()
+
+    def read(i: int) -> None:
+        def complain(_: str, complaint: str) -> None:
+            with lock:
+                complaints[i] = complaint
+
+        try:
+            image, _ = read_reduced(paths[i], (2 * SIDE, 2 * SIDE), complain)
+        except UserError as error:
+            readable[i] = False
+            complain("", str(error).removeprefix(f"{paths[i]}: "))
+        else:
+            thumbnails[i] = thumbnail(image)
+
+    with ThreadPoolExecutor(workers) as pool:
+        for _ in progress(pool.map(read, range(len(paths))), desc="comparing images", total=len(paths)):
+            pass
+    contrast = thumbnails.reshape(len(paths), -1).std(1)
+    return Signatures(perceptual_hashes(thumbnails), thumbnails, readable & (contrast >= MIN_CONTRAST)), complaints
+
+
+def image_issues(splits: Sequence[CheckedSplit], workers: int) -> list[Issue]:
+    """Damaged images and near-duplicates, within and across ``splits``. An image that two splits list is in both."""
+    owner = np.repeat(np.arange(len(splits)), [len(s.index) for s in splits])
+    paths = [s.index.path(i) for s in splits for i in range(len(s.index))]
+    names = [name for s in splits for name in s.index.paths]
+    signatures, complaints = read_signatures(paths, workers)
+    issues = [
+        Issue(DAMAGED, complaint, splits[owner[i]].name, (names[i],)) for i, complaint in sorted(complaints.items())
+    ]
+    duplicates = []
+    for group in duplicate_groups(signatures):
+        owners = tuple(splits[i].name for i in owner[group])
+        files = tuple(names[i] for i in group)
+        is_across = len(set(owners)) > 1
+        if len(set(files)) == 1:
+            duplicates.append(Issue(ACROSS, f"listed in {' and '.join(owners)}", "", files, splits=owners))
+            continue
+        others = ", ".join(f"{name} ({split})" if is_across else name for name, split in list(zip(files, owners))[1:6])
+        more = f", and {len(group) - 6} more" if len(group) > 6 else ""
+        text = f"{f'({owners[0]}) ' if is_across else ''}is nearly {others}{more}"
+        kind, split = (ACROSS, "") if is_across else (WITHIN, owners[0])
+        duplicates.append(Issue(kind, text, split, files, splits=owners if is_across else ()))
+    return issues + sorted(duplicates, key=lambda issue: (issue.kind, issue.images))

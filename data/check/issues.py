@@ -1,0 +1,110 @@
+"""What a check of a data set finds, as plain data for JSON and as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from data.labels import findings as scan_kinds
+
+# Kinds of issues besides those of the scan (`data.labels.findings`), with the explanation that the summary prints.
+DAMAGED = "damaged image"
+ACROSS = "near-duplicates across splits"
+WITHIN = "near-duplicates within a split"
+DOUBLED = "doubled box"
+TWO_CLASSES = "one box, two classes"
+TINY = "tiny box"
+SMALL_OBJECTS = "small objects"
+UNUSED = "class never used"
+NOT_TRAINED = "class without training boxes"
+IMBALANCE = "class balance differs between splits"
+MISSED = "missing label"
+SPURIOUS = "spurious label"
+SWAPPED = "wrong class"
+MOVED = "badly placed box"
+
+LABEL_ERRORS = (MISSED, SPURIOUS, SWAPPED, MOVED)
+EXPLANATIONS = {
+    ACROSS: "the same picture is trained on and scored on: scores are too high",
+    WITHIN: "copies weigh more than other images",
+    DOUBLED: "two boxes of one class with IoU above 0.9: one object is counted twice",
+    TWO_CLASSES: "two boxes of different classes with IoU above 0.9",
+    TINY: "too small to be found at this --imgsz",
+    scan_kinds.CLIPPED: "boxes exceed their image; training clips them",
+    scan_kinds.NO_LABEL: "training takes these images as backgrounds; an empty label file declares one",
+    MISSED: "the model is sure of an object that is not labeled",
+    SPURIOUS: "the model sees no object where there is a label",
+    SWAPPED: "the model is sure of another class",
+    MOVED: "the model is sure of another position or size",
+}
+SHOWN = 3  # issues of a kind in the summary
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A labeled or suggested box."""
+
+    class_name: str
+    class_id: int
+    xyxy_px: tuple[float, ...]  # original pixels
+    number: int | None = None  # in the image, from 0, without the rows that the scan left out; None: not labeled
+    where: str | None = None  # label file and line (COCO: and annotation id)
+
+    @property
+    def line(self) -> int | None:
+        """The line of ``where``, if it is one."""
+        tail = (self.where or "").rpartition(":")[2]
+        return int(tail) if tail.isdecimal() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """One thing that is wrong, or probably wrong, with a data set. Files are relative to the data set's folder."""
+
+    kind: str
+    text: str  # what is wrong, in words
+    split: str = ""  # empty: of the whole data set
+    images: tuple[str, ...] = ()
+    where: str = ""  # the file to correct, and the line in it; empty: the first image
+    boxes: tuple[Box, ...] = ()  # as labeled, all in the first image
+    score: float | None = None  # of label errors: how sure it is, 0 to 1
+    suggestion: Box | None = None  # of label errors, unless the label should go
+    splits: tuple[str, ...] = field(default=())  # of ``images``, if they are in several
+
+    def __str__(self) -> str:
+        where = self.where or (self.images[0] if self.images else self.split)
+        score = "" if self.score is None else f"{self.score:.2f} "
+        return f"{score}{where}: {self.text}" if where else f"{score}{self.text}"
+
+    def content(self) -> dict[str, Any]:
+        """Plain data for JSON, without what is empty."""
+        values = asdict(self) | {"boxes": [_box_content(b) for b in self.boxes]}
+        if self.suggestion is not None:
+            values["suggestion"] = _box_content(self.suggestion)
+        return {key: value for key, value in values.items() if value not in (None, "", (), [])}
+
+
+def _box_content(box: Box) -> dict[str, Any]:
+    values = asdict(box) | {"line": box.line, "xyxy_px": [round(v, 2) for v in box.xyxy_px]}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def by_kind(issues: Iterable[Issue]) -> dict[str, list[Issue]]:
+    """Issues by kind; kinds and issues keep their order."""
+    groups: dict[str, list[Issue]] = {}
+    for issue in issues:
+        groups.setdefault(issue.kind, []).append(issue)
+    return groups
+
+
+def summary_lines(issues: Sequence[Issue]) -> list[str]:
+    """The number of issues of each kind, what the kind means, and the first few of them."""
+    lines = []
+    for kind, group in by_kind(issues).items():
+        explanation = EXPLANATIONS.get(kind, "")
+        lines.append(f"{kind}: {len(group):,}" + (f" ({explanation})" if explanation else ""))
+        lines += [f"  {issue}" for issue in group[:SHOWN]]
+        if len(group) > SHOWN:
+            lines.append(f"  ... and {len(group) - SHOWN:,} more")
+    return lines

@@ -1,0 +1,63 @@
+"""A scanned split: its index, where its boxes are in the label files, and what the scan found."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from data.check.issues import Box, Issue
+from data.index.dataset_yaml import DatasetSpec
+from data.index.files import list_split
+from data.index.index import DatasetIndex
+from data.index.scan import Scan, scan_split
+from utils.boxes import xywh_to_xyxy
+
+
+class CheckedSplit(NamedTuple):
+    """A split of N usable images and M boxes."""
+
+    name: str
+    index: DatasetIndex
+    scan: Scan
+
+    def box(self, row: int) -> Box:
+        """Box ``row`` of the index."""
+        index = self.index
+        image = self.image_of(row)
+        return Box(
+            index.names[index.classes[row]],
+            int(index.classes[row]),
+            tuple(xywh_to_xyxy(index.boxes_xywh_px[row]).tolist()),
+            int(row - index.offsets[image]),
+            self.scan.source.where(int(self.scan.numbers[image]), int(self.scan.lines[row])),
+        )
+
+    def image_of(self, row: int) -> int:
+        """The image of box ``row``."""
+        return int(np.searchsorted(self.index.offsets, row, side="right")) - 1
+
+    def issue(self, kind: str, text: str, rows: tuple[int, ...]) -> Issue:
+        """An issue about boxes of one image."""
+        boxes = tuple(map(self.box, rows))
+        image = self.index.paths[self.image_of(rows[0])]
+        return Issue(kind, text, self.name, (image,), boxes[-1].where or "", boxes)
+
+
+def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int, verify: str) -> list[CheckedSplit]:
+    """Scans ``splits``; nothing is cached. Arguments and errors are those of `scan_split` and `list_split`."""
+    scanned = []
+    for split in splits:
+        listing = list_split(spec, split)
+        scan = scan_split(spec, split, listing, workers=workers, single_cls=False, show_progress=True, verify=verify)
+        scanned.append(CheckedSplit(split, DatasetIndex(spec.names, spec.root, **scan.split._asdict()), scan))
+    return scanned
+
+
+def scan_issues(split: CheckedSplit) -> list[Issue]:
+    """The findings of the scan, by kind."""
+    images = split.scan.source.images
+    found = [(p.finding, (images[p.image].name,)) for p in split.scan.found]
+    found += [(finding, ()) for finding in split.scan.general]
+    issues = [Issue(f.kind, f.text, split.name, names, f.where) for f, names in found]
+    return sorted(issues, key=lambda issue: issue.kind)
