@@ -169,8 +169,8 @@ class Galleries:
         *,
         small: bool = False,
     ) -> Markup | None:
-        """The cards of ``items``. ``make_card`` takes an item and the bytes that are left for photos, and returns a
-        card and the bytes that it took."""
+        """The cards of ``items``; ``make_card`` takes an item and the bytes left for photos, and returns a card
+        and the bytes that it took."""
         cards, left = [], MOST_BYTES[which]
         for item in items:
             card, size = make_card(item, left)

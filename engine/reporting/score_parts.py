@@ -17,6 +17,7 @@ from utils.visualize.charts import FAINT, Line, histogram, line_chart
 from utils.visualize.plots import axis_name, panels_of
 
 MOST_LINES = 8  # classes with a color of their own in a chart
+MOST_FAINT = 100  # other classes in a chart
 MOST_SHOWN = 20  # classes of a confusion matrix
 MOST_PAIRS = 200
 CURVE_POINTS = 100
@@ -59,6 +60,8 @@ def curve_parts(result: EvalResult, names: Sequence[str]) -> list[page.Content]:
     some = np.linspace(0, result.curve_confidence.size - 1, CURVE_POINTS).round().astype(int)
     order = shown[np.argsort(ap50[shown], kind="stable")]
     note = "" if shown.size <= MOST_LINES else f"; the {MOST_LINES} classes with the lowest AP50 have colors"
+    if shown.size > MOST_LINES + MOST_FAINT:
+        note += f", {MOST_FAINT} of the other {shown.size - MOST_LINES} are gray"
     pr = np.nan_to_num(result.pr_precision)
     threshold = result.threshold
     charts = [
@@ -99,8 +102,10 @@ def curve_parts(result: EvalResult, names: Sequence[str]) -> list[page.Content]:
 def _class_lines(
     x: np.ndarray, values: np.ndarray, order: np.ndarray, names: Sequence[str], shown: np.ndarray, mean: str
 ) -> list[Line]:
-    """The mean of the classes ``shown``, the first of ``order`` in colors, the others faint and below."""
-    faint = [Line(names[c], x, values[c], FAINT) for c in order[MOST_LINES:]]
+    """The mean of the classes ``shown``, the first of ``order`` in colors, and some of the others faint and below."""
+    others = order[MOST_LINES:]
+    others = others[np.unique(np.linspace(0, others.size - 1, min(others.size, MOST_FAINT)).round().astype(int))]
+    faint = [Line(names[c], x, values[c], FAINT) for c in others]
     colored = [Line(names[c], x, values[c], f"s{number + 1}") for number, c in enumerate(order[:MOST_LINES])]
     return [*faint, *colored, Line(mean, x, values[shown].mean(0), "s0 strong")]
 
