@@ -32,7 +32,9 @@ def neighbors_in_runs(keys: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray
     Args:
         keys: (N,), equal keys adjacent.
     """
-    start = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if len(keys) else np.zeros(0, np.int64)
+    if not len(keys):
+        return
+    start = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
     end = np.repeat(np.r_[start[1:], len(keys)], np.diff(np.r_[start, len(keys)]))
     first, distance = np.arange(len(keys)), 1
     while (first := first[first + distance < end[first]]).size:
