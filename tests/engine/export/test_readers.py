@@ -1,0 +1,125 @@
+"""Exported files in the hands of other programs' rules, against the detector that they were made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.consumer_side import deepstream_boxes, frigate_boxes, readme_code
+from engine.export.layouts import make_layout
+from models.postprocess.detections import select_detections
+from tests.engine.export.test_formats import NAMES, write_all
+from tests.helpers.exports import lively, noise
+from tests.helpers.tiny import TINY_MODEL
+from utils.boxes import clip_xyxy
+
+ROOT = Path(__file__).parents[3]
+HEIGHT, WIDTH = 64, 96  # of the canvas
+
+
+@pytest.fixture(scope="module")
+def detector():
+    return lively(TINY_MODEL, NAMES).fuse()
+
+
+def decoded(detector, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.no_grad():
+        return detector.decode(detector(pixels))
+
+
+def layout(detector, name: str, pixels: torch.Tensor) -> np.ndarray:
+    with torch.no_grad():
+        return make_layout(detector, name)(pixels).numpy()
+
+
+def best(
+    detector, pixels: torch.Tensor, *, confidence: float, iou: float, clip: bool = False
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Boxes, scores and classes of one image after our own NMS, which keeps a box's best class only."""
+    boxes, scores = decoded(detector, pixels)
+    if clip:
+        boxes = clip_xyxy(boxes, WIDTH, HEIGHT)
+    found = select_detections(boxes, scores, conf_thres=confidence, iou_thres=iou, max_det=300, multi_label=False)
+    count = int(found.counts[0])
+    return tuple(part[0, :count].numpy() for part in found[:3])
+
+
+def test_readme_runs_an_onnx_file(detector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    code = readme_code(ROOT)
+    assert len(code.splitlines()) <= 30
+    write_all(tmp_path, detector, ("a.onnx",))
+    (tmp_path / "a.onnx").rename(tmp_path / "best.onnx")
+    picture = (noise()[0, :, :32].permute(1, 2, 0) * 255).byte().numpy()  # half as high as the canvas
+    cv2.imwrite(str(tmp_path / "a.png"), cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
+    monkeypatch.chdir(tmp_path)
+    program: dict = {}
+    exec(code, program)
+    assert program["names"] == dict(enumerate(NAMES))
+    boxes, scores, classes = program["detect"]("a.png", 0.5, 0.7)
+
+    canvas = torch.full((1, 3, HEIGHT, WIDTH), 114 / 255)
+    canvas[0, :, 16:48] = torch.from_numpy(picture).permute(2, 0, 1) / 255
+    expected_boxes, expected_scores, expected_classes = best(detector, canvas, confidence=0.5, iou=0.7)
+    assert len(scores) == len(expected_scores) > 2
+    np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
+    np.testing.assert_array_equal(classes, expected_classes)
+    np.testing.assert_allclose(boxes, expected_boxes - (0, 16, 0, 16), atol=1e-2)
+    assert program["detect"]("a.png", 1.0)[0].shape == (0, 4)
+
+
+def test_frigate_reads_the_layout_raw(detector):
+    """Model type yolo-generic: see `frigate_boxes`."""
+    pixels = noise()[:1]
+    rows = frigate_boxes(layout(detector, "raw", pixels), WIDTH, HEIGHT)
+    boxes, scores = decoded(detector, pixels)
+    assert 0 < len(rows) <= 20
+    strongest = scores[0].amax(1)
+    assert rows[0, 1] == pytest.approx(float(strongest.max()))
+    for number, score, *fractions in rows:
+        (place,) = (strongest - score).abs().lt(1e-6).nonzero()[:, 0].tolist()
+        assert int(number) == int(scores[0, place].argmax())
+        y1, x1, y2, x2 = fractions
+        found = torch.tensor((x1 * WIDTH, y1 * HEIGHT, x2 * WIDTH, y2 * HEIGHT))
+        torch.testing.assert_close(found, boxes[0, place].double(), rtol=1e-4, atol=1e-3, check_dtype=False)
+        assert score > 0.4
+
+
+def test_deepstream_reads_its_layout(detector):
+    """DeepStream-Yolo's parser and clustering: see `deepstream_boxes`."""
+    pixels = noise()[:2]
+    rows = layout(detector, "deepstream", pixels)
+    assert rows.dtype == np.float32  # the parser reads an array of floats, six for each box
+    for image in range(2):
+        boxes, scores, classes = deepstream_boxes(rows[image], WIDTH, HEIGHT, 0.25)
+        expected = best(detector, pixels[image : image + 1], confidence=0.25, iou=0.45, clip=True)
+        assert len(scores) == len(expected[1]) > 2
+        for found, wanted in zip((boxes, scores, classes), expected):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-3)
+
+
+def test_model_api_needs_nothing_but_the_path(detector, tmp_path: Path):
+    for package in ("onnx", "onnxscript", "openvino", "model_api"):
+        pytest.importorskip(package)
+    from model_api.models import DetectionModel
+
+    metadata = write_all(tmp_path, detector, ("a_openvino_model",))
+    model = DetectionModel.create_model(str(tmp_path / "a_openvino_model" / "a.xml"), device="CPU")
+    assert model.params.confidence_threshold == pytest.approx(metadata.confidence)
+    assert model.params.iou_threshold == pytest.approx(0.7)
+    picture = (noise()[0].permute(1, 2, 0) * 255).byte().numpy()
+    found = model(cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
+    pixels = torch.from_numpy(picture).permute(2, 0, 1)[None].float() / 255
+    boxes, scores, classes = best(detector, pixels, confidence=0.3, iou=0.7)
+    assert set(found.label_names) <= {name.replace(" ", "_") for name in NAMES}
+    # OpenVINO computes in bfloat16 on CPUs that have it, and boxes are whole pixels.
+    far = np.abs(found.bboxes[:, None] - clip_xyxy(boxes, WIDTH, HEIGHT)[None]).max(-1) > 2
+    same = ~far & (found.labels[:, None] == classes[None]) & (np.abs(found.scores[:, None] - scores[None]) < 0.03)
+    assert len(scores) > 10
+    assert same.any(0).mean() > 0.9
+    assert same.any(1).mean() > 0.9
