@@ -115,7 +115,7 @@ class Output:
         """False when the user closes the window (q or Esc)."""
         if Path(frame.path).resolve().parent == self.run_dir.resolve():
             raise UserError(f"{frame.path}: is in the folder of the results and could be overwritten; choose another")
-        stem = self._stem_of(frame.path)
+        stem = self._stem_of(frame.path, is_video=frame.is_video)
         self._files.write(frame.path, stem, frame.index if frame.is_video else None, frame.image, found)
         if self._media is None and self._window is None:
             return True

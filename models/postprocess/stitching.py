@@ -98,12 +98,17 @@ def _overlapping_pairs(windows: Tensor) -> Tensor:
     Diagonal neighbors are left out: an object in both is also in the two tiles between them, and two large objects may
     both cover the small common area, so that it cannot tell them apart.
     """
-    low = torch.maximum(windows[:, None, :2], windows[None, :, :2])
-    high = torch.minimum(windows[:, None, 2:], windows[None, :, 2:])
-    common = torch.cat((low, high), 2)
-    is_inside = (common == windows[None]).all(2) | (common == windows[:, None]).all(2)
-    is_aligned = (windows[:, None, :2] == windows[None, :, :2]).any(2)
-    return ((high > low).all(2) & (is_inside | is_aligned)).triu(1).nonzero()
+    found, start = [], 0
+    for first in windows.split(max(_CELLS // len(windows), 1)):  # all at once, 20,000 views would take 30 GB
+        low = torch.maximum(first[:, None, :2], windows[None, :, :2])
+        high = torch.minimum(first[:, None, 2:], windows[None, :, 2:])
+        common = torch.cat((low, high), 2)
+        is_inside = (common == windows[None]).all(2) | (common == first[:, None]).all(2)
+        is_aligned = (first[:, None, :2] == windows[None, :, :2]).any(2)
+        pairs = ((high > low).all(2) & (is_inside | is_aligned)).triu(1 + start).nonzero()
+        found.append(pairs + pairs.new_tensor([start, 0]))
+        start += len(first)
+    return torch.cat(found)
 
 
 def _compare(found: _Boxes, windows: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:

@@ -366,6 +366,15 @@ def test_stems_are_unique_and_safe():
     assert all(s and not set(s) & set("/\\:*?") for s in stems)
 
 
+@pytest.mark.parametrize("order", [("clip.mp4", "clip_000001.jpg"), ("clip_000001.jpg", "clip.mp4")])
+def test_an_image_named_like_a_frame_of_a_video_keeps_its_own_files(order):
+    stem_of = UniqueStems()
+    stems = {name: stem_of(name, is_video=name.endswith("mp4")) for name in order}
+    frames = {f"{stems['clip.mp4']}_{number:06d}" for number in range(4)}
+    assert stems["clip_000001.jpg"] not in frames
+    assert stem_of("other_000001.jpg") == "other_000001"
+
+
 def test_boxes_without_pixels_make_no_crop(tmp_path):
     files = DetectionFiles(tmp_path, ("a",), DetectConfig(weights="", source="", save_crop=True))
     boxes = np.array([[5.0, 5, 5, 9], [1.2, 1.2, 3.5, 2.5]])

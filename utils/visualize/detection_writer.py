@@ -57,6 +57,7 @@ def write_predictions(path: str | Path, table: DetectionTable, gt: GroundTruth) 
 
 WRITABLE = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
 SPARE_BYTES = 1 << 20
+_FRAME = re.compile(r"(.+)_\d{6,}", re.DOTALL)  # the names that `DetectionFiles` gives to the frames of videos
 
 
 class MediaWriter:
@@ -136,23 +137,38 @@ class Window:
 
 
 class UniqueStems:
-    """A file stem for each source: the source's own, with a number where two sources share one."""
+    """A file stem for each source: the source's own, with a number where two sources share one, or where an image has
+    the name of a video's frame (STEM_000123)."""
 
     def __init__(self) -> None:
         self._stems: dict[str, str] = {}
         self._taken: set[str] = set()
+        self._videos: set[str] = set()
+        self._video_of_frame: set[str] = set()  # the stems of videos that would have an image as their frame
 
-    def __call__(self, source: str) -> str:
+    def __call__(self, source: str, *, is_video: bool = False) -> str:
         if source not in self._stems:
             base = source.split("://", 1)[1] if "://" in source else Path(source).stem
             base = f"webcam{source}" if source.isdigit() else safe_name(base)
             stem, number = base, 1
-            while stem.casefold() in self._taken:  # some file systems ignore case
+            while self._is_taken(stem.casefold(), is_video):  # some file systems ignore case
                 number += 1
                 stem = f"{base}-{number}"
             self._taken.add(stem.casefold())
+            if is_video:
+                self._videos.add(stem.casefold())
+            elif frame := _FRAME.fullmatch(stem.casefold()):
+                self._video_of_frame.add(frame[1])
             self._stems[source] = stem
         return self._stems[source]
+
+    def _is_taken(self, stem: str, is_video: bool) -> bool:
+        if stem in self._taken:
+            return True
+        if is_video:
+            return stem in self._video_of_frame
+        frame = _FRAME.fullmatch(stem)
+        return frame is not None and frame[1] in self._videos
 
 
 def safe_name(text: str) -> str:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torchvision.ops import box_iou
 
+from models.postprocess import stitching
 from models.postprocess.stitching import stitch_views
 from models.postprocess.tiling import TiledDetector, Tiles, tile_windows
 from utils.structures import GRAY, Detections
@@ -237,3 +238,19 @@ def test_no_detections_are_none():
     result = stitch_views(nothing, windows, iou_thres=0.7, max_det=5)
     assert result.counts.tolist() == [0]
     assert result.boxes_xyxy.shape == (1, 5, 4)
+
+
+def test_many_views_are_compared_in_parts(monkeypatch):
+    """The detections do not depend on how many pairs of views are compared at a time."""
+    windows = torch.tensor(tile_windows((300, 300), 100, 0.5), dtype=torch.float32)
+    views = Detections(
+        windows[:, None] + torch.tensor([[[40.0, 40, -5, -5], [10, 10, -70, -70]]]),
+        torch.linspace(0.5, 0.9, 2 * len(windows)).view(-1, 2),
+        torch.zeros(len(windows), 2, dtype=torch.int64),
+        torch.full((len(windows),), 2),
+    )
+    at_once = stitch_views(views, windows, iou_thres=0.5, max_det=100)
+    monkeypatch.setattr(stitching, "_CELLS", 3 * len(windows))
+    in_parts = stitch_views(views, windows, iou_thres=0.5, max_det=100)
+    assert at_once.counts.item() > 1
+    assert all(torch.equal(a, b) for a, b in zip(at_once, in_parts))
