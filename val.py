@@ -13,13 +13,15 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from utils.config.parser import parse_config
+from utils.config.parser import given_flags, parse_config
 from utils.config.settings import ValConfig
 from utils.distributed.launch import is_launched
 from utils.distributed.spawn import spawn
 from utils.entrypoint import run_main
-from utils.logger import configure_logging
+from utils.logger import configure_logging, get_logger
 from utils.machine.limits import explained, memory_advice
+
+REPORT_SETTINGS = frozenset({"project", "name", "exist_ok", "save_json", "per_size", "verbose"})  # of a single file
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -33,6 +35,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     ctx = DistributedContext.from_environment(config.device, config.local_rank, config.local_world_size)
     configure_logging(ctx.is_main)
+    if len(config.weights) > 1 and (unused := given_flags(ValConfig, argv) & REPORT_SETTINGS):
+        flags = ", ".join("--" + name.replace("_", "-") for name in sorted(unused))
+        get_logger().warning(
+            "no effect: %s (several files are compared in a printed table; no folder is written)", flags
+        )
     advice = partial(memory_advice, config.batch_size, config.imgsz or 640, least_batch=1, device="")
     with ctx.closing(), report_errors_once(ctx), explained(advice):
         from engine.validator import validate  # in here, so that only one process reports a failing import

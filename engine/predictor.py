@@ -9,6 +9,7 @@ for result in model(["a.jpg", "b.jpg"]):
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.structures import DetectionTable
 
+AMP_TYPES = ("auto", "off", "bf16", "fp16")
 CONFIDENCE = 0.25  # threshold for a model that does not store one
 
 
@@ -120,6 +122,8 @@ class Predictor:
 
         An unreadable file is skipped with a warning if there are several. Raises UserError for an unreadable source.
         """
+        if vid_stride < 1:
+            raise UserError(f"vid_stride: must be at least 1, got {vid_stride}")
         for frame in open_source(str(source), vid_stride=vid_stride):
             (table,), (speed,) = self.pipeline([frame.image], imgsz=self.imgsz, selection=self._selection())
             yield self._result(InputImage(frame.path, frame.image), table, speed)
@@ -133,6 +137,10 @@ class Predictor:
 
     def _checked_size(self, imgsz: int) -> int:
         """``imgsz``, or the model's if 0."""
+        try:
+            imgsz = operator.index(imgsz)
+        except TypeError:
+            raise UserError(f"imgsz: must be one whole number, the pixels of the longer side, got {imgsz!r}") from None
         fixed = self.model.input_hw
         if fixed is None:
             check_image_size(imgsz or self.model.imgsz, self.model.stride)
@@ -143,6 +151,8 @@ class Predictor:
         return max(fixed)
 
     def _autocast_type(self, amp: str) -> torch.dtype | None:
+        if amp not in AMP_TYPES:
+            raise UserError(f"amp: must be one of {', '.join(AMP_TYPES)}, got {amp!r}")
         if self.model.format == "checkpoint":
             return resolve_amp(amp, self.device)
         if amp in ("off", "auto"):
@@ -161,7 +171,14 @@ class Predictor:
         conf = self.conf if conf is None else conf
         iou = self.iou if iou is None else iou
         max_det = self.max_det if max_det is None else max_det
-        classes = tuple((self.classes or ()) if classes is None else classes)
+        classes = self.classes if classes is None else classes
+        try:
+            classes = tuple(map(operator.index, () if classes is None else classes))
+            max_det = operator.index(max_det)
+        except TypeError:
+            raise UserError(
+                f"classes, max_det: must be a list of class numbers and a number, got {classes!r} and {max_det!r}"
+            ) from None
         agnostic = self.agnostic if agnostic is None else agnostic
         for name, value in (("conf", conf), ("iou", iou)):
             if value is not None and not 0 <= value <= 1:

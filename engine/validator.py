@@ -73,10 +73,12 @@ def open_models(config: ValConfig, ctx: DistributedContext) -> tuple[list[Infere
 
 def _open_model(config: ValConfig, weights: str, ctx: DistributedContext) -> InferenceModel:
     path = Path(weights) if is_exported(weights) else fetch_weights(weights, ctx=ctx, offline=config.offline)
+    if config.tta and is_exported(weights):
+        raise UserError(f"{weights}: --tta: only checkpoints are evaluated with several views; leave it out")
+    if config.amp in ("bf16", "fp16") and is_exported(weights):
+        raise UserError(f"{weights}: --amp {config.amp}: computes in the type it was exported with; leave it out")
     # The views' boxes of an object are left to NMS.
     model = open_model(path, device=ctx.device, nms=config.nms or config.tta)
-    if config.tta and model.format != "checkpoint":
-        raise UserError(f"{weights}: --tta: only checkpoints are evaluated with several views; leave it out")
     if config.imgsz and model.input_hw and config.imgsz != max(model.input_hw):
         raise UserError(f"{weights}: --imgsz {config.imgsz}: takes images of {model.imgsz} pixels only; leave it out")
     return model
@@ -119,7 +121,7 @@ def score(
         num_classes=len(loader.index.names),
         postprocess=TiledDetector.stitch if config.tile else find,
         ctx=ctx,
-        amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
+        amp_dtype=broadcast_object(ctx, resolve_amp(config.amp if model.format == "checkpoint" else "off", ctx.device)),
         progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
     )
     before()

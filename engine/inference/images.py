@@ -78,6 +78,8 @@ def _images_of(item: Source, number: int, color: Color | None) -> list[InputImag
 def _read(path: str) -> np.ndarray:
     if "://" in path:
         raise UserError(f"{path}: images are not downloaded; save it and give the path of the file")
+    if "\0" in path:
+        raise UserError(f"{path!r}: is no path: it contains a null character")
     if Path(path).is_dir():
         raise UserError(f"{path}: is a folder; give a list of files, or use stream() or detect.py")
 
@@ -103,6 +105,8 @@ def _from_array(array: np.ndarray, name: str, color: Color | None) -> np.ndarray
 
 
 def _from_pillow(image: Image, name: str) -> np.ndarray:
+    if 0 in image.size:
+        raise UserError(f"{name}: an image of {image.width}x{image.height} pixels has no pixels")
     if image.mode in ("I", "F"):
         raise UserError(f"{name}: PIL mode {image.mode} has no defined range; convert it to L or RGB")
     try:

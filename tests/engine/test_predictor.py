@@ -312,3 +312,39 @@ def test_models_that_cannot_be_opened(arguments, message):
     path, device = (*arguments, "cpu")[:2]
     with pytest.raises(UserError, match=message):
         load(path, device=device)
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"classes": 0}, "classes"),
+        ({"classes": "0"}, "classes"),
+        ({"classes": [0.5]}, "classes"),
+        ({"max_det": 2.5}, "max_det"),
+        ({"imgsz": (64, 64)}, "imgsz"),
+        ({"imgsz": 64.0}, "imgsz"),
+    ],
+)
+def test_settings_of_another_type_are_user_errors(predictor, settings, word):
+    with pytest.raises(UserError, match=word):
+        predictor(picture(), color="rgb", **settings)
+
+
+def test_settings_may_be_numbers_of_numpy_and_torch(predictor):
+    plain = predictor(picture(), color="rgb", classes=[0], imgsz=64, max_det=3)
+    for number in (np.int64, torch.tensor):
+        same = predictor(picture(), color="rgb", classes=number([0]) if number is torch.tensor else [number(0)],
+                         imgsz=int(number(64)), max_det=number(3))  # fmt: skip
+        assert rows(same) == rows(plain)
+
+
+def test_odd_sources_and_autocast_types_are_user_errors(predictor, weights):
+    pillow = pytest.importorskip("PIL.Image")
+    with pytest.raises(UserError, match="no pixels"):
+        predictor(pillow.new("RGB", (0, 10)))
+    with pytest.raises(UserError, match="null character"):
+        predictor("a\0b.jpg")
+    with pytest.raises(UserError, match="vid_stride"):
+        next(predictor.stream("clip.mp4", vid_stride=0))
+    with pytest.raises(UserError, match="amp"):
+        load(weights, device="cpu", amp="bfloat16")

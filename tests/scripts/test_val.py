@@ -305,3 +305,17 @@ def test_val_in_the_autocast_type_of_training_gives_trainings_ap(tmp_path, capsy
     assert trained > 0.3
     assert scored["bf16"] == trained
     assert scored["off"] != trained
+
+
+@pytest.mark.parametrize("flag", [["--tta"], ["--amp", "bf16"]])
+def test_flags_that_an_exported_file_cannot_follow_are_named(tiny, tmp_path, flag):
+    """Before the file is opened."""
+    with pytest.raises(UserError, match=flag[0]):
+        val.main(flags(tiny, tmp_path, "--weights", "a.onnx", *flag))
+
+
+def test_flags_of_the_report_are_named_where_several_files_give_none(tiny, tmp_path, capsys):
+    both = [str(tiny[1]), str(tiny[1])]
+    val.main(flags(tiny, tmp_path, "--weights", *both, "--per-size", "--noplots"))
+    assert "no effect: --per-size, --project" in capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()
