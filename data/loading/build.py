@@ -52,8 +52,7 @@ def build_train_loader(
         stride: the model's largest.
 
     Raises:
-        UserError: an image size that does not fit the stride, a data set without images, processes that read different
-            data, and errors of the scan and the cache.
+        UserError: an unfit image size, no images, processes that read different data, errors of the scan or the cache.
     """
     check_image_size(config.imgsz, stride)
     workers = loader_workers(config.workers, ctx.local_world_size, "train")
