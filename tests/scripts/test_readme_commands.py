@@ -67,9 +67,9 @@ def test_from_clone_to_onnx(tmp_path: Path):
     small = {"yolov8n": str(write_model(tmp_path / "tiny.yaml", TINY_MODEL)), "640": "64", "100": "1", "16": "4"}
     clone.run(train, {**mine, **small, "0": "cpu"})
     clone.run([*train, "--seed", "1"], {**mine, **small, "0": "cpu"})
-    named = re.findall(r"^\| `(\w[\w.]*)`", (ROOT / "docs" / "training.md").read_text(), re.MULTILINE)
-    named += re.findall(r"^\| `([\w.]+)`, `([\w.]+)`", (ROOT / "docs" / "training.md").read_text(), re.MULTILINE)[0]
-    files = [name for name in named if "." in name]
+    section = (ROOT / "docs" / "training.md").read_text().split("## What a run writes")[1].split("\n## ")[0]
+    cells = " ".join(re.findall(r"^\| (.+?) \|", section, re.MULTILINE))
+    files = [name for name in re.findall(r"`([^`]+)`", cells) if "*" not in name]
     assert {"report.html", "best.pt", "settings.yaml"} <= set(files)
     assert not [name for name in files if not (clone.folder / FOLDER / name).exists()]
 
@@ -106,8 +106,8 @@ def test_quick_start(tmp_path: Path):
         pytest.skip("not in a git repository")
     clone = Clone(tmp_path)
     model = ["--model", str(write_model(tmp_path / "tiny.yaml", TINY_MODEL)), "--device", "cpu"]
-    train = documented("README.md", "python train.py --epochs 30")
+    train = documented("README.md", "python train.py --name demo")
     clone.run([*train, *model, "--cache-dir", str(tmp_path / ".cache" / "lockstep")], {"30": "1", "320": "64"})
-    detect = documented("README.md", f"python detect.py --weights {FOLDER}/best.pt --source ~/.cache")
+    detect = documented("README.md", "python detect.py --weights runs/train/demo/best.pt")
     clone.run(detect, {detect[-1]: detect[-1].replace("~", str(tmp_path))})
     assert list((clone.folder / "runs" / "detect" / "exp").glob("*.*"))
