@@ -108,6 +108,7 @@ def test_classes_without_names_are_numbered():
 def test_metadata_reads_back():
     assert parse_metadata(OURS.as_text()) == OURS
     known = replace(OURS, layout="end2end", nms_iou=None, end2end=True, batch=4, dynamic=True, details={"half": True})
+    known = replace(known, data={"source": "/a/data.yaml", "source_from_run": "../data.yaml"})
     assert parse_metadata(known.as_text()) == known
 
 
@@ -132,6 +133,9 @@ def test_foreign_metadata_is_read_without_running_it():
             parse_metadata({key: broken})
     with pytest.raises(UserError, match="not detection"):
         parse_metadata({"task": "segment"})
+    for broken in ("7", '{"source": 7}', '["a"]', '{"source": "' + "a" * 5000 + '"}'):
+        with pytest.raises(UserError, match="is not ours"):
+            parse_metadata({"lockstep": f'{{"version": 1, "layout": "raw", "data": {broken}}}'})
     with pytest.raises(UserError, match="newer version"):
         parse_metadata({"lockstep": '{"version": 99}'})
 
