@@ -137,7 +137,10 @@ def build_tracker(ctx: DistributedContext, run: Run) -> Tracker:
     """The trackers of the main process; other processes track nothing."""
     if not ctx.is_main:
         return Tracker()
-    return CompositeTracker([CsvTracker(run.folder / "results.csv"), TensorBoardTracker(run.folder)])
+    results = CsvTracker(run.folder / "results.csv", run.config.csv_names)
+    if results.table.rows and results.table.names != run.config.csv_names:
+        get_logger().warning("%s keeps the column names that it has, %s", results.path, results.table.names)
+    return CompositeTracker([results, TensorBoardTracker(run.folder)])
 
 
 def build_loss(ctx: DistributedContext, run: Run, model: Detector) -> nn.Module:
