@@ -144,6 +144,8 @@ def test_the_program_accepts_the_command(command: Command, acceptance, monkeypat
         assert words == [".venv/bin/activate"]
     elif program == "ruff":
         assert words[0] in ("check", "format")
+    elif program == "tensorboard":
+        assert words[0] == "--logdir"
     elif program == "docker":
         assert words[0] == "run"
     elif program == "apt":

@@ -134,6 +134,7 @@ def folder_of_examples(tmp_path_factory) -> Path:
     weights = write_weights(folder / "best.pt", ["cat", "dog"])
     (folder / "runs" / "train" / "exp").mkdir(parents=True)
     shutil.copy(weights, folder / "runs" / "train" / "exp" / "best.pt")
+    (folder / "runs" / "train" / "exp" / "results.csv").write_text("epoch,metrics/mAP50-95(B)\n1,0.5\n2,\n")
     rng = np.random.default_rng(0)
     for name in ("a.jpg", "b.jpg"):
         cv2.imwrite(str(folder / name), rng.integers(0, 256, (48, 64, 3), dtype=np.uint8))
