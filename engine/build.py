@@ -20,6 +20,7 @@ from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.resume import check_classes, resumed_position
 from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import Evaluator
+from engine.evaluation.fitness import Fitness
 from engine.optim.schedule import StepPlan, step_plan
 from engine.process import check_same_model, check_same_run, idle_on_head, idle_settings, open_folder, prepare_process
 from engine.reporting.plots import plot_run
@@ -53,6 +54,7 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
     check_settings(ctx, run)
     prepare_process(ctx, run)
     spec = open_data(ctx, run)
+    fitness = Fitness.parse(run.config.fitness, class_names(spec, run.config.single_cls))
     model, pretrained = build_model(ctx, run, spec)
     if run.config.batch_size == FIND_BATCH_SIZE:
         run = with_batch_that_fits(ctx, run, model, build_loss(ctx, run, model))
@@ -61,6 +63,7 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
     _warn_of_idle_settings(ctx, run, model)
     train_loader = build_train_loader(ctx, config, run.hyp, spec, stride=model.stride)
     val_loader = build_val_loader(ctx, config, spec, stride=model.stride)
+    fitness.check_objects(val_loader.index.ground_truth())
     if ctx.is_main:
         warn_of_shared_images(spec, train_loader.index, val_loader.index)
     load_or_fit_anchors(run, model, train_loader)
@@ -78,7 +81,7 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
         tracker.start(asdict(config), progress.epoch + 1)
         description = _describe(run, spec, model, step.optimizer.name, pretrained, fingerprint)
         evaluator = build_evaluator(ctx, step, val_loader)
-        with plot_run(ctx, run, tracker, step.ema.module, train_loader, val_loader, evaluator) as on_epoch_end:
+        with plot_run(ctx, run, tracker, step.ema.module, train_loader, val_loader, evaluator, fitness) as on_epoch_end:
             trainer = Trainer(
                 ctx,
                 run,
@@ -86,6 +89,7 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
                 plan=plan,
                 train_loader=train_loader,
                 validate=partial(evaluator.run, loader=val_loader),
+                fitness=fitness,
                 checkpointer=Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period),
                 stops=StopCoordinator(ctx, signals, config),
                 watchdog=watchdog,

@@ -129,6 +129,8 @@ def _idle_in_epochs(config: TrainConfig, hyp: Hyperparameters) -> Iterator[str]:
         yield f"--save-period {config.save_period} does nothing: the run has {config.epochs} epochs"
     if config.patience >= config.epochs:
         yield f"--patience {config.patience} does nothing: the run has {config.epochs} epochs"
+    elif config.min_gain and not config.patience:
+        yield f"--min-gain {config.min_gain:g} does nothing without --patience"
     elif config.patience and config.val_every == 0:
         yield f"--patience {config.patience} does nothing: --val-every 0 validates after the last epoch only"
 

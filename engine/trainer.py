@@ -13,6 +13,7 @@ from data.loading.loader import InfiniteDataLoader
 from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.run import Run
+from engine.evaluation.fitness import Fitness
 from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.ddp import average_buffers
 from engine.prefetcher import Prefetcher
@@ -41,6 +42,7 @@ class Trainer:
         plan: how the loader's batches become steps.
         train_loader: endless; positioned by `fit`.
         validate: `Evaluator.run` on the validation split.
+        fitness: what decides which epoch is the best.
         watchdog: of this process, entered.
         progress: the run's position and its best result; updated in place.
         on_epoch_end: called on every rank after each epoch, with its number and its result (None on other ranks than 0,
@@ -56,6 +58,7 @@ class Trainer:
         plan: StepPlan,
         train_loader: InfiniteDataLoader,
         validate: Validate,
+        fitness: Fitness,
         checkpointer: Checkpointer,
         stops: StopCoordinator,
         watchdog: Watchdog,
@@ -66,7 +69,7 @@ class Trainer:
         self.ctx, self.run, self.config = ctx, run, run.config
         self.take_step, self.plan = take_step, plan
         self.schedule = build_schedule(run.hyp, plan, cosine=run.config.cos_lr)
-        self.train_loader, self.validate = train_loader, validate
+        self.train_loader, self.validate, self.fitness = train_loader, validate, fitness
         self.checkpointer, self.tracker, self.progress = checkpointer, tracker, progress
         self.stops, self.watchdog = stops, watchdog
         self.on_epoch_end = on_epoch_end
@@ -107,18 +110,22 @@ class Trainer:
             log.info("done: %d epochs, nothing could be scored; weights: %s", progress.epoch, self.checkpointer.last)
             return
         log.info(
-            "done: %d epochs; best AP %.4f in epoch %d: %s",
-            progress.epoch, progress.best_fitness, progress.best_epoch, self.checkpointer.best,
+            "done: %d epochs; best %s %.4f in epoch %d: %s",
+            progress.epoch, self.fitness.name, progress.best_fitness, progress.best_epoch, self.checkpointer.best,
         )  # fmt: skip
 
     def _is_finished(self) -> bool:
         progress, patience = self.progress, self.config.patience
         if progress.epoch >= self.config.epochs:
             return True
-        stale = progress.epoch - progress.best_epoch
+        stale = progress.epoch - progress.patience_epoch
         is_validated = progress.batch == 0 and progress.best_epoch >= 0 and self._validates_after(progress.epoch)
         if patience and is_validated and stale >= patience:
-            log.info("no better AP in %d epochs (best: epoch %d): stopped early", stale, progress.best_epoch)
+            gain = f" by more than {self.config.min_gain:g}" if self.config.min_gain else ""
+            log.info(
+                "no better %s%s in %d epochs (best: epoch %d): stopped early",
+                self.fitness.name, gain, stale, progress.best_epoch,
+            )  # fmt: skip
             return True
         return False
 
@@ -253,7 +260,7 @@ class Trainer:
         progress.epoch += 1
         progress.begin_epoch()
         is_best = self._record_result(result)
-        metrics = _metrics(result)
+        metrics = self._metrics(result)
         self.tracker.epoch(progress.epoch, self._row(losses, metrics))
         if result is not None:
             shown = (f"{k.split('/')[-1]} {v:.4f}" for k, v in metrics.items() if k.startswith("metrics"))
@@ -288,13 +295,12 @@ class Trainer:
         """Updates the progress of all ranks with rank 0's result. Returns whether the epoch is the best so far."""
         progress, found = self.progress, None
         if result is not None:
-            found = (result.ap > progress.best_fitness, result.ap, result.class_ap, result.threshold)
+            found = (self.fitness.of(result), result.class_ap, result.threshold)
         found = broadcast_object(self.ctx, found)
         if found is None:
             return False
-        is_best, fitness, class_ap, progress.confidence = found
-        if is_best:
-            progress.best_fitness, progress.best_epoch = fitness, progress.epoch
+        fitness, class_ap, progress.confidence = found
+        is_best = progress.record_fitness(fitness, self.config.min_gain)
         if self._base_weights is not None:
             progress.class_weights = (self._base_weights * (1 - np.nan_to_num(class_ap)) ** 2).tolist()
             self._use_class_weights()
@@ -311,9 +317,9 @@ class Trainer:
         losses = {f"train/{k}": v for k, v in losses.items()}
         return {"time": seconds, **losses, **metrics, **optimizer.rates(), **self._speed}
 
-
-def _metrics(result: EvalResult | None) -> dict[str, float]:
-    if result is None:
-        return {}
-    losses = {k: v for k, v in result.extras.items() if k.startswith("val/")}
-    return {**{f"metrics/{k}": v for k, v in result.metrics.items()}, **losses}
+    def _metrics(self, result: EvalResult | None) -> dict[str, float]:
+        if result is None:
+            return {}
+        losses = {k: v for k, v in result.extras.items() if k.startswith("val/")}
+        metrics = {f"metrics/{k}": v for k, v in result.metrics.items()}
+        return {**metrics, self.fitness.column: self.fitness.of(result), **losses}

@@ -198,7 +198,7 @@ class EvalResult:
 
     @property
     def ap(self) -> float:
-        """AP at IoU 0.50:0.95, which decides which checkpoint is the best; nan without ground truth."""
+        """AP at IoU 0.50:0.95; nan without ground truth."""
         return self.metrics["AP"]
 
     @property

@@ -40,8 +40,10 @@ class Progress:
     finite_steps: int = 0  # of the epoch
     bad_steps: int = 0  # non-finite ones in a row
     joined: bool = False  # the epoch's steps are done and the ranks' buffers averaged
-    best_fitness: float = -1.0
+    best_fitness: float = -1.0  # of `engine.evaluation.fitness`
     best_epoch: int = -1
+    patience_fitness: float = -1.0  # the last one that exceeded the one before by more than --min-gain
+    patience_epoch: int = -1
     confidence: float | None = None  # with the best F1 in the newest validation; None: not known
     class_weights: list[float] = field(default_factory=list)  # for --image-weights; empty: uniform
 
@@ -58,12 +60,24 @@ class Progress:
             elif kind is float:
                 good = type(value) in (int, float)
             elif kind is int:
-                good = type(value) is int and (-1 if name == "best_epoch" else 0) <= value < 2**62
+                good = type(value) is int and (-1 if name in ("best_epoch", "patience_epoch") else 0) <= value < 2**62
             else:
                 good = type(value) is kind and kind is not type(None)
             if not good:
                 raise UserError(f"{path}: damaged checkpoint ('progress' has {str(name)[:60]}: {str(value)[:60]})")
-        return cls(**stored)
+        older = {
+            f"patience_{part}": stored[f"best_{part}"] for part in ("fitness", "epoch") if f"best_{part}" in stored
+        }
+        return cls(**{**older, **stored})
+
+    def record_fitness(self, fitness: float, min_gain: float) -> bool:
+        """Notes the ``fitness`` after the epochs completed, which may be nan. Returns whether it is the best so far."""
+        if fitness - self.patience_fitness > min_gain or (fitness > self.patience_fitness and self.patience_epoch < 0):
+            self.patience_fitness, self.patience_epoch = fitness, self.epoch
+        is_best = fitness > self.best_fitness
+        if is_best:
+            self.best_fitness, self.best_epoch = fitness, self.epoch
+        return is_best
 
     def add_losses(self, losses: Sequence[float]) -> None:
         """Adds the losses of a finite step."""

@@ -17,8 +17,9 @@ LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun proces
 
 # Settings of the process that resumes, not of the run.
 _OF_THE_PROCESS = ("resume", "local_rank", "local_world_size", "spawn")
-# With other values the stored weights would not fit the model, or the order of images would be undefined.
-_FIXED = ("model", "weights", "single_cls", "name")
+# With other values the stored weights would not fit the model, the order of images would be undefined, or the best
+# epoch so far would not be known.
+_FIXED = ("model", "weights", "single_cls", "fitness", "name")
 
 
 def newest_checkpoint(project: str | Path) -> Path:

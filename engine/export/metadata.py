@@ -65,6 +65,8 @@ def export_metadata(
 def _training_ap(info: Mapping[str, Any]) -> float | None:
     """AP on the validation set in training; None if it is not stored."""
     value = info.get("progress", {}).get("best_fitness")
+    if str(info.get("config", {}).get("fitness", "AP")).upper() != "AP":
+        return None
     return value if isinstance(value, float) and 0 <= value <= 1 else None
 
 

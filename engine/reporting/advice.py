@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.evaluation.analysis import Calibration
+from engine.evaluation.fitness import Fitness
 from engine.evaluation.tide import KINDS, ErrorSplit
 from engine.reporting.census import SMALL_PX, Census, size_that_shows
 from engine.reporting.progress_bar import format_duration
@@ -47,6 +48,7 @@ class Findings:
     calibration: Calibration | None
     suspects: int  # labels that confident detections contradict
     backgrounds: int  # images without objects that have detections
+    fitness: Fitness = Fitness("AP", "AP")  # what decides which epoch is the best
 
 
 def how_it_went(found: Findings) -> list[str]:
@@ -108,22 +110,23 @@ def _score(found: Findings) -> Iterator[str]:
 
 
 def _trend(found: Findings) -> Iterator[str]:
-    epochs, ap = _column(found, "metrics/AP")
-    if ap.size < 2:
+    name = found.fitness.name
+    epochs, values = _column(found, found.fitness.column)
+    if values.size < 2:
         return
-    best = int(np.argmax(ap))
-    newest = f"the newest, in epoch {epochs[-1]:.0f}, is {ap[-1]:.3f}"
-    yield f"The best AP was {ap[best]:.3f} in epoch {epochs[best]:.0f}; {newest}."
-    if _is_rising(ap):
-        yield "AP was still rising in the last third of the validations."
-    elif ap[best] - ap[-1] > FALLING_AP:
-        yield f"AP has fallen by {ap[best] - ap[-1]:.3f} since the best epoch."
+    best = int(np.argmax(values))
+    newest = f"the newest, in epoch {epochs[-1]:.0f}, is {values[-1]:.3f}"
+    yield f"The best {name} was {values[best]:.3f} in epoch {epochs[best]:.0f}; {newest}."
+    if _is_rising(values):
+        yield f"{name} was still rising in the last third of the validations."
+    elif values[best] - values[-1] > FALLING_AP:
+        yield f"{name} has fallen by {values[best] - values[-1]:.3f} since the best epoch."
 
 
-def _is_rising(ap: np.ndarray) -> bool:
+def _is_rising(values: np.ndarray) -> bool:
     """Whether the best of the last third exceeds the best before by `RISING_AP`."""
-    third = ap.size // 3
-    return third >= 1 and ap[-third:].max() - ap[:-third].max() > RISING_AP
+    third = values.size // 3
+    return third >= 1 and values[-third:].max() - values[:-third].max() > RISING_AP
 
 
 def _overfits(found: Findings) -> bool:
@@ -208,8 +211,8 @@ def _bias(found: Findings) -> Iterator[str]:
 
 
 def _do_about_training(found: Findings) -> Iterator[str]:
-    epochs, ap = _column(found, "metrics/AP")
-    if found.epochs and epochs.size and epochs[-1] >= found.epochs and _is_rising(ap):
+    epochs, values = _column(found, found.fitness.column)
+    if found.epochs and epochs.size and epochs[-1] >= found.epochs and _is_rising(values):
         yield f"Train longer: --resume --epochs {2 * found.epochs} continues this run."
     if _overfits(found):
         yield "Against overfitting: more images, stronger augmentation, a smaller model, or fewer epochs."

@@ -14,6 +14,7 @@ import torch
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import Evaluator
+from engine.evaluation.fitness import Fitness
 from engine.reporting.report_page import ReportPage, Subject, Validation
 from engine.reporting.trackers import Tracker
 from models.detector import Detector
@@ -39,6 +40,7 @@ def plot_run(
     train_loader: InfiniteDataLoader,
     val_loader: ValidationLoader,
     evaluator: Evaluator,
+    fitness: Fitness,
 ) -> Iterator[Callable[[int, EvalResult | None], None] | None]:
     """Yields the function to call after each epoch with its number and result; None with ``--noplots`` and on other
     ranks than 0. Labels, batches and the graph are drawn at once, and pending plots when the block ends. ``model`` has
@@ -56,6 +58,7 @@ def plot_run(
         imgsz=run.config.imgsz,
         stride=model.stride,
         indexes={"train": train_loader.index, "val": val_loader.index},
+        fitness=fitness,
     )
     report = RunReport(run.folder, ReportPage(run.folder, subject), evaluator, is_resumed=run.checkpoint is not None)
     if run.checkpoint is None:

@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import Analysis, analyze
+from engine.evaluation.fitness import Fitness
 from engine.evaluation.image_errors import (
     SUSPICIOUS_CONFIDENCE,
     ImageErrors,
@@ -66,6 +67,7 @@ class Subject:
     imgsz: int
     stride: int
     indexes: dict[str, DatasetIndex]
+    fitness: Fitness = Fitness("AP", "AP")
 
     @classmethod
     def of_checkpoint(cls, config: ValConfig, ctx: DistributedContext, index: DatasetIndex, stride: int) -> Subject:
@@ -169,6 +171,7 @@ class ReportPage:
             calibration=analysis.calibration if analysis else None,
             suspects=suspicious_labels(errors, len(errors.scores)).size if errors else 0,
             backgrounds=len(worst_backgrounds(errors, most)) if errors else 0,
+            fitness=subject.fitness,
         )
         for title, lines in (
             ("How it went", how_it_went(found)),

@@ -186,7 +186,11 @@ class TrainConfig(_DataConfig):
     skip_zero_grads: bool = setting(False, help="skip weight updates where the gradient is exactly zero")
     freeze: list[int] = setting(factory=list, help="layers to freeze: one number n freezes 0..n-1, several name layers")
     label_smoothing: float = setting(0.0, low=0, high=0.5, help="label smoothing of the classes")
-    patience: int = setting(0, low=0, help="stop after this many epochs without a better AP; 0: never")
+    fitness: str = setting(
+        "AP", help="what best.pt and --patience go by: AP, AP50, AP75, F1, precision, recall, or of one class, AP:NAME"
+    )
+    patience: int = setting(0, low=0, help="stop after this many epochs without a better --fitness; 0: never")
+    min_gain: float = setting(0.0, low=0, help="--patience waits for the fitness to rise by more than this")
     save_period: int = setting(0, low=0, help="keep an additional checkpoint every n epochs; 0: never")
     save_minutes: float = setting(10.0, low=0, help="also save within an epoch every n minutes; 0: never")
     save_steps: int = setting(0, low=0, help="also save within an epoch every n steps; 0: never")

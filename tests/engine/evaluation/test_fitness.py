@@ -1,0 +1,151 @@
+"""--fitness, --min-gain and --patience: what is the best epoch, and when a run stops."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+
+import train
+from engine.checkpoint.checkpoint import Progress
+from engine.evaluation.fitness import Fitness
+from engine.evaluation.metrics import score_detections
+from tests.helpers.processes import Processes
+from tests.helpers.same_content import same_content, untimed
+from tests.helpers.scoring import coco_evaluate, random_case
+from tests.helpers.scripts import SMALL, error_of
+from tests.helpers.tiny import write_dataset, write_model
+from utils.errors import UserError
+from utils.files.checkpoint import read_checkpoint, write_checkpoint
+
+NAMES = ("RBC", "WBC", "a:b", "AP50")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("AP", Fitness("AP", "AP")),
+        ("ap50", Fitness("AP50", "AP50")),
+        ("F1", Fitness("f1", "F1")),
+        ("AP:WBC", Fitness("AP", "AP:WBC", 1)),
+        ("f1:0", Fitness("f1", "F1:RBC", 0)),
+        ("RBC", Fitness("AP", "AP:RBC", 0)),
+        ("a:b", Fitness("AP", "AP:a:b", 2)),
+        ("AP75:a:b", Fitness("AP75", "AP75:a:b", 2)),
+        ("AP50", Fitness("AP50", "AP50")),  # a metric, also if a class has this name
+        ("AP:AP50", Fitness("AP", "AP:AP50", 3)),
+    ],
+)
+def test_a_fitness_is_a_metric_or_that_of_a_class(text, expected):
+    assert Fitness.parse(text, NAMES) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("AP:RBD", "no class 'RBD' (did you mean 'RBC'?); the classes are RBC, WBC"),
+        ("AP:9", "no class '9'"),
+        ("AP5", "neither a metric (precision, recall, F1, AP50, AP75, AP) nor a class"),
+        ("AP:", "neither a metric"),
+        ("", "neither a metric"),
+        ("mAP:RBC", "neither a metric"),
+    ],
+)
+def test_an_unknown_metric_or_class_is_refused(text, line):
+    with pytest.raises(UserError) as refused:
+        Fitness.parse(text, NAMES)
+    assert line in str(refused.value)
+
+
+def test_the_fitness_of_a_class_is_that_of_pycocotools():
+    gt, table, classes = random_case(3)
+    _, precision = coco_evaluate(gt, table)
+    result = score_detections(gt, table, classes)
+    names = [f"c{number}" for number in range(classes)]
+    for number in range(classes - 1):  # the last class has no object
+        assert Fitness.parse(f"AP:c{number}", names).of(result) == pytest.approx(precision[:, :, number, 0].mean())
+        assert Fitness.parse(f"AP75:c{number}", names).of(result) == pytest.approx(precision[5, :, number, 0].mean())
+    assert Fitness.parse("AP", names).of(result) == result.ap
+    assert np.isnan(Fitness.parse(names[-1], names).of(result))
+    with pytest.raises(UserError, match="no object of this class"):
+        Fitness.parse(names[-1], names).check_objects(gt)
+
+
+@pytest.mark.parametrize(
+    ("min_gain", "waits_since"),
+    [(0.0, [1, 1, 3, 3, 5, 5, 7, 8]), (0.1, [1, 1, 1, 1, 1, 1, 7, 7]), (5.0, [1] * 8)],
+)
+def test_patience_counts_from_the_last_sufficient_gain(min_gain, waits_since):
+    """Small gains add up, and do not hide from best.pt."""
+    values = [0.30, 0.25, 0.35, float("nan"), 0.39, 0.39, 0.45, 0.46]
+    progress, found, best = Progress(), [], []
+    for epoch, value in enumerate(values, 1):
+        progress.epoch = epoch
+        best.append(progress.record_fitness(value, min_gain))
+        found.append(progress.patience_epoch)
+    assert found == waits_since
+    assert best == [True, False, True, False, True, False, True, True]
+    assert (progress.best_epoch, progress.best_fitness) == (8, 0.46)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    root = tmp_path_factory.mktemp("fitness")
+    data, model = write_dataset(root / "set", train=12, val=6), write_model(root / "tiny.yaml")
+    flags = ["--data", data, "--model", model, *SMALL, "--project", root, "--cache-dir", root]
+    learning = ["--set", "ema_tau=3", "lr0=0.02", "mosaic=0", "scale=0"]
+    early = ["--epochs", "30", "--fitness", "AP50:dark", "--patience", "3", "--min-gain", "0.05", *learning]
+    return root, [str(flag) for flag in (*flags, *early)]
+
+
+def rows(folder):
+    with open(folder / "results.csv", newline="") as file:
+        return untimed(csv.DictReader(file))
+
+
+def test_a_killed_run_stops_at_the_same_epoch(world, tmp_path):
+    root, flags = world
+    train.main([*flags, "--name", "whole"])
+    table = rows(root / "whole")
+    assert 4 <= len(table) < 30
+    values = [float(row["metrics/AP50:dark"]) for row in table]
+    progress = read_checkpoint(root / "whole" / "last.pt")["progress"]
+    assert progress["best_epoch"] == int(np.argmax(values)) + 1
+    assert progress["best_fitness"] == pytest.approx(max(values), rel=1e-6)
+    assert progress["patience_epoch"] == len(table) - 3
+    killed = root / "killed"
+    with Processes(tmp_path / "log") as processes:
+        process = processes.start([sys.executable, "train.py", *flags, "--name", "killed"])
+        processes.until(lambda: (killed / "last.pt").exists() and len(rows(killed)) >= 2)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    train.main(["--resume", str(killed / "last.pt")])
+    assert rows(killed) == table
+    same_content(read_checkpoint(root / "whole" / "best.pt"), read_checkpoint(killed / "best.pt"))
+
+
+def test_checkpoints_from_before_these_settings_resume(world, capsys):
+    root, flags = world
+    train.main([*flags, "--fitness", "AP", "--name", "old", "--epochs", "1"])
+    path = root / "old" / "last.pt"
+    content = read_checkpoint(path)
+    for name in ("fitness", "min_gain"):
+        del content["config"][name]
+    for name in ("patience_fitness", "patience_epoch"):
+        del content["progress"][name]
+    write_checkpoint(content, path)
+    train.main(["--resume", str(path), "--epochs", "2"])
+    assert read_checkpoint(path)["progress"]["patience_epoch"] >= 1
+    line = error_of(capsys, train.main, "--resume", path, "--epochs", "3", "--fitness", "F1")
+    assert "the run being resumed has 'AP'" in line
+
+
+def test_an_unknown_class_ends_the_run_before_its_folder_is_made(world, capsys):
+    root, flags = world
+    line = error_of(capsys, train.main, *flags, "--fitness", "AP:drak", "--name", "unknown")
+    assert "no class 'drak' (did you mean 'dark'?); the classes are light, dark" in line
+    assert not (root / "unknown").exists()
