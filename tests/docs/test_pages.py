@@ -20,7 +20,7 @@ from models.detector import build_on_meta
 from models.spec import load_spec
 from tests.helpers.documents import ROOT, Block, anchors, blocks, documents, links, prose
 from tests.helpers.tiny import write_weights
-from utils.config import reference, settings
+from utils.config import reference, search_settings, settings
 from utils.config.parser import hyperparameters_from
 from utils.files.caches import format_bytes
 
@@ -82,7 +82,7 @@ def test_the_reference_of_settings_is_current():
 def test_the_reference_has_every_command():
     classes = {
         value
-        for name, value in vars(settings).items()
+        for name, value in (vars(settings) | vars(search_settings)).items()
         if name.endswith("Config") and not name.startswith("_") and dataclasses.is_dataclass(value)
     }
     assert classes == set(reference.COMMANDS.values())

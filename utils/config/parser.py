@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from utils.config.settings import Hyperparameters
+from utils.config.settings import Hyperparameters, TrainConfig
 from utils.config.yaml_files import load_yaml, parse_yaml, suggestion
 from utils.config.yolo_flags import advice, translated
 from utils.errors import UserError
@@ -141,7 +141,7 @@ def _dashed(argument: str) -> str:
 def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
     """A parser with one flag per field, written with ``-`` or ``_``; booleans have ``--x`` and ``--no-x``."""
     parser = _Parser(
-        script=cls.__name__.removesuffix("Config").lower(),
+        script="train" if issubclass(cls, TrainConfig) else cls.__name__.removesuffix("Config").lower(),
         description=description,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
@@ -176,6 +176,23 @@ def parse_config(cls: type[T], argv: Sequence[str] | None, description: str) -> 
     values = vars(build_parser(cls, description).parse_args(argv))
     known = {f.name: f for f in dataclasses.fields(cls)}
     return cls(**{k: _check(v, known[k], cls, "--" + k.replace("_", "-")) for k, v in values.items()})
+
+
+def flags_of(config: Any) -> list[str]:
+    """The command line that `parse_config` turns into ``config``."""
+    flags = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value == (field.default if field.default_factory is MISSING else field.default_factory()):
+            continue
+        flag = "--" + field.name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, list):
+            flags += [flag, *map(str, value)]
+        else:
+            flags.append(f"{flag}={value}")
+    return flags
 
 
 def given_flags(cls: type, argv: Sequence[str] | None) -> set[str]:

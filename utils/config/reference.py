@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from utils.config import settings
+from utils.config import search_settings, settings
 from utils.config.parser import type_of
 
 COMMANDS: dict[str, type] = {
@@ -19,6 +19,8 @@ COMMANDS: dict[str, type] = {
     "detect.py": settings.DetectConfig,
     "export.py": settings.ExportConfig,
     "python -m engine.compare": settings.CompareConfig,
+    "python -m engine.kfold": search_settings.KfoldConfig,
+    "python -m engine.search": search_settings.SearchConfig,
 }
 INTRODUCTION = """\
 # Settings
@@ -45,7 +47,11 @@ def page() -> Iterator[str]:
     yield INTRODUCTION
     for command, cls in COMMANDS.items():
         yield f"## {command}\n"
-        yield _table("flag", (_row(_names(field, cls), field, cls) for field in _own_first(cls)))
+        fields = _own_first(cls)
+        if issubclass(cls, settings.TrainConfig) and cls is not settings.TrainConfig:
+            yield "All flags of train.py, and these:\n"
+            fields = [field for field in fields if field not in dataclasses.fields(settings.TrainConfig)]
+        yield _table("flag", (_row(_names(field, cls), field, cls) for field in fields))
     yield HYPERPARAMETERS
     cls = settings.Hyperparameters
     yield _table("key", (_row(f"`{field.name}`", field, cls) for field in dataclasses.fields(cls)))

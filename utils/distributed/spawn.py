@@ -108,11 +108,11 @@ def _report(rank: int, group: Sequence[BaseProcess], signals: Sequence[int]) -> 
         raise Stopped(128 + signals[0])
     name = f"process {rank} of {len(group)}"
     if code < 0:  # it could not print anything itself
-        raise UserError(f"{name} was killed by {_signal_name(-code)}; is there enough memory?")
+        raise UserError(f"{name} was killed by {signal_name(-code)}; is there enough memory?")
     raise PeerFailure(f"{name} failed")
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -120,7 +120,7 @@ def _signal_name(number: int) -> str:
 
 
 def _spawned(index: int, processes: int, port: int, function: Callable[..., object], args: tuple) -> None:
-    _end_with_parent()
+    end_with_parent()
     os.environ |= torchrun_variables(index, processes, port)
     # A spawned process would spawn its loader workers too, each of which would then import torch again.
     multiprocessing.set_start_method(None, force=True)
@@ -131,11 +131,11 @@ def _spawned(index: int, processes: int, port: int, function: Callable[..., obje
     function(*args)
 
 
-def _end_with_parent() -> None:
-    """On Linux, makes the kernel send SIGINT to this process when its parent is killed."""
+def end_with_parent(number: int = signal.SIGINT) -> None:
+    """On Linux, makes the kernel send a signal to this process when its parent is killed."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None) if os.name == "posix" else None
     if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGINT))
+        prctl(_PR_SET_PDEATHSIG, int(number))
 
 
 def free_port() -> int:

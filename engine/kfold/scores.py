@@ -1,0 +1,109 @@
+"""Out-of-fold detections: every image is scored by the model that has not seen it, and all are scored together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.evaluation.metrics import METRICS, score_detections
+from engine.validator import open_models, score
+from utils.config.search_settings import KfoldConfig
+from utils.config.settings import FIND_BATCH_SIZE, ValConfig
+from utils.distributed.context import DistributedContext
+from utils.files.safe_io import atomic_write
+from utils.structures import DetectionTable, EvalResult, GroundTruth
+
+_SHARED = ("imgsz", "batch_size", "single_cls", "max_bad", "verify", "cache_dir", "device", "workers", "offline")
+_TRUTH = ("offsets", "boxes_xywh_px", "classes", "crowd", "area_px", "image_hw")
+_FOUND = ("image_index", "boxes_xyxy_px", "scores", "classes")
+
+
+@dataclass(frozen=True)
+class ScoredFold:
+    """The labels of a fold's images and what its model found in them."""
+
+    truth: GroundTruth
+    found: DetectionTable
+
+
+def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> ScoredFold:
+    """Detects in the validation images of the fold ``data`` with ``weights``, and keeps the result in the file
+    ``out``."""
+    ctx = DistributedContext.from_environment(config.device.split(",")[0], None, None)
+    shared = {name: getattr(config, name) for name in _SHARED} | {"device": config.device.split(",")[0]}
+    if config.batch_size == FIND_BATCH_SIZE:
+        del shared["batch_size"]
+    validation = ValConfig(weights=[str(weights)], data=str(data), **shared)
+    (model,), spec = open_models(validation, ctx)
+    _, evaluator, _ = score(validation, model, spec, None, ctx)
+    fold = ScoredFold(evaluator.ground_truth, evaluator.detections)
+    arrays = {f"truth_{name}": getattr(fold.truth, name) for name in _TRUTH}
+    arrays |= {f"found_{name}": getattr(fold.found, name) for name in _FOUND}
+    with atomic_write(out) as file:
+        np.savez_compressed(file, category_ids=fold.truth.category_ids, **arrays)
+    if ctx.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return fold
+
+
+def read_fold(path: Path) -> ScoredFold:
+    """What `score_fold` has written."""
+    with np.load(path, allow_pickle=False) as arrays:
+        truth = {name: arrays[f"truth_{name}"] for name in _TRUTH}
+        ids = tuple(range(len(truth["offsets"]) - 1)), tuple(arrays["category_ids"].tolist())
+        return ScoredFold(GroundTruth(**truth, image_ids=ids[0], category_ids=ids[1]),
+                          DetectionTable(**{name: arrays[f"found_{name}"] for name in _FOUND}))  # fmt: skip
+
+
+def pool(folds: Sequence[ScoredFold]) -> ScoredFold:
+    """The images of all folds as one split, in the order of the folds; ids of images are their positions."""
+    images = np.cumsum([0, *(fold.truth.num_images for fold in folds)])
+    boxes = np.cumsum([0, *(len(fold.truth.classes) for fold in folds)])
+    joined = {
+        name: np.concatenate([getattr(fold.truth, name) for fold in folds]) for name in _TRUTH if name != "offsets"
+    }
+    offsets = [fold.truth.offsets[1:] + start for fold, start in zip(folds, boxes)]
+    truth = GroundTruth(
+        offsets=np.concatenate([[0], *offsets]).astype(np.int64),
+        **joined,
+        image_ids=tuple(range(int(images[-1]))),
+        category_ids=tuple(range(len(folds[0].truth.category_ids))),
+    )
+    found = {name: np.concatenate([getattr(fold.found, name) for fold in folds]) for name in _FOUND[1:]}
+    image = np.concatenate([fold.found.image_index + start for fold, start in zip(folds, images)])
+    return ScoredFold(truth, DetectionTable(image_index=image, **found))
+
+
+def result_of(fold: ScoredFold, num_classes: int) -> EvalResult:
+    return score_detections(fold.truth, fold.found, num_classes)
+
+
+def format_folds(results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]) -> str:
+    """A row a fold, their mean and standard deviation, and all images scored together; then AP by class."""
+    columns = [metric.column for metric in METRICS]
+    values = np.array([[result.metrics[metric.name] for metric in METRICS] for result in results])
+    rows = [(f"fold {number}", str(r.num_images), row) for number, (r, row) in enumerate(zip(results, values), 1)]
+    rows.append(("mean", "", values.mean(0)))
+    rows.append(("std", "", values.std(0, ddof=1)))
+    rows.append(("pooled", str(pooled.num_images), [pooled.metrics[metric.name] for metric in METRICS]))
+    lines = [f"{'':>12}{'images':>10}" + "".join(column.rjust(8) for column in columns)]
+    lines += [f"{name:>12}{images:>10}" + "".join(_number(value) for value in row) for name, images, row in rows]
+    width = max(12, *(len(name) + 2 for name in names))
+    lines.append(f"{'class':>{width}}{'boxes':>10}{'pooled AP':>11}{'lowest':>8}{'highest':>9}")
+    by_fold = np.array([result.class_ap for result in results])
+    for number, name in enumerate(names):
+        if pooled.class_targets[number]:
+            known = by_fold[~np.isnan(by_fold[:, number]), number]
+            lines.append(
+                f"{name:>{width}}{pooled.class_targets[number]:>10}{pooled.class_ap[number]:11.4f}"
+                f"{known.min():8.4f}{known.max():9.4f}"
+            )
+    return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return "-".rjust(8) if np.isnan(value) else f"{value:8.4f}"

@@ -1,0 +1,119 @@
+"""Settings of the commands that train several times: ``python -m engine.search`` and ``python -m engine.kfold``.
+
+The folder of such a command stores them, and the same command continues it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from utils.config.settings import TrainConfig, setting
+from utils.config.yaml_files import load_yaml
+from utils.errors import UserError
+from utils.files.safe_io import write_whole
+
+# Settings that may change when a command is continued: they do not change what a trial or a fold computes.
+_FREE = frozenset(
+    ("project", "name", "trials", "device", "workers", "spawn", "cache", "cache_dir", "stage", "offline", "noplots")
+) | frozenset(
+    ("save_period", "save_minutes", "save_steps", "stall_minutes", "csv_names", "local_rank", "local_world_size")
+)
+_PATHS = frozenset(("data", "model", "weights", "groups"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KfoldConfig(TrainConfig):
+    """The flags of ``python -m engine.kfold``: those of train.py and these."""
+
+    folds: int = setting(5, low=2, aliases=("--kfold",), help="number of folds")
+    groups: str = setting(
+        "", help="images of a group stay together: CSV with columns image and group, or regex that finds it in the path"
+    )
+    near_duplicates: bool = setting(True, help="near-duplicate images stay together, as data.check finds them")
+    noplots: bool = setting(True, help="do not write plots of each training")
+    project: str = setting("runs/kfold", help="folder of runs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig(KfoldConfig):
+    """The flags of ``python -m engine.search``."""
+
+    hyp: str = setting("all", help="what to search: all, optimizer, augment or loss of configs/search, or a YAML")
+    trials: int = setting(50, low=1, help="number of trials, over all processes and restarts")
+    pruner: str = setting("median", choices=("median", "halving", "none"), help="what ends hopeless trials early")
+    prune_after: int = setting(
+        0, low=0, help="epochs (with --folds: folds) before a trial may end early; 0: a fifth of the epochs, or 1 fold"
+    )
+    folds: int = setting(
+        0, low=2, also=0, aliases=("--kfold",), help="score trials by cross-validation with n folds; 0: on 'val'"
+    )
+    project: str = setting("runs/search", help="folder of searches")
+
+
+def train_config(config: TrainConfig, **changes: Any) -> TrainConfig:
+    """The settings of one training of ``config``."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}
+    return TrainConfig(**values | changes)
+
+
+def check_started_once(config: KfoldConfig) -> None:
+    """Raises UserError for flags that make no sense where the same command continues."""
+    for flag, given in (("--resume", config.resume is not None), ("--exist-ok", config.exist_ok)):
+        if given:
+            raise UserError(f"{flag}: leave it out; the same command continues the work in {folder_of(config)}")
+
+
+def folder_of(config: KfoldConfig) -> Path:
+    """The folder of the command. It is not numbered (exp2, ...), so that the same command continues it."""
+    return Path(config.project) / config.name
+
+
+def check_stored(config: KfoldConfig, path: Path, more: dict[str, Any] | None = None) -> bool:
+    """Compares the settings with those in the YAML file ``path``. If there is no such file, writes it and returns True.
+
+    Args:
+        more: what else must not change, by name.
+
+    Raises UserError that names the first setting that differs.
+    """
+    defaults = {field.name: _default(field) for field in dataclasses.fields(config)}
+    settings = {
+        name: _absolute(value) if name in _PATHS else value
+        for name, value in dataclasses.asdict(config).items()
+        if name not in _FREE | {"hyp" if more else ""} and value != defaults[name]
+    }
+    settings |= more or {}
+    if not path.exists():
+        write_whole(path, yaml.safe_dump(settings, sort_keys=False))
+        return True
+    stored = load_yaml(path) or {}
+    if not isinstance(stored, dict):
+        raise UserError(f"{path}: damaged; start again with another --name")
+    for name in dict.fromkeys([*stored, *settings]):
+        before, now = (values.get(name, defaults.get(name)) for values in (stored, settings))
+        if before != now:
+            flag = f"--{name.replace('_', '-')}" if name in defaults else name
+            flag = "--set" if name == "override" else flag
+            raise UserError(
+                f"{path.parent}: was begun with {flag} {_shown(before)}, not {_shown(now)}; continue with the same "
+                "settings, or start anew with another --name"
+            )
+    return False
+
+
+def _default(field: dataclasses.Field) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _absolute(value: str) -> str:
+    return os.path.abspath(value) if value and os.path.exists(value) else value
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value in (None, "", []) else str(value)
