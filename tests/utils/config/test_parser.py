@@ -101,7 +101,7 @@ def test_flags_of_other_yolos_are_translated(cls, argv, expected):
         (TrainConfig, ["--lr0", "0.01"], "--lr0: is a hyper-parameter; write --set lr0=0.01"),
         (TrainConfig, ["--close_mosaic=5"], "--close-mosaic: is a hyper-parameter; write --set close_mosaic=5"),
         (TrainConfig, ["--nosave"], "--nosave: last.pt is always written"),
-        (TrainConfig, ["--evolve", "300"], "--evolve: there is no hyper-parameter search"),
+        (TrainConfig, ["--evolve", "300"], "--evolve: search hyper-parameters with python -m engine.search"),
         (TrainConfig, ["--bucket", "gs://x"], "--bucket: nothing is uploaded"),
         (TrainConfig, ["--entity", "me"], "--entity: nothing is uploaded"),
         (TrainConfig, ["--img-size", "640", "512"], "--img-size 640 512: takes one number"),

@@ -1,0 +1,150 @@
+"""What a search has found: the best recipe, a table of the trials, which hyper-parameters matter, and a page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import optuna
+import yaml
+from optuna.trial import FrozenTrial, TrialState
+
+from engine.search.ranges import Space, values_text
+from engine.search.study import REASON, SharedStudy, best_of
+from utils.files.safe_io import write_whole
+from utils.visualize import page
+from utils.visualize.charts import FAINT, Line, line_chart
+
+BEST, TABLE, PAGE = "best.yaml", "trials.csv", "search.html"
+SHOWN = 10  # trials in the printed table
+LEAST_TRIALS = 10  # complete ones from which importances are estimated
+STATES = {
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "ended early",
+    TrialState.FAIL: "failed",
+    TrialState.RUNNING: "running",
+    TrialState.WAITING: "waiting",
+}
+
+
+def write_report(folder: Path, study: SharedStudy, space: Space, fitness: str, command: str) -> str:
+    """Writes the report into ``folder`` and returns its text for the terminal.
+
+    Args:
+        fitness: its name.
+        command: that trains with the best recipe, without --hyp.
+    """
+    trials = study.trials()
+    best, weights = best_of(trials), importances(study.study, trials)
+    write_whole(folder / TABLE, _csv(trials, space, fitness))
+    lines = format_trials(trials, fitness)
+    if weights:
+        lines.append("importance: " + ", ".join(f"{name} {value:.0%}" for name, value in weights.items()))
+    else:
+        lines.append(f"importances need {LEAST_TRIALS} complete trials")
+    if best is not None:
+        recipe = folder / BEST
+        line = f"{command} --hyp {shlex.quote(str(recipe))}"
+        text = f"# Trial {best.number} of {folder}: {fitness} {best.value:.4f}.\n# command: {line}\n"
+        write_whole(recipe, text + yaml.safe_dump(space.recipe(best.params), sort_keys=False))
+        lines.append(f"the best recipe: {line}")
+    _page(folder, trials, best, weights, fitness).write(folder / PAGE)
+    return "\n".join([*lines, f"all trials: {folder / TABLE} and {folder / PAGE}"])
+
+
+def importances(study: optuna.Study, trials: Sequence[FrozenTrial]) -> dict[str, float]:
+    """How much each hyper-parameter decides whether a trial is among the best (PED-ANOVA, Watanabe et al. 2023), the
+    most important first; they add up to 1. Empty if there are too few trials to tell."""
+    complete = [frozen for frozen in trials if frozen.state == TrialState.COMPLETE]
+    if len(complete) < LEAST_TRIALS or len({frozen.value for frozen in complete}) < 2:
+        return {}
+    found = optuna.importance.get_param_importances(study)
+    return {} if any(math.isnan(value) for value in found.values()) else found
+
+
+def format_trials(trials: Sequence[FrozenTrial], fitness: str) -> list[str]:
+    """A line for each of the best trials, and the numbers of those that ended early or failed."""
+    complete = sorted(
+        (frozen for frozen in trials if frozen.state == TrialState.COMPLETE), key=lambda t: (-t.value, t.number)
+    )
+    counts = {state: sum(frozen.state == state for frozen in trials) for state in STATES}
+    summary = ", ".join(f"{count} {STATES[state]}" for state, count in counts.items() if count)
+    lines = [f"{len(trials)} trials: {summary}", f"trial  {fitness:>10}  hyper-parameters"]
+    lines += [f"{t.number:>5}  {t.value:10.4f}  {' '.join(values_text(t.params))}" for t in complete[:SHOWN]]
+    return lines
+
+
+def seconds_of(frozen: FrozenTrial) -> float | None:
+    """From its first to its last process, pauses included; None if it has not ended."""
+    return frozen.duration.total_seconds() if frozen.duration is not None else None
+
+
+def _csv(trials: Sequence[FrozenTrial], space: Space, fitness: str) -> str:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(("trial", "state", fitness, "steps", "seconds", *space.ranges, "reason"))
+    for frozen in trials:
+        seconds = seconds_of(frozen)
+        table.writerow(
+            (
+                frozen.number,
+                STATES[frozen.state],
+                "" if frozen.value is None else f"{frozen.value:.6f}",
+                len(frozen.intermediate_values),
+                "" if seconds is None else f"{seconds:.1f}",
+                *(frozen.params.get(name, "") for name in space.ranges),
+                frozen.user_attrs.get(REASON, ""),
+            )
+        )
+    return text.getvalue()
+
+
+def _page(
+    folder: Path, trials: Sequence[FrozenTrial], best: FrozenTrial | None, weights: dict[str, float], fitness: str
+) -> page.Page:
+    out = page.Page(f"Search {folder.name}", f"{len(trials)} trials, fitness {fitness}")
+    found = "No trial is complete yet."
+    if best is not None:
+        found = f"The best trial is {best.number}: {fitness} {best.value:.4f}. {BEST} is its recipe for --hyp."
+    out.section("Summary", found, page.bullets(format_trials(trials, fitness)[:1]))
+    complete = [frozen for frozen in trials if frozen.state == TrialState.COMPLETE]
+    values = np.array([frozen.value for frozen in complete], np.float64)
+    numbers = np.array([frozen.number for frozen in complete], np.float64)
+    lines = [Line("trial", numbers, values), Line("best so far", numbers, np.maximum.accumulate(values))]
+    out.section(
+        "Trials",
+        line_chart(lines, title="Complete trials", x_label="trial", y_label=fitness, x_is_whole=True),
+        page.table(
+            ("trial", "state", fitness, "steps", *(best.params if best else ()), "reason"),
+            [
+                (t.number, STATES[t.state], t.value, len(t.intermediate_values),
+                 *(_cell(t.params.get(name)) for name in (best.params if best else ())), t.user_attrs.get(REASON, ""))
+                for t in trials
+            ],
+            "All trials",
+        ),
+    )  # fmt: skip
+    ranked = sorted(trials, key=lambda frozen: frozen is best)  # the best one is drawn over the others
+    steps = [
+        Line(f"trial {t.number}", *map(np.array, zip(*sorted(t.intermediate_values.items()))),
+             "s0 strong" if t is best else FAINT)
+        for t in ranked
+        if t.intermediate_values
+    ]  # fmt: skip
+    title = "Each trial step by step; the best one is strong"
+    chart = line_chart(steps, title=title, x_label="epoch or fold", y_label=fitness, x_is_whole=True)
+    out.section("Steps", chart)
+    rows = [(name, value, f"{value:.0%}") for name, value in weights.items()]
+    note = f"They need {LEAST_TRIALS} complete trials."
+    out.section("Importances", page.bars(rows, "Part in whether a trial is among the best") if rows else note)
+    return out
+
+
+def _cell(value: float | int | None) -> float | int | str:
+    """``value`` with four significant digits: the table's own format has three decimals."""
+    return f"{value:.4g}" if isinstance(value, float) else "none" if value is None else value
