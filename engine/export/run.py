@@ -15,10 +15,11 @@ import torch
 
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex
+from engine.export.ancestry import Ancestry, ancestry_of
 from engine.export.images import calibration_images, check_set, open_split
 from engine.export.int8 import quantize
 from engine.export.layouts import make_layout
-from engine.export.metadata import checked, export_metadata, labels_text, license_of, model_card
+from engine.export.metadata import checked, export_metadata, labels_text, model_card
 from engine.export.onnx_file import build_onnx, write_onnx
 from engine.export.openvino_folder import build_openvino, write_openvino
 from engine.export.options import PACKAGES, ExportOptions, check_flags, resolve_options
@@ -133,8 +134,8 @@ class _Job:
         return self.model.path.stem + ("_int8" if self.options.int8 else "")
 
     @cached_property
-    def ancestry(self) -> tuple[str, str]:
-        return license_of(self.model.info, self.model.path)
+    def ancestry(self) -> Ancestry:
+        return ancestry_of(self.model.info, self.model.path)
 
     @property
     def data(self) -> dict[str, str]:
@@ -146,7 +147,7 @@ class _Job:
     @cached_property
     def metadata(self) -> ExportMetadata:
         model = self.model
-        return export_metadata(model, self.options, data=self.data, license=self.ancestry[1])
+        return export_metadata(model, self.options, data=self.data, license=self.ancestry.license)
 
     def split(self, name: str) -> DatasetIndex:
         return open_split(self.spec, name, self.config.cache_dir, single_cls=is_single_cls(self.model))
