@@ -82,17 +82,18 @@ def export(config: ExportConfig) -> list[Path]:
             if len(formats) == 1:
                 raise
             failed[name] = error
-            get_logger().warning("%s: %s", name, _reason(error))
+            get_logger().warning("%s: %s", name, _summary(error))
     if done:
         job.write_texts(done)
     if failed:
         name, error = next(iter(failed.items()))
         kind = FailedCheck if all(isinstance(e, FailedCheck) for e in failed.values()) else UserError
-        raise kind(f"{len(failed)} of {len(formats)} formats failed (first: {name}: {_reason(error)})")
+        raise kind(f"{len(failed)} of {len(formats)} formats failed (first: {name}: {_summary(error)})")
     return list(done)
 
 
-def _reason(error: Exception) -> str:
+def _summary(error: Exception) -> str:
+    """Why a format failed, in one line."""
     if isinstance(error, UserError):
         return str(error)
     return explanation(error) or f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
@@ -159,7 +160,11 @@ class _Job:
     def read_data(self) -> None:
         """Reads what all formats need of the data set, so that its errors are reported once."""
         if self.config.int8:
-            _ = self.calibration_split
+            count = min(len(self.calibration_split), self.config.calibration_images)
+            if count < self.options.batch:
+                raise UserError(
+                    f"--batch {self.options.batch}: is more than the {count} images to calibrate --int8 with"
+                )
         if self.config.check:
             _ = self.reference
 
@@ -216,8 +221,9 @@ class _Job:
         try:
             candidate = folder / file_name
             write(candidate, self.metadata)
-            parity = self.reference.compare(open_model(candidate, device=CPU))
-            if problems := parity.violations(tolerance(half=self.options.half, int8=self.options.int8)):
+            allowed = tolerance(half=self.options.half, int8=self.options.int8)
+            parity = self.reference.compare(open_model(candidate, device=CPU), allowed)
+            if problems := parity.violations(allowed):
                 kept = path.with_name(f"{file_name}.failed")
                 if kept.is_dir():
                     shutil.rmtree(kept)
