@@ -199,7 +199,8 @@ def match_tables(first: DetectionTable, second: DetectionTable, least_iou: float
     alike = -np.abs(a.scores[pairs.detection] - b.scores[pairs.target])
     partner = match_by_overlap(pairs, alike, len(a.scores), len(b.scores))
 
-    counted = (partner >= 0) & (a.scores > MATCHED_SCORE)
+    counted = partner >= 0
+    counted &= np.maximum(a.scores, b.scores[partner] if len(b.scores) else 0.0) > MATCHED_SCORE
     boxes, others = a.boxes_xyxy_px[counted], b.boxes_xyxy_px[partner[counted]]
     size = np.maximum((boxes[:, 2:] - boxes[:, :2]).max(1, initial=0), 1.0)
     alone = np.ones(len(b.scores), bool)

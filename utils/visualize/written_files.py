@@ -66,14 +66,16 @@ class WrittenFiles:
         return self._folder.resolve() / name
 
     def _is_edited(self, name: str, state: tuple[int, int]) -> bool:
-        """Also of what is no file of this folder, or behind a link."""
+        """Also of what is behind a link or cannot be looked at."""
         path = self._path(name)
-        if path.resolve() != path or self._folder.resolve() not in path.parents:
-            return True
-        if not path.exists():
+        try:
+            status = path.stat()
+        except FileNotFoundError:
             return False
-        status = path.stat()
-        return not path.is_file() or (status.st_size, status.st_mtime_ns) != state
+        except OSError:
+            return True
+        is_ours = path.resolve() == path and path.is_file()
+        return not is_ours or (status.st_size, status.st_mtime_ns) != state
 
 
 def _image(name: str) -> str:
@@ -95,6 +97,7 @@ def _read(record: Path) -> dict[str, tuple[int, int]]:
     for line in text.splitlines():
         with contextlib.suppress(ValueError, TypeError, RecursionError):
             name, size, time = json.loads(line)
-            if isinstance(name, str) and name and "\0" not in name:
+            parts = Path(name).parts
+            if parts and ".." not in parts and not Path(name).is_absolute() and "\0" not in name:
                 found[name] = int(size), int(time)
     return found
