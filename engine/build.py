@@ -20,8 +20,9 @@ from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.resume import check_classes, resumed_position
 from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import Evaluator
+from engine.idle_settings import idle_on_head, idle_settings
 from engine.optim.schedule import StepPlan, step_plan
-from engine.process import check_same_model, check_same_run, idle_on_head, idle_settings, open_folder, prepare_process
+from engine.process import check_same_model, check_same_run, open_folder, prepare_process
 from engine.reporting.plots import plot_run
 from engine.reporting.trackers import CompositeTracker, CsvTracker, TensorBoardTracker, Tracker
 from engine.stop_coordinator import StopCoordinator

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +9,7 @@ import torch
 from torch import nn
 
 from engine.export.options import ExportOptions
+from engine.inference.backends import quiet
 from engine.inference.metadata import ExportMetadata
 from utils.files.safe_io import write_whole
 
@@ -20,22 +17,6 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 INPUT, OUTPUT = "images", "output0"
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without the notes of exporters, which are meant for their developers."""
-    names = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "onnx")
-    loggers = {logging.getLogger(name): logging.getLogger(name).level for name in names}
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in loggers.items():
-            logger.setLevel(level)
 
 
 def dynamic_shapes(stride: int) -> tuple[dict[int, object]]:

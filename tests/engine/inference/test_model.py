@@ -157,6 +157,16 @@ def test_a_checkpoint_opened_for_inference_equals_its_detector(tmp_path: Path):
         assert all(torch.equal(a, b) for a, b in zip(detections, wanted))
 
 
+def test_class_names_of_older_files_become_one_line(tmp_path: Path):
+    broken = ("dog\ncat", "\x1b[31mred  x", "plain")
+    detector = build_detector(TINY_MODEL, 3, names=broken).eval()
+    content = {"model_spec": detector.spec, "names": list(broken), "imgsz": 64, "model": {}}
+    write_checkpoint({**content, "ema": detector.state_dict()}, tmp_path / "a.pt")
+    model = open_model(tmp_path / "a.pt", device=CPU)
+    assert model.names == ("dog cat", " [31mred  x", "plain")
+    assert parse_metadata({"names": str(list(broken))}).names == model.names
+
+
 @pytest.mark.parametrize("name", ["a.onnx", "a.xml", "a.torchscript", "a.pt2"])
 def test_missing_and_damaged_files(tmp_path: Path, name: str):
     if name == "a.onnx":
