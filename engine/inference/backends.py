@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import sys
 import threading
 import warnings
@@ -160,8 +161,11 @@ def _runner(module: torch.nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def _check_archive(path: Path) -> None:
-    """Raises UserError for a pt2 archive with pickled objects or compiled libraries, which torch would execute."""
+    """Raises UserError for an archive that is no pt2 file, and for one with pickled objects or compiled libraries,
+    which torch would execute."""
     with zipfile.ZipFile(path) as archive:
+        if not any(name.endswith("/archive_format") for name in archive.namelist()):
+            raise UserError(f"{path}: is no program of torch.export")
         for name in archive.namelist():
             if "/aotinductor/" in name and not name.endswith("/"):
                 raise UserError(f"{path}: refused: holds compiled code ({name[:100]})")
@@ -204,10 +208,16 @@ def _log_cpu(path: Path, device: torch.device) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's warnings that its older format is deprecated."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Without torch's warnings that its older format is deprecated, and its log of tracebacks for a damaged file."""
+    logger = logging.getLogger("torch.export")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextlib.contextmanager
