@@ -11,6 +11,7 @@ from torch import nn
 from engine.export.options import ExportOptions
 from engine.inference.backends import quiet
 from engine.inference.metadata import ExportMetadata
+from utils.errors import UserError
 from utils.files.safe_io import write_whole
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def build_onnx(module: nn.Module, options: ExportOptions, stride: int) -> ModelP
             verbose=False,
         )
         proto = program.model_proto
+    if (written := proto.opset_import[0].version) != options.opset:
+        raise UserError(f"--opset {options.opset}: torch wrote opset {written}; use that, or another")
     for node in proto.graph.node:
         node.doc_string = ""
         del node.metadata_props[:]

@@ -62,11 +62,11 @@ def open_onnx(path: Path, device: torch.device, threads: int) -> Session:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the notes of exporters and readers, which are meant for their developers."""
+    """Without the notes of exporters and readers, meant for their developers, and without their tracebacks."""
     names = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "onnx")
     loggers = {logging.getLogger(name): logging.getLogger(name).level for name in names}
     for logger in loggers:
-        logger.setLevel(logging.ERROR)
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -177,8 +177,11 @@ def _runner(module: torch.nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def _check_archive(path: Path) -> None:
-    """Raises UserError for a pt2 archive with pickled objects or compiled libraries, which torch would execute."""
+    """Raises UserError for an archive that is no pt2 file, and for one with pickled objects or compiled libraries,
+    which torch would execute."""
     with zipfile.ZipFile(path) as archive:
+        if not any(name.endswith("/archive_format") for name in archive.namelist()):
+            raise UserError(f"{path}: is no program of torch.export")
         for name in archive.namelist():
             if "/aotinductor/" in name and not name.endswith("/"):
                 raise UserError(f"{path}: refused: holds compiled code ({name[:100]})")

@@ -63,6 +63,26 @@ def test_rows_scatter_their_score_into_the_column_of_the_class():
         assert torch.equal(scores[0], torch.zeros(5, 3).scatter(1, classes, best))
 
 
+def test_class_numbers_are_rounded_and_those_beyond_the_names_refused():
+    """Rows without a score, which fill up the output, may have any class."""
+    rows = torch.cat((BOXES[:4], torch.tensor([[0.9, 1.9998], [0.8, 0.0], [0.0, -1.0], [0.0, torch.nan]])), 1)
+    _, scores = decoded(opened(rows, replace(OURS, layout="end2end")), batch=1)
+    assert scores[0].tolist() == [[0, 0, pytest.approx(0.9)], [pytest.approx(0.8), 0, 0], [0, 0, 0], [0, 0, 0]]
+    for number in (3.0, -1.0, 77.0, torch.nan):
+        rows[1, 5] = number
+        with pytest.raises(UserError, match=f"detects the class {number:g}, but its classes are 0 to 2"):
+            decoded(opened(rows, replace(OURS, layout="end2end")))
+
+
+def test_an_output_for_another_number_of_images_is_refused():
+    """A file whose input takes any batch, while its graph was made for one image."""
+    output = torch.cat((xyxy_to_cxcywh(BOXES), SCORES), 1).T[None]
+    model = ExportedModel(Session("onnx", lambda images: output, {}, (None, 3, 64, 96)), OURS, Path("a.onnx"), CPU)
+    assert decoded(model, batch=1)[0].shape == (1, 5, 4)
+    with pytest.raises(UserError, match="returns 1 outputs for 2 images"):
+        decoded(model, batch=2)
+
+
 def test_objectness_of_foreign_files():
     objectness = torch.tensor([[0.5], [1.0], [0.25], [1.0], [0.0]])
     foreign = ExportMetadata(names=NAMES, imgsz_hw=(64, 96))
