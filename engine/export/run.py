@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +33,7 @@ from utils.config.settings import ExportConfig
 from utils.distributed.context import DistributedContext
 from utils.download import fetch_weights
 from utils.errors import FailedCheck, UserError
-from utils.files.folders import describe_location, file_bytes
+from utils.files.folders import describe_location, file_bytes, replace_path, temporary_folder
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
 from utils.machine.limits import explanation, require_package
@@ -63,6 +62,14 @@ def export(config: ExportConfig) -> list[Path]:
     ctx = DistributedContext.single(CPU)
     weights = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
     detector, info = load_detector(weights)
+    try:
+        with temporary_folder(weights):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{weights.parent}: exported files are written beside the weights, but this folder cannot be written to "
+            f"({(error.strerror or str(error)).lower()}); copy the weights to another"
+        ) from None
     if config.nms and not detector.head.is_dual:
         raise UserError(f"--nms: {weights} has one branch; leave it out")
     fused = detector.fuse(one_to_one=not config.nms)
@@ -206,28 +213,25 @@ class _Job:
         started = time.monotonic()
         file_name, write = self.writer(name)
         path = self.model.path.with_name(file_name)
-        if not self.config.check:
-            write(path, self.metadata)
-            get_logger().info("%s: %.1f MB, not checked (--no-check)", path, file_bytes(path) / 1e6)
-            return path, None
-        folder = path.with_name(f".{file_name[:60]}.{os.urandom(4).hex()}.tmp")  # a file appears when it has passed
-        folder.mkdir()
-        try:
+        with temporary_folder(path) as folder:  # a file appears under its name when it is complete and has passed
             candidate = folder / file_name
-            write(candidate, self.metadata)
+            with _errors_name(path):
+                write(candidate, self.metadata)
+            if not self.config.check:
+                replace_path(candidate, path)
+                get_logger().info("%s: %.1f MB, not checked (--no-check)", path, file_bytes(path) / 1e6)
+                return path, None
             parity = self.reference.compare(open_model(candidate, device=CPU))
             if problems := parity.violations(tolerance(half=self.options.half, int8=self.options.int8)):
                 kept = path.with_name(f"{file_name}.failed")
-                if kept.is_dir():
-                    shutil.rmtree(kept)
-                os.replace(candidate, kept)
+                replace_path(candidate, kept)
                 raise FailedCheck(
                     f"{kept}: differs too much from the checkpoint: {'; '.join(problems)} (worst image: "
                     f"{parity.worst_image})"
                 )
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        write(path, replace(self.metadata, details=checked(self.metadata, parity)))
+            with _errors_name(path):
+                write(candidate, replace(self.metadata, details=checked(self.metadata, parity)))
+            replace_path(candidate, path)
         get_logger().info(
             "%s: %.1f MB, %.0f s; %s", path, file_bytes(path) / 1e6, time.monotonic() - started, parity.line
         )
@@ -236,7 +240,19 @@ class _Job:
     def write_texts(self, done: dict[Path, Parity | None]) -> None:
         """The list of classes and the model card."""
         model, beside = self.model, self.model.path.with_name
-        write_whole(beside(f"{self.stem}.labels.txt"), labels_text(model.names))
+        labels, card_path = beside(f"{self.stem}.labels.txt"), beside(f"{self.stem}.md")
+        with _errors_name(labels):
+            write_whole(labels, labels_text(model.names))
         results = {path.name: parity for path, parity in done.items()}
         card = model_card(model.path, model.info, self.metadata, results, self.ancestry)
-        write_whole(beside(f"{self.stem}.md"), card)
+        with _errors_name(card_path):
+            write_whole(card_path, card)
+
+
+@contextlib.contextmanager
+def _errors_name(path: Path) -> Iterator[None]:
+    """Turns errors of a block that writes ``path`` into UserErrors that name it, not its temporary file."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({(error.strerror or str(error)).lower()})") from None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import cv2
@@ -19,6 +22,7 @@ from tests.helpers.tiny import TINY_MODEL, write_dataset
 from utils.entrypoint import run_main
 from utils.files.folders import describe_location
 
+ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 NAMES = ("light", "dark")
 VAL = ["--device", "cpu", "--workers", "0", "--noplots"]
@@ -242,8 +246,6 @@ def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
 
 
 def test_a_missing_package_is_named(weights: Path, capsys, monkeypatch: pytest.MonkeyPatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     pytest.importorskip("onnx")
     message = error_of(capsys, export.main, "--weights", weights)
@@ -258,3 +260,38 @@ def test_torchscript_metadata_is_json(weights: Path):
     content = json.loads(files["config.txt"])
     assert content["names"] == {"0": "light", "1": "dark"}
     assert (content["stride"], content["imgsz"], content["batch"], content["task"]) == (32, [64, 64], 1, "detect")
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))  # a full disk for every file above this size
+import export
+from utils.entrypoint import run_main
+run_main(export.main, sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("formats", [["torchscript"], ["pt2", "torchscript"], ["openvino"]])
+def test_a_full_disk_is_one_line_and_older_exports_stay(weights: Path, formats: list[str]):
+    """No temporary file stays behind, and no half file has a final name."""
+    if "openvino" in formats:
+        for package in ("onnx", "onnxscript", "openvino"):
+            pytest.importorskip(package)
+    old = weights.with_name("best.torchscript")
+    old.write_text("an older export")
+    args = ["--weights", str(weights), "--format", *formats, "--no-check"]
+    done = subprocess.run([sys.executable, "-c", LIMITED, *args], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "cannot be written (file too large)" in line or "is the disk full?" in line
+    assert done.stdout.count("cannot be written (file too large)") == (2 if len(formats) == 2 else 0)
+    assert ".tmp" not in done.stderr + done.stdout
+    assert sorted(os.listdir(weights.parent)) == ["best.pt", "best.torchscript"]
+    assert old.read_text() == "an older export"
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(tmp_path: Path, capsys):
+    weights = write_weights(tmp_path / "a.pt", lively(TINY_MODEL, NAMES))
+    with open(weights, "rb") as file:  # nobody, not even root, can create a file beside this name
+        message = error_of(capsys, export.main, "--weights", f"/proc/self/fd/{file.fileno()}", "--no-check")
+    assert "exported files are written beside the weights, but this folder cannot be written to (" in message
