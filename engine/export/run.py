@@ -15,7 +15,7 @@ import torch
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex
 from engine.export.images import calibration_images, check_set, open_split
-from engine.export.int8 import quantize
+from engine.export.int8 import activation_ranges, quantize
 from engine.export.layouts import make_layout
 from engine.export.metadata import checked, export_metadata, labels_text, license_of, model_card
 from engine.export.onnx_file import build_onnx, write_onnx
@@ -183,15 +183,21 @@ class _Job:
         return build_onnx(self.module(half=False), self.options, self.model.stride)
 
     @cached_property
-    def int8_onnx(self) -> ModelProto:
+    def activation_ranges(self) -> dict[str, tuple[float, float]]:
         images = calibration_images(self.calibration_split, self.config.calibration_images, self.options)
-        return quantize(self.float_onnx, images)
+        return activation_ranges(self.float_onnx, images)
+
+    def graph(self, *, outputs: bool) -> ModelProto:
+        """In float32 or with 8-bit convolutions; ``outputs``: see `quantize`."""
+        if not self.options.int8:
+            return self.float_onnx
+        return quantize(self.float_onnx, self.activation_ranges, outputs=outputs)
 
     def writer(self, name: str) -> tuple[str, Writer]:
         """The file's name, and the function that writes it."""
         options, stride, stem = self.options, self.model.stride, self.stem
         if name == "openvino":
-            ov = build_openvino(self.int8_onnx if options.int8 else self.float_onnx)
+            ov = build_openvino(self.graph(outputs=False))
             return stem + OPENVINO_FOLDER, lambda path, metadata: write_openvino(
                 ov, path, metadata, name=stem, half=options.half
             )
@@ -199,7 +205,7 @@ class _Job:
             if options.half:
                 proto = build_onnx(self.module(half=True), options, stride)
             else:
-                proto = self.int8_onnx if options.int8 else self.float_onnx
+                proto = self.graph(outputs=True)
             return f"{stem}.onnx", lambda path, metadata: write_onnx(proto, path, metadata)
         module = self.module(half=options.half)
         if name == "torchscript":
