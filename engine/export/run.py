@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from data.index.dataset_yaml import DatasetSpec
-from data.open_dataset import open_dataset
+from data.index.index import DatasetIndex
 from engine.export.images import calibration_images, check_set, open_split
 from engine.export.int8 import activation_ranges, quantize
 from engine.export.layouts import make_layout
@@ -24,6 +24,7 @@ from engine.export.openvino_folder import build_openvino, write_openvino
 from engine.export.options import PACKAGES, ExportOptions, check_flags, resolve_options
 from engine.export.parity import Parity, Reference, tolerance
 from engine.export.torch_files import build_pt2, build_torchscript, write_pt2, write_torchscript
+from engine.inference.data_set import open_data
 from engine.inference.metadata import ExportMetadata
 from engine.inference.model import CheckpointModel
 from engine.inference.runtime import OPENVINO_FOLDER, is_exported, open_model
@@ -33,7 +34,7 @@ from utils.config.settings import ExportConfig
 from utils.distributed.context import DistributedContext
 from utils.download import fetch_weights
 from utils.errors import FailedCheck, UserError
-from utils.files.folders import file_bytes, find_location
+from utils.files.folders import describe_location, file_bytes
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
 from utils.machine.limits import explanation, require_package
@@ -66,9 +67,9 @@ def export(config: ExportConfig) -> list[Path]:
         raise UserError(f"--nms: {weights} has one branch; leave it out")
     fused = detector.fuse(one_to_one=not config.nms)
     options = resolve_options(config, fused, info["imgsz"])
-    spec = _open_data(config, info, weights, ctx)
     model = CheckpointModel(fused, info, weights, CPU)
-    job = _Job(config, options, detector, model, spec)
+    job = _Job(config, options, detector, model, _open_data(config, model, ctx))
+    job.read_data()
     done: dict[Path, Parity | None] = {}
     failed: dict[str, Exception] = {}
     formats = list(dict.fromkeys(config.format))
@@ -96,20 +97,25 @@ def _reason(error: Exception) -> str:
     return explanation(error) or f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
 
 
-def _open_data(config: ExportConfig, info: dict, weights: Path, ctx: DistributedContext) -> DatasetSpec | None:
+def _open_data(config: ExportConfig, model: CheckpointModel, ctx: DistributedContext) -> DatasetSpec | None:
     """The data set to check and calibrate with; None if it is not needed."""
     if not config.check and not config.int8:
         return None
-    source, root = find_location(info.get("data", {}), weights)
-    data = config.data or source
-    if not data:
-        instead = "" if config.int8 else ", or export without a check with --no-check"
-        raise UserError(f"{weights}: does not name its data set; name one with --data{instead}")
-    known_root = "" if config.data else root
-    spec = open_dataset(data, (), stage="", cache_dir=config.cache_dir, ctx=ctx, known_root=known_root)
-    if tuple(info["names"]) != spec.names:
-        raise UserError(f"{weights} and {spec.source} do not have the same classes; name its own data set with --data")
-    return spec
+    return open_data(
+        [model],
+        config.data,
+        (),
+        stage="",
+        cache_dir=config.cache_dir,
+        ctx=ctx,
+        single_cls=is_single_cls(model),
+        instead="" if config.int8 else ", or export without a check with --no-check",
+    )
+
+
+def is_single_cls(model: CheckpointModel) -> bool:
+    """Whether the checkpoint was trained with all classes of its data set as one."""
+    return bool(model.info.get("config", {}).get("single_cls"))
 
 
 @dataclass
@@ -130,21 +136,35 @@ class _Job:
     def ancestry(self) -> tuple[str, str]:
         return license_of(self.model.info, self.model.path)
 
+    @property
+    def data(self) -> dict[str, str]:
+        """Where the data set is, as checkpoints store it."""
+        if self.spec is not None:
+            return describe_location(self.spec.source, str(self.spec.root), self.model.path.parent)
+        return {key: value for key, value in self.model.info.get("data", {}).items() if key != "fingerprint"}
+
     @cached_property
     def metadata(self) -> ExportMetadata:
         model = self.model
-        return export_metadata(
-            model.detector, model.info, self.options, confidence=model.confidence, license=self.ancestry[1]
-        )
+        return export_metadata(model, self.options, data=self.data, license=self.ancestry[1])
+
+    def split(self, name: str) -> DatasetIndex:
+        return open_split(self.spec, name, self.config.cache_dir, single_cls=is_single_cls(self.model))
+
+    @cached_property
+    def calibration_split(self) -> DatasetIndex:
+        return self.split("train")
+
+    def read_data(self) -> None:
+        """Reads what all formats need of the data set, so that its errors are reported once."""
+        if self.config.int8:
+            _ = self.calibration_split
+        if self.config.check:
+            _ = self.reference
 
     @cached_property
     def reference(self) -> Reference:
-        images = check_set(
-            open_split(self.spec, "val", self.config.cache_dir),
-            self.config.check_images,
-            self.options,
-            self.model.stride,
-        )
+        images = check_set(self.split("val"), self.config.check_images, self.options, self.model.stride)
         return Reference(self.model, images, layout=self.options.layout, nms_iou=self.options.nms_iou)
 
     def module(self, *, half: bool) -> torch.nn.Module:
@@ -157,8 +177,7 @@ class _Job:
 
     @cached_property
     def activation_ranges(self) -> dict[str, tuple[float, float]]:
-        index = open_split(self.spec, "train", self.config.cache_dir)
-        images = calibration_images(index, self.config.calibration_images, self.options)
+        images = calibration_images(self.calibration_split, self.config.calibration_images, self.options)
         return activation_ranges(self.float_onnx, images)
 
     def graph(self, *, outputs: bool) -> ModelProto:

@@ -19,6 +19,7 @@ from engine.reporting.trackers import Tracker
 from models.detector import Detector
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.distributed.context import DistributedContext
+from utils.files.results_csv import read_columns
 from utils.structures import EvalResult, GroundTruth
 from utils.visualize import plots
 from utils.visualize.draw import write_image
@@ -112,7 +113,7 @@ class RunReport:
         if self._is_current or (self._is_resumed and self._validation is None):
             return
         with self._time.spent():
-            self._report.write(plots.read_columns(self._table) if self._table.exists() else {}, self._validation)
+            self._report.write(read_columns(self._table) if self._table.exists() else {}, self._validation)
         self._is_current = True
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
-import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,14 +14,14 @@ from torch import Tensor, nn
 
 from utils.distributed.collectives import eval_mode
 from utils.errors import UserError
-from utils.files.safe_io import open_regular, write_whole
+from utils.files.results_csv import ResultsTable
+from utils.files.safe_io import write_whole
 from utils.logger import get_logger
 from utils.structures import EvalResult
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-MOST_BYTES = 1 << 26
 PR_POINTS = 127  # thresholds of a curve; TensorBoard shows no more
 
 
@@ -87,57 +85,37 @@ class CsvTracker(Tracker):
 
     A run has some hundred short rows, so each change writes a whole new file and renames it: a crash cannot leave half
     a line, and a column that first appears in a later epoch (metrics, if epochs pass without validation) joins the
-    header, with empty cells above. Rows of a former process are read by the constructor.
+    header, with empty cells above. Rows of a former process are read by the constructor, and the file keeps its names.
+
+    Args:
+        names: of the columns of a new file (`utils.files.results_csv.NAMES`).
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, names: str = "lockstep") -> None:
         self.path = Path(path)
-        self._columns: list[str] = ["epoch"]
-        self._rows: dict[int, dict[str, str]] = {}
-        if self.path.exists():
-            self._read()
+        self.table = ResultsTable.read(self.path, names) if self.path.exists() else ResultsTable(names)
+        self._new_names = names
 
     def start(self, config: dict[str, Any], epoch: int) -> None:
-        kept = {number: row for number, row in self._rows.items() if number < epoch}
-        if len(kept) == len(self._rows):
+        table = self.table
+        kept = {number: row for number, row in table.rows.items() if number < epoch}
+        if len(kept) == len(table.rows):
             return
-        self._rows = kept
-        if not kept:
-            self._columns = ["epoch"]
-            self.path.unlink(missing_ok=True)
-        else:
+        if kept:
+            table.rows = kept
             self._write()
+        else:
+            self.table = ResultsTable(self._new_names)
+            self.path.unlink(missing_ok=True)
 
     def epoch(self, epoch: int, row: dict[str, float]) -> None:
         """Adds or replaces a row. Raises UserError if the file cannot be written."""
-        self._columns += [name for name in row if name not in self._columns]
-        self._rows[epoch] = {"epoch": str(epoch), **{name: f"{float(value):.8g}" for name, value in row.items()}}
+        self.table.add(epoch, row)
         self._write()
 
-    def _read(self) -> None:
-        try:
-            with io.TextIOWrapper(open_regular(self.path, MOST_BYTES), encoding="utf-8", newline="") as file:
-                columns, *cells = [row for row in csv.reader(file) if row] or [["epoch"]]
-            number = columns.index("epoch")
-            rows = {int(row[number]): dict(zip(columns, row, strict=True)) for row in cells}
-            for text in filter(None, itertools.chain(*cells)):
-                float(text)
-            if len(rows) < len(cells) or len(set(columns)) < len(columns):
-                raise ValueError("an epoch or a column twice")
-        except (TypeError, ValueError, IndexError, csv.Error):
-            raise UserError(f"{self.path}: not a results file of this program; move it away") from None
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be read ({error.strerror or error}); move it away") from None
-        self._rows = {epoch: {k: v for k, v in row.items() if v} for epoch, row in rows.items()}
-        self._columns = columns
-
     def _write(self) -> None:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, self._columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self._rows[epoch] for epoch in sorted(self._rows))
         try:
-            write_whole(self.path, text.getvalue())
+            write_whole(self.path, self.table.text())
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written ({error.strerror or error})") from None
 

@@ -291,7 +291,7 @@ class Bench:
                 same_content(read_checkpoint(self.whole / file), read_checkpoint(run / file), file)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-        one, two = (CsvTracker(folder / "results.csv")._rows for folder in (self.whole, run))
+        one, two = (CsvTracker(folder / "results.csv").table.rows for folder in (self.whole, run))
         if untimed(one.values()) != untimed(two.values()):
             return f"results.csv: {two}"
         return ""

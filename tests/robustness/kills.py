@@ -162,7 +162,7 @@ def prove(root: Path, *, kills: int, worlds: list[int], seed: int) -> None:
     check_history(launches, logged(root / "logs" / "whole"))
     for name in ("last.pt", "best.pt"):
         same_content(*(read_checkpoint(root / run / name) for run in ("whole", "killed")))
-    one, two = (CsvTracker(root / run / "results.csv")._rows for run in ("whole", "killed"))
+    one, two = (CsvTracker(root / run / "results.csv").table.rows for run in ("whole", "killed"))
     assert untimed(one.values()) == untimed(two.values())
 
 
@@ -216,7 +216,7 @@ class PhaseKills:
         for kind in ("last.pt", "best.pt"):
             pair = [read_checkpoint(self.root / of / "runs" / "exp" / kind) for of in ("whole", name)]
             same_content(*(content | {"data": content["data"]["fingerprint"]} for content in pair))
-        one, two = (CsvTracker(self.root / of / "runs" / "exp" / "results.csv")._rows for of in ("whole", name))
+        one, two = (CsvTracker(self.root / of / "runs" / "exp" / "results.csv").table.rows for of in ("whole", name))
         assert untimed(one.values()) == untimed(two.values())
         left = files_left(folder)
         if over:  # killed after the last checkpoint, with caches in memory, which the next run that has one removes

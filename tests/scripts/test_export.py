@@ -16,6 +16,8 @@ from engine.inference.runtime import open_model
 from tests.helpers.exports import lively, write_weights
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import TINY_MODEL, write_dataset
+from utils.entrypoint import run_main
+from utils.files.folders import describe_location
 
 CPU = torch.device("cpu")
 NAMES = ("light", "dark")
@@ -64,8 +66,6 @@ def test_all_formats_are_checked_and_scored(weights: Path, capsys: pytest.Captur
     assert len(rows) == 5
     val.main(["--weights", str(weights.with_name("best.onnx")), "--data", str(data), *VAL])
     assert "AP by size" in capsys.readouterr().out
-    message = error_of(capsys, val.main, "--weights", weights.with_name("best.onnx"), *VAL)
-    assert "name a data set YAML with --data" in message
     args = ["--weights", weights.with_name("best.onnx"), "--data", data, *VAL]
     assert "--imgsz 96: takes images of 64 pixels only" in error_of(capsys, val.main, *args, "--imgsz", "96")
     assert "--tta" in error_of(capsys, val.main, *args, "--tta")
@@ -128,6 +128,73 @@ def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: 
     assert weights.with_name("best.torchscript.failed").is_file()
     assert open_model(weights.with_name("best.pt2"), device=CPU).info["details"]["checked"] == "yes"
     assert not list(weights.parent.glob(".*.tmp"))
+
+
+def test_files_name_their_data_set(weights: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+    """As checkpoints: by an absolute path, and relative to their folder, so that both may move together."""
+    both = tmp_path / "both"
+    data = write_dataset(both / "set", val=4)
+    stored = describe_location(data, str(data.parent), both / "run")
+    (both / "run").mkdir()
+    named = write_weights(both / "run" / "best.pt", lively(TINY_MODEL, NAMES), data=stored | {"fingerprint": "abc"})
+    unnamed = write_weights(tmp_path / "other.pt", lively(TINY_MODEL, NAMES))
+    formats = ["--format", "torchscript", "pt2"]
+    export.main(["--weights", str(named), *formats])
+    for suffix in (".torchscript", ".pt2"):
+        assert open_model(named.with_suffix(suffix), device=CPU).info["data"] == stored
+    export.main(["--weights", str(named), "--format", "pt2", "--no-check"])
+    assert open_model(named.with_suffix(".pt2"), device=CPU).info["data"] == stored
+    export.main(["--weights", str(unnamed), "--format", "pt2", "--data", str(data)])  # the data of the check
+    assert open_model(tmp_path / "other.pt2", device=CPU).info["data"]["source"] == str(data)
+    export.main(["--weights", str(unnamed), "--format", "torchscript", "--no-check"])
+    message = error_of(capsys, val.main, "--weights", tmp_path / "other.torchscript", *VAL)
+    assert "other.torchscript: does not name its data set; name a YAML with --data" in message
+
+    monkeypatch.chdir("/")
+    project = ["--project", str(tmp_path / "val")]
+    for moved in (False, True):
+        if moved:
+            both = both.rename(tmp_path / "elsewhere")
+        for suffix in (".pt", ".torchscript"):
+            val.main(["--weights", str(both / "run" / f"best{suffix}"), *VAL, *project])
+            assert "AP by size" in capsys.readouterr().out
+
+
+def test_an_xml_inside_its_folder_names_the_data_set(weights: Path, tmp_path: Path, capsys):
+    for package in ("onnx", "onnxscript", "openvino"):
+        pytest.importorskip(package)
+    both = tmp_path / "both"
+    stored = describe_location(write_dataset(both / "set", val=4), "", both)
+    write_weights(both / "best.pt", lively(TINY_MODEL, NAMES), data=stored)
+    export.main(["--weights", str(both / "best.pt"), "--format", "openvino", "--no-check"])
+    folder = both.rename(tmp_path / "moved") / "best_openvino_model"
+    for path in (folder, folder / "best.xml"):
+        val.main(["--weights", str(path), *VAL, "--project", str(tmp_path / "val")])
+        assert "AP by size" in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_a_single_class(tmp_path: Path, data: Path):
+    detector = lively(TINY_MODEL, ("item",))
+    known = {"data": {"source": str(data), "fingerprint": "abc"}, "config": {"single_cls": True}}
+    weights = write_weights(tmp_path / "best.pt", detector, **known)
+    export.main(["--weights", str(weights), "--format", "pt2"])
+    assert open_model(tmp_path / "best.pt2", device=CPU).info["details"]["check"]["images"] == 4
+    val.main(["--weights", str(tmp_path / "best.pt2"), "--single-cls", *VAL, "--project", str(tmp_path / "val")])
+
+
+@pytest.mark.parametrize("formats", [["torchscript", "pt2"], ["torchscript"]])
+def test_errors_of_the_data_are_reported_once(tmp_path: Path, data: Path, capsys, formats: list[str]):
+    """The first format is no different from the others, and nothing is built."""
+    weights = write_weights(tmp_path / "best.pt", lively(TINY_MODEL, NAMES))
+    alone = tmp_path / "alone.yaml"
+    alone.write_text(f"path: {data.parent}\ntrain: images/train\nval: images/absent\nnames: [light, dark]\n")
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        run_main(export.main, ["--weights", str(weights), "--format", *formats, "--data", str(alone)])
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1
+    assert "images/absent" in printed.err
+    assert printed.out == ""
 
 
 @pytest.mark.parametrize(

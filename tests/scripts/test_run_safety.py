@@ -49,7 +49,7 @@ def same_run(a: Path, b: Path) -> None:
     """Compares both checkpoints bitwise, and the tables except for times."""
     for name in ("last.pt", "best.pt"):
         same_content(read_checkpoint(a / name), read_checkpoint(b / name))
-    one, two = (CsvTracker(folder / "results.csv")._rows for folder in (a, b))
+    one, two = (CsvTracker(folder / "results.csv").table.rows for folder in (a, b))
     assert untimed(one.values()) == untimed(two.values())
 
 
@@ -159,7 +159,7 @@ def test_resuming_in_another_setup_prints_the_changes(tmp_path):
     )
     assert len(changes) == len(expected), changes
     assert all(line.startswith(start) for line, start in zip(changes, expected)), changes
-    assert len(CsvTracker(tmp_path / "exp" / "results.csv")._rows) == 2
+    assert len(CsvTracker(tmp_path / "exp" / "results.csv").table.rows) == 2
 
 
 @pytest.mark.slow

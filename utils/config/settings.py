@@ -196,6 +196,11 @@ class TrainConfig(_DataConfig):
     seed: int = setting(0, low=0, help="seed of all random numbers")
     deterministic: bool = setting(False, help="use deterministic kernels")
     max_bad_steps: int = setting(20, low=1, help="stop after this many consecutive non-finite steps")
+    csv_names: str = setting(
+        "lockstep",
+        choices=("lockstep", "ultralytics", "yolov5"),
+        help="column names of results.csv: this program's, or those that scripts for other programs expect",
+    )
     project: str = setting("runs/train", help="folder of runs")
 
 

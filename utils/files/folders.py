@@ -95,12 +95,12 @@ def find_location(stored: Mapping[str, Any], checkpoint: str | Path) -> tuple[st
 
 def _find(stored: Mapping[str, Any], name: str, folder: Path) -> str:
     path, from_run = str(stored.get(name, "")), str(stored.get(f"{name}_from_run", ""))
-    if not path or Path(path).exists():
+    if not path or os.path.exists(path):  # False for paths that no file can have
         return path
     candidates = [folder / from_run] if from_run else []
     if not Path(path).is_absolute():
         candidates += [above / path for above in folder.parents]
-    return next((os.path.normpath(candidate) for candidate in candidates if candidate.exists()), path)
+    return next((os.path.normpath(candidate) for candidate in candidates if os.path.exists(candidate)), path)
 
 
 def cache_folder(cache_dir: str = "") -> Path:

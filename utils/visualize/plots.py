@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from utils.boxes import cxcywh_to_xyxy
+from utils.files.results_csv import read_columns
 from utils.files.safe_io import atomic_write
 from utils.structures import Detections, EvalResult
 from utils.visualize.draw import class_colors, draw_boxes, tile_images, write_text
@@ -52,14 +52,6 @@ def save_figure(figure: Figure, out: Path) -> None:
         warnings.filterwarnings("ignore", message=r"Glyph .* missing")  # class names in a script that the font lacks
         with atomic_write(out) as file:
             figure.savefig(file, format="png", dpi=130)
-
-
-def read_columns(csv_path: Path) -> dict[str, np.ndarray]:
-    """The columns of results.csv: float64 (rows,), nan where a cell is empty."""
-    with open(csv_path, encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    names = list(rows[0]) if rows else []
-    return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
 
 
 def _panel_of(column: str) -> str:
