@@ -77,7 +77,8 @@ def test_class_numbers_are_rounded_and_those_beyond_the_names_refused():
 def test_an_output_for_another_number_of_images_is_refused():
     """A file whose input takes any batch, while its graph was made for one image."""
     output = torch.cat((xyxy_to_cxcywh(BOXES), SCORES), 1).T[None]
-    model = ExportedModel(Session("onnx", lambda images: output, {}, (None, 3, 64, 96)), OURS, Path("a.onnx"), CPU)
+    session = Session("onnx", lambda images: output, {}, (None, 3, 64, 96))
+    model = ExportedModel(session, OURS, Path("a.onnx"), CPU, reopen=lambda: model)
     assert decoded(model, batch=1)[0].shape == (1, 5, 4)
     with pytest.raises(UserError, match="returns 1 outputs for 2 images"):
         decoded(model, batch=2)
