@@ -104,6 +104,7 @@ def test_erasing_is_the_same_in_both_forms():
         assert 0.01 < (erased == GRAY).mean() < 0.25
 
 
+@pytest.mark.slow
 def test_a_training_with_everything(tmp_path: Path):
     data = write_dataset(tmp_path / "set", train=8, val=4)
     spec = TINY_MODEL | {"head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}
@@ -116,6 +117,7 @@ def test_a_training_with_everything(tmp_path: Path):
     assert load_detector(tmp_path / "exp" / "last.pt")[0].head.validation_iou == 0.6
 
 
+@pytest.mark.slow
 def test_an_ort_file_detects_what_the_checkpoint_detects(tmp_path: Path):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)

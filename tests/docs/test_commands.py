@@ -127,7 +127,8 @@ def test_the_program_accepts_the_command(command: Command, acceptance, monkeypat
     elif program == "torchrun":
         if [word for word in words if not word.startswith("-") and not word.isdigit() and word != "N"]:
             options = get_args_parser().parse_args(words)
-            check_python([options.training_script, *options.training_script_args], acceptance)
+            script = ["-m", options.training_script] if options.module else [options.training_script]
+            check_python([*script, *options.training_script_args], acceptance)
         else:  # only an option, named in a sentence
             options = ["1" if word == "N" else word for word in words]
             get_args_parser().parse_args([*options, "train.py"])
