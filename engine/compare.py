@@ -22,7 +22,9 @@ from utils.config.settings import CompareConfig, ValConfig
 from utils.entrypoint import run_main
 from utils.errors import UserError
 
-UNCOMPARED = frozenset({"name", "project", "exist_ok", "local_rank", "local_world_size"})  # settings
+UNCOMPARED = frozenset(  # settings
+    ("name", "project", "exist_ok", "local_rank", "local_world_size", "csv_names", "tracker", "tracker_weights")
+)
 
 
 @dataclass(frozen=True)
