@@ -15,6 +15,7 @@ from data.loading.build import build_train_loader, build_val_loader, check_loade
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.open_dataset import open_dataset
 from engine.batch_size import check_batch_search, with_batch_that_fits
+from engine.callbacks import Callbacks, RunState, load_hooks
 from engine.checkpoint.checkpoint import Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.resume import check_classes, resumed_position
@@ -53,6 +54,7 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
     """
     check_same_run(ctx, run)
     check_settings(ctx, run)
+    hooks = load_hooks(run.config.callbacks)
     prepare_process(ctx, run)
     spec = open_data(ctx, run)
     model, pretrained = build_model(ctx, run, spec)
@@ -80,6 +82,9 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
         tracker.start({**asdict(config), **asdict(run.hyp)}, progress.epoch + 1)
         description = _describe(run, spec, model, step.optimizer.name, pretrained, fingerprint)
         evaluator = build_evaluator(ctx, step, val_loader)
+        stops = StopCoordinator(ctx, signals, config)
+        state = RunState(ctx, run, step, progress, steps_per_epoch=plan.steps, request_end=stops.request_end)
+        callbacks = Callbacks(hooks, state, ctx, stops, last=run.folder / "last.pt")
         with plot_run(ctx, run, tracker, step.ema.module, train_loader, val_loader, evaluator) as on_epoch_end:
             trainer = Trainer(
                 ctx,
@@ -89,14 +94,16 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
                 train_loader=train_loader,
                 validate=partial(evaluator.run, loader=val_loader),
                 checkpointer=Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period),
-                stops=StopCoordinator(ctx, signals, config),
+                stops=stops,
                 watchdog=watchdog,
                 tracker=tracker,
                 progress=progress,
+                callbacks=callbacks,
                 on_epoch_end=on_epoch_end,
             )
             yield trainer
         tracker.finish(run.folder)
+        callbacks.ended()
         trainer.log_result()
 
 
