@@ -24,17 +24,17 @@ FRIGATE_SCORE, FRIGATE_IOU, FRIGATE_MOST = 0.4, 0.4, 20
 DEEPSTREAM_IOU = 0.45
 
 
-def readme_code(repository: Path) -> str:
-    """The block of README.md that runs an ONNX file with onnxruntime."""
-    blocks = re.findall(r"```python\n(.*?)```", (repository / "README.md").read_text(), re.DOTALL)
+def documented_code(repository: Path) -> str:
+    """The block of docs/export.md that runs an ONNX file with onnxruntime."""
+    blocks = re.findall(r"```python\n(.*?)```", (repository / "docs" / "export.md").read_text(), re.DOTALL)
     (code,) = [block for block in blocks if "onnxruntime.InferenceSession" in block]
     return code
 
 
 def onnxruntime_reader(model: Path, confidence: float, repository: Path) -> Detect:
-    """README.md's code with the file's name and the threshold replaced."""
+    """The code of docs/export.md with the file's name and the threshold replaced."""
     namespace: dict = {}
-    exec(readme_code(repository).replace('"best.onnx"', repr(str(model))), namespace)
+    exec(documented_code(repository).replace('"best.onnx"', repr(str(model))), namespace)
     return lambda path: namespace["detect"](path, confidence)
 
 

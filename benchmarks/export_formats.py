@@ -1,10 +1,12 @@
-"""The largest differences between checkpoints and their exports, of all formats and layouts, as a table in Markdown.
+"""The differences between checkpoints and their exports, of all formats and layouts, as a table in Markdown.
 
-    python -m benchmarks.export_formats --weights yolov8n.pt yolo26n.pt --data coco128.yaml --imgsz 640
+    python -m benchmarks.export_formats --weights yolov8n.pt yolo26n.pt --data coco128.yaml --imgsz 640 --half --int8
 
 Each file is made and checked by export.py on ``--images`` validation images. Checkpoints with two branches are exported
-with --nms as well. A cell holds the largest difference of a box's side as a fraction of the box, and of a score, and
-the number of detections that only one of the two has.
+with --nms as well. A cell holds, in float32, the largest difference of a box's side as a fraction of the box, that of a
+score, and how many detections only one of the two has; with ``--half`` and ``--int8`` (rows of their own, layout raw,
+ONNX and OpenVINO) the change of AP and of F1. The exit status is 1 if an export fails, is out of tolerance, or had no
+detections to compare.
 """
 
 from __future__ import annotations
@@ -22,23 +24,51 @@ from models.weights.load import load_detector
 ROOT = Path(__file__).parents[1]
 FORMATS = {"onnx": ".onnx", "openvino": "_openvino_model", "torchscript": ".torchscript", "pt2": ".pt2"}
 LAYOUTS = ("raw", "end2end", "deepstream")
-FIGURES = re.compile(r"(\d+) detections of both differ by at most (\S+) of a box's size and (\S+) in score, (\d+) of")
+LOW_PRECISION = ("onnx", "openvino")  # the formats that are measured in less than float32
+FIGURES = re.compile(
+    r"AP (?P<ap>\S+) \(checkpoint (?P<ap0>\S+)\), F1 at \S+ (?P<f1>\S+) \((?P<f10>\S+)\); (?P<both>\d+) detections of "
+    r"both differ by at most (?P<box>\S+) of a box's size and (?P<score>\S+) in score, (?P<one>\d+) of one only"
+)
+FAILURE = "failed: "
 
 
-def row(weights: Path, layout: str, flags: list[str], folder: Path) -> list[str]:
+def cell(line: str, precision: str) -> str:
+    """What export.py says about one file, shortened."""
+    found = FIGURES.search(line)
+    if not found:
+        reason = line.partition("differs too much from the checkpoint: ")[2].partition(" (worst image")[0]
+        return FAILURE + (reason or "see the messages")
+    if not int(found["both"]):
+        return FAILURE + "no detections to compare"
+    if precision == "float32":
+        return f"{found['box']}, {found['score']}, {found['one']} of {found['both']}"
+    ap, f1 = float(found["ap"]) - float(found["ap0"]), float(found["f1"]) - float(found["f10"])
+    return f"AP {ap:+.4f} of {found['ap0']}, F1 {f1:+.4f} of {found['f10']}"
+
+
+def row(weights: Path, precision: str, flags: list[str], folder: Path) -> list[str]:
     """A cell for each format."""
     copy = folder / f"{weights.stem}.pt"
     shutil.copyfile(weights, copy)
-    command = [sys.executable, "export.py", "--weights", copy, "--layout", layout, "--format", *FORMATS, *flags]
-    done = subprocess.run(map(str, command), cwd=ROOT, capture_output=True, text=True, check=False)
-    cells = []
-    for suffix in FORMATS.values():
-        lines = [line for line in done.stdout.splitlines() if f"{copy.stem}{suffix}: " in line]
-        found = FIGURES.search(lines[0]) if lines else None
-        cells.append(f"{found[2]}, {found[3]}, {found[4]} of {found[1]}" if found else "failed")
+    formats = tuple(FORMATS) if precision == "float32" else LOW_PRECISION
+    command = [sys.executable, "export.py", "--weights", copy, "--format", *formats, *flags]
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     if done.returncode:
-        print(done.stdout[-1000:], done.stderr, file=sys.stderr)
-    return cells
+        print(done.stdout, file=sys.stderr)
+    lines = done.stdout.splitlines()
+    stem = copy.stem + "_int8" * (precision == "int8")
+    cells = []
+    for name in formats:
+        files = (f"{stem}{FORMATS[name]}: ", f"{stem}{FORMATS[name]}.failed: ")
+        cells.append(cell(next((line for line in lines if any(file in line for file in files)), ""), precision))
+    return cells + ["-"] * (len(FORMATS) - len(formats))
 
 
 def main() -> None:
@@ -47,17 +77,23 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--imgsz", type=int, default=640)
     parser.add_argument("--images", type=int, default=64)
+    parser.add_argument("--half", action="store_true", help="float16 too")
+    parser.add_argument("--int8", action="store_true", help="8-bit integers too")
     args = parser.parse_args()
-    print(f"| model | layout | {' | '.join(FORMATS)} |\n{'| --- ' * (2 + len(FORMATS))}|", flush=True)
+    kinds = [(layout, "float32", ["--layout", layout]) for layout in LAYOUTS]
+    kinds += [("raw", name, [f"--{name}"]) for name in ("half", "int8") if getattr(args, name)]
+    print(f"| model | layout | precision | {' | '.join(FORMATS)} |\n{'| --- ' * (3 + len(FORMATS))}|", flush=True)
+    failures = 0
     for weights in args.weights:
-        branches = [[], ["--nms"]] if load_detector(weights)[0].head.is_dual else [[]]
-        for branch in branches:
-            for layout in LAYOUTS:
-                flags = ["--data", args.data, "--imgsz", args.imgsz, "--check-images", args.images, *branch]
+        for branch in ([], ["--nms"]) if load_detector(weights)[0].head.is_dual else ([],):
+            name = " ".join([weights.stem if weights.stem != "best" else weights.parent.name, *branch])
+            for layout, precision, kind in kinds:
+                flags = ["--data", args.data, "--imgsz", args.imgsz, "--check-images", args.images, *branch, *kind]
                 with tempfile.TemporaryDirectory() as folder:
-                    cells = row(weights, layout, [str(flag) for flag in flags], Path(folder))
-                name = " ".join([weights.stem if weights.stem != "best" else weights.parent.name, *branch])
-                print(f"| {name} | {layout} | {' | '.join(cells)} |", flush=True)
+                    cells = row(weights, precision, [str(flag) for flag in flags], Path(folder))
+                failures += sum(cell.startswith(FAILURE) for cell in cells)
+                print(f"| {name} | {layout} | {precision} | {' | '.join(cells)} |", flush=True)
+    sys.exit(failures > 0)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def build_step(
         Run(Path(), config, hyp, None, []),
         detector,
         detector.head.build_loss(hyp).to(ctx.device),
-        pretrained=(),
+        pretrained={},
         plan=step_plan(config, 100),
         pictures=compiled_for or config.batch_size,
     )

@@ -226,7 +226,7 @@ def train_one(options: argparse.Namespace) -> None:
         val=not options.no_val,
         project=options.project,
         plots=False,
-        pretrained=False,
+        pretrained=options.model.endswith(".pt"),
         **further,
     )
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from data.image_io.decode import IMAGE_SUFFIXES, read_image
 from utils.errors import UserError
+from utils.files.safe_io import open_regular
 from utils.logger import get_logger
 
 
@@ -116,7 +117,8 @@ def _list_files(source: str) -> list[Path]:
     """The images and videos that ``source`` names, at least one."""
     path = Path(source).expanduser()
     if path.is_dir():
-        files = sorted(entry for entry in path.iterdir() if entry.is_file() and _kind_of(entry))
+        # A broken link is reported later, like any file that cannot be read.
+        files = sorted(entry for entry in path.iterdir() if _kind_of(entry) and not entry.is_dir())
         if not files:
             raise UserError(
                 f"{source}: no image or video in this folder (use a glob for its subfolders: {source}/**/*)"
@@ -129,7 +131,7 @@ def _list_files(source: str) -> list[Path]:
             raise UserError(f"{source}: neither an image nor a video by its suffix '{path.suffix}'")
         return [path]
     if any(sign in source for sign in "*?["):
-        files = sorted(p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file() and _kind_of(p))
+        files = sorted(p for p in map(Path, glob.glob(str(path), recursive=True)) if _kind_of(p) and not p.is_dir())
         if not files:
             raise UserError(f"{source}: the pattern matches no image or video")
         return files
@@ -194,6 +196,10 @@ def _open_capture(source: str | int) -> cv2.VideoCapture:
 
 
 def _open_video(path: Path) -> cv2.VideoCapture:
+    try:
+        open_regular(path).close()  # OpenCV would wait for a pipe's writer
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({(error.strerror or str(error)).lower()})") from None
     capture = _open_capture(str(path))
     if not capture.isOpened():
         raise UserError(f"{path}: cannot be opened as a video (damaged, or a codec that this OpenCV lacks)")

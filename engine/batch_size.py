@@ -222,7 +222,7 @@ def prepare_step(
         replace(run, config=replace(config, batch_size=images, virtual_ranks=own if virtual else 0, **alone)),
         model,
         criterion,
-        pretrained=(),
+        pretrained={},
         plan=StepPlan(accumulate, 1, 1),
         pictures=own * pictures,
     )

@@ -127,13 +127,13 @@ def open_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
     )
 
 
-def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> tuple[Detector, list[str]]:
+def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> tuple[Detector, dict[str, tuple[int, ...]]]:
     """The detector on its device, with starting weights and frozen layers; a resumed run's weights are loaded later.
-    Also the names of the parameters that came from weights when the run began."""
+    Also the parameters that came from weights when the run began: by name, the rows that were random."""
     names, checkpoint = class_names(spec, run.config.single_cls), run.checkpoint
     if checkpoint is None:
-        model, filled = build_starting_model(ctx, run.config, names, resumed=None)
-        pretrained, state = list(filled), model.state_dict()
+        model, pretrained = build_starting_model(ctx, run.config, names, resumed=None)
+        state = model.state_dict()
         from_files = [state[name] for name in pretrained]
     else:
         check_classes(checkpoint, names, spec.source)
@@ -217,7 +217,7 @@ def _restore(
 
 
 def _describe(
-    run: Run, spec: DatasetSpec, model: Detector, rule: str, pretrained: list[str], fingerprint: str
+    run: Run, spec: DatasetSpec, model: Detector, rule: str, pretrained: dict[str, tuple[int, ...]], fingerprint: str
 ) -> RunDescription:
     root = "" if run.config.stage else str(spec.root)  # a staged copy is of this node alone
     data = describe_location(spec.source, root, run.folder) | {"fingerprint": fingerprint}
@@ -227,7 +227,7 @@ def _describe(
     return RunDescription(
         model_spec=model.spec,
         names=list(model.names),
-        pretrained=pretrained,
+        pretrained={name: list(rows) for name, rows in pretrained.items()},
         imgsz=run.config.imgsz,
         hyp=asdict(run.hyp),
         config=config,

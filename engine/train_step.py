@@ -6,7 +6,7 @@ There is no host sync: a non-finite step is skipped on the device, and logged va
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -239,7 +239,7 @@ def build_step(
     model: nn.Module,
     criterion: nn.Module,
     *,
-    pretrained: Collection[str],
+    pretrained: Mapping[str, Sequence[int]],
     plan: StepPlan,
     pictures: int,
 ) -> TrainStep:
@@ -249,7 +249,7 @@ def build_step(
     Args:
         model: a detector, on its device.
         criterion: its loss, there too.
-        pretrained: names of the parameters that come from weights.
+        pretrained: as in `build_optimizer`.
         pictures: of a whole global batch.
     """
     config, hyp = run.config, run.hyp

@@ -10,10 +10,10 @@ from pathlib import Path
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex
 from data.loading.build import build_val_loader
-from data.open_dataset import open_dataset
 from engine.evaluation import report
 from engine.evaluation.analysis import analyze
 from engine.evaluation.evaluator import IMAGES_IN_CACHE, Evaluator
+from engine.inference.data_set import open_data
 from engine.inference.model import InferenceModel
 from engine.inference.runtime import is_exported, open_model
 from engine.process import check_same_model, check_same_start, resolve_amp
@@ -26,7 +26,7 @@ from utils.distributed.collectives import broadcast_object, torch_distributed_ze
 from utils.distributed.context import DistributedContext
 from utils.download import fetch_weights
 from utils.errors import UserError
-from utils.files.folders import check_run_dir, file_bytes, find_location, increment_path
+from utils.files.folders import check_run_dir, file_bytes, increment_path
 from utils.logger import get_logger, progress
 from utils.machine.limits import require_package
 from utils.structures import EvalResult
@@ -63,10 +63,16 @@ def open_models(config: ValConfig, ctx: DistributedContext) -> tuple[list[Infere
     Raises UserError for a file that cannot be opened, and for one whose classes are not those of the data set.
     """
     models = [_open_model(config, weights, ctx) for weights in config.weights]
-    spec = _open_data(config, models, ctx)
+    spec = open_data(
+        models,
+        config.data,
+        (config.task,),
+        stage=config.stage,
+        cache_dir=config.cache_dir,
+        ctx=ctx,
+        single_cls=config.single_cls,
+    )
     for model in models:
-        if not config.single_cls:
-            check_names(model.names, spec, str(model.path))
         check_same_model(ctx, model, model.state_dict().values())
     return models, spec
 
@@ -159,34 +165,6 @@ def _validate_one(
         imgsz = max(canvas_hw) if canvas_hw else config.imgsz or model.imgsz
         subject = Subject.of_checkpoint(replace(config, imgsz=imgsz), ctx, index, model.stride)
         _report(config, result, evaluator, index.names, subject)
-
-
-def _open_data(config: ValConfig, models: Sequence[InferenceModel], ctx: DistributedContext) -> DatasetSpec:
-    """The data set of ``--data``, else the one that the first checkpoint was trained on."""
-    data, root = config.data, ""
-    for model in models:
-        if not data:
-            data, root = find_location(model.info.get("data", {}), model.path)
-    if not data:
-        raise UserError(
-            f"{config.weights[0]}: does not name the data it was trained on; name a data set YAML with --data"
-        )
-    return open_dataset(data, (config.task,), stage=config.stage, cache_dir=config.cache_dir, ctx=ctx, known_root=root)
-
-
-def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
-    """Raises UserError unless the model's classes are the data set's, in the same order."""
-    if tuple(names) == spec.names:
-        return
-    if len(names) != len(spec.names):
-        what = f"{len(names)} classes against {len(spec.names)}"
-    else:
-        index = next(i for i, (a, b) in enumerate(zip(names, spec.names)) if a != b)
-        what = f"class {index} is '{names[index]}' against '{spec.names[index]}'"
-    raise UserError(
-        f"{weights} and {spec.source} do not have the same classes ({what}); "
-        "score on the data it was trained for, or with --single-cls"
-    )
 
 
 def _report(

@@ -55,9 +55,9 @@ def _keep_statistics(module: nn.Module, _inputs: tuple) -> None:
 
 def build_starting_model(
     ctx: DistributedContext, config: TrainConfig, names: Sequence[str], *, resumed: dict[str, Any] | None
-) -> tuple[Detector, tuple[str, ...]]:
+) -> tuple[Detector, dict[str, tuple[int, ...]]]:
     """The detector on its device, with starting weights and frozen layers (resumed weights are loaded later), and the
-    names of the parameters that starting weights filled, wholly or in part.
+    parameters that starting weights filled: by name, the rows that are still random.
 
     Args:
         names: of the classes.
@@ -77,10 +77,11 @@ def build_starting_model(
         "%s: %s parameters, %d classes",
         model.spec["name"], f"{sum(p.numel() for p in model.parameters()):,}", len(names),
     )  # fmt: skip
-    filled: tuple[str, ...] = ()
+    filled: dict[str, tuple[int, ...]] = {}
     if stored:
         report = transfer_weights(model, stored)
-        filled = tuple(name for name, _ in model.named_parameters() if name not in report.skipped)
+        names_of_filled = (name for name, _ in model.named_parameters() if name not in report.skipped)
+        filled = {name: report.new_rows.get(name, ()) for name in names_of_filled}
         for line in report.lines():
             log.info("%s", line)
     if frozen := layers_to_freeze(config.freeze, len(model.model)):

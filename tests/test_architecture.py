@@ -79,17 +79,6 @@ def test_packages_form_a_stack(layer: str):
                 assert own == other or level[other] < level[own], f"{name}:{line}: {own} may not import {other}"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
-def test_files_named_in_the_documents_exist(page: str):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    named = set(
-        re.findall(r"\b(?:utils|data|models|engine|tests|benchmarks|docs|configs)/[\w/.]+\.(?:py|md|sh|yaml)\b", text)
-    )
-    assert named
-    absent = [name for name in named if not (ROOT / name).exists() and "NAME" not in name]
-    assert not absent, f"{page} names {absent}"
-
-
 def test_no_import_cycle():
     graph = {name: {i for i, _ in imports_of(name) if i in SOURCES and i != name} for name in SOURCES}
     done: set[str] = set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import cv2
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from benchmarks import report, turns
 from benchmarks.coco_scores import average_precision
 from benchmarks.dataset_copy import copied
+from benchmarks.export_formats import cell
 from benchmarks.loader import differences
 from benchmarks.metrics import make_scene
 from benchmarks.pictures import describe, rate_of
@@ -23,6 +25,7 @@ from data.index.dataset_yaml import load_dataset_spec
 from data.index.files import list_split
 from data.index.index import load_index
 from engine.evaluation.metrics import score_detections
+from engine.export.parity import Parity
 from tests.helpers.tiny import write_dataset
 from utils.visualize.detection_writer import write_predictions
 
@@ -145,3 +148,14 @@ def test_mosaics_hold_each_object_once(tmp_path, scale):
         for x, y, w, h in after.boxes_xywh_px[rows]:
             middle = image[int(y + h / 2), int(x + w / 2)]
             assert set(middle.tolist()) <= {20, 235}  # a later object may cover an earlier one
+
+
+def test_a_comparison_without_detections_is_a_failure():
+    parity = Parity(64, 20, 1, 2e-5, 3e-6, 0.46, 0.47, 0.5, 0.52, 0.3, "a.jpg")
+    line = "/best.onnx: 12.2 MB, 3 s; "
+    assert cell(line + parity.line, "float32") == "2.0e-05, 3.0e-06, 1 of 20"
+    assert cell(line + parity.line, "int8") == "AP -0.0100 of 0.4700, F1 -0.0200 of 0.5200"
+    assert cell(line + replace(parity, matched=0).line, "float32").startswith("failed: no detections")
+    assert cell("", "half").startswith("failed: ")
+    refused = "onnx: /best.onnx.failed: differs too much from the checkpoint: AP is 0.1; F1 is 0.2 (worst image: a.jpg)"
+    assert cell(refused, "half") == "failed: AP is 0.1; F1 is 0.2"

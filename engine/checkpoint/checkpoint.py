@@ -90,7 +90,8 @@ class RunDescription:
     config: dict[str, Any]  # of `TrainConfig`
     hyp: dict[str, Any]  # of `Hyperparameters`
     data: dict[str, str]  # where the data set is, and its fingerprint
-    pretrained: list[str] | None = None  # parameters that came from weights; None: an older checkpoint does not say
+    # Parameters that came from weights, and which of their rows did not. In older checkpoints a list of names, or None.
+    pretrained: dict[str, list[int]] | list[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,12 +170,17 @@ class Checkpoint(RunDescription):
         with self.errors_of_fit():
             unwrap(model).load_state_dict(self.model)
 
-    def parameters_from_weights(self, model: nn.Module) -> list[str]:
-        """Names of the parameters that came from weights when the run began. Older checkpoints do not list them: their
-        runs had one learning rate for all, that of such parameters."""
+    def parameters_from_weights(self, model: nn.Module) -> dict[str, tuple[int, ...]]:
+        """The parameters that came from weights when the run began: by name, the rows that did not.
+
+        Older checkpoints list names only, and the oldest none: their runs had one learning rate for all rows, or for
+        all parameters, which their resumed runs keep.
+        """
+        if isinstance(self.pretrained, dict):
+            return {name: tuple(rows) for name, rows in self.pretrained.items()}
         if self.pretrained is not None:
-            return self.pretrained
-        return [name for name, _ in model.named_parameters()] if self.config.get("weights") else []
+            return dict.fromkeys(self.pretrained, ())
+        return {name: () for name, _ in model.named_parameters()} if self.config.get("weights") else {}
 
     @contextlib.contextmanager
     def errors_of_fit(self) -> Iterator[None]:

@@ -34,8 +34,8 @@ def spread(total: int, count: int) -> np.ndarray:
     return np.unique(np.linspace(0, total - 1, min(count, total)).round().astype(np.int64))
 
 
-def open_split(spec: DatasetSpec, split: str, cache_dir: str) -> DatasetIndex:
-    return load_index(spec, split, cache_dir=cache_dir, progress=False)
+def open_split(spec: DatasetSpec, split: str, cache_dir: str, *, single_cls: bool = False) -> DatasetIndex:
+    return load_index(spec, split, cache_dir=cache_dir, single_cls=single_cls, progress=False)
 
 
 def check_set(index: DatasetIndex, count: int, options: ExportOptions, stride: int) -> CheckSet:

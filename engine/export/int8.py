@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.export.onnx_file import INPUT, quiet
+from utils.errors import UserError
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, NodeProto
+
+SILU_IS_ZERO = -10.0  # what a SiLU makes of lower values is between -0.0005 and 0: no steps are spent on them
 
 
 def last_convolutions(proto: ModelProto) -> list[str]:
@@ -31,40 +34,99 @@ def last_convolutions(proto: ModelProto) -> list[str]:
     return last
 
 
-def quantize(proto: ModelProto, images: Iterator[np.ndarray]) -> ModelProto:
+def quantize(proto: ModelProto, ranges: dict[str, tuple[float, float]], *, outputs: bool) -> ModelProto:
     """A copy whose convolutions compute with 8-bit integers, except the head's output layers: these, the decoding of
     boxes and everything else stay as they are.
 
     Args:
-        images: batches float32 (B, 3, H, W) to calibrate with: the ranges of activations are those of these images.
+        ranges: see `activation_ranges`.
+        outputs: whether the convolutions return 8-bit integers too. ONNX Runtime needs that; OpenVINO does not, and
+            without it their results are exact.
     """
     import onnx
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     copied = onnx.ModelProto()  # the quantizer changes what it is given
     copied.CopyFrom(proto)
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    shape = [dim.dim_value or 64 for dim in proto.graph.input[0].type.tensor_type.shape.dim]
+    batches = iter([{INPUT: np.zeros(shape, np.float32)}])
 
     class Reader(CalibrationDataReader):
         def get_next(self) -> dict[str, np.ndarray] | None:
-            batch = next(images, None)
-            return None if batch is None else {INPUT: batch}
+            return next(batches, None)
 
+    limits = {name: [{"rmin": np.float32(low), "rmax": np.float32(high)}] for name, (low, high) in ranges.items()}
     with TemporaryDirectory() as folder, quiet(), _silent_root(), contextlib.redirect_stdout(io.StringIO()):
         target = Path(folder) / "int8.onnx"
         quantize_static(
             copied,
             target,
-            Reader(),
+            Reader(),  # the quantizer wants an image, but all ranges are given
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=["Conv"],
             nodes_to_exclude=last_convolutions(proto),
             per_channel=True,
             activation_type=QuantType.QUInt8,  # with signed ones OpenVINO 2026.4 computes nonsense
             weight_type=QuantType.QInt8,
-            # The mean of the images' ranges, not the widest: F1 of yolov8n at 640 px falls by 0.015 instead of 0.022.
-            extra_options={"CalibMovingAverage": True},
+            extra_options={
+                "TensorQuantOverrides": limits,
+                "OpTypesToExcludeOutputQuantization": [] if outputs else ["Conv"],
+            },
         )
         return onnx.load(target)
+
+
+def activation_ranges(proto: ModelProto, images: Iterable[np.ndarray]) -> dict[str, tuple[float, float]]:
+    """The lowest (at most 0) and highest (at least 0) value of each tensor that `quantize` rounds.
+
+    Percentiles and the least squared error cut off the largest values, and scores fall.
+
+    Args:
+        images: batches float32 (B, 3, H, W) to calibrate with.
+
+    Raises:
+        UserError: there are none.
+    """
+    import onnx
+    import onnxruntime as ort
+
+    excluded = last_convolutions(proto)
+    nodes = [node for node in proto.graph.node if node.op_type == "Conv" and node.name not in excluded]
+    names = list(dict.fromkeys(name for node in nodes for name in (node.input[0], node.output[0])))
+    computed = [name for name in names if name != INPUT]
+    observed = onnx.ModelProto()
+    observed.CopyFrom(proto)
+    del observed.graph.output[:]
+    for name in computed:
+        observed.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    options = ort.SessionOptions()
+    options.log_severity_level = 3  # errors
+    session = ort.InferenceSession(observed.SerializeToString(), options, ["CPUExecutionProvider"])
+    low, high = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    for batch in images:
+        for name, values in zip([INPUT, *computed], [batch, *session.run(computed, {INPUT: batch})], strict=True):
+            low[name] = min(low[name], float(values.min()))
+            high[name] = max(high[name], float(values.max()))
+    if high[INPUT] == 0:
+        raise UserError("--int8: there is no batch of training images to calibrate with; choose a smaller --batch")
+    for name in silu_inputs(proto) & low.keys():
+        low[name] = max(low[name], SILU_IS_ZERO)
+    return {name: (low[name], high[name] if low[name] < high[name] else 1.0) for name in names}
+
+
+def silu_inputs(proto: ModelProto) -> set[str]:
+    """Tensors that only a SiLU, x * sigmoid(x), reads."""
+    readers: dict[str, list[NodeProto]] = {}
+    for node in proto.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    found = set()
+    for name, nodes in readers.items():
+        kinds = {node.op_type: node for node in nodes}
+        alone = len(nodes) == 2 and kinds.keys() == {"Sigmoid", "Mul"}
+        if alone and kinds["Sigmoid"].output[0] in kinds["Mul"].input:
+            found.add(name)
+    return found
 
 
 @contextlib.contextmanager

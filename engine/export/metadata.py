@@ -14,7 +14,7 @@ from typing import Any
 from engine.export.options import ExportOptions, remaining_nms
 from engine.export.parity import Parity
 from engine.inference.metadata import PREPROCESSING, ExportMetadata
-from models.detector import Detector
+from engine.inference.model import CheckpointModel
 from utils.config.yaml_files import load_yaml
 from utils.distributed.agreement import product_version
 from utils.download import CATALOG
@@ -24,17 +24,16 @@ UNKNOWN = "unknown"
 
 
 def export_metadata(
-    detector: Detector, info: Mapping[str, Any], options: ExportOptions, *, confidence: float | None, license: str
+    model: CheckpointModel, options: ExportOptions, *, data: dict[str, str], license: str
 ) -> ExportMetadata:
     """The metadata of a model, before its check.
 
     Args:
-        detector: fused.
-        info: the checkpoint's content.
-        confidence: the stored threshold with the best F1; None: unknown.
+        model: the checkpoint.
+        data: where the data set is, see `describe_location`; empty: unknown.
         license: of the weights, as far as it is known.
     """
-    nms_iou = remaining_nms(options)
+    nms_iou, detector, info = remaining_nms(options), model.detector, model.info
     return ExportMetadata(
         names=detector.names,
         stride=detector.stride,
@@ -46,7 +45,8 @@ def export_metadata(
         layout=options.layout,
         nms_iou=nms_iou,
         validation_iou=detector.head.validation_iou,
-        confidence=confidence,
+        confidence=model.confidence,
+        data=data,
         description=f"{detector.spec.get('name', 'detector')}, {detector.num_classes} classes",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         author="Lockstep",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import errno
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import yaml
 from engine.export.onnx_file import INPUT, OUTPUT
 from engine.inference.backends import import_openvino
 from engine.inference.metadata import PREPROCESSING, ExportMetadata
+from utils.files.folders import replace_path, temporary_folder
 from utils.files.safe_io import write_whole
 
 if TYPE_CHECKING:
@@ -48,24 +48,20 @@ def model_info(metadata: ExportMetadata) -> dict[str, str | bool]:
 
 
 def write_openvino(model: Model, folder: Path, metadata: ExportMetadata, *, name: str, half: bool) -> None:
-    """Replaces ``folder``. With ``half`` the weights are stored as float16."""
+    """Replaces ``folder``. With ``half`` the weights are stored as float16. Raises OSError if it cannot be
+    written."""
     openvino = import_openvino("--format openvino")
     for key, value in model_info(metadata).items():
         model.set_rt_info(value, ["model_info", key])
-    temporary = folder.with_name(f".{folder.name[:60]}.{os.urandom(8).hex()}.tmp")
-    temporary.mkdir()
-    try:
-        openvino.save_model(model, temporary / f"{name}.xml", compress_to_fp16=half)
+    with temporary_folder(folder) as temporary:
+        made = temporary / "model"
+        made.mkdir()
+        try:
+            openvino.save_model(model, made / f"{name}.xml", compress_to_fp16=half)
+        except RuntimeError as error:  # of a C++ stream, which gives no reason
+            raise OSError(errno.EIO, f"{error}; is the disk full?", str(folder)) from None
         text: dict[str, object] = dict(metadata.as_text())
         text |= {"names": dict(enumerate(metadata.names or ())), "stride": metadata.stride, "batch": metadata.batch}
         text |= {"imgsz": list(metadata.imgsz_hw or ()), "end2end": metadata.end2end}
-        write_whole(temporary / "metadata.yaml", yaml.safe_dump(text, sort_keys=False, allow_unicode=True))
-        if folder.exists():
-            old = temporary.with_suffix(".old")
-            os.replace(folder, old)
-            os.replace(temporary, folder)
-            shutil.rmtree(old)
-        else:
-            os.replace(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        write_whole(made / "metadata.yaml", yaml.safe_dump(text, sort_keys=False, allow_unicode=True))
+        replace_path(made, folder)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from data.index.dataset_yaml import DatasetSpec
-from data.open_dataset import open_dataset
+from data.index.index import DatasetIndex
 from engine.export.images import calibration_images, check_set, open_split
-from engine.export.int8 import quantize
+from engine.export.int8 import activation_ranges, quantize
 from engine.export.layouts import make_layout
 from engine.export.metadata import checked, export_metadata, labels_text, license_of, model_card
 from engine.export.onnx_file import build_onnx, write_onnx
@@ -24,6 +23,7 @@ from engine.export.openvino_folder import build_openvino, write_openvino
 from engine.export.options import PACKAGES, ExportOptions, check_flags, resolve_options
 from engine.export.parity import Parity, Reference, tolerance
 from engine.export.torch_files import build_pt2, build_torchscript, write_pt2, write_torchscript
+from engine.inference.data_set import open_data
 from engine.inference.metadata import ExportMetadata
 from engine.inference.model import CheckpointModel
 from engine.inference.runtime import OPENVINO_FOLDER, is_exported, open_model
@@ -33,7 +33,7 @@ from utils.config.settings import ExportConfig
 from utils.distributed.context import DistributedContext
 from utils.download import fetch_weights
 from utils.errors import FailedCheck, UserError
-from utils.files.folders import file_bytes, find_location
+from utils.files.folders import describe_location, file_bytes, replace_path, temporary_folder
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
 from utils.machine.limits import explanation, require_package
@@ -62,13 +62,21 @@ def export(config: ExportConfig) -> list[Path]:
     ctx = DistributedContext.single(CPU)
     weights = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
     detector, info = load_detector(weights)
+    try:
+        with temporary_folder(weights):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{weights.parent}: exported files are written beside the weights, but this folder cannot be written to "
+            f"({(error.strerror or str(error)).lower()}); copy the weights to another"
+        ) from None
     if config.nms and not detector.head.is_dual:
         raise UserError(f"--nms: {weights} has one branch; leave it out")
     fused = detector.fuse(one_to_one=not config.nms)
     options = resolve_options(config, fused, info["imgsz"])
-    spec = _open_data(config, info, weights, ctx)
     model = CheckpointModel(fused, info, weights, CPU)
-    job = _Job(config, options, detector, model, spec)
+    job = _Job(config, options, detector, model, _open_data(config, model, ctx))
+    job.read_data()
     done: dict[Path, Parity | None] = {}
     failed: dict[str, Exception] = {}
     formats = list(dict.fromkeys(config.format))
@@ -96,20 +104,25 @@ def _reason(error: Exception) -> str:
     return explanation(error) or f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
 
 
-def _open_data(config: ExportConfig, info: dict, weights: Path, ctx: DistributedContext) -> DatasetSpec | None:
+def _open_data(config: ExportConfig, model: CheckpointModel, ctx: DistributedContext) -> DatasetSpec | None:
     """The data set to check and calibrate with; None if it is not needed."""
     if not config.check and not config.int8:
         return None
-    source, root = find_location(info.get("data", {}), weights)
-    data = config.data or source
-    if not data:
-        instead = "" if config.int8 else ", or export without a check with --no-check"
-        raise UserError(f"{weights}: does not name its data set; name one with --data{instead}")
-    known_root = "" if config.data else root
-    spec = open_dataset(data, (), stage="", cache_dir=config.cache_dir, ctx=ctx, known_root=known_root)
-    if tuple(info["names"]) != spec.names:
-        raise UserError(f"{weights} and {spec.source} do not have the same classes; name its own data set with --data")
-    return spec
+    return open_data(
+        [model],
+        config.data,
+        (),
+        stage="",
+        cache_dir=config.cache_dir,
+        ctx=ctx,
+        single_cls=is_single_cls(model),
+        instead="" if config.int8 else ", or export without a check with --no-check",
+    )
+
+
+def is_single_cls(model: CheckpointModel) -> bool:
+    """Whether the checkpoint was trained with all classes of its data set as one."""
+    return bool(model.info.get("config", {}).get("single_cls"))
 
 
 @dataclass
@@ -130,21 +143,35 @@ class _Job:
     def ancestry(self) -> tuple[str, str]:
         return license_of(self.model.info, self.model.path)
 
+    @property
+    def data(self) -> dict[str, str]:
+        """Where the data set is, as checkpoints store it."""
+        if self.spec is not None:
+            return describe_location(self.spec.source, str(self.spec.root), self.model.path.parent)
+        return {key: value for key, value in self.model.info.get("data", {}).items() if key != "fingerprint"}
+
     @cached_property
     def metadata(self) -> ExportMetadata:
         model = self.model
-        return export_metadata(
-            model.detector, model.info, self.options, confidence=model.confidence, license=self.ancestry[1]
-        )
+        return export_metadata(model, self.options, data=self.data, license=self.ancestry[1])
+
+    def split(self, name: str) -> DatasetIndex:
+        return open_split(self.spec, name, self.config.cache_dir, single_cls=is_single_cls(self.model))
+
+    @cached_property
+    def calibration_split(self) -> DatasetIndex:
+        return self.split("train")
+
+    def read_data(self) -> None:
+        """Reads what all formats need of the data set, so that its errors are reported once."""
+        if self.config.int8:
+            _ = self.calibration_split
+        if self.config.check:
+            _ = self.reference
 
     @cached_property
     def reference(self) -> Reference:
-        images = check_set(
-            open_split(self.spec, "val", self.config.cache_dir),
-            self.config.check_images,
-            self.options,
-            self.model.stride,
-        )
+        images = check_set(self.split("val"), self.config.check_images, self.options, self.model.stride)
         return Reference(self.model, images, layout=self.options.layout, nms_iou=self.options.nms_iou)
 
     def module(self, *, half: bool) -> torch.nn.Module:
@@ -156,16 +183,21 @@ class _Job:
         return build_onnx(self.module(half=False), self.options, self.model.stride)
 
     @cached_property
-    def int8_onnx(self) -> ModelProto:
-        index = open_split(self.spec, "train", self.config.cache_dir)
-        images = calibration_images(index, self.config.calibration_images, self.options)
-        return quantize(self.float_onnx, images)
+    def activation_ranges(self) -> dict[str, tuple[float, float]]:
+        images = calibration_images(self.calibration_split, self.config.calibration_images, self.options)
+        return activation_ranges(self.float_onnx, images)
+
+    def graph(self, *, outputs: bool) -> ModelProto:
+        """In float32 or with 8-bit convolutions; ``outputs``: see `quantize`."""
+        if not self.options.int8:
+            return self.float_onnx
+        return quantize(self.float_onnx, self.activation_ranges, outputs=outputs)
 
     def writer(self, name: str) -> tuple[str, Writer]:
         """The file's name, and the function that writes it."""
         options, stride, stem = self.options, self.model.stride, self.stem
         if name == "openvino":
-            ov = build_openvino(self.int8_onnx if options.int8 else self.float_onnx)
+            ov = build_openvino(self.graph(outputs=False))
             return stem + OPENVINO_FOLDER, lambda path, metadata: write_openvino(
                 ov, path, metadata, name=stem, half=options.half
             )
@@ -173,7 +205,7 @@ class _Job:
             if options.half:
                 proto = build_onnx(self.module(half=True), options, stride)
             else:
-                proto = self.int8_onnx if options.int8 else self.float_onnx
+                proto = self.graph(outputs=True)
             return f"{stem}.onnx", lambda path, metadata: write_onnx(proto, path, metadata)
         module = self.module(half=options.half)
         if name == "torchscript":
@@ -187,28 +219,25 @@ class _Job:
         started = time.monotonic()
         file_name, write = self.writer(name)
         path = self.model.path.with_name(file_name)
-        if not self.config.check:
-            write(path, self.metadata)
-            get_logger().info("%s: %.1f MB, not checked (--no-check)", path, file_bytes(path) / 1e6)
-            return path, None
-        folder = path.with_name(f".{file_name[:60]}.{os.urandom(4).hex()}.tmp")  # a file appears when it has passed
-        folder.mkdir()
-        try:
+        with temporary_folder(path) as folder:  # a file appears under its name when it is complete and has passed
             candidate = folder / file_name
-            write(candidate, self.metadata)
+            with _errors_name(path):
+                write(candidate, self.metadata)
+            if not self.config.check:
+                replace_path(candidate, path)
+                get_logger().info("%s: %.1f MB, not checked (--no-check)", path, file_bytes(path) / 1e6)
+                return path, None
             parity = self.reference.compare(open_model(candidate, device=CPU))
             if problems := parity.violations(tolerance(half=self.options.half, int8=self.options.int8)):
                 kept = path.with_name(f"{file_name}.failed")
-                if kept.is_dir():
-                    shutil.rmtree(kept)
-                os.replace(candidate, kept)
+                replace_path(candidate, kept)
                 raise FailedCheck(
                     f"{kept}: differs too much from the checkpoint: {'; '.join(problems)} (worst image: "
                     f"{parity.worst_image})"
                 )
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        write(path, replace(self.metadata, details=checked(self.metadata, parity)))
+            with _errors_name(path):
+                write(candidate, replace(self.metadata, details=checked(self.metadata, parity)))
+            replace_path(candidate, path)
         get_logger().info(
             "%s: %.1f MB, %.0f s; %s", path, file_bytes(path) / 1e6, time.monotonic() - started, parity.line
         )
@@ -217,7 +246,19 @@ class _Job:
     def write_texts(self, done: dict[Path, Parity | None]) -> None:
         """The list of classes and the model card."""
         model, beside = self.model, self.model.path.with_name
-        write_whole(beside(f"{self.stem}.labels.txt"), labels_text(model.names))
+        labels, card_path = beside(f"{self.stem}.labels.txt"), beside(f"{self.stem}.md")
+        with _errors_name(labels):
+            write_whole(labels, labels_text(model.names))
         results = {path.name: parity for path, parity in done.items()}
         card = model_card(model.path, model.info, self.metadata, results, self.ancestry)
-        write_whole(beside(f"{self.stem}.md"), card)
+        with _errors_name(card_path):
+            write_whole(card_path, card)
+
+
+@contextlib.contextmanager
+def _errors_name(path: Path) -> Iterator[None]:
+    """Turns errors of a block that writes ``path`` into UserErrors that name it, not its temporary file."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({(error.strerror or str(error)).lower()})") from None

@@ -20,6 +20,7 @@ LAYOUTS = ("raw", "end2end", "deepstream")
 PREPROCESSING = {"colors": "RGB", "scale": "1/255", "resize": "letterbox", "pad_value": 114, "centered": True}
 MOST_CLASSES = 100_000
 MOST_SIDE = 2**16  # pixels
+LONGEST_PATH = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,7 @@ class ExportMetadata:
     nms_iou: float | None = None  # None: the detections need no NMS
     validation_iou: float | None = None  # as published for the model's head
     confidence: float | None = None  # threshold with the best F1 in validation
+    data: dict[str, str] = field(default_factory=dict)  # where the data set is, as a checkpoint stores it
     description: str = ""
     date: str = ""
     author: str = ""
@@ -83,6 +85,7 @@ class ExportMetadata:
             "validation_iou": self.validation_iou,
             "confidence": self.confidence,
             "preprocessing": PREPROCESSING,
+            "data": self.data,
         }
         return {key: str(value) for key, value in values.items()} | {
             KEY: json.dumps(own | self.details, ensure_ascii=False)
@@ -137,12 +140,15 @@ def _with_own(parsed: ExportMetadata, text: str) -> ExportMetadata:
             key: None if own.get(key) is None else _number(key, own[key], 0, 1)
             for key in ("nms_iou", "validation_iou", "confidence")
         }
-    except (ValueError, TypeError, RecursionError):
+        data = own.get("data", {})
+        if not all(isinstance(value, str) and len(value) < LONGEST_PATH for value in data.values()):
+            raise ValueError
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise UserError(f"damaged metadata ('{KEY}' is not ours)") from None
-    known = {"version", "layout", "needs_nms", "preprocessing", *fractions}
+    known = {"version", "layout", "needs_nms", "preprocessing", "data", *fractions}
     details = {key: value for key, value in own.items() if key not in known}
-    values = {key: value for key, value in vars(parsed).items() if key not in ("layout", "details", *fractions)}
-    return ExportMetadata(**values, layout=own["layout"], details=details, **fractions)
+    values = {key: value for key, value in vars(parsed).items() if key not in ("layout", "data", "details", *fractions)}
+    return ExportMetadata(**values, layout=own["layout"], data=data, details=details, **fractions)
 
 
 def _literal(text: Mapping[str, str], key: str) -> Any:

@@ -109,11 +109,26 @@ class Session:
 
 
 class ExportedModel(InferenceModel):
-    """An exported file. Batches are padded or cut to the number of images that it takes."""
+    """An exported file. Batches are padded or cut to the number of images that it takes.
 
-    def __init__(self, session: Session, metadata: ExportMetadata, path: Path, device: torch.device) -> None:
-        """Raises UserError for a file that is no detector of RGB images, or takes no canvas of its own stride."""
+    A pickled model names its file, which is opened again when it is unpickled: runtimes cannot be pickled.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        metadata: ExportMetadata,
+        path: Path,
+        device: torch.device,
+        reopen: Callable[[], InferenceModel],
+    ) -> None:
+        """Raises UserError for a file that is no detector of RGB images, or takes no canvas of its own stride.
+
+        Args:
+            reopen: opens the file again, from any working folder.
+        """
         super().__init__()
+        self._reopen = reopen
         self.path, self.format, self.device = path, session.format, device
         self.info, self._run = metadata.as_dict(), session.run
         self.batch, channels, height, width = session.input_shape or metadata.input_shape
@@ -129,6 +144,9 @@ class ExportedModel(InferenceModel):
         self.nms_iou = metadata.nms_iou if metadata.is_ours else default
         self.validation_iou = metadata.validation_iou or FOREIGN_IOU
         self.confidence = metadata.confidence
+
+    def __reduce__(self) -> tuple[Callable[[], InferenceModel], tuple[()]]:
+        return self._reopen, ()
 
     def _probe(self, shape: tuple[int, int]) -> tuple[int, ...]:
         """The shape of the output for one gray image."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -45,7 +46,8 @@ def open_model(path: str | Path, *, device: torch.device, nms: bool = False, thr
         raise UserError(f"{path}: no such file")
     with errors_of(path):
         session = _BACKENDS[path.suffix if path.is_file() else ".xml"](path, device, threads or torch.get_num_threads())
-        model = ExportedModel(session, parse_metadata(session.metadata), path, device)
+        reopen = partial(open_model, path.absolute(), device=device, nms=nms, threads=threads)
+        model = ExportedModel(session, parse_metadata(session.metadata), path, device, reopen)
     if nms and model.nms_iou is None:
         raise UserError(f"{path}: --nms: its detections need no NMS; export the other branch with export.py --nms")
     return model

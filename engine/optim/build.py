@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -40,6 +41,13 @@ def split_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     return groups
 
 
+class RowRates(NamedTuple):
+    """A parameter of which only some rows come from weights: each row takes a fraction of the group's step."""
+
+    parameter: nn.Parameter
+    factors: Tensor  # (rows, 1, ...), between 0 and 1
+
+
 class OptimizerSet:
     """One or more torch optimizers that act as one: stepped, skipped, saved and scheduled together.
 
@@ -50,8 +58,10 @@ class OptimizerSet:
 
     _step_supports_amp_scaling = True
 
-    def __init__(self, optimizers: list[torch.optim.Optimizer], name: str = "") -> None:
-        self.optimizers, self.name = optimizers, name
+    def __init__(
+        self, optimizers: list[torch.optim.Optimizer], name: str = "", row_rates: Sequence[RowRates] = ()
+    ) -> None:
+        self.optimizers, self.name, self._row_rates = optimizers, name, row_rates
         self.grad_scale: Tensor | None = None
         self.found_inf: Tensor | None = None  # set by GradScaler
         self.skip: Tensor | None = None  # set by the step: float 0 or 1
@@ -70,14 +80,18 @@ class OptimizerSet:
             if _local(optimizer) is not optimizer:
                 optimizer.consolidate_state_dict(to=0)
 
+    @torch.no_grad()
     def step(self) -> None:
         flags = [flag for flag in (self.found_inf, self.skip) if flag is not None]
         found = torch.stack([f.reshape(()).float() for f in flags]).amax() if flags else None
+        before = [of.parameter.detach().clone() for of in self._row_rates]
         for optimizer in self.optimizers:
             rule = _local(optimizer)
             rule.found_inf = found
             rule.grad_scale = None  # gradients are unscaled before
             optimizer.step()
+        for of, values in zip(self._row_rates, before):
+            of.parameter.copy_(torch.lerp(values, of.parameter, of.factors))
 
     def zero_grad(self) -> None:
         for optimizer in self.optimizers:
@@ -162,12 +176,12 @@ def parameter_groups(
     *,
     lr: float,
     weight_decay: float,
-    pretrained: Collection[str] = (),
+    pretrained: Mapping[str, Sequence[int]] = MappingProxyType({}),
     pretrained_lr_mult: float = 1.0,
 ) -> list[dict[str, Any]]:
     """The groups of `split_parameters` as torch's optimizers take them, pretrained parameters in groups of their own.
-    Arguments are those of `build_optimizer`."""
-    known = {id(model.get_parameter(name)) for name in pretrained}
+    Parameters with new rows are in the group of new ones. Arguments are those of `build_optimizer`."""
+    known = {id(model.get_parameter(name)) for name, new_rows in pretrained.items() if not new_rows}
     groups = []
     for kind, parameters in split_parameters(model).items():
         slow, full = [p for p in parameters if id(p) in known], [p for p in parameters if id(p) not in known]
@@ -185,6 +199,18 @@ def parameter_groups(
             if members
         ]
     return groups
+
+
+def row_rates(model: nn.Module, pretrained: Mapping[str, Sequence[int]], lr_mult: float) -> list[RowRates]:
+    """For parameters of ``pretrained`` with new rows: ``lr_mult`` for the other rows."""
+    found = []
+    for name, new_rows in pretrained.items():
+        if new_rows and lr_mult != 1:
+            parameter = model.get_parameter(name)
+            factors = torch.full((len(parameter), *(1,) * (parameter.ndim - 1)), lr_mult)
+            factors[list(new_rows)] = 1.0
+            found.append(RowRates(parameter, factors.to(parameter)))
+    return found
 
 
 Groups = list[dict[str, Any]]
@@ -234,7 +260,7 @@ def build_optimizer(
     lr: float | None,
     momentum: float,
     weight_decay: float,
-    pretrained: Collection[str] = (),
+    pretrained: Mapping[str, Sequence[int]] = MappingProxyType({}),
     pretrained_lr_mult: float = 1.0,
     sharded: bool = False,
 ) -> OptimizerSet:
@@ -242,8 +268,9 @@ def build_optimizer(
 
     Args:
         lr: initial learning rate; None: that of the rule.
-        pretrained: names of parameters that come from weights. Their rate is multiplied by ``pretrained_lr_mult``:
-            layers that start at random have everything to learn, pretrained ones would forget.
+        pretrained: parameters that come from weights: by name, the rows that do not (new classes). The rate of all
+            other rows is multiplied by ``pretrained_lr_mult``: what starts at random has everything to learn, what is
+            pretrained would forget.
         momentum: of SGD and Muon, and beta1 of Adam and AdamW when they are the only rule.
         sharded: each process keeps the state of its part of the parameters, updates those and sends them to the others
             (ZeRO stage 1, Rajbhandari et al. 2020). The saved state is the whole one.
@@ -259,4 +286,5 @@ def build_optimizer(
         return ZeroRedundancyOptimizer(groups, optimizer_class=kind, lr=lr, **options)
 
     split = {"weight_decay": weight_decay, "pretrained": pretrained, "pretrained_lr_mult": pretrained_lr_mult}
-    return OptimizerSet(rule.build(parameter_groups(model, lr=lr, **split), construct, momentum), name)
+    optimizers = rule.build(parameter_groups(model, lr=lr, **split), construct, momentum)
+    return OptimizerSet(optimizers, name, row_rates(model, pretrained, pretrained_lr_mult))

@@ -28,6 +28,7 @@ class TransferReport:
     skipped: dict[str, str] = field(default_factory=dict)  # the model's other tensors, with the reason
     unused: tuple[str, ...] = ()  # tensors of the file that the model does not have
     classes: tuple[str, ...] = ()  # names of the classes whose rows were copied
+    new_rows: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of ``partly``: the rows left as initialized
 
     def lines(self) -> list[str]:
         """For the log: what was copied, what was not and why, and what is unused."""
@@ -77,6 +78,12 @@ class _ClassRows:
     def is_identity(self) -> bool:
         return self.here == self.there and self.pairs == tuple((i, i) for i in range(self.here))
 
+    def new_rows(self) -> tuple[int, ...]:
+        """The model's rows that are not copied."""
+        size, common = self.before + self.here, {here for here, _ in self.pairs}
+        new = [self.before + i for i in range(self.here) if i not in common]
+        return tuple(group * size + row for group in range(self.groups) for row in new)
+
     def misfit(self, target: Tensor, source: Tensor | None) -> str:
         """Why the rows cannot be copied; empty if they can."""
         if source is None:
@@ -107,7 +114,7 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights) -> Tra
     own = model.state_dict()
     tensors = _for_both_branches(own, stored.tensors)
     rows = _class_rows(model, names_for(class_count(model, stored.shapes), stored.names, stored.path))
-    taken, partly, skipped = [], [], {}
+    taken, partly, skipped, new_rows = [], [], {}, {}
     for name, target in own.items():
         found = tensors.get(name)
         layer, _, _ = name.rpartition(".")
@@ -123,6 +130,7 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights) -> Tra
         elif layer in rows and not rows[layer].is_identity:
             rows[layer].copy(target, found)
             partly.append(name)
+            new_rows[name] = rows[layer].new_rows()
         else:
             target.copy_(found)
             taken.append(name)
@@ -131,7 +139,7 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights) -> Tra
     unused = tuple(name for name in stored.tensors if name not in own)
     used = [rows[layer] for layer in rows if f"{layer}.weight" not in skipped]
     classes = tuple(model.names[i] for i, _ in used[0].pairs) if used else ()
-    return TransferReport(str(stored.path), tuple(taken), tuple(partly), skipped, unused, classes)
+    return TransferReport(str(stored.path), tuple(taken), tuple(partly), skipped, unused, classes, new_rows)
 
 
 def _for_both_branches(own: Iterable[str], tensors: dict[str, Tensor]) -> dict[str, Tensor]:

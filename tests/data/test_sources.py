@@ -1,7 +1,9 @@
 import itertools
+import os
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -52,6 +54,21 @@ def test_a_folder_of_images_and_videos_is_sorted(tmp_path, video):
     assert [(f.path.split("/")[-1], f.index) for f in frames] == [
         ("a.jpg", 0), ("b.png", 0), ("c.mp4", 0), ("c.mp4", 1), ("sub.png", 0),
     ]  # fmt: skip
+
+
+def test_broken_links_and_pipes_are_reported(tmp_path):
+    """Also a pipe named like a video, which OpenCV would wait for."""
+    save_image(tmp_path / "a.jpg", 50)
+    (tmp_path / "gone.png").symlink_to(tmp_path / "elsewhere" / "gone.png")
+    (tmp_path / "gone.mp4").symlink_to("gone.mp4")
+    os.mkfifo(tmp_path / "pipe.mp4")
+    (tmp_path / "folder.jpg").mkdir()
+    for source in (tmp_path, tmp_path / "*"):
+        failed = {}
+        (frame,) = open_source(str(source), failed=failed)
+        assert frame.path == str(tmp_path / "a.jpg")
+        assert {Path(name).name for name in failed} == {"gone.png", "gone.mp4", "pipe.mp4"}
+        assert "is a pipe or device" in failed[str(tmp_path / "pipe.mp4")]
 
 
 def test_globs_and_lists_are_sources(tmp_path):

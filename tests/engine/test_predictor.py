@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
-from concurrent.futures import ThreadPoolExecutor
+import shutil
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import export
 from engine.inference.images import as_images
 from engine.inference.results import Results
 from engine.predictor import Predictor, load
@@ -160,6 +163,25 @@ def test_streams_are_read_one_by_one(predictor, tmp_path):
     assert [first.path, *(r.path for r in later)] == [str(tmp_path / f"{i}.png") for i in range(3)]
     assert rows([first]) == rows(predictor(tmp_path / "0.png"))
     assert later[1].orig_shape == (30, 30)
+
+
+def boxes_elsewhere(predictor: Predictor, image: np.ndarray) -> list[list[list[float]]]:
+    torch.set_num_threads(1)
+    return rows(predictor(image, color="rgb"))
+
+
+def test_predictors_are_sent_to_other_processes(predictor, weights, tmp_path, monkeypatch):
+    """Of a checkpoint and of an exported file, which is named by a relative path here."""
+    export.main(["--weights", str(shutil.copy(weights, tmp_path)), "--format", "torchscript", "--no-check"])
+    monkeypatch.chdir(tmp_path)
+    exported = load("best.torchscript", device="cpu", conf=0.0, max_det=5)
+    monkeypatch.chdir("/")
+    image = picture(64, 64)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        for model in (predictor, exported):
+            np.testing.assert_allclose(
+                pool.submit(boxes_elsewhere, model, image).result(60), rows(model(image, color="rgb")), atol=1e-3
+            )
 
 
 class FixedCanvas(torch.nn.Module):

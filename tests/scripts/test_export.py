@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import cv2
@@ -16,7 +19,10 @@ from engine.inference.runtime import open_model
 from tests.helpers.exports import lively, write_weights
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import TINY_MODEL, write_dataset
+from utils.entrypoint import run_main
+from utils.files.folders import describe_location
 
+ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 NAMES = ("light", "dark")
 VAL = ["--device", "cpu", "--workers", "0", "--noplots"]
@@ -64,8 +70,6 @@ def test_all_formats_are_checked_and_scored(weights: Path, capsys: pytest.Captur
     assert len(rows) == 5
     val.main(["--weights", str(weights.with_name("best.onnx")), "--data", str(data), *VAL])
     assert "AP by size" in capsys.readouterr().out
-    message = error_of(capsys, val.main, "--weights", weights.with_name("best.onnx"), *VAL)
-    assert "name a data set YAML with --data" in message
     args = ["--weights", weights.with_name("best.onnx"), "--data", data, *VAL]
     assert "--imgsz 96: takes images of 64 pixels only" in error_of(capsys, val.main, *args, "--imgsz", "96")
     assert "--tta" in error_of(capsys, val.main, *args, "--tta")
@@ -130,6 +134,73 @@ def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: 
     assert not list(weights.parent.glob(".*.tmp"))
 
 
+def test_files_name_their_data_set(weights: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+    """As checkpoints: by an absolute path, and relative to their folder, so that both may move together."""
+    both = tmp_path / "both"
+    data = write_dataset(both / "set", val=4)
+    stored = describe_location(data, str(data.parent), both / "run")
+    (both / "run").mkdir()
+    named = write_weights(both / "run" / "best.pt", lively(TINY_MODEL, NAMES), data=stored | {"fingerprint": "abc"})
+    unnamed = write_weights(tmp_path / "other.pt", lively(TINY_MODEL, NAMES))
+    formats = ["--format", "torchscript", "pt2"]
+    export.main(["--weights", str(named), *formats])
+    for suffix in (".torchscript", ".pt2"):
+        assert open_model(named.with_suffix(suffix), device=CPU).info["data"] == stored
+    export.main(["--weights", str(named), "--format", "pt2", "--no-check"])
+    assert open_model(named.with_suffix(".pt2"), device=CPU).info["data"] == stored
+    export.main(["--weights", str(unnamed), "--format", "pt2", "--data", str(data)])  # the data of the check
+    assert open_model(tmp_path / "other.pt2", device=CPU).info["data"]["source"] == str(data)
+    export.main(["--weights", str(unnamed), "--format", "torchscript", "--no-check"])
+    message = error_of(capsys, val.main, "--weights", tmp_path / "other.torchscript", *VAL)
+    assert "other.torchscript: does not name its data set; name a YAML with --data" in message
+
+    monkeypatch.chdir("/")
+    project = ["--project", str(tmp_path / "val")]
+    for moved in (False, True):
+        if moved:
+            both = both.rename(tmp_path / "elsewhere")
+        for suffix in (".pt", ".torchscript"):
+            val.main(["--weights", str(both / "run" / f"best{suffix}"), *VAL, *project])
+            assert "AP by size" in capsys.readouterr().out
+
+
+def test_an_xml_inside_its_folder_names_the_data_set(weights: Path, tmp_path: Path, capsys):
+    for package in ("onnx", "onnxscript", "openvino"):
+        pytest.importorskip(package)
+    both = tmp_path / "both"
+    stored = describe_location(write_dataset(both / "set", val=4), "", both)
+    write_weights(both / "best.pt", lively(TINY_MODEL, NAMES), data=stored)
+    export.main(["--weights", str(both / "best.pt"), "--format", "openvino", "--no-check"])
+    folder = both.rename(tmp_path / "moved") / "best_openvino_model"
+    for path in (folder, folder / "best.xml"):
+        val.main(["--weights", str(path), *VAL, "--project", str(tmp_path / "val")])
+        assert "AP by size" in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_a_single_class(tmp_path: Path, data: Path):
+    detector = lively(TINY_MODEL, ("item",))
+    known = {"data": {"source": str(data), "fingerprint": "abc"}, "config": {"single_cls": True}}
+    weights = write_weights(tmp_path / "best.pt", detector, **known)
+    export.main(["--weights", str(weights), "--format", "pt2"])
+    assert open_model(tmp_path / "best.pt2", device=CPU).info["details"]["check"]["images"] == 4
+    val.main(["--weights", str(tmp_path / "best.pt2"), "--single-cls", *VAL, "--project", str(tmp_path / "val")])
+
+
+@pytest.mark.parametrize("formats", [["torchscript", "pt2"], ["torchscript"]])
+def test_errors_of_the_data_are_reported_once(tmp_path: Path, data: Path, capsys, formats: list[str]):
+    """The first format is no different from the others, and nothing is built."""
+    weights = write_weights(tmp_path / "best.pt", lively(TINY_MODEL, NAMES))
+    alone = tmp_path / "alone.yaml"
+    alone.write_text(f"path: {data.parent}\ntrain: images/train\nval: images/absent\nnames: [light, dark]\n")
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        run_main(export.main, ["--weights", str(weights), "--format", *formats, "--data", str(alone)])
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1
+    assert "images/absent" in printed.err
+    assert printed.out == ""
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -175,8 +246,6 @@ def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
 
 
 def test_a_missing_package_is_named(weights: Path, capsys, monkeypatch: pytest.MonkeyPatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     pytest.importorskip("onnx")
     message = error_of(capsys, export.main, "--weights", weights)
@@ -191,3 +260,38 @@ def test_torchscript_metadata_is_json(weights: Path):
     content = json.loads(files["config.txt"])
     assert content["names"] == {"0": "light", "1": "dark"}
     assert (content["stride"], content["imgsz"], content["batch"], content["task"]) == (32, [64, 64], 1, "detect")
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))  # a full disk for every file above this size
+import export
+from utils.entrypoint import run_main
+run_main(export.main, sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("formats", [["torchscript"], ["pt2", "torchscript"], ["openvino"]])
+def test_a_full_disk_is_one_line_and_older_exports_stay(weights: Path, formats: list[str]):
+    """No temporary file stays behind, and no half file has a final name."""
+    if "openvino" in formats:
+        for package in ("onnx", "onnxscript", "openvino"):
+            pytest.importorskip(package)
+    old = weights.with_name("best.torchscript")
+    old.write_text("an older export")
+    args = ["--weights", str(weights), "--format", *formats, "--no-check"]
+    done = subprocess.run([sys.executable, "-c", LIMITED, *args], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "cannot be written (file too large)" in line or "is the disk full?" in line
+    assert done.stdout.count("cannot be written (file too large)") == (2 if len(formats) == 2 else 0)
+    assert ".tmp" not in done.stderr + done.stdout
+    assert sorted(os.listdir(weights.parent)) == ["best.pt", "best.torchscript"]
+    assert old.read_text() == "an older export"
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(tmp_path: Path, capsys):
+    weights = write_weights(tmp_path / "a.pt", lively(TINY_MODEL, NAMES))
+    with open(weights, "rb") as file:  # nobody, not even root, can create a file beside this name
+        message = error_of(capsys, export.main, "--weights", f"/proc/self/fd/{file.fileno()}", "--no-check")
+    assert "exported files are written beside the weights, but this folder cannot be written to (" in message

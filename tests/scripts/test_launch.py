@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 import time
@@ -146,18 +145,3 @@ def test_the_kubernetes_command_is_accepted_by_the_parsers(tmp_path, cluster, re
     assert config.resume == (str(last) if resumed else None)
     assert str(Path(config.project, config.name)) == str(last.parent)
     assert get_args_parser().parse_args(arguments(cluster)).rdzv_endpoint == "lockstep-node-0-0.lockstep:29400"
-
-
-@pytest.mark.parametrize("document", ["launch/README.md", "README.md"])
-def test_commands_in_the_documents_are_accepted_by_the_parsers(document):
-    text = (LAUNCH.parent / document).read_text(encoding="utf-8").replace("\\\n", " ")
-    commands = [
-        line.strip() for line in text.splitlines() if re.match(r"\s+(torchrun|sbatch) .*--nnodes|\s+sbatch ", line)
-    ]
-    for command in commands:
-        words = shlex.split(command.split(" # ")[0])
-        if words[0] == "torchrun":
-            train_config(words[1:])
-        else:
-            parse_config(TrainConfig, words[words.index("launch/slurm.sbatch") + 1 :], "")
-    assert commands

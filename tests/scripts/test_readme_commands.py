@@ -1,4 +1,5 @@
-"""README's commands, on a clone and a user's own folder of images: train, export, compare, and run without us."""
+"""The documents' commands, on a clone and a user's own folder of images: check, train, score, detect, export, compare,
+and run the exported file without us."""
 
 from __future__ import annotations
 
@@ -11,19 +12,41 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.documents import ROOT, blocks, commands
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
 
-ROOT = Path(__file__).parents[2]
 DETECT = "\nprint(len(names), [len(part) for part in detect({image!r}, confidence=0.0)])\n"
+FOLDER = "runs/train/exp"
 
 
-def readme_command(start: str) -> str:
-    """The first line of README.md's code that begins with ``start``, without its comment."""
-    found = re.search(
-        rf"^ {{4}}({re.escape(start)}.*?)(?: {{2,}}#.*)?$", (ROOT / "README.md").read_text(), re.MULTILINE
-    )
-    assert found is not None, start
-    return found[1]
+def documented(page: str, start: str) -> list[str]:
+    """The words of the first command of a page that begins with ``start``."""
+    found = [command.words for command in commands(page) if " ".join(command.words).startswith(start)]
+    assert found, start
+    return list(found[0])
+
+
+class Clone:
+    """A fresh clone, without anything that a checkout has beside it."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = root / "lockstep"
+        subprocess.run(["git", "clone", "--quiet", "--depth", "1", f"file://{ROOT}", self.folder], check=True)
+        self._home = root
+
+    def run(self, words: list[str], changes: dict[str, str], *, codes: tuple[int, ...] = (0,)) -> str:
+        """Runs a command with some of its words replaced; returns what it prints."""
+        assert set(changes) <= set(words), (changes, words)
+        done = subprocess.run(
+            [sys.executable, *(changes.get(word, word) for word in words[1:])],
+            cwd=self.folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(self._home)},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert done.returncode in codes, done.stdout[-2000:] + done.stderr
+        return done.stdout
 
 
 @pytest.mark.slow
@@ -32,44 +55,59 @@ def test_from_clone_to_onnx(tmp_path: Path):
         pytest.importorskip(package)
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("not in a git repository")
-    clone = tmp_path / "lockstep"
-    subprocess.run(["git", "clone", "--quiet", "--depth", "1", f"file://{ROOT}", clone], check=True)
+    clone = Clone(tmp_path)
     data = write_dataset(tmp_path / "my images", train=8, val=4)
-    model = write_model(tmp_path / "tiny.yaml", TINY_MODEL)
+    image = next((data.parent / "images" / "val").iterdir())
+    mine = {"DATA.yaml": str(data)}
 
-    def run(command: str, **changes: str) -> str:
-        words = [changes.get(word, word) for word in command.split()]
-        assert set(changes) <= set(command.split())
-        done = subprocess.run(
-            [sys.executable, *words[1:]],
-            cwd=clone,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    check = documented("README.md", "python -m data.check DATA.yaml")
+    assert "4 images" in clone.run(check, mine, codes=(0, 1))
 
-    train = readme_command("python train.py --data DATA.yaml --model yolov8n")
-    small = {"yolov8n": str(model), "640": "64", "100": "1", "16": "4", "0": "cpu"}
-    run(train, **{"DATA.yaml": str(data)}, **small)
-    export = readme_command("python export.py --weights")
-    folder = "runs/train/exp"
-    printed = run(export.replace(" openvino torchscript pt2", ""))
-    assert f"{folder}/best.onnx" in printed
-    val = readme_command("python val.py --weights best.pt best.onnx").replace(" best_openvino_model", "")
-    files = {name: f"{folder}/{name}" for name in ("best.pt", "best.onnx")}
-    printed = run(val, **files, **{"DATA.yaml": str(data)})
+    train = documented("README.md", "python train.py --data DATA.yaml --model yolov8n")
+    small = {"yolov8n": str(write_model(tmp_path / "tiny.yaml", TINY_MODEL)), "640": "64", "100": "1", "16": "4"}
+    clone.run(train, {**mine, **small, "0": "cpu"})
+    clone.run([*train, "--seed", "1"], {**mine, **small, "0": "cpu"})
+    section = (ROOT / "docs" / "training.md").read_text().split("## What a run writes")[1].split("\n## ")[0]
+    cells = " ".join(re.findall(r"^\| (.+?) \|", section, re.MULTILINE))
+    files = [name for name in re.findall(r"`([^`]+)`", cells) if "*" not in name]
+    assert {"report.html", "best.pt", "settings.yaml"} <= set(files)
+    assert not [name for name in files if not (clone.folder / FOLDER / name).exists()]
+
+    assert "AP50" in clone.run(documented("README.md", f"python val.py --weights {FOLDER}/best.pt"), {})
+    detect = documented("README.md", f"python detect.py --weights {FOLDER}/best.pt --source image.jpg")
+    clone.run(detect, {"image.jpg": str(image)})
+    assert len(list((clone.folder / "runs" / "detect" / "exp").iterdir())) == 1
+
+    export = documented("README.md", f"python export.py --weights {FOLDER}/best.pt --format onnx")
+    assert f"{FOLDER}/best.onnx" in clone.run(export, {})
+    table = documented("docs/export.md", "python val.py --weights best.pt best.onnx best_openvino_model")
+    table.remove("best_openvino_model")
+    printed = clone.run(table, {name: f"{FOLDER}/{name}" for name in ("best.pt", "best.onnx")} | mine)
     scores = re.findall(r"best\.(?:pt|onnx) +(\d\.\d+)", printed)
     assert len(scores) == 2
     assert scores[0] == scores[1]
 
-    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (code,) = [block for block in code if "InferenceSession" in block]
-    image = next((data.parent / "images" / "val").iterdir())
+    compare = documented("docs/evaluation.md", "python -m engine.compare runs/train/a runs/train/b")
+    printed = clone.run(compare, {"runs/train/a": FOLDER, "runs/train/b": f"{FOLDER}2"})
+    assert "seed" in printed
+
+    (code,) = [b.text for b in blocks("docs/export.md") if "InferenceSession" in b.text]
     (tmp_path / "mine.py").write_text(code + DETECT.format(image=str(image)))
     done = subprocess.run(
-        [sys.executable, tmp_path / "mine.py"], cwd=clone / folder, capture_output=True, text=True, timeout=60
+        [sys.executable, tmp_path / "mine.py"], cwd=clone.folder / FOLDER, capture_output=True, text=True, timeout=60
     )
     assert re.fullmatch(r"2 \[(\d+), \1, \1\]\n", done.stdout), done.stderr
+
+
+@pytest.mark.slow
+def test_quick_start(tmp_path: Path):
+    """The two commands at the top of README.md, with one epoch and small images."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("not in a git repository")
+    clone = Clone(tmp_path)
+    model = ["--model", str(write_model(tmp_path / "tiny.yaml", TINY_MODEL)), "--device", "cpu"]
+    train = documented("README.md", "python train.py --name demo")
+    clone.run([*train, *model, "--cache-dir", str(tmp_path / ".cache" / "lockstep")], {"30": "1", "320": "64"})
+    detect = documented("README.md", "python detect.py --weights runs/train/demo/best.pt")
+    clone.run(detect, {detect[-1]: detect[-1].replace("~", str(tmp_path))})
+    assert list((clone.folder / "runs" / "detect" / "exp").glob("*.*"))

@@ -25,7 +25,7 @@ from utils.files.folders import CONFIGS
 T = TypeVar("T")
 
 
-def _type_of(field: dataclasses.Field, owner: type) -> tuple[type, bool]:
+def type_of(field: dataclasses.Field, owner: type) -> tuple[type, bool]:
     """The type of a field without ``| None``, and whether None is allowed."""
     hint = typing.get_type_hints(owner)[field.name]
     return (typing.get_args(hint)[0], True) if isinstance(hint, types.UnionType) else (hint, False)
@@ -33,7 +33,7 @@ def _type_of(field: dataclasses.Field, owner: type) -> tuple[type, bool]:
 
 def _check(value: Any, field: dataclasses.Field, owner: type, where: str) -> Any:
     """Returns ``value`` converted to the field's type. Raises a UserError that begins with ``where``."""
-    kind, optional = _type_of(field, owner)
+    kind, optional = type_of(field, owner)
     if value is None and optional:
         return None
     origin = typing.get_origin(kind) or kind
@@ -147,7 +147,7 @@ def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     for field in dataclasses.fields(cls):
-        kind, _ = _type_of(field, cls)
+        kind, _ = type_of(field, cls)
         origin = typing.get_origin(kind) or kind
         meta = field.metadata
         default = field.default_factory() if field.default_factory is not MISSING else field.default

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import glob
 import os
+import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +64,58 @@ def _refusal(base: Path, error: OSError) -> UserError:
     return UserError(f"{base}: cannot be created ({reason}); choose another --project")
 
 
+@contextlib.contextmanager
+def temporary_folder(path: str | Path) -> Iterator[Path]:
+    """A new folder beside ``path``, for the block, in which what gets this name is made: see `replace_path`.
+
+    It is locked; those that killed processes left behind are removed first. Raises OSError if it cannot be created.
+    """
+    # With logging; --help reads paths with this module.
+    from utils.files.locks import flock, is_still_named, remove_abandoned
+
+    prefix = f".{path.name[:60]}"
+    remove_abandoned(folder for folder in path.parent.glob(f"{glob.escape(prefix)}.*.tmp") if folder.is_dir())
+    while True:
+        folder = path.with_name(f"{prefix}.{os.urandom(8).hex()}.tmp")
+        folder.mkdir()
+        with contextlib.suppress(FileNotFoundError):  # another process removed it before it was locked
+            descriptor = os.open(folder, os.O_RDONLY)
+            with contextlib.suppress(OSError):  # a file system without locks
+                flock(descriptor, waits=True)
+            if is_still_named(descriptor, folder):
+                break
+            os.close(descriptor)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def replace_path(new: Path, path: Path) -> None:
+    """Renames ``new``, a file or folder in a `temporary_folder`, to ``path``. Other processes may do the same.
+
+    A file is replaced atomically. What is in the way of a folder is moved aside and removed. Raises UserError for a
+    folder that is in the way of a file, and OSError.
+    """
+    while True:
+        try:
+            os.replace(new, path)
+            return
+        except IsADirectoryError:
+            raise UserError(f"{path}: is a folder, in the way of a file; rename or remove it") from None
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+        old = new.with_name(f"{new.name}.old")
+        with contextlib.suppress(FileNotFoundError):  # another process has moved it
+            os.replace(path, old)
+        if old.is_symlink() or not old.is_dir():
+            old.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(old)
+
+
 def file_bytes(path: str | Path) -> int:
     """The size of a file, or of all files in a folder."""
     path = Path(path)
@@ -95,12 +151,12 @@ def find_location(stored: Mapping[str, Any], checkpoint: str | Path) -> tuple[st
 
 def _find(stored: Mapping[str, Any], name: str, folder: Path) -> str:
     path, from_run = str(stored.get(name, "")), str(stored.get(f"{name}_from_run", ""))
-    if not path or Path(path).exists():
+    if not path or os.path.exists(path):  # False for paths that no file can have
         return path
     candidates = [folder / from_run] if from_run else []
     if not Path(path).is_absolute():
         candidates += [above / path for above in folder.parents]
-    return next((os.path.normpath(candidate) for candidate in candidates if candidate.exists()), path)
+    return next((os.path.normpath(candidate) for candidate in candidates if os.path.exists(candidate)), path)
 
 
 def cache_folder(cache_dir: str = "") -> Path:

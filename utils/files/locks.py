@@ -16,6 +16,7 @@ import errno
 import functools
 import math
 import os
+import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -41,13 +42,17 @@ def flock(descriptor: int, *, shared: bool = False, waits: bool = False) -> None
 
 
 def remove_abandoned(paths: Iterable[Path]) -> None:
-    """Removes files whose writers held a lock on them and have ended. Without file locks, removes nothing."""
+    """Removes files and folders whose writers held a lock on them and have ended. Without file locks, removes
+    nothing."""
     for path in paths:
         with contextlib.suppress(OSError):
             handle = os.open(path, os.O_RDONLY)
             try:
                 flock(handle)
-                os.unlink(path)
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    os.unlink(path)
             finally:
                 os.close(handle)
 

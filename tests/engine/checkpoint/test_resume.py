@@ -81,9 +81,10 @@ def test_a_restart_finds_its_own_run_only(tmp_path: Path):
 def test_names_of_pretrained_parameters_are_stored():
     model, config = nn.Linear(2, 2), {"weights": "a.pt"}
 
-    def names(**stored) -> list[str]:
+    def known(**stored) -> dict[str, tuple[int, ...]]:
         return Checkpoint(**STORED | stored).parameters_from_weights(model)
 
-    assert names(pretrained=["bias"], config=config) == ["bias"]
-    assert names(config={"weights": ""}) == []
-    assert names(config=config) == ["weight", "bias"]  # an older checkpoint: one rate for all
+    assert known(pretrained={"weight": [1], "bias": []}, config=config) == {"weight": (1,), "bias": ()}
+    assert known(pretrained=["bias"], config=config) == {"bias": ()}  # an older checkpoint: one rate for all rows
+    assert known(config={"weights": ""}) == {}
+    assert known(config=config) == {"weight": (), "bias": ()}  # a still older one: one rate for all

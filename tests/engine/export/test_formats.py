@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import subprocess
 import sys
 import zipfile
@@ -20,6 +21,7 @@ from engine.export.openvino_folder import build_openvino, write_openvino
 from engine.export.torch_files import build_pt2, build_torchscript, write_pt2, write_torchscript
 from engine.inference.metadata import ExportMetadata
 from engine.inference.runtime import open_model
+from engine.predictor import Predictor
 from tests.helpers.exports import FAMILIES, lively, noise, options, small
 from tests.helpers.tiny import TINY_MODEL
 from utils.errors import UserError
@@ -109,6 +111,22 @@ def test_threads_that_share_a_model_get_the_same_bits(tiny, name: str):
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda i: model(inputs[i % 4])[0], range(24)))
     assert all(torch.equal(output, alone[i % 4]) for i, output in enumerate(together))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_pickled_predictor_opens_its_file_again(tiny, name: str, monkeypatch: pytest.MonkeyPatch):
+    folder, _, metadata = tiny
+    monkeypatch.chdir(folder)
+    predictor = Predictor(open_model(name, device=CPU), conf=0.4, max_det=7, color="rgb")
+    stored = pickle.dumps(predictor)
+    assert len(stored) < 5000  # the file is named, not contained
+    monkeypatch.chdir("/")
+    again = pickle.loads(stored)
+    picture = (noise()[0].permute(1, 2, 0) * 255).byte().numpy()
+    found, expected = (p(picture)[0].boxes.data for p in (again, predictor))
+    assert len(found) == 7
+    assert torch.equal(found, expected)
+    assert (again.names, again.conf, again.model.info) == (predictor.names, 0.4, metadata.as_dict())
 
 
 @torch.no_grad()

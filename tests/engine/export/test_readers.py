@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.consumer_side import deepstream_boxes, frigate_boxes, readme_code
+from benchmarks.consumer_side import deepstream_boxes, documented_code, frigate_boxes
 from engine.export.layouts import make_layout
 from models.postprocess.detections import select_detections
 from tests.engine.export.test_formats import NAMES, write_all
@@ -51,7 +51,7 @@ def best(
 def test_readme_runs_an_onnx_file(detector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
-    code = readme_code(ROOT)
+    code = documented_code(ROOT)
     assert len(code.splitlines()) <= 30
     write_all(tmp_path, detector, ("a.onnx",))
     (tmp_path / "a.onnx").rename(tmp_path / "best.onnx")

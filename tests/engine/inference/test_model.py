@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,11 @@ BOXES = torch.tensor([[10.0, 20, 30, 60], [0, 0, 64, 64], [40, 8, 48, 24], [1, 2
 SCORES = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.3, 0.8], [0.0, 0.0, 0.0], [0.5, 0.6, 0.1], [0.4, 0.3, 0.2]])
 
 
+def made(session: Session, metadata: ExportMetadata) -> ExportedModel:
+    path = Path("model.onnx")
+    return ExportedModel(session, metadata, path, CPU, partial(open_model, path, device=CPU))
+
+
 def opened(output: Tensor, metadata: ExportMetadata, shape=(None, 3, None, None)) -> ExportedModel:
     """A file whose output for every image is ``output`` (N, columns)."""
 
@@ -33,7 +39,7 @@ def opened(output: Tensor, metadata: ExportMetadata, shape=(None, 3, None, None)
         assert shape[0] in (None, len(images))
         return output.expand(len(images), *output.shape) * 1.0
 
-    return ExportedModel(Session("onnx", run, {}, shape), metadata, Path("model.onnx"), CPU)
+    return made(Session("onnx", run, {}, shape), metadata)
 
 
 def decoded(model: ExportedModel, batch: int = 2) -> tuple[Tensor, Tensor]:
@@ -74,7 +80,7 @@ def test_batches_are_padded_and_cut_to_a_fixed_number(images: int):
         return batch.mean((1, 2, 3))[:, None, None].expand(-1, 7, 5).contiguous()
 
     session = Session("onnx", run, {}, (3, 3, 64, 96))
-    model = ExportedModel(session, OURS, Path("model.onnx"), CPU)
+    model = made(session, OURS)
     pixels = torch.rand(images, 3, 64, 96)
     (output,) = model(pixels)
     torch.testing.assert_close(output[:, 0, 0], pixels.mean((1, 2, 3)))
@@ -102,6 +108,7 @@ def test_classes_without_names_are_numbered():
 def test_metadata_reads_back():
     assert parse_metadata(OURS.as_text()) == OURS
     known = replace(OURS, layout="end2end", nms_iou=None, end2end=True, batch=4, dynamic=True, details={"half": True})
+    known = replace(known, data={"source": "/a/data.yaml", "source_from_run": "../data.yaml"})
     assert parse_metadata(known.as_text()) == known
 
 
@@ -126,6 +133,9 @@ def test_foreign_metadata_is_read_without_running_it():
             parse_metadata({key: broken})
     with pytest.raises(UserError, match="not detection"):
         parse_metadata({"task": "segment"})
+    for broken in ("7", '{"source": 7}', '["a"]', '{"source": "' + "a" * 5000 + '"}'):
+        with pytest.raises(UserError, match="is not ours"):
+            parse_metadata({"lockstep": f'{{"version": 1, "layout": "raw", "data": {broken}}}'})
     with pytest.raises(UserError, match="newer version"):
         parse_metadata({"lockstep": '{"version": 99}'})
 

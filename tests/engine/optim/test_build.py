@@ -240,7 +240,7 @@ def test_set_rates_updates_all_groups():
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Muon"])
 def test_pretrained_parameters_have_a_multiplied_rate(name):
     """The first step of each parameter is a multiple of the step that it takes if no parameter is pretrained."""
-    known = ("0.weight", "1.weight", "1.bias")
+    known = {"0.weight": (1, 3), "1.weight": (), "1.bias": ()}  # of the first, rows 1 and 3 are new
 
     def moved(**options) -> dict[str, torch.Tensor]:
         model = network()
@@ -251,7 +251,21 @@ def test_pretrained_parameters_have_a_multiplied_rate(name):
 
     plain, shared = moved(), moved(pretrained=known, pretrained_lr_mult=0.25)
     for key, change in shared.items():
-        torch.testing.assert_close(change, plain[key] * (0.25 if key in known else 1), rtol=1e-3, atol=1e-7)
+        expected = plain[key] * (0.25 if key in known else 1)
+        for row in known.get(key, ()):
+            expected[row] = plain[key][row]
+        torch.testing.assert_close(change, expected, rtol=1e-3, atol=1e-7)
+
+
+def test_a_skipped_step_moves_no_row():
+    model = network()
+    optimizer = build_optimizer(
+        model, "SGD", lr=0.1, momentum=0.9, weight_decay=0.1, pretrained={"0.weight": (1,)}, pretrained_lr_mult=0.5
+    )
+    before = copy.deepcopy(dict(model.named_parameters()))
+    take_steps(model, optimizer, 1, skip_at=0)
+    for key, value in model.named_parameters():
+        assert torch.equal(value, before[key]), key
 
 
 def test_rates_of_new_layers_are_logged_separately():
@@ -261,7 +275,7 @@ def test_rates_of_new_layers_are_logged_separately():
         lr=0.1,
         momentum=0.9,
         weight_decay=0,
-        pretrained=("0.weight", "1.bias"),
+        pretrained={"0.weight": (), "1.bias": (), "1.weight": (0,)},
         pretrained_lr_mult=0.5,
     )
     assert optimizer.rates() == pytest.approx(

@@ -155,6 +155,9 @@ def test_transfer_maps_class_rows_by_name(tmp_path: Path, name: str) -> None:
         assert torch.equal(ours[:, :before], theirs[:, :before])
         assert torch.equal(ours[:, before], theirs[:, before + 1])
         assert torch.equal(ours[:, before + 1], was[:, before + 1])
+        is_new = torch.zeros(groups, before + 2, dtype=torch.bool)
+        is_new[:, before + 1] = True
+        assert report.new_rows[key] == tuple(is_new.flatten().nonzero().flatten().tolist())
 
 
 def test_transfer_between_equal_class_lists_takes_everything(tmp_path: Path) -> None:

@@ -1,0 +1,160 @@
+"""Trains a variant on one data set with one seed, and scores last.pt with pycocotools."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from benchmarks.accuracy.variants import Variant
+from benchmarks.coco_scores import average_precision
+from benchmarks.dataset_copy import link
+from benchmarks.report import commit
+from benchmarks.turns import ROOT
+from data.index.dataset_yaml import DatasetSpec, load_dataset_spec
+from data.index.files import list_split
+from data.index.index import load_index
+from utils.structures import GroundTruth
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "YOLO_OFFLINE": "1"}
+SUBSET_SEED = 20261121
+
+
+@dataclass(frozen=True)
+class DataCopy:
+    """A data set in a folder of its own, so that no side finds what the other wrote next to the images."""
+
+    name: str
+    yaml: Path
+    splits: tuple[str, ...]  # val, and test if there is one
+    gt: dict[str, GroundTruth]
+    classes: int
+
+
+def copy_data(source: Path, folder: Path, subset: int = 0) -> DataCopy:
+    """A copy by hard links, with ``subset`` training images of a fixed shuffle (0: all)."""
+    spec = load_dataset_spec(source)
+    splits = ("val", "test") if "test" in spec.splits else ("val",)
+    path = folder / "data.yaml"
+    if not path.exists():  # written last
+        for split in ("train", *splits):
+            _link_split(spec, split, folder, subset if split == "train" else 0)
+        content = {"path": str(folder), **{split: f"images/{split}" for split in ("train", *splits)}}
+        path.write_text(yaml.safe_dump(content | {"names": dict(enumerate(spec.names))}, sort_keys=False))
+    own = load_dataset_spec(path)
+    gt = {s: load_index(own, s, cache_dir=str(folder / "index"), progress=False).ground_truth() for s in splits}
+    return DataCopy(source.stem, path, splits, gt, len(spec.names))
+
+
+def _link_split(spec: DatasetSpec, split: str, folder: Path, subset: int) -> None:
+    listing = list_split(spec, split)
+    pairs = list(zip(listing.images, listing.labels, strict=True))
+    if subset:
+        random.Random(SUBSET_SEED).shuffle(pairs)
+        pairs = pairs[:subset]
+    for image, label in pairs:
+        link(spec.root / image.name, folder / "images" / split / image.key)
+        if label.stamp is not None:
+            link(spec.root / label.name, folder / "labels" / split / Path(image.key).with_suffix(".txt"))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where things are: the folder of results, of weights, and the peer's Python."""
+
+    out: Path
+    weights: Path
+    peer: str
+
+    def folder(self, variant: Variant, data: str, seed: int) -> Path:
+        return self.out / variant.name / data / str(seed)
+
+    def tree(self, variant: Variant) -> Path:
+        return self.out / "trees" / variant.revision if variant.revision else ROOT
+
+
+def is_done(folder: Path) -> bool:
+    return (folder / "result.json").exists()
+
+
+def run(bench: Bench, variant: Variant, data: DataCopy, seed: int) -> dict[str, float]:
+    """Trains and scores; the result is also written to result.json in the run's folder.
+
+    Raises SystemExit, with the end of the output, if a process fails.
+    """
+    folder = bench.folder(variant, data.name, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    cpu_s = (_train_peer if variant.peer else _train_ours)(bench, variant, data, seed, folder)
+    result = {"train_s": time.perf_counter() - start, "train_cpu_s": cpu_s, "commit": commit()}
+    for split in data.splits:
+        file = (_predict_peer if variant.peer else _predict_ours)(bench, variant, data, split, folder)
+        os.replace(file, folder / f"{split}.json")
+        result[split] = average_precision(folder / f"{split}.json", data.gt[split], data.classes)
+    (folder / "result.json").write_text(json.dumps(result, indent=1))
+    return result
+
+
+def _train_ours(bench: Bench, variant: Variant, data: DataCopy, seed: int, folder: Path) -> float:
+    command = [sys.executable, "train.py", "--data", data.yaml, "--device", "cpu", "--seed", seed]
+    command += ["--imgsz", variant.imgsz, "--batch-size", variant.batch, "--epochs", variant.epochs]
+    command += ["--threads", 1, "--workers", 1, "--val-every", 0, "--noplots"]
+    command += ["--project", folder, "--name", "run", "--exist-ok", "--cache-dir", folder / "index"]
+    command += ["--model", variant.model] if variant.model else []
+    command += ["--weights", bench.weights / variant.weights] if variant.weights else []
+    return _call([*command, *variant.flags], bench.tree(variant), folder / "train.log")
+
+
+def _predict_ours(bench: Bench, variant: Variant, data: DataCopy, split: str, folder: Path) -> Path:
+    command = [sys.executable, "val.py", "--weights", folder / "run" / "last.pt", "--data", data.yaml, "--task", split]
+    command += ["--imgsz", variant.imgsz, "--device", "cpu", "--workers", 1, "--noplots", "--cache-dir"]
+    command += [folder / "index", "--project", folder, "--name", f"val-{split}", "--exist-ok"]
+    _call(command, bench.tree(variant), folder / f"val-{split}.log")
+    return folder / f"val-{split}" / "predictions.json"
+
+
+def _train_peer(bench: Bench, variant: Variant, data: DataCopy, seed: int, folder: Path) -> float:
+    model = bench.weights / variant.weights if variant.weights else f"{variant.model}.yaml"
+    further = [f"{key}={json.dumps(value)}" for key, value in variant.set.items()]
+    command = [bench.peer, ROOT / "benchmarks" / "ultralytics_side.py", "train", "--data", data.yaml, "--model", model]
+    command += ["--imgsz", variant.imgsz, "--batch-size", variant.batch, "--epochs", variant.epochs, "--workers", 1]
+    command += ["--no-val", "--project", folder, "--set", f"seed={seed}", 'name="run"', "exist_ok=true", *further]
+    return _call(command, folder, folder / "train.log")
+
+
+def _predict_peer(bench: Bench, variant: Variant, data: DataCopy, split: str, folder: Path) -> Path:
+    command = [Path(bench.peer).parent / "yolo", "detect", "val", f"model={folder / 'run' / 'weights' / 'last.pt'}"]
+    command += [f"data={data.yaml}", f"split={split}", f"imgsz={variant.imgsz}", f"batch={variant.batch}", "device=cpu"]
+    command += ["save_json=True", "plots=False", f"project={folder}", f"name=val-{split}", "exist_ok=True", "workers=1"]
+    _call(command, folder, folder / f"val-{split}.log")
+    return folder / f"val-{split}" / "predictions.json"
+
+
+def _call(command: Sequence[object], cwd: Path, log: Path) -> float:
+    """Runs a command. Returns its processor seconds, workers included: what it costs, whatever else the machine does.
+
+    Raises SystemExit if the command fails.
+    """
+    words = [str(word) for word in command]
+    with open(log, "w") as file:
+        process = subprocess.Popen(words, cwd=cwd, env=os.environ | ONE_THREAD, stdout=file, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(words)} ended with {process.returncode}:\n{log.read_text()[-2000:]}")
+    return usage.ru_utime + usage.ru_stime
+
+
+def add_tree(bench: Bench, variant: Variant) -> None:
+    """Checks the variant's revision out, once."""
+    tree = bench.tree(variant)
+    if variant.revision and not tree.exists():
+        subprocess.run(["git", "worktree", "add", "--detach", tree, variant.revision], cwd=ROOT, check=True)

@@ -1,0 +1,101 @@
+"""Differences between variants: by data set, in the mean, at worst, with an interval by bootstrap.
+
+Each draw resamples the data sets, the seeds of each variant within each set, and the images, which are the same for all
+runs on a set: what makes an image hard for both sides cancels.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.accuracy.runs import DataCopy
+from engine.evaluation.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
+from utils.structures import DetectionTable, GroundTruth
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs of one variant on one data set.
+
+    AP is of val and, where there is one, of test: the mean of both.
+    """
+
+    ap: np.ndarray  # float64 (K,), K seeds
+    drawn: np.ndarray  # float64 (K, S), on S draws of the images
+    train_cpu_s: np.ndarray  # float64 (K,)
+
+
+def read_runs(folder: Path, data: DataCopy, draws: int) -> Runs | None:
+    """All seeds in ``folder``; None if none has ended."""
+    ap, drawn, seconds = [], [], []
+    for result in sorted(folder.glob("*/result.json")):
+        values = json.loads(result.read_text())
+        ap.append(np.mean([values[split] for split in data.splits]))
+        seconds.append(values["train_cpu_s"])
+        parts = []
+        for number, split in enumerate(data.splits):
+            gt = data.gt[split]
+            table = detection_table(json.loads((result.parent / f"{split}.json").read_text()), gt)
+            times = draw_images(gt.num_images, draws, seed=number)
+            parts.append(mean_ap(resampled_ap(class_outcomes(gt, table, data.classes), times)))
+        drawn.append(np.mean(parts, axis=0))
+    return Runs(np.array(ap), np.array(drawn), np.array(seconds)) if ap else None
+
+
+def detection_table(rows: list[dict], gt: GroundTruth) -> DetectionTable:
+    """COCO's result rows as a table. The peer numbers classes from 1, this program from 0 where labels are YOLO's."""
+    stems = {str(stem): number for number, stem in enumerate(gt.image_ids)}
+    stems |= {str(int(stem)): number for stem, number in list(stems.items()) if stem.isdigit()}
+    image = [stems[Path(r["file_name"]).stem if "file_name" in r else str(r["image_id"])] for r in rows]
+    xywh = np.array([row["bbox"] for row in rows], np.float64).reshape(-1, 4)
+    classes = np.array([row["category_id"] for row in rows], np.int64) - any("file_name" in row for row in rows[:1])
+    scores = np.array([row["score"] for row in rows], np.float64)
+    order = np.argsort(image, kind="stable")
+    boxes = np.concatenate([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], axis=1)
+    return DetectionTable(np.array(image, np.int64)[order], boxes[order], scores[order], classes[order])
+
+
+def difference(base: dict[str, Runs], other: dict[str, Runs], seed: int = 0) -> tuple[dict[str, float], np.ndarray]:
+    """Differences of seed means by data set, and draws of their mean over sets (S,)."""
+    names = [name for name in base if name in other]
+    by_set = {name: float(other[name].ap.mean() - base[name].ap.mean()) for name in names}
+    rng = np.random.Generator(np.random.Philox(seed))
+    draws = next(iter(base.values())).drawn.shape[1]
+    values = np.stack([_seed_draws(other[n].drawn, rng) - _seed_draws(base[n].drawn, rng) for n in names])
+    chosen = rng.integers(len(names), size=(len(names), draws))
+    return by_set, np.take_along_axis(values, chosen, axis=0).mean(axis=0)
+
+
+def _seed_draws(drawn: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The mean over resampled seeds for each draw of images: (S,) from (K, S)."""
+    chosen = rng.integers(len(drawn), size=drawn.shape)
+    return np.take_along_axis(drawn, chosen, axis=0).mean(axis=0)
+
+
+def table(base: str, all_runs: dict[str, dict[str, Runs]]) -> str:
+    """In Markdown: AP of each variant by set (mean of the seeds, and their standard deviation), then differences."""
+    sets = list(dict.fromkeys(name for runs in all_runs.values() for name in runs))
+    lines = [f"| variant | {' | '.join(sets)} | CPU s |", "| --- " * (len(sets) + 2) + "|"]
+    for variant, runs in all_runs.items():
+        cells = [_ap_cell(runs[name]) if name in runs else "" for name in sets]
+        lines.append(f"| {variant} | {' | '.join(cells)} | {sum(r.train_cpu_s.mean() for r in runs.values()):.0f} |")
+    lines += ["", f"| minus {base} | {' | '.join(sets)} | mean | worst | 95 % interval |"]
+    lines.append("| --- " * (len(sets) + 4) + "|")
+    for variant, runs in all_runs.items():
+        if variant == base or not set(runs) & set(all_runs[base]):
+            continue
+        by_set, drawn = difference(all_runs[base], runs)
+        low, high = np.quantile(drawn, (0.025, 0.975))
+        cells = [f"{by_set[name]:+.4f}" if name in by_set else "" for name in sets]
+        mean, worst = np.mean(list(by_set.values())), min(by_set.values())
+        lines.append(f"| {variant} | {' | '.join(cells)} | {mean:+.4f} | {worst:+.4f} | {low:+.4f} to {high:+.4f} |")
+    return "\n".join(lines)
+
+
+def _ap_cell(runs: Runs) -> str:
+    spread = f" ±{runs.ap.std(ddof=1):.3f}" if len(runs.ap) > 1 else ""
+    return f"{runs.ap.mean():.4f}{spread} ({len(runs.ap)})"

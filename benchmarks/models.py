@@ -1,0 +1,57 @@
+"""Parameters and floating-point operations of each model for inference, as a Markdown table. Runs on shapes only.
+
+    python -m benchmarks.models --imgsz 640
+
+A multiplication and an addition count as two operations, those of convolutions and matrix products only. Batch norms
+are folded, RepConv blocks merged, and of a pair of heads only the NMS-free one is counted, as in exported files.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from models.detector import build_on_meta
+from models.spec import load_spec
+
+SIZES = {
+    "yolov5": "nsmlx",
+    "yolov5.0": "smlx",
+    "yolov8": "nsmlx",
+    "yolov9": "tsmc",
+    "yolo11": "nsmlx",
+    "yolo26": "nsmlx",
+    "yolox": ("nano", "tiny", *"smlx"),
+}
+
+
+def names() -> list[str]:
+    return [f"{family}{size}" for family, sizes in SIZES.items() for size in sizes]
+
+
+def measure(name: str, imgsz: int = 640, classes: int = 80) -> tuple[int, int]:
+    """The number of parameters, and of operations for one image of ``imgsz`` x ``imgsz`` pixels."""
+    model = build_on_meta(load_spec(name), classes).fuse().to("meta")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.empty(1, 3, imgsz, imgsz, device="meta"))
+    return sum(p.numel() for p in model.parameters()), counter.get_total_flops()
+
+
+def row(name: str, imgsz: int = 640) -> str:
+    parameters, operations = measure(name, imgsz)
+    return f"| {name} | {parameters / 1e6:.2f} M | {operations / 1e9:.1f} G |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split(". ")[0])
+    parser.add_argument("--imgsz", type=int, default=640)
+    options = parser.parse_args()
+    print(f"| model | parameters | FLOPs at {options.imgsz} px |\n| --- | --- | --- |")
+    for name in names():
+        print(row(name, options.imgsz), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Tests of the additions of docs/extending.md, which test_extending.py runs in a copy of the code that has them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from data.augment.erasing import RandomErasing
+from torch import nn
+
+import export
+import train
+from data.index.dataset_yaml import load_dataset_spec
+from data.index.index import load_index
+from data.labels.yolo import YOLO
+from engine.inference.runtime import open_model
+from engine.optim.build import build_optimizer
+from models.detector import build_detector
+from models.weights.load import load_detector
+from tests.helpers.tiny import TINY_MODEL, make_batch, write_dataset, write_model, write_weights
+from utils.config.settings import Hyperparameters
+from utils.structures import GRAY
+
+SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
+
+
+def test_a_model_with_the_layer_and_the_head_learns():
+    rows = [[-1, 1, "GhostConv", [8, 3, 2]], *TINY_MODEL["backbone"][1:]]
+    spec = TINY_MODEL | {"backbone": rows, "head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}
+    model, batch = build_detector(spec, 2), make_batch(4)
+    criterion = model.head.build_loss(Hyperparameters())
+    images, optimizer = batch.images.float() / 255, torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(20):
+        output = criterion(model(images), batch.targets, batch.max_targets)
+        loss = output.total / output.normalizer.clamp(min=1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.6 * losses[0], losses
+    assert all(p.grad is not None for p in model.parameters())
+    boxes, scores = model.decode(model(images))
+    assert boxes.shape == (4, 64 + 16 + 4, 4)
+    assert scores.shape == (4, 84, 2)
+
+
+def test_each_object_has_one_cell():
+    model, batch = build_detector(TINY_MODEL | {"head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}, 2), make_batch(4)
+    output = model.head.build_loss(Hyperparameters())(model(batch.images / 255), batch.targets, batch.max_targets)
+    assert 1 <= output.normalizer <= len(batch.targets)
+
+
+def test_lion_equals_the_paper_and_skips_a_step():
+    model = nn.Linear(3, 2, bias=False, dtype=torch.float64)
+    weight, momentum = model.weight.detach().numpy().copy(), np.zeros((2, 3))
+    optimizer = build_optimizer(model, "Lion", lr=None, momentum=0.9, weight_decay=0.1)
+    for step in range(5):
+        model.weight.grad = torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        gradient = model.weight.grad.numpy()
+        optimizer.skip = torch.tensor(float(step == 2))
+        optimizer.step()
+        if step != 2:
+            weight = weight - 1e-4 * (np.sign(0.9 * momentum + 0.1 * gradient) + 0.1 * weight)
+            momentum = 0.99 * momentum + 0.01 * gradient
+        np.testing.assert_allclose(model.weight.detach().numpy(), weight, rtol=1e-12)
+
+
+def test_csv_gives_the_boxes_of_yolo_txt(tmp_path: Path):
+    data = write_dataset(tmp_path / "set", train=6, val=2)
+    content, size = yaml.safe_load(data.read_text()), 64
+    rows = []
+    for label in sorted((tmp_path / "set" / "labels" / "train").iterdir()):
+        for line in label.read_text().splitlines():
+            kind, x, y, w, h = (float(v) for v in line.split())
+            corners = [(x - w / 2) * size, (y - h / 2) * size, (x + w / 2) * size, (y + h / 2) * size]
+            rows.append(f"{label.stem}.png,{content['names'][int(kind)]},{','.join(map(str, corners))}\n")
+    (tmp_path / "set" / "train.csv").write_text("".join(rows))
+    found = []
+    for extra in ({}, {"annotations": {"train": "train.csv"}}):
+        data.write_text(yaml.safe_dump(content | extra))
+        spec = load_dataset_spec(data)
+        assert (spec.split("train").label_format is YOLO) is not bool(extra)
+        found.append(load_index(spec, "train", cache_dir=str(tmp_path / "cache")).ground_truth())
+    np.testing.assert_array_equal(found[0].classes, found[1].classes)
+    np.testing.assert_allclose(found[0].boxes_xywh_px, found[1].boxes_xywh_px, atol=1e-3)
+
+
+def test_erasing_is_the_same_in_both_forms():
+    operation = RandomErasing(Hyperparameters(erasing=1.0))
+    assert operation.is_active
+    assert not RandomErasing(Hyperparameters()).is_active
+    u, canvas_hw = np.random.default_rng(0).random((8, 4)), np.tile([[48, 64]], (8, 1))
+    parameters = operation.parameters(u, canvas_hw)
+    images = np.full((8, 48, 64, 3), 200, np.uint8)
+    on_device = operation.apply_torch(torch.from_numpy(images).float(), torch.from_numpy(parameters).float())
+    for image, row, other in zip(images.copy(), parameters, on_device.numpy()):
+        erased = operation.apply_opencv(image, row, np.empty_like(image))
+        np.testing.assert_array_equal(erased, other)
+        assert 0.01 < (erased == GRAY).mean() < 0.25
+
+
+def test_a_training_with_everything(tmp_path: Path):
+    data = write_dataset(tmp_path / "set", train=8, val=4)
+    spec = TINY_MODEL | {"head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}
+    model = write_model(tmp_path / "center.yaml", spec)
+    given = ["--data", data, "--model", model, "--optimizer", "Lion", "--epochs", "2", "--set", "erasing=0.5"]
+    train.main([*map(str, given), *SMALL, "--project", str(tmp_path)])
+    lines = (tmp_path / "exp" / "results.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1, 2]
+    assert "metrics/f1_25" in json.loads(lines[-1])
+    assert load_detector(tmp_path / "exp" / "last.pt")[0].head.validation_iou == 0.6
+
+
+def test_an_ort_file_detects_what_the_checkpoint_detects(tmp_path: Path):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    data = write_dataset(tmp_path / "set", train=4, val=4)
+    weights = write_weights(tmp_path / "best.pt", ["light", "dark"])
+    export.main(["--weights", str(weights), "--format", "ort", "--data", str(data)])
+    model = open_model(tmp_path / "best.ort", device=torch.device("cpu"))
+    assert model.names == ("light", "dark")

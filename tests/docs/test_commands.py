@@ -1,0 +1,172 @@
+"""Every command line in the documents is one that its program accepts: it is parsed by the program's own parser, up to
+the point where work would begin. A line of a program that is not listed here fails, too."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from torch.distributed.run import get_args_parser
+
+from tests.helpers.documents import ROOT, Command, commands, documents
+from utils.entrypoint import run_main
+from utils.errors import UserError
+
+ALL = [command for page in documents() for command in commands(page)]
+REST = {"...", "…"}  # the rest of a command line, as in a line above it
+LEFT_OUT = {"val": ["--weights", "best.pt"], "detect": ["--weights", "best.pt", "--source", "0"]}
+OF_YOLO = {"train": "train.py", "val": "val.py", "predict": "detect.py", "export": "export.py"}
+
+
+class Parsed(Exception):
+    pass
+
+
+class Acceptance:
+    """Runs a program's ``main`` with a command line until it has read it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+
+    def check(self, module: ModuleType, arguments: list[str]) -> None:
+        """Fails unless ``python MODULE arguments`` is accepted: by ``parse_config`` if the module uses it, which checks
+        the values, too; else by argparse."""
+        with self._monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", [module.__name__, *arguments])
+            if hasattr(module, "parse_config"):
+                patch.setattr(module, "parse_config", _stopping(module.parse_config))
+            else:
+                parse_args = argparse.ArgumentParser.parse_args
+                patch.setattr(argparse.ArgumentParser, "parse_args", _stopping(parse_args))
+            with pytest.raises(Parsed):
+                module.main()
+
+
+def _stopping(parse: Callable) -> Callable:
+    def parse_and_stop(*args, **options):
+        parse(*args, **options)
+        raise Parsed
+
+    return parse_and_stop
+
+
+@pytest.fixture
+def acceptance(monkeypatch: pytest.MonkeyPatch) -> Acceptance:
+    return Acceptance(monkeypatch)
+
+
+def check_python(words: list[str], acceptance: Acceptance) -> None:
+    """``FILE.py ...`` or ``-m MODULE ...``, as after ``python``."""
+    is_module = words[0] == "-m"
+    name = words[1] if is_module else words[0].removesuffix(".py").replace("/", ".")
+    assert is_module or words[0].endswith(".py"), words
+    arguments = words[2 if is_module else 1 :]
+    if name == "venv":
+        return
+    if name == "pytest":
+        paths = [word for word in arguments if not word.startswith("-")]
+        assert all((ROOT / path).exists() for path in paths), paths
+        return
+    if REST & set(arguments):
+        arguments = [word for word in arguments if word not in REST]
+        arguments += [] if "--weights" in arguments else LEFT_OUT.get(name, [])
+    is_package = (ROOT / name.replace(".", "/")).is_dir()
+    module = importlib.import_module(f"{name}.__main__" if is_package else name)
+    if hasattr(module, "parse_config") or "argparse" in Path(module.__file__).read_text(encoding="utf-8"):
+        acceptance.check(module, arguments)
+    else:
+        assert not arguments, f"{name} takes no arguments"
+
+
+def check_make(words: list[str]) -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert all(word in targets or "=" in word for word in words), words
+
+
+def check_pip(words: list[str]) -> None:
+    assert words[0] in ("install", "uninstall"), words
+    if "-r" in words:
+        assert (ROOT / words[words.index("-r") + 1]).is_file(), words
+
+
+def check_yolo(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> str:
+    """What our script tells a user who types the arguments of Ultralytics' command: the line to write instead."""
+    assert words[0] == "detect", words
+    script = OF_YOLO[words[1]]
+    module = importlib.import_module(script.removesuffix(".py"))
+    with pytest.raises(SystemExit):
+        run_main(module.main, words[1:])
+    told = re.search(r"write (.*)$", capsys.readouterr().err.strip())
+    assert told is not None, words
+    return f"python {told[1]}"
+
+
+def test_the_tests_see_the_commands():
+    programs = {command.words[0] for command in ALL}
+    assert {"python", "torchrun", "make", "srun", "sbatch", "pip", "yolo"} <= programs
+    assert {"README.md", "docs/training.md", "launch/README.md"} <= {command.page for command in ALL}
+
+
+@pytest.mark.parametrize("command", ALL, ids=str)
+def test_the_program_accepts_the_command(command: Command, acceptance, monkeypatch, capsys):
+    program, *words = command.words
+    if program in ("python", "python3"):
+        check_python(words, acceptance)
+    elif program in ("srun", "mpirun"):  # their own options cannot be checked here
+        check_python(words[words.index("python") + 1 :], acceptance)
+    elif program == "torchrun":
+        if [word for word in words if not word.startswith("-") and not word.isdigit() and word != "N"]:
+            options = get_args_parser().parse_args(words)
+            check_python([options.training_script, *options.training_script_args], acceptance)
+        else:  # only an option, named in a sentence
+            options = ["1" if word == "N" else word for word in words]
+            get_args_parser().parse_args([*options, "train.py"])
+    elif program == "sbatch":
+        script = words.index("launch/slurm.sbatch")
+        assert (ROOT / words[script]).is_file()
+        check_python(["train.py", *words[script + 1 :]], acceptance)
+    elif program == "kubectl":
+        assert words[:2] == ["apply", "-f"]
+        assert (ROOT / words[2]).is_file()
+    elif program == "make":
+        check_make(words)
+    elif program == "pip":
+        check_pip(words)
+    elif program == "yolo":
+        check_yolo(words, monkeypatch, capsys)
+    elif program == "source":
+        assert words == [".venv/bin/activate"]
+    elif program == "ruff":
+        assert words[0] in ("check", "format")
+    elif program == "tensorboard":
+        assert words[0] == "--logdir"
+    elif program == "docker":
+        assert words[0] == "run"
+    elif program == "apt":
+        assert words[0] == "install"
+    elif program == "git":
+        assert words[0] in ("clone", "diff", "log")
+    elif program == "benchmarks/gpu.sh":
+        assert (ROOT / program).is_file()
+    else:
+        pytest.fail(f"no test knows the program {program!r}")
+
+
+def test_the_table_for_users_of_ultralytics_says_what_the_scripts_say(monkeypatch, capsys):
+    rows = re.findall(r"^\| `yolo (.+?)` \| `(.+?)` \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(rows) >= 4
+    for theirs, ours in rows:
+        assert check_yolo(theirs.split(), monkeypatch, capsys) == ours
+
+
+def test_a_renamed_flag_is_noticed(acceptance):
+    with pytest.raises(SystemExit):
+        check_python(["train.py", "--no-such-flag", "1"], acceptance)
+    with pytest.raises(UserError):
+        check_python(["train.py", "--epochs", "0"], acceptance)

@@ -1,0 +1,98 @@
+"""The additions of docs/extending.md work: they are applied to a copy of the code, and the copy is tested."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.documents import ROOT, Block, blocks
+
+PAGE = "docs/extending.md"
+NEW_FILES = [block for block in blocks(PAGE) if block.language == "python"]
+CHANGES = [block for block in blocks(PAGE) if block.language == "diff"]
+COPIED = ("utils", "data", "models", "engine", "configs", "tests/helpers", "tests/__init__.py", "tests/conftest.py")
+CHECKS = "tests/docs/extension_checks.py"
+
+
+def changed(text: str, change: Block) -> str:
+    """``text`` with the changes of a block, which are separated by ``@@``. Lines begin with a space (they are there),
+    ``-`` (they are replaced) or ``+``. Raises AssertionError unless each is at exactly one place."""
+    for hunk in change.text.split("@@\n"):
+        lines = hunk.splitlines()
+        assert all(line[:1] in (" ", "-", "+", "") for line in lines), change
+        before = "".join(f"{line[1:]}\n" for line in lines if line[:1] in (" ", "-"))
+        after = "".join(f"{line[1:]}\n" for line in lines if line[:1] in (" ", "+"))
+        assert f"\n{text}".count(f"\n{before}") == 1, f"{change}: is not at one place of {change.title}:\n{before}"
+        text = f"\n{text}".replace(f"\n{before}", f"\n{after}")[1:]
+    return text
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the code with all additions."""
+    copy = tmp_path_factory.mktemp("extended")
+    for name in (*COPIED, *(path.name for path in ROOT.glob("*.py")), CHECKS):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, copy / name)
+    (copy / "tests" / "docs" / "__init__.py").touch()
+    for block in NEW_FILES:
+        assert not (copy / block.title).exists(), block
+        (copy / block.title).write_text(block.text, encoding="utf-8")
+    for block in CHANGES:
+        path = copy / block.title
+        path.write_text(changed(path.read_text(encoding="utf-8"), block), encoding="utf-8")
+    return copy
+
+
+def test_new_files_and_changes_fit_the_code(extended: Path):
+    assert len(NEW_FILES) >= 8
+    assert len(CHANGES) >= 9
+    for block in [*NEW_FILES, *CHANGES]:
+        ast.parse((extended / block.title).read_text(encoding="utf-8"))
+
+
+def test_the_blocks_name_their_files_in_the_text():
+    text = (ROOT / PAGE).read_text(encoding="utf-8")
+    for block in [*NEW_FILES, *CHANGES]:
+        assert f"`{block.title}`:\n\n```{block.language} {block.title}\n" in text, block
+
+
+def test_the_additions_work(extended: Path):
+    environment = {**os.environ, "PYTHONPATH": str(extended), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(extended), CHECKS],
+        cwd=extended,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert " passed" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("ruff") is None and not (Path(sys.executable).parent / "ruff").exists(), reason="ruff")
+def test_the_code_has_our_style(extended: Path):
+    ruff = shutil.which("ruff") or str(Path(sys.executable).parent / "ruff")
+    shutil.copy(ROOT / "pyproject.toml", extended / "pyproject.toml")
+    files = [block.title for block in NEW_FILES]
+    for command in (["check"], ["format", "--check"]):
+        done = subprocess.run([ruff, *command, *files], cwd=extended, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+def test_a_change_that_no_longer_fits_is_noticed():
+    change = Block(PAGE, 1, "diff", "x.py", " a\n+b\n")
+    assert changed("a\nc\n", change) == "a\nb\nc\n"
+    for text in ("c\n", "a\na\n"):
+        with pytest.raises(AssertionError, match="is not at one place"):
+            changed(text, change)

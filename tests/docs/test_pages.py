@@ -1,0 +1,182 @@
+"""The documents: their links and the files that they name exist, the reference of settings and the table of models are
+current, YAML is what the program's own readers take, and Python code runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+import shutil
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import yaml
+
+from benchmarks import models as model_table
+from data.index.dataset_yaml import load_dataset_spec
+from models.detector import build_on_meta
+from models.spec import load_spec
+from tests.helpers.documents import ROOT, Block, anchors, blocks, documents, links, prose
+from tests.helpers.tiny import write_weights
+from utils.config import reference, settings
+from utils.config.parser import hyperparameters_from
+from utils.files.caches import format_bytes
+
+PAGES = documents()
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+OPTIONAL = ("onnxruntime", "pandas", "supervision", "sahi")
+LARGEST_PICTURE = 150_000  # bytes
+
+
+def of_language(language: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language == language]
+
+
+def test_the_tests_see_the_pages():
+    assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md", "launch/README.md"} <= set(PAGES)
+    assert len(of_language("python")) >= 6
+    assert len(of_language("yaml")) >= 5
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str):
+    for path, anchor in links(page):
+        assert (ROOT / path).exists(), f"{page}: {path}"
+        assert not anchor or anchor in anchors(path), f"{page}: {path}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_are_named_exist(page: str):
+    """In text and blocks; a capital NAME stands for any."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    folders = "utils|data|models|engine|tests|benchmarks|docs|configs|launch|assets"
+    named = set(re.findall(rf"(?<![\w/.])(?:{folders})/[\w/.-]*\w\.(?:py|md|sh|yaml|sbatch|jpg)\b", text))
+    created = {block.title for block in blocks(page)}
+    absent = [n for n in sorted(named) if "NAME" not in n and n not in created and not (ROOT / n).exists()]
+    assert not absent, f"{page} names {absent}"
+
+
+def test_every_page_of_docs_is_linked_from_the_readme_or_another_page():
+    linked = {path for page in PAGES for path, _ in links(page)}
+    assert {page for page in PAGES if page.startswith("docs/")} <= linked
+
+
+def test_pictures_are_small():
+    pictures = list((ROOT / "assets").iterdir())
+    assert pictures
+    for path in pictures:
+        assert path.stat().st_size < LARGEST_PICTURE, f"{path.name}: {format_bytes(path.stat().st_size)}"
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 250
+
+
+def test_the_reference_of_settings_is_current():
+    written = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert written == "\n".join(reference.page()), "python -m utils.config.reference > docs/settings.md"
+
+
+def test_the_reference_has_every_command():
+    classes = {
+        value
+        for name, value in vars(settings).items()
+        if name.endswith("Config") and not name.startswith("_") and dataclasses.is_dataclass(value)
+    }
+    assert classes == set(reference.COMMANDS.values())
+
+
+def rows_of_models() -> dict[str, str]:
+    """The rows of README.md's table of models, by name."""
+    cells = r"([\w.]+) \| ([\d.]+ M) \| ([\d.]+ G)"
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return {name: f"| {name} | {parameters} | {flops} |" for name, parameters, flops in re.findall(cells, text)}
+
+
+def test_the_table_of_models_has_all_of_them():
+    public = [name for name in model_table.names() if not name.startswith("yolov5.0")]
+    assert sorted(rows_of_models()) == sorted(public)
+
+
+@pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yolov9t", "yolo11n", "yolo26n", "yoloxnano"])
+def test_the_table_of_models_is_measured(name: str):
+    assert model_table.row(name) == rows_of_models()[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(rows_of_models()))
+def test_the_whole_table_of_models_is_measured(name: str):
+    assert model_table.row(name) == rows_of_models()[name]
+
+
+@pytest.mark.parametrize("block", of_language("yaml"), ids=str)
+def test_yaml_is_read_by_the_program(block: Block, tmp_path: Path):
+    path = tmp_path / "block.yaml"
+    path.write_text(block.text, encoding="utf-8")
+    content = yaml.safe_load(block.text)
+    if "backbone" in content:
+        build_on_meta(load_spec(path), 2)
+    elif {"train", "val"} & set(content):
+        (tmp_path / "voc_annotations").mkdir()
+        (tmp_path / "annotations").mkdir()
+        (tmp_path / "annotations" / "instances_train.json").write_text('{"images": [], "annotations": []}')
+        assert set(load_dataset_spec(path).splits) <= {"train", "val", "test"}
+    else:
+        hyperparameters_from(str(path))
+
+
+@pytest.fixture(scope="module")
+def folder_of_examples(tmp_path_factory) -> Path:
+    """A folder with the files that the examples name: weights, images, a video, and an exported file."""
+    folder = tmp_path_factory.mktemp("examples")
+    weights = write_weights(folder / "best.pt", ["cat", "dog"])
+    (folder / "runs" / "train" / "exp").mkdir(parents=True)
+    shutil.copy(weights, folder / "runs" / "train" / "exp" / "best.pt")
+    (folder / "runs" / "train" / "exp" / "results.csv").write_text("epoch,metrics/mAP50-95(B)\n1,0.5\n2,\n")
+    rng = np.random.default_rng(0)
+    for name in ("a.jpg", "b.jpg"):
+        cv2.imwrite(str(folder / name), rng.integers(0, 256, (48, 64, 3), dtype=np.uint8))
+    video = cv2.VideoWriter(str(folder / "clip.mp4"), cv2.VideoWriter_fourcc(*"mp4v"), 5, (64, 48))
+    for _ in range(3):
+        video.write(cv2.imread(str(folder / "a.jpg")))
+    video.release()
+    return folder
+
+
+@pytest.mark.parametrize("block", [b for b in of_language("python") if not b.title], ids=str)
+def test_python_code_runs(block: Block, folder_of_examples: Path, monkeypatch: pytest.MonkeyPatch):
+    for package in OPTIONAL:
+        if re.search(rf"^import {package}|^from {package}", block.text, re.MULTILINE):
+            pytest.importorskip(package)
+    text = block.text.replace('"path/of/this/folder"', repr(str(ROOT)))
+    if "best.onnx" in text:
+        if importlib.util.find_spec("onnxscript") is None:
+            pytest.skip("needs onnxscript")
+        import export
+
+        arguments = ["--weights", str(folder_of_examples / "best.pt"), "--imgsz", "64", "--no-check"]
+        export.main([*arguments, "--format", "onnx"])
+        text += '\nprint(detect("a.jpg", confidence=0.0))\n'
+    monkeypatch.chdir(folder_of_examples)
+    exec(compile(text, str(block), "exec"), {"__name__": "__main__"})
+
+
+def test_citation_has_what_the_format_requires():
+    content = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert content["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= set(content)
+    assert content["type"] == "software"
+    assert all({"name"} <= set(author) or {"family-names"} <= set(author) for author in content["authors"])
+    assert content["license"] == "Apache-2.0"
+
+
+def test_changelog_has_the_form_of_keep_a_changelog():
+    text = prose("CHANGELOG.md")
+    assert text.startswith("# Changelog\n")
+    versions = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert versions
+    assert all(re.fullmatch(r"\[(Unreleased|\d+\.\d+\.\d+)\]( - \d{4}-\d\d-\d\d)?", v) for v in versions)
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.*)$", text, re.MULTILINE)) <= kinds

@@ -1,0 +1,64 @@
+"""The accuracy protocol: declared variants, copies of data sets, and differences with intervals."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks.accuracy.runs import Bench, copy_data
+from benchmarks.accuracy.summary import Runs, difference, read_runs
+from benchmarks.accuracy.variants import read_variants
+from tests.helpers.tiny import write_dataset
+
+
+def test_a_key_that_a_side_would_ignore_is_refused(tmp_path):
+    path = tmp_path / "variants.yaml"
+    path.write_text("a: {model: yolov8n, epochs: 2, flags: --set lr0=0.1}\n")
+    assert read_variants(path)["a"].flags == ("--set", "lr0=0.1")
+    for line in ("{model: m, epochs: 2, lr: 1}", "{model: m, epochs: 2, set: {nbs: 16}}", "{epochs: 2}"):
+        path.write_text(f"a: {line}\n")
+        with pytest.raises(SystemExit, match="a: "):
+            read_variants(path)
+    path.write_text("a: {model: m, epochs: 2, peer: ultralytics, flags: --noplots}\n")
+    with pytest.raises(SystemExit, match="flags"):
+        read_variants(path)
+
+
+def test_both_sides_rows_of_the_same_detections_have_the_same_ap(tmp_path):
+    """The peer numbers classes from 1 and names files; its perfect detections and ours score 1."""
+    source = write_dataset(tmp_path / "set", train=6, val=4)
+    data = copy_data(source, tmp_path / "copy", subset=3)
+    assert len(list((tmp_path / "copy/images/train").rglob("*.*"))) == 3
+    gt = data.gt["val"]
+    image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
+    rows = [
+        {"image_id": gt.image_ids[i], "category_id": int(c), "bbox": box.tolist(), "score": 0.9 - 0.001 * n}
+        for n, (i, c, box) in enumerate(zip(image, gt.classes, gt.boxes_xywh_px))
+    ]
+    peer = [r | {"category_id": r["category_id"] + 1, "file_name": f"{r['image_id']}.jpg"} for r in rows]
+    for name, content in (("ours", rows), ("peer", peer)):
+        folder = tmp_path / name / "0"
+        folder.mkdir(parents=True)
+        (folder / "val.json").write_text(json.dumps(content))
+        (folder / "result.json").write_text(json.dumps({"val": 1.0, "train_cpu_s": 2.0}))
+        assert np.allclose(read_runs(tmp_path / name, data, draws=5).drawn, 1.0)
+    assert Bench(tmp_path, tmp_path, "").out == tmp_path
+
+
+def test_the_interval_covers_sets_seeds_and_images():
+    """Independent normal noise of the three kinds: the draws' variance is the one that sampling has."""
+    rng = np.random.default_rng(0)
+    sets, seeds, draws = 40, 30, 4000
+    sides = [{}, {}]
+    gains = rng.normal(0.02, 0.03, sets)
+    for number in range(sets):
+        images = rng.normal(0, 0.01, draws)  # drawn for both sides alike, so it cancels
+        for side, gain in zip(sides, (0.0, gains[number])):
+            ap = 0.5 + gain + rng.normal(0, 0.02, seeds)
+            side[str(number)] = Runs(ap, ap[:, None] + images, np.zeros(seeds))
+    by_set, drawn = difference(*sides)
+    assert np.mean(list(by_set.values())) == pytest.approx(gains.mean(), abs=0.002)
+    expected = np.var(list(by_set.values())) / sets + 2 * 0.02**2 / seeds / sets
+    assert drawn.var() == pytest.approx(expected, rel=0.15)

@@ -1,0 +1,86 @@
+"""Folders in which files are made before they get their names, and what else may be under these names."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from utils.errors import UserError
+from utils.files.folders import replace_path, temporary_folder
+
+ROOT = Path(__file__).parents[3]
+HOLD = """
+import sys, time
+from utils.files.folders import temporary_folder
+with temporary_folder(sys.argv[1]) as folder:
+    (folder / "half").write_text("half a file")
+    print(folder, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_folders_of_killed_processes_are_removed(tmp_path: Path):
+    target = tmp_path / "a[1].onnx"
+    process = subprocess.Popen([sys.executable, "-c", HOLD, target], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    with process:
+        left = Path(process.stdout.readline().strip())
+        with temporary_folder(target):
+            assert (left / "half").is_file()  # its process is alive
+        process.send_signal(signal.SIGKILL)
+    assert left.is_dir()
+    with temporary_folder(tmp_path / "b.onnx"):
+        assert left.is_dir()  # of another name
+    with temporary_folder(target) as folder:
+        assert os.listdir(tmp_path) == [folder.name]
+    assert not os.listdir(tmp_path)
+
+
+def _replace(target: str, number: int) -> None:
+    for _ in range(50):
+        with temporary_folder(target) as folder:
+            (folder / "new").mkdir()
+            for name in ("x", "y"):
+                (folder / "new" / name).write_text(str(number))
+            replace_path(folder / "new", Path(target))
+
+
+def test_processes_may_replace_one_folder_at_once(tmp_path: Path):
+    target = tmp_path / "model"
+    spawn = multiprocessing.get_context("fork")
+    processes = [spawn.Process(target=_replace, args=(str(target), number)) for number in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert (target / "x").read_text() == (target / "y").read_text()
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_what_is_in_the_way(tmp_path: Path):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "mine").touch()
+    link, folder = tmp_path / "link", tmp_path / "folder"
+    link.symlink_to(kept)
+    (folder / "old").mkdir(parents=True)
+    for target in (link, folder):
+        with temporary_folder(target) as temporary:
+            (temporary / "new").mkdir()
+            (temporary / "new" / "file").touch()
+            replace_path(temporary / "new", target)
+        assert not target.is_symlink()
+        assert os.listdir(target) == ["file"]
+    assert os.listdir(kept) == ["mine"]
+    with temporary_folder(kept) as temporary:
+        (temporary / "new").touch()
+        with pytest.raises(UserError, match="is a folder, in the way of a file"):
+            replace_path(temporary / "new", kept)
+    assert os.listdir(kept) == ["mine"]
+    assert sorted(os.listdir(tmp_path)) == ["folder", "kept", "link"]

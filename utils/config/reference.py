@@ -1,0 +1,113 @@
+"""Writes docs/settings.md: every flag and hyper-parameter with its default and meaning.
+
+python -m utils.config.reference > docs/settings.md
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from utils.config import settings
+from utils.config.parser import type_of
+
+COMMANDS: dict[str, type] = {
+    "train.py": settings.TrainConfig,
+    "val.py": settings.ValConfig,
+    "detect.py": settings.DetectConfig,
+    "export.py": settings.ExportConfig,
+    "python -m engine.compare": settings.CompareConfig,
+}
+INTRODUCTION = """\
+# Settings
+
+This page is generated from `utils/config/settings.py` by `python -m utils.config.reference > docs/settings.md`.
+
+Flags may be written with `-` or `_`. A flag `--x / --no-x` takes no value. `--help` of a command prints the same
+reference. A run stores all its settings in `settings.yaml` in its folder, and in its checkpoints.
+"""
+HYPERPARAMETERS = """\
+## Hyper-parameters
+
+The keys of a recipe, the YAML file that `train.py --hyp` names ([recipes](training.md#hyper-parameters)).
+`--set key=value` changes one.
+"""
+
+
+def main() -> None:
+    print("\n".join(page()), end="")
+
+
+def page() -> Iterator[str]:
+    """The sections of the page, each ends with a line break."""
+    yield INTRODUCTION
+    for command, cls in COMMANDS.items():
+        yield f"## {command}\n"
+        yield _table("flag", (_row(_names(field, cls), field, cls) for field in _own_first(cls)))
+    yield HYPERPARAMETERS
+    cls = settings.Hyperparameters
+    yield _table("key", (_row(f"`{field.name}`", field, cls) for field in dataclasses.fields(cls)))
+
+
+def _own_first(cls: type) -> list[dataclasses.Field]:
+    """The fields of ``cls``, those that it shares with other commands last."""
+    return sorted(dataclasses.fields(cls), key=lambda field: field.name not in cls.__annotations__)
+
+
+def _table(first: str, rows: Iterator[str]) -> str:
+    return "\n".join([f"| {first} | default | values | meaning |", "| --- | --- | --- | --- |", *rows]) + "\n"
+
+
+def _row(name: str, field: dataclasses.Field, cls: type) -> str:
+    meaning = field.metadata["help"].replace("|", "\\|").replace("*", "\\*")
+    return f"| {name} | {_default(field)} | {_values(field, cls)} | {meaning} |"
+
+
+def _names(field: dataclasses.Field, cls: type) -> str:
+    flag = field.name.replace("_", "-")
+    if field.metadata["positional"]:
+        return f"`{flag.upper()}`"
+    if type_of(field, cls)[0] is bool:
+        return ", ".join([f"`--{flag} / --no-{flag}`", *(f"`{alias}`" for alias in field.metadata["aliases"])])
+    return ", ".join(f"`{name}`" for name in (f"--{flag}", *field.metadata["aliases"]))
+
+
+def _default(field: dataclasses.Field) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return _text(field.default_factory())
+    return "required" if field.default is dataclasses.MISSING else _text(field.default)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list):
+        value = " ".join(map(str, value))
+    return "" if value in (None, "") else f"`{value}`"
+
+
+def _values(field: dataclasses.Field, cls: type) -> str:
+    """The type, choices and bounds of a setting."""
+    meta, kind = field.metadata, type_of(field, cls)[0]
+    is_list = typing.get_origin(kind) is list
+    element = typing.get_args(kind)[0] if is_list else kind
+    if meta["choices"]:
+        text = ", ".join(f"`{choice}`" for choice in meta["choices"])
+    else:
+        text = {int: "integer", float: "number", bool: "on, off", dict: "mapping"}.get(element, "text")
+    low, high = meta["low"], meta["high"]
+    if low is not None and high is not None:
+        text += f", {low} to {high}"
+    elif low is not None:
+        text += f" ≥ {low}"
+    if meta["also"] is not None:
+        text += f", or {meta['also']}"
+    if meta["bare"]:
+        text += f"; alone: `{meta['bare']}`"
+    return f"{text}; one or more" if is_list else text
+
+
+if __name__ == "__main__":
+    main()
