@@ -21,8 +21,9 @@ from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.resume import check_classes, resumed_position
 from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import Evaluator
+from engine.idle_settings import idle_on_head, idle_settings
 from engine.optim.schedule import StepPlan, step_plan
-from engine.process import check_same_model, check_same_run, idle_on_head, idle_settings, open_folder, prepare_process
+from engine.process import check_same_model, check_same_run, open_folder, prepare_process
 from engine.reporting.background import BackgroundTracker
 from engine.reporting.plots import plot_run
 from engine.reporting.services import check_services, open_service
@@ -31,7 +32,7 @@ from engine.stop_coordinator import StopCoordinator
 from engine.train_step import TrainStep, build_step, check_step_settings
 from engine.trainer import Trainer
 from engine.watchdog import Watchdog
-from models.autoanchor import check_anchors, sides_at
+from models.autoanchor import check_anchors
 from models.build import build_starting_model
 from models.detector import Detector
 from models.postprocess.detections import detections_to_score
@@ -169,7 +170,7 @@ def load_or_fit_anchors(run: Run, model: Detector, train_loader: InfiniteDataLoa
     if run.checkpoint is not None:
         run.checkpoint.load_model(model)
     elif model.head.anchors is not None:
-        config, sides = run.config, sides_at(train_loader.index.ground_truth(), run.config.imgsz)
+        config, sides = run.config, train_loader.index.sides_at(run.config.imgsz)
         refit = not config.noautoanchor
         report = check_anchors(sides, model, anchor_t=run.hyp.anchor_t, refit=refit, seed=config.seed)
         get_logger().info("%s", report.line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +65,7 @@ class Command:
     page: str
     line: int
     words: tuple[str, ...]
+    in_text: bool = False  # in a sentence or table, not in a block
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}: {shlex.join(self.words)}"
@@ -81,7 +82,7 @@ def commands(page: str) -> list[Command]:
     for number, line in enumerate(prose(page).splitlines(), 1):
         for span in re.findall(r"`([^`]+)`", line):
             if re.match(rf"({'|'.join(COMMANDS)}) +\S", span):
-                found += _split(page, number, span)
+                found += [replace(command, in_text=True) for command in _split(page, number, span)]
     return found
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 
 from data.index.index import DatasetIndex
-from models.autoanchor import sides_at
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.visualize import page
-from utils.visualize.charts import heat_map, histogram
+from utils.visualize.charts import heat_map, histogram, legend
 
 SMALL_PX = 16.0  # two cells of stride 8, the finest of most models
 HEAT_CELLS = 24
@@ -57,7 +57,7 @@ def take_census(index: DatasetIndex, split: str, imgsz: int) -> Census:
         backgrounds=int((in_image == 0).sum()),
         class_boxes=np.bincount(of_class, minlength=classes),
         class_images=np.bincount(np.unique(image * classes + of_class) % classes, minlength=classes),
-        sides_px=np.sqrt(sides_at(truth, imgsz).prod(1)),
+        sides_px=np.sqrt(index.sides_at(imgsz).prod(1)),
         centers=heat.astype(np.int64),
         most_in_image=int(in_image.max(initial=0)),
     )
@@ -75,7 +75,8 @@ def _pixels(side: float | None) -> str:
 def census_parts(
     censuses: Sequence[Census], indexes: Sequence[DatasetIndex], *, imgsz: int, stride: int
 ) -> list[page.Content]:
-    """The contents of the section. The charts show the first census, which is of the training split if there is one."""
+    """The contents of the section. Charts of the first census, which is of the training split if there is one, come
+    first."""
     names, first = indexes[0].names, censuses[0]
     parts: list[page.Content] = [
         page.table(
@@ -85,51 +86,84 @@ def census_parts(
         )
     ]
     if first.median_side_px is None:
-        return [*parts, f"The {first.split} split has no boxes.", *_findings(censuses, indexes)]
-    if first.median_side_px < SMALL_PX:
-        better = size_that_shows(first.median_side_px, imgsz, stride)
-        text = (
-            f"Half of the {first.split} boxes have sides below {first.median_side_px:.1f} px at --imgsz {imgsz}, fewer "
-            f"than {SMALL_PX:g} px: too few for most models. At --imgsz {better} the median would be {SMALL_PX:g} px."
-        )
-        parts.append(page.paragraph(text, "warning"))
-    small = float((first.sides_px < SMALL_PX).mean())
-    low, high = np.floor(np.log2(np.percentile(first.sides_px, [0, 100]).clip(0.5)))
+        parts.append(f"The {first.split} split has no boxes.")
+    else:
+        if first.median_side_px < SMALL_PX:
+            better = size_that_shows(first.median_side_px, imgsz, stride)
+            text = (
+                f"Half of the {first.split} boxes have sides below {first.median_side_px:.1f} px at --imgsz {imgsz}, "
+                f"fewer than {SMALL_PX:g} px: too few for most models. At --imgsz {better} the median would be "
+                f"{SMALL_PX:g} px."
+            )
+            parts.append(page.paragraph(text, "warning"))
+        parts.append(_size_and_centers(first, imgsz))
+    for other in censuses[1:]:
+        if other.boxes:
+            parts.append(page.fold(f"Sizes and centers of {other.split}", _size_and_centers(other, imgsz)))
+    if any(census.boxes for census in censuses):
+        parts += _class_counts(censuses, names)
+    return [*parts, *_findings(censuses, indexes)]
+
+
+def _size_and_centers(census: Census, imgsz: int) -> Markup:
+    """The charts of one split, which has boxes."""
+    small = float((census.sides_px < SMALL_PX).mean())
+    low, high = np.floor(np.log2(np.percentile(census.sides_px, [0, 100]).clip(0.5)))
     edges = 2.0 ** np.arange(low, high + 1.01, 0.5)
-    counts, _ = np.histogram(first.sides_px.clip(edges[0], edges[-1]), edges)
-    parts.append(
-        page.row_of(
-            histogram(
-                edges,
-                counts,
-                title=f"Box sizes at --imgsz {imgsz} ({first.split}); {small:.0%} below {SMALL_PX:g} px",
-                x_label="side, square root of the area (px)",
-                y_label="boxes",
-                log2=True,
-                marks=[(SMALL_PX, f"{SMALL_PX:g} px")] if edges[0] <= SMALL_PX <= edges[-1] else [],
-            ),
-            heat_map(
-                first.centers,
-                title=f"Centers of the boxes ({first.split})",
-                x_label="x (fraction of the image's width)",
-                y_label="y (fraction of its height)",
-                unit="boxes",
-            ),
-        )
+    counts, _ = np.histogram(census.sides_px.clip(edges[0], edges[-1]), edges)
+    return page.row_of(
+        histogram(
+            edges,
+            counts,
+            title=f"Box sizes at --imgsz {imgsz} ({census.split}); {small:.0%} below {SMALL_PX:g} px",
+            x_label="side, square root of the area (px)",
+            y_label="boxes",
+            log2=True,
+            marks=[(SMALL_PX, f"{SMALL_PX:g} px")] if edges[0] <= SMALL_PX <= edges[-1] else [],
+        ),
+        heat_map(
+            census.centers,
+            title=f"Centers of the boxes ({census.split})",
+            x_label="x (fraction of the image's width)",
+            y_label="y (fraction of its height)",
+            unit="boxes",
+        ),
     )
+
+
+def _class_counts(censuses: Sequence[Census], names: Sequence[str]) -> list[page.Content]:
+    """Boxes and images of each class."""
+    first, parts = censuses[0], []
     order = np.argsort(-first.class_boxes, kind="stable")
-    top = [(names[c], float(first.class_boxes[c]), f"{first.class_boxes[c]:,}") for c in order[:MOST_BARS]]
-    caption = f"Boxes of each class ({first.split})"
-    if len(names) > MOST_BARS:
-        caption = f"Boxes of the {MOST_BARS} most frequent of {len(names)} classes ({first.split})"
-    parts.append(page.bars(top, caption))
+    if first.boxes:
+        top = [(names[c], float(first.class_boxes[c]), f"{first.class_boxes[c]:,}") for c in order[:MOST_BARS]]
+        caption = f"Boxes of each class ({first.split})"
+        if len(names) > MOST_BARS:
+            caption = f"Boxes of the {MOST_BARS} most frequent of {len(names)} classes ({first.split})"
+        parts.append(page.bars(top, caption))
+    if len(censuses) > 1:
+        parts += _balance(censuses, names)
     columns = ["class", *(f"{c.split}: {what}" for c in censuses for what in ("boxes", "images"))]
     rows = [
         [names[c], *(int(v[c]) for census in censuses for v in (census.class_boxes, census.class_images))]
         for c in order
     ]
-    parts.append(page.fold(f"All {len(names)} classes", page.table(columns, rows, "Boxes and images of each class")))
-    return [*parts, *_findings(censuses, indexes)]
+    table = page.table(columns, rows, "Boxes and images of each class")
+    return [*parts, page.fold(f"All {len(names)} classes", table)]
+
+
+def _balance(censuses: Sequence[Census], names: Sequence[str]) -> list[page.Content]:
+    """How frequent each class is in each split; of many classes, those whose frequencies differ most."""
+    frequency = np.array([c.class_images / max(c.images, 1) for c in censuses])  # (S, C)
+    order, caption = np.argsort(-frequency[0], kind="stable"), "Images with each class, % of the split's images"
+    if len(names) > MOST_BARS:
+        order = np.argsort(-np.ptp(frequency, axis=0), kind="stable")[:MOST_BARS]
+        caption += f"; the {MOST_BARS} of {len(names)} classes that differ most between the splits"
+    rows = [
+        (names[c], frequency[:, c].tolist(), ", ".join(f"{value:.1%}" for value in frequency[:, c].tolist()))
+        for c in order
+    ]
+    return [page.grouped_bars(rows, caption), legend([(c.split, f"s{i}") for i, c in enumerate(censuses)])]
 
 
 def _findings(censuses: Sequence[Census], indexes: Sequence[DatasetIndex]) -> list[page.Content]:
