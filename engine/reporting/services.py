@@ -46,12 +46,22 @@ def check_services(names: Collection[str]) -> None:
         for package in ("sqlalchemy", "alembic"):
             require_package(package, "--tracker mlflow", "set MLFLOW_TRACKING_URI to a server's address")
     if "wandb" in names:
-        import wandb
+        _check_wandb_key()
 
-        if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):
-            raise UserError(
-                "--tracker wandb: there is no API key; run wandb login, or set WANDB_MODE=offline, which needs none"
-            )
+
+def _check_wandb_key() -> None:
+    """Without asking a server, nor the user."""
+    import wandb
+
+    try:
+        has_key = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
+    except Exception as error:  # a malformed key, or settings that it refuses
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise UserError(f"--tracker wandb: {reason}") from None
+    if not has_key:
+        raise UserError(
+            "--tracker wandb: there is no API key; run wandb login, or set WANDB_MODE=offline, which needs none"
+        )
 
 
 def open_service(name: str, run: Run) -> Service:

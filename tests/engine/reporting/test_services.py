@@ -141,15 +141,28 @@ def test_a_missing_package_is_one_line_before_anything_is_read(name, monkeypatch
     assert line.endswith(f"pip install {name}, or leave out --tracker {name}")
 
 
-def test_wandb_without_a_key_is_one_line(tmp_path):
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        ({}, "--tracker wandb: there is no API key; run wandb login, or set WANDB_MODE=offline, which needs none"),
+        ({"WANDB_API_KEY": "short"}, "--tracker wandb: "),
+        ({"WANDB_API_KEY": "a" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}, ""),  # a server is not asked yet
+        ({"WANDB_MODE": "offline"}, ""),
+    ],
+)
+def test_the_key_of_wandb_is_checked_without_its_server(tmp_path, variables, line):
     pytest.importorskip("wandb")
-    code = "from engine.reporting.services import check_services; check_services(['wandb'])"
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
-    environment = kept | {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    code = (
+        "from engine.reporting.services import check_services\nfrom utils.errors import UserError\n"
+        "try: check_services(['wandb'])\nexcept UserError as error: print(error)"
     )
-    assert "UserError: --tracker wandb: there is no API key; run wandb login, or set WANDB_MODE=offline" in done.stderr
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
+    environment = kept | {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "PYTHONPATH": str(ROOT)} | variables
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.count("\n") == (1 if line else 0), done.stdout
+    assert done.stdout.startswith(line)
 
 
 def test_without_the_flag_nothing_is_imported():
