@@ -26,7 +26,9 @@ from utils.errors import UserError
 if TYPE_CHECKING:
     from utils.distributed.context import DistributedContext
 
-UNCOMPARED = frozenset({"name", "project", "exist_ok", "local_rank", "local_world_size"})  # settings
+UNCOMPARED = frozenset(  # settings
+    ("name", "project", "exist_ok", "local_rank", "local_world_size", "csv_names", "tracker", "tracker_weights")
+)
 
 
 @dataclass(frozen=True)

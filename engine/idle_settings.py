@@ -69,6 +69,8 @@ def _idle_in_epochs(config: TrainConfig, hyp: Hyperparameters) -> Iterator[str]:
         yield f"--patience {config.patience} does nothing: the run has {config.epochs} epochs"
     elif config.patience and config.val_every == 0:
         yield f"--patience {config.patience} does nothing: --val-every 0 validates after the last epoch only"
+    if config.tracker_weights and not config.tracker:
+        yield "--tracker-weights does nothing without --tracker"
 
 
 def _idle_in_pictures(config: TrainConfig, hyp: Hyperparameters, asked: set[str]) -> Iterator[str]:
