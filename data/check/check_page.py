@@ -82,12 +82,12 @@ def write_page(
         detections: by split; empty without ``weights``.
         imgsz: longer image side in training, pixels.
     """
-    built = _build(spec, splits, issues, detections, imgsz=imgsz, weights=weights)
     try:
+        built = _build(spec, splits, issues, detections, imgsz=imgsz, weights=weights)
         path = (out or _new_folder(spec)) / FILE_NAME
         built.write(path)
-    except (OSError, UserError) as error:
-        get_logger().warning("the report cannot be written (%s)", error)
+    except Exception as error:  # the findings are printed in any case
+        get_logger().warning("the report cannot be written (%s)", (str(error).strip() or repr(error)).splitlines()[0])
         return None
     return path
 
@@ -139,7 +139,7 @@ def _summary(
 
 def _by_split(issues: Sequence[Issue]) -> str:
     counts = Counter(", ".join(dict.fromkeys(issue.splits)) or issue.split or "whole data set" for issue in issues)
-    return "; ".join(f"{split}: {count:,}" for split, count in counts.items())
+    return "; ".join(f"{split}: {count:,}" for split, count in counts.most_common())
 
 
 def _label_errors(galleries: IssueGalleries, issues: Sequence[Issue], weights: str) -> Iterator[page.Content]:

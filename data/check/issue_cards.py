@@ -19,9 +19,10 @@ from utils.visualize import page
 
 MOST_PAIRS, MOST_OF_KIND, MOST_LABEL_ERRORS, MOST_SAMPLES = 30, 24, 60, 200
 MOST_SAMPLES_OF_CLASS = 6
-MOST_BYTES = {"pairs": 500_000, "boxes": 1_000_000, "labels": 600_000, "samples": 600_000}  # of JPEG files, by gallery
+MOST_BYTES = {"pairs": 400_000, "boxes": 800_000, "labels": 600_000, "samples": 500_000}  # of JPEG files, by gallery
 PAIR_SIDE, SAMPLE_SIDE = 240, 170  # pixels
 DRAWN_SCORE = 0.25  # of detections
+MOST_LABELS, MOST_DETECTIONS = 60, 40  # drawn in a picture
 STYLES = {MISSED: "missed", SPURIOUS: "spurious"}  # of the box that an issue is about; of other kinds: location
 T = TypeVar("T")
 
@@ -121,10 +122,11 @@ class IssueGalleries:
         rows = np.arange(index.offsets[i], index.offsets[i + 1])
         return Source(index.path(i), *index.image_hw[i].tolist()), rows
 
-    def _labels(self, split: str, rows: np.ndarray, but: Sequence[Box] = ()) -> np.ndarray:
-        """The labels in ``rows`` without ``but``: xyxy float64 (n, 4)."""
+    def _outlines(self, view: View, split: str, rows: np.ndarray, but: Sequence[Box] = ()) -> Markup:
+        """The labels of an image, in ``rows`` of the index, without ``but``."""
         boxes = xywh_to_xyxy(self._splits[split].index.boxes_xywh_px[rows])
-        return np.delete(boxes, [box.number for box in but if box.number is not None], axis=0)
+        boxes = np.delete(boxes, [box.number for box in but if box.number is not None], axis=0)
+        return view.outlines(boxes, "correct", MOST_LABELS)
 
     def _pair(self, issue: Issue, album: Album) -> page.Card:
         images = _images(issue)
@@ -135,7 +137,7 @@ class IssueGalleries:
             source, rows = self._source(split, name)
             body = view = album.view(source, source.whole(), PAIR_SIDE)
             if isinstance(view, View):
-                body = view.svg(f"{name} with its labels", [view.outlines(self._labels(split, rows), "correct")])
+                body = view.svg(f"{name} with its labels", [self._outlines(view, split, rows)])
             pictures.append((f"{split}: {name}", body))
         others = f"{len(images) - 2:,} more are like these." if len(images) > 2 else ""
         tags = tuple((issue.kind, split) for split in dict.fromkeys(split for split, _ in images))
@@ -154,7 +156,7 @@ class IssueGalleries:
             window = source.around(corners) if len(corners) else source.whole()
             body = view = album.view(source, window, CROP_SIDE)
             if isinstance(view, View):
-                shapes = [view.outlines(self._labels(issue.split, rows, issue.boxes), "correct")]
+                shapes = [self._outlines(view, issue.split, rows, issue.boxes)]
                 for box, style in zip(issue.boxes[::-1], ("spurious", "label")):
                     shapes.append(view.rect(np.array(box.xyxy_px), style, box.where or "", box.class_name))
                 body = view.svg(f"{issue.kind} in {issue.images[0]}", shapes)
@@ -168,7 +170,7 @@ class IssueGalleries:
         mine = (*issue.boxes, *((issue.suggestion,) if issue.suggestion else ()))
         body = view = album.view(source, source.around(_corners(mine)), CROP_SIDE)
         if isinstance(view, View):
-            others = view.outlines(self._labels(issue.split, rows, issue.boxes), "correct")
+            others = self._outlines(view, issue.split, rows, issue.boxes)
             labels = [view.rect(np.array(box.xyxy_px), "label", box.where or "", box.class_name) for box in issue.boxes]
             before = view.svg(f"Labels in {name}", [others, *labels])
             seen = view.svg(f"Detections in {name}", self._seen(view, issue))
@@ -185,13 +187,13 @@ class IssueGalleries:
         return page.Card(body, page.with_note(said, note), tags)
 
     def _seen(self, view: View, issue: Issue) -> list[Markup]:
-        """The detections in an issue's image that score at least `DRAWN_SCORE`."""
+        """The detections in an issue's image that score at least `DRAWN_SCORE`, the most confident first."""
         table = self._detections[issue.split]
         i = self._numbers[issue.split, issue.images[0]]
-        rows = np.arange(*np.searchsorted(table.image_index, (i, i + 1)))
-        rows = rows[table.scores[rows] >= DRAWN_SCORE]
+        rows = np.flatnonzero((table.image_index == i) & (table.scores >= DRAWN_SCORE))
+        rows = rows[view.shows(table.boxes_xyxy_px[rows])]
         shapes = []
-        for row in rows[view.shows(table.boxes_xyxy_px[rows])].tolist():
+        for row in rows[np.argsort(-table.scores[rows], kind="stable")][:MOST_DETECTIONS].tolist():
             text = f"{self._names[table.classes[row]]} {table.scores[row]:.2f}"
             shapes.append(view.rect(table.boxes_xyxy_px[row], "location", text, text))
         return shapes
@@ -216,7 +218,7 @@ class IssueGalleries:
         body = view = album.view(source, source.around(_corners([box])), SAMPLE_SIDE)
         if isinstance(view, View):
             rows = np.arange(index.offsets[i], index.offsets[i + 1])
-            others = view.outlines(self._labels(split.name, rows[rows != row]), "correct")
+            others = self._outlines(view, split.name, rows[rows != row])
             drawn = view.rect(np.array(box.xyxy_px), "location", box.where or "", box.class_name)
             body = view.svg(f"{box.class_name} in {index.paths[i]}", [others, drawn])
         caption = page.with_note(box.class_name, f"{split.name}: {box.where}")

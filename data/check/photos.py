@@ -21,9 +21,8 @@ from utils.visualize.page import Page
 PHOTO_SIDE, CROP_SIDE = 420, 300  # pixels
 DENSITY = 1.3  # pixels of a photo per pixel of the page
 MOST_ENLARGED = 3.0
-MOST_OUTLINES = 150
 JPEG_QUALITY = 80
-LETTER_PX, LINE_PX = 6.9, 11  # of the text over a photo
+LETTER_PX, LINE_PX = 7.4, 11  # of the text over a photo
 
 
 class Photo(NamedTuple):
@@ -133,9 +132,9 @@ class View:
                 return drawn + Markup('<text class="{}" x="{:.0f}" y="{:.0f}">{}</text>').format(style, x, y, text)
         return drawn
 
-    def outlines(self, boxes: np.ndarray, style: str) -> Markup:
-        """Many boxes in one element; those outside the picture are left out."""
-        placed = (self._place(box) for box in boxes[self.shows(boxes)][:MOST_OUTLINES])
+    def outlines(self, boxes: np.ndarray, style: str, most: int = 150) -> Markup:
+        """Many boxes, at most ``most``, in one element; those outside the picture are left out."""
+        placed = (self._place(box) for box in boxes[self.shows(boxes)][:most])
         path = "".join(f"M{x0:.0f} {y0:.0f}H{x1:.0f}V{y1:.0f}H{x0:.0f}z" for x0, y0, x1, y1 in placed)
         return Markup('<path class="{}" d="{}"/>').format(style, path) if path else Markup()
 

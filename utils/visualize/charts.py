@@ -16,7 +16,7 @@ WIDTH, HEIGHT = 420, 270
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 10, 42  # margins of the plotting area
 MOST_POINTS = 300  # of a line
 SERIES = 10  # colors
-HALF_LETTER = 3.3  # width of half a digit, user units
+HALF_LETTER = 3.6  # width of half a digit in a wide font, user units
 FAINT = "faint"
 Marks = Sequence[tuple[float, str]]
 

@@ -217,23 +217,35 @@ def test_hostile_names_are_text(data, tmp_path):
     assert all(HOSTILE in read.sections[name] for name in ("Samples of each class", "Data"))
 
 
-@pytest.mark.parametrize(("images", "classes"), [(1200, 3), (400, 1203)])
+@pytest.mark.parametrize(("images", "classes"), [(600, 3), (300, 1203)])
 def test_many_findings_and_classes_stay_below_five_megabytes(tmp_path, images, classes):
     rng = np.random.default_rng(0)
     names = [f"a rather long class name {i}" for i in range(classes)]
     data = EditableSet(tmp_path / "set")
     data.describe(names)
-    files = [tmp_path / f"{i}.jpg" for i in range(20)]
+    files, errors, box = [tmp_path / f"{i}.jpg" for i in range(20)], [], Box(names[1], 1, (80.0, 80, 180, 180))
     for file in files:
         cv2.imwrite(str(file), rng.integers(0, 255, (240, 320, 3), dtype=np.uint8))
     for i in range(images):
         split = "train" if i % 2 else "val"
-        os.link(files[i % 20], data.root / "images" / split / f"a-rather-long-file-name-{i}.jpg")
+        file = f"a-rather-long-file-name-{i}.jpg"
+        os.link(files[i % 20], data.root / "images" / split / file)
         a, b, c, d = rng.integers(0, classes, 4)
         rows = [f"{a} 0.3 0.3 0.3 0.3", f"{b} 0.301 0.3 0.3 0.3", f"{c} 0.97 0.5 0.3 0.3", f"{d} 0.5 0.5 0.002 0.002"]
-        rows += [f"{a} 0.{j} 0.7 0.05 0.1" for j in range(1, 9)]
+        rows += [f"{a} 0.{j:02} 0.{k} 0.02 0.04" for j in range(2, 98, 2) for k in range(6, 9)]
         data.write(f"{split}/a-rather-long-file-name-{i}", "\n".join(rows))
-    read, issues = page_of(data, tmp_path / "out")
+        errors.append(
+            Issue(MISSED, f"{names[a]} without a label", split, (f"images/{split}/{file}",), "", (), 0.9, box)
+        )
+    corners = np.c_[rng.uniform(60, 100, (300, 2)), rng.uniform(110, 200, (300, 2))]
+    count = images // 2 + 4
+    table = DetectionTable(
+        np.repeat(np.arange(count), 300),
+        np.tile(corners, (count, 1)),
+        np.full(count * 300, 0.9),
+        np.full(count * 300, 1),
+    )
+    read, issues = page_of(data, tmp_path / "out", errors, {"train": table, "val": table})
     assert len(issues) > 2 * images
     text = (tmp_path / "out" / FILE_NAME).read_text(encoding="utf-8")
     assert len(text.encode()) < MOST_BYTES
