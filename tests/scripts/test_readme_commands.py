@@ -64,7 +64,7 @@ def test_from_clone_to_onnx(tmp_path: Path):
     assert "4 images" in clone.run(check, mine, codes=(0, 1))
 
     train = documented("README.md", "python train.py --data DATA.yaml --model yolov8n")
-    small = {"yolov8n": str(write_model(tmp_path / "tiny.yaml", TINY_MODEL)), "640": "64", "100": "1", "16": "4"}
+    small = {"yolov8n": str(write_model(tmp_path / "tiny.yaml", TINY_MODEL)), "640": "64", "100": "40", "16": "4"}
     clone.run(train, {**mine, **small, "0": "cpu"})
     clone.run([*train, "--seed", "1"], {**mine, **small, "0": "cpu"})
     section = (ROOT / "docs" / "training.md").read_text().split("## What a run writes")[1].split("\n## ")[0]
