@@ -151,6 +151,8 @@ def test_the_program_accepts_the_command(command: Command, acceptance, monkeypat
         assert words[0] in ("check", "format")
     elif program == "tensorboard":
         assert words[0] == "--logdir"
+    elif program == "mlflow":
+        assert words[0] == "ui"
     elif program == "docker":
         assert words[0] == "run"
     elif program == "apt":

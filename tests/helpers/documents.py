@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -128,11 +127,3 @@ def anchors(page: str) -> set[str]:
     """The anchors that GitHub makes of a page's headings."""
     titles = re.findall(r"^#+ +(.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.replace("`", "").lower()).replace(" ", "-") for title in titles}
-
-
-def tracked_files() -> set[str]:
-    """Files of the repository that git knows or would take."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
-    )
-    return set(listed.stdout.splitlines())
