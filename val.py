@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     ctx = DistributedContext.from_environment(config.device, config.local_rank, config.local_world_size)
     configure_logging(ctx.is_main)
-    if len(config.weights) > 1 and (unused := given_flags(ValConfig, argv) & REPORT_SETTINGS):
+    if ctx.is_main and len(config.weights) > 1 and (unused := given_flags(ValConfig, argv) & REPORT_SETTINGS):
         flags = ", ".join("--" + name.replace("_", "-") for name in sorted(unused))
         get_logger().warning(
             "no effect: %s (several files are compared in a printed table; no folder is written)", flags

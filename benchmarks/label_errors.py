@@ -25,7 +25,7 @@ from benchmarks.report import ROOT, append_log
 from data.check.issues import LABEL_ERRORS, MISSED
 from data.check.scanned import CheckedSplit, scan_dataset
 from data.index.dataset_yaml import load_dataset_spec
-from engine.label_errors import detect_all, label_issues, open_predictor
+from engine.label_errors import label_issues, open_predictor
 from utils.boxes import cxcywh_to_xyxy, scale_boxes, xywh_to_xyxy
 from utils.structures import DetectionTable
 
@@ -94,12 +94,12 @@ def main() -> None:
     spec = load_dataset_spec(data)
     splits = scan_dataset(spec, tuple(spec.splits), workers=1, verify="sample")
     predictor = open_predictor(str(best), imgsz=0, device="cpu")
-    tables = [detect_all(predictor, split.index) for split in splits]
     sizes = {n: tuple(hw) for s in splits for n, hw in zip(s.index.paths, s.index.image_hw.tolist())}
     truth = Truth(planted, sizes)
     labels = sum(len(split.index.classes) for split in splits)
+    issues, detections = label_issues(predictor, splits, 0)
+    tables = [detections[split.name] for split in splits]
     lists = {"chance": _chance(splits, tables, options.seed)}
-    issues = label_issues(predictor, splits, 0)
     assert {issue.kind for issue in issues} <= set(LABEL_ERRORS)
     for high in HIGH if options.peer else ():
         name = "cleanlab" if high is None else f"cleanlab, threshold {high}"
@@ -123,7 +123,7 @@ def _train(data: Path, options: argparse.Namespace) -> Path:
 
 
 def _duplicates_found(data: Path, duplicates: list[list[str]]) -> int:
-    command = [sys.executable, "-m", "data.check", str(data), "--json"]
+    command = [sys.executable, "-m", "data.check", str(data), "--json", "--noplots"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
     groups = [set(issue.get("images", ())) for issue in json.loads(done.stdout)["issues"]]
     return sum(any(set(pair) <= group for group in groups) for pair in duplicates)

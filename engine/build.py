@@ -9,27 +9,32 @@ from functools import partial
 
 from torch import nn
 
+from data.check.census import warn_of_small_boxes
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import class_names
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.open_dataset import open_dataset
 from engine.batch_size import check_batch_search, with_batch_that_fits
+from engine.callbacks import Callbacks, RunState, load_hooks
 from engine.checkpoint.checkpoint import Progress, RunDescription
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.resume import check_classes, resumed_position
 from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.fitness import Fitness
+from engine.idle_settings import idle_on_head, idle_settings
 from engine.optim.schedule import StepPlan, step_plan
-from engine.process import check_same_model, check_same_run, idle_on_head, idle_settings, open_folder, prepare_process
+from engine.process import check_same_model, check_same_run, open_folder, prepare_process
+from engine.reporting.background import BackgroundTracker
 from engine.reporting.plots import plot_run
+from engine.reporting.services import check_services, open_service
 from engine.reporting.trackers import CompositeTracker, CsvTracker, TensorBoardTracker, Tracker
 from engine.stop_coordinator import StopCoordinator
 from engine.train_step import TrainStep, build_step, check_step_settings
 from engine.trainer import Trainer
 from engine.watchdog import Watchdog
-from models.autoanchor import check_anchors, sides_at
+from models.autoanchor import check_anchors
 from models.build import build_starting_model
 from models.detector import Detector
 from models.postprocess.detections import detections_to_score
@@ -52,6 +57,7 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
     """
     check_same_run(ctx, run)
     check_settings(ctx, run)
+    hooks = load_hooks(run.config.callbacks)
     prepare_process(ctx, run)
     spec = open_data(ctx, run)
     fitness = Fitness.parse(run.config.fitness, class_names(spec, run.config.single_cls))
@@ -66,6 +72,7 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
     fitness.check_objects(val_loader.index.ground_truth())
     if ctx.is_main:
         warn_of_shared_images(spec, train_loader.index, val_loader.index)
+        warn_of_small_boxes(train_loader.index, imgsz=config.imgsz, stride=model.stride)
     load_or_fit_anchors(run, model, train_loader)
     with open_folder(ctx, run) as run, closing(build_tracker(ctx, run)) as tracker:
         plan, criterion = step_plan(config, len(train_loader)), build_loss(ctx, run, model)
@@ -78,9 +85,12 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
         # It depends on modification times, which differ if machines have copies of their own: rank 0's is used.
         fingerprint = broadcast_object(ctx, train_loader.index.fingerprint)
         progress = _restore(ctx, run, step, plan, epoch_batches=len(train_loader), fingerprint=fingerprint)
-        tracker.start(asdict(config), progress.epoch + 1)
+        tracker.start({**asdict(config), **asdict(run.hyp)}, progress.epoch + 1)
         description = _describe(run, spec, model, step.optimizer.name, pretrained, fingerprint)
         evaluator = build_evaluator(ctx, step, val_loader)
+        stops = StopCoordinator(ctx, signals, config)
+        state = RunState(ctx, run, step, progress, steps_per_epoch=plan.steps, request_end=stops.request_end)
+        callbacks = Callbacks(hooks, state, ctx, stops, last=run.folder / "last.pt")
         with plot_run(ctx, run, tracker, step.ema.module, train_loader, val_loader, evaluator, fitness) as on_epoch_end:
             trainer = Trainer(
                 ctx,
@@ -91,13 +101,16 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
                 validate=partial(evaluator.run, loader=val_loader),
                 fitness=fitness,
                 checkpointer=Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period),
-                stops=StopCoordinator(ctx, signals, config),
+                stops=stops,
                 watchdog=watchdog,
                 tracker=tracker,
                 progress=progress,
+                callbacks=callbacks,
                 on_epoch_end=on_epoch_end,
             )
             yield trainer
+        tracker.finish(run.folder)
+        callbacks.ended()
         trainer.log_result()
 
 
@@ -106,6 +119,8 @@ def check_settings(ctx: DistributedContext, run: Run) -> None:
     scanning images."""
     if ctx.is_main and not run.config.noplots:
         require_package("matplotlib", "plots", "use --noplots")
+    if ctx.is_main:
+        check_services(run.config.tracker)
     check_batch_search(ctx, run.config)
     check_step_settings(ctx, run.config)
     check_loader_settings(ctx, run.config, run.hyp)
@@ -144,7 +159,10 @@ def build_tracker(ctx: DistributedContext, run: Run) -> Tracker:
     results = CsvTracker(run.folder / "results.csv", run.config.csv_names)
     if results.table.rows and results.table.names != run.config.csv_names:
         get_logger().warning("%s keeps the column names that it has, %s", results.path, results.table.names)
-    return CompositeTracker([results, TensorBoardTracker(run.folder)])
+    weights = run.config.tracker_weights
+    names = dict.fromkeys(run.config.tracker)
+    services = [BackgroundTracker(open_service(name, run), results, weights=weights) for name in names]
+    return CompositeTracker([results, TensorBoardTracker(run.folder), *services])
 
 
 def build_loss(ctx: DistributedContext, run: Run, model: Detector) -> nn.Module:
@@ -158,7 +176,7 @@ def load_or_fit_anchors(run: Run, model: Detector, train_loader: InfiniteDataLoa
     if run.checkpoint is not None:
         run.checkpoint.load_model(model)
     elif model.head.anchors is not None:
-        config, sides = run.config, sides_at(train_loader.index.ground_truth(), run.config.imgsz)
+        config, sides = run.config, train_loader.index.sides_at(run.config.imgsz)
         refit = not config.noautoanchor
         report = check_anchors(sides, model, anchor_t=run.hyp.anchor_t, refit=refit, seed=config.seed)
         get_logger().info("%s", report.line)

@@ -2,6 +2,7 @@
 
 python -m engine.compare runs/train/a runs/train/b
 python -m engine.compare a/best.pt b.onnx --data coco128.yaml
+torchrun --nproc_per_node 2 -m engine.compare runs/train/a runs/train/b
 
 The first run is the baseline. All are scored on the same images; the 95 % interval of a difference comes from drawing
 those images anew (see `engine.evaluation.bootstrap`). It covers the choice of the images, not the training seed.
@@ -13,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +23,12 @@ from utils.config.settings import CompareConfig, ValConfig
 from utils.entrypoint import run_main
 from utils.errors import UserError
 
-UNCOMPARED = frozenset({"name", "project", "exist_ok", "local_rank", "local_world_size"})  # settings
+if TYPE_CHECKING:
+    from utils.distributed.context import DistributedContext
+
+UNCOMPARED = frozenset(  # settings
+    ("name", "project", "exist_ok", "local_rank", "local_world_size", "csv_names", "tracker", "tracker_weights")
+)
 
 
 @dataclass(frozen=True)
@@ -92,22 +98,24 @@ def differences(aps: Sequence[np.ndarray], draws: Sequence[np.ndarray], num_imag
 
 def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(CompareConfig, argv, __doc__.split("\n")[0])
-    entries = entries_of(config.runs)
-    compare(config, entries)
+    from utils.distributed.context import DistributedContext, report_errors_once
+
+    ctx = DistributedContext.from_environment(config.device, None, None)
+    with ctx.closing(), report_errors_once(ctx):
+        compare(config, entries_of(config.runs), ctx)
 
 
-def compare(config: CompareConfig, entries: Sequence[Entry]) -> None:
-    """Scores the runs, prints the comparison, and writes comparison.json and curves.png."""
+def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedContext) -> None:
+    """Scores the runs. All processes call it; the main one prints the comparison, and writes comparison.json and
+    curves.png."""
     from engine.evaluation.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
     from engine.validator import open_models, score
-    from utils.distributed.context import DistributedContext
     from utils.files.folders import increment_path
     from utils.files.safe_io import write_whole
     from utils.logger import configure_logging, get_logger
 
-    configure_logging(True)
+    configure_logging(ctx.is_main)
     log = get_logger()
-    ctx = DistributedContext.from_environment(config.device, None, None)
     validation = ValConfig(
         weights=[str(entry.weights) for entry in entries],
         **{name: getattr(config, name) for name in ("data", "task", "imgsz", "batch_size", "device", "workers")},
@@ -120,11 +128,15 @@ def compare(config: CompareConfig, entries: Sequence[Entry]) -> None:
     aps, draws, times = [], [], None
     for model in models:
         result, evaluator, index = score(validation, model, spec, model.input_hw, ctx)
+        if result is None:
+            continue
         gt = evaluator.ground_truth
         times = draw_images(gt.num_images, config.draws, config.seed) if times is None else times
         drawn = resampled_ap(class_outcomes(gt, evaluator.detections, len(index.names)), times)
         aps.append(np.r_[result.ap, result.class_ap])
         draws.append(np.column_stack([mean_ap(drawn), drawn]))
+    if not ctx.is_main:
+        return
     found = differences(aps, draws, times.shape[1])
     names = ("all", *index.names)
     log.info("%s", format_differences(aps[0], found, names, entries, images=times.shape[1], draws=config.draws))

@@ -6,6 +6,7 @@ import errno
 import itertools
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import cv2
@@ -71,6 +72,7 @@ def detect(config: DetectConfig) -> Path:
                 get_logger().warning("%s; skipped", failed[frame.path])
     finally:
         output.close()
+    output.remove_earlier(seen | failed.keys())
     log.summarise()
     get_logger().info("results are in %s", output.run_dir)
     if failed:
@@ -132,6 +134,10 @@ class Output:
         if self._window is not None:
             self._window.close()
         self._files.close()
+
+    def remove_earlier(self, sources: Iterable[str]) -> None:
+        """See `DetectionFiles.remove_earlier`."""
+        self._files.remove_earlier(sources)
 
     def _draw(self, image: np.ndarray, found: DetectionTable) -> np.ndarray:
         labels = None

@@ -76,13 +76,15 @@ class HubModel:
         ``size``: pixels of the longer side on the canvas, rounded up to whole strides; 0: the size of the training.
         Raises UserError for images that cannot be used.
         """
+        if not isinstance(size, int | np.integer) or size < 0:
+            raise UserError(f"size: must be one whole number, the pixels of the longer side, got {size!r}")
         results = self._predictor(
             imgs,
             imgsz=-(-size // self.stride) * self.stride,
             conf=self.conf,
             iou=self.iou,
             max_det=self.max_det,
-            classes=self.classes or (),
+            classes=() if self.classes is None else self.classes,
             agnostic=self.agnostic,
         )
         return HubDetections(results, self.names)

@@ -83,8 +83,11 @@ def open_predictor(weights: str, *, imgsz: int, device: str) -> Predictor:
     return load(weights, imgsz=imgsz, device=device, conf=LEAST_SCORE)
 
 
-def label_issues(predictor: Predictor, splits: Sequence[CheckedSplit], least_score: float) -> list[Issue]:
-    """The label errors of all splits with a score of at least ``least_score``, the most probable first.
+def label_issues(
+    predictor: Predictor, splits: Sequence[CheckedSplit], least_score: float
+) -> tuple[list[Issue], dict[str, DetectionTable]]:
+    """The label errors of all splits with a score of at least ``least_score``, the most probable first, and the
+    detections by split.
 
     Raises UserError unless the classes of the model are those of the data set.
     """
@@ -92,13 +95,13 @@ def label_issues(predictor: Predictor, splits: Sequence[CheckedSplit], least_sco
     if tuple(predictor.names.values()) != names:
         theirs = ", ".join(predictor.names.values())
         raise UserError(f"--weights: the model has other classes ({theirs}) than the data set ({', '.join(names)})")
-    issues = []
+    issues, tables = [], {}
     for split in splits:
-        table = detect_all(predictor, split.index)
+        table = tables[split.name] = detect_all(predictor, split.index)
         for error in find_label_errors(split.index.ground_truth(), table, len(names)):
             if error.score >= least_score:
                 issues.append(_issue(error, split))
-    return sorted(issues, key=lambda issue: -issue.score)
+    return sorted(issues, key=lambda issue: -issue.score), tables
 
 
 def _issue(error: LabelError, split: CheckedSplit) -> Issue:

@@ -247,6 +247,8 @@ def open_weights(
     path: str | os.PathLike[str], *, device: str | int | torch.device = "", nms: bool = False, offline: bool = False
 ) -> InferenceModel:
     """The model of a file or of public weights, which are downloaded unless ``offline``. See `load`."""
+    if not os.fspath(path):
+        raise UserError("an empty path; give a checkpoint, an exported file, or the name of public weights")
     devices = parse_devices(str(device))
     if len(devices) > 1:
         raise UserError(f"--device {device}: detection runs on one device; name one")

@@ -1,6 +1,6 @@
 """What each process of a run sets up and checks before it trains.
 
-It sets up the log, threads and kernels; it checks that all processes agree, and that every given setting has an effect.
+It sets up the log, threads and kernels, and checks that all processes agree.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from engine.checkpoint.run import Run, claim_folder
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
-from models.heads.base import DetectionHead
-from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
+from utils.config.settings import TrainConfig, ValConfig
 from utils.distributed.agreement import check_agreement, product_version
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -69,90 +68,6 @@ def _checksum(tensor: Tensor) -> int:
     """The sum of the bits as integers, which does not depend on the order of addition."""
     flat = tensor.detach().reshape(-1)
     return int(flat.view(torch.int32 if flat.element_size() == 4 else torch.uint8).sum(dtype=torch.int64))
-
-
-def idle_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> list[str]:
-    """A line for each setting that is not at its default and has no effect on these processes."""
-    asked = {item.partition("=")[0].strip() for item in config.override}
-    found = [*_idle_on_one_process(ctx, config), *_idle_in_steps(config), *_idle_in_epochs(config, hyp)]
-    return [*found, *_idle_in_pictures(config, hyp, asked), *_idle_rates(config, hyp, asked)]
-
-
-def idle_on_head(head: DetectionHead, config: TrainConfig) -> list[str]:
-    """As `idle_settings`, for settings that have no effect with this head."""
-    asked, unused = (item.partition("=")[0].strip() for item in config.override), head.unused_hyperparameters
-    lines = [f"--set {name} does nothing: the model's loss does not use it" for name in asked if name in unused]
-    if config.noautoanchor and head.anchors is None:
-        lines.append("--noautoanchor does nothing: the model has no anchors")
-    return lines
-
-
-def _idle_on_one_process(ctx: DistributedContext, config: TrainConfig) -> Iterator[str]:
-    if config.spawn == 1:
-        yield "--spawn 1 does nothing: one process trains anyway"
-    if config.sync_bn and 0 < config.sync_bn_group < ctx.world_size:
-        yield f"--sync-bn does nothing: --sync-bn-group {config.sync_bn_group} says over which processes"
-    if ctx.world_size > 1:
-        if config.sync_bn_group == 1:
-            yield "--sync-bn-group 1 does nothing: each process has its own statistics anyway"
-        if config.deterministic and config.virtual_ranks == ctx.world_size:
-            yield f"--virtual-ranks {config.virtual_ranks} does nothing: --deterministic cuts batches by process anyway"
-        return
-    if config.zero:
-        yield "--zero does nothing: one process holds the whole state of the optimizer"
-    if config.sync_bn or config.sync_bn_group:
-        yield "--sync-bn does nothing: one process sees the whole batch"
-    if config.virtual_ranks == 1:
-        yield "--virtual-ranks 1 does nothing: one process processes whole batches anyway"
-
-
-def _idle_in_steps(config: TrainConfig) -> Iterator[str]:
-    accumulate, nominal = f"--accumulate {config.accumulate}", f"--nominal-batch {config.nominal_batch}"
-    if not config.nominal_batch:
-        return
-    by_nominal = round(config.nominal_batch / config.batch_size)
-    if by_nominal <= 1 and config.accumulate == 1:
-        yield f"{nominal} does nothing: a batch has {config.batch_size} images already"
-    elif config.accumulate >= by_nominal:
-        yield f"{nominal} does nothing: {accumulate} is as much or more"
-    elif config.accumulate > 1:
-        yield f"{accumulate} does nothing: {nominal} makes it {by_nominal}"
-
-
-def _idle_in_epochs(config: TrainConfig, hyp: Hyperparameters) -> Iterator[str]:
-    if config.epochs <= hyp.close_mosaic and (hyp.mosaic or hyp.mixup) and not config.rect:
-        yield (
-            f"mosaic and mixup do nothing: close_mosaic is {hyp.close_mosaic} and the run has {config.epochs} epochs; "
-            "--set close_mosaic=0 keeps them"
-        )
-    if config.save_period > config.epochs:
-        yield f"--save-period {config.save_period} does nothing: the run has {config.epochs} epochs"
-    if config.patience >= config.epochs:
-        yield f"--patience {config.patience} does nothing: the run has {config.epochs} epochs"
-    elif config.min_gain and not config.patience:
-        yield f"--min-gain {config.min_gain:g} does nothing without --patience"
-    elif config.patience and config.val_every == 0:
-        yield f"--patience {config.patience} does nothing: --val-every 0 validates after the last epoch only"
-
-
-def _idle_in_pictures(config: TrainConfig, hyp: Hyperparameters, asked: set[str]) -> Iterator[str]:
-    by_hand = sorted(asked & {"mosaic", "mixup"})
-    if config.rect and any(getattr(hyp, name) for name in by_hand):
-        yield f"--set {by_hand[0]} does nothing: --rect leaves mosaic and mixup out"
-    if "multi_scale_range" in asked and not config.multi_scale:
-        yield "--set multi_scale_range does nothing without --multi-scale"
-    if "mosaic_block" in asked and (config.rect or not (hyp.mosaic or hyp.mixup)):
-        yield "--set mosaic_block does nothing: no picture is made of several"
-
-
-def _idle_rates(config: TrainConfig, hyp: Hyperparameters, asked: set[str]) -> Iterator[str]:
-    if "lr_mult" in asked and not config.weights:
-        yield "--set lr_mult does nothing without --weights"
-    if config.cos_lr and hyp.lrf == 1:
-        yield "--cos-lr does nothing: lrf 1 keeps the learning rate where it is"
-    for name in ("warmup_momentum", "warmup_bias_lr"):
-        if name in asked and hyp.warmup_epochs == 0:
-            yield f"--set {name} does nothing: warmup_epochs is 0"
 
 
 _AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

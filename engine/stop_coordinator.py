@@ -31,6 +31,7 @@ class StopCoordinator:
         self._save_every_updates = config.save_steps
         self._saved_at, self._save_requested = time.monotonic(), False
         self._polled_at = 0.0
+        self._end_requested = False
 
     def deferred(self) -> AbstractContextManager[None]:
         """A block in which signals are only noted."""
@@ -40,7 +41,15 @@ class StopCoordinator:
         """What this rank requests with the step that begins. A save is requested once, until it is done."""
         save = not self._save_requested and 0 < self._save_every_s <= time.monotonic() - self._saved_at
         self._save_requested |= save
-        return StepFlags(save, self._signals.stop, self._signals.interrupt)
+        return StepFlags(save, self._signals.stop or self._end_requested, self._signals.interrupt)
+
+    def request_end(self) -> None:
+        """Requests, from this rank, the end of training: with the next step's flags, or by `agree_to_end`."""
+        self._end_requested = True
+
+    def agree_to_end(self) -> bool:
+        """Whether any rank has requested the end. Every rank calls it."""
+        return max_over_ranks(self._ctx, int(self._end_requested)) > 0
 
     def save_is_due(self, flags: StepFlags, updates: int) -> bool:
         """Whether the ranks save after ``updates`` steps, given the flags of all of them."""
@@ -50,10 +59,11 @@ class StopCoordinator:
         self._saved_at, self._save_requested = time.monotonic(), False
 
     def exit_code(self, flags: StepFlags) -> int:
-        """The code with which the ranks exit after the step that had ``flags``; 0: they continue."""
-        if not (flags.stop or flags.interrupt):
-            return 0
-        return INTERRUPTED if flags.interrupt else REQUEUE
+        """The code with which the ranks exit after the step that had ``flags``; 0: no signal stops them. Every rank
+        calls it."""
+        if flags.interrupt:
+            return INTERRUPTED
+        return max_over_ranks(self._ctx, REQUEUE if self._signals.stop else 0) if flags.stop else 0
 
     def stop_requested(self) -> bool:
         """Whether a signal has reached this rank or, as of the last poll, another.

@@ -10,6 +10,7 @@ from typing import NoReturn
 import numpy as np
 
 from data.loading.loader import InfiniteDataLoader
+from engine.callbacks import Callbacks
 from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.run import Run
@@ -45,6 +46,7 @@ class Trainer:
         fitness: what decides which epoch is the best.
         watchdog: of this process, entered.
         progress: the run's position and its best result; updated in place.
+        callbacks: the user's hooks.
         on_epoch_end: called on every rank after each epoch, with its number and its result (None on other ranks than 0,
             and where the epoch was not validated).
     """
@@ -64,6 +66,7 @@ class Trainer:
         watchdog: Watchdog,
         tracker: Tracker,
         progress: Progress,
+        callbacks: Callbacks,
         on_epoch_end: EpochEnd | None = None,
     ) -> None:
         self.ctx, self.run, self.config = ctx, run, run.config
@@ -71,12 +74,13 @@ class Trainer:
         self.schedule = build_schedule(run.hyp, plan, cosine=run.config.cos_lr)
         self.train_loader, self.validate, self.fitness = train_loader, validate, fitness
         self.checkpointer, self.tracker, self.progress = checkpointer, tracker, progress
-        self.stops, self.watchdog = stops, watchdog
+        self.stops, self.watchdog, self.callbacks = stops, watchdog, callbacks
         self.on_epoch_end = on_epoch_end
         self._base_weights = np.array(train_loader.class_weights) if run.config.image_weights else None
         earlier_s = run.checkpoint.run.get("seconds", 0.0) if run.checkpoint else 0.0
         self._started = time.monotonic() - earlier_s
         self._first_step_done = False
+        self._is_ended = False  # by a callback
         self._epoch_end_s = 0.0  # seconds that the last validation and save took
         self._speed: dict[str, float] = {}  # of the epoch, as far as this process trained it
 
@@ -86,21 +90,29 @@ class Trainer:
         Raises `Stopped` when a signal to any rank ended the run early, on every rank after the same step, with
         everything saved.
         """
-        loader = self.train_loader
+        loader, last = self.train_loader, self.checkpointer.last
         self._use_class_weights()
         loader.start_at(self.progress.epoch, self.progress.batch)
         with self.stops.deferred(), self.watchdog.training(self.run.folder, self.config.stall_minutes * 60):
             try:
-                if self.run.continues_elsewhere(self.checkpointer.last):
+                if self.run.continues_elsewhere(last):
+                    self._save()
+                self._is_ended = self.callbacks.started()
+                if self._is_ended:
                     self._save()
                 with Prefetcher(iter(loader), device=self.ctx.device, render=loader.renderer) as batches:
                     while not self._is_finished():
                         self._train_epoch(batches)
+                        if self._is_ended:
+                            break
                         ended = time.monotonic()
                         self._end_epoch()
                         self._epoch_end_s = time.monotonic() - ended
                 self.checkpointer.finish()
                 max_over_ranks(self.ctx, 0)  # no rank returns before everything is written
+                if self._is_ended:
+                    self.callbacks.raise_failure()
+                    log.info("ended by a callback after %s; to train on: --resume %s", self._where(), last)
             finally:
                 self.checkpointer.wait()
 
@@ -116,7 +128,7 @@ class Trainer:
 
     def _is_finished(self) -> bool:
         progress, patience = self.progress, self.config.patience
-        if progress.epoch >= self.config.epochs:
+        if self._is_ended or progress.epoch >= self.config.epochs:
             return True
         stale = progress.epoch - progress.patience_epoch
         is_validated = progress.batch == 0 and progress.best_epoch >= 0 and self._validates_after(progress.epoch)
@@ -142,7 +154,7 @@ class Trainer:
             device=self.ctx.device,
             between_epochs_s=self._epoch_end_s,
         )
-        while progress.batch < len(self.train_loader):
+        while progress.batch < len(self.train_loader) and not self._is_ended:
             self._train_step(batches, bar)
         self._speed = bar.speed()
         bar.close()
@@ -162,11 +174,13 @@ class Trainer:
             self.progress.mean_losses(self.take_step.criterion.names), images=images, data_wait_s=batches.take_wait()
         )
         self.checkpointer.check()
+        self.callbacks.step_taken()
         if self.stops.save_is_due(flags, self.progress.updates):
             flags |= self._read(leave=0)
             self._save()
             if code := self.stops.exit_code(flags):
                 self._stop(code)
+            self._is_ended = flags.stop
 
     def _take_step(self, micro_batches: list[Batch], first: int) -> int:
         """Steps over micro-batches ``first``... of the epoch. Returns their images over all ranks."""
@@ -244,9 +258,14 @@ class Trainer:
         """Ends the run on every rank, once everything is on the disk."""
         self.checkpointer.finish()
         max_over_ranks(self.ctx, 0)
-        done = f"epoch {self.progress.epoch + 1}, batch {self.progress.batch} of {len(self.train_loader)}"
-        log.info("stopped by a signal after %s; continue with: --resume %s", done, self.checkpointer.last)
+        log.info("stopped by a signal after %s; continue with: --resume %s", self._where(), self.checkpointer.last)
         raise Stopped(code)
+
+    def _where(self) -> str:
+        progress = self.progress
+        if not progress.batch:
+            return f"{progress.epoch} epochs"
+        return f"epoch {progress.epoch + 1}, batch {progress.batch} of {len(self.train_loader)}"
 
     def _end_epoch(self) -> None:
         """After the last step of an epoch: averages the ranks' buffers, validates, saves, reports."""
@@ -261,13 +280,15 @@ class Trainer:
         progress.begin_epoch()
         is_best = self._record_result(result)
         metrics = self._metrics(result)
-        self.tracker.epoch(progress.epoch, self._row(losses, metrics))
+        row = self._row(losses, metrics)
+        self.tracker.epoch(progress.epoch, row)
         if result is not None:
             shown = (f"{k.split('/')[-1]} {v:.4f}" for k, v in metrics.items() if k.startswith("metrics"))
             log.info("epoch %d: %s", progress.epoch, "  ".join(shown))
         self._save(is_best=is_best, metrics=metrics)
         if self.on_epoch_end is not None:
             self.on_epoch_end(progress.epoch, result)
+        self._is_ended = self.callbacks.epoch_ended(row)
 
     def _validates_after(self, epochs_done: int) -> bool:
         val_every = self.config.val_every

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from utils.rng import Stream, keyed_generator
-from utils.structures import GroundTruth
 
 _ENOUGH_RECALL = 0.98
 _MIN_SIDE_PX = 2.0  # thinner boxes are not used for fitting: most are slivers left by cropping
@@ -139,10 +138,3 @@ def check_anchors(
     with torch.no_grad():
         buffer.copy_(torch.from_numpy(by_level / strides))
     return AnchorReport(new_recall, True, by_level, f"{found}; refitted, now {new_recall:.1%}")
-
-
-def sides_at(truth: GroundTruth, imgsz: int) -> np.ndarray:
-    """(M, 2) sides of all boxes but crowds, in pixels after scaling the images' longer sides to ``imgsz``."""
-    longest = np.repeat(truth.image_hw.max(1), np.diff(truth.offsets))
-    sides = truth.boxes_xywh_px[:, 2:] * (imgsz / longest)[:, None]
-    return sides[~truth.crowd]

@@ -19,6 +19,7 @@ from models.registry import Kind, build_head, build_layer, find_entry, make_acti
 from models.spec import IMAGE, LayerSpec, ModelSpec, load_spec
 from utils.errors import UserError
 from utils.rng import Stream, keyed_generator
+from utils.structures import one_line
 
 PROBE_SIZE = 512  # canvas side from which strides are read; a multiple of any sane stride
 
@@ -150,7 +151,7 @@ def build_on_meta(spec: ModelSpec, num_classes: int, names: Sequence[str] | None
         head = build_head(spec.layers[-1], spec, channels, strides, num_classes)
         if activation is not None:
             _set_activation(head, activation)
-    names = tuple(map(str, range(num_classes))) if names is None else tuple(names)
+    names = tuple(map(str, range(num_classes))) if names is None else tuple(one_line(str(name)) for name in names)
     return Detector([*layers, head], spec, names).train()
 
 

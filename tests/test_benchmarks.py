@@ -151,7 +151,21 @@ def test_mosaics_hold_each_object_once(tmp_path, scale):
 
 
 def test_a_comparison_without_detections_is_a_failure():
-    parity = Parity(64, 20, 1, 2e-5, 3e-6, 0.46, 0.47, 0.5, 0.52, 0.3, "a.jpg")
+    parity = Parity(
+        images=64,
+        matched=20,
+        missing=1,
+        box=2e-5,
+        mean_box=1e-6,
+        score=3e-6,
+        mean_score=1e-7,
+        ap=0.46,
+        ap_checkpoint=0.47,
+        f1=0.5,
+        f1_checkpoint=0.52,
+        threshold=0.3,
+        worst_image="a.jpg",
+    )
     line = "/best.onnx: 12.2 MB, 3 s; "
     assert cell(line + parity.line, "float32") == "2.0e-05, 3.0e-06, 1 of 20"
     assert cell(line + parity.line, "int8") == "AP -0.0100 of 0.4700, F1 -0.0200 of 0.5200"

@@ -54,6 +54,8 @@ def find_entry(name_or_path: str, catalog: Path = CATALOG) -> WeightsEntry:
     known = load_yaml(catalog) or {}
     name = catalog_name(name_or_path)
     if name not in known:
+        if Path(name_or_path).is_dir():
+            raise UserError(f"{name_or_path}: is a folder; name a file in it, such as best.pt")
         if Path(name_or_path).name != name_or_path:
             raise UserError(f"{name_or_path}: no such file")
         hint = suggestion(name, known) or f"; names: {', '.join(known)}"

@@ -2,10 +2,10 @@
 
 python -m data.check DATA.yaml
 python -m data.check DATA.yaml --weights best.pt --json > issues.json
-python -m data.check DATA.yaml --imgsz 1280 --split train --out sheets
+python -m data.check DATA.yaml --imgsz 1280 --split train --out checked
 
-Exit status: 0 if there is nothing to report, 1 if there is, 2 if the check could not run. The data set is never written
-to.
+Draws what it finds in report.html, in runs/check. Exit status: 0 if there is nothing to report, 1 if there is, 2 if the
+check could not run. The data set is never written to.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=-1, help="threads that read images; default: one per core")
     parser.add_argument("--verify", choices=("sample", "full"), default="sample", help="as in train.py")
     parser.add_argument("--json", action="store_true", help="print all issues as JSON, and nothing else, to stdout")
-    parser.add_argument("--out", type=Path, help="folder for contact sheets of the issues, one per kind")
+    parser.add_argument("--out", type=Path, help="folder for report.html; default: runs/check/exp, exp2, ...")
+    parser.add_argument("--noplots", action="store_true", help="write no report.html")
     options = parser.parse_args(argv)
     if options.imgsz < 0:
         raise UserError(f"--imgsz {options.imgsz}: must be at least 1")
@@ -72,11 +73,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """The content of the JSON, and the lines of the summary."""
     # What imports torch is imported once the flags are known to be valid.
+    from data.check.check_page import make_out, write_page
     from data.check.duplicates import image_issues
     from data.check.issues import summary_lines
     from data.check.labels import box_pairs, box_sizes, class_use
     from data.check.scanned import scan_dataset, scan_issues
-    from data.check.sheets import write_sheets
     from data.open_dataset import open_dataset
     from utils.distributed.context import DistributedContext
     from utils.machine.resources import available_cores
@@ -90,6 +91,8 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     splits = tuple(options.split or spec.splits)
     for split in splits:
         spec.split(split)
+    if options.out:
+        make_out(spec, options.out)
     imgsz = options.imgsz or (predictor.imgsz if predictor else DEFAULT_IMGSZ)
     workers = available_cores() if options.workers < 0 else options.workers
     scanned = scan_dataset(spec, tuple(dict.fromkeys(splits)), workers=workers, verify=options.verify)
@@ -98,17 +101,22 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     issues += [issue for split in scanned for issue in box_pairs(split)]
     issues += box_sizes(scanned, imgsz)
     issues += class_use(scanned)
+    detections = {}
     if predictor:
-        issues += label_issues(predictor, scanned, options.min_score)
+        label_errors, detections = label_issues(predictor, scanned, options.min_score)
+        issues += label_errors
     lines = [f"{split.name}: {split.index.report.summary()}" for split in scanned]
     lines += summary_lines(issues) or ["nothing to report"]
-    if options.out:
-        sheets = write_sheets(issues, spec, options.out)
-        lines.append(f"{len(sheets)} contact sheets are in {options.out}")
+    report = None
+    if not options.noplots:
+        report = write_page(options.out, spec, scanned, issues, detections, imgsz=imgsz, weights=options.weights)
+    if report:
+        lines.append(f"report: {report}")
     content = {
         "data": spec.source,
         "root": str(spec.root),
         "imgsz": imgsz,
+        "report": str(report) if report else None,
         "splits": {split.name: dict(split.index.report.totals) for split in scanned},
         "issues": [issue.content() for issue in issues],
     }

@@ -26,6 +26,25 @@ MOVED = "badly placed box"
 
 LABEL_ERRORS = (MISSED, SPURIOUS, SWAPPED, MOVED)
 EXPLANATIONS = {
+    DAMAGED: "decoders repair such files in their own way",
+    scan_kinds.BAD_IMAGE: "training leaves these files out",
+    scan_kinds.MISSING_IMAGE: "training leaves these out",
+    scan_kinds.BAD_LABEL: "training leaves these images out",
+    scan_kinds.BAD_ROW: "training leaves these rows out",
+    scan_kinds.UNKNOWN_CLASS: "training leaves these boxes out",
+    scan_kinds.NO_AREA: "training leaves these boxes out",
+    scan_kinds.NOT_FINITE: "training leaves these images out",
+    scan_kinds.OUTSIDE: "training leaves these boxes out",
+    scan_kinds.DUPLICATE: "training uses the first of equal rows",
+    scan_kinds.SIZE: "labels may belong to another version of the image",
+    scan_kinds.REPEATED_IMAGE: "training uses it once",
+    scan_kinds.UNLISTED: "training takes these images as backgrounds",
+    scan_kinds.ABSENT: "these labels are not used",
+    scan_kinds.UNSUPPORTED: "training does not read these files",
+    SMALL_OBJECTS: "most models miss objects below two cells of their finest level",
+    UNUSED: "the model cannot learn these",
+    NOT_TRAINED: "the model cannot learn these, and they are scored",
+    IMBALANCE: "scores say less about how the model was trained",
     ACROSS: "the same picture is trained on and scored on: scores are too high",
     WITHIN: "copies weigh more than other images",
     DOUBLED: "two boxes of one class with IoU above 0.9: one object is counted twice",
@@ -38,6 +57,38 @@ EXPLANATIONS = {
     SWAPPED: "the model is sure of another class",
     MOVED: "the model is sure of another position or size",
 }
+REMEDIES = {
+    DAMAGED: "get a better copy, or delete image and label",
+    scan_kinds.BAD_IMAGE: "get a better copy, or delete it",
+    scan_kinds.MISSING_IMAGE: "correct the list, or restore the file",
+    scan_kinds.BAD_LABEL: "correct the label file",
+    scan_kinds.BAD_ROW: "correct the row",
+    scan_kinds.UNKNOWN_CLASS: "correct the class, or add it to the names",
+    scan_kinds.NO_AREA: "delete the row, or draw the box again",
+    scan_kinds.NOT_FINITE: "correct the row",
+    scan_kinds.OUTSIDE: "delete the row, or draw the box again",
+    scan_kinds.DUPLICATE: "delete the second row",
+    scan_kinds.CLIPPED: "nothing, if objects are cut off by the border; else draw the box again",
+    scan_kinds.SIZE: "check that the labels fit the image",
+    scan_kinds.REPEATED_IMAGE: "list it once",
+    scan_kinds.UNLISTED: "label the image, or delete it",
+    scan_kinds.ABSENT: "add the images to the split, or delete these labels",
+    scan_kinds.UNSUPPORTED: "convert it, or delete it",
+    scan_kinds.NO_LABEL: "add an empty label file if it has no object, else label it",
+    ACROSS: "keep all copies in one split",
+    WITHIN: "keep one copy, if they were not meant",
+    DOUBLED: "delete one of the two",
+    TWO_CLASSES: "delete the wrong one",
+    TINY: "delete it if it is a slip, else train with a larger --imgsz or cut images into tiles",
+    SMALL_OBJECTS: "train with the --imgsz named, or cut images into tiles",
+    UNUSED: "label some, or remove the class from the names",
+    NOT_TRAINED: "move images of it into the training split",
+    IMBALANCE: "split the images anew, at random",
+    MISSED: "add the label",
+    SPURIOUS: "delete the label, or leave it if the model is wrong",
+    SWAPPED: "change the class",
+    MOVED: "draw the box again",
+}
 SHOWN = 3  # issues of a kind in the summary
 
 
@@ -48,7 +99,7 @@ class Box:
     class_name: str
     class_id: int
     xyxy_px: tuple[float, ...]  # original pixels
-    number: int | None = None  # in the image, from 0, without the rows that the scan left out; None: not labeled
+    number: int | None = None  # in the image, from 0, without the rows that the scan left out; None: not one of these
     where: str | None = None  # label file and line (COCO: and annotation id)
 
     @property

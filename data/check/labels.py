@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from data.check.census import SMALL_PX, size_that_shows
 from data.check.issues import (
     DOUBLED,
     IMBALANCE,
@@ -21,7 +22,6 @@ from data.check.scanned import CheckedSplit
 
 SAME_IOU = 0.9  # boxes that overlap by more are about the same object
 TINY_PX = 3.0  # longer side at imgsz; less than half a cell of the finest level (stride 8)
-SMALL_PX = 16.0  # median size at imgsz: two cells of the finest level
 SIZE_STEP = 32  # suggested sizes are multiples of the largest stride
 MIN_RATIO, MIN_DEVIATIONS = 2.0, 4.0  # of a class's frequency in two splits: how different, how significant
 
@@ -67,27 +67,19 @@ def _pair(split: CheckedSplit, first: int, second: int, iou: float) -> Issue:
     return split.issue(TWO_CLASSES, f"{names[1]}, IoU {iou:.2f} with {names[0]} in {earlier}", (first, second))
 
 
-def _sizes_at(split: CheckedSplit, imgsz: int) -> np.ndarray:
-    """Widths and heights, float64 (M, 2), of the boxes when the longer side of their image has ``imgsz`` pixels."""
-    index = split.index
-    gain = imgsz / index.image_hw.max(1, initial=1)
-    return index.boxes_xywh_px[:, 2:] * np.repeat(gain, np.diff(index.offsets))[:, None]
-
-
 def box_sizes(splits: Sequence[CheckedSplit], imgsz: int) -> list[Issue]:
     """Boxes that are tiny at ``imgsz``, and whether half of all objects are small."""
     issues, all_sizes = [], []
     for split in splits:
-        sizes = _sizes_at(split, imgsz)
-        objects = ~split.index.crowd
-        all_sizes.append(np.sqrt(sizes[objects].prod(1)))
-        for row in np.flatnonzero(objects & (sizes.max(1, initial=0) < TINY_PX)).tolist():
-            w, h = sizes[row]
-            issues.append(split.issue(TINY, f"{w:.1f}x{h:.1f} px at --imgsz {imgsz}", (row,)))
+        sizes, rows = split.index.sides_at(imgsz), np.flatnonzero(~split.index.crowd)
+        all_sizes.append(np.sqrt(sizes.prod(1)))
+        for i in np.flatnonzero(sizes.max(1, initial=0) < TINY_PX).tolist():
+            w, h = sizes[i]
+            issues.append(split.issue(TINY, f"{w:.1f}x{h:.1f} px at --imgsz {imgsz}", (int(rows[i]),)))
     size = np.concatenate(all_sizes)
     median = float(np.median(size)) if size.size else math.inf
     if median < SMALL_PX:
-        wanted = math.ceil(imgsz * SMALL_PX / median / SIZE_STEP) * SIZE_STEP
+        wanted = size_that_shows(median, imgsz, SIZE_STEP)
         text = f"the median object has {median:.1f} px (square root of its area) at --imgsz {imgsz}; "
         issues.append(
             Issue(SMALL_OBJECTS, text + f"it has {SMALL_PX:.0f} px at --imgsz {wanted}, or cut images into tiles")

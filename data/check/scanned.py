@@ -56,8 +56,12 @@ def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int, ve
 
 def scan_issues(split: CheckedSplit) -> list[Issue]:
     """The findings of the scan, by kind."""
-    images = split.scan.source.images
-    found = [(p.finding, (images[p.image].name,)) for p in split.scan.found]
-    found += [(finding, ()) for finding in split.scan.general]
-    issues = [Issue(f.kind, f.text, split.name, names, f.where) for f, names in found]
+    images, names = split.scan.source.images, split.index.names
+    issues = [Issue(f.kind, f.text, split.name, (), f.where) for f in split.scan.general]
+    for p in split.scan.found:
+        boxes = ()
+        if p.xyxy_px and np.isfinite(p.xyxy_px).all():
+            boxes = (Box(names[p.class_id], p.class_id, p.xyxy_px, where=p.finding.where),)
+        f = p.finding
+        issues.append(Issue(f.kind, f.text, split.name, (images[p.image].name,), f.where, boxes))
     return sorted(issues, key=lambda issue: issue.kind)

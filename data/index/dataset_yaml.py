@@ -20,6 +20,7 @@ from data.labels.yolo import YOLO
 from utils.config.yaml_files import load_yaml, suggestion
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
+from utils.structures import one_line
 
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
 SPLITS = ("train", "val", "test")
@@ -175,6 +176,10 @@ def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tup
             raise UserError(f"{path}: has no 'names'; list the classes in the order of their ids")
     if count is not None and count != len(names):
         raise UserError(f"{path}: nc is {count}, but there are {len(names)} names; make them agree")
+    if broken := next((n for n in names if one_line(n) != n), None):
+        raise UserError(
+            f"{path}: names: {broken!r} contains a line break or another control character; class names are one line"
+        )
     twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
     if twice is not None:
         first, second = [i for i, n in enumerate(names) if n == twice][:2]

@@ -57,6 +57,13 @@ class DatasetIndex:
         """Absolute path of image i."""
         return os.path.normpath(os.path.join(self.root, self.paths[i]))
 
+    def sides_at(self, imgsz: int) -> np.ndarray:
+        """float64 (m, 2): widths and heights of all boxes but crowd regions, in pixels, with the longer side of each
+        image scaled to ``imgsz``."""
+        longest = np.repeat(self.image_hw.max(1), np.diff(self.offsets))
+        sides = self.boxes_xywh_px[:, 2:] * (imgsz / longest)[:, None]
+        return sides[~self.crowd]
+
     def labels(self, i: int) -> np.ndarray:
         """float32 (n, 5): class, then cx, cy, w, h as fractions of the size of image i. Crowd regions are left out."""
         return self.labels_of(np.array([i]))[0]

@@ -33,6 +33,8 @@ class LocatedFinding(NamedTuple):
     image: int
     line: int  # -1: the image or the label file itself
     finding: Finding
+    class_id: int = -1  # of a box whose geometry is the problem, and
+    xyxy_px: tuple[float, ...] = ()  # its corners as labeled, original pixels; empty: there is no such box
 
 
 class ScannedChunk(NamedTuple):

@@ -113,7 +113,10 @@ def scan_split(
     image_hw = np.concatenate([c.image_hw for c in chunks])
     boxes, row_problems = clean_rows(np.concatenate([c.table for c in chunks]), image_hw, source.normalized)
     found = [p for c in chunks for p in c.found]
-    found += [_finding(source, image, p.kind, p.text, p.line) for image, p in row_problems]
+    found += [
+        _finding(source, image, p.kind, p.text, p.line)._replace(class_id=p.class_id, xyxy_px=p.xyxy_px)
+        for image, p in row_problems
+    ]
     found += _unusable_labels(found, boxes, source)
     found.sort(key=lambda p: (p.image, p.line))
     _check_labels_fit(found, len(boxes.image), spec, split)

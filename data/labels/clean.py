@@ -25,6 +25,8 @@ class RowProblem(NamedTuple):
     line: int
     kind: str
     text: str
+    class_id: int = -1  # of a box whose geometry is the problem
+    xyxy_px: tuple[float, ...] = ()  # its corners as labeled; empty: the row is not a box
 
 
 class RawLabels(NamedTuple):
@@ -140,5 +142,6 @@ def _findings(
                 DUPLICATE: f"corners {box} px repeat an earlier row; left out",
                 CLIPPED: f"corners {box} px exceed the image, {width}x{height}; clipped to it",
             }[kind]
-            findings.append((image, RowProblem(int(table[row, LINE]), kind, text)))
+            line, class_id = int(table[row, LINE]), int(table[row, CLASS])
+            findings.append((image, RowProblem(line, kind, text, class_id, tuple(corners[row].tolist()))))
     return findings

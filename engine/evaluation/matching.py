@@ -280,6 +280,13 @@ def overlapping_pairs(
             yield Pairs(rows[local[keep]], target[keep], overlap[keep])
 
 
+def all_pairs(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Objects, min_overlap: float) -> Pairs:
+    """The pairs of `overlapping_pairs`, all at once."""
+    none = np.zeros(0, dtype=np.int64)
+    chunks = [Pairs(none, none, np.zeros(0)), *overlapping_pairs(group, boxes_xyxy, objects, min_overlap)]
+    return Pairs(*map(np.concatenate, zip(*chunks)))
+
+
 def _overlap(detections_xywh: np.ndarray, objects_xywh: np.ndarray, crowd: np.ndarray) -> np.ndarray:
     """IoU of (P, 4) with (P, 4) in the order of operations of pycocotools, so that thresholds fall the same way."""
     dx, dy, dw, dh = detections_xywh.T

@@ -17,10 +17,9 @@ import numpy as np
 from engine.evaluation.matching import (
     Objects,
     Outcomes,
-    Pairs,
+    all_pairs,
     match_by_overlap,
     match_detections,
-    overlapping_pairs,
     sort_by_class,
 )
 from utils.structures import DetectionTable, EvalResult, GroundTruth
@@ -188,10 +187,10 @@ def confusion_matrix(gt: GroundTruth, table: DetectionTable, num_classes: int) -
     gt_image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
     plain, crowd = ~gt.crowd, gt.crowd
 
-    pairs = _all_pairs(image, boxes, Objects(gt_image[plain], gt.boxes_xywh_px[plain], crowd[plain]))
+    pairs = all_pairs(image, boxes, Objects(gt_image[plain], gt.boxes_xywh_px[plain], crowd[plain]), CONFUSION_IOU)
     match = match_by_overlap(pairs, scores[pairs.detection], rows.size, int(plain.sum()))
 
-    pairs = _all_pairs(image, boxes, Objects(gt_image[crowd], gt.boxes_xywh_px[crowd], crowd[crowd]))
+    pairs = all_pairs(image, boxes, Objects(gt_image[crowd], gt.boxes_xywh_px[crowd], crowd[crowd]), CONFUSION_IOU)
     same_class = predicted[pairs.detection] == gt.classes[crowd][pairs.target]
     in_crowd = np.zeros(rows.size, dtype=bool)
     in_crowd[pairs.detection[same_class]] = True
@@ -205,9 +204,3 @@ def confusion_matrix(gt: GroundTruth, table: DetectionTable, num_classes: int) -
     column = np.r_[np.where(matched, np.r_[true, num_classes][match], num_classes)[counted], true[missed]]
     size = num_classes + 1
     return np.bincount(row * size + column, minlength=size * size).astype(np.int64).reshape(size, size)
-
-
-def _all_pairs(image: np.ndarray, boxes: np.ndarray, objects: Objects) -> Pairs:
-    none = np.zeros(0, dtype=np.int64)
-    chunks = [Pairs(none, none, np.zeros(0)), *overlapping_pairs(image, boxes, objects, CONFUSION_IOU)]
-    return Pairs(*map(np.concatenate, zip(*chunks)))

@@ -40,8 +40,8 @@ def quantize(proto: ModelProto, ranges: dict[str, tuple[float, float]], *, outpu
 
     Args:
         ranges: see `activation_ranges`.
-        outputs: whether the convolutions return 8-bit integers too. ONNX Runtime needs that; OpenVINO does not, and
-            without it their results are exact.
+        outputs: round the results of the convolutions to 8 bits too. ONNX Runtime computes with integers only then;
+            OpenVINO does in any case.
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
@@ -77,9 +77,10 @@ def quantize(proto: ModelProto, ranges: dict[str, tuple[float, float]], *, outpu
 
 
 def activation_ranges(proto: ModelProto, images: Iterable[np.ndarray]) -> dict[str, tuple[float, float]]:
-    """The lowest (at most 0) and highest (at least 0) value of each tensor that `quantize` rounds.
+    """The range (low <= 0 <= high) of each tensor that `quantize` rounds.
 
-    Percentiles and the least squared error cut off the largest values, and scores fall.
+    ``high`` is halfway between the mean and the highest of the images' maxima: some models suffer more from large
+    values that are cut off, and some from coarse steps.
 
     Args:
         images: batches float32 (B, 3, H, W) to calibrate with.
@@ -102,16 +103,21 @@ def activation_ranges(proto: ModelProto, images: Iterable[np.ndarray]) -> dict[s
     options = ort.SessionOptions()
     options.log_severity_level = 3  # errors
     session = ort.InferenceSession(observed.SerializeToString(), options, ["CPUExecutionProvider"])
-    low, high = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    lows: dict[str, list[float]] = {name: [] for name in names}
+    highs: dict[str, list[float]] = {name: [] for name in names}
     for batch in images:
         for name, values in zip([INPUT, *computed], [batch, *session.run(computed, {INPUT: batch})], strict=True):
-            low[name] = min(low[name], float(values.min()))
-            high[name] = max(high[name], float(values.max()))
-    if high[INPUT] == 0:
+            lows[name].append(float(values.min()))
+            highs[name].append(float(values.max()))
+    if not highs[INPUT]:
         raise UserError("--int8: there is no batch of training images to calibrate with; choose a smaller --batch")
-    for name in silu_inputs(proto) & low.keys():
-        low[name] = max(low[name], SILU_IS_ZERO)
-    return {name: (low[name], high[name] if low[name] < high[name] else 1.0) for name in names}
+    activated = silu_inputs(proto)
+    ranges = {}
+    for name in names:
+        low = min(0.0, *lows[name])
+        high = max(0.0, (np.mean(highs[name]) + max(highs[name])) / 2)
+        ranges[name] = (max(low, SILU_IS_ZERO) if name in activated else low, high if high > low else 1.0)
+    return ranges
 
 
 def silu_inputs(proto: ModelProto) -> set[str]:

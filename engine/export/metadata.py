@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import subprocess
 import sys
@@ -11,16 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from engine.export.ancestry import UNKNOWN, Ancestry
 from engine.export.options import ExportOptions, remaining_nms
 from engine.export.parity import Parity
 from engine.inference.metadata import PREPROCESSING, ExportMetadata
 from engine.inference.model import CheckpointModel
-from utils.config.yaml_files import load_yaml
 from utils.distributed.agreement import product_version
-from utils.download import CATALOG
 from utils.files.folders import PROJECT
-
-UNKNOWN = "unknown"
 
 
 def export_metadata(
@@ -76,29 +72,6 @@ def checked(metadata: ExportMetadata, parity: Parity) -> dict[str, Any]:
     return metadata.details | {"checked": "yes", "check": result | {"f1": parity.f1, "threshold": parity.threshold}}
 
 
-def license_of(info: Mapping[str, Any], weights: Path) -> tuple[str, str]:
-    """The starting weights of a checkpoint and their license, as text; "unknown" where nothing says.
-
-    A public file is recognized by its checksum, wherever it is and whatever its name.
-    """
-    catalog = load_yaml(CATALOG) or {}
-    if info.get("format") == "foreign":
-        digest = hashlib.sha256(weights.read_bytes()).hexdigest()
-        for name, entry in catalog.items():
-            if entry.get("sha256") == digest:
-                return f"{name}, a public file", entry.get("licence", UNKNOWN)
-        return "a file of another program", UNKNOWN
-    config = info.get("config")
-    if not config:
-        return UNKNOWN, UNKNOWN
-    start = config.get("weights")
-    if not start:
-        return "random weights", "yours to choose (trained from random weights)"
-    entry = catalog.get(Path(start).stem, {})
-    by_name = f"{entry['licence']}, if the starting weights were the public file" if "licence" in entry else UNKNOWN
-    return Path(start).name, by_name
-
-
 def git_commit() -> str:
     """The commit of this program; "unknown" without git or outside a repository."""
     if shutil.which("git") is None or not (PROJECT / ".git").exists():
@@ -112,14 +85,14 @@ def model_card(
     info: Mapping[str, Any],
     metadata: ExportMetadata,
     results: Mapping[str, Parity | None],
-    ancestry: tuple[str, str],
+    ancestry: Ancestry,
 ) -> str:
     """Markdown about exported files.
 
     Args:
         weights: the checkpoint.
         results: for each file its check; None: not checked.
-        ancestry: see `license_of`.
+        ancestry: of the checkpoint.
     """
     config, progress = info.get("config", {}), info.get("progress", {})
     ap = metadata.details["ap"]
@@ -141,8 +114,8 @@ def model_card(
         f"centered, padded with {PREPROCESSING['pad_value']}",
         "Output": f"layout {metadata.layout}; needs {needs}",
         "Precision": "int8" if metadata.details["int8"] else "float16" if metadata.details["half"] else "float32",
-        "Starting weights": ancestry[0],
-        "License of the weights": ancestry[1],
+        "Starting weights": ancestry.weights,
+        "License of the weights": ancestry.license,
     }
     lines = [f"# {weights.stem}", "", "| | |", "| --- | --- |"]
     lines += [f"| {key} | {value} |" for key, value in rows.items()]

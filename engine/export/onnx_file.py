@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,29 +9,15 @@ import torch
 from torch import nn
 
 from engine.export.options import ExportOptions
+from engine.inference.backends import quiet
 from engine.inference.metadata import ExportMetadata
+from utils.errors import UserError
 from utils.files.safe_io import write_whole
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 INPUT, OUTPUT = "images", "output0"
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without the notes of exporters, which are meant for their developers."""
-    names = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "onnx")
-    loggers = {logging.getLogger(name): logging.getLogger(name).level for name in names}
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in loggers.items():
-            logger.setLevel(level)
 
 
 def dynamic_shapes(stride: int) -> tuple[dict[int, object]]:
@@ -59,6 +41,8 @@ def build_onnx(module: nn.Module, options: ExportOptions, stride: int) -> ModelP
             verbose=False,
         )
         proto = program.model_proto
+    if (written := proto.opset_import[0].version) != options.opset:
+        raise UserError(f"--opset {options.opset}: torch wrote opset {written}; use that, or another")
     for node in proto.graph.node:
         node.doc_string = ""
         del node.metadata_props[:]

@@ -14,10 +14,11 @@ import torch
 
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex
+from engine.export.ancestry import Ancestry, ancestry_of
 from engine.export.images import calibration_images, check_set, open_split
 from engine.export.int8 import activation_ranges, quantize
 from engine.export.layouts import make_layout
-from engine.export.metadata import checked, export_metadata, labels_text, license_of, model_card
+from engine.export.metadata import checked, export_metadata, labels_text, model_card
 from engine.export.onnx_file import build_onnx, write_onnx
 from engine.export.openvino_folder import build_openvino, write_openvino
 from engine.export.options import PACKAGES, ExportOptions, check_flags, resolve_options
@@ -88,17 +89,18 @@ def export(config: ExportConfig) -> list[Path]:
             if len(formats) == 1:
                 raise
             failed[name] = error
-            get_logger().warning("%s: %s", name, _reason(error))
+            get_logger().warning("%s: %s", name, _summary(error))
     if done:
         job.write_texts(done)
     if failed:
         name, error = next(iter(failed.items()))
         kind = FailedCheck if all(isinstance(e, FailedCheck) for e in failed.values()) else UserError
-        raise kind(f"{len(failed)} of {len(formats)} formats failed (first: {name}: {_reason(error)})")
+        raise kind(f"{len(failed)} of {len(formats)} formats failed (first: {name}: {_summary(error)})")
     return list(done)
 
 
-def _reason(error: Exception) -> str:
+def _summary(error: Exception) -> str:
+    """Why a format failed, in one line."""
     if isinstance(error, UserError):
         return str(error)
     return explanation(error) or f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
@@ -140,8 +142,8 @@ class _Job:
         return self.model.path.stem + ("_int8" if self.options.int8 else "")
 
     @cached_property
-    def ancestry(self) -> tuple[str, str]:
-        return license_of(self.model.info, self.model.path)
+    def ancestry(self) -> Ancestry:
+        return ancestry_of(self.model.info, self.model.path)
 
     @property
     def data(self) -> dict[str, str]:
@@ -153,7 +155,7 @@ class _Job:
     @cached_property
     def metadata(self) -> ExportMetadata:
         model = self.model
-        return export_metadata(model, self.options, data=self.data, license=self.ancestry[1])
+        return export_metadata(model, self.options, data=self.data, license=self.ancestry.license)
 
     def split(self, name: str) -> DatasetIndex:
         return open_split(self.spec, name, self.config.cache_dir, single_cls=is_single_cls(self.model))
@@ -165,7 +167,11 @@ class _Job:
     def read_data(self) -> None:
         """Reads what all formats need of the data set, so that its errors are reported once."""
         if self.config.int8:
-            _ = self.calibration_split
+            count = min(len(self.calibration_split), self.config.calibration_images)
+            if count < self.options.batch:
+                raise UserError(
+                    f"--batch {self.options.batch}: is more than the {count} images to calibrate --int8 with"
+                )
         if self.config.check:
             _ = self.reference
 
@@ -227,8 +233,9 @@ class _Job:
                 replace_path(candidate, path)
                 get_logger().info("%s: %.1f MB, not checked (--no-check)", path, file_bytes(path) / 1e6)
                 return path, None
-            parity = self.reference.compare(open_model(candidate, device=CPU))
-            if problems := parity.violations(tolerance(half=self.options.half, int8=self.options.int8)):
+            allowed = tolerance(half=self.options.half, int8=self.options.int8)
+            parity = self.reference.compare(open_model(candidate, device=CPU), allowed)
+            if problems := parity.violations(allowed):
                 kept = path.with_name(f"{file_name}.failed")
                 replace_path(candidate, kept)
                 raise FailedCheck(

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from engine.export.onnx_file import dynamic_shapes, quiet
+from engine.export.onnx_file import dynamic_shapes
 from engine.export.options import ExportOptions
-from engine.inference.backends import EXTRA_FILE
+from engine.inference.backends import EXTRA_FILE, quiet
 from engine.inference.metadata import ExportMetadata
 from utils.files.safe_io import write_whole
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import sys
 import threading
 import warnings
@@ -57,6 +58,22 @@ def open_onnx(path: Path, device: torch.device, threads: int) -> Session:
 
     metadata = dict(session.get_modelmeta().custom_metadata_map)
     return Session("onnx", run, metadata, _sides(path, inputs[0].shape))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the notes of exporters and readers, meant for their developers, and without their tracebacks."""
+    names = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "onnx")
+    loggers = {logging.getLogger(name): logging.getLogger(name).level for name in names}
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in loggers.items():
+            logger.setLevel(level)
 
 
 @contextlib.contextmanager
@@ -126,7 +143,7 @@ def _model_info(model: Any) -> dict[str, Any]:
 def open_torchscript(path: Path, device: torch.device, threads: int) -> Session:
     """A TorchScript file."""
     files = {EXTRA_FILE: ""}
-    with _reading(path), _quiet():
+    with _reading(path), quiet():
         module = torch.jit.load(str(path), map_location=device, _extra_files=files).eval()
     _set_threads(threads)
     metadata = _json(path, files[EXTRA_FILE])
@@ -136,7 +153,7 @@ def open_torchscript(path: Path, device: torch.device, threads: int) -> Session:
 def open_pt2(path: Path, device: torch.device, threads: int) -> Session:
     """A program of `torch.export`. Archives that would run code of their own on loading are refused."""
     files = {EXTRA_FILE: ""}
-    with _reading(path), _quiet():
+    with _reading(path), quiet():
         _check_archive(path)
         program = torch.export.load(str(path), extra_files=files)
         if device.type != "cpu":
@@ -160,8 +177,11 @@ def _runner(module: torch.nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def _check_archive(path: Path) -> None:
-    """Raises UserError for a pt2 archive with pickled objects or compiled libraries, which torch would execute."""
+    """Raises UserError for an archive that is no pt2 file, and for one with pickled objects or compiled libraries,
+    which torch would execute."""
     with zipfile.ZipFile(path) as archive:
+        if not any(name.endswith("/archive_format") for name in archive.namelist()):
+            raise UserError(f"{path}: is no program of torch.export")
         for name in archive.namelist():
             if "/aotinductor/" in name and not name.endswith("/"):
                 raise UserError(f"{path}: refused: holds compiled code ({name[:100]})")
@@ -200,14 +220,6 @@ def _sides(path: Path, shape: list[Any]) -> tuple[int | None, ...]:
 
 def _log_cpu(path: Path, device: torch.device) -> None:
     get_logger().info("%s: its runtime has no support for %s here and computes on the CPU", path, device)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's warnings that its older format is deprecated."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 @contextlib.contextmanager

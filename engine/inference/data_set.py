@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from data.index.dataset_yaml import DatasetSpec
 from data.open_dataset import open_dataset
 from engine.inference.model import InferenceModel
-from engine.inference.runtime import OPENVINO_FOLDER
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import find_location
@@ -51,7 +50,7 @@ def open_data(
 def stored_location(model: InferenceModel) -> tuple[str, str]:
     """The YAML and the folder of the data set that the model's file names, see `find_location`."""
     file, folder = model.path, model.path.parent
-    is_inside = file.suffix == ".xml" and folder.name.endswith(OPENVINO_FOLDER)
+    is_inside = file.suffix.lower() == ".xml" and (folder / "metadata.yaml").is_file()  # of an OpenVINO folder
     return find_location(model.info.get("data", {}), folder if is_inside else file)
 
 

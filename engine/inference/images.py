@@ -76,6 +76,8 @@ def _images_of(item: Source, number: int, color: Color | None) -> list[InputImag
 
 
 def _read(path: str) -> np.ndarray:
+    if not path:
+        raise UserError("an empty path; give the path of an image file")
     if "://" in path:
         raise UserError(f"{path}: images are not downloaded; save it and give the path of the file")
     if "\0" in path:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from utils.errors import UserError
+from utils.structures import one_line
 
 KEY = "lockstep"
 VERSION = 1
@@ -177,7 +178,7 @@ def _names(value: Any) -> tuple[str, ...] | None:
         value = [keys[number] for number in numbers] if set(keys) == set(numbers) else None
     if not isinstance(value, list | tuple) or len(value) > MOST_CLASSES:
         raise UserError("damaged metadata ('names' does not number the classes from 0)")
-    return tuple(str(name) for name in value)
+    return tuple(one_line(str(name)) for name in value)
 
 
 def _image_size(value: Any) -> tuple[int, int] | None:

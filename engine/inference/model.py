@@ -152,10 +152,12 @@ class ExportedModel(InferenceModel):
         """The shape of the output for one gray image."""
         stride = self.stride
         height, width = shape if self.input_hw else (-(-side // stride) * stride for side in shape)
-        images = torch.full((self.batch or 1, 3, height, width), 0.5, device=self.device)
         try:
+            images = torch.full((self.batch or 1, 3, height, width), 0.5, dtype=torch.float32, device=self.device)
             with torch.inference_mode():
-                return tuple(self._run(images).shape)
+                return tuple(self._run_batch(images).shape)
+        except UserError:
+            raise
         except Exception as error:  # each runtime raises types of its own
             reason = explanation(error) or " ".join(str(error).split())[:300]
             raise UserError(f"{self.path}: cannot process an image of {height}x{width} pixels ({reason})") from None
@@ -168,20 +170,31 @@ class ExportedModel(InferenceModel):
             )
         images = images.float()
         if self.batch in (None, len(images)):
-            return [self._run(images)]
+            return [self._run_batch(images)]
         return [torch.cat([self._run_padded(part) for part in images.split(self.batch)])]
 
     def _run_padded(self, images: Tensor) -> Tensor:
         missing = self.batch - len(images)
         padded = torch.cat((images, images.new_zeros((missing, *images.shape[1:])))) if missing else images
-        return self._run(padded)[: len(images)]
+        return self._run_batch(padded)[: len(images)]
+
+    def _run_batch(self, images: Tensor) -> Tensor:
+        output = self._run(images)
+        if output.ndim == 3 and len(output) != len(images):
+            raise UserError(f"{self.path}: returns {len(output)} outputs for {len(images)} images")
+        return output
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         output = raw[0].float()
         if self._layout == "rows":  # x1, y1, x2, y2, score, class
             boxes, scores, classes = output.split((4, 1, 1), -1)
+            unknown = ~((classes > -0.5) & (classes < self.num_classes - 0.5)) & (scores > 0)
+            if unknown.any():
+                number, last = classes[unknown][0].item(), self.num_classes - 1
+                raise UserError(f"{self.path}: detects the class {number:g}, but its classes are 0 to {last}")
             columns = scores.new_zeros((*scores.shape[:2], self.num_classes))
-            return boxes, columns.scatter(-1, classes.long().clamp(0, self.num_classes - 1), scores)
+            numbers = classes.nan_to_num().round().long().clamp(0, self.num_classes - 1)
+            return boxes, columns.scatter(-1, numbers, scores)
         if self._layout == "objectness":  # cx, cy, w, h, objectness, classes
             boxes, objectness, classes = output.split((4, 1, self.num_classes), -1)
             return cxcywh_to_xyxy(boxes), objectness * classes

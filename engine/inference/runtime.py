@@ -18,16 +18,18 @@ OPENVINO_FOLDER = "_openvino_model"  # how the name of a folder with an OpenVINO
 
 
 def is_exported(path: str | Path) -> bool:
-    """Whether a path is, by its name, an exported file and not a checkpoint."""
+    """Whether a path is an exported file, by its name, or a folder with an OpenVINO model, and not a checkpoint."""
     path = Path(path)
-    return path.suffix in _BACKENDS or (path.name.endswith(OPENVINO_FOLDER) and path.is_dir())
+    if path.suffix.lower() in _BACKENDS:
+        return True
+    return path.is_dir() and (path.name.endswith(OPENVINO_FOLDER) or any(path.glob("*.xml")))
 
 
 def open_model(path: str | Path, *, device: torch.device, nms: bool = False, threads: int = 0) -> InferenceModel:
     """A model for inference on ``device``.
 
     Args:
-        path: a checkpoint (.pt, .pth, .safetensors), .onnx, .xml or a folder NAME_openvino_model, .torchscript or .pt2.
+        path: a checkpoint (.pt, .pth, .safetensors), .onnx, .xml or its folder, .torchscript or .pt2.
         nms: use the one-to-many branch of a head with two; its detections need NMS. Exported files have one branch.
         threads: CPU threads of the runtime; 0: as many as torch uses. With torch's own formats and checkpoints it sets
             torch's number, which holds for the whole process.
@@ -45,7 +47,8 @@ def open_model(path: str | Path, *, device: torch.device, nms: bool = False, thr
     if not path.exists():
         raise UserError(f"{path}: no such file")
     with errors_of(path):
-        session = _BACKENDS[path.suffix if path.is_file() else ".xml"](path, device, threads or torch.get_num_threads())
+        open_file = open_openvino if path.is_dir() else _BACKENDS[path.suffix.lower()]
+        session = open_file(path, device, threads or torch.get_num_threads())
         reopen = partial(open_model, path.absolute(), device=device, nms=nms, threads=threads)
         model = ExportedModel(session, parse_metadata(session.metadata), path, device, reopen)
     if nms and model.nms_iou is None:

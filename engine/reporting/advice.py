@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from data.check.census import SMALL_PX, Census, size_that_shows
 from engine.evaluation.analysis import Calibration
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.tide import KINDS, ErrorSplit
-from engine.reporting.census import SMALL_PX, Census, size_that_shows
 from engine.reporting.progress_bar import format_duration
 from utils.structures import EvalResult
 

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from markupsafe import Markup
 
+from data.check.census import Census, census_parts, take_census
+from data.check.photos import Photos
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import Analysis, analyze
 from engine.evaluation.fitness import Fitness
@@ -30,8 +32,7 @@ from engine.evaluation.image_errors import (
 from engine.evaluation.metrics import CONFUSION_CONFIDENCE
 from engine.reporting import score_parts
 from engine.reporting.advice import Findings, how_it_went, what_to_do, where_it_is_wrong
-from engine.reporting.census import Census, census_parts, take_census
-from engine.reporting.gallery import KIND_STYLES, KIND_WORDS, MOST_SUSPECTS, Galleries, Photos
+from engine.reporting.gallery import KIND_STYLES, KIND_WORDS, MOST_SUSPECTS, Galleries
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
@@ -90,7 +91,7 @@ class ReportPage:
 
     def __init__(self, folder: Path, subject: Subject) -> None:
         self._path, self._subject = folder / FILE_NAME, subject
-        self._photos = Photos(subject.validated)
+        self._photos = Photos()
         self._censuses: list[Census] | None = None
         self._warning = ""
 

@@ -45,6 +45,9 @@ class Tracker:
     def graph(self, model: nn.Module, example: Tensor) -> None:
         """The graph of ``model``, traced with the input ``example``."""
 
+    def finish(self, folder: Path) -> None:
+        """Called once, when the run is complete and all files in its ``folder`` are written."""
+
     def close(self) -> None:
         """Flushes and closes the files."""
 
@@ -74,6 +77,10 @@ class CompositeTracker(Tracker):
     def graph(self, model: nn.Module, example: Tensor) -> None:
         for tracker in self._trackers:
             tracker.graph(model, example)
+
+    def finish(self, folder: Path) -> None:
+        for tracker in self._trackers:
+            tracker.finish(folder)
 
     def close(self) -> None:
         for tracker in self._trackers:

@@ -5,8 +5,9 @@ The model of a foreign file is recognized: its family and size by tensor names a
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,21 @@ def load_detector(path: str | Path) -> tuple[Detector, dict[str, Any]]:
     model.
     """
     stored = read_weights(path)
-    detector = detector_of(stored)
+    with _default_dtype_and_device():
+        detector = detector_of(stored)
     return detector, stored.content | {"names": list(detector.names)}
+
+
+@contextlib.contextmanager
+def _default_dtype_and_device() -> Iterator[None]:
+    """What torch makes in the block is float32 and on the CPU by default, whatever the caller's program has set."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 def detector_of(stored: StoredWeights) -> Detector:

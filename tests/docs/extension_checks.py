@@ -21,7 +21,8 @@ from engine.inference.runtime import open_model
 from engine.optim.build import build_optimizer
 from models.detector import build_detector
 from models.weights.load import load_detector
-from tests.helpers.tiny import TINY_MODEL, make_batch, write_dataset, write_model, write_weights
+from tests.helpers.exports import lively, write_weights
+from tests.helpers.tiny import TINY_MODEL, make_batch, write_dataset, write_model
 from utils.config.settings import Hyperparameters
 from utils.structures import GRAY
 
@@ -104,6 +105,7 @@ def test_erasing_is_the_same_in_both_forms():
         assert 0.01 < (erased == GRAY).mean() < 0.25
 
 
+@pytest.mark.slow
 def test_a_training_with_everything(tmp_path: Path):
     data = write_dataset(tmp_path / "set", train=8, val=4)
     spec = TINY_MODEL | {"head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}
@@ -116,11 +118,12 @@ def test_a_training_with_everything(tmp_path: Path):
     assert load_detector(tmp_path / "exp" / "last.pt")[0].head.validation_iou == 0.6
 
 
+@pytest.mark.slow
 def test_an_ort_file_detects_what_the_checkpoint_detects(tmp_path: Path):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     data = write_dataset(tmp_path / "set", train=4, val=4)
-    weights = write_weights(tmp_path / "best.pt", ["light", "dark"])
+    weights = write_weights(tmp_path / "best.pt", lively(TINY_MODEL, ("light", "dark")))
     export.main(["--weights", str(weights), "--format", "ort", "--data", str(data)])
     model = open_model(tmp_path / "best.ort", device=torch.device("cpu"))
     assert model.names == ("light", "dark")

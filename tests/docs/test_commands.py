@@ -61,8 +61,8 @@ def acceptance(monkeypatch: pytest.MonkeyPatch) -> Acceptance:
     return Acceptance(monkeypatch)
 
 
-def check_python(words: list[str], acceptance: Acceptance) -> None:
-    """``FILE.py ...`` or ``-m MODULE ...``, as after ``python``."""
+def check_python(words: list[str], acceptance: Acceptance, *, in_text: bool = False) -> None:
+    """``FILE.py ...`` or ``-m MODULE ...``, as after ``python``. In a sentence, the name alone stands for a program."""
     is_module = words[0] == "-m"
     name = words[1] if is_module else words[0].removesuffix(".py").replace("/", ".")
     assert is_module or words[0].endswith(".py"), words
@@ -76,7 +76,11 @@ def check_python(words: list[str], acceptance: Acceptance) -> None:
     if REST & set(arguments):
         arguments = [word for word in arguments if word not in REST]
         arguments += [] if "--weights" in arguments else LEFT_OUT.get(name, [])
-    is_package = (ROOT / name.replace(".", "/")).is_dir()
+    path = ROOT / name.replace(".", "/")
+    is_package = path.is_dir()
+    assert (path / "__main__.py" if is_package else path.with_suffix(".py")).is_file(), path
+    if in_text and not arguments:
+        return
     module = importlib.import_module(f"{name}.__main__" if is_package else name)
     if hasattr(module, "parse_config") or "argparse" in Path(module.__file__).read_text(encoding="utf-8"):
         acceptance.check(module, arguments)
@@ -117,13 +121,14 @@ def test_the_tests_see_the_commands():
 def test_the_program_accepts_the_command(command: Command, acceptance, monkeypatch, capsys):
     program, *words = command.words
     if program in ("python", "python3"):
-        check_python(words, acceptance)
+        check_python(words, acceptance, in_text=command.in_text)
     elif program in ("srun", "mpirun"):  # their own options cannot be checked here
         check_python(words[words.index("python") + 1 :], acceptance)
     elif program == "torchrun":
         if [word for word in words if not word.startswith("-") and not word.isdigit() and word != "N"]:
             options = get_args_parser().parse_args(words)
-            check_python([options.training_script, *options.training_script_args], acceptance)
+            script = ["-m", options.training_script] if options.module else [options.training_script]
+            check_python([*script, *options.training_script_args], acceptance)
         else:  # only an option, named in a sentence
             options = ["1" if word == "N" else word for word in words]
             get_args_parser().parse_args([*options, "train.py"])
@@ -146,6 +151,8 @@ def test_the_program_accepts_the_command(command: Command, acceptance, monkeypat
         assert words[0] in ("check", "format")
     elif program == "tensorboard":
         assert words[0] == "--logdir"
+    elif program == "mlflow":
+        assert words[0] == "ui"
     elif program == "docker":
         assert words[0] == "run"
     elif program == "apt":

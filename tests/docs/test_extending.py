@@ -23,14 +23,16 @@ CHECKS = "tests/docs/extension_checks.py"
 def changed(text: str, change: Block) -> str:
     """``text`` with the changes of a block, which are separated by ``@@``. Lines begin with a space (they are there),
     ``-`` (they are replaced) or ``+``. Raises AssertionError unless each is at exactly one place."""
+    lines = text.splitlines()
     for hunk in change.text.split("@@\n"):
-        lines = hunk.splitlines()
-        assert all(line[:1] in (" ", "-", "+", "") for line in lines), change
-        before = "".join(f"{line[1:]}\n" for line in lines if line[:1] in (" ", "-"))
-        after = "".join(f"{line[1:]}\n" for line in lines if line[:1] in (" ", "+"))
-        assert f"\n{text}".count(f"\n{before}") == 1, f"{change}: is not at one place of {change.title}:\n{before}"
-        text = f"\n{text}".replace(f"\n{before}", f"\n{after}")[1:]
-    return text
+        rows = hunk.splitlines()
+        assert all(row[:1] in (" ", "-", "+", "") for row in rows), change
+        before = [row[1:] for row in rows if row[:1] in (" ", "-", "")]
+        after = [row[1:] for row in rows if row[:1] in (" ", "+", "")]
+        places = [i for i in range(len(lines)) if lines[i : i + len(before)] == before]
+        assert len(places) == 1, f"{change}: {change.title} has {len(places)} places with\n{hunk}"
+        lines[places[0] : places[0] + len(before)] = after
+    return "\n".join(lines) + "\n"
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +68,23 @@ def test_the_blocks_name_their_files_in_the_text():
         assert f"`{block.title}`:\n\n```{block.language} {block.title}\n" in text, block
 
 
-def test_the_additions_work(extended: Path):
+@pytest.mark.parametrize("marker", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_the_additions_work(extended: Path, marker: str):
     environment = {**os.environ, "PYTHONPATH": str(extended), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(extended), CHECKS],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir",
+            str(extended),
+            CHECKS,
+            "-m",
+            marker,
+        ],
         cwd=extended,
         env=environment,
         capture_output=True,
@@ -94,5 +109,5 @@ def test_a_change_that_no_longer_fits_is_noticed():
     change = Block(PAGE, 1, "diff", "x.py", " a\n+b\n")
     assert changed("a\nc\n", change) == "a\nb\nc\n"
     for text in ("c\n", "a\na\n"):
-        with pytest.raises(AssertionError, match="is not at one place"):
+        with pytest.raises(AssertionError, match=r"has \d places"):
             changed(text, change)

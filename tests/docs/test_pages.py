@@ -145,7 +145,13 @@ def folder_of_examples(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("block", [b for b in of_language("python") if not b.title], ids=str)
+def runnable_code() -> list:
+    """The Python blocks that are no files; an export takes ten seconds."""
+    found = [block for block in of_language("python") if not block.title]
+    return [pytest.param(b, marks=[pytest.mark.slow] * ("best.onnx" in b.text), id=str(b)) for b in found]
+
+
+@pytest.mark.parametrize("block", runnable_code())
 def test_python_code_runs(block: Block, folder_of_examples: Path, monkeypatch: pytest.MonkeyPatch):
     for package in OPTIONAL:
         if re.search(rf"^import {package}|^from {package}", block.text, re.MULTILINE):

@@ -1,7 +1,10 @@
 """`python -m engine.compare`: what it says of equal runs, of different runs, and of runs that cannot be compared."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import train
 from engine import compare
 from engine.compare import Difference, differences, differing_settings, entries_of
 from engine.evaluation.bootstrap import draw_images
+from tests.helpers.processes import LAUNCHED, ROOT
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.errors import UserError
@@ -58,6 +62,33 @@ def test_a_run_does_not_differ_from_itself(runs):
         assert part["change"] in (0, None)
         assert part["low"] in (0, None)
         assert part["high"] in (0, None)
+
+
+def test_two_processes_share_the_images_and_one_reports(runs):
+    flags = ["--device", "cpu", "--workers", "0", "--project", runs / "out", "--cache-dir", runs, "--draws", "200"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "engine.compare"]
+    command = [sys.executable, *launcher, runs / "a", runs / "b", *flags, "--name", "two"]
+    environment = {k: v for k, v in os.environ.items() if k not in LAUNCHED} | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*map(str, command)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("results are in") == 1
+    assert not (runs / "out" / "two2").exists()
+    single, _ = compared(runs, runs / "a", runs / "b", name="one")
+    found = json.loads((runs / "out" / "two" / "comparison.json").read_text(encoding="utf-8"))
+    assert found.keys() == single.keys()
+    assert (found["images"], found["settings"]) == (9, single["settings"])
+    for name, ap in single["baseline"].items():
+        assert found["baseline"][name] == pytest.approx(ap, abs=1e-6)
+    missing = subprocess.run(
+        [*map(str, [*command[:8], runs / "a", runs / "absent"])],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert missing.stderr.count("error: ") == 1
+    assert "absent" in missing.stderr
 
 
 def test_differences_pair_the_draws():

@@ -127,6 +127,19 @@ def test_attributes_are_used(model):
         model("https://example.com/a.jpg")
 
 
+@pytest.mark.parametrize("size", [-3, 64.0, (64, 64), "64"])
+def test_a_size_is_one_whole_number(model, size):
+    with pytest.raises(UserError, match="size: must be one whole number"):
+        model(picture(), size=size)
+
+
+def test_classes_are_a_list(model):
+    """The number 0 is not taken for all classes."""
+    model.classes = 0
+    with pytest.raises(UserError, match="classes"):
+        model(picture())
+
+
 def test_boxes_in_four_forms(model):
     found = model([picture(), picture(30, 90)])
     for (height, width), corners, corners_n, centers, centers_n in zip(

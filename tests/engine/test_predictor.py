@@ -259,6 +259,8 @@ def test_memory_stays_flat(predictor, calls, limit_mb):
         ("nowhere.jpg", "nowhere.jpg: no such image"),
         ("https://example.com/a.jpg", "are not downloaded"),
         (".", "is a folder; give a list of files"),
+        ("", "^an empty path; give the path of an image file"),
+        (["", "a.jpg"], "^an empty path"),
         (7, "int is not an image"),
         (["nowhere.jpg", None], "nowhere.jpg"),
         ([np.zeros((4, 4), np.uint8), None], "image1.jpg: NoneType is not an image"),
@@ -326,6 +328,7 @@ def test_unfit_settings_are_one_line(weights, predictor, settings, message):
     ("arguments", "message"),
     [
         (("nowhere.pt",), "nowhere.pt"),
+        (("",), "^an empty path; give a checkpoint"),
         (("yolov8nn",), "no such file or name of public weights"),
         (("best.pt", "0,1"), "no CUDA|no GPU|runs on one device"),
     ],

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +64,7 @@ class Command:
     page: str
     line: int
     words: tuple[str, ...]
+    in_text: bool = False  # in a sentence or table, not in a block
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}: {shlex.join(self.words)}"
@@ -81,7 +81,7 @@ def commands(page: str) -> list[Command]:
     for number, line in enumerate(prose(page).splitlines(), 1):
         for span in re.findall(r"`([^`]+)`", line):
             if re.match(rf"({'|'.join(COMMANDS)}) +\S", span):
-                found += _split(page, number, span)
+                found += [replace(command, in_text=True) for command in _split(page, number, span)]
     return found
 
 
@@ -127,11 +127,3 @@ def anchors(page: str) -> set[str]:
     """The anchors that GitHub makes of a page's headings."""
     titles = re.findall(r"^#+ +(.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.replace("`", "").lower()).replace(" ", "-") for title in titles}
-
-
-def tracked_files() -> set[str]:
-    """Files of the repository that git knows or would take."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
-    )
-    return set(listed.stdout.splitlines())

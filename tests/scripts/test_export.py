@@ -114,6 +114,13 @@ def test_int8(weights: Path, data: Path, capsys: pytest.CaptureFixture):
         assert not torch.equal(found_scores, scores)
 
 
+def test_too_few_images_to_calibrate_are_one_line(weights: Path, capsys: pytest.CaptureFixture):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    message = error_of(capsys, export.main, "--weights", weights, "--int8", "--batch", "8", "--no-check")
+    assert "--batch 8: is more than the 6 images to calibrate --int8 with" in message
+
+
 def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: pytest.MonkeyPatch):
     """The other format is written all the same, and what was there before stays."""
     weights.with_name("best.torchscript").write_text("an older export")

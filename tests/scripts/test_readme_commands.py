@@ -56,15 +56,15 @@ def test_from_clone_to_onnx(tmp_path: Path):
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("not in a git repository")
     clone = Clone(tmp_path)
-    data = write_dataset(tmp_path / "my images", train=8, val=4)
+    data = write_dataset(tmp_path / "my images", train=32, val=8)
     image = next((data.parent / "images" / "val").iterdir())
     mine = {"DATA.yaml": str(data)}
 
     check = documented("README.md", "python -m data.check DATA.yaml")
-    assert "4 images" in clone.run(check, mine, codes=(0, 1))
+    assert "8 images" in clone.run(check, mine, codes=(0, 1))
 
     train = documented("README.md", "python train.py --data DATA.yaml --model yolov8n")
-    small = {"yolov8n": str(write_model(tmp_path / "tiny.yaml", TINY_MODEL)), "640": "64", "100": "1", "16": "4"}
+    small = {"yolov8n": str(write_model(tmp_path / "tiny.yaml", TINY_MODEL)), "640": "64", "100": "20", "16": "4"}
     clone.run(train, {**mine, **small, "0": "cpu"})
     clone.run([*train, "--seed", "1"], {**mine, **small, "0": "cpu"})
     section = (ROOT / "docs" / "training.md").read_text().split("## What a run writes")[1].split("\n## ")[0]

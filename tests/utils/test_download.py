@@ -288,6 +288,11 @@ def test_unknown_name_gets_a_suggestion(fetch):
         fetch("runs/exp/best.pt")
 
 
+def test_a_folder_is_not_called_missing(fetch, tmp_path):
+    with pytest.raises(UserError, match="is a folder; name a file in it"):
+        fetch(str(tmp_path))
+
+
 def test_urls_with_equal_file_names_do_not_collide(fetch, server):
     one, two = fetch(server.url), fetch(server.url + "?v=2")
     assert one.name == two.name == "tiny.pt"

@@ -200,6 +200,11 @@ class TrainConfig(_DataConfig):
     seed: int = setting(0, low=0, help="seed of all random numbers")
     deterministic: bool = setting(False, help="use deterministic kernels")
     max_bad_steps: int = setting(20, low=1, help="stop after this many consecutive non-finite steps")
+    callbacks: str = setting("", help="MODULE:OBJECT with hooks of your own: on_start, on_step, on_epoch, on_end")
+    tracker: list[str] = setting(
+        factory=list, choices=("mlflow", "wandb"), help="services that also receive settings, results and reports"
+    )
+    tracker_weights: bool = setting(False, help="--tracker also receives best.pt")
     csv_names: str = setting(
         "lockstep",
         choices=("lockstep", "ultralytics", "yolov5"),

@@ -25,7 +25,10 @@ _MEANINGS: dict[str, dict[str, tuple[str, ...]]] = {
     "export": {},
 }
 
-_UPLOAD = "nothing is uploaded; results.csv and TensorBoard events are in the run's folder. Leave it out"
+_UPLOAD = (
+    "nothing is uploaded unless --tracker asks for it; results.csv and TensorBoard events are in the run's folder. "
+    "Leave it out"
+)
 _BOXES_ONLY = "masks and keypoints are not supported, only boxes. Leave it out"
 _NO_SUCH_AUGMENTATION = "there is no such augmentation; configs/hyp/scratch.yaml lists all, albumentations included"
 _NO_SEARCH = "search hyper-parameters with python -m engine.search (--help lists its flags)"
@@ -33,10 +36,8 @@ _LABEL_FILES = "label files are written by detect.py (--save-txt, --save-conf); 
 _ONE_VIEW = "detect.py has no test-time augmentation; val.py --tta evaluates a model with it. Leave it out"
 _NO_SUCH_FORMAT = "belongs to a format that is not supported; --format takes onnx, openvino, torchscript and pt2"
 _PLOTS = "plots are drawn unless --noplots is given"
-_EVERYWHERE = {
-    "--dnn": "only .pt, .pth and .safetensors weights are supported, and PyTorch runs them. Leave it out",
-    "--tracker": "object tracking is not supported. Leave it out",
-}
+_EVERYWHERE = {"--dnn": "only .pt, .pth and .safetensors weights are supported, and PyTorch runs them. Leave it out"}
+_NO_TRACKING = {"--tracker": "object tracking is not supported. Leave it out"}
 _ADVICE: dict[str, dict[str, str]] = {
     "train": {
         **_EVERYWHERE,
@@ -60,11 +61,13 @@ _ADVICE: dict[str, dict[str, str]] = {
     },
     "val": {
         **_EVERYWHERE,
+        **_NO_TRACKING,
         **dict.fromkeys(("--save-txt", "--save-conf", "--save-hybrid"), _LABEL_FILES),
         "--plots": _PLOTS,
     },
     "detect": {
         **_EVERYWHERE,
+        **_NO_TRACKING,
         "--data": "the checkpoint contains the class names. Leave it out",
         **dict.fromkeys(("--augment", "--tta"), _ONE_VIEW),
         "--visualize": "feature maps are not drawn. Leave it out",

@@ -73,6 +73,7 @@ def temporary_folder(path: str | Path) -> Iterator[Path]:
     # With logging; --help reads paths with this module.
     from utils.files.locks import flock, is_still_named, remove_abandoned
 
+    path = Path(path)
     prefix = f".{path.name[:60]}"
     remove_abandoned(folder for folder in path.parent.glob(f"{glob.escape(prefix)}.*.tmp") if folder.is_dir())
     while True:
@@ -151,12 +152,12 @@ def find_location(stored: Mapping[str, Any], checkpoint: str | Path) -> tuple[st
 
 def _find(stored: Mapping[str, Any], name: str, folder: Path) -> str:
     path, from_run = str(stored.get(name, "")), str(stored.get(f"{name}_from_run", ""))
-    if not path or os.path.exists(path):  # False for paths that no file can have
+    if not path or Path(path).exists():
         return path
     candidates = [folder / from_run] if from_run else []
     if not Path(path).is_absolute():
         candidates += [above / path for above in folder.parents]
-    return next((os.path.normpath(candidate) for candidate in candidates if os.path.exists(candidate)), path)
+    return next((os.path.normpath(candidate) for candidate in candidates if candidate.exists()), path)
 
 
 def cache_folder(cache_dir: str = "") -> Path:

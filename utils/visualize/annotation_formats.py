@@ -64,24 +64,29 @@ class AnnotationFormat:
     def __init__(self, folder: Path, names: tuple[str, ...], model: str) -> None:
         self.folder, self.names, self.model = folder, names, model
 
-    def add(self, image: AnnotatedImage) -> None:
-        """Takes the next image. Images have different stems."""
+    def add(self, image: AnnotatedImage) -> list[Path]:
+        """Takes the next image and returns the files that were written. Images have different stems."""
         raise NotImplementedError
 
-    def close(self) -> None:
-        """Writes what describes all images together. Must be called after the last image."""
+    def close(self) -> list[Path]:
+        """Writes what describes all images together, and returns these files. Must be called after the last image."""
+        return []
 
 
 class YoloAnnotations(AnnotationFormat):
     """labels/STEM.txt, classes.txt (a name a line, for LabelImg and Label Studio's converter) and data.yaml."""
 
-    def add(self, image: AnnotatedImage) -> None:
-        write_yolo_labels(self.folder / "labels" / f"{image.stem}.txt", image.image_hw, image.found)
+    def add(self, image: AnnotatedImage) -> list[Path]:
+        path = self.folder / "labels" / f"{image.stem}.txt"
+        write_yolo_labels(path, image.image_hw, image.found)
+        return [path]
 
-    def close(self) -> None:
-        write_whole(self.folder / "classes.txt", "".join(f"{' '.join(name.split())}\n" for name in self.names))
+    def close(self) -> list[Path]:
+        classes, data = self.folder / "classes.txt", self.folder / "data.yaml"
+        write_whole(classes, "".join(f"{' '.join(name.split())}\n" for name in self.names))
         content = {"train": "images", "val": "images", "names": dict(enumerate(self.names))}
-        write_whole(self.folder / "data.yaml", yaml.safe_dump(content, allow_unicode=True, sort_keys=False))
+        write_whole(data, yaml.safe_dump(content, allow_unicode=True, sort_keys=False))
+        return [classes, data]
 
 
 def write_yolo_labels(path: Path, image_hw: tuple[int, int], found: DetectionTable, *, scores: bool = False) -> None:
@@ -102,10 +107,11 @@ class CocoAnnotations(AnnotationFormat):
         super().__init__(folder, names, model)
         self._images: list[AnnotatedImage] = []
 
-    def add(self, image: AnnotatedImage) -> None:
+    def add(self, image: AnnotatedImage) -> list[Path]:
         self._images.append(image)
+        return []
 
-    def close(self) -> None:
+    def close(self) -> list[Path]:
         ids = image_ids_of([image.stem for image in self._images])
         if any(isinstance(i, str) for i in ids):
             ids = tuple(range(1, len(ids) + 1))
@@ -121,7 +127,9 @@ class CocoAnnotations(AnnotationFormat):
             ]  # fmt: skip
         categories = [{"id": c + 1, "name": name, "supercategory": ""} for c, name in enumerate(self.names)]
         content = {"info": {}, "licenses": [], "images": images, "annotations": annotations, "categories": categories}
-        write_whole(self.folder / "annotations.json", json.dumps(content, ensure_ascii=False))
+        path = self.folder / "annotations.json"
+        write_whole(path, json.dumps(content, ensure_ascii=False))
+        return [path]
 
 
 class VocAnnotations(AnnotationFormat):
@@ -131,7 +139,7 @@ class VocAnnotations(AnnotationFormat):
     tools (LabelImg, CVAT) have them; VOC's own files count pixels from 1 and include the last one.
     """
 
-    def add(self, image: AnnotatedImage) -> None:
+    def add(self, image: AnnotatedImage) -> list[Path]:
         root = ElementTree.Element("annotation")
         for tag, text in (("folder", "images"), ("filename", image.name)):
             _element(root, tag, text)
@@ -151,6 +159,7 @@ class VocAnnotations(AnnotationFormat):
         path = self.folder / "Annotations" / f"{image.stem}.xml"
         path.parent.mkdir(exist_ok=True)
         _write_xml(path, root)
+        return [path]
 
 
 class LabelStudioAnnotations(AnnotationFormat):
@@ -165,7 +174,7 @@ class LabelStudioAnnotations(AnnotationFormat):
         super().__init__(folder, names, model)
         self._tasks: list[dict[str, Any]] = []
 
-    def add(self, image: AnnotatedImage) -> None:
+    def add(self, image: AnnotatedImage) -> list[Path]:
         height, width = image.image_hw
         percent = scale_boxes(xyxy_to_xywh(image.found.boxes_xyxy_px), 100 / width, 100 / height)
         common = {"type": "rectanglelabels", "from_name": "label", "to_name": "image", "image_rotation": 0}
@@ -179,15 +188,18 @@ class LabelStudioAnnotations(AnnotationFormat):
         self._tasks.append(
             {"data": {"image": self.IMAGES + quote(image.name, errors="surrogateescape")}, "predictions": [prediction]}
         )
+        return []
 
-    def close(self) -> None:
-        write_whole(self.folder / "labelstudio.json", json.dumps(self._tasks, ensure_ascii=False))
+    def close(self) -> list[Path]:
+        tasks, interface = self.folder / "labelstudio.json", self.folder / "labelstudio.xml"
+        write_whole(tasks, json.dumps(self._tasks, ensure_ascii=False))
         root = ElementTree.Element("View")
         _element(root, "Image", name="image", value="$image")
         labels = _element(root, "RectangleLabels", name="label", toName="image")
         for name in self.names:
             _element(labels, "Label", value=name)
-        _write_xml(self.folder / "labelstudio.xml", root, declaration=False)  # Label Studio refuses one
+        _write_xml(interface, root, declaration=False)  # Label Studio refuses one
+        return [tasks, interface]
 
 
 class CvatAnnotations(AnnotationFormat):
@@ -197,7 +209,7 @@ class CvatAnnotations(AnnotationFormat):
         super().__init__(folder, names, model)
         self._images: list[ElementTree.Element] = []
 
-    def add(self, image: AnnotatedImage) -> None:
+    def add(self, image: AnnotatedImage) -> list[Path]:
         height, width = (str(side) for side in image.image_hw)
         number = str(len(self._images))
         entry = ElementTree.Element("image", id=number, name=_xml_text(image.name), width=width, height=height)
@@ -205,8 +217,9 @@ class CvatAnnotations(AnnotationFormat):
             position = {tag: repr(value) for tag, value in zip(("xtl", "ytl", "xbr", "ybr"), corners)}
             _element(entry, "box", label=self.names[c], source="auto", occluded="0", **position, z_order="0")
         self._images.append(entry)
+        return []
 
-    def close(self) -> None:
+    def close(self) -> list[Path]:
         root = ElementTree.Element("annotations")
         _element(root, "version", "1.1")
         task = _element(_element(root, "meta"), "task")
@@ -218,7 +231,9 @@ class CvatAnnotations(AnnotationFormat):
             for tag, text in (("name", name), ("type", "rectangle"), ("attributes", None)):
                 _element(label, tag, text)
         root.extend(self._images)
-        _write_xml(self.folder / "annotations.xml", root)
+        path = self.folder / "annotations.xml"
+        _write_xml(path, root)
+        return [path]
 
 
 def _element(parent: ElementTree.Element, tag: str, text: str | None = None, **attributes: str) -> ElementTree.Element:

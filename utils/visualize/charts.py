@@ -16,6 +16,7 @@ WIDTH, HEIGHT = 420, 270
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 10, 42  # margins of the plotting area
 MOST_POINTS = 300  # of a line
 SERIES = 10  # colors
+HALF_LETTER = 3.6  # width of half a digit in a wide font, user units
 FAINT = "faint"
 Marks = Sequence[tuple[float, str]]
 
@@ -152,10 +153,14 @@ class _Frame:
             y = self.y(value)
             parts.append(Markup('<path class="grid" d="M{} {:.1f}H{}"/>').format(LEFT, y, right))
             parts.append(_text(LEFT - 6, y + 4, text, "end"))
+        end = -math.inf  # of the last text
         for value, text in x_ticks or _ticks(self.x_range):
-            x = self.x(value)
+            x, half = self.x(value), HALF_LETTER * len(text)
             parts.append(Markup('<path class="grid" d="M{:.1f} {}V{}"/>').format(x, base, base + 4))
-            parts.append(_text(min(x, right - 3 * len(text)), base + 16, text, "middle"))
+            center = min(x, WIDTH - half)
+            if center - half > end:
+                parts.append(_text(center, base + 16, text, "middle"))
+                end = center + half + HALF_LETTER
         parts.append(_text((LEFT + right) / 2, HEIGHT - 6, x_label, "middle"))
         turned = Markup('<text transform="translate(12 {}) rotate(-90)" text-anchor="middle">{}</text>')
         parts.append(turned.format((TOP + base) / 2, y_label))

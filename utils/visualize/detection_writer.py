@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from utils.visualize.annotation_formats import (
     write_yolo_labels,
 )
 from utils.visualize.draw import write_image
+from utils.visualize.written_files import WrittenFiles
 
 _ROWS = 4096  # lines written at a time
 
@@ -203,6 +204,7 @@ class DetectionFiles:
         self._records: list[dict[str, Any]] = []  # for predictions.json
         self._labels: list[str] = []  # of all frames, with detections or without
         model = Path(config.weights).stem
+        self._written = WrittenFiles(self.run_dir)
         self._formats = [FORMATS[name](self.run_dir, names, model) for name in dict.fromkeys(config.save_format)]
 
     def write(self, source: str, stem: str, frame: int | None, image: np.ndarray, found: DetectionTable) -> None:
@@ -224,36 +226,40 @@ class DetectionFiles:
         if self._config.save_crop:
             self._write_crops(label, image, found)
         if self._formats:
-            name = self._copy_image(source, label) if frame is None else self._write_frame(label, image)
-            annotated = AnnotatedImage(name, image.shape[:2], found)
-            for written in self._formats:
-                written.add(annotated)
+            path = self._copy_image(source, label) if frame is None else self._write_frame(label, image)
+            annotated = AnnotatedImage(path.name, image.shape[:2], found)
+            for file in (path, *(file for written in self._formats for file in written.add(annotated))):
+                self._written.add(file)
 
     def close(self) -> None:
         """Writes the files that hold all frames."""
-        for written in self._formats:
-            written.close()
+        for file in (file for written in self._formats for file in written.close()):
+            self._written.add(file)
         if self._config.save_json:
             ids = dict(zip(self._labels, image_ids_of(self._labels)))
             for record in self._records:
                 record["image_id"] = ids[record["image_id"]]
             write_whole(self.run_dir / "predictions.json", json.dumps(self._records, ensure_ascii=False, indent=1))
 
-    def _copy_image(self, source: str, label: str) -> str:
-        """Copies an image file into images/, which saves labeling tools from losses of another compression. Returns
-        the name of the copy."""
+    def remove_earlier(self, sources: Iterable[str]) -> None:
+        """Removes the annotation files of earlier calls, see `WrittenFiles`. Called when all ``sources`` were read and
+        everything is written."""
+        self._written.remove_earlier(sources)
+
+    def _copy_image(self, source: str, label: str) -> Path:
+        """Copies an image file into images/, which saves labeling tools from losses of another compression."""
         path = self.run_dir / "images" / (label + Path(source).suffix)
         path.parent.mkdir(exist_ok=True)
         if path.exists() and path.samefile(source):
             raise UserError(f"{source}: is in the folder of the results and could be overwritten; choose another")
         write_whole(path, Path(source).read_bytes())
-        return path.name
+        return path
 
-    def _write_frame(self, label: str, image: np.ndarray) -> str:
+    def _write_frame(self, label: str, image: np.ndarray) -> Path:
         path = self.run_dir / "images" / f"{label}.jpg"
         path.parent.mkdir(exist_ok=True)
         write_image(path, image)
-        return path.name
+        return path
 
     def _rows(self, source: str, label: str, frame: int | None, found: DetectionTable) -> list[dict[str, Any]]:
         boxes = np.round(xyxy_to_xywh(found.boxes_xyxy_px), 3).tolist()

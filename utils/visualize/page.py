@@ -208,6 +208,24 @@ def bars(rows: Sequence[tuple[str, float, str]], caption: str) -> Markup:
     return _scrolling("bars", caption, Markup("<tbody>{}</tbody>").format(Markup("\n").join(lines)))
 
 
+def grouped_bars(rows: Sequence[tuple[str, Sequence[float], str]], caption: str) -> Markup:
+    """Horizontal bars from 0, one for each series, in the colors s0, s1, ... of the style sheet: name, values, and the
+    values as text.
+
+    Args:
+        caption: names the unit.
+    """
+    top = max((value for _, values, _ in rows for value in values), default=0.0) or 1.0
+    bar = Markup('<div class="s{}" style="width:{:.1f}%"></div>')
+    lines = [
+        Markup('<tr><th scope="row">{}</th><td class="bar group">{}</td><td>{}</td></tr>').format(
+            name, Markup("").join(bar.format(i, 100 * value / top) for i, value in enumerate(values)), text
+        )
+        for name, values, text in rows
+    ]
+    return _scrolling("bars", caption, Markup("<tbody>{}</tbody>").format(Markup("\n").join(lines)))
+
+
 def matrix(values: Sequence[Sequence[int]], shades: Sequence[Sequence[float]], names: Sequence[str],
            caption: str, rows_are: str, columns_are: str) -> Markup:  # fmt: skip
     """A square table of counts, shaded by ``shades`` in [0, 1]."""
@@ -229,12 +247,19 @@ def matrix(values: Sequence[Sequence[int]], shades: Sequence[Sequence[float]], n
     return _scrolling("matrix", caption, body)
 
 
-def gallery(cards: Sequence[Card], filters: Sequence[tuple[str, Sequence[tuple[str, str]]]], label: str) -> Markup:
+def gallery(
+    cards: Sequence[Card],
+    filters: Sequence[tuple[str, Sequence[tuple[str, str]]]],
+    label: str,
+    *,
+    card_px: int = 560,
+) -> Markup:
     """Cards, with a menu for each filter.
 
     Args:
         filters: a name, and its choices: value and text. "All" is added.
         label: what the cards are, for screen readers.
+        card_px: least width of a card, if the page is wide enough.
     """
     menus = Markup("").join(
         Markup('<label>{} <select><option value="">all</option>{}</select></label>').format(
@@ -250,9 +275,19 @@ def gallery(cards: Sequence[Card], filters: Sequence[tuple[str, Sequence[tuple[s
         for card in cards
     )
     bar = Markup('<div class="filters">{}{}</div>').format(menus, count) if filters else ""
-    return Markup('<div class="gallery" role="group" aria-label="{}">{}<div class="cards">\n{}\n</div></div>').format(
-        label, bar, shown
-    )
+    body = Markup('<div class="cards" style="--card:{}px">\n{}\n</div>').format(card_px, shown)
+    return Markup('<div class="gallery" role="group" aria-label="{}">{}{}</div>').format(label, bar, body)
+
+
+def side_by_side(*pictures: tuple[str, Markup]) -> Markup:
+    """Two or three pictures of a card, each with its title."""
+    cells = Markup("").join(Markup("<div>{}{}</div>").format(*picture) for picture in pictures)
+    return Markup('<div class="{}">{}</div>').format("pair" if len(pictures) == 2 else "triple", cells)
+
+
+def with_note(text: Content, note: Content) -> Markup:
+    """A text, and below it a note in a muted color."""
+    return Markup("{}<br><span class='muted'>{}</span>").format(text, note)
 
 
 def code(text: str) -> Markup:

@@ -57,6 +57,7 @@ th[aria-sort=ascending] button::after { content: " ▲"; } th[aria-sort=descendi
 table.bars { width: 100%; } table.bars th { font-weight: 400; max-width: 22ch; }
 table.bars .bar { width: 60%; min-width: 80px; }
 table.bars .bar div { height: 1em; background: rgb(var(--accent)); min-width: 1px; }
+table.bars .group div { height: .5em; margin-bottom: 2px; background: currentColor; }
 table.matrix td { text-align: right; min-width: 3em; background: rgb(var(--accent) / calc(var(--shade, 0) * .7));
   font-variant-numeric: tabular-nums; }
 table.matrix thead td { text-align: left; color: var(--muted); vertical-align: bottom; white-space: nowrap; }
@@ -68,19 +69,19 @@ details { margin: 8px 0; } summary { cursor: pointer; color: rgb(var(--accent));
 .facts div { min-width: 0; } .facts dt { color: var(--muted); font-size: .8rem; } .facts dd { margin: 0; }
 .filters { display: flex; flex-wrap: wrap; gap: 8px 16px; align-items: center; margin: 8px 0; }
 select { font: inherit; max-width: 60vw; }
-.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 560px), 1fr)); gap: 14px; }
-.small .cards { grid-template-columns: repeat(auto-fill, minmax(min(100%, 230px), 1fr)); }
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, var(--card)), 1fr)); gap: 14px; }
 .card { margin: 0; border: 1px solid var(--line); padding: 8px; } .card[hidden] { display: none; }
 .card figcaption { font-weight: 400; font-size: .82rem; margin-top: 4px; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 230px), 1fr)); gap: 6px; }
-.pair > div { min-width: 0; font-size: .8rem; color: var(--muted); }
+.triple { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 150px), 1fr)); gap: 6px; }
+.pair > div, .triple > div { min-width: 0; font-size: .8rem; color: var(--muted); }
 svg.photo { display: block; max-width: 100%; height: auto; background: var(--soft); }
 svg.photo rect, svg.photo path { fill: none; stroke-width: 2; vector-effect: non-scaling-stroke;
   stroke: currentColor; }
 svg.photo rect { pointer-events: all; } svg.photo path { stroke-width: 1.5; }
 svg.photo text { font: 600 11px system-ui, sans-serif; fill: currentColor; stroke: #000; stroke-width: 2.5px;
   paint-order: stroke; }
-svg.photo .missed, svg.photo .label { stroke-dasharray: 5 3; }
+svg.photo rect.missed, svg.photo rect.label { stroke-dasharray: 5 3; }
 .missed { color: var(--missed); } .spurious { color: var(--spurious); } .class { color: var(--class); }
 .location { color: var(--location); } .duplicate { color: var(--duplicate); } .both { color: var(--both); }
 .correct { color: var(--correct); } .label { color: #fff; } .label-key { color: var(--muted); }
@@ -88,6 +89,7 @@ svg.photo .missed { color: #ff8787; } svg.photo .spurious { color: #ffa94d; } sv
 svg.photo .location { color: #74c0fc; } svg.photo .duplicate { color: #ffe066; } svg.photo .both { color: #faa2c1; }
 svg.photo .correct { color: #20c05c; }
 .store { position: absolute; }
+@media (max-width: 700px) { table.sortable td:not(.number) { min-width: 14ch; } }
 @media print { .filters, nav { display: none; } }
 """
 

@@ -1,4 +1,4 @@
-"""`python -m data.check` on a small data set: each kind of issue, exit statuses, JSON, sheets."""
+"""`python -m data.check` on a small data set: each kind of issue, exit statuses, JSON, where the page is."""
 
 from __future__ import annotations
 
@@ -26,50 +26,25 @@ from data.check.issues import (
     WITHIN,
 )
 from data.labels.findings import BAD_IMAGE, CLIPPED, NO_LABEL
+from tests.helpers.editable_set import NAMES, ROWS, EditableSet
+from tests.helpers.html_page import check_self_contained
 from tests.helpers.scripts import error_of
 from tests.helpers.synthetic_index import smooth_image
 from tests.helpers.tiny import write_weights
 from utils.entrypoint import run_main
 
 ROOT = Path(__file__).parents[3]
-NAMES = ["cat", "dog"]
-ROWS = "0 0.3 0.3 0.3 0.3\n1 0.7 0.7 0.3 0.3\n"
-
-
-class Set:
-    """A clean data set of four training and two validation images, whose files a test changes."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.yaml = root, root / "data.yaml"
-        rng = np.random.default_rng(0)
-        for split, count in (("train", 4), ("val", 2)):
-            for i in range(count):
-                self.add(f"{split}/{i}", smooth_image(rng, 128, 160))
-        self.describe(NAMES)
-
-    def describe(self, names: list[str]) -> None:
-        content = {"train": "images/train", "val": "images/val", "names": names}
-        self.yaml.write_text(yaml.safe_dump(content), encoding="utf-8")
-
-    def add(self, name: str, image: np.ndarray, rows: str | None = ROWS) -> None:
-        path = self.image(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(cv2.imencode(".png", image)[1].tobytes())
-        if rows is not None:
-            self.write(name, rows)
-
-    def image(self, name: str) -> Path:
-        return self.root / "images" / f"{name}.png"
-
-    def write(self, name: str, rows: str) -> None:
-        path = self.root / "labels" / f"{name}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(rows, encoding="utf-8")
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Set:
-    return Set(tmp_path / "set")
+def data(tmp_path: Path) -> EditableSet:
+    return EditableSet(tmp_path / "set")
+
+
+@pytest.fixture(autouse=True)
+def _working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are not written to the folder in which the tests run."""
+    monkeypatch.chdir(tmp_path)
 
 
 def check(capsys: pytest.CaptureFixture, *argv: object) -> tuple[int, str]:
@@ -83,7 +58,7 @@ def check(capsys: pytest.CaptureFixture, *argv: object) -> tuple[int, str]:
     return status, capsys.readouterr().out
 
 
-def issues_of(capsys: pytest.CaptureFixture, data: Set, *argv: object) -> list[dict]:
+def issues_of(capsys: pytest.CaptureFixture, data: EditableSet, *argv: object) -> list[dict]:
     status, out = check(capsys, data.yaml, "--json", *argv)
     issues = json.loads(out)["issues"]
     assert status == (1 if issues else 0)
@@ -93,7 +68,7 @@ def issues_of(capsys: pytest.CaptureFixture, data: Set, *argv: object) -> list[d
 def test_a_clean_set_has_no_issues(data, capsys):
     status, out = check(capsys, data.yaml)
     assert status == 0
-    assert out.splitlines()[-1] == "nothing to report"
+    assert out.splitlines()[-2:] == ["nothing to report", "report: runs/check/exp/report.html"]
     assert issues_of(capsys, data) == []
 
 
@@ -121,6 +96,7 @@ def test_findings_of_the_scan(data, capsys):
     issues = {issue["kind"]: issue for issue in issues_of(capsys, data)}
     assert set(issues) == {CLIPPED, NO_LABEL, BAD_IMAGE}
     assert issues[CLIPPED]["where"] == "labels/train/0.txt:1"
+    np.testing.assert_allclose(issues[CLIPPED]["boxes"][0]["xyxy_px"], [128, 44.8, 176, 83.2])  # as labeled, of 160x128
     assert issues[NO_LABEL]["images"] == ["images/train/1.png"]
     assert issues[BAD_IMAGE]["split"] == "val"
 
@@ -169,7 +145,7 @@ def test_classes_that_are_unused_or_unevenly_distributed(data, capsys):
 def test_json_is_alone_on_standard_output(data, capsys):
     """In a process of its own; progress and warnings go to standard error."""
     data.write("train/0", "0 0.95 0.5 0.3 0.3\n")
-    command = [sys.executable, "-m", "data.check", str(data.yaml), "--json"]
+    command = [sys.executable, "-m", "data.check", str(data.yaml), "--json", "--noplots"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     content = json.loads(done.stdout)
@@ -187,15 +163,72 @@ def test_what_cannot_run_is_one_line(data, tmp_path, capsys):
     assert "images/val: not found" in error_of(capsys, main, data.yaml)
 
 
-def test_sheets_and_label_errors_of_an_untrained_model(data, tmp_path, capsys):
+def test_label_errors_of_an_untrained_model(data, tmp_path, capsys):
     """Such a model sees nothing, so it cannot tell which labels are wrong; the data set is not changed."""
     data.write("train/1", "0 0.3 0.3 0.3 0.3\n0 0.301 0.3 0.3 0.3\n1 0.7 0.7 0.3 0.3\n")
-    before = {path: path.read_bytes() for path in data.root.rglob("*") if path.is_file()}
+    before = data.content()
     weights = write_weights(tmp_path / "best.pt", NAMES)
-    out = tmp_path / "sheets"
-    status, text = check(capsys, data.yaml, "--weights", weights, "--device", "cpu", "--out", out)
+    status, text = check(capsys, data.yaml, "--weights", weights, "--device", "cpu", "--out", tmp_path / "page")
     assert status == 1
     assert f"{DOUBLED}: 1 " in text
-    assert [path.name for path in out.iterdir()] == ["doubled_box.jpg"]
-    assert cv2.imread(str(out / "doubled_box.jpg")).shape[0] == 320
-    assert {path: path.read_bytes() for path in data.root.rglob("*") if path.is_file()} == before
+    assert f"report: {tmp_path / 'page' / 'report.html'}" in text
+    page = check_self_contained((tmp_path / "page" / "report.html").read_text(encoding="utf-8"))
+    assert "The model contradicts no label." in page.sections["Label errors"]
+    assert data.content() == before
+
+
+def test_the_page_is_written_to_a_new_folder_of_the_working_folder(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("exp", "exp2"):
+        _, text = check(capsys, data.yaml)
+        assert f"report: runs/check/{name}/report.html" in text
+    content = json.loads(check(capsys, data.yaml, "--json")[1])
+    assert content["report"] == "runs/check/exp3/report.html"
+    assert (tmp_path / content["report"]).stat().st_size > 10_000
+    content = json.loads(check(capsys, data.yaml, "--json", "--noplots")[1])
+    assert content["report"] is None
+    assert len(list((tmp_path / "runs" / "check").iterdir())) == 3
+
+
+@pytest.mark.parametrize("here", [".", "images/train", "labels"])
+def test_the_page_is_not_written_to_the_data_set(data, tmp_path, capsys, monkeypatch, here):
+    """If the working folder is in the data set, the page is in the cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(data.root / here)
+    before = data.content()
+    _, text = check(capsys, data.yaml)
+    assert f"report: {tmp_path}/cache/lockstep/check/exp/report.html" in text
+    assert "is in the data set" in error_of(capsys, main, data.yaml, "--out", "page")
+    assert data.content() == before
+
+
+def test_a_working_folder_that_holds_data_sets_is_not_one(data, tmp_path, capsys, monkeypatch):
+    """The YAML is in the working folder, and the images are below it."""
+    data.yaml.rename(tmp_path / "data.yaml")
+    text = (tmp_path / "data.yaml").read_text(encoding="utf-8").replace("images/", "set/images/")
+    (tmp_path / "data.yaml").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    before = data.content()
+    assert "report: runs/check/exp/report.html" in check(capsys, "data.yaml")[1]
+    assert data.content() == before
+
+
+def test_images_and_labels_outside_the_folder_of_the_yaml_are_the_data_set(data, tmp_path, capsys, monkeypatch):
+    """Also where the folder `images` is above the YAML; what is beside the labels is not the data set."""
+    (tmp_path / "project").mkdir()
+    content = {"train": str(data.root / "images/train"), "val": str(data.root / "images/val"), "names": NAMES}
+    (tmp_path / "project" / "my.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "project")
+    assert "report: runs/check/exp/report.html" in check(capsys, "my.yaml")[1]
+    for folder in ("images/train/page", "labels/val"):
+        assert "is in the data set" in error_of(capsys, main, "my.yaml", "--out", data.root / folder)
+    assert f"report: {data.root / 'page' / 'report.html'}" in check(capsys, "my.yaml", "--out", data.root / "page")[1]
+
+
+def test_a_page_that_cannot_be_written_is_a_warning(data, tmp_path, capsys, monkeypatch):
+    (tmp_path / "runs").write_text("a file")
+    monkeypatch.chdir(tmp_path)
+    status, text = check(capsys, data.yaml)
+    assert status == 0
+    assert "the report cannot be written" in text
+    assert "cannot be made" in error_of(capsys, main, data.yaml, "--out", tmp_path / "runs" / "page")

@@ -41,6 +41,21 @@ def test_path_is_looked_up_next_to_the_yaml_then_in_the_working_folder(tmp_path,
     assert load_dataset_spec(os.path.relpath(home / "d.yaml", here)).root == home
 
 
+@pytest.mark.parametrize("broken", ["a\nb", "a\r", "\x1b[31mred", "a\x85b", "a\u2028b", "a\tb", "\ud800"])
+def test_class_names_are_one_line(tmp_path, broken):
+    """Of the YAML, and of a COCO JSON where the YAML has none."""
+    text = "train: images\nnames: [fine, {}]\n".format(json.dumps(f"b{broken}b"))
+    with pytest.raises(UserError, match=r"names: 'b.*b' contains a line break or another control") as caught:
+        load_dataset_spec(write(tmp_path, text))
+    assert str(caught.value).isprintable()
+    categories = [{"id": 1, "name": f"b{broken}b"}]
+    (tmp_path / "a.json").write_text(json.dumps({"images": [], "annotations": [], "categories": categories}))
+    with pytest.raises(UserError, match="contains a line break or another control"):
+        load_dataset_spec(write(tmp_path, "train: images\nannotations: a.json\n"))
+    good = "train: images\nnames: ['two  spaces', 'é 犬 👩\u200d🚒', '\u3000wide x']\n"
+    assert load_dataset_spec(write(tmp_path, good)).names[:2] == ("two  spaces", "é 犬 👩\u200d🚒")
+
+
 def test_splits_names_and_nc_are_read(tmp_path):
     text = """
         train: [images/a, images/b]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -20,9 +21,9 @@ from engine.export.onnx_file import build_onnx, write_onnx
 from engine.export.openvino_folder import build_openvino, write_openvino
 from engine.export.torch_files import build_pt2, build_torchscript, write_pt2, write_torchscript
 from engine.inference.metadata import ExportMetadata
-from engine.inference.runtime import open_model
+from engine.inference.runtime import is_exported, open_model
 from engine.predictor import Predictor
-from tests.helpers.exports import FAMILIES, lively, noise, options, small
+from tests.helpers.exports import FAMILIES, lively, noise, options, small, write_weights
 from tests.helpers.tiny import TINY_MODEL
 from utils.errors import UserError
 
@@ -279,3 +280,43 @@ def test_openvino_sends_nothing(tmp_path: Path, packages: None):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "silent"
     assert "NETWORK" not in done.stdout + done.stderr
+
+
+def test_names_of_files_in_another_case_and_renamed_folders(tiny, tmp_path: Path):
+    folder, _, metadata = tiny
+    shutil.copytree(folder / "a_openvino_model", tmp_path / "renamed")
+    shutil.copy(folder / "a.onnx", tmp_path / "A.ONNX")
+    pixels = images(metadata.batch)
+    for name, original in (("renamed", "a_openvino_model"), ("A.ONNX", "a.onnx")):
+        assert is_exported(tmp_path / name)
+        found, expected = (open_model(path, device=CPU)(pixels) for path in (tmp_path / name, folder / original))
+        assert torch.equal(found[0], expected[0])
+    assert not is_exported(tmp_path)
+    (tmp_path / "folder.onnx").mkdir()
+    with pytest.raises(UserError, match=r"holds 0 \.xml files"):
+        open_model(tmp_path / "folder.onnx", device=CPU)
+
+
+def test_an_opset_that_torch_does_not_write_is_refused(packages: None):
+    with pytest.raises(UserError, match="--opset 99: torch wrote opset"):
+        build_onnx(make_layout(lively(TINY_MODEL, NAMES).fuse(), "raw"), options(opset=99), 32)
+
+
+def test_foreign_and_damaged_programs_of_torch_are_one_line(tiny, tmp_path: Path):
+    """torch logs tracebacks of archives that it cannot read."""
+    path = write_weights(tmp_path / "checkpoint.pt2", lively(TINY_MODEL, NAMES))
+    with zipfile.ZipFile(tiny[0] / "a.pt2") as good, zipfile.ZipFile(tmp_path / "damaged.pt2", "w") as bad:
+        for name in good.namelist():
+            bad.writestr(name, b"{}" if name.endswith("models/model.json") else good.read(name))
+    code = (
+        "import sys, torch\nfrom engine.inference.runtime import open_model\nfrom utils.errors import UserError\n"
+        "for path in sys.argv[1:]:\n    try:\n        open_model(path, device=torch.device('cpu'))\n"
+        "    except UserError as error:\n        print(error)\n"
+    )
+    paths = [str(path), str(tmp_path / "damaged.pt2")]
+    done = subprocess.run([sys.executable, "-c", code, *paths], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    assert lines[0] == f"{path}: is no program of torch.export"
+    assert lines[1].startswith(f"{paths[1]}: cannot be opened (")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +14,15 @@ from torch import Tensor, nn
 from data.index.dataset_yaml import load_dataset_spec
 from engine.export.images import calibration_images, check_set, open_split, spread
 from engine.export.layouts import make_layout
-from engine.export.parity import FLOAT16, FLOAT32, INT8, Reference, match_tables
+from engine.export.parity import FLOAT16, FLOAT32, INT8, Reference, Tolerance, match_tables
 from engine.export.torch_files import build_torchscript, write_torchscript
 from engine.inference.metadata import ExportMetadata
 from engine.inference.model import CheckpointModel
 from engine.inference.runtime import open_model
+from models.detector import build_detector
 from tests.helpers.exports import lively, options
 from tests.helpers.tiny import TINY_MODEL, write_dataset
+from utils.errors import UserError
 from utils.structures import DetectionTable
 
 CPU = torch.device("cpu")
@@ -44,6 +47,8 @@ class Broken(nn.Module):
             scores = scores.flip(1)
         if self.mistake == "sigmoid twice":
             scores = scores.sigmoid()
+        if self.mistake == "silent":
+            scores = scores * 0
         if self.mistake == "corners":
             boxes = torch.cat((boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2), 1)
         if self.mistake == "one pixel off":
@@ -62,13 +67,13 @@ def world(tmp_path_factory: pytest.TempPathFactory):
     return folder, detector, Reference(model, images, layout="raw", nms_iou=0.7)
 
 
-def compared(world, mistake: str):
+def compared(world, mistake: str, allowed: Tolerance = FLOAT32):
     folder, detector, reference = world
     opts = options(imgsz_hw=(64, 64))
     module = Broken(make_layout(detector.fuse(), "raw"), mistake).eval()
     metadata = ExportMetadata(names=NAMES, imgsz_hw=(64, 64), layout="raw", nms_iou=0.7)
     write_torchscript(build_torchscript(module, opts, 32), folder / "a.torchscript", metadata)
-    return reference.compare(open_model(folder / "a.torchscript", device=CPU))
+    return reference.compare(open_model(folder / "a.torchscript", device=CPU), allowed)
 
 
 def test_an_intact_export_passes(world):
@@ -78,17 +83,62 @@ def test_an_intact_export_passes(world):
     assert (parity.missing, parity.images) == (0, 5)
 
 
-@pytest.mark.parametrize(
-    "mistake", ["classes swapped", "scaled twice", "sigmoid twice", "blue first", "corners", "one pixel off"]
-)
+MISTAKES = ("classes swapped", "scaled twice", "sigmoid twice", "blue first", "corners", "silent")
+
+
+@pytest.mark.parametrize("mistake", [*MISTAKES, "one pixel off"])
 def test_a_broken_export_fails(world, mistake: str):
     parity = compared(world, mistake)
     assert parity.violations(FLOAT32)
     assert parity.worst_image.endswith(".png")
 
 
+@pytest.mark.parametrize("allowed", [FLOAT16, INT8], ids=["half", "int8"])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_broken_export_fails_where_ap_is_zero(world, mistake: str, allowed: Tolerance):
+    """As that of a model that has learned nothing: AP and F1 say nothing about its file."""
+    parity = replace(compared(world, mistake, allowed), ap=0.0, ap_checkpoint=0.0, f1=0.0, f1_checkpoint=0.0)
+    assert parity.violations(allowed)
+
+
+@pytest.mark.parametrize("allowed", [FLOAT32, FLOAT16, INT8])
+def test_an_empty_comparison_does_not_pass(world, allowed: Tolerance):
+    """Of one detection, one may be missing; but then nothing has been compared."""
+    parity = replace(compared(world, ""), matched=0, missing=1, box=0.0, score=0.0, mean_box=0.0, mean_score=0.0)
+    assert parity.violations(allowed) == ["it has none of the checkpoint's detections"]
+
+
+def test_a_checkpoint_without_detections_cannot_be_compared(tmp_path: Path):
+    spec = load_dataset_spec(write_dataset(tmp_path / "set", val=2))
+    images = check_set(open_split(spec, "val", str(tmp_path)), 2, options(imgsz_hw=(64, 64)), 32)
+    untrained = CheckpointModel(
+        build_detector(TINY_MODEL, 2, names=NAMES).eval().fuse(), {"imgsz": 64}, Path("a.pt"), CPU
+    )
+    with pytest.raises(UserError, match=r"a.pt: detects nothing in 2 validation images .* use --no-check"):
+        Reference(untrained, images, layout="raw", nms_iou=0.7)
+
+
+def test_half_passes(world):
+    """The checkpoint with its weights and activations in float16."""
+    folder, detector, reference = world
+    module = make_layout(copy.deepcopy(detector).fuse(), "raw", half=True)
+    metadata = ExportMetadata(names=NAMES, imgsz_hw=(64, 64), layout="raw", nms_iou=0.7)
+    write_torchscript(build_torchscript(module, options(imgsz_hw=(64, 64)), 32), folder / "half.torchscript", metadata)
+    parity = reference.compare(open_model(folder / "half.torchscript", device=CPU), FLOAT16)
+    assert parity.violations(FLOAT32)
+    assert replace(parity, ap=parity.ap_checkpoint).violations(FLOAT16) == []  # AP of chance detections is a lottery
+
+
 def test_ap_and_f1_are_held_to_their_tolerances(world):
     same = replace(compared(world, ""), ap=0.5, ap_checkpoint=0.5, f1=0.6, f1_checkpoint=0.6)
+    assert replace(same, mean_box=0.011).violations(FLOAT16) == [
+        "boxes differ by 0.011 of their size on average (allowed: 0.01)"
+    ]
+    assert replace(same, mean_score=0.11).violations(INT8) == ["scores differ by 0.11 on average (allowed: 0.1)"]
+    few = replace(same, matched=94, missing=6)
+    assert few.violations(FLOAT16) == ["6 of 100 detections have no counterpart of their class (allowed: 5%)"]
+    assert few.violations(INT8) == []
+    assert replace(same, box=float("nan")).violations(INT8)
     for allowed, ap in ((FLOAT32, 0.001), (FLOAT16, 0.003), (INT8, 0.015)):
         assert replace(same, ap=0.5 - ap * 0.9).violations(allowed) == []
         (text,) = replace(same, ap=0.5 - ap * 1.1).violations(allowed)
@@ -107,11 +157,37 @@ def table(*rows: tuple[int, int, float, float]) -> DetectionTable:
 def test_matching():
     first = table((0, 0, 0.9, 0), (0, 1, 0.8, 0), (1, 0, 0.7, 20), (1, 0, 0.01, 40), (2, 0, 0.5, 0))
     second = table((0, 1, 0.79, 0.1), (0, 0, 0.9, 0), (1, 1, 0.7, 20), (2, 0, 0.4, 0.5))
-    matches = match_tables(first, second)
-    assert matches.matched.tolist() == [2, 0, 1]
-    assert matches.missing.tolist() == [0, 2, 0]  # another class; the weak detection does not count
-    np.testing.assert_allclose(matches.box, [0.01, 0, 0.05])
-    np.testing.assert_allclose(matches.score, [0.01, 0, 0.1])
+    matches = match_tables(first, second, 0.9)
+    assert matches.image.tolist() == [0, 0, 2]
+    assert matches.missing.tolist() == [1, 1]  # another class; the weak detection does not count
+    np.testing.assert_allclose(matches.box, [0, 0.01, 0.05], atol=1e-12)
+    np.testing.assert_allclose(matches.score, [0, 0.01, 0.1], atol=1e-12)
+    none = table((0, 0, 0.01, 0))
+    assert match_tables(first, none, 0.9).missing.tolist() == [0, 0, 1, 2]
+    assert match_tables(none, none, 0.9).missing.tolist() == []
+
+
+def test_matching_takes_the_pairs_with_the_largest_overlaps_first():
+    """Against a loop over all pairs, sorted by overlap."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        tables = [
+            table(*zip(rng.integers(0, 3, 40), rng.integers(0, 2, 40), rng.uniform(0.1, 1, 40), rng.uniform(0, 30, 40)))
+            for _ in range(2)
+        ]
+        a, b = tables
+        side = np.abs(b.boxes_xyxy_px[None, :, 0] - a.boxes_xyxy_px[:, None, 0])
+        overlap = np.maximum(10 - side, 0) / (10 + side)
+        same = (a.image_index[:, None] == b.image_index) & (a.classes[:, None] == b.classes)
+        free, differences = [set(range(40)), set(range(40))], []
+        for i, j in sorted(np.argwhere(same & (overlap >= 0.5)).tolist(), key=lambda pair: -overlap[tuple(pair)]):
+            if i in free[0] and j in free[1]:
+                free[0].remove(i)
+                free[1].remove(j)
+                differences.append(side[i, j] / 10)
+        found = match_tables(a, b, 0.5)
+        np.testing.assert_allclose(sorted(found.box), sorted(differences), atol=1e-9)
+        assert len(found.missing) == len(free[0]) + len(free[1])
 
 
 def test_images_are_spread_over_the_split():

@@ -63,6 +63,27 @@ def test_rows_scatter_their_score_into_the_column_of_the_class():
         assert torch.equal(scores[0], torch.zeros(5, 3).scatter(1, classes, best))
 
 
+def test_class_numbers_are_rounded_and_those_beyond_the_names_refused():
+    """Rows without a score, which fill up the output, may have any class."""
+    rows = torch.cat((BOXES[:4], torch.tensor([[0.9, 1.9998], [0.8, 0.0], [0.0, -1.0], [0.0, torch.nan]])), 1)
+    _, scores = decoded(opened(rows, replace(OURS, layout="end2end")), batch=1)
+    assert scores[0].tolist() == [[0, 0, pytest.approx(0.9)], [pytest.approx(0.8), 0, 0], [0, 0, 0], [0, 0, 0]]
+    for number in (3.0, -1.0, 77.0, torch.nan):
+        rows[1, 5] = number
+        with pytest.raises(UserError, match=f"detects the class {number:g}, but its classes are 0 to 2"):
+            decoded(opened(rows, replace(OURS, layout="end2end")))
+
+
+def test_an_output_for_another_number_of_images_is_refused():
+    """A file whose input takes any batch, while its graph was made for one image."""
+    output = torch.cat((xyxy_to_cxcywh(BOXES), SCORES), 1).T[None]
+    session = Session("onnx", lambda images: output, {}, (None, 3, 64, 96))
+    model = ExportedModel(session, OURS, Path("a.onnx"), CPU, reopen=lambda: model)
+    assert decoded(model, batch=1)[0].shape == (1, 5, 4)
+    with pytest.raises(UserError, match="returns 1 outputs for 2 images"):
+        decoded(model, batch=2)
+
+
 def test_objectness_of_foreign_files():
     objectness = torch.tensor([[0.5], [1.0], [0.25], [1.0], [0.0]])
     foreign = ExportMetadata(names=NAMES, imgsz_hw=(64, 96))
@@ -155,6 +176,16 @@ def test_a_checkpoint_opened_for_inference_equals_its_detector(tmp_path: Path):
         detections = detections_to_score(model, model(images))
         wanted = select_detections(*found, conf_thres=0.001, iou_thres=suppression_iou(iou), max_det=300)
         assert all(torch.equal(a, b) for a, b in zip(detections, wanted))
+
+
+def test_class_names_of_older_files_become_one_line(tmp_path: Path):
+    broken = ("dog\ncat", "\x1b[31mred  x", "plain")
+    detector = build_detector(TINY_MODEL, 3, names=broken).eval()
+    content = {"model_spec": detector.spec, "names": list(broken), "imgsz": 64, "model": {}}
+    write_checkpoint({**content, "ema": detector.state_dict()}, tmp_path / "a.pt")
+    model = open_model(tmp_path / "a.pt", device=CPU)
+    assert model.names == ("dog cat", " [31mred  x", "plain")
+    assert parse_metadata({"names": str(list(broken))}).names == model.names
 
 
 @pytest.mark.parametrize("name", ["a.onnx", "a.xml", "a.torchscript", "a.pt2"])

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from data.check.census import Census
 from engine.reporting.advice import Findings, how_it_went, what_to_do, where_it_is_wrong
-from engine.reporting.census import Census
 
 NOTHING = Findings(
     history={}, epochs=0, names=("a", "b"), imgsz=320, stride=32, train=None, result=None, errors=None,

@@ -12,12 +12,12 @@ import torch
 
 import train
 import val
+from data.check.census import size_that_shows, take_census
 from data.index.index import DatasetIndex
 from data.labels.findings import BAD_ROW, Finding, ScanReport
 from engine.evaluation.analysis import analyze
 from engine.evaluation.metrics import METRICS, score_detections
 from engine.evaluation.tide import KINDS
-from engine.reporting.census import size_that_shows, take_census
 from engine.reporting.plots import RunReport, TimeShare
 from engine.reporting.report_page import FILE_NAME, ReportPage, Subject, Validation
 from tests.helpers.html_page import HtmlPage, check_self_contained

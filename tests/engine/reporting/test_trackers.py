@@ -1,6 +1,7 @@
 import builtins
 import csv
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,6 +39,7 @@ CALLS = {
     "image": ("a", np.zeros((2, 2, 3), np.uint8), 1),
     "pr_curves": (make_result(), ["a", "b"], 1),
     "graph": (nn.Identity(), torch.zeros(1)),
+    "finish": (Path("absent"),),
     "close": (),
 }
 

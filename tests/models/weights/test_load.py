@@ -21,6 +21,8 @@ from models.weights.load import load_detector
 from models.weights.safe_torch_file import ForeignFile
 from models.weights.transfer import transfer_weights
 from tests.helpers.hostile_files import Touch, opcode_call, tensor_program, zip_around
+from tests.helpers.same_content import same_content
+from tests.helpers.tiny import write_weights
 from utils.boxes import xyxy_to_cxcywh
 from utils.errors import UserError
 from utils.files.checkpoint import write_checkpoint
@@ -119,6 +121,21 @@ def test_own_checkpoint_round_trip_prefers_the_ema(tmp_path: Path) -> None:
     assert not loaded.training
     assert all(torch.equal(v.float(), ema.state_dict()[k].float()) for k, v in loaded.state_dict().items())
     assert all(v.dtype != torch.float16 for v in loaded.state_dict().values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_the_defaults_of_the_program_do_not_matter(tmp_path: Path, dtype: torch.dtype) -> None:
+    path = write_weights(tmp_path / "a.pt", ("a", "b"))
+    expected = load_detector(path)[0].state_dict()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            detector, _ = load_detector(path)
+        assert torch.get_default_dtype() == dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+    same_content(detector.state_dict(), expected)
+    assert detector(torch.zeros(1, 3, 64, 64))
 
 
 def test_an_own_checkpoint_with_wrong_weights_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import base64
 import hashlib
+import itertools
 import json
 import re
 
@@ -117,3 +118,15 @@ def test_undecodable_file_names_can_be_written(tmp_path):
     out.section("b", page.code("image\udcff.png"))
     out.write(tmp_path / "page.html")
     assert "image\\udcff.png" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("high", [256, 512, 724, 1024, 4096])
+def test_texts_of_an_axis_do_not_touch(high):
+    """Digits are at most 7 units wide in common fonts."""
+    edges = 2.0 ** np.arange(1, np.log2(high) + 0.01, 0.5)
+    text = histogram(edges, np.ones(edges.size - 1), title="t", x_label="x", y_label="y", log2=True)
+    found = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="middle">(\d+)</text>', text)
+    spans = [(float(x) - 3.5 * len(digits), float(x) + 3.5 * len(digits)) for x, _, digits in found]
+    assert len(spans) >= 5
+    assert all(low > before for (_, before), (low, _) in itertools.pairwise(spans))
+    assert spans[-1][1] <= WIDTH

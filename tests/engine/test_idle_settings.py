@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import train
-from engine.process import idle_on_head, idle_settings
+from engine.idle_settings import idle_on_head, idle_settings
 from models.heads.anchor import AnchorHead
 from models.heads.anchor_free import AnchorFreeHead
 from models.heads.yolox import YOLOXHead
