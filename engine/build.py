@@ -9,6 +9,7 @@ from functools import partial
 
 from torch import nn
 
+from data.check.census import warn_of_small_boxes
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import class_names
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
@@ -68,6 +69,7 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
     val_loader = build_val_loader(ctx, config, spec, stride=model.stride)
     if ctx.is_main:
         warn_of_shared_images(spec, train_loader.index, val_loader.index)
+        warn_of_small_boxes(train_loader.index, imgsz=config.imgsz, stride=model.stride)
     load_or_fit_anchors(run, model, train_loader)
     with open_folder(ctx, run) as run, closing(build_tracker(ctx, run)) as tracker:
         plan, criterion = step_plan(config, len(train_loader)), build_loss(ctx, run, model)

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from data.index.index import DatasetIndex
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
+from utils.logger import get_logger
 from utils.visualize import page
 from utils.visualize.charts import heat_map, histogram, legend
 
@@ -66,6 +67,18 @@ def take_census(index: DatasetIndex, split: str, imgsz: int) -> Census:
 def size_that_shows(median_side_px: float, imgsz: int, stride: int) -> int:
     """The smallest multiple of ``stride`` at which a median side of `SMALL_PX` is reached."""
     return int(-(-imgsz * SMALL_PX / median_side_px // stride)) * stride
+
+
+def warn_of_small_boxes(train: DatasetIndex, *, imgsz: int, stride: int) -> None:
+    """Warns if the median training box is too small for most models, with the image size that would help."""
+    sides = np.sqrt(train.sides_at(imgsz).prod(1))
+    if not sides.size or (median := float(np.median(sides))) >= SMALL_PX:
+        return
+    get_logger().warning(
+        "half of the training boxes have sides below %.1f px at --imgsz %d, too few for most models: use --imgsz %d or "
+        "more, or cut large images into tiles",
+        median, imgsz, size_that_shows(median, imgsz, stride),
+    )  # fmt: skip
 
 
 def _pixels(side: float | None) -> str:

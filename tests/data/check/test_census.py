@@ -1,0 +1,43 @@
+"""The census of a split, and the warning about small boxes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from data.check import census
+from data.check.census import size_that_shows, take_census, warn_of_small_boxes
+from data.index.dataset_yaml import load_dataset_spec
+from data.index.index import load_index
+from tests.helpers.tiny import write_dataset
+
+
+@pytest.fixture
+def index(tmp_path):
+    spec = load_dataset_spec(write_dataset(tmp_path / "set", train=20, val=2))
+    return load_index(spec, "train", cache_dir=str(tmp_path / "index"), progress=False)
+
+
+def test_small_boxes_are_warned_of_with_a_size_at_which_they_no_longer_are(index, monkeypatch):
+    lines = []
+    monkeypatch.setattr(census.get_logger(), "warning", lambda text, *values: lines.append(text % values))
+    boxes = index.boxes_xywh_px[:, 2:] / 64  # the images have 64 x 64 pixels
+    median = float(np.median(np.sqrt(boxes.prod(1))))
+    large, small = int(17 / median), int(12 / median)
+    warn_of_small_boxes(index, imgsz=large, stride=32)
+    assert lines == []
+    warn_of_small_boxes(index, imgsz=small, stride=32)
+    better = size_that_shows(median * small, small, 32)
+    assert len(lines) == 1
+    assert f"{median * small:.1f} px at --imgsz {small}" in lines[0]
+    assert f"--imgsz {better}" in lines[0]
+    assert better % 32 == 0
+    assert median * (better - 32) < 16 <= median * better
+
+
+def test_counts_are_those_of_the_labels(index):
+    found = take_census(index, "train", 64)
+    assert found.images == 20
+    assert found.boxes == len(index.boxes_xywh_px) == found.centers.sum()
+    assert found.class_boxes.tolist() == np.bincount(index.classes, minlength=2).tolist()
+    assert found.backgrounds == int((np.diff(index.offsets) == 0).sum())
