@@ -16,10 +16,12 @@ import yaml
 
 from benchmarks import models as model_table
 from data.index.dataset_yaml import load_dataset_spec
+from engine.search.ranges import read_space
 from models.detector import build_on_meta
 from models.spec import load_spec
 from tests.helpers.documents import ROOT, Block, anchors, blocks, documents, links, prose
-from tests.helpers.tiny import write_weights
+from tests.helpers.scripts import SMALL
+from tests.helpers.tiny import write_dataset, write_model, write_weights
 from utils.config import reference, search_settings, settings
 from utils.config.parser import hyperparameters_from
 from utils.files.caches import format_bytes
@@ -116,7 +118,9 @@ def test_yaml_is_read_by_the_program(block: Block, tmp_path: Path):
     path = tmp_path / "block.yaml"
     path.write_text(block.text, encoding="utf-8")
     content = yaml.safe_load(block.text)
-    if "backbone" in content:
+    if block.title == "search ranges":
+        assert read_space(search_settings.SearchConfig(hyp=str(path))).ranges
+    elif "backbone" in content:
         build_on_meta(load_spec(path), 2)
     elif {"train", "val"} & set(content):
         (tmp_path / "voc_annotations").mkdir()
@@ -167,6 +171,19 @@ def test_python_code_runs(block: Block, folder_of_examples: Path, monkeypatch: p
         text += '\nprint(detect("a.jpg", confidence=0.0))\n'
     monkeypatch.chdir(folder_of_examples)
     exec(compile(text, str(block), "exec"), {"__name__": "__main__"})
+
+
+def test_the_callbacks_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import train
+
+    (block,) = [block for block in blocks("docs/tracking.md") if block.text.startswith("class Hooks")]
+    (tmp_path / "hooks.py").write_text(block.text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    data, model = write_dataset(tmp_path / "set", train=4, val=2), write_model(tmp_path / "tiny.yaml")
+    given = ["--data", data, "--model", model, "--epochs", "1", "--callbacks", "hooks:Hooks", "--project", tmp_path]
+    train.main([*map(str, given), *SMALL])
+    assert "metrics/AP" in (tmp_path / "exp" / "done.txt").read_text()
 
 
 def test_citation_has_what_the_format_requires():
