@@ -13,12 +13,14 @@ from collections.abc import Sequence
 
 from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
+from utils.distributed.launch import require_one_process
 from utils.entrypoint import run_main
 from utils.errors import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(DetectConfig, argv, __doc__.split("\n")[0])
+    require_one_process("detect.py")
     if config.save_conf and not config.save_txt:
         raise UserError("--save-conf: adds the confidence to the txt labels; give --save-txt too")
     if config.save_conf and "yolo" in config.save_format:

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 from utils.config.parser import parse_config
 from utils.config.settings import ExportConfig
+from utils.distributed.launch import require_one_process
 from utils.entrypoint import run_main
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(ExportConfig, argv, __doc__.split("\n")[0])
+    require_one_process("export.py")
     from engine.export.run import export  # imports torch, once the flags are known to be valid
 
     export(config)

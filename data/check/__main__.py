@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from utils.distributed.launch import require_one_process
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 
@@ -28,6 +29,7 @@ LEAST_SCORE = 0.3
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = _parse(argv)
+    require_one_process("data.check")
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
         configure_logging(True)
         content, lines = _check(options)

@@ -14,16 +14,15 @@ from collections.abc import Sequence
 
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig, check_started_once, folder_of
-from utils.distributed.launch import is_launched
+from utils.distributed.launch import require_one_process
 from utils.entrypoint import run_main
-from utils.errors import Stopped, UserError
+from utils.errors import Stopped
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(KfoldConfig, argv, __doc__.split("\n")[0])
     check_started_once(config)
-    if is_launched():
-        raise UserError("start this command once, without torchrun; --spawn N trains on N processes")
+    require_one_process("engine.kfold", "start it once; --spawn N trains on N processes")
     from engine.kfold.cross_validate import run_folds
     from utils.distributed.stop_signals import StopSignals
     from utils.logger import configure_logging, get_logger

@@ -14,17 +14,16 @@ from collections.abc import Sequence
 
 from utils.config.parser import parse_config
 from utils.config.search_settings import SearchConfig, check_started_once, folder_of
-from utils.distributed.launch import is_launched
+from utils.distributed.launch import require_one_process
 from utils.entrypoint import run_main
-from utils.errors import Stopped, UserError
+from utils.errors import Stopped
 from utils.machine.limits import require_package
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(SearchConfig, argv, __doc__.split("\n")[0])
     check_started_once(config)
-    if is_launched():
-        raise UserError("start this command without torchrun; --spawn N trains each trial on N processes")
+    require_one_process("engine.search", "start it once; --spawn N trains each trial on N processes")
     require_package("optuna", "engine.search", "leave the hyper-parameters as they are")
     from engine.search.loop import search
     from engine.search.ranges import read_space

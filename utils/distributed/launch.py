@@ -66,6 +66,16 @@ def is_launched(environ: Mapping[str, str] | None = None) -> bool:
     return _mpi_ranks(environ) is not None or _srun_size(environ) > 1
 
 
+def require_one_process(script: str, instead: str = "start it once") -> None:
+    """Ends this process with one line, on rank 0, if a launcher has started several: all would do the same work."""
+    launch = read_launch()
+    if launch is None or launch.world_size == 1:
+        return
+    if launch.rank:
+        raise SystemExit(2)
+    raise UserError(f"{script} runs in one process, but {launch.launcher} sets {launch.world_size}; {instead}")
+
+
 def restarts_of_launcher() -> tuple[str, str]:
     """The id of the run and the number of restarts, as set by torchrun; "" without torchrun."""
     return os.environ.get("TORCHELASTIC_RUN_ID", ""), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

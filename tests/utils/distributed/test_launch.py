@@ -101,6 +101,25 @@ def test_flags_of_older_launchers_are_read():
     assert process_of({}, local_rank=-1, local_world_size=1) is None
 
 
+@pytest.mark.parametrize(
+    "command", [["detect.py", "--source", "."], ["export.py"], ["-m", "engine.kfold"], ["-m", "data.check", "demo"]]
+)
+def test_a_program_for_one_process_says_so_once_under_a_launcher(command):
+    weights = ["--weights", "a.pt"] if "demo" not in command and "engine.kfold" not in command else []
+    base = {k: v for k, v in os.environ.items() if k not in LAUNCHED} | {"OMP_NUM_THREADS": "1"}
+    done = [
+        subprocess.run(
+            [sys.executable, *command, *weights],
+            cwd=ROOT, env=base | torchrun_variables(rank, 2, 29500), capture_output=True, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    assert [d.returncode for d in done] == [2, 2]
+    assert "runs in one process" in done[0].stderr
+    assert done[0].stderr.count("\n") == 1
+    assert done[1].stderr == done[1].stdout == done[0].stdout == ""
+
+
 REPORT = """
 import json, sys
 from utils.entrypoint import run_main
