@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -91,7 +92,8 @@ class EpochBar:
 
     def _status(self) -> str:
         elapsed = max(time.monotonic() - self._started, 1e-9)
-        parts = [f"{name} {value:.4g}" for name, value in self._values.items()]
+        # Losses are read a step late, so the first step of an epoch has none yet: nan would look like a failure.
+        parts = [f"{name} {value:.4g}" for name, value in self._values.items() if not math.isnan(value)]
         parts += [f"{self._images / elapsed:.1f} img/s", f"wait {min(self._wait_s / elapsed, 1.0):.0%}"]
         parts += [f"mem {memory_gb(self._device):.2f}G", f"left {format_duration(self._left_s(elapsed))}"]
         return "  ".join(parts)

@@ -89,6 +89,8 @@ _ADVICE: dict[str, dict[str, str]] = {
 }
 # Arguments of `yolo detect train val=False plots=False`; None: the default, no flag is needed.
 _ASSIGNMENTS: dict[tuple[str, str], str | None] = {
+    ("resume", "true"): None,
+    ("resume", "false"): None,
     ("val", "false"): "--val-every 0",
     ("val", "true"): None,
     ("plots", "false"): "--noplots",
@@ -160,8 +162,10 @@ def advice(
 
 def _as_flags(script: str, arguments: Sequence[str], flags: Collection[str], hyperparameters: Collection[str]) -> str:
     """Translates arguments of the ``yolo`` command, such as ``model=yolov8n.pt epochs=3``, to flags of ``script``."""
-    words = [f"{script}.py"]
     known = _ASSIGNMENTS | (_EXPORT_ASSIGNMENTS if script == "export" else {})
+    # In the peer's command resume=True continues the checkpoint that model= names.
+    resumes = script == "train" and "resume=true" in map(str.lower, arguments)
+    words = [f"{script}.py", *(["--resume"] if resumes else [])]
     for argument in arguments:
         key, separator, value = argument.partition("=")
         flag = "--" + key.replace("_", "-")
@@ -169,6 +173,8 @@ def _as_flags(script: str, arguments: Sequence[str], flags: Collection[str], hyp
             continue
         if (key, value.lower()) in known and not (key == "val" and script != "train"):
             words += filter(None, [known[key, value.lower()]])
+        elif key == "model" and resumes:
+            words.append(value)
         elif key == "model" and (script != "train" or value.endswith(_WEIGHTS_SUFFIXES)):
             words.append(f"--weights {value}")
         elif value.lower() in ("true", "false") and f"--no-{flag[2:]}" in flags:

@@ -110,6 +110,7 @@ def test_flags_of_other_yolos_are_translated(cls, argv, expected):
             ["detect", "train", "model=yolov8n.pt", "batch=8", "lr0=0.1", "plots=False", "cos_lr=True", "cache=True"],
             "write train.py --weights yolov8n.pt --batch 8 --set lr0=0.1 --noplots --cos-lr --cache\n",
         ),
+        (TrainConfig, ["train", "resume=True", "model=a.pt", "epochs=9"], "write train.py --resume a.pt --epochs 9\n"),
         (TrainConfig, ["model=yolov8n.yaml", "val=False"], "write train.py --model yolov8n.yaml --val-every 0\n"),
         (ValConfig, ["model=best.pt", "split=test", "val=x"], "write val.py --weights best.pt --task test --val x\n"),
         (ValConfig, ["--weights", "x.pt", "--save-hybrid"], "--save-hybrid: label files are written by detect.py"),
