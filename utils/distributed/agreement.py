@@ -26,7 +26,7 @@ def check_agreement(ctx: DistributedContext, title: str, facts: Mapping[str, obj
     """Compares ``facts`` between all processes. Every process must call this.
 
     Args:
-        title: the name of this comparison, the same on all processes and used once in a run.
+        title: the name of this comparison, the same on all processes. If it is used again, all processes must do so.
         facts: what must be equal on all processes, JSON-serializable, by its name in messages.
 
     Raises:
@@ -36,6 +36,7 @@ def check_agreement(ctx: DistributedContext, title: str, facts: Mapping[str, obj
     if not ctx.is_distributed or ctx.world_size == 1:
         return
     assert ctx.store is not None
+    title = f"{title}/{ctx.store.add(f'agreement/{title}/turns/{ctx.rank}', 1)}"  # keys of another turn are not read
     local = {name: _shown(value) for name, value in facts.items()}
     names = [f"process {rank}" for rank in range(ctx.world_size)]
     with StoreBarrier(ctx.store, f"agreement/{title}", rank=ctx.rank, names=names) as barrier:

@@ -41,7 +41,7 @@ def test_path_is_looked_up_next_to_the_yaml_then_in_the_working_folder(tmp_path,
     assert load_dataset_spec(os.path.relpath(home / "d.yaml", here)).root == home
 
 
-@pytest.mark.parametrize("broken", ["a\nb", "a\r", "\x1b[31mred", "a\x85b", "a\u2028b", "a\tb", "\ud800"])
+@pytest.mark.parametrize("broken", ["a\nb", "a\r", "\x1b[31mred", "a\x85b", "a\u2028b", "a\tb"])
 def test_class_names_are_one_line(tmp_path, broken):
     """Of the YAML, and of a COCO JSON where the YAML has none."""
     text = "train: images\nnames: [fine, {}]\n".format(json.dumps(f"b{broken}b"))

@@ -93,8 +93,11 @@ def test_a_broken_export_fails(world, mistake: str):
     assert parity.worst_image.endswith(".png")
 
 
-@pytest.mark.parametrize("allowed", [FLOAT16, INT8], ids=["half", "int8"])
-@pytest.mark.parametrize("mistake", MISTAKES)
+# Swapped colors change little on gray noise, less than rounding to eight bits may.
+@pytest.mark.parametrize(
+    ("mistake", "allowed"),
+    [(mistake, FLOAT16) for mistake in MISTAKES] + [(mistake, INT8) for mistake in MISTAKES if mistake != "blue first"],
+)
 def test_a_broken_export_fails_where_ap_is_zero(world, mistake: str, allowed: Tolerance):
     """As that of a model that has learned nothing: AP and F1 say nothing about its file."""
     parity = replace(compared(world, mistake, allowed), ap=0.0, ap_checkpoint=0.0, f1=0.0, f1_checkpoint=0.0)
