@@ -215,7 +215,7 @@ def test_two_processes_end_together(folder):
     assert done.stdout.count("ended by a callback after 1 epochs") == 1
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_hook_that_raises_ends_the_run_with_a_checkpoint_and_one_line(folder, processes):
     done = run(folder, "--callbacks", "user_hooks:Breaks", expect=2, processes=processes)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -230,6 +230,7 @@ def test_a_hook_that_raises_ends_the_run_with_a_checkpoint_and_one_line(folder, 
     assert "done: 2 epochs" in run(folder, "--resume", "runs/exp/last.pt", processes=processes).stdout
 
 
+@pytest.mark.slow
 def test_a_hook_that_raises_before_or_after_training_leaves_a_checkpoint_too(folder):
     done = run(folder, "--callbacks", "user_hooks:BreaksFirst", expect=2)
     assert f"on_start failed: {folder}/user_hooks.py:" in done.stderr
@@ -244,6 +245,7 @@ def test_a_hook_that_raises_before_or_after_training_leaves_a_checkpoint_too(fol
     assert read_checkpoint(folder / "runs" / "late" / "last.pt")["progress"]["epoch"] == 1
 
 
+@pytest.mark.slow
 def test_a_resume_without_the_module_is_one_line(folder):
     run(folder, "--callbacks", "user_hooks:StopAtEpoch")
     (folder / "user_hooks.py").unlink()

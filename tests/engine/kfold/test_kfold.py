@@ -49,6 +49,7 @@ def table(folder):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_a_killed_cross_validation_continues(world, tmp_path, capsys):
     root, flags = world
     main([*flags, "--name", "whole"])

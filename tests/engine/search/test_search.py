@@ -117,6 +117,7 @@ def created(folder) -> int:
     return sum('"op_code":4' in line for line in (folder / "journal.log").read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_finds_the_same(world, tmp_path, capsys):
     """Ctrl-C in the first trial, kill -9 in the second: the trials have the hyper-parameters and the fitness of an
     uninterrupted search."""
