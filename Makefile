@@ -16,7 +16,8 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal tests/engine/export
+	$(BIN)/python -m pytest -n 3 --dist worksteal --ignore=tests/engine/export
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
