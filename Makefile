@@ -16,8 +16,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 3 --dist worksteal tests/engine/export
-	$(BIN)/python -m pytest -n 3 --dist worksteal --ignore=tests/engine/export
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

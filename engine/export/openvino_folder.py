@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from engine.export.onnx_file import INPUT, OUTPUT
-from engine.inference.backends import import_openvino
+from engine.inference.backends import import_openvino, openvino_core
 from engine.inference.metadata import PREPROCESSING, ExportMetadata
 from utils.files.folders import replace_path, temporary_folder
 from utils.files.safe_io import write_whole
@@ -24,8 +24,7 @@ CONFIDENCE = 0.25  # where the model states none
 
 def build_openvino(proto: ModelProto) -> Model:
     """The model of an ONNX graph."""
-    openvino = import_openvino("--format openvino")
-    model = openvino.Core().read_model(proto.SerializeToString())
+    model = openvino_core("--format openvino").read_model(proto.SerializeToString())
     model.inputs[0].set_names({INPUT})
     model.outputs[0].set_names({OUTPUT})
     return model

@@ -15,6 +15,7 @@ import threading
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from utils.logger import get_logger
 from utils.machine.limits import require_package
 
 EXTRA_FILE = "config.txt"  # in TorchScript and pt2 archives: the metadata, as JSON
+_OPENVINO_LOCK = threading.Lock()  # functools.cache would let two threads create a Core each
 
 
 def open_onnx(path: Path, device: torch.device, threads: int) -> Session:
@@ -98,6 +100,22 @@ def import_openvino(what: str) -> Any:
     return openvino
 
 
+def openvino_core(what: str) -> Any:
+    """OpenVINO's `Core`, the only one of this process. Raises UserError naming ``what`` needs the package.
+
+    It is never destroyed: its CPU plugin installs a signal stack in the thread that loads it, and unmaps that stack
+    when the plugin is destroyed, in whichever thread. The next signal that Python handles, such as Ctrl-C, would then
+    write to memory that is unmapped or serves something else.
+    """
+    with _OPENVINO_LOCK:
+        return _core_of(import_openvino(what))
+
+
+@cache
+def _core_of(openvino: Any) -> Any:
+    return openvino.Core()
+
+
 def open_openvino(path: Path, device: torch.device, threads: int) -> Session:
     """An OpenVINO model, .xml or the folder that holds it, on the CPU."""
     xml = path
@@ -108,14 +126,14 @@ def open_openvino(path: Path, device: torch.device, threads: int) -> Session:
         xml = found[0]
     if not xml.with_suffix(".bin").is_file():
         raise UserError(f"{xml}: its weights, {xml.with_suffix('.bin').name}, are missing")
-    openvino = import_openvino(str(path))
+    core = openvino_core(str(path))
     if device.type != "cpu":
         _log_cpu(path, device)
     # Without the hint, CPUs with bfloat16 instructions compute in bfloat16.
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
     with _reading(path):
-        model = openvino.Core().read_model(xml)
-        compiled = openvino.Core().compile_model(model, "CPU", settings)
+        model = core.read_model(xml)
+        compiled = core.compile_model(model, "CPU", settings)
     _check_ports(path, len(compiled.inputs), len(compiled.outputs))
     requests = threading.local()  # an infer request serves one caller at a time
 

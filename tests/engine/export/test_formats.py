@@ -282,6 +282,32 @@ def test_openvino_sends_nothing(tmp_path: Path, packages: None):
     assert "NETWORK" not in done.stdout + done.stderr
 
 
+SIGNALLED = """
+import gc, os, signal, sys, threading, torch
+from engine.inference.runtime import open_model
+
+signal.signal(signal.SIGUSR1, lambda *_: print("handled", flush=True))
+opened = [open_model(sys.argv[1], device=torch.device("cpu")) for _ in range(2)]
+
+def close():
+    while opened:
+        opened.pop(0)
+        gc.collect()
+
+thread = threading.Thread(target=close)
+thread.start()
+thread.join()
+os.kill(os.getpid(), signal.SIGUSR1)
+"""
+
+
+def test_a_signal_after_openvino_models_were_closed_by_another_thread(tiny, packages: None):
+    """OpenVINO installs a signal stack and unmaps it with its last `Core`."""
+    command = [sys.executable, "-c", SIGNALLED, str(tiny[0] / "a_openvino_model")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
+
+
 def test_names_of_files_in_another_case_and_renamed_folders(tiny, tmp_path: Path):
     folder, _, metadata = tiny
     shutil.copytree(folder / "a_openvino_model", tmp_path / "renamed")
@@ -302,7 +328,6 @@ def test_an_opset_that_torch_does_not_write_is_refused(packages: None):
         build_onnx(make_layout(lively(TINY_MODEL, NAMES).fuse(), "raw"), options(opset=99), 32)
 
 
-@pytest.mark.slow  # in one process with all tests of data, the interpreter crashed here (segmentation fault)
 def test_foreign_and_damaged_programs_of_torch_are_one_line(tiny, tmp_path: Path):
     """torch logs tracebacks of archives that it cannot read."""
     path = write_weights(tmp_path / "checkpoint.pt2", lively(TINY_MODEL, NAMES))
