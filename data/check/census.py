@@ -39,7 +39,7 @@ class Census(NamedTuple):
     @property
     def median_side_px(self) -> float | None:
         """None without boxes."""
-        return float(np.median(self.sides_px)) if self.sides_px.size else None
+        return median_side(self.sides_px)
 
 
 def take_census(index: DatasetIndex, split: str, imgsz: int) -> Census:
@@ -64,21 +64,27 @@ def take_census(index: DatasetIndex, split: str, imgsz: int) -> Census:
     )
 
 
-def size_that_shows(median_side_px: float, imgsz: int, stride: int) -> int:
-    """The smallest multiple of ``stride`` at which a median side of `SMALL_PX` is reached."""
+def median_side(sides_px: np.ndarray) -> float | None:
+    """None without boxes."""
+    return float(np.median(sides_px)) if sides_px.size else None
+
+
+def size_that_shows(median_side_px: float | None, imgsz: int, stride: int) -> int | None:
+    """The smallest multiple of ``stride`` at which the median side reaches `SMALL_PX`; None if it does at ``imgsz``."""
+    if median_side_px is None or median_side_px >= SMALL_PX:
+        return None
     return int(-(-imgsz * SMALL_PX / median_side_px // stride)) * stride
 
 
 def warn_of_small_boxes(train: DatasetIndex, *, imgsz: int, stride: int) -> None:
     """Warns if the median training box is too small for most models, with the image size that would help."""
-    sides = np.sqrt(train.sides_at(imgsz).prod(1))
-    if not sides.size or (median := float(np.median(sides))) >= SMALL_PX:
-        return
-    get_logger().warning(
-        "half of the training boxes have sides below %.1f px at --imgsz %d, too few for most models: use --imgsz %d or "
-        "more, or cut large images into tiles",
-        median, imgsz, size_that_shows(median, imgsz, stride),
-    )  # fmt: skip
+    median = median_side(np.sqrt(train.sides_at(imgsz).prod(1)))
+    if better := size_that_shows(median, imgsz, stride):
+        get_logger().warning(
+            "half of the training boxes have sides below %.1f px at --imgsz %d, too few for most models: use --imgsz "
+            "%d or more, or cut large images into tiles",
+            median, imgsz, better,
+        )  # fmt: skip
 
 
 def _pixels(side: float | None) -> str:
@@ -101,8 +107,7 @@ def census_parts(
     if first.median_side_px is None:
         parts.append(f"The {first.split} split has no boxes.")
     else:
-        if first.median_side_px < SMALL_PX:
-            better = size_that_shows(first.median_side_px, imgsz, stride)
+        if better := size_that_shows(first.median_side_px, imgsz, stride):
             text = (
                 f"Half of the {first.split} boxes have sides below {first.median_side_px:.1f} px at --imgsz {imgsz}, "
                 f"fewer than {SMALL_PX:g} px: too few for most models. At --imgsz {better} the median would be "

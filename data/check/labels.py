@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from data.check.census import SMALL_PX, size_that_shows
+from data.check.census import SMALL_PX, median_side, size_that_shows
 from data.check.issues import (
     DOUBLED,
     IMBALANCE,
@@ -76,13 +76,11 @@ def box_sizes(splits: Sequence[CheckedSplit], imgsz: int) -> list[Issue]:
         for i in np.flatnonzero(sizes.max(1, initial=0) < TINY_PX).tolist():
             w, h = sizes[i]
             issues.append(split.issue(TINY, f"{w:.1f}x{h:.1f} px at --imgsz {imgsz}", (int(rows[i]),)))
-    size = np.concatenate(all_sizes)
-    median = float(np.median(size)) if size.size else math.inf
-    if median < SMALL_PX:
-        wanted = size_that_shows(median, imgsz, SIZE_STEP)
+    median = median_side(np.concatenate(all_sizes))
+    if better := size_that_shows(median, imgsz, SIZE_STEP):
         text = f"the median object has {median:.1f} px (square root of its area) at --imgsz {imgsz}; "
         issues.append(
-            Issue(SMALL_OBJECTS, text + f"it has {SMALL_PX:.0f} px at --imgsz {wanted}, or cut images into tiles")
+            Issue(SMALL_OBJECTS, text + f"it has {SMALL_PX:.0f} px at --imgsz {better}, or cut images into tiles")
         )
     return issues
 

@@ -46,12 +46,8 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
         UserError: the settings are wrong, or differ from those with which the folder was begun.
         TrainingFailed, Stopped: as `train` does.
     """
-    log, folder = get_logger(), folder_of(config)
-    spec = open_dataset(config.data, (), stage="", cache_dir=config.cache_dir, ctx=DistributedContext.single())
-    names = class_names(spec, config.single_cls)
-    fitness = Fitness.parse(config.fitness, names)
-    check_run_dir(config.project, config.name, exist_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    log = get_logger()
+    folder, spec, fitness, names = prepare(config)
 
     def after_fold(number: int, so_far: CrossValidation) -> bool:
         log.info("fold %d of %d: %s %.4f", number, config.folds, fitness.name, fitness.of(so_far.folds[-1]))
@@ -75,6 +71,20 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
     log.info("%s", format_folds(done.folds, done.pooled, names))
     text = "%s of all images, each scored by a model that has not seen it: %.4f; results are in %s"
     log.info(text, fitness.name, fitness.of(done.pooled), folder)
+
+
+def prepare(config: KfoldConfig) -> tuple[Path, DatasetSpec, Fitness, tuple[str, ...]]:
+    """Opens the data and makes the folder of the results, for ``engine.kfold`` and ``engine.search``.
+
+    Returns the folder, the data, what is compared, and the names of the classes. Raises UserError.
+    """
+    spec = open_dataset(config.data, (), stage="", cache_dir=config.cache_dir, ctx=DistributedContext.single())
+    names = class_names(spec, config.single_cls)
+    fitness = Fitness.parse(config.fitness, names)
+    check_run_dir(config.project, config.name, exist_ok=True)
+    folder = folder_of(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder, spec, fitness, names
 
 
 def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.check.census import SMALL_PX, Census, size_that_shows
+from data.check.census import Census, size_that_shows
 from engine.evaluation.analysis import Calibration
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.tide import KINDS, ErrorSplit
@@ -228,8 +228,7 @@ def _do_about_data(found: Findings) -> Iterator[str]:
     census = found.train
     if census is None:
         return
-    if census.median_side_px is not None and census.median_side_px < SMALL_PX:
-        better = size_that_shows(census.median_side_px, found.imgsz, found.stride)
+    if better := size_that_shows(census.median_side_px, found.imgsz, found.stride):
         median = f"{census.median_side_px:.1f} px"
         yield f"Train with --imgsz {better}: at {found.imgsz}, half of the boxes have sides below {median}."
     few = np.flatnonzero(census.class_boxes < FEW_BOXES)

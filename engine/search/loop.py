@@ -9,10 +9,8 @@ from pathlib import Path
 
 from optuna.trial import FrozenTrial, TrialState
 
-from data.index.index import class_names
-from data.open_dataset import open_dataset
 from engine.evaluation.fitness import Fitness
-from engine.kfold.cross_validate import make_folds
+from engine.kfold.cross_validate import make_folds, prepare
 from engine.kfold.lists import TABLE
 from engine.search.ranges import Space, values_text
 from engine.search.report import STATES, write_report
@@ -20,10 +18,8 @@ from engine.search.study import JOURNAL, REASON, SharedStudy, best_of
 from engine.search.trial import run_trial
 from utils.config.parser import flags_of
 from utils.config.search_settings import SearchConfig, check_stored, folder_of, train_config
-from utils.distributed.context import DistributedContext
 from utils.distributed.stop_signals import StopSignals
 from utils.errors import UserError
-from utils.files.folders import check_run_dir
 from utils.files.locks import FileLock
 from utils.logger import get_logger
 
@@ -38,12 +34,8 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
         UserError: the settings are wrong, differ from those with which the search began, or no trial succeeds.
         Stopped: by a signal.
     """
-    log, folder = get_logger(), folder_of(config)
-    spec = open_dataset(config.data, (), stage="", cache_dir=config.cache_dir, ctx=DistributedContext.single())
-    names = class_names(spec, config.single_cls)
-    fitness = Fitness.parse(config.fitness, names)
-    check_run_dir(config.project, config.name, exist_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    log = get_logger()
+    folder, spec, fitness, names = prepare(config)
     with FileLock(folder / ".settings.lock").wait("another process that begins this search"):
         is_new = check_stored(config, folder / SETTINGS, space.plain())
         study = SharedStudy(config, space, folder, steps=config.folds or config.epochs)
