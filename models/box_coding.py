@@ -87,6 +87,12 @@ def flatten_levels(raw: Sequence[Tensor]) -> Tensor:
     return flat.to(torch.promote_types(flat.dtype, torch.float32))
 
 
+def flatten_cells(raw: Sequence[Tensor]) -> Tensor:
+    """Maps (B, channels, h, w) of all levels as (B, channels, N), float32 at least."""
+    flat = torch.cat([level.flatten(2) for level in raw], dim=2)
+    return flat.to(torch.promote_types(flat.dtype, torch.float32))
+
+
 class _SplitRows(torch.autograd.Function):
     """See `split_rows`. With cat, cast and split, autograd makes three times as many passes over memory."""
 
@@ -127,15 +133,16 @@ def split_rows(raw: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
     return _SplitRows.apply(width, *raw)
 
 
-def expected_distances(logits: Tensor) -> Tensor:
-    """Mean of each side's distribution over distances 0..R-1 (Li et al. 2020): (*S, R) -> (*S), cells.
+def expected_distances(logits: Tensor, dim: int = -1) -> Tensor:
+    """Mean of each side's distribution over distances 0..R-1 (Li et al. 2020): (*S, R) -> (*S), cells. The R bins are
+    in dimension ``dim``, counted from the end.
 
     With one bin there is no distribution, and the output is the distance.
     """
-    if logits.shape[-1] == 1:
-        return logits.squeeze(-1)
-    bins = torch.arange(logits.shape[-1], dtype=logits.dtype, device=logits.device)
-    return (logits.softmax(-1) * bins).sum(-1)
+    if logits.shape[dim] == 1:
+        return logits.squeeze(dim)
+    bins = torch.arange(logits.shape[dim], dtype=logits.dtype, device=logits.device)
+    return (logits.softmax(dim) * bins.view(-1, *[1] * (-1 - dim))).sum(dim)
 
 
 def distances_to_xyxy(distances: Tensor, centers: Tensor, strides: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class Raw(_Export):
 
     def forward(self, images: Tensor) -> Tensor:
         boxes, scores = self.boxes_and_scores(images)
-        return torch.cat((xyxy_to_cxcywh(boxes), scores), -1).transpose(1, 2)
+        return torch.cat((xyxy_to_cxcywh(boxes).transpose(1, 2), scores.transpose(1, 2)), 1)
 
 
 class DeepStream(_Export):

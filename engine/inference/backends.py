@@ -40,6 +40,8 @@ def open_onnx(path: Path, device: torch.device, threads: int) -> Session:
     options = ort.SessionOptions()
     options.log_severity_level = 3  # errors
     options.intra_op_num_threads = threads
+    # Spinning threads would take the processor from torch, which prepares images and chooses boxes between the runs.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = ["CPUExecutionProvider"]
     if device.type == "cuda" and "CUDAExecutionProvider" in ort.get_available_providers():
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0, "use_tf32": 0}))
