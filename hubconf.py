@@ -24,11 +24,18 @@ _ROOT = pathlib.Path(__file__).resolve().parent
 _PACKAGES = ("utils", "data", "models", "engine")
 
 
-def custom(path: str | os.PathLike, device: str | int | None = None, _verbose: bool = True) -> HubModel:
-    """The model of a checkpoint.
+def custom(
+    path: str | os.PathLike, autoshape: bool = True, _verbose: bool = True, device: str | int | None = None
+) -> HubModel:
+    """The model of a checkpoint. The parameters have the order of YOLOv5's hub.
 
-    ``device``: cpu, mps, a GPU's number, or None for the best available device. ``_verbose`` prints log lines.
+    Args:
+        autoshape: only True: the model takes images of any kind and size.
+        _verbose: prints log lines.
+        device: cpu, mps, a GPU's number, or None for the best available device.
     """
+    if not autoshape:
+        raise ValueError("autoshape=False: use models.weights.load.load_detector for the bare module")
     from engine.hub import HubModel
     from utils.logger import configure_logging
 

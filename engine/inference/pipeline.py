@@ -18,6 +18,7 @@ from models.postprocess.detections import select_detections
 from models.postprocess.tiling import TiledDetector, Tiles
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.errors import UserError
+from utils.logger import get_logger
 from utils.structures import Detections, DetectionTable
 
 BATCH_SIZE = 16  # on GPUs
@@ -48,6 +49,7 @@ class Pipeline:
         if tiles:
             tiles.check(model.stride, model.input_hw)
         self.model, self.amp, self.tiles = model, amp, tiles
+        self._has_warned = False
 
     def __call__(
         self, images: Sequence[np.ndarray], *, imgsz: int, selection: Selection, batch_size: int = 0
@@ -97,12 +99,24 @@ class Pipeline:
             raw = [level.float() for level in raw]
             found = tiled.stitch(raw) if tiled else _select(self.model, raw, selection)
             detections = Detections(*(t.cpu() for t in found))
+            if not detections.counts.any():
+                self._check_outputs(raw)
         tables = [
             _table_of(detections, row, image.shape[:2], fit) for row, (image, fit) in enumerate(zip(images, fits))
         ]
         times = (started, prepared, computed, time.perf_counter())
         stages = zip(("preprocess", "inference", "postprocess"), times, times[1:])
         return tables, {name: (end - start) * 1e3 / len(images) for name, start, end in stages}
+
+    def _check_outputs(self, raw: list[Tensor]) -> None:
+        """Warns once of outputs that are not numbers, in which nothing can be found."""
+        if not self._has_warned and any(bool(level.isnan().any()) for level in raw):
+            self._has_warned = True
+            get_logger().warning(
+                "%s: its outputs are not numbers (NaN), so nothing is found; its weights are damaged, or too large for "
+                "half precision: export without --half, or use --amp off",
+                self.model.path,
+            )
 
     def _tiled(self, imgsz: int, selection: Selection) -> TiledDetector:
         on_cpu = self.model.device.type == "cpu"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import hubconf
 from engine import hub
 from engine.hub import HubModel
 from engine.predictor import load
@@ -235,3 +236,9 @@ def test_tables(model, monkeypatch):
     assert tables.xyxy[0].name.tolist() == [NAMES[int(c)] for c in found.xyxy[0][:, 5]]
     model.conf = 1.0
     assert len(model(picture()).pandas().xyxy[0]) == 0
+
+
+def test_parameters_have_the_order_of_yolov5(weights):
+    assert hubconf.custom(weights, True, False, "cpu").names == dict(enumerate(NAMES))
+    with pytest.raises(ValueError, match="load_detector"):
+        hubconf.custom(weights, autoshape=False)

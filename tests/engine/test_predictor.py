@@ -170,6 +170,18 @@ def boxes_elsewhere(predictor: Predictor, image: np.ndarray) -> list[list[list[f
     return rows(predictor(image, color="rgb"))
 
 
+def test_outputs_that_are_not_numbers_are_reported_once(weights, tmp_path, caplog):
+    content = read_checkpoint(weights)
+    content["ema"] = {name: values * torch.nan for name, values in content["ema"].items()}
+    write_checkpoint(content, tmp_path / "nan.pt")
+    damaged = load(tmp_path / "nan.pt", device="cpu", color="rgb")
+    assert [len(damaged(picture())[0].boxes) for _ in range(2)] == [0, 0]
+    assert [record.getMessage() for record in caplog.records if "NaN" in record.getMessage()] == [
+        f"{tmp_path / 'nan.pt'}: its outputs are not numbers (NaN), so nothing is found; its weights are damaged, or "
+        "too large for half precision: export without --half, or use --amp off"
+    ]
+
+
 def test_predictors_are_sent_to_other_processes(predictor, weights, tmp_path, monkeypatch):
     """Of a checkpoint and of an exported file, which is named by a relative path here."""
     export.main(["--weights", str(shutil.copy(weights, tmp_path)), "--format", "torchscript", "--no-check"])
