@@ -6,8 +6,8 @@ append to it; each holds the lock of the trial that it runs. A trial that runs a
 
 from __future__ import annotations
 
-import json
 import math
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import optuna
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState
 
 from engine.search.ranges import Scalar, Space
@@ -26,6 +26,7 @@ from utils.errors import UserError
 from utils.files.locks import FileLock
 
 JOURNAL = "journal.log"
+TRIALS = "trials"  # folder of the trials
 HALVING_FACTOR = 3  # of the trials at a rung, one in this many goes on (Li et al. 2020)
 REASON = "reason"  # attribute of a failed trial
 
@@ -52,23 +53,25 @@ class SharedStudy:
 
     def __init__(self, config: SearchConfig, space: Space, folder: Path, *, steps: int) -> None:
         self._config, self._space, self._folder = config, space, folder
+        journal = folder / JOURNAL
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.filterwarnings("ignore", module="optuna")
         with self.exclusive(), self._readable():
             self.study = optuna.create_study(
                 study_name="search",
-                storage=JournalStorage(JournalFileBackend(str(folder / JOURNAL))),
+                storage=JournalStorage(JournalFileBackend(str(journal), _JournalLock(journal))),
                 direction="maximize",
                 load_if_exists=True,
                 pruner=_pruner(config, steps),
             )
+            self._check_complete()
 
     def trials(self) -> list[FrozenTrial]:
         with self._readable():
             return self.study.get_trials(deepcopy=False)
 
     def folder_of(self, number: int) -> Path:
-        return self._folder / "trials" / f"{number:04}"
+        return self._folder / TRIALS / f"{number:04}"
 
     def claim(self) -> Claim | None:
         """An interrupted trial or, if there is none, a new one; None if all trials have ended or are being run by other
@@ -134,13 +137,49 @@ class SharedStudy:
             lock.acquire(math.inf)
             yield
 
+    def _check_complete(self) -> None:
+        """Raises UserError if the journal lacks a trial that has a folder: a new one would continue its training."""
+        folders = [path.name for path in (self._folder / TRIALS).glob("[0-9]*")]
+        known = len(self.study.get_trials(deepcopy=False))
+        if lost := min((name for name in folders if name.isdecimal() and int(name) >= known), default=""):
+            raise UserError(
+                f"{self._folder / JOURNAL}: has no trial {int(lost)}, although {TRIALS}/{lost} exists; restore the "
+                "journal, or start anew with another --name"
+            )
+
     @contextmanager
     def _readable(self) -> Iterator[None]:
         try:
             yield
-        except (ValueError, KeyError, json.JSONDecodeError) as error:
-            raise UserError(f"{self._folder / JOURNAL}: damaged ({str(error).splitlines()[0]}); restore it, or start "
+        except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:  # what Optuna raises
+            reason = (str(error) or repr(error)).splitlines()[0]
+            raise UserError(f"{self._folder / JOURNAL}: damaged ({reason}); restore it, or start "
                             "anew with another --name") from None  # fmt: skip
+
+
+class _JournalLock(JournalFileSymlinkLock):
+    """The lock of those who append to the journal, which ends with its process. Optuna's own lock is a file that stays
+    when a process is killed: others wait half a minute for it, or forever if the journal's path is relative.
+
+    What a killed process, or a full disk, has left of a line is removed, before another line is appended to it.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        super().__init__(str(journal))
+        self._journal, self._lock = journal, FileLock(journal.with_name(f".{journal.name}.lock"))
+
+    def acquire(self) -> bool:
+        self._lock.acquire(math.inf)
+        with open(self._journal, "r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            if file.read(1) not in (b"", b"\n"):
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+        return True
+
+    def release(self) -> None:
+        self._lock.release()
 
 
 def best_of(trials: list[FrozenTrial]) -> FrozenTrial | None:

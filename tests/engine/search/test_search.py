@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -269,8 +271,52 @@ def test_a_damaged_journal_is_one_line(world, capsys):
     study_of(root / "damaged", 1, 0.5, 1)
     journal = root / "damaged" / "journal.log"
     lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join([lines[0][:10], *lines[1:]]))
-    assert "journal.log: damaged" in error_of(capsys, main, *flags, "--name", "damaged")
+    for first in (lines[0][:10], b"[]\n", b'{"op_code":99}\n'):
+        journal.write_bytes(b"".join([first, *lines[1:]]))
+        assert "journal.log: damaged" in error_of(capsys, main, *flags, "--name", "damaged")
+
+
+def opened(folder):
+    from engine.search.study import SharedStudy
+
+    folder.mkdir(exist_ok=True)
+    space = space_of(folder, RANGES)
+    return SharedStudy(SearchConfig(hyp=str(folder / "ranges.yaml"), trials=9), space, folder, steps=3)
+
+
+def test_half_a_line_does_not_end_a_search(tmp_path):
+    """A process is killed, or the disk is full, while it appends to the journal."""
+    study = opened(tmp_path)
+    study.finish(study.claim(), optuna.trial.TrialState.COMPLETE, 0.5)
+    journal = tmp_path / "journal.log"
+    whole = journal.read_bytes()
+    for rest in (b'{"op_code":4,"worker_id":"b0', b"\0\0\0"):
+        journal.write_bytes(whole + rest)
+        study = opened(tmp_path)
+        claim = study.claim()
+        assert claim.number == 1
+        study.report(claim, 1, 0.25)
+        claim.lock.release()
+        assert [trial.last_step for trial in opened(tmp_path).trials()] == [None, 1]
+        shutil.rmtree(tmp_path / "trials" / "0001")
+
+
+def test_a_lock_of_a_killed_process_is_not_waited_for(tmp_path, monkeypatch):
+    """Optuna's own lock stays when its holder is killed, and it never expires if the folder's path is relative."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("search")
+    folder.mkdir()
+    (folder / "journal.log.lock").symlink_to(folder / "journal.log")
+    assert opened(folder).claim().number == 0
+
+
+def test_a_journal_that_lacks_trials_is_refused(tmp_path):
+    """Else a new trial would continue the training of a lost one."""
+    study = opened(tmp_path)
+    study.finish(study.claim(), optuna.trial.TrialState.COMPLETE, 0.5)
+    (tmp_path / "journal.log").write_bytes(b"")
+    with pytest.raises(UserError, match=r"journal.log: has no trial 0, although trials/0000 exists"):
+        opened(tmp_path)
 
 
 @pytest.mark.slow
