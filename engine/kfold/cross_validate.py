@@ -14,7 +14,7 @@ from data.index.index import class_names
 from data.open_dataset import open_dataset
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import METRICS
-from engine.kfold.folds import assign_folds, class_counts, groups_of, pooled_index, rare_classes
+from engine.kfold.folds import assign_folds, check_objects, class_counts, groups_of, pooled_index, rare_classes
 from engine.kfold.lists import TABLE, data_of, write_folds
 from engine.kfold.scores import ScoredFold, format_folds, pool, read_fold, result_of, score_fold
 from engine.training_process import TrainingFailed, train
@@ -59,7 +59,7 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
         settings = folder / "kfold.yaml"
         is_new = check_stored(config, settings)
         try:
-            make_folds(config, spec, folder)
+            make_folds(config, spec, folder, fitness)
             log.info("training; each fold has a log: %s", folder / "fold1" / "train.log")
             done = cross_validate(config, folder, folder, fitness, signals, after_fold)
         except UserError:
@@ -87,14 +87,17 @@ def prepare(config: KfoldConfig) -> tuple[Path, DatasetSpec, Fitness, tuple[str,
     return folder, spec, fitness, names
 
 
-def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path) -> None:
-    """Divides the training and validation images; does nothing if the folds are in ``folder`` already."""
+def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fitness) -> None:
+    """Divides the training and validation images; does nothing if the folds are in ``folder`` already. Raises UserError
+    if that is impossible, or a fold could not be scored."""
     if (folder / TABLE).is_file():
         return
     spec.split("train")
     index = pooled_index(spec, config)
     group = groups_of(index, config.groups, config.near_duplicates)
-    fold = assign_folds(group, class_counts(index), config.folds, config.seed)
+    counts = class_counts(index)
+    fold = assign_folds(group, counts, config.folds, config.seed)
+    check_objects(group, fold, counts, config.folds, fitness)
     if note := rare_classes(index, config.folds):
         get_logger().warning("%s", note)
     write_folds(folder, spec, index, group, fold)

@@ -18,6 +18,7 @@ import numpy as np
 from data.check.duplicates import duplicate_groups, read_signatures
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex, load_index
+from engine.evaluation.fitness import Fitness
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import read_text
@@ -203,6 +204,24 @@ def _spread_to_empty(fold_of: np.ndarray, images: np.ndarray, folds: int) -> Non
     while (number := np.bincount(fold_of, minlength=folds)).min() == 0:
         members = np.flatnonzero(fold_of == number.argmax())
         fold_of[members[images[members].argmin()]] = number.argmin()
+
+
+def check_objects(group: np.ndarray, fold: np.ndarray, counts: np.ndarray, folds: int, fitness: Fitness) -> None:
+    """Raises UserError if a fold has no object to score, before other folds are trained in vain.
+
+    Args:
+        group, fold: int64 (N,), of the images.
+        counts: `class_counts`.
+    """
+    boxes = counts.sum(1) if fitness.class_index is None else counts[:, fitness.class_index]
+    empty = np.flatnonzero(np.bincount(fold, boxes, minlength=folds) == 0)
+    if len(empty):
+        groups = len(np.unique(group[boxes > 0]))
+        what = "object" if fitness.class_index is None else "object of this class"
+        raise UserError(
+            f"--folds {folds} --fitness {fitness.name}: fold {empty[0] + 1} has no {what} to score; {groups} of "
+            f"{group.max() + 1} groups of images have one; use fewer folds"
+        )
 
 
 def rare_classes(index: DatasetIndex, folds: int) -> str:

@@ -41,7 +41,7 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
         study = SharedStudy(config, space, folder, steps=config.folds or config.epochs)
         try:
             if config.folds:
-                make_folds(config, spec, folder)
+                make_folds(config, spec, folder, fitness)
         except UserError:
             if is_new:
                 _forget(folder)

@@ -86,3 +86,18 @@ def test_mistakes_are_one_line(world, capsys):
     for wrong in ("tiny2.yaml", "tiny3.yaml"):  # nothing has been trained, so the settings may change
         assert wrong in error_of(capsys, main, *flags, "--name", "model", "--model", str(root / wrong))
     assert not (root / "typo").exists()
+
+
+@pytest.mark.parametrize("fitness", ["AP", "dark"])
+def test_a_fold_without_objects_is_refused_before_any_is_trained(world, tmp_path, capsys, fitness):
+    _, flags = world
+    data = write_dataset(tmp_path / "set", train=8, val=4)
+    for number, labels in enumerate(sorted((tmp_path / "set" / "labels").rglob("*.txt"))):
+        other = "0 0.5 0.5 0.3 0.3\n" if fitness == "dark" else ""
+        labels.write_text(other + ("1 0.3 0.3 0.3 0.3\n" if number < 2 else ""))
+    flags = [*flags, "--data", str(data), "--project", str(tmp_path), "--name", "few", "--fitness", fitness]
+    line = error_of(capsys, main, *flags, "--folds", "3", "--no-near-duplicates")
+    assert "fold 3 has no object" in line
+    assert "2 of 12 groups of images have one; use fewer folds" in line
+    assert not [*tmp_path.glob("few/fold*")]
+    assert not (tmp_path / "few" / "kfold.yaml").exists()  # the corrected command may use the folder
