@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from engine.validator import open_models, score
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import FIND_BATCH_SIZE, ValConfig
 from utils.distributed.context import DistributedContext
+from utils.errors import UserError
 from utils.files.safe_io import atomic_write
 from utils.structures import DetectionTable, EvalResult, GroundTruth
 
@@ -51,12 +54,16 @@ def score_fold(config: KfoldConfig, weights: Path, data: Path, out: Path) -> Sco
 
 
 def read_fold(path: Path) -> ScoredFold:
-    """What `score_fold` has written."""
-    with np.load(path, allow_pickle=False) as arrays:
-        truth = {name: arrays[f"truth_{name}"] for name in _TRUTH}
-        ids = tuple(range(len(truth["offsets"]) - 1)), tuple(arrays["category_ids"].tolist())
-        return ScoredFold(GroundTruth(**truth, image_ids=ids[0], category_ids=ids[1]),
-                          DetectionTable(**{name: arrays[f"found_{name}"] for name in _FOUND}))  # fmt: skip
+    """What `score_fold` has written. Raises UserError for a damaged file."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            truth = {name: arrays[f"truth_{name}"] for name in _TRUTH}
+            found = {name: arrays[f"found_{name}"] for name in _FOUND}
+            categories = tuple(arrays["category_ids"].tolist())
+    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
+        raise UserError(f"{path}: damaged; remove it, and the same command scores this fold again") from None
+    images = tuple(range(len(truth["offsets"]) - 1))
+    return ScoredFold(GroundTruth(**truth, image_ids=images, category_ids=categories), DetectionTable(**found))
 
 
 def pool(folds: Sequence[ScoredFold]) -> ScoredFold:

@@ -6,6 +6,7 @@ import csv
 import os
 import signal
 import sys
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tests.helpers.processes import Processes
 from tests.helpers.scoring import coco_evaluate, random_case
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_model
+from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
 
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--epochs", "2"]
@@ -34,6 +36,20 @@ def test_pooled_scores_are_those_of_pycocotools_on_the_union():
     np.testing.assert_allclose(result.class_ap[:3], precision[:, :, :3, 0].mean((0, 1)), atol=1e-12)
     apart = np.mean([score_detections(gt, table, 4).ap for gt, table, _ in cases])
     assert abs(apart - result.ap) > 1e-4  # a mean of folds is something else
+
+
+def test_damaged_detections_are_one_line(tmp_path):
+    gt, table, _ = random_case(0, num_images=7)
+    arrays = {f"truth_{f.name}": getattr(gt, f.name) for f in fields(gt) if not f.name.endswith("_ids")}
+    arrays |= {f"found_{f.name}": getattr(table, f.name) for f in fields(table)}
+    file = tmp_path / "detections.npz"
+    np.savez_compressed(file, category_ids=gt.category_ids, **arrays)
+    np.testing.assert_array_equal(read_fold(file).found.scores, table.scores)
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:300], whole[:200] + bytes(300) + whole[500:], b"text"):
+        file.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"detections.npz: damaged; remove it, and the same command scores"):
+            read_fold(file)
 
 
 @pytest.fixture(scope="module")
