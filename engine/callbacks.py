@@ -138,8 +138,13 @@ def _hooks_of(found: object, flag: str) -> dict[str, Hook]:
             raise UserError(f"{flag}: '{name}' is no hook{suggestion(name, HOOKS)}; hooks are {known}")
     if not names:
         raise UserError(f"{flag}: has no hook; hooks are {known}")
-    hooks = {name: getattr(found, name) for name in names}
+    try:
+        hooks = {name: getattr(found, name) for name in names}
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{flag}: {_place(error)}") from None
     for name, hook in hooks.items():
+        if inspect.iscoroutinefunction(hook) or inspect.isgeneratorfunction(hook) or inspect.isasyncgenfunction(hook):
+            raise UserError(f"{flag}: {name} must be a plain function; an async one or a generator would never run")
         try:
             inspect.signature(hook).bind(None)
         except (TypeError, ValueError):
@@ -149,7 +154,10 @@ def _hooks_of(found: object, flag: str) -> dict[str, Hook]:
 
 def _place(error: BaseException, module: ModuleType | None = None) -> str:
     """``file:line: type: message`` of the innermost line in ``module``, or else of the innermost of the user's code."""
-    what = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    try:
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    except Exception:  # of the user's own __str__
+        what = type(error).__name__
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
     hidden = ("<frozen", __file__)
@@ -166,6 +174,7 @@ class Callbacks:
         self, hooks: dict[str, Hook], state: RunState, ctx: DistributedContext, stops: StopCoordinator, last: Path
     ) -> None:
         self._hooks, self.state, self._ctx, self._stops, self._last = hooks, state, ctx, stops, last
+        self._flag = f"--callbacks {state.settings['callbacks']}"  # a hook may change its copy of the settings
         self._failure: str | None = None
 
     def started(self) -> bool:
@@ -219,7 +228,7 @@ class Callbacks:
         except OSError as refused:
             get_logger().warning("%s: cannot be written (%s)", log, refused.strerror or refused)
         module = sys.modules.get(getattr(hook, "__module__", None) or "")
-        where = f"--callbacks {self.state.settings['callbacks']}: {name} failed: {_place(error, module)}"
+        where = f"{self._flag}: {name} failed: {_place(error, module)}"
         self._failure = f"{where}; the traceback is in {log}"
         if name != "on_end":
             self._failure += f"; when it is mended, continue with: --resume {self._last}"

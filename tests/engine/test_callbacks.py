@@ -97,6 +97,33 @@ class Refuses:
         raise ValueError("no")
 
 
+class Awaits:
+    async def on_epoch(self, run):
+        pass
+
+
+class Generates:
+    def on_epoch(self, run):
+        yield run
+
+
+class Computed:
+    @property
+    def on_epoch(self):
+        raise LookupError("too early")
+
+
+class Silent(Exception):
+    def __str__(self):
+        return self.absent
+
+
+class BreaksBadly:
+    def on_epoch(self, run):
+        run.settings.clear()
+        raise Silent
+
+
 def on_epoch(run):
     pass
 
@@ -134,6 +161,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("user_hooks:Narrow", "on_step must be a function of one argument, the run"),
         ("user_hooks:Refuses", "user_hooks.py:LINE: ValueError: no"),
         ("user_hooks:Needs", "Needs() failed: TypeError: "),
+        ("user_hooks:Awaits", "on_epoch must be a plain function; an async one or a generator would never run"),
+        ("user_hooks:Generates", "on_epoch must be a plain function; an async one or a generator would never run"),
+        ("user_hooks:Computed", ": LookupError: too early"),
         ("utils:Needs", "utils/__init__.py has no 'Needs'"),
         ("user_hooks:nothing", "has no hook; hooks are on_start, on_step, on_epoch, on_end"),
     ],
@@ -243,6 +273,13 @@ def test_a_hook_that_raises_before_or_after_training_leaves_a_checkpoint_too(fol
     assert "RuntimeError: too late second line" in line
     assert "--resume" not in line  # all epochs are done
     assert read_checkpoint(folder / "runs" / "late" / "last.pt")["progress"]["epoch"] == 1
+
+
+def test_an_error_without_a_text_is_one_line(folder):
+    done = run(folder, "--callbacks", "user_hooks:BreaksBadly", expect=2)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "--callbacks user_hooks:BreaksBadly: on_epoch failed: " in line
+    assert "Silent; the traceback is in runs/exp/train.log" in line
 
 
 @pytest.mark.slow
