@@ -120,7 +120,7 @@ def check_settings(ctx: DistributedContext, run: Run) -> None:
     if ctx.is_main and not run.config.noplots:
         require_package("matplotlib", "plots", "use --noplots")
     if ctx.is_main:
-        check_services(run.config.tracker)
+        check_services(run.config.tracker, run.folder.parent)
     check_batch_search(ctx, run.config)
     check_step_settings(ctx, run.config)
     check_loader_settings(ctx, run.config, run.hyp)

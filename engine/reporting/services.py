@@ -4,6 +4,8 @@ turned off before, unless the user's environment turns them on."""
 from __future__ import annotations
 
 import os
+import posixpath
+import re
 import shutil
 import tempfile
 import time
@@ -25,6 +27,7 @@ STORE, ARTIFACTS = "mlflow.db", "mlartifacts"  # in the folder of runs
 KEY_TAG = "lockstep.run"
 MOST_PARAMETERS = 100  # in a request to MLflow
 MOST_CHARACTERS = 6000  # of one
+LONGEST_NAME = 250  # of a metric
 EXPERIMENT = "lockstep"
 # The packages' own reports to their makers, and their messages about each step.
 QUIET = {
@@ -33,10 +36,14 @@ QUIET = {
 }
 
 
-def check_services(names: Collection[str]) -> None:
+def check_services(names: Collection[str], project: Path) -> None:
     """Imports the packages of the services, whose names are those of ``--tracker``.
 
-    Raises UserError for one that is not installed, or that would ask for an account.
+    Args:
+        project: the folder of runs.
+
+    Raises UserError for one that is not installed, or would ask for an account, or cannot keep its store in
+    ``project``.
     """
     for name in names:
         for variable, value in QUIET[name].items():
@@ -45,6 +52,11 @@ def check_services(names: Collection[str]) -> None:
     if "mlflow" in names and not os.environ.get("MLFLOW_TRACKING_URI"):
         for package in ("sqlalchemy", "alembic"):
             require_package(package, "--tracker mlflow", "set MLFLOW_TRACKING_URI to a server's address")
+        if {"%", "?"} & set(str(project.resolve())):
+            raise UserError(
+                f"--tracker mlflow: {project}: MLflow cannot keep its {STORE} in a folder with % or ? in its path; "
+                "choose another --project, or set MLFLOW_TRACKING_URI"
+            )
     if "wandb" in names:
         _check_wandb_key()
 
@@ -128,13 +140,18 @@ class MlflowService(Service):
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
-        self._client.log_batch(self._run_id, [Metric(name, value, now_ms, epoch) for name, value in row.items()])
+        self._client.log_batch(self._run_id, [Metric(_metric_name(k), v, now_ms, epoch) for k, v in row.items()])
 
     def store(self, path: Path) -> None:
         self._client.log_artifact(self._run_id, str(path))
 
     def close(self, *, is_complete: bool) -> None:
         self._client.set_terminated(self._run_id, "FINISHED" if is_complete else "KILLED")
+
+
+def _metric_name(name: str) -> str:
+    """``name`` with what MLflow refuses replaced: it may hold the name of a class (``--fitness``)."""
+    return posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name))[:LONGEST_NAME].rstrip("/")
 
 
 def _make_store(path: Path) -> None:

@@ -13,11 +13,12 @@ import pytest
 
 import train
 from engine.reporting.background import BackgroundTracker, RunNote
-from engine.reporting.services import MlflowService, WandbService
+from engine.reporting.services import MlflowService, WandbService, check_services
 from engine.reporting.trackers import CompositeTracker, CsvTracker
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
+from utils.errors import UserError
 
 ROOT = Path(__file__).parents[3]
 
@@ -61,6 +62,33 @@ def test_mlflow_continues_the_same_run_with_each_epoch_once(tmp_path):
     assert len(run.data.params) == 121
     assert (run.data.params["epochs"], run.data.tags["resumed.epochs"]) == ("3", "5")
     assert run.info.run_name == "exp"
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_mlflow_takes_metrics_of_classes_with_any_name(tmp_path, capsys):
+    folder = tmp_path / "exp"
+    folder.mkdir()
+    names = [f"metrics/AP:{name}" for name in ("a,b", "ö(ü)", "a//b", "a/../b", "plain", "n" * 300)]
+    results = CsvTracker(folder / "results.csv")
+    service = MlflowService(folder, RunNote(folder / "note.json", is_new=False))
+    tracker = CompositeTracker([results, BackgroundTracker(service, results, close_s=60)])
+    tracker.start({}, 1)
+    tracker.epoch(1, {"time": 1.0, **dict.fromkeys(names, 0.5)})
+    tracker.close()
+    assert "tried again" not in capsys.readouterr().out
+    ((run, _, _),) = tracked(tmp_path)
+    assert {"metrics/AP:a_b", "metrics/AP:ö_ü_", "metrics/AP:plain", "time"} <= run.data.metrics.keys()
+    assert len(run.data.metrics) == 1 + len(names)
+
+
+@pytest.mark.usefixtures("mlflow_store")
+@pytest.mark.parametrize("name", ["50% more", "why?"])
+def test_a_folder_whose_path_mlflow_misreads_is_one_line(tmp_path, name, monkeypatch):
+    with pytest.raises(UserError, match=r"MLflow cannot keep its mlflow\.db in a folder with % or \? in its path"):
+        check_services(["mlflow"], tmp_path / name)
+    assert not (tmp_path / name).exists()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    check_services(["mlflow"], tmp_path / name)
 
 
 def test_wandb_offline_continues_the_same_id_with_each_epoch_once(tmp_path, monkeypatch, capsys):
@@ -153,8 +181,9 @@ def test_a_missing_package_is_one_line_before_anything_is_read(name, monkeypatch
 def test_the_key_of_wandb_is_checked_without_its_server(tmp_path, variables, line):
     pytest.importorskip("wandb")
     code = (
-        "from engine.reporting.services import check_services\nfrom utils.errors import UserError\n"
-        "try: check_services(['wandb'])\nexcept UserError as error: print(error)"
+        "from pathlib import Path\nfrom engine.reporting.services import check_services\n"
+        "from utils.errors import UserError\n"
+        "try: check_services(['wandb'], Path('runs'))\nexcept UserError as error: print(error)"
     )
     kept = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
     environment = kept | {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "PYTHONPATH": str(ROOT)} | variables
