@@ -7,6 +7,7 @@ used is free afterwards. The child ends with its parent, also if that is killed.
 from __future__ import annotations
 
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -26,16 +27,18 @@ from utils.files.checkpoint import read_checkpoint
 from utils.files.folders import PROJECT
 from utils.files.locks import FileLock
 from utils.files.results_csv import read_columns
+from utils.machine.limits import DISK_FULL
 
 POLL_S = 0.2
 PATIENCE_S = 60.0  # for the processes of a training whose parent was killed, which save before they end
+_DISK_FULL = ("the disk is full", *map(os.strerror, DISK_FULL))  # in error lines
 ERRORS = "errors.txt"  # in the folder of the run: what the child wrote to standard error
 
 
 class TrainingFailed(UserError):
     """The training has failed; the message says why.
 
-    ``refused``: before it began, so that its settings or its data are wrong.
+    ``refused``: another training would fail, too, as the settings or the data are wrong, or the disk is full.
     """
 
     def __init__(self, reason: str, *, refused: bool) -> None:
@@ -100,7 +103,9 @@ def train(
     if signals.stop or signals.interrupt or code in (REQUEUE, INTERRUPTED):
         raise Stopped(signals.code if signals.stop or signals.interrupt else code)
     if code:
-        raise TrainingFailed(_reason(code, folder), refused=code == 2 and not accepted.exists())
+        reason = _reason(code, folder)
+        is_full = any(text in reason for text in _DISK_FULL)
+        raise TrainingFailed(reason, refused=code == 2 and (is_full or not accepted.exists()))
     return True
 
 

@@ -40,7 +40,8 @@ def run_trial(
         names: of the classes.
 
     Raises:
-        TrainingFailed: the settings or the data are wrong, so that every trial would fail; the trial stays unfinished.
+        TrainingFailed: the settings or the data are wrong, or the disk is full, so that every trial would fail; the
+            trial stays unfinished.
         Stopped: by a signal; the trial stays unfinished.
     """
     recipe = claim.folder / RECIPE

@@ -245,6 +245,24 @@ def test_failed_trials_do_not_end_the_search(world, capsys):
 
 
 @pytest.mark.slow
+def test_a_full_disk_does_not_use_up_the_trials(world, tmp_path, monkeypatch, capsys):
+    _, flags = world
+    monkeypatch.chdir(tmp_path)
+    hooks = "def on_epoch(run):\n    if '0001' in str(run.folder):\n        open('/dev/full', 'wb', 0).write(b'x')\n"
+    (tmp_path / "user_full.py").write_text(f"{hooks}\nimport sys\nhooks = sys.modules[__name__]\n")
+    flags = [*flags, "--project", ".", "--name", "full", "--trials", "3", "--epochs", "2"]
+    flags += ["--callbacks", "user_full:hooks"]
+    assert "No space left on device" in error_of(capsys, main, *flags)
+    assert created(tmp_path / "full") == 2
+    assert (tmp_path / "full" / "trials" / "0001" / "run" / "last.pt").exists()
+    (tmp_path / "user_full.py").write_text(
+        "def on_epoch(run):\n    pass\n\nimport sys\nhooks = sys.modules[__name__]\n"
+    )
+    main(flags)
+    assert [row["state"] for row in table(tmp_path / "full")] == ["complete"] * 3
+
+
+@pytest.mark.slow
 def test_a_search_in_which_every_trial_fails_stops(world, capsys):
     root, flags = world
     (root / "hopeless.yaml").write_text("box: [1.0e+37, 1.0e+38]\n")
