@@ -65,5 +65,5 @@ def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
         what = f"class {index} is '{names[index]}' against '{spec.names[index]}'"
     raise UserError(
         f"{weights} and {spec.source} do not have the same classes ({what}); name its own data set with --data "
-        "(val.py: or score all classes as one with --single-cls)"
+        "(val.py and engine.compare: or score all classes as one with --single-cls)"
     )

@@ -111,7 +111,8 @@ def plot_curves(csv_path: Path, out: Path) -> None:
 def plot_run_curves(csv_paths: Mapping[str, Path], out: Path) -> None:
     """Plots results.csv of several runs over epochs, with one panel per column. Writes nothing if there is no finite
     value. ``csv_paths``: by the run's label."""
-    runs = {label: read_columns(path) for label, path in csv_paths.items()}
+    tables = {label: read_columns(path) for label, path in csv_paths.items()}
+    runs = {label: columns for label, columns in tables.items() if columns}  # a run may have no complete epoch
     panels = dict.fromkeys(name for columns in runs.values() for names in panels_of(columns).values() for name in names)
     if not panels:
         return
