@@ -38,6 +38,7 @@ READ_AHEAD = 16  # images
 ERROR_RATE = 0.05  # prior probability of each kind of error; orders the kinds, hardly the errors of a kind
 LEAST_DEVIATION = 0.06  # of the IoUs of a class: people do not draw boxes more exactly
 MIN_NEIGHBORS = 10  # detections on either side whose precision is averaged
+PER_LABEL = 3  # detections an image for each of its labels, at least: a label that none is left for looks spurious
 MAX_PRECISION = 0.99  # of detections: no score makes an object certain
 
 
@@ -95,6 +96,8 @@ def label_issues(
     if tuple(predictor.names.values()) != names:
         theirs = ", ".join(predictor.names.values())
         raise UserError(f"--weights: the model has other classes ({theirs}) than the data set ({', '.join(names)})")
+    most_labels = max(int(np.diff(split.index.offsets).max(initial=0)) for split in splits)
+    predictor.max_det = max(predictor.max_det, PER_LABEL * most_labels)
     issues, tables = [], {}
     for split in splits:
         table = tables[split.name] = detect_all(predictor, split.index)
