@@ -131,9 +131,12 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
     settings = [{**model.info.get("config", {}), **model.info.get("hyp", {})} for model in models]
     changed = differing_settings(settings)
     log.info("%s", format_settings(changed, entries))
+    # Padding changes scores a little, so runs of the same size get the canvas that a file of fixed size needs.
+    canvases = {max(model.input_hw): model.input_hw for model in models if model.input_hw}
     aps, draws, times = [], [], None
     for model in models:
-        result, evaluator, index = score(validation, model, spec, model.input_hw, ctx)
+        canvas_hw = model.input_hw or canvases.get(config.imgsz or model.imgsz)
+        result, evaluator, index = score(validation, model, spec, canvas_hw, ctx)
         if result is None:
             continue
         gt = evaluator.ground_truth

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
+import export
 import train
 from engine import compare
 from engine.compare import Difference, differences, differing_settings, entries_of
@@ -102,6 +103,19 @@ def test_runs_of_one_class_and_with_bad_images_can_be_compared(runs, tmp_path):
     content, _ = compared(runs, *files, "--data", data, "--single-cls", "--max-bad", "0.5", name="one class")
     assert content["images"] == 8
     assert len(content["baseline"]) == 2
+
+
+def test_an_exported_file_is_compared_on_its_canvas(runs, tmp_path):
+    """Otherwise the checkpoint would get other padding, and the difference would be that of the canvases."""
+    flags = ["--data", runs / "set" / "data.yaml", "--model", runs / "tiny.yaml", *SMALL, "--cache-dir", runs]
+    train.main([*map(str, flags), "--project", str(tmp_path), "--name", "c", "--epochs", "50", "--val-every", "0"])
+    weights = tmp_path / "c" / "best.pt"
+    export.main(["--weights", str(weights), "--format", "torchscript", "--imgsz", "64", "--no-check"])
+    content, _ = compared(runs, tmp_path / "c", weights.with_suffix(".torchscript"), name="exported")
+    changes = content["differences"][0]["classes"]
+    assert content["baseline"]["all"] > 0
+    for part in changes.values():
+        assert part["change"] == pytest.approx(0, abs=1e-6)
 
 
 def test_two_processes_share_the_images_and_one_reports(runs):
