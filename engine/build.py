@@ -24,7 +24,7 @@ from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.fitness import Fitness
 from engine.idle_settings import idle_on_head, idle_settings
-from engine.optim.schedule import StepPlan, step_plan
+from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
 from engine.process import check_same_model, check_same_run, open_folder, prepare_process
 from engine.reporting.background import BackgroundTracker
 from engine.reporting.plots import plot_run
@@ -76,6 +76,8 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
     load_or_fit_anchors(run, model, train_loader)
     with open_folder(ctx, run) as run, closing(build_tracker(ctx, run)) as tracker:
         plan, criterion = step_plan(config, len(train_loader)), build_loss(ctx, run, model)
+        if ctx.is_main:
+            warn_of_few_steps(plan, from_weights=bool(config.weights))
         pictures = train_loader.global_pictures(0)
         step = build_step(ctx, run, model, criterion, pretrained=pretrained, plan=plan, pictures=pictures)
         get_logger().info(

@@ -6,6 +6,12 @@ import math
 from dataclasses import dataclass
 
 from utils.config.settings import Hyperparameters, TrainConfig
+from utils.logger import get_logger
+
+# Validation AP on BCCD by steps of batch 16: from random weights (160 px) 0.00 after 65 and 0.52 after 390, from
+# yolov8n.pt (320 px) 0.48 after 39, 0.60 after 117 and 0.63 after 260.
+LEAST_STEPS = 300
+LEAST_STEPS_FROM_WEIGHTS = 100
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,17 @@ def step_plan(config: TrainConfig, epoch_batches: int) -> StepPlan:
     accumulate = max(config.accumulate, round(config.nominal_batch / config.batch_size), 1)
     steps = -(-epoch_batches // accumulate)
     return StepPlan(accumulate, steps, steps * config.epochs)
+
+
+def warn_of_few_steps(plan: StepPlan, *, from_weights: bool) -> None:
+    """Warns if a run has so few steps that its detector will be poor, with the number of epochs that are enough."""
+    least = LEAST_STEPS_FROM_WEIGHTS if from_weights else LEAST_STEPS
+    if plan.total < least:
+        get_logger().warning(
+            "the run has only %d steps; %s needs about %d: --epochs %d%s",
+            plan.total, "fine-tuning" if from_weights else "training from random weights", least,
+            -(-least // plan.steps), "" if from_weights else ", or start from --weights",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

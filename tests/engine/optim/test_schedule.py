@@ -2,7 +2,8 @@ import math
 
 import pytest
 
-from engine.optim.schedule import Schedule
+from engine.optim.schedule import Schedule, step_plan, warn_of_few_steps
+from utils.config.settings import TrainConfig
 
 
 def schedule(**changes) -> Schedule:
@@ -42,3 +43,15 @@ def test_warmup_interpolates_rates_and_momentum():
 
 def test_a_run_of_one_step_has_a_schedule():
     assert schedule(total_steps=1, warmup_steps=0).learning_rate(0, 0.5, is_bias=False) == 0.5
+
+
+@pytest.mark.parametrize(("epochs", "weights", "message"), [
+    (33, "", "only 297 steps; training from random weights needs about 300: --epochs 34, or start from --weights"),
+    (34, "", ""),
+    (11, "a.pt", "only 99 steps; fine-tuning needs about 100: --epochs 12"),
+    (12, "a.pt", ""),
+])  # fmt: skip
+def test_a_run_of_few_steps_names_the_epochs_that_are_enough(caplog, epochs, weights, message):
+    plan = step_plan(TrainConfig(epochs=epochs, batch_size=16, nominal_batch=16, weights=weights), 9)
+    warn_of_few_steps(plan, from_weights=bool(weights))
+    assert [record.getMessage() for record in caplog.records] == ([f"the run has {message}"] if message else [])
