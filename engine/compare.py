@@ -116,7 +116,8 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
     curves.png."""
     from engine.evaluation.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
     from engine.validator import open_models, score
-    from utils.files.folders import increment_path
+    from utils.distributed.collectives import torch_distributed_zero_first
+    from utils.files.folders import check_run_dir, increment_path
     from utils.files.safe_io import write_whole
     from utils.logger import configure_logging, get_logger
 
@@ -128,6 +129,9 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
         **{name: getattr(config, name) for name in ("single_cls", "max_bad", "cache_dir", "offline")},
     )
     models, spec = open_models(validation, ctx)
+    with torch_distributed_zero_first(ctx):  # before the work, as in val.py
+        if ctx.is_main:
+            check_run_dir(config.project, config.name, config.exist_ok)
     settings = [{**model.info.get("config", {}), **model.info.get("hyp", {})} for model in models]
     changed = differing_settings(settings)
     log.info("%s", format_settings(changed, entries))

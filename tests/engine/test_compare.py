@@ -166,3 +166,11 @@ def test_runs_that_cannot_be_compared_are_one_line(runs, tmp_path, capsys):
     assert "is named twice" in error_of(capsys, compare.main, runs / "a", runs / "b" / ".." / "a")
     with pytest.raises(UserError, match="is named twice"):
         entries_of([str(runs / "a"), str(runs / "a" / "best.pt")])
+
+
+def test_a_folder_that_cannot_be_made_is_found_before_the_scoring(runs, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    flags = ["--device", "cpu", "--workers", "0", "--project", tmp_path / "file", "--cache-dir", runs]
+    with pytest.raises(UserError, match="a file of this name exists"):
+        compare.main([*map(str, (runs / "a", runs / "b", *flags))])
+    assert "settings that differ" not in capsys.readouterr().out
