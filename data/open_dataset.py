@@ -44,16 +44,17 @@ def open_dataset(
 
 def _known_by_name(data: str) -> str:
     """Replaces a bare name that is not a file by the YAML of that name in configs/data."""
-    listed = YAML_FOLDER / Path(data).with_suffix(".yaml").name
-    is_bare = Path(data).name == data and Path(data).suffix in ("", ".yaml", ".yml")
+    is_bare = Path(data).name == data != "" and Path(data).suffix in ("", ".yaml", ".yml")
+    listed = YAML_FOLDER / f"{Path(data).stem}.yaml"
     return str(listed) if is_bare and not Path(data).exists() and listed.is_file() else data
 
 
 def _check_exists(data: str) -> None:
     """Raises UserError with the known names."""
     path = Path(data)
-    if path.exists():
+    if data and path.exists():
         return
     known = ["demo", *sorted(p.stem for p in YAML_FOLDER.glob("*.yaml") if p.stem != "template")]
     hint = f" (did you mean '{path.stem}' of configs/data?)" if path.stem in known else suggestion(path.stem, known)
-    raise UserError(f"--data {data}: no such file{hint}; known by name: {', '.join(known)}")
+    named = data or "''"
+    raise UserError(f"--data {named}: no such file{hint}; known by name: {', '.join(known)}")

@@ -49,6 +49,11 @@ class Difference(NamedTuple):
     high: float
 
     @property
+    def is_known(self) -> bool:
+        """Whether there are enough images for an interval."""
+        return not np.isnan(self.low)
+
+    @property
     def is_certain(self) -> bool:
         return self.low > 0 or self.high < 0
 
@@ -66,7 +71,8 @@ def entries_of(paths: Sequence[str]) -> list[Entry]:
             entries.append(Entry(str(path), path, None))
     if len(entries) < 2:
         raise UserError("name at least two runs to compare")
-    if twice := [e.label for i, e in enumerate(entries) if e.weights in [other.weights for other in entries[:i]]]:
+    files = [entry.weights.resolve() for entry in entries]
+    if twice := [entry.label for i, entry in enumerate(entries) if files[i] in files[:i]]:
         raise UserError(f"{twice[0]}: is named twice")
     return entries
 
@@ -110,7 +116,8 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
     curves.png."""
     from engine.evaluation.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
     from engine.validator import open_models, score
-    from utils.files.folders import increment_path
+    from utils.distributed.collectives import torch_distributed_zero_first
+    from utils.files.folders import check_run_dir, increment_path
     from utils.files.safe_io import write_whole
     from utils.logger import configure_logging, get_logger
 
@@ -119,15 +126,21 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
     validation = ValConfig(
         weights=[str(entry.weights) for entry in entries],
         **{name: getattr(config, name) for name in ("data", "task", "imgsz", "batch_size", "device", "workers")},
-        **{name: getattr(config, name) for name in ("cache_dir", "offline")},
+        **{name: getattr(config, name) for name in ("single_cls", "max_bad", "cache_dir", "offline")},
     )
     models, spec = open_models(validation, ctx)
+    with torch_distributed_zero_first(ctx):  # before the work, as in val.py
+        if ctx.is_main:
+            check_run_dir(config.project, config.name, config.exist_ok)
     settings = [{**model.info.get("config", {}), **model.info.get("hyp", {})} for model in models]
     changed = differing_settings(settings)
     log.info("%s", format_settings(changed, entries))
+    # Padding changes scores a little, so runs of the same size get the canvas that a file of fixed size needs.
+    canvases = {max(model.input_hw): model.input_hw for model in models if model.input_hw}
     aps, draws, times = [], [], None
     for model in models:
-        result, evaluator, index = score(validation, model, spec, model.input_hw, ctx)
+        canvas_hw = model.input_hw or canvases.get(config.imgsz or model.imgsz)
+        result, evaluator, index = score(validation, model, spec, canvas_hw, ctx)
         if result is None:
             continue
         gt = evaluator.ground_truth
@@ -138,7 +151,7 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
     if not ctx.is_main:
         return
     found = differences(aps, draws, times.shape[1])
-    names = ("all", *index.names)
+    names = ("all", *(f"all (class {c})" if name == "all" else name for c, name in enumerate(index.names)))
     log.info("%s", format_differences(aps[0], found, names, entries, images=times.shape[1], draws=config.draws))
     folder = increment_path(config.project, config.name, config.exist_ok)
     content = {
@@ -155,7 +168,7 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
             for entry, row in zip(entries[1:], found)
         ],
     }
-    write_whole(folder / "comparison.json", json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_whole(folder / "comparison.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
     if not config.noplots:
         from utils.visualize.plots import plot_run_curves
 
@@ -191,7 +204,7 @@ def format_differences(
         for name, before, d in zip(names, baseline.tolist(), row):
             if not np.isnan(before):
                 certain = "" if d.is_certain else "  (may be zero)"
-                interval = f"{d.low:+.4f} .. {d.high:+.4f}{certain}"
+                interval = f"{d.low:+.4f} .. {d.high:+.4f}{certain}" if d.is_known else "not known: too few images"
                 lines.append(f"{name:>{width}}  {before:8.4f}  {d.ap:.4f} {d.change:+.4f}  {interval}")
     return "\n".join(lines)
 

@@ -24,6 +24,7 @@ from data.check.scanned import CheckedSplit
 from data.image_io.decode import read_image
 from data.index.index import DatasetIndex
 from engine.evaluation.matching import Objects, Pairs, match_by_overlap, overlapping_pairs
+from engine.inference.data_set import class_difference
 from engine.predictor import Predictor, load
 from utils.boxes import xywh_to_xyxy, xyxy_to_xywh
 from utils.errors import UserError
@@ -38,6 +39,7 @@ READ_AHEAD = 16  # images
 ERROR_RATE = 0.05  # prior probability of each kind of error; orders the kinds, hardly the errors of a kind
 LEAST_DEVIATION = 0.06  # of the IoUs of a class: people do not draw boxes more exactly
 MIN_NEIGHBORS = 10  # detections on either side whose precision is averaged
+PER_LABEL = 3  # detections an image for each of its labels, at least: a label that none is left for looks spurious
 MAX_PRECISION = 0.99  # of detections: no score makes an object certain
 
 
@@ -83,22 +85,24 @@ def open_predictor(weights: str, *, imgsz: int, device: str) -> Predictor:
     return load(weights, imgsz=imgsz, device=device, conf=LEAST_SCORE)
 
 
+def check_classes(predictor: Predictor, names: Sequence[str], weights: str) -> None:
+    """Raises UserError unless the classes of the model are ``names``, in the same order."""
+    if what := class_difference(tuple(predictor.names.values()), names):
+        raise UserError(f"--weights {weights}: the model has other classes than the data set ({what})")
+
+
 def label_issues(
     predictor: Predictor, splits: Sequence[CheckedSplit], least_score: float
 ) -> tuple[list[Issue], dict[str, DetectionTable]]:
     """The label errors of all splits with a score of at least ``least_score``, the most probable first, and the
-    detections by split.
-
-    Raises UserError unless the classes of the model are those of the data set.
+    detections by split. The model has the classes of the data set: see `check_classes`.
     """
-    names = splits[0].index.names
-    if tuple(predictor.names.values()) != names:
-        theirs = ", ".join(predictor.names.values())
-        raise UserError(f"--weights: the model has other classes ({theirs}) than the data set ({', '.join(names)})")
+    most_labels = max(int(np.diff(split.index.offsets).max(initial=0)) for split in splits)
+    predictor.max_det = max(predictor.max_det, PER_LABEL * most_labels)
     issues, tables = [], {}
     for split in splits:
         table = tables[split.name] = detect_all(predictor, split.index)
-        for error in find_label_errors(split.index.ground_truth(), table, len(names)):
+        for error in find_label_errors(split.index.ground_truth(), table, len(split.index.names)):
             if error.score >= least_score:
                 issues.append(_issue(error, split))
     return sorted(issues, key=lambda issue: -issue.score), tables

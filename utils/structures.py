@@ -158,7 +158,7 @@ class GroundTruth:
 
 
 def one_line(name: str) -> str:
-    """A class name with a space for each run of line breaks, other control characters and lone surrogates, which would
+    """A name with a space for each run of line breaks, other control characters and lone surrogates, which would
     split lines of logs and files, control terminals, or be no UTF-8."""
     return _CONTROL.sub(" ", name)
 

@@ -69,6 +69,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.imgsz < 0:
         raise UserError(f"--imgsz {options.imgsz}: must be at least 1")
+    if not 0 <= options.min_score <= 1:
+        raise UserError(f"--min-score {options.min_score:g}: must be from 0 to 1")
     return options
 
 
@@ -86,10 +88,12 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
 
     predictor = None
     if options.weights:
-        from engine.label_errors import label_issues, open_predictor
+        from engine.label_errors import check_classes, label_issues, open_predictor
 
         predictor = open_predictor(options.weights, imgsz=options.imgsz, device=options.device)
     spec = open_dataset(options.data, (), stage="", cache_dir="", ctx=DistributedContext.single())
+    if predictor:
+        check_classes(predictor, spec.names, options.weights)
     splits = tuple(options.split or spec.splits)
     for split in splits:
         spec.split(split)

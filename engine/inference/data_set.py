@@ -56,14 +56,16 @@ def stored_location(model: InferenceModel) -> tuple[str, str]:
 
 def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
     """Raises UserError unless the model's classes are the data set's, in the same order."""
-    if tuple(names) == spec.names:
-        return
-    if len(names) != len(spec.names):
-        what = f"{len(names)} classes against {len(spec.names)}"
-    else:
-        index = next(i for i, (a, b) in enumerate(zip(names, spec.names)) if a != b)
-        what = f"class {index} is '{names[index]}' against '{spec.names[index]}'"
-    raise UserError(
-        f"{weights} and {spec.source} do not have the same classes ({what}); name its own data set with --data "
-        "(val.py: or score all classes as one with --single-cls)"
-    )
+    if what := class_difference(names, spec.names):
+        raise UserError(
+            f"{weights} and {spec.source} do not have the same classes ({what}); name its own data set with --data "
+            "(val.py and engine.compare: or score all classes as one with --single-cls)"
+        )
+
+
+def class_difference(names: Sequence[str], expected: Sequence[str]) -> str:
+    """In which way the names of the classes are not those that are expected; "" if they are."""
+    if len(names) != len(expected):
+        return f"{len(names)} classes against {len(expected)}"
+    index = next((i for i, (a, b) in enumerate(zip(names, expected)) if a != b), None)
+    return "" if index is None else f"class {index} is '{names[index]}' against '{expected[index]}'"

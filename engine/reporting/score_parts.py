@@ -30,13 +30,14 @@ _TITLES = {
 
 
 def history_parts(history: dict[str, np.ndarray]) -> list[page.Content]:
-    """A chart for each quantity of results.csv, which training and validation share."""
+    """A chart for each quantity of results.csv, which training and validation share. Lines join the epochs that have a
+    value, as not each epoch is validated."""
     epochs = history.get("epoch", np.zeros(0))
     if not epochs.size:
         return ["No epoch is complete yet."]
     charts = [
         line_chart(
-            [Line(name, epochs, history[name]) for name in names],
+            [_known(Line(name, epochs, history[name])) for name in names],
             title=_TITLES.get(title, title if names[0].startswith("metrics/") else f"{title} loss"),
             x_label="epoch",
             x_range=(float(epochs[0]), float(max(epochs[-1], epochs[0] + 1))),
@@ -47,6 +48,11 @@ def history_parts(history: dict[str, np.ndarray]) -> list[page.Content]:
         for title, names in panels_of(history).items()
     ]
     return [page.row_of(*charts)]
+
+
+def _known(line: Line) -> Line:
+    known = np.isfinite(line.y)
+    return Line(line.name, line.x[known], line.y[known], line.style)
 
 
 def curve_parts(result: EvalResult, names: Sequence[str]) -> list[page.Content]:

@@ -8,14 +8,16 @@ import sys
 
 import numpy as np
 import pytest
+import yaml
 
+import export
 import train
 from engine import compare
 from engine.compare import Difference, differences, differing_settings, entries_of
 from engine.evaluation.bootstrap import draw_images
 from tests.helpers.processes import LAUNCHED, ROOT
 from tests.helpers.scripts import SMALL, error_of
-from tests.helpers.tiny import write_dataset, write_model
+from tests.helpers.tiny import write_dataset, write_model, write_weights
 from utils.errors import UserError
 
 
@@ -64,6 +66,58 @@ def test_a_run_does_not_differ_from_itself(runs):
         assert part["high"] in (0, None)
 
 
+def test_a_run_without_an_epoch_has_no_curves(runs):
+    shutil.copytree(runs / "b", runs / "empty", dirs_exist_ok=True)
+    (runs / "empty" / "results.csv").write_text("epoch\n")
+    _, folder = compared(runs, runs / "a", runs / "empty", name="curves")
+    assert (folder / "curves.png").is_file()
+
+
+def test_a_class_called_all_is_not_the_mean(runs, tmp_path):
+    """The weights of the runs are good for any two classes."""
+    names = ("all", "dark")
+    data = yaml.safe_load((runs / "set" / "data.yaml").read_text()) | {"path": str(runs / "set"), "names": list(names)}
+    (tmp_path / "data.yaml").write_text(yaml.safe_dump(data))
+    files = [write_weights(tmp_path / f"{seed}.pt", names, seed=seed) for seed in (1, 2)]
+    content, _ = compared(runs, *files, "--data", tmp_path / "data.yaml", name="named")
+    assert list(content["baseline"]) == ["all", "all (class 0)", "dark"]
+    assert list(content["differences"][0]["classes"]) == ["all", "all (class 0)", "dark"]
+
+
+def test_too_few_images_have_no_interval(runs, tmp_path, capsys):
+    images = [str(runs / "set" / "images" / "val" / f"00{i}.png") for i in (0, 1)]
+    (tmp_path / "two.txt").write_text("\n".join(images))
+    data = {"train": "two.txt", "val": "two.txt", "names": ["light", "dark"]}
+    (tmp_path / "data.yaml").write_text(yaml.safe_dump(data))
+    compared(runs, runs / "a", runs / "b", "--data", tmp_path / "data.yaml", name="few")
+    out = capsys.readouterr().out
+    assert "nan" not in out
+    assert out.count("not known: too few images") >= 2
+
+
+def test_runs_of_one_class_and_with_bad_images_can_be_compared(runs, tmp_path):
+    shutil.copytree(runs / "set", tmp_path / "set")
+    (tmp_path / "set" / "images" / "val" / "000.png").write_bytes(b"not an image")
+    files = [write_weights(tmp_path / f"{seed}.pt", ["object"], seed=seed) for seed in (1, 2)]
+    data = tmp_path / "set" / "data.yaml"
+    content, _ = compared(runs, *files, "--data", data, "--single-cls", "--max-bad", "0.5", name="one class")
+    assert content["images"] == 8
+    assert len(content["baseline"]) == 2
+
+
+def test_an_exported_file_is_compared_on_its_canvas(runs, tmp_path):
+    """Otherwise the checkpoint would get other padding, and the difference would be that of the canvases."""
+    flags = ["--data", runs / "set" / "data.yaml", "--model", runs / "tiny.yaml", *SMALL, "--cache-dir", runs]
+    train.main([*map(str, flags), "--project", str(tmp_path), "--name", "c", "--epochs", "50", "--val-every", "0"])
+    weights = tmp_path / "c" / "best.pt"
+    export.main(["--weights", str(weights), "--format", "torchscript", "--imgsz", "64", "--no-check"])
+    content, _ = compared(runs, tmp_path / "c", weights.with_suffix(".torchscript"), name="exported")
+    changes = content["differences"][0]["classes"]
+    assert content["baseline"]["all"] > 0
+    for part in changes.values():
+        assert part["change"] == pytest.approx(0, abs=1e-6)
+
+
 def test_two_processes_share_the_images_and_one_reports(runs):
     flags = ["--device", "cpu", "--workers", "0", "--project", runs / "out", "--cache-dir", runs, "--draws", "200"]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "engine.compare"]
@@ -109,5 +163,14 @@ def test_runs_that_cannot_be_compared_are_one_line(runs, tmp_path, capsys):
     assert "has no best.pt" in error_of(capsys, compare.main, str(runs / "a"), str(tmp_path))
     assert "at least two runs" in error_of(capsys, compare.main, str(runs / "a"))
     assert "is named twice" in error_of(capsys, compare.main, str(runs / "a"), str(runs / "a"))
+    assert "is named twice" in error_of(capsys, compare.main, runs / "a", runs / "b" / ".." / "a")
     with pytest.raises(UserError, match="is named twice"):
         entries_of([str(runs / "a"), str(runs / "a" / "best.pt")])
+
+
+def test_a_folder_that_cannot_be_made_is_found_before_the_scoring(runs, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    flags = ["--device", "cpu", "--workers", "0", "--project", tmp_path / "file", "--cache-dir", runs]
+    with pytest.raises(UserError, match="a file of this name exists"):
+        compare.main([*map(str, (runs / "a", runs / "b", *flags))])
+    assert "settings that differ" not in capsys.readouterr().out

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from data.check.issues import MISSED, MOVED, SPURIOUS, SWAPPED
-from engine.label_errors import LabelError, detect_all, find_label_errors
+from data.check.scanned import scan_dataset
+from data.index.dataset_yaml import load_dataset_spec
+from engine.label_errors import LabelError, detect_all, find_label_errors, label_issues
 from engine.predictor import load
+from tests.helpers.editable_set import NAMES, EditableSet
 from tests.helpers.synthetic_index import index_of
 from tests.helpers.tiny import write_weights
 from utils.boxes import xyxy_to_xywh
@@ -125,3 +128,14 @@ def test_all_images_are_detected_in_order(tmp_path):
     assert table.image_index.tolist() == np.repeat(np.arange(19), 5).tolist()
     single = predictor(str(paths[18]))[0].boxes
     np.testing.assert_allclose(table.scores[-5:], single.conf.numpy(), rtol=1e-6)
+
+
+def test_an_image_may_have_more_labels_than_a_predictor_returns(tmp_path):
+    """Of 400 labels, those that no detection was left for would be called spurious."""
+    data = EditableSet(tmp_path / "set")
+    grid = (np.indices((20, 20)).reshape(2, -1).T + 0.5) / 20
+    data.write("train/2", "".join(f"0 {x:.4f} {y:.4f} 0.04 0.04\n" for x, y in grid))
+    predictor = load(write_weights(tmp_path / "w.pt", NAMES), device="cpu", imgsz=640, conf=0.0, iou=1.0)
+    splits = scan_dataset(load_dataset_spec(data.yaml), ("train",), workers=0, verify="sample")
+    _, tables = label_issues(predictor, splits, 0.3)
+    assert np.bincount(tables["train"].image_index, minlength=4)[2] > 400

@@ -327,6 +327,8 @@ class CompareConfig(_RunConfig):
     batch_size: int = setting(16, low=1, aliases=("--batch",), help="images per batch")
     device: str = setting("", help="cpu, mps or 0; empty: the best available device")
     workers: int = setting(-1, low=-1, help="loader workers; -1: as many as cores, at most 8")
+    single_cls: bool = setting(False, help="treat all classes as one")
+    max_bad: float = setting(0.1, low=0, high=1, help="stop if more than this fraction of the images is bad")
     cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep")
     draws: int = setting(1000, low=100, help="draws of the images for the intervals")
     seed: int = setting(0, low=0, help="seed of the draws")

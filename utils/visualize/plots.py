@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MANY_CLASSES = 20  # with more, curves have no legend, and confusion matrices no numbers
+MOST_LETTERS = 40  # of a name in a figure
 CAPTION_COLOR = np.array([40, 40, 40])
 _AXIS_NAMES = {
     "time": "time since the start (s)",
@@ -74,6 +75,13 @@ def axis_name(panel: str) -> str:
     return _AXIS_NAMES.get(panel, "loss (no unit)")
 
 
+def _label(text: str) -> str:
+    """A name as Matplotlib shall show it: shortened to leave space for the axes; with dollars that are no formula; and
+    with a space before a first underscore, which would leave the line out of the legend."""
+    text = (text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…").replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
+
+
 def plot_curves(csv_path: Path, out: Path) -> None:
     """Plots results.csv over epochs, with one panel per quantity, which training and validation share. Writes nothing
     if there is no finite value."""
@@ -87,8 +95,8 @@ def plot_curves(csv_path: Path, out: Path) -> None:
     for axes, (title, names) in zip(figure.subplots(down, across, squeeze=False).flat, panels.items()):
         for name in names:
             known = np.isfinite(columns[name])
-            axes.plot(epochs[known], columns[name][known], marker=".", markersize=4, linewidth=1.3, label=name)
-        axes.set_title(title, fontsize=10)
+            axes.plot(epochs[known], columns[name][known], marker=".", markersize=4, linewidth=1.3, label=_label(name))
+        axes.set_title(_label(title), fontsize=10)
         axes.set_xlabel("epoch", fontsize=8)
         axes.set_ylabel(axis_name(title), fontsize=8)
         axes.grid(alpha=0.3)
@@ -103,7 +111,8 @@ def plot_curves(csv_path: Path, out: Path) -> None:
 def plot_run_curves(csv_paths: Mapping[str, Path], out: Path) -> None:
     """Plots results.csv of several runs over epochs, with one panel per column. Writes nothing if there is no finite
     value. ``csv_paths``: by the run's label."""
-    runs = {label: read_columns(path) for label, path in csv_paths.items()}
+    tables = {label: read_columns(path) for label, path in csv_paths.items()}
+    runs = {label: columns for label, columns in tables.items() if columns}  # a run may have no complete epoch
     panels = dict.fromkeys(name for columns in runs.values() for names in panels_of(columns).values() for name in names)
     if not panels:
         return
@@ -115,8 +124,9 @@ def plot_run_curves(csv_paths: Mapping[str, Path], out: Path) -> None:
         for label, columns in runs.items():
             values = columns.get(name, np.full_like(columns["epoch"], np.nan))
             known = np.isfinite(values)
-            axes.plot(columns["epoch"][known], values[known], marker=".", markersize=4, linewidth=1.3, label=label)
-        axes.set_title(name, fontsize=10)
+            style = {"marker": ".", "markersize": 4, "linewidth": 1.3}
+            axes.plot(columns["epoch"][known], values[known], **style, label=_label(label))
+        axes.set_title(_label(name), fontsize=10)
         axes.set(xlabel="epoch", ylabel=axis_name(_panel_of(name)))
         axes.grid(alpha=0.3)
         axes.xaxis.get_major_locator().set_params(integer=True)
@@ -136,9 +146,9 @@ def plot_metric_curves(result: EvalResult, names: Sequence[str], out_dir: Path) 
     precision, recall = np.nan_to_num(result.curve_precision), np.nan_to_num(result.curve_recall)
     f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
     ap50, class_ap50 = result.metrics["AP50"], result.class_metrics["AP50"]
-    labels = [f"{names[c]} {class_ap50[c]:.3f}" for c in shown]
+    labels = [f"{_label(names[c])} {class_ap50[c]:.3f}" for c in shown]
     confidence = result.curve_confidence
-    plain = [names[c] for c in shown]
+    plain = [_label(names[c]) for c in shown]
     best = f"all {f1[shown].mean(0).max():.3f} at confidence {result.best_confidence:.3f}"
     paths = [Path(out_dir) / f"{kind}_curve.png" for kind in ("PR", "F1", "P", "R")]
     pr = np.nan_to_num(result.pr_precision[shown])
@@ -169,7 +179,7 @@ def plot_confusion(confusion: np.ndarray, names: Sequence[str], out: Path) -> No
     """Plots a confusion matrix (C + 1, C + 1): rows predicted, columns true, last background. Colors show fractions of
     a column."""
     confusion = np.asarray(confusion)
-    labels = [*names, "background"]
+    labels = [*map(_label, names), "background"]
     fractions = confusion / np.maximum(confusion.sum(0, keepdims=True), 1)
     side = float(np.clip(0.55 * len(labels) + 2, 5, 24))
     figure = new_figure(side * 1.15, side)
@@ -204,7 +214,7 @@ def plot_labels(classes: np.ndarray, boxes_norm: np.ndarray, names: Sequence[str
     counts = np.bincount(classes, minlength=len(names))
     bars.bar(np.arange(len(counts)), counts, color=class_colors(np.arange(len(counts))) / 255)
     if len(names) <= 2 * MANY_CLASSES:
-        bars.set_xticks(np.arange(len(names)), names, rotation=90, fontsize=8)
+        bars.set_xticks(np.arange(len(names)), [*map(_label, names)], rotation=90, fontsize=8)
     bars.set(xlabel="class", ylabel="boxes")
     some = np.linspace(0, len(boxes) - 1, min(len(boxes), 800)).astype(int)
     half = boxes[some, 2:] / 2

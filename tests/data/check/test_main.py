@@ -142,6 +142,14 @@ def test_classes_that_are_unused_or_unevenly_distributed(data, capsys):
     assert "'dog': 4 boxes in 4 of 34 images of train, 32 in 32 of 32 of val" in issue["text"]
 
 
+def test_a_line_break_in_a_file_name_does_not_split_the_line(data, capsys):
+    data.image("train/0").rename(data.image("train/a\nb"))
+    data.image("train/a\nb").write_bytes(b"not an image")
+    (data.root / "labels/train/0.txt").rename(data.root / "labels/train/a\nb.txt")
+    _, out = check(capsys, data.yaml, "--noplots")
+    assert sum("images/train/a b.png: cannot be decoded" in line for line in out.splitlines()) == 1
+
+
 def test_json_is_alone_on_standard_output(data, capsys):
     """In a process of its own; progress and warnings go to standard error."""
     data.write("train/0", "0 0.95 0.5 0.3 0.3\n")
@@ -158,7 +166,10 @@ def test_what_cannot_run_is_one_line(data, tmp_path, capsys):
     assert "has no 'test' split" in error_of(capsys, main, data.yaml, "--split", "test")
     weights = write_weights(tmp_path / "other.pt", ["one", "two", "three"])
     line = error_of(capsys, main, data.yaml, "--weights", weights, "--device", "cpu")
-    assert "other classes (one, two, three)" in line
+    assert "the model has other classes than the data set (3 classes against 2)" in line
+    assert not (tmp_path / "runs").exists()
+    for score in ("1.5", "nan"):
+        assert f"--min-score {score}: must be from 0 to 1" in error_of(capsys, main, data.yaml, "--min-score", score)
     shutil.rmtree(data.root / "images" / "val")
     assert "images/val: not found" in error_of(capsys, main, data.yaml)
 

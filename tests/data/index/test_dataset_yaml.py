@@ -177,6 +177,11 @@ def test_public_data_sets_are_found_by_name(tmp_path, monkeypatch):
         opened("data/bccd.yaml")
     with pytest.raises(UserError, match=r"--data bcd: no such file .did you mean 'bccd'.*known by name: demo, bccd"):
         opened("bcd")
+    with pytest.raises(UserError, match=r"--data '': no such file"):
+        opened("")
+    for folder in (".", "/"):
+        with pytest.raises(UserError, match=r"is a folder, not a YAML file"):
+            opened(folder)
     (tmp_path / "coco128.yaml").write_text("train: images\nnames: [a]\n")
     assert opened("coco128.yaml").names == ("a",)
 

@@ -125,6 +125,18 @@ def test_numbers_are_those_of_the_metrics(index, tmp_path):
     assert "after epoch 2" in (tmp_path / FILE_NAME).read_text(encoding="utf-8")
 
 
+def test_curves_join_the_epochs_that_were_validated(index, tmp_path):
+    """A point is drawn only if a line leads to it, once there are many."""
+    epochs = np.arange(1.0, 101)
+    values = np.where(epochs % 2 == 0, epochs / 100, np.nan)
+    history = {"epoch": epochs, "time": epochs, "metrics/AP": values, "val/box": values}
+    ReportPage(tmp_path, subject_of(index, epochs=100)).write(history, None)
+    text = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
+    for name in ("metrics/AP", "val/box"):
+        (path,) = re.findall(rf'<title>{name}</title><path class="line" d="([^"]*)"', text)
+        assert (path.count("M"), path.count("L")) == (1, 49)
+
+
 def test_settings_that_differ_come_first(index, tmp_path):
     ReportPage(tmp_path, subject_of(index, epochs=4, cos_lr=True)).write({}, None)
     page = HtmlPage((tmp_path / FILE_NAME).read_text(encoding="utf-8"))

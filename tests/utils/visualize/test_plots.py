@@ -19,6 +19,7 @@ from utils.visualize.plots import (
     plot_curves,
     plot_labels,
     plot_metric_curves,
+    plot_run_curves,
 )
 
 NAMES = ("Katze", "größer", "снег", "猫")
@@ -94,6 +95,27 @@ def test_many_classes_and_no_classes_are_drawn(tmp_path):
     picture_of(tmp_path / "many.png")
     plot_labels(np.empty(0, int), np.empty((0, 4)), many, tmp_path / "empty.png")
     assert plot_metric_curves(make_result((0, 0, 0, 0)), NAMES, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("$\\frac$", None), ("_hidden", " _hidden"), ("x" * 300, "x" * 39 + "…")],
+    ids=["invalid formula", "underscore", "long"],
+)
+def test_names_are_drawn_as_text(tmp_path, recwarn, name, shown):
+    """Dollars are no formula, an underscore does not hide a line in the legend, and long names leave space for axes."""
+    drawn = []
+    for last in (name, shown or name):
+        names = ("a", "b", "c", last)
+        plot_metric_curves(make_result(), names, tmp_path)
+        plot_confusion(np.eye(5, dtype=int), names, tmp_path / "confusion.png")
+        plot_labels(np.arange(4), np.full((4, 4), 0.5), names, tmp_path / "labels.png")
+        (tmp_path / "results.csv").write_text(f"epoch,metrics/AP:{name}\n1,0.5\n2,0.25\n", encoding="utf-8")
+        plot_curves(tmp_path / "results.csv", tmp_path / "curves.png")
+        plot_run_curves({last: tmp_path / "results.csv", "b": tmp_path / "results.csv"}, tmp_path / "runs.png")
+        drawn.append([picture_of(path) for path in sorted(tmp_path.glob("*.png"))])
+    assert all(map(np.array_equal, *drawn))
+    assert not recwarn.list
 
 
 def test_figures_are_not_registered_with_pyplot(tmp_path):
