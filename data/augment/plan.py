@@ -13,7 +13,7 @@ Frames: see `data.augment.transforms`. All matrices are float64 (3, 3) and act o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -83,7 +83,8 @@ def draw_plans(
         source_hw: int (N, 2), height and width of every source image that the renderer will read.
         hyp: probabilities and ranges.
         seed: of the run.
-        epochs: of the whole run; there is no mosaic or mixup in the last ``hyp.close_mosaic``.
+        epochs: of the whole run; there is no mosaic or mixup in the last ``hyp.close_mosaic``, and no scale jitter in
+            the last ``hyp.close_scale``.
         single_image: never apply mosaic or mixup (for rectangular batches, whose canvas fits the aspect of one image).
     """
     if not keys:
@@ -94,7 +95,7 @@ def draw_plans(
     draws.mixed = mixed
     of_pictures = [*keys, *(keys[n] for n in mixed)]
     indices = [*(key.index for key in keys), *partners]
-    pictures = _draw_pictures(draws, of_pictures, indices, combine[[*range(len(keys)), *mixed]], source_hw, hyp)
+    pictures = _draw_pictures(draws, of_pictures, indices, combine[[*range(len(keys)), *mixed]], source_hw, hyp, epochs)
     plans = [SamplePlan(key.canvas_hw, (picture,), 1.0) for key, picture in zip(keys, pictures)]
     for n, second in zip(mixed, pictures[len(keys) :]):
         plans[n] = SamplePlan(keys[n].canvas_hw, (pictures[n], second), mixup_ratio(seed, keys[n]))
@@ -108,12 +109,14 @@ def _draw_pictures(
     combine: np.ndarray,
     source_hw: np.ndarray,
     hyp: Hyperparameters,
+    epochs: int,
 ) -> list[Picture]:
     """A picture for each key. ``indices``: its main image; ``combine``: whether it may be a mosaic."""
     mosaic = Mosaic(hyp)
     members = mosaic.members(draws.of_pictures(mosaic), keys, indices, combine, len(source_hw))
     canvas_hw = np.array([key.canvas_hw for key in keys])
-    placed = _place(draws, mosaic, members, source_hw, canvas_hw[:, ::-1].astype(np.float64))
+    is_scaled = np.array([key.epoch < epochs - hyp.close_scale for key in keys])
+    placed = _place(draws, mosaic, members, is_scaled, source_hw, canvas_hw[:, ::-1].astype(np.float64))
     operations = [operation for kind in PIXEL if (operation := kind(hyp)).is_active]
     parameters = [operation.parameters(draws.of_pictures(operation), canvas_hw) for operation in operations]
     tiles = iter(zip(placed.is_seen.tolist(), placed.region.tolist(), placed.matrix))
@@ -125,17 +128,29 @@ def _draw_pictures(
 
 
 def _place(
-    draws: Draws, mosaic: Mosaic, members: Sequence[Sequence[int]], source_hw: np.ndarray, canvas_wh: np.ndarray
+    draws: Draws,
+    mosaic: Mosaic,
+    members: Sequence[Sequence[int]],
+    is_scaled: np.ndarray,
+    source_hw: np.ndarray,
+    canvas_wh: np.ndarray,
 ) -> TilePlacement:
-    """All tiles of pictures whose images are ``members``, in their order."""
+    """All tiles of pictures whose images are ``members``, in their order.
+
+    ``is_scaled``: bool (P,), whether there is scale jitter. It is left out at the end of a run: gray borders, which
+    only shrunk images have, tell the model the scale, so that boxes would be too small on letterboxed images and too
+    large on others (compare Touvron et al. 2019, "Fixing the train-test resolution discrepancy").
+    """
     counts = np.array([len(images) for images in members])
     is_mosaic = counts > 1
     frame_wh = np.where(is_mosaic[:, None], 2 * canvas_wh, canvas_wh)
     outer, from_wh = np.tile(np.eye(3), (len(members), 1, 1)), frame_wh
     for kind in GEOMETRIC:
-        transform = kind(mosaic.hyp)
-        outer = composed(transform.matrices(draws.of_pictures(transform), from_wh, canvas_wh), outer)
-        from_wh = canvas_wh
+        u, matrices = draws.of_pictures(kind), np.empty_like(outer)
+        for chosen, hyp in ((is_scaled, mosaic.hyp), (~is_scaled, replace(mosaic.hyp, scale=0.0))):
+            if chosen.any():
+                matrices[chosen] = kind(hyp).matrices(u[chosen], from_wh[chosen], canvas_wh[chosen])
+        outer, from_wh = composed(matrices, outer), canvas_wh
     picture = np.repeat(np.arange(len(members)), counts)
     slots = np.concatenate([np.arange(count) for count in counts])
     sources = source_hw[np.array([i for images in members for i in images])]

@@ -119,6 +119,19 @@ def test_the_last_epochs_have_no_mosaic_and_no_mixup():
         assert [len(p.tiles) for p in late.pictures] == [1]
 
 
+def test_the_last_epochs_have_no_scale_jitter():
+    hyp = Hyperparameters(mosaic=0, close_scale=3)
+    keys = [SampleKey(p % len(SOURCE_HW), epoch, p, (320, 320)) for p in range(12) for epoch in (6, 7)]
+    plans = draw_plans(keys, source_hw=SOURCE_HW, hyp=hyp, seed=7, epochs=10)
+    matrices = [plan.pictures[0].tiles[0].matrix for plan in plans]
+    longest = [abs(m[0, 0]) * SOURCE_HW[key.index].max() / 320 for m, key in zip(matrices, keys)]
+    assert np.std(longest[::2]) > 0.2
+    assert np.allclose(longest[1::2], 1, atol=0.03)  # edges are moved to whole pixels
+    assert len({m[0, 2] for m in matrices[1::2]}) > 6  # translation stays
+    alone = [draw_plans([key], source_hw=SOURCE_HW, hyp=hyp, seed=7, epochs=10)[0] for key in keys]
+    assert [flat(plan) for plan in plans] == [flat(plan) for plan in alone]
+
+
 def test_single_image_disables_mosaic_and_mixup():
     hyp = Hyperparameters(mosaic=1, mixup=1)
     assert all(len(plan_of(hyp, p, single_image=True).pictures[0].tiles) == 1 for p in range(10))
