@@ -45,7 +45,7 @@ def train(options: argparse.Namespace, folder: str, name: str) -> list[str]:
         "--batch-size", str(options.batch_size), "--epochs", str(options.epochs), "--device", options.device,
         "--workers", "2", "--virtual-ranks", "4", "--deterministic", "--save-steps", "2", "--val-every", "0",
         "--noplots", "--cache-dir", str(Path(folder, "index")), "--project", folder, "--name", name,
-        "--set", "close_mosaic=0",
+        "--set", "close_mosaic=0", "close_scale=0",
     ]  # fmt: skip
 
 

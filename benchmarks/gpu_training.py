@@ -126,7 +126,8 @@ def our_speed(options: argparse.Namespace, flags: Sequence[str]) -> Speed:
             sys.executable, "train.py", "--data", options.data, "--model", options.model, "--imgsz",
             str(options.imgsz), "--batch-size", str(options.batch_size), "--epochs", str(options.epochs), "--device",
             options.device, "--optimizer", OPTIMIZER, "--workers", str(workers()), "--val-every", "0", "--noplots",
-            "--cache-dir", str(Path(folder, "index")), "--project", folder, *flags, "--set", "close_mosaic=0",
+            "--cache-dir", str(Path(folder, "index")), "--project", folder, *flags,
+            "--set", "close_mosaic=0", "close_scale=0",
         ]  # fmt: skip
         return last_epochs(command, options)
 

@@ -75,7 +75,7 @@ def compare_layouts(data: str, epochs: int) -> bool:
             for optimizer in ("SGD", "Muon"):
                 flags = ["--data", data, "--model", model, "--optimizer", optimizer, "--imgsz", "160", "--amp", "off",
                          "--epochs", str(epochs), "--multi-scale", "--val-every", "0",
-                         "--set", "mixup=0.5", "close_mosaic=0"]  # fmt: skip
+                         "--set", "mixup=0.5", "close_mosaic=0", "close_scale=0"]  # fmt: skip
                 runs = [
                     read_checkpoint(train(Path(folder), processes, *flags, "--workers", str(workers)) / "last.pt")
                     for processes, workers in LAYOUTS

@@ -61,7 +61,7 @@ def flags(root: Path, name: str, epochs: int) -> list[str]:
             "--name", name, "--cache-dir", str(root / "cache"), "--imgsz", "64", "--batch-size", str(BATCH),
             "--device", "cpu", "--workers", "1", "--amp", "off", "--noplots", "--optimizer", "SGD", "--exist-ok",
             "--epochs", str(epochs), "--virtual-ranks", "4", "--deterministic", "--save-steps", "2",
-            "--val-every", "4", "--set", "close_mosaic=1"]  # fmt: skip
+            "--val-every", "4", "--set", "close_mosaic=1", "close_scale=1"]  # fmt: skip
 
 
 def steps_done(checkpoint: Path) -> int:

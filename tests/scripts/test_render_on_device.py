@@ -16,7 +16,7 @@ from tests.scripts.test_train import TORCHRUN, rows, run
 from utils.entrypoint import run_main
 from utils.files.checkpoint import read_checkpoint
 
-HYP = ["--set", "mixup=0.5", "close_mosaic=1"]
+HYP = ["--set", "mixup=0.5", "close_mosaic=1", "close_scale=1"]
 
 
 @pytest.fixture(scope="module")

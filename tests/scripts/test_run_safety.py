@@ -19,7 +19,8 @@ from utils.distributed.spawn import free_port
 from utils.files.checkpoint import read_checkpoint
 
 COMMON = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "2", "--amp", "off", "--noplots",
-          "--epochs", "2", "--optimizer", "SGD", "--set", "close_mosaic=1", "--save-minutes", "0"]  # fmt: skip
+          "--epochs", "2", "--optimizer", "SGD", "--save-minutes", "0",
+          "--set", "close_mosaic=1", "close_scale=1"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

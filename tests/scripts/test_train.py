@@ -53,7 +53,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, fine_tuned):
     """Also, the same command gives the same table twice, and --resume may have larger --epochs. In fine-tuning,
     pretrained parameters have another rate than new ones."""
-    whole, more = tmp_path / "whole" / "exp", ["--set", "close_mosaic=1"]
+    whole, more = tmp_path / "whole" / "exp", ["--set", "close_mosaic=1", "close_scale=1"]
     if fine_tuned:
         train(world, tmp_path, "--epochs", "1", "--single-cls", "--name", "one class")
         more += ["--weights", str(tmp_path / "one class" / "last.pt")]

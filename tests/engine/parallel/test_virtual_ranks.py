@@ -101,7 +101,7 @@ def train(processes: int, world: Path, name: str, *more: str, workers: int = 0) 
         *launch, "train.py", "--data", str(world / "set" / "data.yaml"), "--imgsz", "64", "--batch-size", "6",
         "--device", "cpu", "--workers", str(workers), "--amp", "off", "--noplots", "--virtual-ranks", "4",
         "--project", str(world / "runs"), "--name", name, "--multi-scale", *more,
-        "--set", "mixup=0.5", "close_mosaic=1",
+        "--set", "mixup=0.5", "close_mosaic=1", "close_scale=1",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
