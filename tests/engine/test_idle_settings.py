@@ -58,7 +58,7 @@ def test_each_idle_setting_gets_one_line(ctx, settings, line):
         ("mosaic=0.5", {"rect": True}),
         ("multi_scale_range=0.2", {}),
         ("mosaic_block=4", {"rect": True}),
-        ("scale=0.3", {"rect": True, "epochs": 6}),
+        ("scale=0.3", {"rect": True, "epochs": 3}),
         ("lr_mult=0.1", {}),
         ("lrf=1", {"cos_lr": True}),
     ],
