@@ -137,9 +137,9 @@ def _place(
 ) -> TilePlacement:
     """All tiles of pictures whose images are ``members``, in their order.
 
-    ``is_scaled``: bool (P,), whether there is scale jitter. It is left out at the end of a run: gray borders, which
-    only shrunk images have, tell the model the scale, so that boxes would be too small on letterboxed images and too
-    large on others (compare Touvron et al. 2019, "Fixing the train-test resolution discrepancy").
+    ``is_scaled``: bool (P,), whether there is scale jitter. ``close_scale`` ends it before the run ends: gray borders,
+    which only shrunk images have, tell the model the scale, so that boxes would be too small on letterboxed images and
+    too large on others (compare Touvron et al. 2019, "Fixing the train-test resolution discrepancy").
     """
     counts = np.array([len(images) for images in members])
     is_mosaic = counts > 1
