@@ -13,7 +13,7 @@ Frames: see `data.augment.transforms`. All matrices are float64 (3, 3) and act o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -146,11 +146,12 @@ def _place(
     frame_wh = np.where(is_mosaic[:, None], 2 * canvas_wh, canvas_wh)
     outer, from_wh = np.tile(np.eye(3), (len(members), 1, 1)), frame_wh
     for kind in GEOMETRIC:
-        u, matrices = draws.of_pictures(kind), np.empty_like(outer)
-        for chosen, hyp in ((is_scaled, mosaic.hyp), (~is_scaled, replace(mosaic.hyp, scale=0.0))):
-            if chosen.any():
-                matrices[chosen] = kind(hyp).matrices(u[chosen], from_wh[chosen], canvas_wh[chosen])
-        outer, from_wh = composed(matrices, outer), canvas_wh
+        transform = kind(mosaic.hyp)
+        u = draws.of_pictures(transform)
+        if kind is RandomPerspective:
+            u[~is_scaled, RandomPerspective.SCALE] = 0.5  # the middle of its range: no change
+        outer = composed(transform.matrices(u, from_wh, canvas_wh), outer)
+        from_wh = canvas_wh
     picture = np.repeat(np.arange(len(members)), counts)
     slots = np.concatenate([np.arange(count) for count in counts])
     sources = source_hw[np.array([i for images in members for i in images])]

@@ -130,6 +130,7 @@ class RandomPerspective(GeometricTransform):
 
     name = "perspective"
     num_uniforms = 8  # angle, scale, two shears, two translations, two perspective coefficients
+    SCALE = 1  # index of the scale's number
     columns = slice(6, 14)
 
     def matrices(self, u: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
@@ -142,7 +143,7 @@ class RandomPerspective(GeometricTransform):
         slope = np.radians(u[:, 2:4] * hyp.shear).tolist()
         cosine, sine = (np.array([f(a) for a in angle]) for f in (math.cos, math.sin))
         shear_x, shear_y = np.array([(math.tan(a), math.tan(b)) for a, b in slope]).T
-        scale = np.maximum(1 + u[:, 1] * hyp.scale, MIN_SCALE)
+        scale = np.maximum(1 + u[:, self.SCALE] * hyp.scale, MIN_SCALE)
         matrix = np.empty((len(u), 3, 3))
         matrix[:, 2, 0], matrix[:, 2, 1] = tilt_x, tilt_y
         matrix[:, 2, 2] = 1 - (tilt_x * center_x + tilt_y * center_y)
