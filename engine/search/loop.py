@@ -14,7 +14,7 @@ from engine.kfold.cross_validate import make_folds, prepare
 from engine.kfold.lists import TABLE
 from engine.search.ranges import Space, values_text
 from engine.search.report import STATES, write_report
-from engine.search.study import JOURNAL, REASON, SharedStudy, best_of
+from engine.search.study import JOURNAL, REASON, TRIALS, SharedStudy, best_of
 from engine.search.trial import run_trial
 from utils.config.parser import flags_of
 from utils.config.search_settings import SearchConfig, check_stored, folder_of, train_config
@@ -85,7 +85,7 @@ def _forget(folder: Path) -> None:
     """Removes what a search that could not begin has written, so that corrected settings may begin there."""
     for path in (folder / SETTINGS, folder / JOURNAL, folder / TABLE):
         path.unlink(missing_ok=True)
-    shutil.rmtree(folder / "trials", ignore_errors=True)
+    shutil.rmtree(folder / TRIALS, ignore_errors=True)
     with suppress(OSError):  # it has other files
         folder.rmdir()
 
