@@ -15,6 +15,7 @@ from utils.visualize import page
 from utils.visualize.charts import heat_map, histogram, legend
 
 SMALL_PX = 16.0  # two cells of stride 8, the finest of most models
+LARGEST_ADVISED = 2048  # px; larger images leave few models and GPUs a batch
 HEAT_CELLS = 24
 MOST_BARS = 20
 MOST_LINES = 100  # of the scan's report
@@ -76,14 +77,23 @@ def size_that_shows(median_side_px: float | None, imgsz: int, stride: int) -> in
     return int(-(-imgsz * SMALL_PX / median_side_px // stride)) * stride
 
 
+def remedy_for_small_boxes(median_side_px: float | None, imgsz: int, stride: int) -> str | None:
+    """What to do about a median side that is too small for most models; None if it is large enough."""
+    better = size_that_shows(median_side_px, imgsz, stride)
+    if better is None:
+        return None
+    if better > LARGEST_ADVISED:
+        return "cut the images into tiles and train on those"
+    return f"use --imgsz {better} or more, or cut large images into tiles"
+
+
 def warn_of_small_boxes(train: DatasetIndex, *, imgsz: int, stride: int) -> None:
-    """Warns if the median training box is too small for most models, with the image size that would help."""
+    """Warns if the median training box is too small for most models, and says what to do."""
     median = median_side(np.sqrt(train.sides_at(imgsz).prod(1)))
-    if better := size_that_shows(median, imgsz, stride):
+    if remedy := remedy_for_small_boxes(median, imgsz, stride):
         get_logger().warning(
-            "half of the training boxes have sides below %.1f px at --imgsz %d, too few for most models: use --imgsz "
-            "%d or more, or cut large images into tiles",
-            median, imgsz, better,
+            "half of the training boxes have sides below %.1f px at --imgsz %d, too few for most models: %s",
+            median, imgsz, remedy,
         )  # fmt: skip
 
 
@@ -107,11 +117,10 @@ def census_parts(
     if first.median_side_px is None:
         parts.append(f"The {first.split} split has no boxes.")
     else:
-        if better := size_that_shows(first.median_side_px, imgsz, stride):
+        if remedy := remedy_for_small_boxes(first.median_side_px, imgsz, stride):
             text = (
                 f"Half of the {first.split} boxes have sides below {first.median_side_px:.1f} px at --imgsz {imgsz}, "
-                f"fewer than {SMALL_PX:g} px: too few for most models. At --imgsz {better} the median would be "
-                f"{SMALL_PX:g} px."
+                f"fewer than {SMALL_PX:g} px: too few for most models. {remedy[0].upper()}{remedy[1:]}."
             )
             parts.append(page.paragraph(text, "warning"))
         parts.append(_size_and_centers(first, imgsz))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from data.check.census import SMALL_PX, median_side, size_that_shows
+from data.check.census import SMALL_PX, median_side, remedy_for_small_boxes
 from data.check.issues import (
     DOUBLED,
     IMBALANCE,
@@ -77,11 +77,9 @@ def box_sizes(splits: Sequence[CheckedSplit], imgsz: int) -> list[Issue]:
             w, h = sizes[i]
             issues.append(split.issue(TINY, f"{w:.1f}x{h:.1f} px at --imgsz {imgsz}", (int(rows[i]),)))
     median = median_side(np.concatenate(all_sizes))
-    if better := size_that_shows(median, imgsz, SIZE_STEP):
-        text = f"the median object has {median:.1f} px (square root of its area) at --imgsz {imgsz}; "
-        issues.append(
-            Issue(SMALL_OBJECTS, text + f"it has {SMALL_PX:.0f} px at --imgsz {better}, or cut images into tiles")
-        )
+    if remedy := remedy_for_small_boxes(median, imgsz, SIZE_STEP):
+        text = f"the median object has {median:.1f} px (square root of its area) at --imgsz {imgsz}"
+        issues.append(Issue(SMALL_OBJECTS, f"{text}, fewer than {SMALL_PX:.0f} px: {remedy}"))
     return issues
 
 

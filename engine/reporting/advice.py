@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.check.census import Census, size_that_shows
+from data.check.census import Census, remedy_for_small_boxes
 from engine.evaluation.analysis import Calibration
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.tide import KINDS, ErrorSplit
@@ -228,9 +228,10 @@ def _do_about_data(found: Findings) -> Iterator[str]:
     census = found.train
     if census is None:
         return
-    if better := size_that_shows(census.median_side_px, found.imgsz, found.stride):
-        median = f"{census.median_side_px:.1f} px"
-        yield f"Train with --imgsz {better}: at {found.imgsz}, half of the boxes have sides below {median}."
+    if remedy := remedy_for_small_boxes(census.median_side_px, found.imgsz, found.stride):
+        yield (
+            f"At --imgsz {found.imgsz}, half of the boxes have sides below {census.median_side_px:.1f} px: {remedy}."
+        )
     few = np.flatnonzero(census.class_boxes < FEW_BOXES)
     if few.size:
         order = few[np.argsort(census.class_boxes[few], kind="stable")]

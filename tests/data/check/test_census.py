@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data.check import census
-from data.check.census import size_that_shows, take_census, warn_of_small_boxes
+from data.check.census import remedy_for_small_boxes, size_that_shows, take_census, warn_of_small_boxes
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import load_index
 from tests.helpers.tiny import write_dataset
@@ -33,6 +33,12 @@ def test_small_boxes_are_warned_of_with_a_size_at_which_they_no_longer_are(index
     assert f"--imgsz {better}" in lines[0]
     assert better % 32 == 0
     assert median * (better - 32) < 16 <= median * better
+
+
+def test_sizes_that_nobody_trains_at_are_not_advised():
+    assert remedy_for_small_boxes(16.0, 640, 32) is None
+    assert "--imgsz 2048 " in remedy_for_small_boxes(5.0, 640, 32)
+    assert remedy_for_small_boxes(4.9, 640, 32) == "cut the images into tiles and train on those"
 
 
 def test_counts_are_those_of_the_labels(index):
