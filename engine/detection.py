@@ -40,6 +40,7 @@ def detect(config: DetectConfig) -> Path:
         imgsz=config.imgsz,
         conf=config.conf_thres,
         iou=config.iou_thres,
+        box_voting=config.box_voting,
         max_det=config.max_det,
         classes=config.classes,
         agnostic=config.agnostic_nms,

@@ -46,9 +46,11 @@ class HubModel:
     - classes: keep only these; None: all.
     - max_det: at most so many detections an image; 1000 at first.
     - agnostic: whether boxes of different classes suppress each other too.
+    - box_voting: whether each kept box is averaged with those it suppresses; True at first.
     """
 
-    __slots__ = ("_path", "_predictor", "agnostic", "classes", "conf", "iou", "max_det")  # others cannot be set
+    # Others cannot be set.
+    __slots__ = ("_path", "_predictor", "agnostic", "box_voting", "classes", "conf", "iou", "max_det")
 
     def __init__(self, path: str | os.PathLike[str], device: str | int | torch.device | None = None) -> None:
         """``path``, ``device``: as of `load`."""
@@ -57,6 +59,7 @@ class HubModel:
         self.conf, self.max_det, self.agnostic = CONFIDENCE, MAX_DET, False
         self.iou = None if self._predictor.model.nms_iou is None else DETECTION_IOU
         self.classes: Sequence[int] | None = None
+        self.box_voting = True
 
     @property
     def names(self) -> dict[int, str]:
@@ -86,6 +89,7 @@ class HubModel:
             max_det=self.max_det,
             classes=() if self.classes is None else self.classes,
             agnostic=self.agnostic,
+            box_voting=self.box_voting,
         )
         return HubDetections(results, self.names)
 

@@ -40,8 +40,8 @@ CONFIDENCE = 0.25  # threshold for a model that does not store one
 class Predictor:
     """Maps images to their detections. Several threads may call one predictor.
 
-    ``conf``, ``iou``, ``max_det``, ``classes`` and ``agnostic`` may be set between calls. ``names`` has the class names
-    by number.
+    ``conf``, ``iou``, ``max_det``, ``classes``, ``agnostic`` and ``box_voting`` may be set between calls. ``names`` has
+    the class names by number.
     """
 
     task = "detect"
@@ -56,6 +56,7 @@ class Predictor:
         max_det: int = 300,
         classes: Sequence[int] | None = (),
         agnostic: bool = False,
+        box_voting: bool = True,
         amp: str = "off",
         color: Color | None = None,
         tiles: Tiles | None = None,
@@ -66,6 +67,7 @@ class Predictor:
         self.imgsz = self._checked_size(imgsz)
         self.conf = conf if conf is not None else CONFIDENCE if model.confidence is None else model.confidence
         self.iou, self.max_det, self.classes, self.agnostic, self.color = iou, max_det, classes, agnostic, color
+        self.box_voting = box_voting
         self.pipeline = Pipeline(model, self._autocast_type(amp), tiles)
         self._selection()
 
@@ -80,6 +82,7 @@ class Predictor:
         max_det: int | None = None,
         classes: Sequence[int] | None = None,
         agnostic: bool | None = None,
+        box_voting: bool | None = None,
         batch_size: int = 0,
         verbose: bool = False,
         device: str | int | torch.device | None = None,
@@ -92,7 +95,7 @@ class Predictor:
         Args:
             source: an image or a list of them, see `as_images`.
             color: the order of channels in arrays, "bgr" or "rgb"; None: that of `load`.
-            imgsz, conf, iou, max_det, classes, agnostic: for this call; None or 0: those of the predictor.
+            imgsz, conf, iou, max_det, classes, agnostic, box_voting: for this call; None or 0: those of the predictor.
             batch_size: at most so many images at once; 0: 16, but 1 on a CPU.
             verbose: print a line for each image.
             device: for programs that name the device in each call; it must be the model's.
@@ -103,7 +106,7 @@ class Predictor:
         if device is not None and parse_devices(str(device)) != (self.device,):
             raise UserError(f"device {device}: the model is on {self.device}; load() puts it on another")
         images = as_images(source, color or self.color)
-        selection = self._selection(conf=conf, iou=iou, max_det=max_det, classes=classes, agnostic=agnostic)
+        selection = self._selection(conf, iou, max_det, classes, agnostic, box_voting)
         tables, speeds = self.pipeline(
             [image.image for image in images],
             imgsz=self._checked_size(imgsz or self.imgsz),
@@ -166,6 +169,7 @@ class Predictor:
         max_det: int | None = None,
         classes: Sequence[int] | None = None,
         agnostic: bool | None = None,
+        box_voting: bool | None = None,
     ) -> Selection:
         """The given settings, and the predictor's for those that are None. Raises UserError if one does not fit."""
         conf = self.conf if conf is None else conf
@@ -180,6 +184,7 @@ class Predictor:
                 f"classes, max_det: must be a list of class numbers and a number, got {classes!r} and {max_det!r}"
             ) from None
         agnostic = self.agnostic if agnostic is None else agnostic
+        box_voting = self.box_voting if box_voting is None else box_voting
         for name, value in (("conf", conf), ("iou", iou)):
             if value is not None and not 0 <= value <= 1:
                 raise UserError(f"{name}: must be between 0 and 1, got {value!r}")
@@ -187,9 +192,11 @@ class Predictor:
             raise UserError(f"max_det: must be at least 1, got {max_det}")
         if unknown := [c for c in classes if c not in self.names]:
             raise UserError(f"--classes {unknown[0]}: the model has classes 0 to {len(self.names) - 1}")
+        if self.model.votes and not box_voting:
+            raise UserError(f"box_voting: is inside {self.model.path}; export the file with --no-box-voting")
         if iou is None and (agnostic or self.model.nms_iou is not None):
             iou = DETECTION_IOU
-        return Selection(conf, iou, max_det, classes, agnostic)
+        return Selection(conf, iou, max_det, classes, agnostic, box_voting)
 
 
 def load(
@@ -202,6 +209,7 @@ def load(
     max_det: int = 300,
     classes: Sequence[int] | None = (),
     agnostic: bool = False,
+    box_voting: bool = True,
     nms: bool = False,
     amp: str = "off",
     color: Color | None = None,
@@ -219,6 +227,7 @@ def load(
         max_det: at most so many detections an image, the best ones.
         classes: keep only these; empty or None: all.
         agnostic: boxes of different classes suppress each other too.
+        box_voting: average each kept box with those it suppresses.
         nms: use the one-to-many head of NMS-free models, with NMS.
         amp: autocast type of the model: "off", "bf16", "fp16", or "auto" for one that the device is fast in.
         color: the order of channels in arrays, "bgr" or "rgb"; None: it is given with each call.
@@ -237,6 +246,7 @@ def load(
         max_det=max_det,
         classes=classes,
         agnostic=agnostic,
+        box_voting=box_voting,
         amp=amp,
         color=color,
         tiles=tiles,

@@ -85,6 +85,8 @@ def _open_model(config: ValConfig, weights: str, ctx: DistributedContext) -> Inf
         raise UserError(f"{weights}: --amp {config.amp}: computes in the type it was exported with; leave it out")
     # The views' boxes of an object are left to NMS.
     model = open_model(path, device=ctx.device, nms=config.nms or config.tta)
+    if model.votes and not config.box_voting:
+        raise UserError(f"{weights}: --no-box-voting: box voting is inside; export the file with --no-box-voting")
     if config.imgsz and model.input_hw and config.imgsz != max(model.input_hw):
         raise UserError(f"{weights}: --imgsz {config.imgsz}: takes images of {model.imgsz} pixels only; leave it out")
     return model
@@ -121,6 +123,7 @@ def score(
         iou_thres=config.iou_thres,
         max_det=config.max_det,
         single_cls=config.single_cls,
+        box_voting=config.box_voting,
     )
     evaluator = Evaluator(
         ground_truth=loader.index.ground_truth(),

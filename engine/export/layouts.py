@@ -3,7 +3,7 @@
 Only operations that every runtime has are used, and no shape depends on values, so the same modules serve ONNX,
 OpenVINO, TorchScript and torch.export.
 
-Legend: B images, N boxes, C classes, K candidates of NMS.
+Legend: B images, N boxes, C classes, K candidates of NMS, D detections.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from models.detector import Detector
+from models.postprocess.box_voting import VOTERS, vote_weights
 from models.postprocess.nms import overlaps
 from utils.boxes import xyxy_to_cxcywh
 
 MAX_DETECTIONS = 300  # rows of the end2end layout, by convention
 LEAST_SCORE = 0.001  # of a row of the end2end layout after NMS, as in validation
-CANDIDATES = 1024  # (box, class) pairs that NMS in the graph compares
+CANDIDATES = VOTERS  # (box, class) pairs that NMS in the graph compares, and that vote
 ROUNDS = 24  # of suppression in the graph
+LARGEST = 1e30  # coordinate
 
 
 class _Export(nn.Module):
@@ -60,15 +62,18 @@ class EndToEnd(_Export):
     """float32 (B, 300, 6): x1, y1, x2, y2, score, class, by descending score, zeros after the last detection.
 
     ``nms_iou``: boxes of one class that overlap a better one by more are suppressed; None: there is no NMS.
+    ``box_voting``: see `select_detections`.
 
     NMS compares the `CANDIDATES` best pairs of an image. Greedy suppression is repeated for all of them at once
     (Cluster-NMS, Zheng et al. 2021) `ROUNDS` times; it is exact unless a chain of boxes, each of which suppresses the
     next, is longer than that.
     """
 
-    def __init__(self, detector: Detector, half: bool = False, nms_iou: float | None = None) -> None:
+    def __init__(
+        self, detector: Detector, half: bool = False, nms_iou: float | None = None, box_voting: bool = True
+    ) -> None:
         super().__init__(detector, half)
-        self.nms_iou = nms_iou
+        self.nms_iou, self.box_voting = nms_iou, box_voting
 
     def forward(self, images: Tensor) -> Tensor:
         boxes, scores = self.boxes_and_scores(images)
@@ -78,9 +83,13 @@ class EndToEnd(_Export):
         low, high = boxes.split(2, -1)
         boxes = torch.cat((low, torch.maximum(low, high)), -1)  # swapped sides: a box without area
         boxes, found, classes = best_pairs(boxes, scores, CANDIDATES)
-        keep = kept_pairs(boxes, classes[..., 0], found[..., 0] > LEAST_SCORE, self.nms_iou)
+        candidates = found[..., 0] > LEAST_SCORE
+        keep = kept_pairs(boxes, classes[..., 0], candidates, self.nms_iou)
         ranked, order = torch.where(keep, found[..., 0], -1.0).topk(MAX_DETECTIONS)
-        rows = torch.cat((boxes, found, classes), -1).gather(1, order[..., None].expand(-1, -1, 6))
+        pairs = torch.cat((boxes, found, classes), -1)
+        rows = pairs.gather(1, order[..., None].expand(-1, -1, 6))
+        if self.box_voting:
+            rows = torch.cat((voted_boxes(rows, pairs, candidates, self.nms_iou), rows[..., 4:]), -1)
         return torch.where(ranked[..., None] > 0, rows, 0.0)
 
 
@@ -115,14 +124,38 @@ def kept_pairs(boxes: Tensor, classes: Tensor, candidates: Tensor, iou_thres: fl
     return keep[:, 0] > 0
 
 
-def make_layout(detector: Detector, layout: str, *, half: bool = False, nms_iou: float | None = None) -> nn.Module:
+def voted_boxes(rows: Tensor, pairs: Tensor, candidates: Tensor, iou_thres: float) -> Tensor:
+    """The boxes (B, D, 4) of the kept ``rows`` (B, D, 6) after box voting, see `models.postprocess.box_voting.vote`.
+
+    Those of ``pairs`` (B, K, 6) that are ``candidates``, bool (B, K), vote, the rows themselves included. Columns: x1,
+    y1, x2, y2, score, class.
+
+    Sums are not computed as matrix products, which on GPUs may have the precision of TF32.
+    """
+    a, b = rows.permute(2, 0, 1)[..., None], pairs.permute(2, 0, 1)[:, :, None]  # (6, B, D, 1), (6, B, 1, K)
+    width = (torch.minimum(a[2], b[2]) - torch.maximum(a[0], b[0])).clamp(min=0)
+    height = (torch.minimum(a[3], b[3]) - torch.maximum(a[1], b[1])).clamp(min=0)
+    overlap = width * height
+    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - overlap
+    votes = (overlap > union * iou_thres) & (a[5] == b[5]) & candidates[:, None]
+    weights = torch.where(votes, b[4] * vote_weights(overlap / union), 0.0)
+    total = weights.sum(-1)
+    finite = torch.where(b[:4].abs() < LARGEST, b[:4], 0.0)  # what is not finite has no vote, but 0 * inf is NaN
+    mean = (weights * finite).sum(-1) / total  # (4, B, D)
+    return torch.where(total > 0, mean, a[:4, ..., 0]).permute(1, 2, 0)
+
+
+def make_layout(
+    detector: Detector, layout: str, *, half: bool = False, nms_iou: float | None = None, box_voting: bool = True
+) -> nn.Module:
     """The module to export, in eval mode.
 
     Args:
         detector: fused.
         layout: "raw", "end2end" or "deepstream".
         nms_iou: threshold of the NMS inside the end2end layout; None: the detections need none.
+        box_voting: whether that NMS includes it.
     """
     if layout == "end2end":
-        return EndToEnd(detector, half, nms_iou).eval()
+        return EndToEnd(detector, half, nms_iou, box_voting).eval()
     return {"raw": Raw, "deepstream": DeepStream}[layout](detector, half).eval()

@@ -40,6 +40,7 @@ def export_metadata(
         end2end=options.layout == "end2end",
         layout=options.layout,
         nms_iou=nms_iou,
+        box_voting=options.box_voting,
         validation_iou=detector.head.validation_iou,
         confidence=model.confidence,
         data=data,
@@ -98,6 +99,7 @@ def model_card(
     ap = metadata.details["ap"]
     confidence = UNKNOWN if metadata.confidence is None else f"{metadata.confidence:.3f}"
     needs = "no NMS" if metadata.nms_iou is None else f"NMS with IoU {metadata.nms_iou:g}"
+    needs += " (NMS and box voting are inside)" * metadata.box_voting
     rows = {
         "Model": metadata.description,
         "Exported from": weights.name,

@@ -25,6 +25,7 @@ class ExportOptions:
     int8: bool
     opset: int
     nms_iou: float | None  # of the NMS that the detections need; None: none
+    box_voting: bool  # in the graph
 
     @property
     def input_shape(self) -> tuple[int, int, int, int]:
@@ -46,6 +47,8 @@ def check_flags(config: ExportConfig) -> None:
         raise UserError(f"--int8: not for {' and '.join(torch_formats)}; use --format onnx or openvino")
     if config.iou_thres is not None and config.layout == "deepstream":
         raise UserError("--iou-thres: the layout deepstream has no NMS inside; set the threshold in DeepStream")
+    if not config.box_voting and config.layout != "end2end":
+        raise UserError(f"--no-box-voting: the layout {config.layout} has no NMS inside; leave it out")
     if config.dynamic and config.batch > 1:
         raise UserError(f"--dynamic and --batch {config.batch}: a dynamic model takes any batch; leave --batch out")
     if config.check and config.check_images < 1:
@@ -64,10 +67,12 @@ def resolve_options(config: ExportConfig, detector: Detector, imgsz: int) -> Exp
         check_image_size(side, detector.stride)
     if config.dynamic and min(sides) < 2 * detector.stride:
         raise UserError(f"--imgsz {min(sides)}: too small for --dynamic; use {2 * detector.stride} or more")
-    if config.iou_thres is not None and detector.nms_iou is None:
+    given = "--iou-thres" if config.iou_thres is not None else "" if config.box_voting else "--no-box-voting"
+    if given and detector.nms_iou is None:
         raise UserError(
-            "--iou-thres: the model's detections need no NMS; leave it out, or export the other branch with --nms"
+            f"{given}: the model's detections need no NMS; leave it out, or export the other branch with --nms"
         )
+    nms_iou = detector.nms_iou if config.iou_thres is None else config.iou_thres
     return ExportOptions(
         layout=config.layout,
         imgsz_hw=(sides[0], sides[-1]),
@@ -76,7 +81,8 @@ def resolve_options(config: ExportConfig, detector: Detector, imgsz: int) -> Exp
         half=config.half,
         int8=config.int8,
         opset=config.opset,
-        nms_iou=detector.nms_iou if config.iou_thres is None else config.iou_thres,
+        nms_iou=nms_iou,
+        box_voting=config.box_voting and config.layout == "end2end" and nms_iou is not None,
     )
 
 

@@ -118,18 +118,21 @@ def tolerance(*, half: bool, int8: bool) -> Tolerance:
 class Reference:
     """The checkpoint's detections in the images of a check, computed once for all formats."""
 
-    def __init__(self, model: InferenceModel, images: CheckSet, *, layout: str, nms_iou: float | None) -> None:
+    def __init__(
+        self, model: InferenceModel, images: CheckSet, *, layout: str, nms_iou: float | None, box_voting: bool
+    ) -> None:
         """
         Args:
             model: the checkpoint.
             layout: of the exports.
             nms_iou: threshold of the NMS that the detections need; None: none.
+            box_voting: whether the exports do it.
 
         Raises:
             UserError: there is nothing to compare, as the checkpoint detects nothing.
         """
         self._images, self._layout, self._classes = images, layout, model.num_classes
-        self.result, self.table = self._run(model, nms_iou)
+        self.result, self.table = self._run(model, nms_iou, box_voting)
         if not (self.table.scores > MATCHED_SCORE).any():
             raise UserError(
                 f"{model.path}: detects nothing in {len(images.paths)} validation images (no score is above "
@@ -140,7 +143,7 @@ class Reference:
 
     def compare(self, exported: InferenceModel, allowed: Tolerance) -> Parity:
         """Runs an exported model on the same images."""
-        result, table = self._run(exported, exported.nms_iou)
+        result, table = self._run(exported, exported.nms_iou, False)
         image, box, score, missing = match_tables(self.table, table, allowed.least_iou)
         worst = np.zeros(len(self._images.paths))
         np.maximum.at(worst, image, box + score)
@@ -162,20 +165,30 @@ class Reference:
             worst_image=self._images.paths[int(worst.argmax())],
         )
 
-    def _run(self, model: InferenceModel, nms_iou: float | None) -> tuple[EvalResult, DetectionTable]:
+    def _run(self, model: InferenceModel, nms_iou: float | None, box_voting: bool) -> tuple[EvalResult, DetectionTable]:
         evaluator = Evaluator(
             ground_truth=self._images.ground_truth,
             num_classes=self._classes,
-            postprocess=partial(_postprocess, nms_iou=nms_iou, multi_label=self._layout != "deepstream"),
+            postprocess=partial(
+                _postprocess, nms_iou=nms_iou, box_voting=box_voting, multi_label=self._layout != "deepstream"
+            ),
             ctx=DistributedContext.single(torch.device("cpu")),
         )
         result = evaluator.run(model, self._images.batches)
         return result, evaluator.detections
 
 
-def _postprocess(model: nn.Module, raw: list[Tensor], *, nms_iou: float | None, multi_label: bool) -> Detections:
-    boxes, scores = model.decode(raw)
-    return select_detections(boxes, scores, conf_thres=0.001, iou_thres=nms_iou, max_det=300, multi_label=multi_label)
+def _postprocess(
+    model: nn.Module, raw: list[Tensor], *, nms_iou: float | None, box_voting: bool, multi_label: bool
+) -> Detections:
+    return select_detections(
+        *model.decode(raw),
+        conf_thres=0.001,
+        iou_thres=nms_iou,
+        max_det=300,
+        multi_label=multi_label,
+        box_voting=box_voting,
+    )
 
 
 class Matches(NamedTuple):

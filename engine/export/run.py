@@ -178,11 +178,14 @@ class _Job:
     @cached_property
     def reference(self) -> Reference:
         images = check_set(self.split("val"), self.config.check_images, self.options, self.model.stride)
-        return Reference(self.model, images, layout=self.options.layout, nms_iou=self.options.nms_iou)
+        options = self.options
+        return Reference(
+            self.model, images, layout=options.layout, nms_iou=options.nms_iou, box_voting=options.box_voting
+        )
 
     def module(self, *, half: bool) -> torch.nn.Module:
-        fused = self.detector.fuse(one_to_one=not self.config.nms)
-        return make_layout(fused, self.options.layout, half=half, nms_iou=self.options.nms_iou)
+        fused, options = self.detector.fuse(one_to_one=not self.config.nms), self.options
+        return make_layout(fused, options.layout, half=half, nms_iou=options.nms_iou, box_voting=options.box_voting)
 
     @cached_property
     def float_onnx(self) -> ModelProto:

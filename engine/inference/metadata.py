@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from utils.errors import UserError
@@ -41,6 +41,7 @@ class ExportMetadata:
     channels: int = 3
     layout: str | None = None
     nms_iou: float | None = None  # None: the detections need no NMS
+    box_voting: bool = False  # by the NMS inside
     validation_iou: float | None = None  # as published for the model's head
     confidence: float | None = None  # threshold with the best F1 in validation
     data: dict[str, str] = field(default_factory=dict)  # where the data set is, as a checkpoint stores it
@@ -83,6 +84,7 @@ class ExportMetadata:
             "layout": self.layout,
             "needs_nms": self.nms_iou is not None,
             "nms_iou": self.nms_iou,
+            "box_voting": self.box_voting,
             "validation_iou": self.validation_iou,
             "confidence": self.confidence,
             "preprocessing": PREPROCESSING,
@@ -146,10 +148,10 @@ def _with_own(parsed: ExportMetadata, text: str) -> ExportMetadata:
             raise ValueError
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise UserError(f"damaged metadata ('{KEY}' is not ours)") from None
-    known = {"version", "layout", "needs_nms", "preprocessing", "data", *fractions}
+    known = {"version", "layout", "needs_nms", "box_voting", "preprocessing", "data", *fractions}
     details = {key: value for key, value in own.items() if key not in known}
-    values = {key: value for key, value in vars(parsed).items() if key not in ("layout", "data", "details", *fractions)}
-    return ExportMetadata(**values, layout=own["layout"], data=data, details=details, **fractions)
+    box_voting = own.get("box_voting") is True  # files without the entry are older
+    return replace(parsed, layout=own["layout"], box_voting=box_voting, data=data, details=details, **fractions)
 
 
 def _literal(text: Mapping[str, str], key: str) -> Any:

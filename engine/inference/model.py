@@ -36,6 +36,7 @@ class InferenceModel(nn.Module):
         input_hw: the only canvas that the model takes, height and width in pixels; None: any multiple of ``stride``.
         batch: the number of images that the file takes at once; None: any. `forward` takes any number in either case.
         nms_iou: the IoU threshold of NMS in validation; None if the detections need no NMS.
+        votes: whether box voting is inside, so that it cannot be left out.
         validation_iou: as published for the model's head, whether or not NMS is needed.
         confidence: the threshold with the best F1 in validation; None if unknown.
         info: the checkpoint's content, or the metadata of an exported file.
@@ -50,6 +51,7 @@ class InferenceModel(nn.Module):
     input_hw: tuple[int, int] | None
     batch: int | None
     nms_iou: float | None
+    votes: bool
     validation_iou: float
     confidence: float | None
     info: dict[str, Any]
@@ -83,7 +85,7 @@ class CheckpointModel(InferenceModel):
         self.path, self.format, self.device, self.info = path, "checkpoint", device, info
         self.names, self.stride, self.imgsz = detector.names, detector.stride, info["imgsz"]
         self.input_hw = self.batch = None
-        self.nms_iou, self.validation_iou = detector.nms_iou, detector.head.validation_iou
+        self.nms_iou, self.validation_iou, self.votes = detector.nms_iou, detector.head.validation_iou, False
         stored = info.get("progress", {}).get("confidence")
         self.confidence = stored if isinstance(stored, float) and 0 <= stored <= 1 else None
 
@@ -142,7 +144,7 @@ class ExportedModel(InferenceModel):
         is_final = self._layout == "rows" and not metadata.is_ours
         default = None if metadata.is_ours or is_final or metadata.end2end else FOREIGN_IOU
         self.nms_iou = metadata.nms_iou if metadata.is_ours else default
-        self.validation_iou = metadata.validation_iou or FOREIGN_IOU
+        self.votes, self.validation_iou = metadata.box_voting, metadata.validation_iou or FOREIGN_IOU
         self.confidence = metadata.confidence
 
     def __reduce__(self) -> tuple[Callable[[], InferenceModel], tuple[()]]:

@@ -33,6 +33,7 @@ class Selection:
     max_det: int
     classes: tuple[int, ...]  # empty: all
     agnostic: bool
+    box_voting: bool
 
 
 class Pipeline:
@@ -163,6 +164,7 @@ def _select(model: InferenceModel, raw: list[Tensor], selection: Selection) -> D
         agnostic=selection.agnostic,
         multi_label=False,
         classes=selection.classes or None,
+        box_voting=selection.box_voting,
     )
 
 

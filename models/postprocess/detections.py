@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from models.postprocess.box_voting import VOTERS, BoxGroups, vote
 from models.postprocess.nms import nms_keep
 from utils.errors import UserError
 from utils.structures import Detections
@@ -31,6 +32,7 @@ def select_detections(
     agnostic: bool = False,
     multi_label: bool = True,
     classes: Sequence[int] | None = None,
+    box_voting: bool = True,
 ) -> Detections:
     """The best boxes of each image that overlap no better kept box of their class by more than ``iou_thres``.
 
@@ -46,6 +48,7 @@ def select_detections(
         agnostic: whether boxes of different classes suppress each other too.
         multi_label: whether every class above the threshold is a detection; otherwise a box's best class alone.
         classes: the classes to keep. Without ``multi_label``, a box whose best class is another one is not kept.
+        box_voting: whether each kept box is averaged with those it suppresses, see `vote`. Scores stay the same.
     """
     boxes_xyxy, scores = boxes_xyxy.float(), scores.float()
     low, high = boxes_xyxy.split(2, -1)
@@ -53,7 +56,7 @@ def select_detections(
     allowed = _allowed_scores(scores, conf_thres, multi_label, classes)
     if iou_thres is None:
         return _best_pairs(boxes_xyxy, torch.where(allowed, scores, -1.0), max_det)
-    return _non_max_suppression(boxes_xyxy, scores, allowed, iou_thres, max_det, agnostic)
+    return _non_max_suppression(boxes_xyxy, scores, allowed, iou_thres, max_det, agnostic, box_voting)
 
 
 def detections_to_score(
@@ -64,6 +67,7 @@ def detections_to_score(
     iou_thres: float | None = None,
     max_det: int = 300,
     single_cls: bool = False,
+    box_voting: bool = True,
 ) -> Detections:
     """The detections of a detector's raw maps for validation; the default thresholds keep nearly the whole PR curve.
 
@@ -75,7 +79,9 @@ def detections_to_score(
     if single_cls:
         scores = scores.amax(-1, keepdim=True)
     iou_thres = suppression_iou(model.nms_iou, iou_thres)
-    return select_detections(boxes, scores, conf_thres=conf_thres, iou_thres=iou_thres, max_det=max_det)
+    return select_detections(
+        boxes, scores, conf_thres=conf_thres, iou_thres=iou_thres, max_det=max_det, box_voting=box_voting
+    )
 
 
 def suppression_iou(of_model: float | None, given: float | None = None, default: float | None = None) -> float | None:
@@ -179,38 +185,54 @@ def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> tuple
 
 
 def _non_max_suppression(
-    boxes_xyxy: Tensor, scores: Tensor, allowed: Tensor, iou_thres: float, max_det: int, agnostic: bool
+    boxes_xyxy: Tensor,
+    scores: Tensor,
+    allowed: Tensor,
+    iou_thres: float,
+    max_det: int,
+    agnostic: bool,
+    box_voting: bool,
 ) -> Detections:
     batch, _, num_classes = scores.shape
     candidates, fullest = _collect_candidates(boxes_xyxy, scores, allowed)
 
-    def suppress(examined: _Candidates) -> _Candidates:
-        group, groups = examined.image, batch
-        if not agnostic:
-            group, groups = group * num_classes + examined.classes, groups * num_classes
-        return examined.where(nms_keep(examined.boxes, group, groups, iou_thres, max_det))
+    def group_of(examined: _Candidates) -> Tensor:
+        return examined.image if agnostic else examined.image * num_classes + examined.classes
+
+    def suppress(examined: _Candidates) -> Tensor:
+        groups = batch if agnostic else batch * num_classes
+        return nms_keep(examined.boxes, group_of(examined), groups, iou_thres, max_det)
 
     if fullest <= _FIRST_CANDIDATES:
-        return _fill_slots(suppress(candidates), batch, max_det)
-    # A box that is kept among the best candidates is kept among all.
-    kept = suppress(candidates.where(candidates.rank < _FIRST_CANDIDATES))
-    has_more = _starts(candidates.image, batch).diff() > _FIRST_CANDIDATES
-    again = has_more & (_starts(kept.image, batch).diff() < max_det)
-    if again.any():
-        more = suppress(candidates.where(again[candidates.image]))
-        kept = _Candidates(*map(torch.cat, zip(kept.where(~again[kept.image]), more)))
-        kept = kept.where(kept.image.argsort(stable=True))
+        keep = suppress(candidates)
+    else:  # a box that is kept among the best candidates is kept among all
+        is_first = candidates.rank < _FIRST_CANDIDATES
+        keep = is_first.masked_scatter(is_first, suppress(candidates.where(is_first)))
+        has_more = _starts(candidates.image, batch).diff() > _FIRST_CANDIDATES
+        again = (has_more & (_starts(candidates.where(keep).image, batch).diff() < max_det))[candidates.image]
+        if again.any():
+            keep = keep.masked_scatter(again, suppress(candidates.where(again)))
+    kept = candidates.where(keep)
+    if box_voting and fullest > 1:
+        others = candidates.where(~keep & (candidates.rank < VOTERS))
+        moving = ((kept.rank < VOTERS) & (_slots(kept, batch) < max_det)).nonzero()[:, 0]
+        voted = vote(*(BoxGroups(c.boxes, c.scores, group_of(c)) for c in (kept.where(moving), others)), iou_thres)
+        kept = kept._replace(boxes=kept.boxes.index_copy(0, moving, voted))
     return _fill_slots(kept, batch, max_det)
+
+
+def _slots(kept: _Candidates, batch: int) -> Tensor:
+    """How many of its image come before each: int64 (P,)."""
+    return torch.arange(len(kept.image), device=kept.image.device) - _starts(kept.image, batch)[kept.image]
 
 
 def _fill_slots(kept: _Candidates, batch: int, max_det: int) -> Detections:
     """The first ``max_det`` of each image, padded to `Detections`."""
-    starts = _starts(kept.image, batch)
-    slot = torch.arange(len(kept.image), device=kept.image.device) - starts[kept.image]
+    slot = _slots(kept, batch)
     row = torch.where(slot < max_det, kept.image * max_det + slot, batch * max_det)  # the last row is dropped
     padded = []
     for values in (kept.boxes, kept.scores, kept.classes):
         rows = values.new_zeros((batch * max_det + 1, *values.shape[1:]))
         rows[row] = values
         padded.append(rows[:-1].view(batch, max_det, *values.shape[1:]))
-    return Detections(*padded, starts.diff().clamp(max=max_det))
+    return Detections(*padded, _starts(kept.image, batch).diff().clamp(max=max_det))

@@ -6,6 +6,7 @@ import torch
 from torchvision import ops
 
 from benchmarks.nms import make_input
+from models.postprocess import box_voting
 from models.postprocess import detections as postprocess
 from models.postprocess import nms as suppression
 from models.postprocess.detections import select_detections
@@ -70,7 +71,7 @@ def crowd(batch: int, count: int, num_classes: int, seed: int) -> tuple[torch.Te
 
 
 def assert_equals_brute_force(boxes, scores, **settings):
-    found = select_detections(boxes, scores, **settings)
+    found = select_detections(boxes, scores, **settings, box_voting=False)
     for b in range(len(boxes)):
         expected = brute_force(boxes[b], scores[b], **settings)
         count = int(found.counts[b])
@@ -139,18 +140,19 @@ def test_a_long_chain_of_overlaps_keeps_every_other_box():
 
 def test_equals_torchvision_for_one_class():
     boxes, scores = crowd(1, 400, 1, seed=4)
-    found = select_detections(boxes, scores, conf_thres=0.0, iou_thres=0.55, max_det=400)
+    found = select_detections(boxes, scores, conf_thres=0.0, iou_thres=0.55, max_det=400, box_voting=False)
     kept = ops.nms(boxes[0], scores[0, :, 0], 0.55)
     assert torch.equal(found.boxes_xyxy[0, : len(kept)], boxes[0, kept])
     assert found.counts.tolist() == [len(kept)]
 
 
-def test_an_image_gives_the_same_detections_in_any_batch():
+@pytest.mark.parametrize("box_voting", [True, False])
+def test_an_image_gives_the_same_detections_in_any_batch(box_voting):
     boxes, scores = crowd(6, 120, 5, seed=5)
     boxes[1] *= 1e4  # far coordinates elsewhere in the batch
     scores[2] = 0.0
     scores[3, :100] *= 1e-3
-    settings = {"conf_thres": 0.25, "iou_thres": 0.6, "max_det": 50}
+    settings = {"conf_thres": 0.25, "iou_thres": 0.6, "max_det": 50, "box_voting": box_voting}
     together = select_detections(boxes, scores, **settings)
     for b in range(6):
         alone = select_detections(boxes[b : b + 1], scores[b : b + 1], **settings)
@@ -225,7 +227,7 @@ def test_groups_of_thousands_of_boxes_equal_brute_force(kind, iou_thres, max_det
     scores[1] = 0
     scores[2, 40:] = 0
     settings = {"conf_thres": 0.05, "iou_thres": iou_thres, "max_det": max_det}
-    found = select_detections(torch.stack((boxes, boxes, few)), scores, **settings)
+    found = select_detections(torch.stack((boxes, boxes, few)), scores, **settings, box_voting=False)
     expected = [greedy(boxes, iou_thres, max_det), [], greedy(few[:40], iou_thres, max_det)]
     assert found.counts.tolist() == [len(kept) for kept in expected]
     for b, (kept, source) in enumerate(zip(expected, (boxes, boxes, few))):
@@ -255,14 +257,19 @@ def test_the_number_of_simultaneous_comparisons_is_bounded(monkeypatch, max_det)
 
 
 @pytest.mark.parametrize("classes", [80, 1])
-def test_a_batch_takes_few_kernels_and_host_syncs(sizes, classes):
+def test_a_batch_takes_few_kernels_and_host_syncs(monkeypatch, sizes, classes):
     """With the block sizes of CPUs, a validation batch of 64 took 13,000 operations and 1,400 host syncs."""
     given = make_input(batch=16, boxes=8400, classes=classes, objects=30)
     with KernelCount() as count:
-        select_detections(**given, conf_thres=0.001, iou_thres=0.7, max_det=300)
+        select_detections(**given, conf_thres=0.001, iou_thres=0.7, max_det=300, box_voting=False)
     on_gpu = sizes is suppression._ON_GPU
     assert count.kernels.total() <= (300 if on_gpu else 2000)
     assert count.waits.total() <= (20 if on_gpu else 250)
+    monkeypatch.setattr(box_voting, "_PAIRS_ON_CPU", box_voting._PAIRS_ON_GPU)
+    with KernelCount() as voting:
+        select_detections(**given, conf_thres=0.001, iou_thres=0.7, max_det=300)
+    assert 20 < voting.kernels.total() - count.kernels.total() <= 150
+    assert 2 < voting.waits.total() - count.waits.total() <= 8
 
 
 @pytest.mark.parametrize("shape", [(0, 10, 3), (2, 10, 3)])

@@ -1,0 +1,105 @@
+"""Box voting: a box that NMS keeps moves to the weighted mean of the boxes that it overlaps.
+
+Gidaris & Komodakis 2015, "Object detection via a multi-region and semantic segmentation-aware CNN model". The weights
+are score * exp(-(1 - IoU)^2 / `SIGMA`), those of He et al. 2019, "Bounding Box Regression with Uncertainty for Accurate
+Object Detection", without variances.
+
+Most boxes of an image are far apart, so voters are sorted by their left side, and each kept box is compared only with
+those whose left side is near its own. Votes are added up in this order, so on a CPU a result depends on the boxes of
+its group alone, bit for bit.
+
+Legend: P kept boxes, V voters, T pairs of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+VOTERS = 1024  # of an image: its best candidates; a kept box that ranks below them stays where it is
+SIGMA = 0.02
+_ROUNDING = 1e-3  # more than the rounding error of an IoU
+_LEAST_IOU = 0.1  # boxes that overlap less have weights below 1e-17
+_PAIRS_ON_CPU, _PAIRS_ON_GPU = 1 << 16, 1 << 22  # compared together; changes speed and memory only
+
+
+class BoxGroups(NamedTuple):
+    """N boxes; those of different groups have nothing to do with each other."""
+
+    boxes_xyxy: Tensor  # float32 (N, 4)
+    scores: Tensor  # float32 (N,), positive
+    group: Tensor  # int64 (N,), from 0
+
+
+def vote_weights(iou: Tensor) -> Tensor:
+    """What the scores of boxes with this IoU are multiplied by."""
+    return ((1 - iou).square() / -SIGMA).exp()
+
+
+def vote(kept: BoxGroups, others: BoxGroups, iou_thres: float) -> Tensor:
+    """The means of each kept box and the other boxes of its group that it overlaps by more than ``iou_thres``, float32
+    (P, 4). Boxes without area and infinite boxes overlap nothing."""
+    x1, _, x2, _ = kept.boxes_xyxy.unbind(1)
+    # A box with an IoU above t is at most 1 / t as wide and has more than t of the larger width in common.
+    reach = (x2 - x1) * (1 - iou_thres + _ROUNDING)
+    left = torch.cat((x1 - reach / max(iou_thres, _LEAST_IOU), x1 + reach, others.boxes_xyxy[:, 0]))
+    keys = _keys(left, torch.cat((kept.group, kept.group, others.group)))
+    least, most, keys = keys.split((len(x1), len(x1), len(others.group)))
+    keys, order = keys.sort(stable=True)
+    first, last = torch.searchsorted(keys, least), torch.searchsorted(keys, most, right=True)
+    voters = BoxGroups(*(t.index_select(0, order) for t in others))
+
+    exact = torch.float32 if left.device.type == "mps" else torch.float64  # MPS has no float64
+    sums = _with_ones(kept.boxes_xyxy).to(exact) * kept.scores[:, None]
+    for row, voter, iou in _overlapping_pairs(kept.boxes_xyxy, voters.boxes_xyxy, first, last, iou_thres):
+        weights = voters.scores.index_select(0, voter) * vote_weights(iou.to(exact))
+        votes = _with_ones(voters.boxes_xyxy.index_select(0, voter)) * weights[:, None]
+        sums.index_add_(0, row, votes)
+    mean = (sums[:, :4] / sums[:, 4:]).float()
+    return torch.where(mean.isfinite(), mean, kept.boxes_xyxy)
+
+
+def _keys(left: Tensor, group: Tensor) -> Tensor:
+    """int64 keys that sort by ``group``, then by ``left``, float32. As integers, the bits of positive floats have the
+    same order and those of negative floats the reverse."""
+    bits = left.view(torch.int32)
+    return (group << 32) + (bits ^ ((bits >> 31) & 0x7FFFFFFF))
+
+
+def _with_ones(boxes: Tensor) -> Tensor:
+    return torch.cat((boxes, torch.ones_like(boxes[:, :1])), 1)
+
+
+def _overlapping_pairs(
+    kept: Tensor, voters: Tensor, first: Tensor, last: Tensor, iou_thres: float
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Pairs of a box of ``kept`` (P, 4) and one of ``voters`` (V, 4), ``first`` (P,) <= voter < ``last`` (P,), with an
+    IoU above the threshold: rows and voters int64 (T,), in ascending order, and IoUs float32 (T,)."""
+    count = (last - first).clamp_(min=0)
+    together = _PAIRS_ON_GPU if kept.is_cuda else _PAIRS_ON_CPU
+    edges = torch.searchsorted(count.cumsum(0), torch.arange(0, int(count.sum()), together, device=kept.device))
+    a, b = kept.T.contiguous(), voters.T.contiguous()
+    for start, end in pairwise([*edges.tolist(), len(kept)]):
+        part = count[start:end]
+        row = torch.repeat_interleave(part)
+        number = torch.arange(len(row), device=kept.device)
+        voter = number + (first[start:end] - part.cumsum(0) + part).index_select(0, row)
+        row = row + start
+        overlap, union = _overlap_and_union(a.index_select(1, row), b.index_select(1, voter))
+        pair = (overlap > union * iou_thres).nonzero()[:, 0]
+        iou = overlap.index_select(0, pair) / union.index_select(0, pair)
+        yield row.index_select(0, pair), voter.index_select(0, pair), iou
+
+
+def _overlap_and_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Areas (T,) of boxes (4, T), by the operations of `overlaps` of NMS."""
+    ax1, ay1, ax2, ay2 = a.unbind()
+    bx1, by1, bx2, by2 = b.unbind()
+    width = torch.minimum(ax2, bx2).sub_(torch.maximum(ax1, bx1)).clamp_(min=0)
+    height = torch.minimum(ay2, by2).sub_(torch.maximum(ay1, by1)).clamp_(min=0)
+    overlap = width.mul_(height)
+    return overlap, ((ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1)).sub_(overlap)

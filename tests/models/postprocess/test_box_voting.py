@@ -1,0 +1,213 @@
+"""Box voting compared with loops in float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from models.postprocess import box_voting
+from models.postprocess.detections import select_detections
+from tests.models.postprocess.test_detections import brute_force, many_boxes
+
+IOU = {"conf_thres": 0.1, "iou_thres": 0.5, "max_det": 300}
+
+
+def crowd(batch, count, num_classes, seed):
+    """Several boxes of each of 12 objects, some of which overlap."""
+    rng = np.random.default_rng(seed)
+    owner = rng.integers(0, 12, count)
+    center, half = rng.uniform(50, 270, (batch, 12, 2))[:, owner], rng.uniform(8, 60, (batch, 12, 2))[:, owner]
+    center = center + half * rng.normal(0, 0.1, (batch, count, 2))
+    half = half * rng.uniform(0.85, 1.2, (batch, count, 2))
+    boxes = torch.from_numpy(np.concatenate((center - half, center + half), -1)).float()
+    return boxes, torch.from_numpy(rng.uniform(0, 1, (batch, count, num_classes))).float()
+
+
+def iou(a, b):
+    overlap = max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - overlap
+    return overlap / union if union > 0 else 0.0
+
+
+def by_loops(boxes, scores, *, voters=1024, **settings):
+    """The voted boxes of one image, (D, 4) in float64, best first."""
+    kept = brute_force(boxes, scores, **settings)
+    rules = settings | {"iou_thres": 1.0, "max_det": voters, "agnostic": False}
+    candidates = brute_force(boxes, scores, **rules)  # none is suppressed
+    boxes, result = boxes.double().tolist(), []
+    for own_score, own_class, own in kept:
+        total, sums = 0.0, [0.0] * 4
+        if (own_score, own_class, own) in candidates:
+            for score, label, n in candidates:
+                near = iou(boxes[own], boxes[n])
+                if near > settings["iou_thres"] and (settings.get("agnostic") or label == own_class):
+                    weight = score * math.exp(-((1 - near) ** 2) / 0.02)
+                    total += weight
+                    sums = [s + weight * x for s, x in zip(sums, boxes[n])]
+        result.append([s / total for s in sums] if total else boxes[own])
+    return np.array(result).reshape(-1, 4)
+
+
+def assert_equals_loops(boxes, scores, *, least_moved=0.5, **settings):
+    found = select_detections(boxes, scores, **{k: v for k, v in settings.items() if k != "voters"})
+    unmoved = select_detections(boxes, scores, **{k: v for k, v in settings.items() if k != "voters"}, box_voting=False)
+    assert all(torch.equal(a, b) for a, b in zip(found[1:], unmoved[1:]))
+    moved = []
+    for b in range(len(boxes)):
+        expected = by_loops(boxes[b], scores[b], **settings)
+        count = int(found.counts[b])
+        assert count == len(expected)
+        error = 1e-8 * float(boxes.abs().max())
+        np.testing.assert_allclose(found.boxes_xyxy[b, :count], expected, rtol=2e-7, atol=error)
+        assert not found.boxes_xyxy[b, count:].any()
+        moved += (found.boxes_xyxy[b, :count] != unmoved.boxes_xyxy[b, :count]).any(1).tolist()
+    assert np.mean(moved) >= least_moved
+    return found
+
+
+@pytest.mark.parametrize("multi_label", [True, False])
+@pytest.mark.parametrize("agnostic", [True, False])
+@pytest.mark.parametrize("iou_thres", [0.05, 0.3, 0.45, 0.7, 0.9])
+def test_equals_loops(iou_thres, agnostic, multi_label):
+    boxes, scores = crowd(3, 150, 3, seed=1)
+    assert_equals_loops(
+        boxes,
+        scores,
+        conf_thres=0.2,
+        iou_thres=iou_thres,
+        max_det=300,
+        agnostic=agnostic,
+        multi_label=multi_label,
+        least_moved=0.02 if iou_thres > 0.8 else 0.5,
+    )
+
+
+def test_the_mean_of_two_boxes_is_that_of_the_paper():
+    """An IoU of 0.8, so a weight of exp(-2)."""
+    boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 8], [0, 0, 10, 4]]])
+    scores = torch.tensor([[[0.5], [0.25], [0.2]]])
+    found = select_detections(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=5)
+    weight = 0.25 * math.exp(-2)
+    assert found.counts.tolist() == [2]
+    np.testing.assert_allclose(found.boxes_xyxy[0, 0], [0, 0, 10, (5 + 8 * weight) / (0.5 + weight)], rtol=1e-7)
+    assert found.boxes_xyxy[0, 1].tolist() == [0, 0, 10, 4]  # overlaps the second box by exactly the threshold
+
+
+def test_max_det_and_class_filter():
+    boxes, scores = crowd(2, 150, 4, seed=3)
+    assert_equals_loops(boxes, scores, conf_thres=0.05, iou_thres=0.5, max_det=7)
+    assert_equals_loops(boxes, scores, conf_thres=0.05, iou_thres=0.5, max_det=50, classes=[0, 3])
+    # Boxes of other classes neither vote.
+    few = select_detections(boxes, scores, **IOU, classes=[0, 3])
+    alone = select_detections(boxes, torch.where(torch.tensor([True, False, False, True]), scores, 0.0), **IOU)
+    assert all(torch.equal(a, b) for a, b in zip(few, alone))
+
+
+def test_ties_of_scores_and_of_places():
+    rng = np.random.default_rng(0)
+    corner = rng.integers(-5, 25, (2, 150, 2))
+    grid = torch.from_numpy(np.concatenate((corner, corner + rng.integers(3, 12, (2, 150, 2))), -1)).float()
+    coarse = torch.from_numpy(rng.integers(0, 4, (2, 150, 2)) / 4).float()
+    assert_equals_loops(grid, coarse, conf_thres=0.1, iou_thres=0.5, max_det=300, least_moved=0.2)
+
+
+def test_only_the_best_candidates_vote_and_move(monkeypatch):
+    monkeypatch.setattr("models.postprocess.detections.VOTERS", 20)
+    boxes, scores = crowd(3, 90, 2, seed=5)
+    scores[1, 40:] = 0
+    found = assert_equals_loops(boxes, scores, conf_thres=0.05, iou_thres=0.6, max_det=300, voters=20, least_moved=0.1)
+    assert (found.counts > 20).any()
+
+
+def test_more_candidates_than_voters():
+    boxes = many_boxes("crowded")[None, :1500]
+    scores = torch.linspace(0.9, 0.1, 1500)[None, :, None]
+    assert_equals_loops(boxes, scores, conf_thres=0.05, iou_thres=0.6, max_det=20)
+
+
+@pytest.mark.parametrize("together", [1, 100])
+def test_the_number_of_pairs_compared_together_does_not_change_the_result(monkeypatch, together):
+    boxes, scores = crowd(4, 120, 3, seed=6)
+    expected = select_detections(boxes, scores, **IOU)
+    monkeypatch.setattr(box_voting, "_PAIRS_ON_CPU", together)
+    assert all(torch.equal(a, b) for a, b in zip(select_detections(boxes, scores, **IOU), expected))
+
+
+@pytest.mark.parametrize("agnostic", [True, False])
+def test_other_images_do_not_change_a_bit(agnostic):
+    """Nor do boxes of other classes, padding, and the image's position in the batch."""
+    boxes, scores = crowd(5, 300, 3, seed=7)
+    boxes[1] *= 1e4
+    boxes[2] -= 200
+    scores[3] = 0
+    scores[4, 30:] = 0
+    together = select_detections(boxes, scores, **IOU, agnostic=agnostic)
+    turned = select_detections(boxes.flip(0), scores.flip(0), **IOU, agnostic=agnostic)
+    for b in range(5):
+        used = 30 if b == 4 else 300
+        alone = select_detections(boxes[b : b + 1, :used], scores[b : b + 1, :used], **IOU, agnostic=agnostic)
+        assert all(torch.equal(x[b], y[0]) and torch.equal(x[b], z[4 - b]) for x, y, z in zip(together, alone, turned))
+    if not agnostic:
+        only = select_detections(boxes, torch.where(torch.tensor([False, True, False]), scores, 0.0), **IOU)
+        of_class = together.boxes_xyxy[0][(together.classes[0] == 1) & (together.scores[0] > 0)]
+        assert torch.equal(only.boxes_xyxy[0, : only.counts[0]], of_class)
+
+
+def test_boxes_stay_in_the_hull_of_their_voters_and_upright():
+    boxes, scores = crowd(3, 200, 1, seed=8)
+    boxes = boxes.round()
+    found = select_detections(boxes, scores, **IOU)
+    before = select_detections(boxes, scores, **IOU, box_voting=False)
+    for b in range(3):
+        for box, own in zip(found.boxes_xyxy[b, : found.counts[b]], before.boxes_xyxy[b]):
+            voters = boxes[b][
+                [scores[b, n, 0] > 0.1 and iou(own.tolist(), boxes[b, n].tolist()) > 0.5 for n in range(200)]
+            ]
+            assert (voters.amin(0) <= box).all()
+            assert (box <= voters.amax(0)).all()
+            assert (box[2:] > box[:2]).all()
+
+
+@pytest.mark.parametrize("strange", [math.nan, math.inf, -math.inf, 3e38, -1e20])
+def test_boxes_that_are_no_boxes_stay_and_do_not_vote(strange):
+    """Beside good ones, which they do not change."""
+    boxes, scores = crowd(2, 60, 2, seed=9)
+    expected = select_detections(boxes, scores, **IOU)
+    for corner in range(4):
+        box = torch.tensor([10.0, 20, 300, 300])
+        box[corner] = strange
+        more = torch.cat((boxes, box.expand(2, 3, 4)), 1), torch.cat((scores, torch.full((2, 3, 2), 1.5)), 1)
+        found = select_detections(*more, **IOU)
+        unmoved = select_detections(*more, **IOU, box_voting=False)
+        extra = int(found.counts[0] - expected.counts[0])
+        assert extra >= 2
+        for b in range(2):
+            count = int(expected.counts[b])
+            assert torch.equal(found.boxes_xyxy[b, extra : extra + count], expected.boxes_xyxy[b, :count])
+            first, own = found.boxes_xyxy[b, :extra], unmoved.boxes_xyxy[b, :extra]
+            assert torch.equal(first.nan_to_num(), own.nan_to_num())
+
+
+def test_flat_and_swapped_boxes_keep_their_places():
+    boxes = torch.tensor([[[5.0, 5, 5, 9], [5, 5, 5, 9], [9, 9, 5, 5], [0, 0, 9, 9], [0, 0, 9, 8]]])
+    scores = torch.tensor([[[0.9], [0.8], [0.7], [0.6], [0.5]]])
+    found = select_detections(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=10)
+    assert found.boxes_xyxy[0, :3].tolist() == [[5, 5, 5, 9], [5, 5, 5, 9], [9, 9, 9, 9]]
+    assert 8 < found.boxes_xyxy[0, 3, 3] < 9
+    assert found.counts.tolist() == [4]
+
+
+def test_without_nms_there_is_no_voting():
+    boxes, scores = crowd(2, 60, 2, seed=10)
+    settings = {"conf_thres": 0.1, "iou_thres": None, "max_det": 50}
+    found = select_detections(boxes, scores, **settings)
+    assert all(torch.equal(a, b) for a, b in zip(found, select_detections(boxes, scores, **settings, box_voting=False)))
+
+
+@pytest.mark.parametrize("side", [1e-3, 1.0, 1e4])
+def test_boxes_far_from_the_origin(side):
+    """The pairs to compare are found by sides; a threshold is not crossed by their rounding."""
+    boxes, scores = crowd(2, 100, 2, seed=11)
+    boxes = boxes * side - 180 * side
+    assert_equals_loops(boxes, scores, conf_thres=0.2, iou_thres=0.45, max_det=300)
