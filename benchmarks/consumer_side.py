@@ -107,7 +107,7 @@ def supervision_reader(model: Path, confidence: float, repository: Path) -> Dete
     from engine.predictor import load
 
     predictor = load(model, device="cpu", conf=confidence)
-    predictor.iou = predictor.model.nms_iou  # as in validation
+    predictor.iou, predictor.box_voting = predictor.model.nms_iou, False  # as the other consumers
 
     def detect(path: str) -> Found:
         found = supervision.Detections.from_ultralytics(predictor(path)[0])
@@ -140,7 +140,7 @@ def our_predictor(model: Path, confidence: float, repository: Path) -> object:
     from engine.predictor import load
 
     predictor = load(model, device="cpu", conf=confidence, color="bgr")
-    predictor.iou = predictor.model.nms_iou  # as in validation
+    predictor.iou, predictor.box_voting = predictor.model.nms_iou, False  # as the other consumers
     return predictor
 
 

@@ -138,6 +138,7 @@ class OurDetections:
             int8=False,
             opset=18,
             nms_iou=self.model.nms_iou,
+            box_voting=False,
         )
         self.images = check_set(index, len(index), options, self.model.stride)
         self.references: dict[tuple[bool, float | None], Reference] = {}
@@ -149,7 +150,9 @@ class OurDetections:
         rules = consumer.multi_label, consumer.nms_iou or self.model.nms_iou
         if rules not in self.references:
             layout = "raw" if consumer.multi_label else "deepstream"  # decides about the classes of a box only
-            self.references[rules] = Reference(self.model, self.images, layout=layout, nms_iou=rules[1])
+            self.references[rules] = Reference(
+                self.model, self.images, layout=layout, nms_iou=rules[1], box_voting=False
+            )
         table = self.references[rules].table
         boxes = table.boxes_xyxy_px.round() if consumer.whole_pixels else table.boxes_xyxy_px
         good = table.scores >= consumer.confidence

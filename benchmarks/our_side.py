@@ -159,7 +159,7 @@ def our_nms(boxes: Tensor, scores: Tensor) -> list[Tensor]:
 
     from models.postprocess.detections import select_detections
 
-    found = select_detections(boxes, scores, conf_thres=CONFIDENCE, iou_thres=IOU, max_det=MOST)
+    found = select_detections(boxes, scores, conf_thres=CONFIDENCE, iou_thres=IOU, max_det=MOST, box_voting=False)
     rows = torch.cat([found.boxes_xyxy, found.classes[..., None].to(found.boxes_xyxy)], -1)
     return [image[:count] for image, count in zip(rows, found.counts.tolist())]
 

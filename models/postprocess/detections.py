@@ -155,7 +155,7 @@ class _Candidates(NamedTuple):
     def where(self, chosen: Tensor) -> _Candidates:
         """The candidates that ``chosen`` selects, a mask or indices."""
         index = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
-        return _Candidates(*(t[index] for t in self))
+        return _Candidates(*(t.index_select(0, index) for t in self))
 
 
 def _starts(image: Tensor, batch: int) -> Tensor:

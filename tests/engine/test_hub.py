@@ -112,6 +112,10 @@ def test_attributes_are_used(model):
     assert len(model(image).xyxy[0]) == 5
     model.max_det = 1000
     everything = model(image).xyxy[0]
+    model.box_voting = False
+    assert torch.equal(model(image).xyxy[0][:, 4:], everything[:, 4:])
+    assert not torch.equal(model(image).xyxy[0], everything)
+    model.box_voting = True
     model.conf = float(everything[:, 4].median())
     assert torch.equal(model(image).xyxy[0], everything[everything[:, 4] > model.conf])
     model.conf, model.classes = 0.0, [1]

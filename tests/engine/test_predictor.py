@@ -139,6 +139,14 @@ def test_settings_of_load_of_the_object_and_of_a_call(weights, predictor):
     assert set(other(image, conf=0, classes=[1])[0].boxes.cls.tolist()) <= {1.0}
     assert len(other(image, conf=0, iou=0, agnostic=True)[0]) < len(other(image, conf=0, iou=1)[0])
     assert rows(other(image, imgsz=96)) != rows(other(image))
+    plain, voted = other(image, iou=0.5, box_voting=False)[0].boxes, other(image, iou=0.5)[0].boxes
+    assert plain.data[:, 4:].tolist() == voted.data[:, 4:].tolist()
+    assert plain.data[:, :4].tolist() != voted.data[:, :4].tolist()
+    other.box_voting = False
+    assert rows(other(image, iou=0.5)) == [plain.data.tolist()]
+    assert rows(load(weights, device="cpu", conf=middle, color="rgb", box_voting=False)(image, iou=0.5)) == rows(
+        other(image, iou=0.5)
+    )
     assert rows(other(image, device="cpu", verbose=False)) == rows(other(image))
 
 

@@ -54,7 +54,7 @@ def lively(model: str | dict, names: tuple[str, ...]) -> Detector:
 
 def options(**changes) -> ExportOptions:
     defaults = {"layout": "raw", "imgsz_hw": (64, 96), "batch": 1, "dynamic": False, "half": False, "int8": False}
-    return ExportOptions(**defaults | {"opset": 18, "nms_iou": None} | changes)
+    return ExportOptions(**defaults | {"opset": 18, "nms_iou": None, "box_voting": False} | changes)
 
 
 def write_weights(path: Path, detector: Detector, **content) -> Path:

@@ -204,16 +204,19 @@ def test_a_damaged_record_of_written_files_removes_nothing(weights, pictures, tm
     assert tree(folder) == {"images/a.jpg", "labels/a.txt", "classes.txt", "data.yaml"}
 
 
-def test_boxes_equal_the_models_predictions(weights, model, pictures, tmp_path):
+@pytest.mark.parametrize("voting", [[], ["--no-box-voting"]])
+def test_boxes_equal_the_models_predictions(weights, model, pictures, tmp_path, voting):
     """If the image is its own canvas, the result is that of the model after NMS."""
-    folder = run(weights, pictures / "a.png", tmp_path, "--save-json", "--nosave", "--iou-thres", "0.5")
+    folder = run(weights, pictures / "a.png", tmp_path, "--save-json", "--nosave", "--iou-thres", "0.5", *voting)
     records = json.loads((folder / "predictions.json").read_text())
     assert names_in(folder) == ["predictions.json"]
     image = cv2.cvtColor(cv2.imread(str(pictures / "a.png")), cv2.COLOR_BGR2RGB)
     with torch.no_grad():
         bare = model.fuse()
         boxes, scores = bare.decode(bare(torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255))
-    kept = select_detections(boxes, scores, conf_thres=0.0, iou_thres=0.5, max_det=5, multi_label=False)
+    rules = {"conf_thres": 0.0, "iou_thres": 0.5, "max_det": 5, "multi_label": False}
+    kept = select_detections(boxes, scores, **rules, box_voting=not voting)
+    assert not torch.allclose(kept[0], select_detections(boxes, scores, **rules, box_voting=bool(voting))[0], atol=1e-2)
     corners = kept.boxes_xyxy[0].clamp(0, SIZE)
     expected = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
     np.testing.assert_allclose([r["bbox"] for r in records], expected, atol=2e-3)

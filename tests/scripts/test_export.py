@@ -16,10 +16,12 @@ import export
 import val
 from engine.export import run
 from engine.inference.runtime import open_model
+from engine.predictor import load
 from tests.helpers.exports import lively, write_weights
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import TINY_MODEL, write_dataset
 from utils.entrypoint import run_main
+from utils.errors import UserError
 from utils.files.folders import describe_location
 
 ROOT = Path(__file__).parents[2]
@@ -215,6 +217,7 @@ def test_errors_of_the_data_are_reported_once(tmp_path: Path, data: Path, capsys
         (["--half", "--int8"], "choose one"),
         (["--int8", "--format", "pt2"], "--int8: not for pt2"),
         (["--layout", "deepstream", "--iou-thres", "0.5"], "has no NMS inside"),
+        (["--no-box-voting"], "--no-box-voting: the layout raw has no NMS inside"),
         (["--dynamic", "--batch", "4"], "leave --batch out"),
         (["--imgsz", "64", "64", "64"], "one number or two"),
         (["--imgsz", "70"], "not a multiple"),
@@ -245,11 +248,23 @@ def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
     for flags, nms_iou in (([], None), (["--nms"], 0.7), (["--nms", "--iou-thres", "0.5"], 0.5)):
         export.main([*common, *flags])
         assert open_model(tmp_path / "a.torchscript", device=CPU).nms_iou == nms_iou
-    for flags in (["--layout", "end2end"], ["--layout", "end2end", "--nms"]):
-        export.main([*common, *flags])
+    end2end = ["--layout", "end2end"]
+    for flags, votes in (([], False), (["--nms"], True), (["--nms", "--no-box-voting"], False)):
+        export.main([*common, *end2end, *flags])
         model = open_model(tmp_path / "a.torchscript", device=CPU)
-        assert (model.nms_iou, model.info["end2end"]) == (None, True)
+        assert (model.nms_iou, model.info["end2end"], model.votes) == (None, True, votes)
+        assert ("box voting" in (tmp_path / "a.md").read_text()) == votes
+        if votes:
+            unvoted = ["--weights", str(tmp_path / "a.torchscript"), "--data", str(data), "--no-box-voting"]
+            assert "--no-box-voting: box voting is inside" in error_of(capsys, val.main, *unvoted, "--device", "cpu")
+            with pytest.raises(UserError, match="box_voting: is inside"):
+                load(tmp_path / "a.torchscript", device="cpu", box_voting=False)
+        else:
+            load(tmp_path / "a.torchscript", device="cpu", box_voting=False)
     assert "need no NMS" in error_of(capsys, export.main, *common, "--iou-thres", "0.5")
+    assert "--no-box-voting: the model's detections need no NMS" in error_of(
+        capsys, export.main, *common, *end2end, "--no-box-voting"
+    )
 
 
 def test_a_missing_package_is_named(weights: Path, capsys, monkeypatch: pytest.MonkeyPatch):

@@ -171,6 +171,18 @@ def test_tta_finds_what_one_view_does_and_more(tiny, tmp_path):
     assert len(many) > len(one) > 0
 
 
+def test_box_voting_moves_boxes_only(tiny, tmp_path):
+    found = []
+    for name, voting in (("on", "--box-voting"), ("off", "--no-box-voting")):
+        more = ["--name", name, "--noplots", "--conf-thres", "0", "--iou-thres", "0.5"]
+        val.main(flags(tiny, tmp_path, *more, voting))
+        found.append(json.loads((tmp_path / "runs" / name / "predictions.json").read_text()))
+    voted, plain = found
+    assert [row | {"bbox": None} for row in voted] == [row | {"bbox": None} for row in plain]
+    distance = np.abs(np.array([row["bbox"] for row in voted]) - [row["bbox"] for row in plain]).max(1)
+    assert 0.01 < distance.max() < SIZE / 2
+
+
 def test_single_cls_merges_labels_and_scores(tiny, tmp_path):
     val.main(flags(tiny, tmp_path, "--single-cls", "--noplots", "--no-save-json", "--no-verbose"))
     results = json.loads((tmp_path / "runs/exp/results.json").read_text())

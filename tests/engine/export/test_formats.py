@@ -195,6 +195,8 @@ def test_rows(tmp_path: Path, packages: None, layout: str):
         (output,) = open_model(tmp_path / name, device=CPU)(pixels)
         assert output.shape == expected.shape
         torch.testing.assert_close(output[..., 4], expected[..., 4], rtol=0, atol=1e-5)
+        near = torch.isclose(output[..., :4], expected[..., :4], rtol=0, atol=0.01).all(-1)
+        assert near.float().mean() > 0.97  # boxes of almost the same score may change places
 
 
 def test_files_name_no_path_of_this_machine(tiny):

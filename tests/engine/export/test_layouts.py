@@ -8,6 +8,7 @@ import torch
 from engine.export.layouts import CANDIDATES, best_pairs, kept_pairs, make_layout
 from models.postprocess.detections import select_detections
 from tests.helpers.exports import FAMILIES, lively, noise, small
+from tests.models.postprocess.test_box_voting import crowd
 from utils.boxes import cxcywh_to_xyxy
 
 NAMES = tuple("abc")
@@ -37,13 +38,19 @@ def test_raw_and_deepstream(fused, images):
     assert torch.equal(scores.gather(2, rows[..., 5:].long())[..., 0], rows[..., 4])
 
 
+@pytest.mark.parametrize("box_voting", [True, False])
 @torch.no_grad()
-def test_end2end(fused, images):
+def test_end2end(fused, images, box_voting):
     iou = fused.nms_iou
-    rows = make_layout(fused, "end2end", nms_iou=iou)(images)
+    rows = make_layout(fused, "end2end", nms_iou=iou, box_voting=box_voting)(images)
     assert rows.shape == (2, 300, 6)
     expected = select_detections(
-        *fused.decode(fused(images)), conf_thres=0.001, iou_thres=iou, max_det=300, multi_label=True
+        *fused.decode(fused(images)),
+        conf_thres=0.001,
+        iou_thres=iou,
+        max_det=300,
+        multi_label=True,
+        box_voting=box_voting,
     )
     for row, boxes, scores, count in zip(rows, expected.boxes_xyxy, expected.scores, expected.counts.tolist()):
         assert count > 10
@@ -52,7 +59,44 @@ def test_end2end(fused, images):
         assert (row[count:, 4] <= 0.001).all()
         firsts = scores[:count].diff() != 0  # equal scores may change places
         alone = torch.cat((torch.tensor([True]), firsts)) & torch.cat((firsts, torch.tensor([True])))
-        assert torch.equal(row[:count, :4][alone], boxes[:count][alone])
+        if box_voting and iou is not None:
+            torch.testing.assert_close(row[:count, :4][alone], boxes[:count][alone], rtol=1e-6, atol=1e-4)
+        else:
+            assert torch.equal(row[:count, :4][alone], boxes[:count][alone])
+
+
+class Boxes(torch.nn.Module):
+    """In the place of a detector: the same boxes and scores for every image."""
+
+    def __init__(self, boxes: torch.Tensor, scores: torch.Tensor) -> None:
+        super().__init__()
+        self.found = boxes, scores
+
+    def forward(self, images: torch.Tensor) -> list[torch.Tensor]:
+        return [images]
+
+    def decode(self, raw: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.found
+
+
+@pytest.mark.parametrize("strange", [None, float("inf"), float("nan"), 3e38])
+@pytest.mark.parametrize("iou", [0.3, 0.7])
+def test_box_voting_equals_that_of_the_pipeline(iou, strange):
+    """Beside boxes that are none, too."""
+    boxes, scores = crowd(3, 150, 3, seed=1)
+    if strange is not None:
+        boxes[0, 3] = strange
+        boxes[1, 4, 2:] = strange
+    rows = make_layout(Boxes(boxes, scores), "end2end", nms_iou=iou)(torch.zeros(3, 3, 32, 32))
+    expected = select_detections(boxes, scores, conf_thres=0.001, iou_thres=iou, max_det=300)
+    moved = (
+        expected.boxes_xyxy
+        != select_detections(boxes, scores, conf_thres=0.001, iou_thres=iou, max_det=300, box_voting=False).boxes_xyxy
+    )
+    assert moved.any(-1).sum() > 50
+    torch.testing.assert_close(rows[..., :4], expected.boxes_xyxy, rtol=1e-6, atol=1e-4, equal_nan=True)
+    assert torch.equal(rows[..., 4], expected.scores)
+    assert torch.equal(rows[..., 5], expected.classes.float())
 
 
 def test_an_image_without_detections_is_all_zeros():

@@ -64,7 +64,7 @@ def world(tmp_path_factory: pytest.TempPathFactory):
     detector = lively(TINY_MODEL, NAMES)
     model = CheckpointModel(detector.fuse(), {"imgsz": 64}, Path("a.pt"), CPU)
     images = check_set(index, 64, options(imgsz_hw=(64, 64)), 32)
-    return folder, detector, Reference(model, images, layout="raw", nms_iou=0.7)
+    return folder, detector, Reference(model, images, layout="raw", nms_iou=0.7, box_voting=False)
 
 
 def compared(world, mistake: str, allowed: Tolerance = FLOAT32):
@@ -118,7 +118,7 @@ def test_a_checkpoint_without_detections_cannot_be_compared(tmp_path: Path):
         build_detector(TINY_MODEL, 2, names=NAMES).eval().fuse(), {"imgsz": 64}, Path("a.pt"), CPU
     )
     with pytest.raises(UserError, match=r"a.pt: detects nothing in 2 validation images .* use --no-check"):
-        Reference(untrained, images, layout="raw", nms_iou=0.7)
+        Reference(untrained, images, layout="raw", nms_iou=0.7, box_voting=False)
 
 
 def test_half_passes(world):

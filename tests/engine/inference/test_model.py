@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -131,6 +132,11 @@ def test_metadata_reads_back():
     known = replace(OURS, layout="end2end", nms_iou=None, end2end=True, batch=4, dynamic=True, details={"half": True})
     known = replace(known, data={"source": "/a/data.yaml", "source_from_run": "../data.yaml"})
     assert parse_metadata(known.as_text()) == known
+    voting = replace(known, box_voting=True)
+    assert parse_metadata(voting.as_text()) == voting
+    older = known.as_text()
+    older["lockstep"] = json.dumps({k: v for k, v in json.loads(older["lockstep"]).items() if k != "box_voting"})
+    assert parse_metadata(older) == known
 
 
 def test_foreign_metadata_is_read_without_running_it():
