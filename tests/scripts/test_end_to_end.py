@@ -509,7 +509,8 @@ def test_train_val_and_detect_work_with_two_heads(trained, tmp_path) -> None:
     detector, _ = load_detector(folder / "last.pt")
     assert detector.head.is_dual
     scores = {}
-    for name, more in {"one": (), "many": ("--nms",), "both": ("--iou-thres", "0.3")}.items():
+    both = ("--iou-thres", "0.3", "--no-box-voting")
+    for name, more in {"one": (), "many": ("--nms",), "both": both}.items():
         common = ["--weights", str(folder / "last.pt"), "--device", "cpu", "--project", str(tmp_path), "--name", name]
         val.main([*common, "--workers", "0", "--noplots", "--cache-dir", str(tmp_path / "cache"), *more])
         scores[name] = json.loads((tmp_path / name / "predictions.json").read_text())
