@@ -79,11 +79,8 @@ def _idle_in_pictures(config: TrainConfig, hyp: Hyperparameters, asked: set[str]
     by_hand = sorted(asked & {"mosaic", "mixup"})
     if config.rect and any(getattr(hyp, name) for name in by_hand):
         yield f"--set {by_hand[0]} does nothing: --rect leaves mosaic and mixup out"
-    if "scale" in asked and hyp.scale and config.epochs <= hyp.close_scale:
-        yield (
-            f"--set scale does nothing: close_scale is {hyp.close_scale} and the run has {config.epochs} epochs; "
-            "--set close_scale=0 keeps it"
-        )
+    if "close_scale" in asked and not hyp.scale:
+        yield "--set close_scale does nothing: scale is 0"
     if "multi_scale_range" in asked and not config.multi_scale:
         yield "--set multi_scale_range does nothing without --multi-scale"
     if "mosaic_block" in asked and (config.rect or not (hyp.mosaic or hyp.mixup)):

@@ -93,7 +93,7 @@ class Hyperparameters:
     mixup: float = setting(0.0, low=0, high=1, help="probability of mixing a sample with a second one")
     close_mosaic: int = setting(10, low=0, help="disable mosaic and mixup in the last n epochs")
     close_scale: int = setting(
-        0, low=0, help="disable scale jitter in the last n epochs, so that objects have the sizes of validation"
+        10, low=0, help="shrink the scale jitter linearly over the last n epochs, toward the sizes of validation"
     )
     multi_scale_range: float = setting(0.5, low=0, high=0.9, help="range of --multi-scale, +- fraction of --imgsz")
     albumentations: list[dict] = setting(
