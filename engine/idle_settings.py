@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from models.heads.base import DetectionHead
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import Hyperparameters, TrainConfig, closing_epochs
 from utils.distributed.context import DistributedContext
 
 
@@ -58,11 +58,9 @@ def _idle_in_steps(config: TrainConfig) -> Iterator[str]:
 
 
 def _idle_in_epochs(config: TrainConfig, hyp: Hyperparameters) -> Iterator[str]:
-    if config.epochs <= hyp.close_mosaic and (hyp.mosaic or hyp.mixup) and not config.rect:
-        yield (
-            f"mosaic and mixup do nothing: close_mosaic is {hyp.close_mosaic} and the run has {config.epochs} epochs; "
-            "--set close_mosaic=0 keeps them"
-        )
+    closing = closing_epochs(hyp.close_mosaic, config.epochs)
+    if config.epochs <= closing and (hyp.mosaic or hyp.mixup) and not config.rect:
+        yield f"mosaic and mixup do nothing: close_mosaic is {closing} and the run has {config.epochs} epochs"
     if config.save_period > config.epochs:
         yield f"--save-period {config.save_period} does nothing: the run has {config.epochs} epochs"
     if config.patience >= config.epochs:

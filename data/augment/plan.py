@@ -30,7 +30,7 @@ from data.augment.transforms import (
     to_normalized,
     transform_labels,
 )
-from utils.config.settings import Hyperparameters
+from utils.config.settings import Hyperparameters, closing_epochs
 from utils.structures import SampleKey
 
 # In the order in which they act. A new augmentation is a class and an entry here.
@@ -83,14 +83,14 @@ def draw_plans(
         source_hw: int (N, 2), height and width of every source image that the renderer will read.
         hyp: probabilities and ranges.
         seed: of the run.
-        epochs: of the whole run; there is no mosaic or mixup in the last ``hyp.close_mosaic``, and the scale jitter
-            shrinks over the last ``hyp.close_scale``.
+        epochs: of the whole run; ``hyp.close_mosaic`` and ``hyp.close_scale`` act at its end.
         single_image: never apply mosaic or mixup (for rectangular batches, whose canvas fits the aspect of one image).
     """
     if not keys:
         return []
     draws = Draws(seed, keys)
-    combine = np.array([not single_image and key.epoch < epochs - hyp.close_mosaic for key in keys])
+    mosaic_epochs = 0 if single_image else epochs - closing_epochs(hyp.close_mosaic, epochs)
+    combine = np.array([key.epoch < mosaic_epochs for key in keys])
     mixed, partners = choose_mixup(draws.of_mixing, keys, combine, hyp.mixup, len(source_hw))
     draws.mixed = mixed
     of_pictures = [*keys, *(keys[n] for n in mixed)]
@@ -115,7 +115,8 @@ def _draw_pictures(
     mosaic = Mosaic(hyp)
     members = mosaic.members(draws.of_pictures(mosaic), keys, indices, combine, len(source_hw))
     canvas_hw = np.array([key.canvas_hw for key in keys])
-    jitter = np.array([scale_jitter(key.epoch, epochs, hyp.close_scale) for key in keys])
+    close_scale = closing_epochs(hyp.close_scale, epochs)
+    jitter = np.array([scale_jitter(key.epoch, epochs, close_scale) for key in keys])
     placed = _place(draws, mosaic, members, jitter, source_hw, canvas_hw[:, ::-1].astype(np.float64))
     operations = [operation for kind in PIXEL if (operation := kind(hyp)).is_active]
     parameters = [operation.parameters(draws.of_pictures(operation), canvas_hw) for operation in operations]

@@ -132,6 +132,13 @@ def test_scale_jitter_shrinks_over_the_last_epochs():
     assert [flat(plan) for plan in plans[::50]] == [flat(plan) for plan in alone]
 
 
+def test_short_runs_close_in_their_second_half():
+    hyp = Hyperparameters(mosaic=1, scale=0, translate=0)
+    for epochs, closing in ((100, 10), (20, 10), (6, 3), (5, 2), (1, 0)):
+        tiles = [len(plan_of(hyp, 0, epoch=epoch, epochs=epochs).pictures[0].tiles) for epoch in range(epochs)]
+        assert [n == 1 for n in tiles] == [epoch >= epochs - closing for epoch in range(epochs)]
+
+
 def test_zero_keeps_the_scale_jitter_to_the_end():
     last = [draw_plan(SampleKey(1, 9, p, (320, 320)), source_hw=SOURCE_HW, hyp=Hyperparameters(mosaic=0, close_scale=0),
                       seed=7, epochs=epochs) for p in range(5) for epochs in (10, 100)]  # fmt: skip
