@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from models.heads.base import DetectionHead
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import Hyperparameters, TrainConfig, closing_epochs
 from utils.distributed.context import DistributedContext
 
 
@@ -58,11 +58,9 @@ def _idle_in_steps(config: TrainConfig) -> Iterator[str]:
 
 
 def _idle_in_epochs(config: TrainConfig, hyp: Hyperparameters) -> Iterator[str]:
-    if config.epochs <= hyp.close_mosaic and (hyp.mosaic or hyp.mixup) and not config.rect:
-        yield (
-            f"mosaic and mixup do nothing: close_mosaic is {hyp.close_mosaic} and the run has {config.epochs} epochs; "
-            "--set close_mosaic=0 keeps them"
-        )
+    closing = closing_epochs(hyp.close_mosaic, config.epochs)
+    if config.epochs <= closing and (hyp.mosaic or hyp.mixup) and not config.rect:
+        yield f"mosaic and mixup do nothing: close_mosaic is {closing} and the run has {config.epochs} epochs"
     if config.save_period > config.epochs:
         yield f"--save-period {config.save_period} does nothing: the run has {config.epochs} epochs"
     if config.patience >= config.epochs:
@@ -79,11 +77,8 @@ def _idle_in_pictures(config: TrainConfig, hyp: Hyperparameters, asked: set[str]
     by_hand = sorted(asked & {"mosaic", "mixup"})
     if config.rect and any(getattr(hyp, name) for name in by_hand):
         yield f"--set {by_hand[0]} does nothing: --rect leaves mosaic and mixup out"
-    if "scale" in asked and hyp.scale and config.epochs <= hyp.close_scale:
-        yield (
-            f"--set scale does nothing: close_scale is {hyp.close_scale} and the run has {config.epochs} epochs; "
-            "--set close_scale=0 keeps it"
-        )
+    if "close_scale" in asked and not hyp.scale:
+        yield "--set close_scale does nothing: scale is 0"
     if "multi_scale_range" in asked and not config.multi_scale:
         yield "--set multi_scale_range does nothing without --multi-scale"
     if "mosaic_block" in asked and (config.rect or not (hyp.mosaic or hyp.mixup)):

@@ -23,6 +23,7 @@ from engine.reporting.trackers import Tracker
 from engine.stop_coordinator import StopCoordinator
 from engine.train_step import NO_FLAGS, StepFlags, StepValues, TrainStep
 from engine.watchdog import Watchdog
+from utils.config.settings import closing_epochs
 from utils.distributed.collectives import broadcast_object, max_over_ranks
 from utils.distributed.context import DistributedContext
 from utils.errors import Stopped, UserError
@@ -144,7 +145,8 @@ class Trainer:
     def _train_epoch(self, batches: Prefetcher) -> None:
         """Runs the remaining steps of the epoch."""
         progress, config = self.progress, self.config
-        self.take_step.criterion.set_refining(progress.epoch >= config.epochs - self.run.hyp.close_mosaic)
+        closing = closing_epochs(self.run.hyp.close_mosaic, config.epochs)
+        self.take_step.criterion.set_refining(progress.epoch >= config.epochs - closing)
         bar = EpochBar(
             self.plan.steps,
             epoch=progress.epoch,

@@ -30,7 +30,7 @@ from data.augment.transforms import (
     to_normalized,
     transform_labels,
 )
-from utils.config.settings import Hyperparameters
+from utils.config.settings import Hyperparameters, closing_epochs
 from utils.structures import SampleKey
 
 # In the order in which they act. A new augmentation is a class and an entry here.
@@ -83,14 +83,14 @@ def draw_plans(
         source_hw: int (N, 2), height and width of every source image that the renderer will read.
         hyp: probabilities and ranges.
         seed: of the run.
-        epochs: of the whole run; there is no mosaic or mixup in the last ``hyp.close_mosaic``, and no scale jitter in
-            the last ``hyp.close_scale``.
+        epochs: of the whole run; ``hyp.close_mosaic`` and ``hyp.close_scale`` act at its end.
         single_image: never apply mosaic or mixup (for rectangular batches, whose canvas fits the aspect of one image).
     """
     if not keys:
         return []
     draws = Draws(seed, keys)
-    combine = np.array([not single_image and key.epoch < epochs - hyp.close_mosaic for key in keys])
+    mosaic_epochs = 0 if single_image else epochs - closing_epochs(hyp.close_mosaic, epochs)
+    combine = np.array([key.epoch < mosaic_epochs for key in keys])
     mixed, partners = choose_mixup(draws.of_mixing, keys, combine, hyp.mixup, len(source_hw))
     draws.mixed = mixed
     of_pictures = [*keys, *(keys[n] for n in mixed)]
@@ -115,8 +115,9 @@ def _draw_pictures(
     mosaic = Mosaic(hyp)
     members = mosaic.members(draws.of_pictures(mosaic), keys, indices, combine, len(source_hw))
     canvas_hw = np.array([key.canvas_hw for key in keys])
-    is_scaled = np.array([key.epoch < epochs - hyp.close_scale for key in keys])
-    placed = _place(draws, mosaic, members, is_scaled, source_hw, canvas_hw[:, ::-1].astype(np.float64))
+    close_scale = closing_epochs(hyp.close_scale, epochs)
+    jitter = np.array([scale_jitter(key.epoch, epochs, close_scale) for key in keys])
+    placed = _place(draws, mosaic, members, jitter, source_hw, canvas_hw[:, ::-1].astype(np.float64))
     operations = [operation for kind in PIXEL if (operation := kind(hyp)).is_active]
     parameters = [operation.parameters(draws.of_pictures(operation), canvas_hw) for operation in operations]
     tiles = iter(zip(placed.is_seen.tolist(), placed.region.tolist(), placed.matrix))
@@ -127,19 +128,25 @@ def _draw_pictures(
     return pictures
 
 
+def scale_jitter(epoch: int, epochs: int, close: int) -> float:
+    """The range of the scale jitter in ``epoch`` as a fraction of the whole: 1, and over the last ``close`` epochs
+    linearly less, toward 0 at the end of the run."""
+    return min((epochs - epoch) / (close + 1), 1.0)
+
+
 def _place(
     draws: Draws,
     mosaic: Mosaic,
     members: Sequence[Sequence[int]],
-    is_scaled: np.ndarray,
+    jitter: np.ndarray,
     source_hw: np.ndarray,
     canvas_wh: np.ndarray,
 ) -> TilePlacement:
     """All tiles of pictures whose images are ``members``, in their order.
 
-    ``is_scaled``: bool (P,), whether there is scale jitter. ``close_scale`` ends it before the run ends: gray borders,
-    which only shrunk images have, tell the model the scale, so that boxes would be too small on letterboxed images and
-    too large on others (compare Touvron et al. 2019, "Fixing the train-test resolution discrepancy").
+    ``jitter``: float64 (P,), by `scale_jitter`. It shrinks before the run ends, because gray borders, which only shrunk
+    images have, tell the model the scale: boxes would be too small on letterboxed images and too large on others
+    (compare Touvron et al. 2019, "Fixing the train-test resolution discrepancy").
     """
     counts = np.array([len(images) for images in members])
     is_mosaic = counts > 1
@@ -149,7 +156,8 @@ def _place(
         transform = kind(mosaic.hyp)
         u = draws.of_pictures(transform)
         if kind is RandomPerspective:
-            u[~is_scaled, RandomPerspective.SCALE] = 0.5  # the middle of its range: no change
+            column = u[:, RandomPerspective.SCALE]  # 0.5, the middle of its range, changes nothing
+            u[:, RandomPerspective.SCALE] = np.where(jitter < 1, 0.5 + (column - 0.5) * jitter, column)
         outer = composed(transform.matrices(u, from_wh, canvas_wh), outer)
         from_wh = canvas_wh
     picture = np.repeat(np.arange(len(members)), counts)

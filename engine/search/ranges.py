@@ -123,7 +123,7 @@ def _is_range(value: Any) -> bool:
 
 
 def _range(name: str, value: Any, where: str) -> Range:
-    is_int = typing.get_type_hints(Hyperparameters)[name] is int
+    is_int = typing.get_type_hints(Hyperparameters)[name] in (int, int | None)
     if isinstance(value, dict):
         choices = value.get("choice")
         if set(value) != {"choice"} or not isinstance(choices, list) or len(choices) < 2:

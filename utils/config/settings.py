@@ -15,6 +15,7 @@ from typing import Any
 from utils.errors import UserError
 
 FIND_BATCH_SIZE = -1  # as --batch-size
+CLOSING_EPOCHS = 10  # at most half of the run
 _IMGSZ = ("--img", "--img-size")
 _CACHES = ("none", "ram", "disk", "device")
 
@@ -48,6 +49,11 @@ def setting(
     metadata = {"help": help, "choices": choices, "low": low, "high": high}
     metadata |= {"also": also, "aliases": aliases, "bare": bare, "formerly": formerly, "positional": positional}
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
+
+
+def closing_epochs(setting: int | None, epochs: int) -> int:
+    """How many epochs at the end of a run ``close_mosaic`` or ``close_scale`` means."""
+    return min(CLOSING_EPOCHS, epochs // 2) if setting is None else setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +97,11 @@ class Hyperparameters:
         16, low=0, help="draw mosaic and mixup partners from blocks of n samples, decoded once; 0: from all images"
     )
     mixup: float = setting(0.0, low=0, high=1, help="probability of mixing a sample with a second one")
-    close_mosaic: int = setting(10, low=0, help="disable mosaic and mixup in the last n epochs")
-    close_scale: int = setting(
-        0, low=0, help="disable scale jitter in the last n epochs, so that objects have the sizes of validation"
+    close_mosaic: int | None = setting(
+        None, low=0, help="disable mosaic and mixup in the last n epochs; null: 10, at most half of the run"
+    )
+    close_scale: int | None = setting(
+        None, low=0, help="shrink the scale jitter linearly over the last n epochs; null: 10, at most half of the run"
     )
     multi_scale_range: float = setting(0.5, low=0, high=0.9, help="range of --multi-scale, +- fraction of --imgsz")
     albumentations: list[dict] = setting(

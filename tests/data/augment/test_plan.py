@@ -119,17 +119,30 @@ def test_the_last_epochs_have_no_mosaic_and_no_mixup():
         assert [len(p.tiles) for p in late.pictures] == [1]
 
 
-def test_the_last_epochs_have_no_scale_jitter():
-    hyp = Hyperparameters(mosaic=0, close_scale=3)
-    keys = [SampleKey(p % len(SOURCE_HW), epoch, p, (320, 320)) for p in range(12) for epoch in (6, 7)]
+def test_scale_jitter_shrinks_over_the_last_epochs():
+    hyp = Hyperparameters(mosaic=0, close_scale=4)
+    keys = [SampleKey(p % len(SOURCE_HW), epoch, p, (320, 320)) for epoch in (5, 6, 7, 8, 9) for p in range(200)]
     plans = draw_plans(keys, source_hw=SOURCE_HW, hyp=hyp, seed=7, epochs=10)
-    matrices = [plan.pictures[0].tiles[0].matrix for plan in plans]
-    longest = [abs(m[0, 0]) * SOURCE_HW[key.index].max() / 320 for m, key in zip(matrices, keys)]
-    assert np.std(longest[::2]) > 0.2
-    assert np.allclose(longest[1::2], 1, atol=0.03)  # edges are moved to whole pixels
-    assert len({m[0, 2] for m in matrices[1::2]}) > 6  # translation stays
-    alone = [draw_plans([key], source_hw=SOURCE_HW, hyp=hyp, seed=7, epochs=10)[0] for key in keys]
-    assert [flat(plan) for plan in plans] == [flat(plan) for plan in alone]
+    matrices = np.array([plan.pictures[0].tiles[0].matrix for plan in plans])
+    scales = np.abs(matrices[:, 0, 0]) * [SOURCE_HW[key.index].max() / 320 for key in keys]
+    ranges = np.abs(scales.reshape(5, 200) - 1).max(1)
+    assert ranges == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1], abs=0.02)  # edges are moved to whole pixels
+    assert len({m[0, 2] for m in matrices[-200:]}) > 100  # translation stays
+    alone = [draw_plans([key], source_hw=SOURCE_HW, hyp=hyp, seed=7, epochs=10)[0] for key in keys[::50]]
+    assert [flat(plan) for plan in plans[::50]] == [flat(plan) for plan in alone]
+
+
+def test_short_runs_close_in_their_second_half():
+    hyp = Hyperparameters(mosaic=1, scale=0, translate=0)
+    for epochs, closing in ((100, 10), (20, 10), (6, 3), (5, 2), (1, 0)):
+        tiles = [len(plan_of(hyp, 0, epoch=epoch, epochs=epochs).pictures[0].tiles) for epoch in range(epochs)]
+        assert [n == 1 for n in tiles] == [epoch >= epochs - closing for epoch in range(epochs)]
+
+
+def test_zero_keeps_the_scale_jitter_to_the_end():
+    last = [draw_plan(SampleKey(1, 9, p, (320, 320)), source_hw=SOURCE_HW, hyp=Hyperparameters(mosaic=0, close_scale=0),
+                      seed=7, epochs=epochs) for p in range(5) for epochs in (10, 100)]  # fmt: skip
+    assert [flat(plan) for plan in last[::2]] == [flat(plan) for plan in last[1::2]]
 
 
 def test_single_image_disables_mosaic_and_mixup():
