@@ -39,11 +39,12 @@ def layout(detector, name: str, pixels: torch.Tensor) -> np.ndarray:
 def best(
     detector, pixels: torch.Tensor, *, confidence: float, iou: float, clip: bool = False
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Boxes, scores and classes of one image after our own NMS, which keeps a box's best class only."""
+    """Boxes, scores and classes of one image after NMS without box voting, which keeps a box's best class only."""
     boxes, scores = decoded(detector, pixels)
     if clip:
         boxes = clip_xyxy(boxes, WIDTH, HEIGHT)
-    found = select_detections(boxes, scores, conf_thres=confidence, iou_thres=iou, max_det=300, multi_label=False)
+    rules = {"conf_thres": confidence, "iou_thres": iou, "max_det": 300, "multi_label": False, "box_voting": False}
+    found = select_detections(boxes, scores, **rules)
     count = int(found.counts[0])
     return tuple(part[0, :count].numpy() for part in found[:3])
 
