@@ -20,7 +20,7 @@ import optuna
 
 from utils.config.parser import from_mapping, read_recipe, with_overrides
 from utils.config.search_settings import SearchConfig
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import Hyperparameters, TrainConfig, closing_epochs
 from utils.config.yaml_files import load_yaml, suggestion
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
@@ -70,10 +70,12 @@ class Space:
     def suggest(self, trial: optuna.Trial) -> dict[str, Scalar]:
         return {name: each.suggest(trial) for name, each in self.ranges.items()}
 
-    def known_values(self) -> dict[str, Scalar]:
-        """The fixed recipe's own values, as far as the ranges contain them."""
-        values = asdict(self.base)
-        return {name: values[name] for name, each in self.ranges.items() if values[name] in each}
+    def known_values(self, epochs: int) -> dict[str, Scalar]:
+        """The fixed recipe's own values, as far as the ranges contain them; for null, what it means in runs of so many
+        ``epochs``."""
+        own = asdict(self.base)
+        meant = own | {name: closing_epochs(own[name], epochs) for name in ("close_mosaic", "close_scale")}
+        return {n: value for n, each in self.ranges.items() for value in (meant[n], own[n]) if value in each}
 
     def recipe(self, values: dict[str, Scalar]) -> dict[str, Any]:
         """What differs from the defaults when the searched hyper-parameters have ``values``: a recipe for --hyp."""

@@ -86,7 +86,7 @@ class SharedStudy:
             if begun >= self._config.trials:
                 return None
             if not trials:
-                self.study.enqueue_trial(self._space.known_values())
+                self.study.enqueue_trial(self._space.known_values(self._config.epochs))
             self._seed_sampler(begun)
             trial = self.study.ask()
             lock = self._lock(trial.number)

@@ -49,9 +49,16 @@ def test_ranges_are_read(tmp_path):
     assert {values["mosaic"] for values in drawn} == {0.0, 1.0}
     below = sum(values["lr0"] < (0.001 * 0.05) ** 0.5 for values in drawn)
     assert 70 < below < 130  # uniform in the logarithm
-    assert space.known_values() == {"mosaic": 1.0}
+    assert space.known_values(epochs=100) == {"mosaic": 1.0}  # the recipe's close_mosaic is 10, beyond the range
+    assert space.known_values(epochs=4) == {"mosaic": 1.0, "close_mosaic": 2}
     recipe = space.recipe({"lr0": 0.01, "mosaic": 1.0, "close_mosaic": 2})
     assert recipe == {"lr0": 0.01, "ema_tau": 2.0, "mosaic": 1.0, "close_mosaic": 2, "mixup": 0.25}
+
+
+def test_null_among_the_choices_is_the_recipes_own_value(tmp_path):
+    space = space_of(tmp_path, "close_mosaic: {choice: [null, 10]}\nclose_scale: {choice: [0, 10]}\n")
+    assert space.known_values(epochs=100) == {"close_mosaic": None, "close_scale": 10}
+    assert space.known_values(epochs=6) == {"close_mosaic": None}
 
 
 def test_the_fixed_part_is_what_train_would_use(tmp_path):
