@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from utils.config.parser import parse_config
-from utils.config.settings import CompareConfig, ValConfig
+from utils.config.settings import OLDER_RUNS, CompareConfig, ValConfig
 from utils.entrypoint import run_main
 from utils.errors import UserError
 
@@ -77,6 +77,12 @@ def entries_of(paths: Sequence[str]) -> list[Entry]:
     return entries
 
 
+def stored_settings(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags and hyper-parameters in ``info`` of an `InferenceModel`; exported files have none."""
+    hyp = info.get("hyp")
+    return {**info.get("config", {}), **(OLDER_RUNS | hyp if hyp else {})}
+
+
 def differing_settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The settings that are not the same in all runs, with the value in each; None where a run has none."""
     names = dict.fromkeys(name for of_run in settings for name in of_run if name not in UNCOMPARED)
@@ -132,8 +138,7 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
     with torch_distributed_zero_first(ctx):  # before the work, as in val.py
         if ctx.is_main:
             check_run_dir(config.project, config.name, config.exist_ok)
-    settings = [{**model.info.get("config", {}), **model.info.get("hyp", {})} for model in models]
-    changed = differing_settings(settings)
+    changed = differing_settings([stored_settings(model.info) for model in models])
     log.info("%s", format_settings(changed, entries))
     # Padding changes scores a little, so runs of the same size get the canvas that a file of fixed size needs.
     canvases = {max(model.input_hw): model.input_hw for model in models if model.input_hw}

@@ -13,7 +13,7 @@ import yaml
 import export
 import train
 from engine import compare
-from engine.compare import Difference, differences, differing_settings, entries_of
+from engine.compare import Difference, differences, differing_settings, entries_of, stored_settings
 from engine.evaluation.bootstrap import draw_images
 from tests.helpers.processes import LAUNCHED, ROOT
 from tests.helpers.scripts import SMALL, error_of
@@ -157,6 +157,12 @@ def test_differences_pair_the_draws():
 
 def test_settings_that_only_one_run_has_differ():
     assert differing_settings([{"lr0": 1, "name": "x"}, {"lr0": 1, "name": "y", "new": 2}]) == {"new": [None, 2]}
+
+
+def test_a_run_from_before_close_scale_differs_from_the_default():
+    older, newer = {"hyp": {"lr0": None}}, {"hyp": {"lr0": None, "close_scale": None}}
+    assert differing_settings([stored_settings(older), stored_settings(newer)]) == {"close_scale": [0, None]}
+    assert stored_settings({}) == {}  # of an exported file
 
 
 def test_runs_that_cannot_be_compared_are_one_line(runs, tmp_path, capsys):

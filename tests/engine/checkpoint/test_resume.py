@@ -5,7 +5,14 @@ from pathlib import Path
 from torch import nn
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress
-from engine.checkpoint.resume import circumstances_changed, note_launch, resumed_position, run_of_launch
+from engine.checkpoint.resume import (
+    circumstances_changed,
+    note_launch,
+    resumed_hyperparameters,
+    resumed_position,
+    run_of_launch,
+)
+from utils.config.settings import TrainConfig
 
 STORED = {
     "model_spec": {}, "names": [], "hyp": {}, "data": {"fingerprint": "x"},
@@ -62,6 +69,18 @@ def test_changed_circumstances_are_listed():
         "resume: device cpu -> cuda",
     ]
     assert circumstances_changed({}, world_size=4, device="cuda") == []  # a checkpoint without these values
+
+
+def test_a_run_from_before_close_scale_goes_on_without_it():
+    """A resumed run trains as it would have without the interruption, unless the command says otherwise."""
+    stored = {"close_mosaic": 10, "scale": 0.5}
+    config = TrainConfig(override=["close_scale=null"])
+    hyp, lines = resumed_hyperparameters(stored, config, (), "last.pt", pretrained=False)
+    assert (hyp.close_mosaic, hyp.close_scale, lines) == (10, 0, [])
+    hyp, lines = resumed_hyperparameters(stored, config, ("override",), "last.pt", pretrained=False)
+    assert (hyp.close_mosaic, hyp.close_scale, lines) == (10, None, ["resume: close_scale 0 -> None"])
+    hyp, lines = resumed_hyperparameters(stored | {"close_scale": None}, config, (), "last.pt", pretrained=False)
+    assert (hyp.close_scale, lines) == (None, [])
 
 
 def test_a_restart_finds_its_own_run_only(tmp_path: Path):
