@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -110,7 +111,9 @@ def test_too_few_file_descriptors_do_not_exclude_images(world, monkeypatch):
 
 def test_a_killed_loader_worker_is_one_line(world, tmp_path):
     line = line_of(run(KILLING, *flags(world, tmp_path), "--workers", "1"))
-    assert "a loader process was killed by the signal 'Killed': most likely the machine ran out of memory" in line
+    # torch's signal handler names the signal; its wait for the next batch, which may notice first, does not.
+    words = "a loader process was killed( by the signal 'Killed')?: most likely the machine ran out of memory"
+    assert re.search(words, line), line
     assert not (tmp_path / "runs").exists()
 
 
