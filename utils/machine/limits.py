@@ -60,7 +60,9 @@ def explanation(error: BaseException, advice: str = _ADVICE) -> str | None:
         reason = (error.strerror or text).lower()
         return f"{where}{reason}; the disk or network file system has failed"
     if worker := _WORKER.search(text):
-        return _explain_worker(worker["signal"] or "")
+        # An error that names the signal, if it interrupts the wait for a batch, is only the cause of the one raised.
+        named = _WORKER.search(str(error.__cause__)) or worker
+        return _explain_worker(worker["signal"] or named["signal"] or "")
     is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or number == errno.ENOMEM
     is_foreign = type(error).__module__.partition(".")[0] in ("builtins", "torch", "cv2", "numpy", "lmdb")
     if is_named or (is_foreign and any(mark in text for mark in _NO_MEMORY)):
