@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from models.detector import Detector
 from models.postprocess.box_voting import VOTERS, vote_weights
-from models.postprocess.nms import overlaps
+from models.postprocess.nms import overlap_and_union, overlaps
 from utils.boxes import xyxy_to_cxcywh
 
 MAX_DETECTIONS = 300  # rows of the end2end layout, by convention
@@ -133,10 +133,7 @@ def voted_boxes(rows: Tensor, pairs: Tensor, candidates: Tensor, iou_thres: floa
     Sums are not computed as matrix products, which on GPUs may have the precision of TF32.
     """
     a, b = rows.permute(2, 0, 1)[..., None], pairs.permute(2, 0, 1)[:, :, None]  # (6, B, D, 1), (6, B, 1, K)
-    width = (torch.minimum(a[2], b[2]) - torch.maximum(a[0], b[0])).clamp(min=0)
-    height = (torch.minimum(a[3], b[3]) - torch.maximum(a[1], b[1])).clamp(min=0)
-    overlap = width * height
-    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - overlap
+    overlap, union = overlap_and_union(a[:4], b[:4])
     votes = (overlap > union * iou_thres) & (a[5] == b[5]) & candidates[:, None]
     weights = torch.where(votes, b[4] * vote_weights(overlap / union), 0.0)
     total = weights.sum(-1)

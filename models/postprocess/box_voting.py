@@ -20,6 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from models.postprocess.nms import overlap_and_union
+
 VOTERS = 1024  # of an image: its best candidates; a kept box that ranks below them stays where it is
 SIGMA = 0.02
 _ROUNDING = 1e-3  # more than the rounding error of an IoU
@@ -89,17 +91,7 @@ def _overlapping_pairs(
         number = torch.arange(len(row), device=kept.device)
         voter = number + (first[start:end] - part.cumsum(0) + part).index_select(0, row)
         row = row + start
-        overlap, union = _overlap_and_union(a.index_select(1, row), b.index_select(1, voter))
+        overlap, union = overlap_and_union(a.index_select(1, row), b.index_select(1, voter))
         pair = (overlap > union * iou_thres).nonzero()[:, 0]
         iou = overlap.index_select(0, pair) / union.index_select(0, pair)
         yield row.index_select(0, pair), voter.index_select(0, pair), iou
-
-
-def _overlap_and_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Areas (T,) of boxes (4, T), by the operations of `overlaps` of NMS."""
-    ax1, ay1, ax2, ay2 = a.unbind()
-    bx1, by1, bx2, by2 = b.unbind()
-    width = torch.minimum(ax2, bx2).sub_(torch.maximum(ax1, bx1)).clamp_(min=0)
-    height = torch.minimum(ay2, by2).sub_(torch.maximum(ay1, by1)).clamp_(min=0)
-    overlap = width.mul_(height)
-    return overlap, ((ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1)).sub_(overlap)

@@ -119,13 +119,18 @@ def overlaps(a: Tensor, b: Tensor, iou_thres: float) -> Tensor:
     There is no division, so boxes without area overlap nothing. Coordinates come first, which makes a pass over the
     last axis a long one.
     """
-    ax1, ay1, ax2, ay2 = a[..., None].unbind()
-    bx1, by1, bx2, by2 = b[:, :, None].unbind()
+    overlap, union = overlap_and_union(a[..., None], b[:, :, None])
+    return overlap.gt_(union.mul_(iou_thres))
+
+
+def overlap_and_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Areas of boxes (4, ...), of any shapes that broadcast; new tensors."""
+    ax1, ay1, ax2, ay2 = a.unbind()
+    bx1, by1, bx2, by2 = b.unbind()
     width = torch.minimum(ax2, bx2).sub_(torch.maximum(ax1, bx1)).clamp_(min=0)
     height = torch.minimum(ay2, by2).sub_(torch.maximum(ay1, by1)).clamp_(min=0)
     overlap = width.mul_(height)
-    union = ((ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1)).sub_(overlap)
-    return overlap.gt_(union.mul_(iou_thres))
+    return overlap, ((ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1)).sub_(overlap)
 
 
 def _keep_in_block(candidates: Tensor, overlap: Tensor, rounds: int) -> Tensor:
