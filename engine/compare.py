@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from utils.config.parser import parse_config
-from utils.config.settings import OLDER_RUNS, CompareConfig, ValConfig
+from utils.config.settings import CompareConfig, ValConfig
 from utils.entrypoint import run_main
 from utils.errors import UserError
 
@@ -79,8 +79,7 @@ def entries_of(paths: Sequence[str]) -> list[Entry]:
 
 def stored_settings(info: Mapping[str, Any]) -> dict[str, Any]:
     """The flags and hyper-parameters in ``info`` of an `InferenceModel`; exported files have none."""
-    hyp = info.get("hyp")
-    return {**info.get("config", {}), **(OLDER_RUNS | hyp if hyp else {})}
+    return {**info.get("config", {}), **info.get("hyp", {})}
 
 
 def differing_settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress
 from utils.config.parser import from_mapping, read_recipe, with_overrides
-from utils.config.settings import FIND_BATCH_SIZE, OLDER_RUNS, Hyperparameters, TrainConfig
+from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.errors import UserError
 
 LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun process, with the run that it trains
@@ -71,7 +71,7 @@ def resumed_hyperparameters(
 ) -> tuple[Hyperparameters, list[str]]:
     """The checkpoint's hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top; and a line for
     each that changed. ``pretrained``: as in `read_recipe`."""
-    before = from_mapping(Hyperparameters, OLDER_RUNS | stored, f"{path}: hyp")
+    before = from_mapping(Hyperparameters, stored, f"{path}: hyp")
     base = read_recipe(current.hyp, pretrained=pretrained) if "hyp" in given else before
     hyp = with_overrides(base, current.override if "override" in given else ())
     changed = [(f.name, getattr(before, f.name), getattr(hyp, f.name)) for f in dataclasses.fields(hyp)]

@@ -164,22 +164,30 @@ def _starts(image: Tensor, batch: int) -> Tensor:
     return torch.searchsorted(image, torch.arange(batch + 1, device=image.device))
 
 
+def _counts(image: Tensor, batch: int) -> Tensor:
+    """How often each image occurs in ascending ``image`` (M,): int64 (batch,)."""
+    return _starts(image, batch).diff()
+
+
+def _numbers_in_image(image: Tensor, batch: int) -> Tensor:
+    """How many of the same image come before each of ascending ``image``: int64 (M,)."""
+    return torch.arange(len(image), device=image.device) - _starts(image, batch)[image]
+
+
 def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> tuple[_Candidates, int]:
     """The allowed pairs, at most the `MAX_CANDIDATES` best of each image, and the largest number of an image."""
     batch = boxes.shape[0]
     image, box, label = allowed.nonzero(as_tuple=True)
-    starts = _starts(image, batch)
-    fullest = max(starts.diff().tolist(), default=0)
+    fullest = max(_counts(image, batch).tolist(), default=0)
     is_crowded = fullest > MAX_CANDIDATES
     if is_crowded:  # sorting millions takes seconds, finding the worst score to keep does not
         last = torch.where(allowed, scores, -1.0).flatten(1).topk(MAX_CANDIDATES).values[:, -1]
         image, box, label = (allowed & (scores >= last[:, None, None])).nonzero(as_tuple=True)
-        starts = _starts(image, batch)
     score = scores[image, box, label]
     order = score.argsort(descending=True, stable=True)
     order = order[image[order].argsort(stable=True)]  # by image, then score, then (box, class)
     image, box = image[order], box[order]
-    rank = torch.arange(len(image), device=image.device) - starts[image]
+    rank = _numbers_in_image(image, batch)
     found = _Candidates(image, rank, boxes[image, box], score[order], label[order])
     return (found.where(rank < MAX_CANDIDATES), MAX_CANDIDATES) if is_crowded else (found, fullest)
 
@@ -208,31 +216,26 @@ def _non_max_suppression(
     else:  # a box that is kept among the best candidates is kept among all
         is_first = candidates.rank < _FIRST_CANDIDATES
         keep = is_first.masked_scatter(is_first, suppress(candidates.where(is_first)))
-        has_more = _starts(candidates.image, batch).diff() > _FIRST_CANDIDATES
-        again = (has_more & (_starts(candidates.where(keep).image, batch).diff() < max_det))[candidates.image]
+        has_more = _counts(candidates.image, batch) > _FIRST_CANDIDATES
+        again = (has_more & (_counts(candidates.where(keep).image, batch) < max_det))[candidates.image]
         if again.any():
             keep = keep.masked_scatter(again, suppress(candidates.where(again)))
     kept = candidates.where(keep)
+    slot = _numbers_in_image(kept.image, batch)
     if box_voting and fullest > 1:
         others = candidates.where(~keep & (candidates.rank < VOTERS))
-        moving = ((kept.rank < VOTERS) & (_slots(kept, batch) < max_det)).nonzero()[:, 0]
+        moving = ((kept.rank < VOTERS) & (slot < max_det)).nonzero()[:, 0]
         voted = vote(*(BoxGroups(c.boxes, c.scores, group_of(c)) for c in (kept.where(moving), others)), iou_thres)
         kept = kept._replace(boxes=kept.boxes.index_copy(0, moving, voted))
-    return _fill_slots(kept, batch, max_det)
+    return _fill_slots(kept, slot, batch, max_det)
 
 
-def _slots(kept: _Candidates, batch: int) -> Tensor:
-    """How many of its image come before each: int64 (P,)."""
-    return torch.arange(len(kept.image), device=kept.image.device) - _starts(kept.image, batch)[kept.image]
-
-
-def _fill_slots(kept: _Candidates, batch: int, max_det: int) -> Detections:
-    """The first ``max_det`` of each image, padded to `Detections`."""
-    slot = _slots(kept, batch)
+def _fill_slots(kept: _Candidates, slot: Tensor, batch: int, max_det: int) -> Detections:
+    """The first ``max_det`` of each image, padded to `Detections`. ``slot``: their numbers in their images, (P,)."""
     row = torch.where(slot < max_det, kept.image * max_det + slot, batch * max_det)  # the last row is dropped
     padded = []
     for values in (kept.boxes, kept.scores, kept.classes):
         rows = values.new_zeros((batch * max_det + 1, *values.shape[1:]))
         rows[row] = values
         padded.append(rows[:-1].view(batch, max_det, *values.shape[1:]))
-    return Detections(*padded, _starts(kept.image, batch).diff().clamp(max=max_det))
+    return Detections(*padded, _counts(kept.image, batch).clamp(max=max_det))

@@ -159,10 +159,8 @@ def test_settings_that_only_one_run_has_differ():
     assert differing_settings([{"lr0": 1, "name": "x"}, {"lr0": 1, "name": "y", "new": 2}]) == {"new": [None, 2]}
 
 
-def test_a_run_from_before_close_scale_differs_from_the_default():
-    older, newer = {"hyp": {"lr0": None}}, {"hyp": {"lr0": None, "close_scale": None}}
-    assert differing_settings([stored_settings(older), stored_settings(newer)]) == {"close_scale": [0, None]}
-    assert stored_settings({}) == {}  # of an exported file
+def test_settings_of_an_exported_file():
+    assert stored_settings({}) == {}
 
 
 def test_runs_that_cannot_be_compared_are_one_line(runs, tmp_path, capsys):

@@ -109,9 +109,6 @@ class Hyperparameters:
     )
 
 
-OLDER_RUNS = {"close_scale": 0}  # hyper-parameters that stored runs may lack, as those runs had them
-
-
 @dataclass(frozen=True, kw_only=True)
 class _RunConfig:
     """Flags of all three scripts."""

@@ -13,6 +13,7 @@ from engine.checkpoint.resume import (
     run_of_launch,
 )
 from utils.config.settings import TrainConfig
+from utils.files.checkpoint import read_checkpoint, write_checkpoint
 
 STORED = {
     "model_spec": {}, "names": [], "hyp": {}, "data": {"fingerprint": "x"},
@@ -71,9 +72,10 @@ def test_changed_circumstances_are_listed():
     assert circumstances_changed({}, world_size=4, device="cuda") == []  # a checkpoint without these values
 
 
-def test_a_run_from_before_close_scale_goes_on_without_it():
+def test_a_run_from_before_close_scale_goes_on_without_it(tmp_path):
     """A resumed run trains as it would have without the interruption, unless the command says otherwise."""
-    stored = {"close_mosaic": 10, "scale": 0.5}
+    write_checkpoint({"hyp": {"close_mosaic": 10, "scale": 0.5}}, tmp_path / "last.pt")
+    stored = read_checkpoint(tmp_path / "last.pt")["hyp"]
     config = TrainConfig(override=["close_scale=null"])
     hyp, lines = resumed_hyperparameters(stored, config, (), "last.pt", pretrained=False)
     assert (hyp.close_mosaic, hyp.close_scale, lines) == (10, 0, [])
