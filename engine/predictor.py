@@ -193,7 +193,7 @@ class Predictor:
         if unknown := [c for c in classes if c not in self.names]:
             raise UserError(f"--classes {unknown[0]}: the model has classes 0 to {len(self.names) - 1}")
         if self.model.votes and not box_voting:
-            raise UserError(f"box_voting: is inside {self.model.path}; export the file with --no-box-voting")
+            raise UserError(f"{self.model.path}: box voting is inside; export the file with --no-box-voting")
         if iou is None and (agnostic or self.model.nms_iou is not None):
             iou = DETECTION_IOU
         return Selection(conf, iou, max_det, classes, agnostic, box_voting)

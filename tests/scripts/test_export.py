@@ -257,7 +257,7 @@ def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
         if votes:
             unvoted = ["--weights", str(tmp_path / "a.torchscript"), "--data", str(data), "--no-box-voting"]
             assert "--no-box-voting: box voting is inside" in error_of(capsys, val.main, *unvoted, "--device", "cpu")
-            with pytest.raises(UserError, match="box_voting: is inside"):
+            with pytest.raises(UserError, match="box voting is inside; export"):
                 load(tmp_path / "a.torchscript", device="cpu", box_voting=False)
         else:
             load(tmp_path / "a.torchscript", device="cpu", box_voting=False)
