@@ -67,7 +67,9 @@ class Hyperparameters:
     lrf: float = setting(0.01, low=0, high=1, help="final learning rate as a fraction of lr0")
     momentum: float = setting(0.937, low=0, high=1, help="momentum of SGD and Muon, beta1 of Adam")
     weight_decay: float = setting(0.0005, low=0, help="weight decay; biases and norms are not decayed")
-    warmup_epochs: float = setting(3.0, low=0, help="length of the warm-up in epochs; may be fractional")
+    warmup_epochs: float = setting(
+        3.0, low=0, help="length of the warm-up in epochs, at most a quarter of the run; may be fractional"
+    )
     warmup_momentum: float = setting(0.8, low=0, high=1, help="momentum at step 0")
     warmup_bias_lr: float = setting(0.0, low=0, help="learning rate of biases at step 0")
     clip_norm: float = setting(10.0, low=0, help="maximum norm of the gradients; 0: no clipping")
