@@ -199,7 +199,7 @@ def build_evaluator(ctx: DistributedContext, step: TrainStep, val_loader: Valida
 
 def _warn_of_idle_settings(ctx: DistributedContext, run: Run, model: Detector) -> None:
     if ctx.is_main:
-        for line in (*idle_settings(ctx, run.config, run.hyp), *idle_on_head(model.head, run.config)):
+        for line in (*idle_settings(ctx, run.config, run.hyp), *idle_on_head(model.head, run.config, run.hyp)):
             get_logger().warning("%s", line)
 
 

@@ -16,12 +16,14 @@ def idle_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparame
     return [*found, *_idle_in_pictures(config, hyp, asked), *_idle_rates(config, hyp, asked)]
 
 
-def idle_on_head(head: DetectionHead, config: TrainConfig) -> list[str]:
+def idle_on_head(head: DetectionHead, config: TrainConfig, hyp: Hyperparameters) -> list[str]:
     """As `idle_settings`, for settings that have no effect with this head."""
-    asked, unused = (item.partition("=")[0].strip() for item in config.override), head.unused_hyperparameters
+    asked, unused = [item.partition("=")[0].strip() for item in config.override], head.unused_hyperparameters
     lines = [f"--set {name} does nothing: the model's loss does not use it" for name in asked if name in unused]
     if config.noautoanchor and head.anchors is None:
         lines.append("--noautoanchor does nothing: the model has no anchors")
+    if "close_mosaic" in asked and not head.refines and (config.rect or not (hyp.mosaic or hyp.mixup)):
+        lines.append("--set close_mosaic does nothing: there is no mosaic or mixup")
     return lines
 
 
@@ -90,6 +92,11 @@ def _idle_rates(config: TrainConfig, hyp: Hyperparameters, asked: set[str]) -> I
         yield "--set lr_mult does nothing without --weights"
     if config.cos_lr and hyp.lrf == 1:
         yield "--cos-lr does nothing: lrf 1 keeps the learning rate where it is"
+    if "warmup_epochs" in asked and hyp.warmup_epochs > config.epochs / 4:
+        yield (
+            f"--set warmup_epochs={hyp.warmup_epochs:g} is cut: the warm-up takes at most a quarter of the run, here "
+            f"{config.epochs / 4:g} epochs"
+        )
     for name in ("warmup_momentum", "warmup_bias_lr"):
         if name in asked and hyp.warmup_epochs == 0:
             yield f"--set {name} does nothing: warmup_epochs is 0"

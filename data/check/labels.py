@@ -78,7 +78,7 @@ def box_sizes(splits: Sequence[CheckedSplit], imgsz: int) -> list[Issue]:
             issues.append(split.issue(TINY, f"{w:.1f}x{h:.1f} px at --imgsz {imgsz}", (int(rows[i]),)))
     median = median_side(np.concatenate(all_sizes))
     if remedy := remedy_for_small_boxes(median, imgsz, SIZE_STEP):
-        text = f"the median object has {median:.1f} px (square root of its area) at --imgsz {imgsz}"
+        text = f"the median object has {median:.3g} px (square root of its area) at --imgsz {imgsz}"
         issues.append(Issue(SMALL_OBJECTS, f"{text}, fewer than {SMALL_PX:.0f} px: {remedy}"))
     return issues
 

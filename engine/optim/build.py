@@ -101,7 +101,8 @@ class OptimizerSet:
         """Sets the learning rates and momenta of all groups to those of ``step``."""
         momentum = schedule.momentum_at(step)
         for group in self.param_groups:
-            group["lr"] = schedule.learning_rate(step, group["initial_lr"], is_bias=group["kind"] == "bias")
+            start = schedule.warmup_bias_lr * group["lr_mult"] if group["kind"] == "bias" else 0.0
+            group["lr"] = schedule.learning_rate(step, group["initial_lr"], start=start)
             if "momentum" in group:
                 group["momentum"] = momentum
             elif "betas" in group:

@@ -62,13 +62,11 @@ class Schedule:
         shape = (1 + math.cos(math.pi * progress)) / 2 if self.cosine else 1 - progress
         return self.final + (1 - self.final) * shape
 
-    def learning_rate(self, step: int, initial: float, *, is_bias: bool) -> float:
-        """The learning rate of a group whose initial one is ``initial``. Warm-up is linear, from 0 or, for biases, from
-        ``warmup_bias_lr``."""
+    def learning_rate(self, step: int, initial: float, *, start: float = 0.0) -> float:
+        """The learning rate of a group whose initial one is ``initial``. Warm-up is linear, from ``start``."""
         target = initial * self.decay(step)
         if step >= self.warmup_steps:
             return target
-        start = self.warmup_bias_lr if is_bias else 0.0
         # step + 1: with a rate of 0 the first step would waste its batch
         return start + (target - start) * (step + 1) / (self.warmup_steps + 1)
 

@@ -137,7 +137,9 @@ def _range(name: str, value: Any, where: str) -> Range:
     if scale not in ([], ["log"]) or len(numbers) < 2:
         raise UserError(f"{where}: expected {FORMAT}, got {value!r}")
     low, high = (_checked(name, number, where) for number in numbers)
-    if low is None or high is None or not low < high:
+    if low is None or high is None:
+        raise UserError(f"{where}: null has no place in a range; use {{choice: [null, ...]}}, got {value!r}")
+    if not low < high:
         raise UserError(f"{where}: the range must begin below its end, got {value!r}")
     if scale and low <= 0:
         raise UserError(f"{where}: a range with log must begin above 0, got {value!r}")
@@ -146,7 +148,7 @@ def _range(name: str, value: Any, where: str) -> Range:
 
 def _checked(name: str, value: Any, where: str) -> Scalar:
     """As the hyper-parameter holds it. Raises UserError for a value that it cannot have."""
-    found = getattr(from_mapping(Hyperparameters, {name: value}, where), name)
+    found = getattr(from_mapping(Hyperparameters, {name: value}, where.removesuffix(f": {name}")), name)
     if isinstance(found, float) and math.isnan(found):
         raise UserError(f"{where}: must be a number, got {value!r}")
     return found

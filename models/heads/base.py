@@ -34,6 +34,7 @@ class DetectionHead(nn.Module):
 
     branch: ClassVar[tuple[str, ...]]  # the children that make up a branch
     validation_iou: ClassVar[float]  # NMS threshold in validation, as published
+    refines: ClassVar[bool] = False  # whether the loss differs in the last epochs, see `Criterion.set_refining`
     anchors: Tensor | None  # buffer (L, A, 2), widths and heights in strides; training fits it to the boxes
 
     def __init__(self, strides: tuple[int, ...], num_classes: int) -> None:

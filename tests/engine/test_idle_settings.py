@@ -72,6 +72,10 @@ def test_unused_hyperparameters_get_one_line(override, settings):
     assert lines(ONE, "warmup_epochs=0", "warmup_momentum=0.5") == [
         "--set warmup_momentum does nothing: warmup_epochs is 0"
     ]
+    assert lines(ONE, "warmup_epochs=3", epochs=12) == []
+    assert lines(ONE, "warmup_epochs=3.5", epochs=6) == [
+        "--set warmup_epochs=3.5 is cut: the warm-up takes at most a quarter of the run, here 1.5 epochs"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -92,19 +96,31 @@ def test_settings_with_an_effect_get_no_line(ctx, settings):
 
 
 def test_settings_that_a_head_does_not_read_get_one_line():
-    config = TrainConfig(noautoanchor=True, override=["obj=2", "anchor_t=3", "box=5"])
+    config, hyp = TrainConfig(noautoanchor=True, override=["obj=2", "anchor_t=3", "box=5"]), Hyperparameters()
     levels = ((8, 8), (8, 16), 2)
     anchors = AnchorHead(*levels, 3)
-    assert len(idle_on_head(AnchorFreeHead(*levels), config)) == 3
-    assert idle_on_head(anchors, config) == []
-    assert idle_on_head(YOLOXHead(*levels, 8), config) == [
+    assert len(idle_on_head(AnchorFreeHead(*levels), config, hyp)) == 3
+    assert idle_on_head(anchors, config, hyp) == []
+    assert idle_on_head(YOLOXHead(*levels, 8), config, hyp) == [
         "--set anchor_t does nothing: the model's loss does not use it",
         "--noautoanchor does nothing: the model has no anchors",
     ]
     dual = TrainConfig(override=["one2one=2", "tal_beta=3"])
-    assert len(idle_on_head(anchors, dual)) == 2
+    assert len(idle_on_head(anchors, dual, hyp)) == 2
     anchors.add_one_to_one()
-    assert idle_on_head(anchors, dual) == []
+    assert idle_on_head(anchors, dual, hyp) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "rect", "is_idle"),
+    [("close_mosaic=5", False, False), ("close_mosaic=5 mosaic=0", False, True), ("close_mosaic=5", True, True)],
+)
+def test_close_mosaic_is_idle_without_mosaics_unless_the_loss_refines(override, rect, is_idle):
+    config = TrainConfig(override=override.split(), rect=rect)
+    hyp, levels = with_overrides(Hyperparameters(), config.override), ((8, 8), (8, 16), 2)
+    line = "--set close_mosaic does nothing: there is no mosaic or mixup"
+    assert idle_on_head(AnchorFreeHead(*levels), config, hyp) == [line] * is_idle
+    assert idle_on_head(YOLOXHead(*levels, 8), config, hyp) == []
 
 
 def test_lines_about_idle_settings_are_logged(tmp_path, capsys):

@@ -500,7 +500,7 @@ def trained(tmp_path_factory):
     return data, root / "runs" / "exp"
 
 
-def test_train_val_and_detect_work_with_two_heads(trained, tmp_path) -> None:
+def test_train_val_and_detect_work_with_two_heads(trained, tmp_path, capsys) -> None:
     data, folder = trained
     header = (folder / "results.csv").read_text().splitlines()[0]
     assert all(f"{where}/{name}" in header for where in ("train", "val") for name in ("l1", "box_one", "cls_one"))
@@ -523,6 +523,11 @@ def test_train_val_and_detect_work_with_two_heads(trained, tmp_path) -> None:
         assert one != many
         assert len(both) < len(one), "a threshold that is given is used"
         assert {str(d) for d in both} < {str(d) for d in one}
+    assert "does nothing" not in capsys.readouterr().out
+    val.main([*common[:-1], "idle", "--workers", "0", "--noplots", "--no-box-voting"])
+    detect.main([*common[:-1], "idle", *source, "--no-box-voting"])
+    line = "last.pt: --no-box-voting does nothing: its detections need no NMS"
+    assert capsys.readouterr().out.count(line) == 2
     agnostic = [*common[:-1], "agnostic", *source, "--agnostic-nms"]
     detect.main(agnostic)
     assert len(json.loads((tmp_path / "agnostic" / "predictions.json").read_text())) < len(scores["detect_one"])

@@ -41,7 +41,8 @@ def _check(value: Any, field: dataclasses.Field, owner: type, where: str) -> Any
         with contextlib.suppress(ValueError, OverflowError):  # YAML 1.1 reads "1e-3" as text
             value = float(value)
     if not isinstance(value, origin) or (origin in (int, float) and isinstance(value, bool)):
-        raise UserError(f"{where}: must be {getattr(origin, '__name__', origin)}, got {value!r}")
+        or_null = " or null" if optional else ""
+        raise UserError(f"{where}: must be {getattr(origin, '__name__', origin)}{or_null}, got {value!r}")
     if origin is float and math.isinf(value):
         raise UserError(f"{where}: must be a finite number, got {value!r}")
     meta = field.metadata
@@ -83,6 +84,9 @@ def _renamed(cls: type, values: dict[Any, Any], where: str) -> dict[Any, Any]:
 def hyperparameters_from(path: str, overrides: Sequence[str] = ()) -> Hyperparameters:
     """Reads the YAML at ``path`` ("": the defaults) and applies `with_overrides`."""
     values = load_yaml(path) if path else {}
+    known, flags = ({f.name for f in dataclasses.fields(cls)} for cls in (Hyperparameters, TrainConfig))
+    for name in sorted((flags - known) & set(values if isinstance(values, dict) else ())):
+        raise UserError(f"{path}: '{name}': is a flag, not a hyper-parameter; give it as --{name.replace('_', '-')}")
     return with_overrides(from_mapping(Hyperparameters, values, path or "hyper-parameters"), overrides)
 
 
@@ -95,8 +99,8 @@ def with_overrides(hyp: Hyperparameters, overrides: Sequence[str]) -> Hyperparam
             raise UserError(f"--set {item}: must be key=value")
         try:
             changed[key.strip()] = parse_yaml(text)
-        except yaml.YAMLError:
-            raise UserError(f"--set {item}: the value is malformed YAML") from None
+        except yaml.YAMLError as error:
+            raise UserError(f"--set {item}: {getattr(error, 'problem', None) or 'malformed YAML'}") from None
         except RecursionError:
             raise UserError(f"--set {key}: the value is nested too deeply") from None
     changed = _renamed(Hyperparameters, changed, "--set")

@@ -237,6 +237,27 @@ def test_set_rates_updates_all_groups():
     assert optimizer.param_groups[0]["momentum"] == 0.9
 
 
+def test_biases_warm_up_from_the_multiplied_rate_if_they_are_pretrained():
+    optimizer = build_optimizer(
+        network(), "SGD", lr=0.01, momentum=0.9, weight_decay=0.0, pretrained={"1.bias": ()}, pretrained_lr_mult=0.0
+    )
+    optimizer.set_rates(
+        Schedule(
+            total_steps=20,
+            warmup_steps=5,
+            final=0.0,
+            cosine=False,
+            momentum=0.9,
+            warmup_momentum=0.8,
+            warmup_bias_lr=0.1,
+        ),
+        0,
+    )
+    rates = optimizer.rates()
+    assert rates["lr/bias"] == 0
+    assert 0.08 < rates["lr/new_bias"] < 0.1
+
+
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Muon"])
 def test_pretrained_parameters_have_a_multiplied_rate(name):
     """The first step of each parameter is a multiple of the step that it takes if no parameter is pretrained."""

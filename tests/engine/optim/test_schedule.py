@@ -30,11 +30,11 @@ def test_the_cosine_schedule_equals_its_closed_form():
 
 def test_warmup_interpolates_rates_and_momentum():
     s = schedule()
-    rates = [s.learning_rate(i, 1.0, is_bias=False) for i in range(11)]
+    rates = [s.learning_rate(i, 1.0) for i in range(11)]
     assert 0 < rates[0] < 0.1
     assert rates == sorted(rates)
     assert rates[10] == s.decay(10)
-    biases = [s.learning_rate(i, 0.01, is_bias=True) for i in range(11)]
+    biases = [s.learning_rate(i, 0.01, start=s.warmup_bias_lr) for i in range(11)]
     assert biases[0] > biases[9] > biases[10]  # decreases from warmup_bias_lr
     assert s.momentum_at(0) == 0.8
     assert s.momentum_at(5) == pytest.approx(0.85)
@@ -42,7 +42,7 @@ def test_warmup_interpolates_rates_and_momentum():
 
 
 def test_a_run_of_one_step_has_a_schedule():
-    assert schedule(total_steps=1, warmup_steps=0).learning_rate(0, 0.5, is_bias=False) == 0.5
+    assert schedule(total_steps=1, warmup_steps=0).learning_rate(0, 0.5) == 0.5
 
 
 @pytest.mark.parametrize(("epochs", "weights", "message"), [

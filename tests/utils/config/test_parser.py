@@ -150,13 +150,25 @@ def test_advice_never_hides_an_own_flag_and_names_only_existing_flags():
         ({"mosaic": 2}, "mosaic: must be at most 1"),
         ({"mosaic": "yes please"}, "mosaic: must be float"),
         ({"mosaic": True}, "mosaic: must be float"),
-        ({"close_mosaic": 1.5}, "close_mosaic: must be int"),
+        ({"close_mosaic": 1.5}, "close_mosaic: must be int or null, got 1.5"),
+        ({"mosaic_block": 1.5}, "mosaic_block: must be int, got 1.5"),
         ([1], "must be 'key: value' lines"),
     ],
 )
 def test_hyperparameters_are_checked(values, complaint):
     with pytest.raises(UserError, match=complaint):
         from_mapping(Hyperparameters, values, "x.yaml")
+
+
+def test_a_flag_in_a_recipe_is_named_as_one(tmp_path):
+    (tmp_path / "hyp.yaml").write_text("lr0: 0.01\nlabel_smoothing: 0.0\n")
+    with pytest.raises(UserError, match=r"'label_smoothing': is a flag, .* give it as --label-smoothing"):
+        hyperparameters_from(str(tmp_path / "hyp.yaml"))
+
+
+def test_a_number_that_is_too_large_is_called_so():
+    with pytest.raises(UserError, match="close_mosaic=99999999999999999999: a number of more than 64 bits"):
+        hyperparameters_from("", ["close_mosaic=99999999999999999999"])
 
 
 def test_overrides_take_precedence_over_the_yaml(tmp_path):
