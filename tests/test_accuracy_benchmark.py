@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -71,6 +74,7 @@ class Tool:
         (folder / "w.pt").touch()
         monkeypatch.setattr(runs_module, "_train_ours", self.train)
         monkeypatch.setattr(runs_module, "_predict_ours", self.predict)
+        monkeypatch.setattr(tool, "end_on_signals", lambda: None)
 
     def declare(self, text):
         (self.folder / "variants.yaml").write_text(text)
@@ -165,6 +169,47 @@ def test_a_copy_is_of_one_data_set_with_yolo_labels(program, tmp_path):
         (tmp_path / "other" / "new.yaml").write_text(yaml.safe_dump(content))
         (tmp_path / "other" / "boxes").mkdir(exist_ok=True)
         program.refuses("labels must be YOLO", "run", data=[tmp_path / "other" / "new.yaml"])
+
+
+def test_an_interrupted_copy_is_completed(tmp_path):
+    source = write_dataset(tmp_path / "set", train=4, val=3)
+    path = copy_data(source, tmp_path / "copy").yaml
+    path.unlink()
+    assert copy_data(source, tmp_path / "copy").yaml.exists()
+
+
+def test_sigterm_ends_the_processes_and_a_restart_has_a_log_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs_module, "_stopping", threading.Event())
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    log = tmp_path / "train.log"
+    ended = []
+
+    def call():
+        with pytest.raises(SystemExit, match="ended with -15"):
+            runs_module._call([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, log)
+        ended.append(True)
+
+    thread = threading.Thread(target=call)
+    try:
+        runs_module.end_on_signals()
+        thread.start()
+        while thread.is_alive() and not runs_module._children:
+            time.sleep(0.01)
+        with pytest.raises(SystemExit) as stop:
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    thread.join(10)
+    assert stop.value.code == 128 + signal.SIGTERM
+    assert ended == [True]
+    monkeypatch.setattr(runs_module, "_stopping", threading.Event())
+    with open(log, "w") as orphan:
+        orphan.write("old\n")
+        orphan.flush()
+        runs_module._call([sys.executable, "-c", "print('new')"], tmp_path, log)
+        orphan.write("old\n")
+    assert log.read_text() == "new\n"
 
 
 def test_both_sides_rows_of_the_same_detections_have_the_same_ap(tmp_path):

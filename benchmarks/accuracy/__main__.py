@@ -19,7 +19,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.accuracy.runs import Bench, DataCopy, copy_data, prepare, run, stored_result
+from benchmarks.accuracy.runs import Bench, DataCopy, copy_data, end_on_signals, prepare, run, stored_result
 from benchmarks.accuracy.summary import read_runs, table
 from benchmarks.accuracy.variants import Variant, read_variants
 from utils.errors import UserError
@@ -84,6 +84,7 @@ def train(bench: Bench, variants: list[Variant], args: argparse.Namespace) -> No
     copies = {(s, v.subset): data_copy(bench, s, v.subset) for s, v in itertools.product(args.data, variants)}
     for variant in variants:
         prepare(bench, variant)
+    end_on_signals()
     with ThreadPoolExecutor(args.jobs) as pool:
         try:
             for job in [pool.submit(one, *job) for job in missing]:

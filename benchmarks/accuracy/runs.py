@@ -6,8 +6,10 @@ import dataclasses
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +32,8 @@ from utils.structures import GroundTruth
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "YOLO_OFFLINE": "1"}
 SUBSET_SEED = 20261121
+_children: set[subprocess.Popen] = set()
+_stopping = threading.Event()
 
 
 @dataclass(frozen=True)
@@ -179,13 +183,31 @@ def _call(command: Sequence[object], cwd: Path, log: Path) -> float:
     Raises SystemExit if the command fails.
     """
     words = [str(word) for word in command]
+    log.unlink(missing_ok=True)  # a process of a killed run may still write to it
     with open(log, "w") as file:
         process = subprocess.Popen(words, cwd=cwd, env=os.environ | ONE_THREAD, stdout=file, stderr=subprocess.STDOUT)
+        _children.add(process)
+        if _stopping.is_set():
+            process.terminate()
         _, status, usage = os.wait4(process.pid, 0)
+        _children.discard(process)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{' '.join(words)} ended with {process.returncode}:\n{log.read_text()[-2000:]}")
     return usage.ru_utime + usage.ru_stime
+
+
+def end_on_signals() -> None:
+    """From now on SIGTERM and Ctrl-C end the processes that `run` has started, and raise SystemExit."""
+
+    def end(number: int, _: object) -> None:
+        _stopping.set()
+        for process in list(_children):
+            process.terminate()
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
 
 
 def prepare(bench: Bench, variant: Variant) -> None:
