@@ -50,5 +50,6 @@ def link(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
-    except OSError:  # another file system
-        shutil.copy2(source, target)
+    except OSError:  # another file system, or linked before
+        if not (target.exists() and target.samefile(source)):
+            shutil.copy2(source, target)

@@ -5,19 +5,24 @@
     python -m benchmarks.accuracy show variants.yaml --out FOLDER --data a.yaml b.yaml --base NAME
 
 ``run`` trains what is missing, each run on one thread, and scores its last.pt with pycocotools; it may be stopped and
-started again. ``show`` prints the APs and the differences of all variants from ``--base``.
+started again. A variant that is changed after its runs needs another name. ``show`` prints the APs and the differences
+of all variants from ``--base``.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
+import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.accuracy.runs import Bench, DataCopy, add_tree, copy_data, is_done, run
+from benchmarks.accuracy.runs import Bench, DataCopy, copy_data, end_on_signals, prepare, run, stored_result
 from benchmarks.accuracy.summary import read_runs, table
 from benchmarks.accuracy.variants import Variant, read_variants
+from utils.errors import UserError
 
 
 def main() -> None:
@@ -27,24 +32,39 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of runs and results")
     parser.add_argument("--data", type=Path, nargs="+", required=True)
     parser.add_argument("--only", nargs="*", default=[], help="variants of the file; default: all")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: 0 1 for run, all that have ended for show")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--weights-dir", type=Path, default=Path("."))
     parser.add_argument("--peer", default="", help="Python of an environment that has Ultralytics and pycocotools")
     parser.add_argument("--base", default="", help="variant that the others are compared with; default: the first")
     parser.add_argument("--draws", type=int, default=1000)
     args = parser.parse_args()
+    try:
+        act(args)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+def act(args: argparse.Namespace) -> None:
+    """Raises UserError for what can be known to be wrong before anything is trained."""
     variants = read_variants(args.variants)
-    if unknown := [name for name in [*args.only, *([args.base] if args.base else [])] if name not in variants]:
-        parser.error(f"{args.variants} has no variant {', '.join(unknown)}")
-    chosen = [variants[name] for name in args.only or variants]
-    bench = Bench(args.out.resolve(), args.weights_dir.resolve(), args.peer)
-    if args.action == "run":
-        if not args.peer and any(variant.peer for variant in chosen):
-            parser.error("--peer is needed for the variants of a peer")
-        train(bench, chosen, args)
-    else:
+    base = [args.base] if args.base else []
+    if unknown := [name for name in [*args.only, *base] if name not in variants]:
+        raise UserError(f"{args.variants}: no variant {', '.join(unknown)}, only {', '.join(variants)}")
+    if args.jobs < 1 or args.draws < 100:
+        raise UserError("--jobs must be at least 1, and --draws at least 100")
+    if len({source.stem for source in args.data}) < len(args.data):
+        raise UserError("--data: files of the same name would share a folder of runs; rename one")
+    names = dict.fromkeys([*(args.only or variants), *(base if args.action == "show" else [])])
+    chosen = [variants[name] for name in names]
+    peer = shutil.which(args.peer) or ""
+    bench = Bench(args.out.resolve(), args.weights_dir.resolve(), peer and os.path.abspath(peer))
+    if args.action == "show":
         show(bench, chosen, args)
+    elif not peer and any(variant.peer for variant in chosen):
+        raise UserError(f"--peer must be a Python that has Ultralytics for the variants of a peer, got {args.peer!r}")
+    else:
+        train(bench, chosen, args)
 
 
 def train(bench: Bench, variants: list[Variant], args: argparse.Namespace) -> None:
@@ -56,17 +76,18 @@ def train(bench: Bench, variants: list[Variant], args: argparse.Namespace) -> No
         scores = ", ".join(f"{name} {value:.4f}" for name, value in result.items() if name in ("val", "test"))
         print(f"{folder.relative_to(bench.out)}: {scores}, {result['train_cpu_s']:.0f} s", flush=True)
 
+    missing = [
+        (seed, source, variant)
+        for seed, source, variant in itertools.product(dict.fromkeys(args.seeds or (0, 1)), args.data, variants)
+        if stored_result(bench.folder(variant, source.stem, seed), variant) is None
+    ]
     copies = {(s, v.subset): data_copy(bench, s, v.subset) for s, v in itertools.product(args.data, variants)}
     for variant in variants:
-        add_tree(bench, variant)
+        prepare(bench, variant)
+    end_on_signals()
     with ThreadPoolExecutor(args.jobs) as pool:
-        jobs = [
-            pool.submit(one, seed, source, variant)
-            for seed, source, variant in itertools.product(args.seeds, args.data, variants)
-            if not is_done(bench.folder(variant, source.stem, seed))
-        ]
         try:
-            for job in jobs:
+            for job in [pool.submit(one, *job) for job in missing]:
                 job.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -81,10 +102,12 @@ def show(bench: Bench, variants: list[Variant], args: argparse.Namespace) -> Non
     copies = [data_copy(bench, source) for source in args.data]
     runs: dict[str, dict] = {}
     for variant, data in itertools.product(variants, copies):
-        if found := read_runs(bench.out / variant.name / data.name, data, args.draws):
+        if found := read_runs(bench.out / variant.name / data.name, variant, data, args.draws, args.seeds or ()):
             runs.setdefault(variant.name, {})[data.name] = found
     if not runs:
-        raise SystemExit(f"{bench.out}: no run has ended yet")
+        raise UserError(f"{bench.out}: no run has ended yet")
+    if args.base and args.base not in runs:
+        raise UserError(f"{args.base}: no run has ended yet; choose another --base")
     print(table(args.base or next(iter(runs)), runs))
 
 

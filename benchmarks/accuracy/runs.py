@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +25,15 @@ from benchmarks.turns import ROOT
 from data.index.dataset_yaml import DatasetSpec, load_dataset_spec
 from data.index.files import list_split
 from data.index.index import load_index
+from data.labels.yolo import YOLO
+from utils.errors import UserError
+from utils.files.safe_io import write_whole
 from utils.structures import GroundTruth
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "YOLO_OFFLINE": "1"}
 SUBSET_SEED = 20261121
+_children: set[subprocess.Popen] = set()
+_stopping = threading.Event()
 
 
 @dataclass(frozen=True)
@@ -40,11 +48,20 @@ class DataCopy:
 
 
 def copy_data(source: Path, folder: Path, subset: int = 0) -> DataCopy:
-    """A copy by hard links, with ``subset`` training images of a fixed shuffle (0: all)."""
+    """A copy by hard links, with ``subset`` training images of a fixed shuffle (0: all).
+
+    Raises UserError if the labels are not YOLO's, or if ``folder`` has a copy of another data set.
+    """
     spec = load_dataset_spec(source)
     splits = ("val", "test") if "test" in spec.splits else ("val",)
-    path = folder / "data.yaml"
+    path, origin = folder / "data.yaml", folder / "source.txt"
+    if any(spec.split(split).label_format is not YOLO for split in ("train", *splits)):
+        raise UserError(f"{source}: labels must be YOLO text files beside the images; convert its annotations to them")
+    if origin.exists() and origin.read_text() != str(source.resolve()):
+        raise UserError(f"{folder}: made from {origin.read_text()}, not {source}; delete it or choose another --out")
     if not path.exists():  # written last
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(origin, str(source.resolve()))
         for split in ("train", *splits):
             _link_split(spec, split, folder, subset if split == "train" else 0)
         content = {"path": str(folder), **{split: f"images/{split}" for split in ("train", *splits)}}
@@ -57,6 +74,8 @@ def copy_data(source: Path, folder: Path, subset: int = 0) -> DataCopy:
 def _link_split(spec: DatasetSpec, split: str, folder: Path, subset: int) -> None:
     listing = list_split(spec, split)
     pairs = list(zip(listing.images, listing.labels, strict=True))
+    if subset > len(pairs):
+        raise UserError(f"{spec.source}: has {len(pairs)} training images; a variant's subset of {subset} is more")
     if subset:
         random.Random(SUBSET_SEED).shuffle(pairs)
         pairs = pairs[:subset]
@@ -81,11 +100,30 @@ class Bench:
         return self.out / "trees" / variant.revision if variant.revision else ROOT
 
 
-def is_done(folder: Path) -> bool:
-    return (folder / "result.json").exists()
+def stored_result(folder: Path, variant: Variant) -> dict | None:
+    """The content of result.json in a run's folder; None if the run has not ended.
+
+    Raises UserError if the variant was declared differently then. Older results have no declaration: they are accepted.
+    """
+    path = folder / "result.json"
+    if not path.exists():
+        return None
+    result, declared = json.loads(path.read_text()), _declaration(variant)
+    stored = declared | result.get("variant", {})
+    if changed := [key for key in declared if stored[key] != declared[key]]:
+        raise UserError(
+            f"{variant.name}: {', '.join(changed)} changed since {folder} was trained; give the variant another name, "
+            f"or delete {folder.parents[1]}"
+        )
+    return result
 
 
-def run(bench: Bench, variant: Variant, data: DataCopy, seed: int) -> dict[str, float]:
+def _declaration(variant: Variant) -> dict:
+    """As JSON returns it."""
+    return json.loads(json.dumps(dataclasses.asdict(variant)))
+
+
+def run(bench: Bench, variant: Variant, data: DataCopy, seed: int) -> dict:
     """Trains and scores; the result is also written to result.json in the run's folder.
 
     Raises SystemExit, with the end of the output, if a process fails.
@@ -95,11 +133,12 @@ def run(bench: Bench, variant: Variant, data: DataCopy, seed: int) -> dict[str, 
     start = time.perf_counter()
     cpu_s = (_train_peer if variant.peer else _train_ours)(bench, variant, data, seed, folder)
     result = {"train_s": time.perf_counter() - start, "train_cpu_s": cpu_s, "commit": commit()}
+    result["variant"] = _declaration(variant)
     for split in data.splits:
         file = (_predict_peer if variant.peer else _predict_ours)(bench, variant, data, split, folder)
         os.replace(file, folder / f"{split}.json")
         result[split] = average_precision(folder / f"{split}.json", data.gt[split], data.classes)
-    (folder / "result.json").write_text(json.dumps(result, indent=1))
+    write_whole(folder / "result.json", json.dumps(result, indent=1))
     return result
 
 
@@ -144,17 +183,40 @@ def _call(command: Sequence[object], cwd: Path, log: Path) -> float:
     Raises SystemExit if the command fails.
     """
     words = [str(word) for word in command]
+    log.unlink(missing_ok=True)  # a process of a killed run may still write to it
     with open(log, "w") as file:
         process = subprocess.Popen(words, cwd=cwd, env=os.environ | ONE_THREAD, stdout=file, stderr=subprocess.STDOUT)
+        _children.add(process)
+        if _stopping.is_set():
+            process.terminate()
         _, status, usage = os.wait4(process.pid, 0)
+        _children.discard(process)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{' '.join(words)} ended with {process.returncode}:\n{log.read_text()[-2000:]}")
     return usage.ru_utime + usage.ru_stime
 
 
-def add_tree(bench: Bench, variant: Variant) -> None:
-    """Checks the variant's revision out, once."""
+def end_on_signals() -> None:
+    """From now on SIGTERM and Ctrl-C end the processes that `run` has started, and raise SystemExit."""
+
+    def end(number: int, _: object) -> None:
+        _stopping.set()
+        for process in list(_children):
+            process.terminate()
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+
+
+def prepare(bench: Bench, variant: Variant) -> None:
+    """Checks the variant's revision out, once. Raises UserError without that revision or the variant's weights."""
+    if variant.weights and not (bench.weights / variant.weights).is_file():
+        raise UserError(f"{variant.name}: {bench.weights / variant.weights}: no such file; correct --weights-dir")
     tree = bench.tree(variant)
     if variant.revision and not tree.exists():
-        subprocess.run(["git", "worktree", "add", "--detach", tree, variant.revision], cwd=ROOT, check=True)
+        command = ["git", "worktree", "add", "--detach", tree, variant.revision]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise UserError(f"{variant.name}: revision {variant.revision}: {done.stderr.strip().splitlines()[-1]}")

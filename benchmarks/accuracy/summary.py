@@ -7,12 +7,14 @@ runs on a set: what makes an image hard for both sides cancels.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.accuracy.runs import DataCopy
+from benchmarks.accuracy.runs import DataCopy, stored_result
+from benchmarks.accuracy.variants import Variant
 from engine.evaluation.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
 from utils.structures import DetectionTable, GroundTruth
 
@@ -29,11 +31,13 @@ class Runs:
     train_cpu_s: np.ndarray  # float64 (K,)
 
 
-def read_runs(folder: Path, data: DataCopy, draws: int) -> Runs | None:
-    """All seeds in ``folder``; None if none has ended."""
+def read_runs(folder: Path, variant: Variant, data: DataCopy, draws: int, seeds: Sequence[int] = ()) -> Runs | None:
+    """The runs of the variant in ``folder`` with ``seeds``, by default all; None if none has ended."""
     ap, drawn, seconds = [], [], []
     for result in sorted(folder.glob("*/result.json")):
-        values = json.loads(result.read_text())
+        if seeds and result.parent.name not in map(str, seeds):
+            continue
+        values = stored_result(result.parent, variant)
         ap.append(np.mean([values[split] for split in data.splits]))
         seconds.append(values["train_cpu_s"])
         parts = []
