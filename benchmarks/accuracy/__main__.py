@@ -26,18 +26,18 @@ from utils.errors import UserError
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("action", choices=("run", "show"))
-    parser.add_argument("variants", type=Path)
+    parser = argparse.ArgumentParser("python -m benchmarks.accuracy", description=__doc__.split("\n")[0])
+    parser.add_argument("action", choices=("run", "show"), help="train what is missing, or print the results")
+    parser.add_argument("variants", type=Path, help="YAML that declares the variants")
     parser.add_argument("--out", type=Path, required=True, help="folder of runs and results")
-    parser.add_argument("--data", type=Path, nargs="+", required=True)
+    parser.add_argument("--data", type=Path, nargs="+", required=True, help="YAMLs of the data sets")
     parser.add_argument("--only", nargs="*", default=[], help="variants of the file; default: all")
     parser.add_argument("--seeds", type=int, nargs="+", help="default: 0 1 for run, all that have ended for show")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
-    parser.add_argument("--weights-dir", type=Path, default=Path("."))
+    parser.add_argument("--weights-dir", type=Path, default=Path("."), help="folder of the starting weights")
     parser.add_argument("--peer", default="", help="Python of an environment that has Ultralytics and pycocotools")
     parser.add_argument("--base", default="", help="variant that the others are compared with; default: the first")
-    parser.add_argument("--draws", type=int, default=1000)
+    parser.add_argument("--draws", type=int, default=1000, help="of the bootstrap, at least 100")
     args = parser.parse_args()
     try:
         act(args)
