@@ -27,7 +27,18 @@ SPLITS = ("train", "val", "test")
 FORMATS: tuple[LabelFormat, ...] = (YOLO, COCO, VOC)  # a split is read by the first that detects its labels
 _USED_KEYS = ("path", *SPLITS, "names", "nc", "annotations", "download", "channels")
 # Keys of public YAMLs that do not affect training.
-_DESCRIPTIVE_KEYS = ("roboflow", "license", "licence", "author", "url", "description", "version", "date", "validation")
+_DESCRIPTIVE_KEYS = (
+    "roboflow",
+    "license",
+    "licence",
+    "author",
+    "url",
+    "description",
+    "version",
+    "date",
+    "validation",
+    "minival",
+)
 _OTHER_TASKS = {"kpt_shape": "keypoints", "flip_idx": "keypoints", "kpt_names": "keypoints"}
 
 

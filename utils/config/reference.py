@@ -29,6 +29,7 @@ This page is generated from `utils/config/settings.py` by `python -m utils.confi
 
 Flags may be written with `-` or `_`. A flag `--x / --no-x` takes no value. `--help` of a command prints the same
 reference. A run stores all its settings in `settings.yaml` in its folder, and in its checkpoints.
+`python -m data.check`, `data.cache`, `models.weights` and `engine.compare` list their flags with `--help`.
 """
 HYPERPARAMETERS = """\
 ## Hyper-parameters

@@ -46,7 +46,7 @@ class SearchConfig(KfoldConfig):
 
     hyp: str = setting("all", help="what to search: all, optimizer, augment or loss of configs/search, or a YAML")
     trials: int = setting(50, low=1, help="number of trials, over all processes and restarts")
-    pruner: str = setting("median", choices=("median", "halving", "none"), help="what ends hopeless trials early")
+    pruner: str = setting("median", choices=("median", "halving", "none"), help="what ends unpromising trials early")
     prune_after: int = setting(
         0, low=0, help="epochs (with --folds: folds) before a trial may end early; 0: a fifth of the epochs, or 1 fold"
     )

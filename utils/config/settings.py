@@ -240,7 +240,11 @@ class ValConfig(_TileConfig, _DataConfig):
     )
     conf_thres: float = setting(0.001, low=0, high=1, aliases=("--conf",), help="confidence threshold")
     iou_thres: float | None = setting(
-        None, low=0, high=1, aliases=("--iou",), help="IoU threshold of NMS; default: by head (0.7, 0.6, or no NMS)"
+        None,
+        low=0,
+        high=1,
+        aliases=("--iou",),
+        help="IoU threshold of NMS; default: by head (0.7, 0.65, 0.6, or no NMS)",
     )
     box_voting: bool = setting(True, help="average each kept box with those it suppresses (box voting)")
     nms: bool = setting(False, help="evaluate the one-to-many head of NMS-free models, with NMS")

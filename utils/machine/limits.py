@@ -79,8 +79,8 @@ def _explain_worker(signal: str) -> str:
     name = f" by the signal '{signal.strip()}'" if signal.strip() else ""
     if "Bus error" in signal:
         return (
-            f"a loader process was killed{name}: /dev/shm is full; make it larger (docker run --shm-size=8g), or use "
-            "fewer --workers or --workers 0"
+            f"a loader process was killed{name}: /dev/shm is full; make it larger (docker run --shm-size=8g), or "
+            "leave out --cache ram"
         )
     return (
         f"a loader process was killed{name}: most likely the machine ran out of memory (dmesg says so); use fewer "

@@ -112,7 +112,20 @@ def test_flags_of_other_yolos_are_translated(cls, argv, expected):
         ),
         (TrainConfig, ["train", "resume=True", "model=a.pt", "epochs=9"], "write train.py --resume a.pt --epochs 9\n"),
         (TrainConfig, ["model=yolov8n.yaml", "val=False"], "write train.py --model yolov8n.yaml --val-every 0\n"),
-        (ValConfig, ["model=best.pt", "split=test", "val=x"], "write val.py --weights best.pt --task test --val x\n"),
+        (ValConfig, ["model=best.pt", "split=test"], "write val.py --weights best.pt --task test\n"),
+        (
+            TrainConfig,
+            ["data=a.yaml", "copy_paste=0.1", "device=[0,1]", "conf=0.1", "verbose=True", "save=True"],
+            "write train.py --data a.yaml --device 0,1. Without an equivalent: copy_paste (there is no such "
+            "augmentation; configs/hyp/scratch.yaml lists all, albumentations included), conf, "
+            "verbose (there is one level of detail)\n",
+        ),
+        (
+            DetectConfig,
+            ["predict", "model=a.pt", "show_labels=False", "line_width=2", "classes=[0, 2]"],
+            "write detect.py --weights a.pt --hide-labels --line-thickness 2 --classes 0 2\n",
+        ),
+        (ExportConfig, ["--per-tensor"], "--per-tensor: belongs to a format that is not supported"),
         (ValConfig, ["--weights", "x.pt", "--save-hybrid"], "--save-hybrid: label files are written by detect.py"),
         (DetectConfig, ["--dnn"], "--dnn: only .pt"),
         (
