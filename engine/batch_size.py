@@ -124,10 +124,10 @@ def with_batch_that_fits(
             f"that {ctx.device} has left; use a smaller --imgsz or model"
         )
     own = -max_over_ranks(ctx, -own)
-    images = own * shards * _images_per_picture(config)
+    images = own * shards * config.images_per_picture
     get_logger().info(
         "--batch-size -1: %d images a step fit (%d shard(s) of %d pictures of %d px, up to %d boxes each, in %.1f GiB)",
-        images, shards, own, side, BOXES * _images_per_picture(config), limit / 2**30,
+        images, shards, own, side, BOXES * config.images_per_picture, limit / 2**30,
     )  # fmt: skip
     return replace(run, config=replace(config, batch_size=images))
 
@@ -189,11 +189,6 @@ def largest_side(run: Run, model: nn.Module) -> int:
     return 2 * side if config.quad else side
 
 
-def _images_per_picture(config: TrainConfig) -> int:
-    """The number of images, as ``--batch-size`` counts them, that one picture of a batch consists of."""
-    return 4 if config.quad else 1
-
-
 def prepare_step(
     ctx: DistributedContext,
     run: Run,
@@ -213,7 +208,7 @@ def prepare_step(
     config = run.config
     virtual = resolve_virtual_ranks(ctx, config)
     own, shards = max(virtual // ctx.world_size, 1), virtual or ctx.world_size
-    images = pictures * shards * _images_per_picture(config)
+    images = pictures * shards * config.images_per_picture
     accumulate = step_plan(replace(config, batch_size=images), 1).accumulate
     alone = {"compile": False, "zero": False, "compress_grads": False, "sync_bn": False, "sync_bn_group": 0}
     model = copy.deepcopy(model)
@@ -229,7 +224,7 @@ def prepare_step(
     if group is not None:  # after the EMA has copied the model, as under DDP
         convert_sync_bn(model, group)
     # The prefetcher keeps this step's batches and the next one's. Gradients are accumulated from the second batch on.
-    side, boxes = largest_side(run, model), BOXES * _images_per_picture(config)
+    side, boxes = largest_side(run, model), BOXES * config.images_per_picture
     batches = [blank_batch(own * pictures, side, boxes, model.num_classes, ctx.device) for _ in range(2 * accumulate)]
 
     def take_step() -> None:

@@ -109,11 +109,13 @@ class TrainStep:
         channels_last: bool,
         virtual_ranks: int = 0,
         skip_zero_grads: bool = False,
+        images_per_picture: int = 1,
         compilation: Compilation = UNCOMPILED,
     ) -> None:
         self.model, self.criterion, self.optimizer, self.ema = model, criterion, optimizer, ema
         self.ctx, self.amp_dtype, self.clip_norm = ctx, amp_dtype, clip_norm
         self.skip_zero_grads, self.compilation = skip_zero_grads, compilation
+        self.images_per_picture = images_per_picture
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.scaler = torch.amp.GradScaler(ctx.device.type, enabled=amp_dtype is torch.float16)
         self.reader = DelayedReader(ctx.device)
@@ -129,7 +131,7 @@ class TrainStep:
 
         Args:
             batches: this rank's micro-batches; any may be empty.
-            pictures: images of each micro-batch over all ranks.
+            pictures: of each micro-batch over all ranks.
             updates: optimizer steps, including this one.
             flags: of this rank; those of all ranks are returned with the values of the step.
         """
@@ -185,18 +187,19 @@ class TrainStep:
         self.scaler.scale(loss).backward()
         return out.total.detach(), torch.cat([out.normalizer.detach().reshape(1).to(out.parts), out.parts])
 
-    def _scale_and_clip(self, normalizer: Tensor, global_images: int) -> tuple[Tensor, Tensor]:
+    def _scale_and_clip(self, normalizer: Tensor, global_pictures: int) -> tuple[Tensor, Tensor]:
         """Gradients become those of ``images * total / normalizer`` (the loss scaled by the batch, as YOLO's learning
         rates expect), clipped. Returns their norm before clipping and a float that is 1 if it is not finite."""
         self.scaler.unscale_(self.optimizer)
         if self.skip_zero_grads:
             drop_zero_gradients(self.optimizer.parameters)
         gradients = [p.grad for p in self.optimizer.parameters if p.grad is not None]
-        factor = global_images**2 / normalizer.clamp(min=1)
-        norm = torch.nn.utils.get_total_norm(gradients) * factor
+        factor = global_pictures**2 * self.images_per_picture / normalizer.clamp(min=1)
+        norm = torch.nn.utils.get_total_norm(gradients).to(factor) * factor
         if self.clip_norm > 0:
             factor = factor * (self.clip_norm / (norm + 1e-6)).clamp(max=1)
-        torch._foreach_mul_(gradients, factor)
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
         return norm.float(), 1 - norm.isfinite().float()
 
 
@@ -282,6 +285,7 @@ def build_step(
         channels_last=config.channels_last,
         virtual_ranks=virtual_ranks,
         skip_zero_grads=config.skip_zero_grads,
+        images_per_picture=config.images_per_picture,
         compilation=compilation,
     )
 

@@ -179,8 +179,11 @@ class Trainer:
         self.callbacks.step_taken()
         if self.stops.save_is_due(flags, self.progress.updates):
             flags |= self._read(leave=0)
+            code = self.stops.exit_code(flags)
+            if code:
+                self.watchdog.stop_agreed()
             self._save()
-            if code := self.stops.exit_code(flags):
+            if code:
                 self._stop(code)
             self._is_ended = flags.stop
 
@@ -193,7 +196,7 @@ class Trainer:
         progress.batch += len(micro_batches)
         progress.step += len(micro_batches)
         progress.updates += 1
-        return sum(counts)
+        return sum(counts) * self.config.images_per_picture
 
     def _batches_of_next_step(self) -> int:
         """How many batches to prefetch: 0 after the last step, and if validation decides which images follow."""
@@ -310,6 +313,7 @@ class Trainer:
 
         result = self.validate(self.take_step.ema.module, should_stop=should_stop)
         if code := self.stops.exit_code_after_validation(stopped=stopped):
+            self.watchdog.stop_agreed()
             self._save()
             self._stop(code)
         return result
@@ -330,6 +334,8 @@ class Trainer:
         return is_best
 
     def _use_class_weights(self) -> None:
+        if self._base_weights is None:  # resumed without --image-weights
+            self.progress.class_weights = []
         if self.progress.class_weights:
             self.train_loader.set_class_weights(np.asarray(self.progress.class_weights))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import faulthandler
 import logging
+import math
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from utils.distributed.collectives import all_objects
 from utils.distributed.context import DistributedContext
 from utils.distributed.stop_signals import StopSignals
 from utils.distributed.store_barrier import has_died, this_process
+from utils.errors import Stopped
 
 log = logging.getLogger("lockstep")
 
@@ -72,11 +74,19 @@ class Watchdog:
     @contextmanager
     def training(self, folder: Path, stall_s: float) -> Iterator[None]:
         """Around the training: a beat is expected every ``stall_s`` seconds (0: never); stacks go to ``folder``.
-        Afterwards processes may end one by one, so watching stops."""
+        Afterwards, also after a stop by a signal, processes may end one by one, so watching stops."""
         self.beat()
         self._folder, self._stall_s, self._stop_timeout_s = folder, stall_s, STOP_TIMEOUT_S
-        yield
+        try:
+            yield
+        except Stopped:
+            self._closed.set()
+            raise
         self._closed.set()
+
+    def stop_agreed(self) -> None:
+        """The ranks have agreed to stop and now write the checkpoint, which may take as long as it needs."""
+        self._stop_timeout_s = math.inf
 
     def _watch(self) -> None:
         written_for = -1.0  # the beat after which a stall was written

@@ -86,6 +86,8 @@ def build_starting_model(
             log.info("%s", line)
     if frozen := layers_to_freeze(config.freeze, len(model.model)):
         freeze_layers(model, frozen)
+        if not any(p.requires_grad for p in model.parameters()):
+            raise UserError(f"--freeze {' '.join(map(str, config.freeze))}: leaves nothing to train")
         log.info("frozen: layers %s", ", ".join(map(str, sorted(frozen))))
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
     return model.to(ctx.device, memory_format=layout), filled

@@ -17,9 +17,9 @@ LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun proces
 
 # Settings of the process that resumes, not of the run.
 _OF_THE_PROCESS = ("resume", "local_rank", "local_world_size", "spawn")
-# With other values the stored weights would not fit the model, the order of images would be undefined, or the best
-# epoch so far would not be known.
-_FIXED = ("model", "weights", "single_cls", "fitness", "name")
+# With other values the stored weights would not fit the model or the optimizer's state its parameters, the order of
+# images would be undefined, or the best epoch so far would not be known.
+_FIXED = ("model", "weights", "single_cls", "freeze", "fitness", "name")
 
 
 def newest_checkpoint(project: str | Path) -> Path:
@@ -28,6 +28,23 @@ def newest_checkpoint(project: str | Path) -> Path:
     if not found:
         raise UserError(f"--resume: no last.pt under {project}; name one: --resume PATH/last.pt")
     return found[-1]
+
+
+def check_is_newest(checkpoint: Checkpoint) -> None:
+    """Raises UserError when the run has gone on after ``checkpoint``: resuming would overwrite its later epochs."""
+    last = checkpoint.path.parent / "last.pt"
+    if checkpoint.path.resolve() == last.resolve() or not last.is_file():
+        return
+    try:
+        newest = Checkpoint.read(last).progress
+    except UserError:  # damaged: an older checkpoint is what is left
+        return
+    position = checkpoint.progress
+    if (newest.epoch, newest.batch) > (position.epoch, position.batch):
+        raise UserError(
+            f"{checkpoint.path}: the run has gone on to epoch {newest.epoch} ({last}), and resuming here would "
+            "overwrite it; to go back all the same, move last.pt elsewhere first"
+        )
 
 
 def check_classes(checkpoint: Checkpoint, now: Sequence[str], source: str) -> None:
@@ -99,8 +116,8 @@ def resumed_position(
 ) -> tuple[Progress, list[str]]:
     """The position at which a run continues, and a line for each reason why it is not the checkpoint's.
 
-    Another global batch keeps the position among the epoch's images, rounded down to a step; other images begin the
-    epoch anew. The schedule is a function of the step among all steps, so steps are counted again.
+    Another global batch keeps the position among the epoch's images, rounded down to a step; another number of images
+    begins the epoch anew. The schedule is a function of the step among all steps, so steps are counted again.
 
     Args:
         fingerprint: of the training images and labels now.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.resume import (
+    check_is_newest,
     circumstances_changed,
     forget_launch,
     newest_checkpoint,
@@ -82,6 +83,7 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
             run = Run(folder, config, hyp, None, ["restarted before the first checkpoint"])
         else:
             checkpoint = Checkpoint.read(path)
+            check_is_newest(checkpoint)
             run, done = _reopen(ctx, config, given, checkpoint), checkpoint.progress.epoch
             if former is None and done >= run.config.epochs:
                 raise UserError(f"{path}: all {done} epochs are done; to train on, ask for more: --resume --epochs N")

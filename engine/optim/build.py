@@ -122,7 +122,7 @@ class OptimizerSet:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads the state of each parameter. Options of the groups (rates, decay) stay as built from the settings.
 
-        Raises ValueError for the state of another optimizer.
+        Raises ValueError for the state of another optimizer or of other parameters.
         """
         saved = state["optimizers"]
         rules = [_rule_of(content["param_groups"]) for content in saved]
@@ -134,6 +134,7 @@ class OptimizerSet:
             for group, options in zip(optimizer.param_groups, built):
                 group.update(options)
                 group.pop("share", None)  # the name of lr_mult in older checkpoints
+            _check_shapes(optimizer)
             _lay_out_as_parameters(optimizer)
             _begin_momentum(optimizer)
 
@@ -146,6 +147,16 @@ def _local(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 def _rule_of(groups: list[dict[str, Any]]) -> list[tuple[bool, ...]]:
     """Equal for optimizers with compatible state (as Adam and AdamW)."""
     return [tuple(option in group for option in ("betas", "dampening")) for group in groups]
+
+
+def _check_shapes(optimizer: torch.optim.Optimizer) -> None:
+    """Raises ValueError unless loaded state fits its parameters: torch matches them by position alone, and with fused
+    kernels state of another size crashes the process."""
+    for parameter, values in _local(optimizer).state.items():
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.ndim and value.shape != parameter.shape:
+                shapes = f"{list(value.shape)} for a parameter of shape {list(parameter.shape)}"
+                raise ValueError(f"the optimizer's {name} has shape {shapes}; the run trained other layers")
 
 
 @torch.no_grad()

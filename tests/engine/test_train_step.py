@@ -93,6 +93,35 @@ def test_accumulation_equals_the_whole_batch(kind, cuts):
     assert a.grad_norm == pytest.approx(b.grad_norm, rel=1e-4)
 
 
+def test_the_gradient_is_that_of_images_times_the_mean_loss():
+    """A picture of ``--quad`` is four images, which learn at the rate of four."""
+    norms = []
+    for images_per_picture in (1, 4):
+        step, _ = make_step(
+            DistributedContext.single(), "anchor_free", clip_norm=0.0, images_per_picture=images_per_picture
+        )
+        step([global_batch()], [6], 1)
+        norms.append(step.reader.pop(leave=0)[0].grad_norm)
+    assert norms[1] == pytest.approx(4 * norms[0])
+
+
+def test_a_step_whose_gradients_are_all_zero_is_taken():
+    step, model = make_step(DistributedContext.single(), "anchor_free", skip_zero_grads=True)
+    before = weights_of(model)
+    loss = step.criterion
+
+    def without_gradient(*inputs):
+        out = loss(*inputs)
+        return out._replace(total=out.total * 0)
+
+    step.criterion = without_gradient
+    step([global_batch()], [6], 1)
+    values = step.reader.pop(leave=0)[0]
+    assert (values.grad_norm, values.finite) == (0, True)
+    trained = torch.cat([p.detach().reshape(-1).double() for p in model.parameters()])
+    assert torch.isin(trained, before).all()
+
+
 def test_clipping_bounds_the_gradient():
     ctx = DistributedContext.single()
     free, _ = make_step(ctx, "anchor_free", clip_norm=0.0)

@@ -38,8 +38,10 @@ def test_cache_prefetching_and_resuming_do_not_change_a_bit(world, tmp_path, mon
     monkeypatch.setattr("engine.trainer.Prefetcher", partial(Prefetcher, ahead=True))
     same_content(expected, trained(world, tmp_path / "two", *shared))
     middle = tmp_path / "one" / "exp" / "epoch1.pt"
+    last = tmp_path / "one" / "exp" / "last.pt"
+    last.rename(tmp_path / "moved.pt")
     run_main(train.main, ["--resume", str(middle), "--cache", "ram"])
-    same_content(expected, read_checkpoint(tmp_path / "one" / "exp" / "last.pt"))
+    same_content(expected, read_checkpoint(last))
     assert len(rows(tmp_path / "one" / "exp" / "results.csv")) == 2
 
 

@@ -225,6 +225,11 @@ class TrainConfig(_DataConfig):
     )
     project: str = setting("runs/train", help="folder of runs")
 
+    @property
+    def images_per_picture(self) -> int:
+        """The number of images, as ``batch_size`` counts them, that one picture of a batch consists of."""
+        return 4 if self.quad else 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class ValConfig(_TileConfig, _DataConfig):

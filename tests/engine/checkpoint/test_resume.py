@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
+import pytest
 from torch import nn
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress
 from engine.checkpoint.resume import (
+    check_is_newest,
     circumstances_changed,
     note_launch,
+    resumed_config,
     resumed_hyperparameters,
     resumed_position,
     run_of_launch,
 )
 from utils.config.settings import TrainConfig
+from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 
 STORED = {
@@ -55,6 +60,23 @@ def test_another_batch_size_keeps_the_position_among_the_images():
         checkpoint_at(inside()), **SAME | {"batch_size": 4, "epoch_batches": 20, "accumulate": 5}
     )
     assert (where.batch, where.updates) == (10, 2 * 4 + 2)
+
+
+def test_an_older_checkpoint_does_not_overwrite_later_epochs(tmp_path):
+    for name, epoch in (("last.pt", 3), ("epoch1.pt", 1)):
+        write_checkpoint(STORED | {"progress": {"epoch": epoch}}, tmp_path / name)
+    check_is_newest(Checkpoint.read(tmp_path / "last.pt"))
+    with pytest.raises(UserError, match=r"epoch1.pt: the run has gone on to epoch 3 .* move last.pt elsewhere"):
+        check_is_newest(Checkpoint.read(tmp_path / "epoch1.pt"))
+    (tmp_path / "last.pt").write_bytes(b"damaged")
+    check_is_newest(Checkpoint.read(tmp_path / "epoch1.pt"))
+
+
+def test_other_frozen_layers_are_refused():
+    stored = dataclasses.asdict(TrainConfig(freeze=[1]))
+    assert resumed_config(stored, TrainConfig(freeze=[1]), {"freeze"}, "x.pt")[1] == []
+    with pytest.raises(UserError, match=r"--freeze \[2\]: the run being resumed has \[1\]"):
+        resumed_config(stored, TrainConfig(freeze=[2]), {"freeze"}, "x.pt")
 
 
 def test_changed_images_restart_the_epoch():

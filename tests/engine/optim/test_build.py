@@ -227,6 +227,16 @@ def test_state_survives_a_round_trip(name):
         assert torch.equal(p, q)
 
 
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Muon"])
+def test_state_of_other_parameters_is_refused(name):
+    options = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}
+    small, large = (nn.Sequential(nn.Conv2d(3, width, 3), nn.Conv2d(width, 3, 3)) for width in (4, 64))
+    stored = build_optimizer(small, name, **options)
+    take_steps(small, stored, 1)
+    with pytest.raises(ValueError, match="the run trained other layers"):
+        build_optimizer(large, name, **options).load_state_dict(copy.deepcopy(stored.state_dict()))
+
+
 def test_set_rates_updates_all_groups():
     optimizer = build_optimizer(network(), "Muon", lr=0.1, momentum=0.95, weight_decay=0.0)
     schedule = Schedule(
