@@ -133,6 +133,9 @@ def test_training_options_work_together(world, tmp_path):
     assert content["names"] == ["object"]
     fresh = read_checkpoint(tmp_path / "first" / "best.pt")
     assert fresh["progress"]["updates"] <= 4  # three batches an epoch, two a step
+    last = tmp_path / "first" / "last.pt"
+    run([sys.executable, "train.py", "--resume", str(last), "--epochs", "4", "--no-image-weights", "--patience", "0"])
+    assert read_checkpoint(last)["progress"]["epoch"] == 4
     second = ["--quad", "--cache", "ram", "--nominal-batch", "8", "--val-every", "2", "--no-channels-last",
               "--weights", str(tmp_path / "first" / "last.pt"), "--epochs", "3", "--offline", "--exist-ok"]  # fmt: skip
     done = train(world, tmp_path, *second, "--model", str(model), "--name", "second")
