@@ -18,6 +18,7 @@ FIND_BATCH_SIZE = -1  # as --batch-size
 MOST_IMGSZ = 65_536  # an image of this size has 12 GiB, and sizes of larger ones may not fit into 64 bits
 MOST_DETECTIONS = 30_000  # an image; NMS examines no more candidates
 _MOST_THREADS = 4096
+_MOST_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average never changes, and Adam refuses it
 CLOSING_EPOCHS = 10  # at most half of the run
 _IMGSZ = ("--img", "--img-size")
 _CACHES = ("none", "ram", "disk", "device")
@@ -68,12 +69,12 @@ class Hyperparameters:
         1.0, low=0, formerly=("lr_share",), help="learning rate multiplier of parameters loaded from --weights"
     )
     lrf: float = setting(0.01, low=0, high=1, help="final learning rate as a fraction of lr0")
-    momentum: float = setting(0.937, low=0, high=1, help="momentum of SGD and Muon, beta1 of Adam")
+    momentum: float = setting(0.937, low=0, high=_MOST_MOMENTUM, help="momentum of SGD and Muon, beta1 of Adam")
     weight_decay: float = setting(0.0005, low=0, help="weight decay; biases and norms are not decayed")
     warmup_epochs: float = setting(
         3.0, low=0, help="length of the warm-up in epochs, at most a quarter of the run; may be fractional"
     )
-    warmup_momentum: float = setting(0.8, low=0, high=1, help="momentum at step 0")
+    warmup_momentum: float = setting(0.8, low=0, high=_MOST_MOMENTUM, help="momentum at step 0")
     warmup_bias_lr: float = setting(0.0, low=0, help="learning rate of biases at step 0")
     clip_norm: float = setting(10.0, low=0, help="maximum norm of the gradients; 0: no clipping")
     ema_decay: float = setting(0.9999, low=0, high=1, help="final decay of the weight EMA")

@@ -169,6 +169,8 @@ def test_advice_never_hides_an_own_flag_and_names_only_existing_flags():
         ({"mosaic": True}, "mosaic: must be float"),
         ({"close_mosaic": 1.5}, "close_mosaic: must be int or null, got 1.5"),
         ({"mosaic_block": 1.5}, "mosaic_block: must be int, got 1.5"),
+        ({"momentum": 1}, "momentum: must be at most 0.9999, got 1.0"),
+        ({"warmup_momentum": 1.0}, "warmup_momentum: must be at most 0.9999, got 1.0"),
         ([1], "must be 'key: value' lines"),
     ],
 )
