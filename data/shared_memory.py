@@ -253,5 +253,5 @@ def open_slots(count: int, slot_bytes: int, page_lock: PageLock | None = None) -
         return None
     try:
         return BatchSlots(count, slot_bytes, page_lock)
-    except OSError:  # there is no such memory, or not enough
+    except (OSError, OverflowError):  # there is no such memory, not enough, or more than 64 bits can address
         return None

@@ -49,6 +49,8 @@ def detect(config: DetectConfig) -> Path:
     )
     if config.conf_thres is None:
         _log_threshold(predictor, config.weights)
+    if config.nms and predictor.model.ignores_nms:
+        get_logger().warning("%s: --nms does nothing: the model has one branch", config.weights)
     if not config.box_voting and predictor.iou is None and predictor.model.nms_iou is None and not config.agnostic_nms:
         get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", config.weights)
     names = predictor.model.names

@@ -29,7 +29,11 @@ def grid_shapes(raw: Sequence[Tensor]) -> Shapes:
 
 
 def _cached(make: Callable[P, T]) -> Callable[P, T]:
-    """Caches the results of ``make``, which callers share and must not write into."""
+    """Caches the results of ``make``, which callers share and must not write into.
+
+    A run may have hundreds of canvases, and the cells of each take up to a megabyte of the device's memory, so only the
+    latest are kept. ``make`` must not copy from the host: see `_on_device`.
+    """
 
     @lru_cache(maxsize=64)
     def cached(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -71,14 +75,20 @@ class GridLevels(NamedTuple):
 @_cached
 def grid_levels(shapes: Shapes, strides: tuple[int, ...], device: torch.device) -> GridLevels:
     sizes = [height * width for height, width in shapes]
-    last = [[width - 1, height - 1] for height, width in shapes]
+    last = [side - 1 for height, width in shapes for side in (width, height)]
     return GridLevels(
-        strides=torch.tensor(strides, dtype=torch.float32, device=device)[:, None],
-        last=torch.tensor(last, dtype=torch.float32, device=device),
-        columns=torch.tensor([width for _, width in shapes], device=device),
-        offset=torch.tensor([sum(sizes[:level]) for level in range(len(sizes))], device=device),
+        strides=_on_device(strides, torch.float32, device)[:, None],
+        last=_on_device(last, torch.float32, device).view(-1, 2),
+        columns=_on_device([width for _, width in shapes], torch.int64, device),
+        offset=_on_device([sum(sizes[:level]) for level in range(len(sizes))], torch.int64, device),
         cells=sum(sizes),
     )
+
+
+def _on_device(values: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Like ``torch.tensor``, whose copy from the host would wait for the device. A training step must not wait, and
+    with rectangular batches of many sizes it often has a canvas that is not in the cache."""
+    return torch.stack([torch.full((), value, dtype=dtype, device=device) for value in values])
 
 
 def flatten_levels(raw: Sequence[Tensor]) -> Tensor:

@@ -198,7 +198,8 @@ def _check_some_objects(index: DatasetIndex, listing: Listing, spec: DatasetSpec
     text += f"{_absolute(spec, first)})"
     if split == "train":
         raise UserError(f"{text}; there is nothing to train on")
-    get_logger().warning("%s; all metrics will be 0", text)
+    text += "; nothing can be scored" + (", and training writes no best.pt" if split == "val" else "")
+    get_logger().warning("%s", text)
 
 
 def _absolute(spec: DatasetSpec, name: str) -> str:

@@ -36,6 +36,7 @@ class InferenceModel(nn.Module):
         input_hw: the only canvas that the model takes, height and width in pixels; None: any multiple of ``stride``.
         batch: the number of images that the file takes at once; None: any. `forward` takes any number in either case.
         nms_iou: the IoU threshold of NMS in validation; None if the detections need no NMS.
+        ignores_nms: whether it is a checkpoint with one branch, for which ``nms`` of `open_model` does nothing.
         votes: whether box voting is inside, so that it cannot be left out.
         validation_iou: as published for the model's head, whether or not NMS is needed.
         confidence: the threshold with the best F1 in validation; None if unknown.
@@ -51,6 +52,7 @@ class InferenceModel(nn.Module):
     input_hw: tuple[int, int] | None
     batch: int | None
     nms_iou: float | None
+    ignores_nms: bool = False
     votes: bool
     validation_iou: float
     confidence: float | None
@@ -86,6 +88,7 @@ class CheckpointModel(InferenceModel):
         self.names, self.stride, self.imgsz = detector.names, detector.stride, info["imgsz"]
         self.input_hw = self.batch = None
         self.nms_iou, self.validation_iou, self.votes = detector.nms_iou, detector.head.validation_iou, False
+        self.ignores_nms = not detector.spec.get("end2end")
         stored = info.get("progress", {}).get("confidence")
         self.confidence = stored if isinstance(stored, float) and 0 <= stored <= 1 else None
 

@@ -81,7 +81,7 @@ def build_schedule(hyp: Hyperparameters, plan: StepPlan, *, cosine: bool) -> Sch
     """The schedule of a run. Warm-up takes at most a quarter of its steps."""
     return Schedule(
         total_steps=plan.total,
-        warmup_steps=min(round(hyp.warmup_epochs * plan.steps), plan.total // 4),
+        warmup_steps=round(min(hyp.warmup_epochs * plan.steps, plan.total // 4)),
         final=hyp.lrf,
         cosine=cosine,
         momentum=hyp.momentum,

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from models.postprocess.box_voting import VOTERS, BoxGroups, vote
 from models.postprocess.nms import nms_keep
+from utils.config.settings import MOST_DETECTIONS
 from utils.errors import UserError
 from utils.structures import Detections
 
 DETECTION_IOU = 0.45  # leaves fewer boxes an object than in validation, as in YOLOv5's and YOLOv8's detection
-MAX_CANDIDATES = 30_000  # an image, the best by score
+MAX_CANDIDATES = MOST_DETECTIONS  # an image, the best by score
 _FIRST_CANDIDATES = 4096  # an image; the rest is examined only if these do not fill all slots
 
 

@@ -59,6 +59,10 @@ def test_a_slot_that_is_too_small_is_not_used():
     assert open_slots(3, 0) is None
 
 
+def test_slots_that_no_address_reaches_are_not_opened():
+    assert open_slots(3, 2**62) is None
+
+
 def test_slots_of_ended_workers_are_freed():
     slots = BatchSlots(2, 100)
     assert {slots.take(1), slots.take(1), slots.take(1)} == {0, 1, None}

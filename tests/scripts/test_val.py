@@ -183,6 +183,14 @@ def test_box_voting_moves_boxes_only(tiny, tmp_path):
     assert 0.01 < distance.max() < SIZE / 2
 
 
+def test_nms_for_a_model_with_one_branch_is_said_to_do_nothing(tiny, tmp_path, capsys):
+    line = "best.pt: --nms does nothing: the model has one branch"
+    val.main(flags(tiny, tmp_path, "--noplots", "--nms"))
+    assert capsys.readouterr().out.count(line) == 1
+    val.main(flags(tiny, tmp_path, "--noplots", "--tta"))  # which needs NMS, but nobody asked for it
+    assert "does nothing" not in capsys.readouterr().out
+
+
 def test_single_cls_merges_labels_and_scores(tiny, tmp_path):
     val.main(flags(tiny, tmp_path, "--single-cls", "--noplots", "--no-save-json", "--no-verbose"))
     results = json.loads((tmp_path / "runs/exp/results.json").read_text())

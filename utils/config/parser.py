@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import yaml
 
 from utils.config.settings import Hyperparameters, TrainConfig
-from utils.config.yaml_files import load_yaml, parse_yaml, suggestion
+from utils.config.yaml_files import TOO_LONG, fits_64_bits, load_yaml, parse_yaml, suggestion
 from utils.config.yolo_flags import advice, translated
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
@@ -45,6 +45,8 @@ def _check(value: Any, field: dataclasses.Field, owner: type, where: str) -> Any
         raise UserError(f"{where}: must be {getattr(origin, '__name__', origin)}{or_null}, got {value!r}")
     if origin is float and math.isinf(value):
         raise UserError(f"{where}: must be a finite number, got {value!r}")
+    if any(isinstance(v, int) and not fits_64_bits(v) for v in (value if origin is list else [value])):
+        raise UserError(f"{where}: {TOO_LONG}")
     meta = field.metadata
     wrong = [v for v in (value if origin is list else [value]) if meta["choices"] and v not in meta["choices"]]
     if wrong:

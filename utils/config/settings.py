@@ -15,6 +15,10 @@ from typing import Any
 from utils.errors import UserError
 
 FIND_BATCH_SIZE = -1  # as --batch-size
+MOST_IMGSZ = 65_536  # an image of this size has 12 GiB, and sizes of larger ones may not fit into 64 bits
+MOST_DETECTIONS = 30_000  # an image; NMS examines no more candidates
+_MOST_THREADS = 4096
+_MOST_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average never changes, and Adam refuses it
 CLOSING_EPOCHS = 10  # at most half of the run
 _IMGSZ = ("--img", "--img-size")
 _CACHES = ("none", "ram", "disk", "device")
@@ -65,12 +69,12 @@ class Hyperparameters:
         1.0, low=0, formerly=("lr_share",), help="learning rate multiplier of parameters loaded from --weights"
     )
     lrf: float = setting(0.01, low=0, high=1, help="final learning rate as a fraction of lr0")
-    momentum: float = setting(0.937, low=0, high=1, help="momentum of SGD and Muon, beta1 of Adam")
+    momentum: float = setting(0.937, low=0, high=_MOST_MOMENTUM, help="momentum of SGD and Muon, beta1 of Adam")
     weight_decay: float = setting(0.0005, low=0, help="weight decay; biases and norms are not decayed")
     warmup_epochs: float = setting(
         3.0, low=0, help="length of the warm-up in epochs, at most a quarter of the run; may be fractional"
     )
-    warmup_momentum: float = setting(0.8, low=0, high=1, help="momentum at step 0")
+    warmup_momentum: float = setting(0.8, low=0, high=_MOST_MOMENTUM, help="momentum at step 0")
     warmup_bias_lr: float = setting(0.0, low=0, help="learning rate of biases at step 0")
     clip_norm: float = setting(10.0, low=0, help="maximum norm of the gradients; 0: no clipping")
     ema_decay: float = setting(0.9999, low=0, high=1, help="final decay of the weight EMA")
@@ -195,7 +199,9 @@ class TrainConfig(_DataConfig):
     virtual_ranks: int = setting(
         0, low=0, help="cut each batch into n shards; bitwise equal on 1, 2, 4, ... n processes; 0: one per process"
     )
-    threads: int = setting(0, low=0, help="CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs")
+    threads: int = setting(
+        0, low=0, high=_MOST_THREADS, help="CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs"
+    )
     skip_zero_grads: bool = setting(False, help="skip weight updates where the gradient is exactly zero")
     freeze: list[int] = setting(factory=list, help="layers to freeze: one number n freezes 0..n-1, several name layers")
     label_smoothing: float = setting(0.0, low=0, high=0.5, help="label smoothing of the classes")
@@ -256,7 +262,7 @@ class ValConfig(_TileConfig, _DataConfig):
     tta: bool = setting(
         False, aliases=("--augment",), help="test-time augmentation: also use a flipped and a flipped, enlarged view"
     )
-    max_det: int = setting(300, low=1, help="maximum number of detections per image")
+    max_det: int = setting(300, low=1, high=MOST_DETECTIONS, help="maximum number of detections per image")
     amp: str = setting("off", choices=("auto", "off", "bf16", "fp16"), help="autocast type")
     save_json: bool = setting(True, help="write predictions.json in COCO format")
     per_size: bool = setting(False, help="print and write AP and AR of small, medium and large objects per class")
@@ -283,7 +289,7 @@ class DetectConfig(_TileConfig):
     )
     box_voting: bool = setting(True, help="average each kept box with those it suppresses (box voting)")
     nms: bool = setting(False, help="use the one-to-many head of NMS-free models, with NMS")
-    max_det: int = setting(300, low=1, help="maximum number of detections per image")
+    max_det: int = setting(300, low=1, high=MOST_DETECTIONS, help="maximum number of detections per image")
     classes: list[int] = setting(factory=list, help="keep only these classes")
     agnostic_nms: bool = setting(False, help="class-agnostic NMS")
     device: str = setting("", help="cpu, mps or 0; empty: the best available device")
@@ -362,12 +368,14 @@ class CompareConfig(_RunConfig):
 
 
 def check_image_size(imgsz: int, stride: int, *, least_cells: int = 1, flag: str = "--imgsz") -> None:
-    """Raises UserError unless ``imgsz``, the value of ``flag``, is a multiple of the model's largest ``stride`` and at
-    least ``least_cells`` times as large."""
+    """Raises UserError unless ``imgsz``, the value of ``flag``, is a multiple of the model's largest ``stride``, at
+    least ``least_cells`` times as large, and at most `MOST_IMGSZ`."""
     least = least_cells * stride
     below = max(imgsz // stride * stride, least)
     if imgsz < least:
         raise UserError(f"{flag} {imgsz}: too small for the model's stride {stride}; use {least} or more")
+    if imgsz > MOST_IMGSZ:
+        raise UserError(f"{flag} {imgsz}: too large; use {MOST_IMGSZ // stride * stride} or less")
     if imgsz % stride:
         raise UserError(
             f"{flag} {imgsz}: not a multiple of the model's stride {stride}; use {below} or {below + stride}"

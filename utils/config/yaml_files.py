@@ -18,7 +18,7 @@ from utils.files.safe_io import read_text
 MOST_NESTED = 100  # levels of a YAML
 MOST_VALUES = 200_000
 MOST_BYTES = 1 << 24
-_MOST_INTEGER = 2**63 - 1
+TOO_LONG = "a number of more than 64 bits"
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
@@ -26,6 +26,11 @@ def suggestion(name: str, known: typing.Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the known name that is closest to ``name``; "" if none is close."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+def fits_64_bits(number: int) -> bool:
+    """Whether torch, numpy and checkpoints can hold ``number``."""
+    return abs(number) < 2**63
 
 
 def load_yaml(path: str | Path) -> Any:
@@ -71,8 +76,8 @@ def _check_value(value: Any) -> None:
             if "\0" in part or (not part.isprintable() and _HALF_CHARACTER.search(part)):
                 raise yaml.constructor.ConstructorError(problem="text with a NUL or half a character")
             return 1
-        if isinstance(part, int) and not -_MOST_INTEGER <= part <= _MOST_INTEGER:
-            raise yaml.constructor.ConstructorError(problem="a number of more than 64 bits")
+        if isinstance(part, int) and not fits_64_bits(part):
+            raise yaml.constructor.ConstructorError(problem=TOO_LONG)
         if not isinstance(part, dict | list | tuple | set):
             return 1
         known = sizes.get(id(part))

@@ -215,6 +215,7 @@ def test_a_damaged_file_is_one_line(tmp_path, workers):
     ("options", "message"),
     [
         ({"imgsz": 100}, "--imgsz 100: not a multiple of the model's stride 32; use 96 or 128"),
+        ({"imgsz": 640_000_000}, "--imgsz 640000000: too large; use 65536 or less"),
         ({"batch_size": 1, "ctx": rank_of(0, 2)}, "--batch-size 1: is the total over 2 processes"),
         ({"quad": True, "batch_size": 6}, "needs a multiple of 4"),
         ({"quad": True, "ctx": rank_of(0, 4), "batch_size": 8}, "needs a multiple of 16"),

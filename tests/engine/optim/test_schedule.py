@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from engine.optim.schedule import Schedule, step_plan, warn_of_few_steps
-from utils.config.settings import TrainConfig
+from engine.optim.schedule import Schedule, StepPlan, build_schedule, step_plan, warn_of_few_steps
+from utils.config.settings import Hyperparameters, TrainConfig
 
 
 def schedule(**changes) -> Schedule:
@@ -43,6 +43,12 @@ def test_warmup_interpolates_rates_and_momentum():
 
 def test_a_run_of_one_step_has_a_schedule():
     assert schedule(total_steps=1, warmup_steps=0).learning_rate(0, 0.5) == 0.5
+
+
+@pytest.mark.parametrize(("warmup_epochs", "steps"), [(0.26, 3), (2.5, 25), (2.51, 25), (1e308, 25)])
+def test_warmup_takes_at_most_a_quarter_of_the_steps(warmup_epochs, steps):
+    plan = StepPlan(accumulate=1, steps=10, total=100)
+    assert build_schedule(Hyperparameters(warmup_epochs=warmup_epochs), plan, cosine=False).warmup_steps == steps
 
 
 @pytest.mark.parametrize(("epochs", "weights", "message"), [

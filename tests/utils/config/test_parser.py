@@ -48,6 +48,10 @@ def test_given_flags_are_only_those_on_the_command_line():
         (["--batch-size", "0"], "--batch-size: must be at least 1 or -1, got 0"),
         (["--batch", "-2"], "--batch-size: must be at least 1 or -1, got -2"),
         (["--label-smoothing", "0.9"], "at most 0.5"),
+        (["--nominal-batch", "9" * 400], "--nominal-batch: a number of more than 64 bits$"),
+        (["--seed", str(2**63)], "--seed: a number of more than 64 bits$"),
+        (["--freeze", "3", str(-(10**20))], "--freeze: a number of more than 64 bits$"),
+        (["--threads", "4000000000000"], "--threads: must be at most 4096, got 4000000000000"),
     ],
 )
 def test_values_out_of_range_are_one_line(argv, complaint):
@@ -165,6 +169,8 @@ def test_advice_never_hides_an_own_flag_and_names_only_existing_flags():
         ({"mosaic": True}, "mosaic: must be float"),
         ({"close_mosaic": 1.5}, "close_mosaic: must be int or null, got 1.5"),
         ({"mosaic_block": 1.5}, "mosaic_block: must be int, got 1.5"),
+        ({"momentum": 1}, "momentum: must be at most 0.9999, got 1.0"),
+        ({"warmup_momentum": 1.0}, "warmup_momentum: must be at most 0.9999, got 1.0"),
         ([1], "must be 'key: value' lines"),
     ],
 )
@@ -177,6 +183,17 @@ def test_a_flag_in_a_recipe_is_named_as_one(tmp_path):
     (tmp_path / "hyp.yaml").write_text("lr0: 0.01\nlabel_smoothing: 0.0\n")
     with pytest.raises(UserError, match=r"'label_smoothing': is a flag, .* give it as --label-smoothing"):
         hyperparameters_from(str(tmp_path / "hyp.yaml"))
+
+
+def test_the_largest_number_of_64_bits_is_accepted():
+    assert parse_config(TrainConfig, ["--seed", str(2**63 - 1)], "").seed == 2**63 - 1
+
+
+@pytest.mark.parametrize("cls", [ValConfig, DetectConfig])
+def test_the_number_of_detections_is_limited(cls):
+    argv = ["--weights", "a.pt"] + (["--source", "a.jpg"] if cls is DetectConfig else [])
+    with pytest.raises(UserError, match="--max-det: must be at most 30000, got 4611686018427387904"):
+        parse_config(cls, [*argv, "--max-det", str(2**62)], "")
 
 
 def test_a_number_that_is_too_large_is_called_so():
