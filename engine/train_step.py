@@ -195,7 +195,7 @@ class TrainStep:
             drop_zero_gradients(self.optimizer.parameters)
         gradients = [p.grad for p in self.optimizer.parameters if p.grad is not None]
         factor = global_pictures**2 * self.images_per_picture / normalizer.clamp(min=1)
-        norm = torch.nn.utils.get_total_norm(gradients).to(factor) * factor
+        norm = torch.nn.utils.get_total_norm(gradients) * factor
         if self.clip_norm > 0:
             factor = factor * (self.clip_norm / (norm + 1e-6)).clamp(max=1)
         if gradients:

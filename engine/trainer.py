@@ -179,12 +179,9 @@ class Trainer:
         self.callbacks.step_taken()
         if self.stops.save_is_due(flags, self.progress.updates):
             flags |= self._read(leave=0)
-            code = self.stops.exit_code(flags)
-            if code:
-                self.watchdog.stop_agreed()
-            self._save()
-            if code:
+            if code := self.stops.exit_code(flags):
                 self._stop(code)
+            self._save()
             self._is_ended = flags.stop
 
     def _take_step(self, micro_batches: list[Batch], first: int) -> int:
@@ -260,7 +257,9 @@ class Trainer:
         self.stops.saved()
 
     def _stop(self, code: int) -> NoReturn:
-        """Ends the run on every rank, once everything is on the disk."""
+        """Saves and ends the run on every rank, once everything is on the disk."""
+        self.watchdog.stop_agreed()
+        self._save()
         self.checkpointer.finish()
         max_over_ranks(self.ctx, 0)
         log.info("stopped by a signal after %s; continue with: --resume %s", self._where(), self.checkpointer.last)
@@ -313,8 +312,6 @@ class Trainer:
 
         result = self.validate(self.take_step.ema.module, should_stop=should_stop)
         if code := self.stops.exit_code_after_validation(stopped=stopped):
-            self.watchdog.stop_agreed()
-            self._save()
             self._stop(code)
         return result
 

@@ -24,15 +24,11 @@ DEFAULT_MODEL = "yolov8n"
 def layers_to_freeze(asked: Sequence[int], count: int) -> set[int]:
     """The layers to freeze in a model of ``count``: of a single number n, layers 0 to n - 1.
 
-    Raises UserError for layers that do not exist, and if no layer would be left to train.
+    Raises UserError for layers that do not exist.
     """
-    flag = f"--freeze {' '.join(map(str, asked))}"
     if any(not 0 <= layer <= count - (len(asked) > 1) for layer in asked):
-        raise UserError(f"{flag}: the model has layers 0 to {count - 1}")
-    frozen = set(range(asked[0])) if len(asked) == 1 else set(asked)
-    if len(frozen) == count:
-        raise UserError(f"{flag}: leaves no layer to train")
-    return frozen
+        raise UserError(f"--freeze {' '.join(map(str, asked))}: the model has layers 0 to {count - 1}")
+    return set(range(asked[0])) if len(asked) == 1 else set(asked)
 
 
 def freeze_layers(model: nn.Module, layers: Collection[int]) -> None:
@@ -87,7 +83,7 @@ def build_starting_model(
     if frozen := layers_to_freeze(config.freeze, len(model.model)):
         freeze_layers(model, frozen)
         if not any(p.requires_grad for p in model.parameters()):
-            raise UserError(f"--freeze {' '.join(map(str, config.freeze))}: leaves nothing to train")
+            raise UserError(f"--freeze {' '.join(map(str, config.freeze))}: leaves no layer to train")
         log.info("frozen: layers %s", ", ".join(map(str, sorted(frozen))))
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
     return model.to(ctx.device, memory_format=layout), filled

@@ -10,5 +10,5 @@ from utils.errors import UserError
 
 def test_layers_without_parameters_are_nothing_to_train():
     config = TrainConfig(model="yolov8n", freeze=[layer for layer in range(23) if layer != 10])  # 10: Upsample
-    with pytest.raises(UserError, match="leaves nothing to train"):
+    with pytest.raises(UserError, match="leaves no layer to train"):
         build_starting_model(DistributedContext.single(), config, ["a"], resumed=None)

@@ -10,7 +10,8 @@ from torch import nn
 from engine.checkpoint.checkpointer import Snapshot
 from engine.optim.build import build_optimizer, choose_optimizer, split_parameters
 from engine.optim.muon import Muon, orthogonalize
-from engine.optim.schedule import Schedule
+from engine.optim.schedule import Schedule, StepPlan, build_schedule
+from utils.config.settings import Hyperparameters
 
 
 def network() -> nn.Module:
@@ -251,18 +252,8 @@ def test_biases_warm_up_from_the_multiplied_rate_if_they_are_pretrained():
     optimizer = build_optimizer(
         network(), "SGD", lr=0.01, momentum=0.9, weight_decay=0.0, pretrained={"1.bias": ()}, pretrained_lr_mult=0.0
     )
-    optimizer.set_rates(
-        Schedule(
-            total_steps=20,
-            warmup_steps=5,
-            final=0.0,
-            cosine=False,
-            momentum=0.9,
-            warmup_momentum=0.8,
-            warmup_bias_lr=0.1,
-        ),
-        0,
-    )
+    plan = StepPlan(accumulate=1, steps=20, total=20)
+    optimizer.set_rates(build_schedule(Hyperparameters(warmup_bias_lr=0.1), plan, cosine=False), 0)
     rates = optimizer.rates()
     assert rates["lr/bias"] == 0
     assert 0.08 < rates["lr/new_bias"] < 0.1

@@ -117,6 +117,7 @@ def test_flags_of_other_yolos_are_translated(cls, argv, expected):
         (TrainConfig, ["train", "resume=True", "model=a.pt", "epochs=9"], "write train.py --resume a.pt --epochs 9\n"),
         (TrainConfig, ["model=yolov8n.yaml", "val=False"], "write train.py --model yolov8n.yaml --val-every 0\n"),
         (ValConfig, ["model=best.pt", "split=test"], "write val.py --weights best.pt --task test\n"),
+        (ValConfig, ["model=best.pt", "val=x"], "write val.py --weights best.pt. Without an equivalent: val\n"),
         (
             TrainConfig,
             ["data=a.yaml", "copy_paste=0.1", "device=[0,1]", "conf=0.1", "verbose=True", "save=True"],
