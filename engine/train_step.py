@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from engine.checkpoint.run import Run
 from engine.optim.build import OptimizerSet, build_optimizer, choose_optimizer
 from engine.optim.ema import ModelEma
-from engine.optim.schedule import StepPlan
+from engine.optim.schedule import StepPlan, new_layers_lr_mult
 from engine.parallel.compile import UNCOMPILED, Compilation, check_compilation, plan_compilation
 from engine.parallel.ddp import all_reduce_sum, parallelize, unused_parameters, without_gradient_sync
 from engine.parallel.virtual_ranks import TreeGradients, resolve_virtual_ranks
@@ -262,6 +262,7 @@ def build_step(
         lr=hyp.lr0,
         pretrained=pretrained,
         pretrained_lr_mult=hyp.lr_mult,
+        new_lr_mult=new_layers_lr_mult(plan.total),
         momentum=hyp.momentum,
         weight_decay=hyp.weight_decay,
         sharded=config.zero and ctx.is_distributed,

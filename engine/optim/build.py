@@ -274,6 +274,7 @@ def build_optimizer(
     weight_decay: float,
     pretrained: Mapping[str, Sequence[int]] = MappingProxyType({}),
     pretrained_lr_mult: float = 1.0,
+    new_lr_mult: float = 1.0,
     sharded: bool = False,
 ) -> OptimizerSet:
     """The optimizer ``name`` of `RULES`.
@@ -283,12 +284,16 @@ def build_optimizer(
         pretrained: parameters that come from weights: by name, the rows that do not (new classes). The rate of all
             other rows is multiplied by ``pretrained_lr_mult``: what starts at random has everything to learn, what is
             pretrained would forget.
+        new_lr_mult: multiplies the rule's rate for parameters and rows that are not pretrained, if others are; has no
+            effect on an explicit ``lr``.
         momentum: of SGD and Muon, and beta1 of Adam and AdamW when they are the only rule.
         sharded: each process keeps the state of its part of the parameters, updates those and sends them to the others
             (ZeRO stage 1, Rajbhandari et al. 2020). The saved state is the whole one.
     """
     rule = RULES[name]
-    lr = rule.lr if lr is None else lr
+    if lr is None:
+        faster = new_lr_mult if pretrained else 1.0
+        lr, pretrained_lr_mult = rule.lr * faster, pretrained_lr_mult / faster
 
     def construct(kind: type, groups: Groups, **options: Any) -> torch.optim.Optimizer:
         if not sharded:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from engine.checkpoint.checkpointer import Snapshot
-from engine.optim.build import build_optimizer, choose_optimizer, split_parameters
+from engine.optim.build import RULES, build_optimizer, choose_optimizer, split_parameters
 from engine.optim.muon import Muon, orthogonalize
 from engine.optim.schedule import Schedule, StepPlan, build_schedule
 from utils.config.settings import Hyperparameters
@@ -277,6 +277,24 @@ def test_pretrained_parameters_have_a_multiplied_rate(name):
         for row in known.get(key, ()):
             expected[row] = plain[key][row]
         torch.testing.assert_close(change, expected, rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_new_layers_may_learn_faster_unless_a_rate_is_given(name):
+    """Twice the rule's rate for new parameters and rows; that of pretrained ones and of models without any stays."""
+
+    def rates(lr: float | None, pretrained: dict[str, tuple[int, ...]]) -> dict[str, float]:
+        options = {"momentum": 0.9, "weight_decay": 0.0, "pretrained_lr_mult": 0.25, "new_lr_mult": 2.0}
+        return build_optimizer(network(), name, lr=lr, pretrained=pretrained, **options).rates()
+
+    lr = RULES[name].lr
+    assert set(rates(None, {}).values()) == {lr}
+    assert set(rates(0.1, {"0.weight": ()}).values()) == {0.1, 0.1 * 0.25}
+    found = rates(None, {"0.weight": (), "1.bias": ()})
+    assert {key: value / lr for key, value in found.items() if "new" in key} == pytest.approx(
+        {"lr/new_weight": 2.0, "lr/new_norm": 2.0, "lr/new_bias": 2.0}
+    )
+    assert found["lr/weight"] == found["lr/bias"] == pytest.approx(0.25 * lr)
 
 
 def test_a_skipped_step_moves_no_row():

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from engine.optim.schedule import Schedule, StepPlan, build_schedule, step_plan, warn_of_few_steps
+from engine.optim.schedule import Schedule, StepPlan, build_schedule, new_layers_lr_mult, step_plan, warn_of_few_steps
 from utils.config.settings import Hyperparameters, TrainConfig
 
 
@@ -61,3 +61,8 @@ def test_a_run_of_few_steps_names_the_epochs_that_are_enough(caplog, epochs, wei
     plan = step_plan(TrainConfig(epochs=epochs, batch_size=16, nominal_batch=16, weights=weights), 9)
     warn_of_few_steps(plan, from_weights=bool(weights))
     assert [record.getMessage() for record in caplog.records] == ([f"the run has {message}"] if message else [])
+
+
+@pytest.mark.parametrize(("total", "factor"), [(1, 2), (50, 2), (80, 1.25), (100, 1), (10_000, 1)])
+def test_new_layers_move_as_far_in_a_short_run_as_in_one_of_enough_steps(total, factor):
+    assert new_layers_lr_mult(total) == factor
