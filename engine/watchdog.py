@@ -34,8 +34,8 @@ PEER_LOST = 2
 class Watchdog:
     """Watches this process from `__enter__` until training is over or an exception leaves the block.
 
-    - If another process of this machine has died and no step has ended since, the main thread may be stuck in a
-      collective that will never end, so this process is ended. (If it is not stuck, it notices sooner by itself.)
+    - If another process of this machine has died and no step has ended since (nor an error begun), the main thread may
+      be stuck in a collective that will never end, so this process is ended. (Else it notices sooner by itself.)
     - If a signal has arrived and no step has ended since, likewise; before training starts, after a shorter time.
     - If torchrun itself has died, nobody would stop this process, so it sends itself SIGTERM.
     - While `training`, if there is no step or validation batch (`beat`) for some time, the stacks of all threads are
@@ -81,6 +81,9 @@ class Watchdog:
             yield
         except Stopped:
             self._closed.set()
+            raise
+        except BaseException:
+            self.beat()  # what follows, as removing the folder of a run without a checkpoint, takes time of its own
             raise
         self._closed.set()
 

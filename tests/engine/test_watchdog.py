@@ -55,3 +55,22 @@ def test_an_orderly_stop_is_not_cut_short_when_another_rank_has_ended(error, cod
     sys.exit(75)
     """
     assert exit_code_of(program) == code
+
+
+def test_after_an_error_the_time_without_a_peer_begins_anew():
+    """The folder of a run without a checkpoint is removed then, which must not be cut short."""
+    program = """
+    watchdog.PEER_DEAD_S = 2
+    peer = subprocess.Popen([sys.executable, "-c", ""])
+    with StopSignals() as signals, watchdog.Watchdog(signals) as dog:
+        dog._peers = [this_process().replace(str(os.getpid()), str(peer.pid), 1)]
+        try:
+            with dog.training(Path("."), 0):
+                peer.wait()
+                time.sleep(1.4)  # a collective that fails late
+                raise ValueError
+        except ValueError:
+            time.sleep(1.2)
+    sys.exit(75)
+    """
+    assert exit_code_of(program) == 75
