@@ -281,7 +281,7 @@ def test_pretrained_parameters_have_a_multiplied_rate(name):
 
 @pytest.mark.parametrize("name", RULES)
 def test_new_layers_may_learn_faster_unless_a_rate_is_given(name):
-    """Twice the rule's rate for new parameters and rows; that of pretrained ones and of models without any stays."""
+    """Twice the rule's rate for new parameters; that of pretrained ones and of models without any stays."""
 
     def rates(lr: float | None, pretrained: dict[str, tuple[int, ...]]) -> dict[str, float]:
         options = {"momentum": 0.9, "weight_decay": 0.0, "pretrained_lr_mult": 0.25, "new_lr_mult": 2.0}
@@ -295,6 +295,25 @@ def test_new_layers_may_learn_faster_unless_a_rate_is_given(name):
         {"lr/new_weight": 2.0, "lr/new_norm": 2.0, "lr/new_bias": 2.0}
     )
     assert found["lr/weight"] == found["lr/bias"] == pytest.approx(0.25 * lr)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_only_new_parameters_and_rows_take_larger_steps_with_a_larger_rate(name):
+    known = {"0.weight": (1, 3), "1.weight": (), "1.bias": ()}  # of the first, rows 1 and 3 are new
+
+    def moved(factor: float) -> dict[str, torch.Tensor]:
+        model = network()
+        before = copy.deepcopy(model.state_dict())
+        options = {"pretrained": known, "pretrained_lr_mult": 0.25, "new_lr_mult": factor}
+        take_steps(model, build_optimizer(model, name, lr=None, momentum=0.9, weight_decay=0.0, **options), 1)
+        return {key: p.detach() - before[key] for key, p in model.named_parameters()}
+
+    once, twice = moved(1.0), moved(2.0)
+    for key, change in twice.items():
+        expected = once[key] * (1 if key in known else 2)
+        for row in known.get(key, ()):
+            expected[row] = once[key][row] * 2
+        torch.testing.assert_close(change, expected, rtol=1e-3, atol=1e-7)
 
 
 def test_a_skipped_step_moves_no_row():
