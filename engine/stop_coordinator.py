@@ -13,6 +13,7 @@ from utils.distributed.stop_signals import INTERRUPTED, REQUEUE, StopSignals
 
 STOP_KEY = "stop"  # in the run's store: a rank was asked to stop while validating
 POLL_EVERY_S = 1.0
+SAVE_BEFORE_VALIDATION_S = 60.0  # since the last save; a checkpoint costs less than repeating as much training
 
 
 class StopCoordinator:
@@ -54,6 +55,13 @@ class StopCoordinator:
     def save_is_due(self, flags: StepFlags, updates: int) -> bool:
         """Whether the ranks save after ``updates`` steps, given the flags of all of them."""
         return any(flags) or (self._save_every_updates > 0 and updates % self._save_every_updates == 0)
+
+    def save_is_due_before_validation(self) -> bool:
+        """Whether the ranks save an epoch's steps before its validation, which may be killed or fail. Every rank calls
+        it."""
+        least_s = min(self._save_every_s, SAVE_BEFORE_VALIDATION_S)
+        is_due = self._save_every_s > 0 and time.monotonic() - self._saved_at >= least_s
+        return max_over_ranks(self._ctx, int(is_due)) > 0
 
     def saved(self) -> None:
         self._saved_at, self._save_requested = time.monotonic(), False

@@ -272,12 +272,16 @@ class Trainer:
         return f"epoch {progress.epoch + 1}, batch {progress.batch} of {len(self.train_loader)}"
 
     def _end_epoch(self) -> None:
-        """After the last step of an epoch: averages the ranks' buffers, validates, saves, reports."""
+        """After the last step of an epoch: averages the ranks' buffers, validates, saves, reports.
+
+        A resumed run may begin here."""
         progress, step = self.progress, self.take_step
         if not progress.joined:
             average_buffers(step.model, self.ctx)
             average_buffers(step.ema.module, self.ctx)
             progress.joined = True
+        if self._validates_after(progress.epoch + 1) and self.stops.save_is_due_before_validation():
+            self._save()
         result = self._validate()
         losses = progress.mean_losses(step.criterion.names)
         progress.epoch += 1

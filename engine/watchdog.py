@@ -108,7 +108,7 @@ class Watchdog:
                 os.kill(os.getpid(), signal.SIGTERM)
             if signal_at is not None and now - max(signal_at, beat) > self._stop_timeout_s:
                 training = self._stop_timeout_s == STOP_TIMEOUT_S
-                self._end("asked to stop, but no step ends; not saved" if training else "", self._signals.code)
+                self._end("asked to stop, but no step ends; no new checkpoint" if training else "", self._signals.code)
             if peer_died_at is not None and now - max(peer_died_at, beat) > PEER_DEAD_S:
                 self._end("", PEER_LOST)
 

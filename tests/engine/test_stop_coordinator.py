@@ -32,6 +32,20 @@ def test_checkpoints_are_saved_by_steps_and_by_time(monkeypatch: pytest.MonkeyPa
     assert other.save_is_due(StepFlags(save=True), 1)
 
 
+@pytest.mark.parametrize(("save_minutes", "least_s"), [(10, 60), (0.5, 30), (0, None)])
+def test_an_epoch_is_saved_before_its_validation_if_much_would_be_lost(monkeypatch, save_minutes, least_s):
+    now = [100.0]
+    monkeypatch.setattr("engine.stop_coordinator.time.monotonic", lambda: now[0])
+    stops = StopCoordinator(MAIN, StopSignals(), TrainConfig(save_minutes=save_minutes))
+    due = []
+    for seconds in (0, 29, 30, 59, 60, 1e5):
+        now[0] = 100.0 + seconds
+        due.append(stops.save_is_due_before_validation())
+    assert due == [least_s is not None and seconds >= least_s for seconds in (0, 29, 30, 59, 60, 1e5)]
+    stops.saved()
+    assert not stops.save_is_due_before_validation()
+
+
 def test_a_signal_to_one_rank_makes_all_ranks_save_and_stop():
     signals = StopSignals()
     stops = StopCoordinator(MAIN, signals, TrainConfig())

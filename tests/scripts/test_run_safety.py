@@ -108,6 +108,18 @@ def test_a_signal_during_validation_keeps_the_epochs_steps(world, whole, tmp_pat
     same_run(whole, tmp_path / "exp")
 
 
+def test_a_kill_during_validation_keeps_the_epochs_steps(world, whole, tmp_path):
+    """They are saved before it, unless they took less than a minute (here: than no time)."""
+    odd = "slowval:30;set:engine.stop_coordinator:SAVE_BEFORE_VALIDATION_S:0"
+    with Processes(tmp_path / "log.txt", odd=odd) as run:
+        run.ranks(2, *flags(world, tmp_path, "--save-minutes", "10"))
+        run.until((tmp_path / "exp" / "last.pt").exists)
+        run.kill_all()
+    assert position(tmp_path / "exp") == (0, 10)
+    resume(tmp_path)
+    same_run(whole, tmp_path / "exp")
+
+
 def test_a_second_training_is_refused_in_the_same_run_folder(world, tmp_path):
     """The second gets a line that names the first, however it was started; a killed one blocks nobody, nor do its
     remaining loader processes."""
