@@ -112,7 +112,7 @@ class OptimizerSet:
         """Learning rates by kind of parameter; if some are pretrained, the names of the others begin with ``new_``."""
         lr_mults = {group["lr_mult"] for group in self.param_groups}
         return {
-            f"lr/{'new_' if group['lr_mult'] == 1 and len(lr_mults) > 1 else ''}{group['kind']}": group["lr"]
+            f"lr/{'new_' if group['is_new'] and len(lr_mults) > 1 else ''}{group['kind']}": group["lr"]
             for group in self.param_groups
         }
 
@@ -190,6 +190,7 @@ def parameter_groups(
     weight_decay: float,
     pretrained: Mapping[str, Sequence[int]] = MappingProxyType({}),
     pretrained_lr_mult: float = 1.0,
+    new_lr_mult: float = 1.0,
 ) -> list[dict[str, Any]]:
     """The groups of `split_parameters` as torch's optimizers take them, pretrained parameters in groups of their own.
     Parameters with new rows are in the group of new ones. Arguments are those of `build_optimizer`."""
@@ -202,19 +203,20 @@ def parameter_groups(
                 "params": members,
                 "weight_decay": weight_decay if kind == "weight" else 0.0,
                 "kind": kind,
+                "is_new": is_new,
                 "lr_mult": lr_mult,
                 "initial_lr": lr * lr_mult,
                 "lr": lr * lr_mult,
                 "follow_momentum": True,
             }
-            for lr_mult, members in ((pretrained_lr_mult, slow), (1.0, full))
+            for is_new, lr_mult, members in ((False, pretrained_lr_mult, slow), (True, new_lr_mult, full))
             if members
         ]
     return groups
 
 
 def row_rates(model: nn.Module, pretrained: Mapping[str, Sequence[int]], lr_mult: float) -> list[RowRates]:
-    """For parameters of ``pretrained`` with new rows: ``lr_mult`` for the other rows."""
+    """For parameters of ``pretrained`` with new rows: ``lr_mult``, relative to those, for the other rows."""
     found = []
     for name, new_rows in pretrained.items():
         if new_rows and lr_mult != 1:
@@ -291,9 +293,9 @@ def build_optimizer(
             (ZeRO stage 1, Rajbhandari et al. 2020). The saved state is the whole one.
     """
     rule = RULES[name]
-    if lr is None:
-        faster = new_lr_mult if pretrained else 1.0
-        lr, pretrained_lr_mult = rule.lr * faster, pretrained_lr_mult / faster
+    if lr is not None or not pretrained:
+        new_lr_mult = 1.0
+    lr = rule.lr if lr is None else lr
 
     def construct(kind: type, groups: Groups, **options: Any) -> torch.optim.Optimizer:
         if not sharded:
@@ -302,6 +304,7 @@ def build_optimizer(
 
         return ZeroRedundancyOptimizer(groups, optimizer_class=kind, lr=lr, **options)
 
-    split = {"weight_decay": weight_decay, "pretrained": pretrained, "pretrained_lr_mult": pretrained_lr_mult}
-    optimizers = rule.build(parameter_groups(model, lr=lr, **split), construct, momentum)
-    return OptimizerSet(optimizers, name, row_rates(model, pretrained, pretrained_lr_mult))
+    lr_mults = {"pretrained_lr_mult": pretrained_lr_mult, "new_lr_mult": new_lr_mult}
+    groups = parameter_groups(model, lr=lr, weight_decay=weight_decay, pretrained=pretrained, **lr_mults)
+    rows = row_rates(model, pretrained, pretrained_lr_mult / new_lr_mult)
+    return OptimizerSet(rule.build(groups, construct, momentum), name, rows)

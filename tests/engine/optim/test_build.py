@@ -297,6 +297,18 @@ def test_new_layers_may_learn_faster_unless_a_rate_is_given(name):
     assert found["lr/weight"] == found["lr/bias"] == pytest.approx(0.25 * lr)
 
 
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_pretrained_biases_begin_at_the_same_rate_however_fast_new_layers_learn(factor):
+    known = {"1.bias": ()}
+    options = {"pretrained": known, "pretrained_lr_mult": 0.25, "new_lr_mult": factor}
+    optimizer = build_optimizer(network(), "Muon", lr=None, momentum=0.9, weight_decay=0.0, **options)
+    warm = {"final": 0.01, "cosine": False, "momentum": 0.9, "warmup_momentum": 0.8, "warmup_bias_lr": 0.1}
+    optimizer.set_rates(Schedule(total_steps=50, warmup_steps=9, **warm), 0)
+    rates = optimizer.rates()
+    assert rates["lr/bias"] == pytest.approx(0.25 * (0.1 + (RULES["Muon"].lr - 0.1) / 10))
+    assert rates["lr/new_bias"] == pytest.approx(rates["lr/bias"] * 4 * factor)
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_only_new_parameters_and_rows_take_larger_steps_with_a_larger_rate(name):
     known = {"0.weight": (1, 3), "1.weight": (), "1.bias": ()}  # of the first, rows 1 and 3 are new
