@@ -17,6 +17,7 @@ from utils.errors import UserError
 from utils.logger import get_logger
 
 FIRST_LINE_S, NEXT_LINES_S = 10.0, 60.0
+HOSTED_S = 20.0  # a launcher's store runs before the processes do: if it does not answer, the launcher has died
 _POLL_S = 0.05
 _LISTED = 8
 
@@ -52,7 +53,7 @@ def open_store(launch: Launch, timeout_s: float) -> dist.Store:
     waiting = _Wait(timeout_s)
     own_store = launch.rank == 0 and not launch.is_hosted
     if not own_store:
-        _wait_for_address(launch, waiting)
+        _wait_for_address(launch, _Wait(min(timeout_s, HOSTED_S)) if launch.is_hosted else waiting)
     options = {"timeout": datetime.timedelta(seconds=timeout_s), "wait_for_workers": False, "multi_tenant": True}
     try:
         store: dist.Store = dist.TCPStore(launch.address, launch.port, is_master=own_store, **options)
@@ -106,8 +107,9 @@ def _wait_for_address(launch: Launch, waiting: _Wait) -> None:
             return
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-        line = f"process {launch.rank} of {launch.world_size}: {where}, where process 0 should be, does not answer"
-        hint = "is process 0 running, is the address right (MASTER_ADDR, MASTER_PORT), does a firewall block it?"
+        host = launch.launcher if launch.is_hosted else "process 0"
+        line = f"process {launch.rank} of {launch.world_size}: {where}, where {host} should be, does not answer"
+        hint = f"is {host} running, is the address right (MASTER_ADDR, MASTER_PORT), does a firewall block it?"
         if waiting.is_over():
             raise UserError(f"{line} in {waiting.waited_s():.0f} s ({reason}); {hint}")
         if waiting.should_log():

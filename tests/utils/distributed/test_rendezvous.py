@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -58,6 +59,15 @@ def test_an_address_that_does_not_answer_is_one_line(caplog):
     assert "process 1 of 2: 127.0.0.1:" in line
     assert "where process 0 should be, does not answer after 1 s (connection refused)" in line
     assert "does not answer in 2 s" in outcome[0]
+
+
+def test_a_launcher_that_has_died_is_not_waited_for(monkeypatch):
+    """torchrun's own store is there before the processes, so that one does not answer later either."""
+    monkeypatch.setattr(rendezvous, "HOSTED_S", 1.0)
+    launch = replace(launch_of(1, 2, free_port()), launcher="torchrun", is_hosted=True)
+    thread, outcome = meet_in_thread(launch, timeout_s=1800)
+    thread.join(20)
+    assert "where torchrun should be, does not answer in 1 s" in outcome[0]
 
 
 def test_an_unknown_host_name_is_one_line(caplog):
