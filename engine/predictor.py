@@ -227,7 +227,7 @@ def load(
         max_det: at most so many detections an image, the best ones.
         classes: keep only these; empty or None: all.
         agnostic: boxes of different classes suppress each other too.
-        box_voting: average each kept box with those it suppresses.
+        box_voting: let boxes that NMS suppresses move the kept one and raise its score.
         nms: use the one-to-many head of NMS-free models, with NMS.
         amp: autocast type of the model: "off", "bf16", "fp16", or "auto" for one that the device is fast in.
         color: the order of channels in arrays, "bgr" or "rgb"; None: it is given with each call.

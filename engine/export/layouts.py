@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from models.detector import Detector
-from models.postprocess.box_voting import VOTERS, vote_weights
+from models.postprocess.box_voting import LEAST_VOTE, VOTERS, raised_scores, vote_weights
 from models.postprocess.nms import overlap_and_union, overlaps
 from utils.boxes import xyxy_to_cxcywh
 
@@ -21,6 +21,7 @@ LEAST_SCORE = 0.001  # of a row of the end2end layout after NMS, as in validatio
 CANDIDATES = VOTERS  # (box, class) pairs that NMS in the graph compares, and that vote
 ROUNDS = 24  # of suppression in the graph
 LARGEST = 1e30  # coordinate
+LARGEST_WEIGHT = 1 - 1e-6  # of a vote, so that the logarithm of what is missing to 1 is finite
 
 
 class _Export(nn.Module):
@@ -89,8 +90,9 @@ class EndToEnd(_Export):
         pairs = torch.cat((boxes, found, classes), -1)
         rows = pairs.gather(1, order[..., None].expand(-1, -1, 6))
         if self.box_voting:
-            rows = torch.cat((voted_boxes(rows, pairs, candidates, self.nms_iou), rows[..., 4:]), -1)
-        return torch.where(ranked[..., None] > 0, rows, 0.0)
+            rows = voted_rows(rows, order, pairs, self.nms_iou)
+        rows = torch.where(ranked[..., None] > 0, rows, 0.0)
+        return best_first(rows) if self.box_voting else rows
 
 
 def best_pairs(boxes: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -124,22 +126,30 @@ def kept_pairs(boxes: Tensor, classes: Tensor, candidates: Tensor, iou_thres: fl
     return keep[:, 0] > 0
 
 
-def voted_boxes(rows: Tensor, pairs: Tensor, candidates: Tensor, iou_thres: float) -> Tensor:
-    """The boxes (B, D, 4) of the kept ``rows`` (B, D, 6) after box voting, see `models.postprocess.box_voting.vote`.
+def voted_rows(rows: Tensor, numbers: Tensor, pairs: Tensor, iou_thres: float) -> Tensor:
+    """The kept ``rows`` (B, D, 6) after box voting, see `models.postprocess.box_voting.vote`.
 
-    Those of ``pairs`` (B, K, 6) that are ``candidates``, bool (B, K), vote, the rows themselves included. Columns: x1,
-    y1, x2, y2, score, class.
+    They are those of ``pairs`` (B, K, 6) with these ``numbers`` (B, D). Columns: x1, y1, x2, y2, score, class.
 
     Sums are not computed as matrix products, which on GPUs may have the precision of TF32.
     """
     a, b = rows.permute(2, 0, 1)[..., None], pairs.permute(2, 0, 1)[:, :, None]  # (6, B, D, 1), (6, B, 1, K)
     overlap, union = overlap_and_union(a[:4], b[:4])
-    votes = (overlap > union * iou_thres) & (a[5] == b[5]) & candidates[:, None]
+    is_other = numbers[..., None] != torch.arange(pairs.shape[1], device=pairs.device)
+    votes = (overlap > union * iou_thres) & (a[5] == b[5]) & (b[4] > LEAST_VOTE) & is_other
     weights = torch.where(votes, b[4] * vote_weights(overlap / union), 0.0)
-    total = weights.sum(-1)
     finite = torch.where(b[:4].abs() < LARGEST, b[:4], 0.0)  # what is not finite has no vote, but 0 * inf is NaN
-    mean = (weights * finite).sum(-1) / total  # (4, B, D)
-    return torch.where(total > 0, mean, a[:4, ..., 0]).permute(1, 2, 0)
+    own, score = a[:4, ..., 0], a[4, ..., 0]
+    mean = ((weights * finite).sum(-1) + own * score) / (weights.sum(-1) + score)  # (4, B, D)
+    boxes = torch.where(own.abs() < LARGEST, mean, own)
+    score = raised_scores(score, (1 - weights.clamp(max=LARGEST_WEIGHT)).log().sum(-1))
+    return torch.cat((boxes, score[None], a[5:, ..., 0])).permute(1, 2, 0)
+
+
+def best_first(rows: Tensor) -> Tensor:
+    """``rows`` (B, D, 6) by descending score, their fifth column."""
+    order = rows[..., 4].topk(rows.shape[1]).indices
+    return rows.gather(1, order[..., None].expand(-1, -1, 6))
 
 
 def make_layout(

@@ -1,8 +1,12 @@
-"""Box voting: a box that NMS keeps moves to the weighted mean of the boxes that it overlaps.
+"""Box voting: a box that NMS keeps moves to the weighted mean of the boxes that it overlaps, and its score rises with
+their number.
 
 Gidaris & Komodakis 2015, "Object detection via a multi-region and semantic segmentation-aware CNN model". The weights
 are score * exp(-(1 - IoU)^2 / `SIGMA`), those of He et al. 2019, "Bounding Box Regression with Uncertainty for Accurate
 Object Detection", without variances.
+
+A score s becomes 1 - (1 - s) * prod (1 - w)^`INDEPENDENCE` over the weights w: the noisy OR (Pearl 1988) of the boxes,
+in which a suppressed one counts as a fraction of a detection, since all of them look at the same pixels.
 
 Most boxes of an image are far apart, so voters are sorted by their left side, and each kept box is compared only with
 those whose left side is near its own. Votes are added up in this order, so on a CPU a result depends on the boxes of
@@ -24,6 +28,8 @@ from models.postprocess.nms import overlap_and_union
 
 VOTERS = 1024  # of an image: its best candidates; a kept box that ranks below them stays where it is
 SIGMA = 0.02
+INDEPENDENCE = 0.1
+LEAST_VOTE = 0.01  # what has a higher score votes, whatever the confidence threshold is
 _ROUNDING = 1e-3  # more than the rounding error of an IoU
 _LEAST_IOU = 0.1  # boxes that overlap less have weights below 1e-17
 _PAIRS_ON_CPU, _PAIRS_ON_GPU = 1 << 16, 1 << 22  # compared together; changes speed and memory only
@@ -42,9 +48,15 @@ def vote_weights(iou: Tensor) -> Tensor:
     return ((1 - iou).square() / -SIGMA).exp()
 
 
-def vote(kept: BoxGroups, others: BoxGroups, iou_thres: float) -> Tensor:
-    """The means of each kept box and the other boxes of its group that it overlaps by more than ``iou_thres``, float32
-    (P, 4). Boxes without area and infinite boxes overlap nothing."""
+def raised_scores(scores: Tensor, log_misses: Tensor) -> Tensor:
+    """Scores after voting, given the sum of log(1 - w) over the weights w of each one's voters, of the same shape."""
+    misses = (1 - scores.clamp(max=1)).log() + INDEPENDENCE * log_misses
+    return torch.maximum(1 - misses.exp(), scores)
+
+
+def vote(kept: BoxGroups, others: BoxGroups, iou_thres: float) -> tuple[Tensor, Tensor]:
+    """The kept boxes, float32 (P, 4), and their scores, float32 (P,), after the votes of those other boxes of their
+    groups that they overlap by more than ``iou_thres``. Boxes without area and infinite boxes overlap nothing."""
     x1, _, x2, _ = kept.boxes_xyxy.unbind(1)
     # A box with an IoU above t is at most 1 / t as wide and has more than t of the larger width in common.
     reach = (x2 - x1) * (1 - iou_thres + _ROUNDING)
@@ -57,12 +69,15 @@ def vote(kept: BoxGroups, others: BoxGroups, iou_thres: float) -> Tensor:
 
     exact = torch.float32 if left.device.type == "mps" else torch.float64  # MPS has no float64
     sums = _with_ones(kept.boxes_xyxy).to(exact) * kept.scores[:, None]
+    log_misses = torch.zeros_like(sums[:, 0])
     for row, voter, iou in _overlapping_pairs(kept.boxes_xyxy, voters.boxes_xyxy, first, last, iou_thres):
         weights = voters.scores.index_select(0, voter) * vote_weights(iou.to(exact))
         votes = _with_ones(voters.boxes_xyxy.index_select(0, voter)) * weights[:, None]
         sums.index_add_(0, row, votes)
+        log_misses.index_add_(0, row, (1 - weights.clamp(max=1)).log())
     mean = (sums[:, :4] / sums[:, 4:]).float()
-    return torch.where(mean.isfinite(), mean, kept.boxes_xyxy)
+    boxes = torch.where(mean.isfinite(), mean, kept.boxes_xyxy)
+    return boxes, raised_scores(kept.scores.to(exact), log_misses).float()
 
 
 def _keys(left: Tensor, group: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.postprocess.box_voting import VOTERS, BoxGroups, vote
+from models.postprocess.box_voting import LEAST_VOTE, VOTERS, BoxGroups, vote
 from models.postprocess.nms import nms_keep
 from utils.config.settings import MOST_DETECTIONS
 from utils.errors import UserError
@@ -43,21 +43,25 @@ def select_detections(
     Args:
         boxes_xyxy: (B, N, 4) canvas pixels.
         scores: (B, N, C); NaN is below any threshold.
-        conf_thres: scores must be above it.
+        conf_thres: scores of detections must be above it.
         iou_thres: None: no suppression. Then no shape depends on values, and the host does not wait for the device.
         max_det: K, the most detections an image; the best are kept.
         agnostic: whether boxes of different classes suppress each other too.
         multi_label: whether every class above the threshold is a detection; otherwise a box's best class alone.
         classes: the classes to keep. Without ``multi_label``, a box whose best class is another one is not kept.
-        box_voting: whether each kept box is averaged with those it suppresses, see `vote`. Scores stay the same.
+        box_voting: whether those that a kept box suppresses move it and raise its score, see `vote`. ``conf_thres``
+            then refers to the new scores and changes none of them.
     """
     boxes_xyxy, scores = boxes_xyxy.float(), scores.float()
     low, high = boxes_xyxy.split(2, -1)
     boxes_xyxy = torch.cat((low, torch.maximum(low, high)), -1)
-    allowed = _allowed_scores(scores, conf_thres, multi_label, classes)
+    box_voting &= iou_thres is not None
+    least = min(conf_thres, LEAST_VOTE) if box_voting else conf_thres
+    allowed = _allowed_scores(scores, least, multi_label, classes)
     if iou_thres is None:
         return _best_pairs(boxes_xyxy, torch.where(allowed, scores, -1.0), max_det)
-    return _non_max_suppression(boxes_xyxy, scores, allowed, iou_thres, max_det, agnostic, box_voting)
+    kept = _non_max_suppression(boxes_xyxy, scores, allowed, iou_thres, max_det, agnostic, box_voting)
+    return _fill_slots(kept, scores.shape[0], conf_thres, max_det)
 
 
 def detections_to_score(
@@ -175,6 +179,12 @@ def _numbers_in_image(image: Tensor, batch: int) -> Tensor:
     return torch.arange(len(image), device=image.device) - _starts(image, batch)[image]
 
 
+def _best_first(image: Tensor, score: Tensor) -> Tensor:
+    """The order by image, then descending score, (M,); of equal scores, what came first comes first."""
+    order = score.argsort(descending=True, stable=True)
+    return order[image[order].argsort(stable=True)]
+
+
 def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> tuple[_Candidates, int]:
     """The allowed pairs, at most the `MAX_CANDIDATES` best of each image, and the largest number of an image."""
     batch = boxes.shape[0]
@@ -185,8 +195,7 @@ def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> tuple
         last = torch.where(allowed, scores, -1.0).flatten(1).topk(MAX_CANDIDATES).values[:, -1]
         image, box, label = (allowed & (scores >= last[:, None, None])).nonzero(as_tuple=True)
     score = scores[image, box, label]
-    order = score.argsort(descending=True, stable=True)
-    order = order[image[order].argsort(stable=True)]  # by image, then score, then (box, class)
+    order = _best_first(image, score)  # equal scores in the order of (box, class)
     image, box = image[order], box[order]
     rank = _numbers_in_image(image, batch)
     found = _Candidates(image, rank, boxes[image, box], score[order], label[order])
@@ -201,7 +210,8 @@ def _non_max_suppression(
     max_det: int,
     agnostic: bool,
     box_voting: bool,
-) -> Detections:
+) -> _Candidates:
+    """The candidates that are kept, after voting; more than ``max_det`` of an image may be among them."""
     batch, _, num_classes = scores.shape
     candidates, fullest = _collect_candidates(boxes_xyxy, scores, allowed)
 
@@ -222,21 +232,24 @@ def _non_max_suppression(
         if again.any():
             keep = keep.masked_scatter(again, suppress(candidates.where(again)))
     kept = candidates.where(keep)
+    if not box_voting or fullest < 2:
+        return kept
+    others = candidates.where(~keep & (candidates.rank < VOTERS) & (candidates.scores > LEAST_VOTE))
+    moving = ((kept.rank < VOTERS) & (_numbers_in_image(kept.image, batch) < max_det)).nonzero()[:, 0]
+    boxes, voted = vote(*(BoxGroups(c.boxes, c.scores, group_of(c)) for c in (kept.where(moving), others)), iou_thres)
+    kept = kept._replace(boxes=kept.boxes.index_copy(0, moving, boxes), scores=kept.scores.index_copy(0, moving, voted))
+    return kept.where(_best_first(kept.image, kept.scores))
+
+
+def _fill_slots(kept: _Candidates, batch: int, conf_thres: float, max_det: int) -> Detections:
+    """The first ``max_det`` of each image, as far as their scores are above ``conf_thres``, padded to `Detections`."""
     slot = _numbers_in_image(kept.image, batch)
-    if box_voting and fullest > 1:
-        others = candidates.where(~keep & (candidates.rank < VOTERS))
-        moving = ((kept.rank < VOTERS) & (slot < max_det)).nonzero()[:, 0]
-        voted = vote(*(BoxGroups(c.boxes, c.scores, group_of(c)) for c in (kept.where(moving), others)), iou_thres)
-        kept = kept._replace(boxes=kept.boxes.index_copy(0, moving, voted))
-    return _fill_slots(kept, slot, batch, max_det)
-
-
-def _fill_slots(kept: _Candidates, slot: Tensor, batch: int, max_det: int) -> Detections:
-    """The first ``max_det`` of each image, padded to `Detections`. ``slot``: their numbers in their images, (P,)."""
-    row = torch.where(slot < max_det, kept.image * max_det + slot, batch * max_det)  # the last row is dropped
+    shown = (kept.scores > conf_thres) & (slot < max_det)
+    row = torch.where(shown, kept.image * max_det + slot, batch * max_det)  # the last row is dropped
     padded = []
     for values in (kept.boxes, kept.scores, kept.classes):
         rows = values.new_zeros((batch * max_det + 1, *values.shape[1:]))
         rows[row] = values
         padded.append(rows[:-1].view(batch, max_det, *values.shape[1:]))
-    return Detections(*padded, _counts(kept.image, batch).clamp(max=max_det))
+    counts = kept.image.new_zeros(batch).index_add_(0, kept.image, shown.long())
+    return Detections(*padded, counts)

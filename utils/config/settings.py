@@ -257,7 +257,7 @@ class ValConfig(_TileConfig, _DataConfig):
         aliases=("--iou",),
         help="IoU threshold of NMS; default: by head (0.7, 0.65, 0.6, or no NMS)",
     )
-    box_voting: bool = setting(True, help="average each kept box with those it suppresses (box voting)")
+    box_voting: bool = setting(True, help="let boxes that NMS suppresses move the kept one and raise its score")
     nms: bool = setting(False, help="evaluate the one-to-many head of NMS-free models, with NMS")
     tta: bool = setting(
         False, aliases=("--augment",), help="test-time augmentation: also use a flipped and a flipped, enlarged view"
@@ -287,7 +287,7 @@ class DetectConfig(_TileConfig):
     iou_thres: float | None = setting(
         None, low=0, high=1, aliases=("--iou",), help="IoU threshold of NMS; default: 0.45, no NMS for NMS-free models"
     )
-    box_voting: bool = setting(True, help="average each kept box with those it suppresses (box voting)")
+    box_voting: bool = setting(True, help="let boxes that NMS suppresses move the kept one and raise its score")
     nms: bool = setting(False, help="use the one-to-many head of NMS-free models, with NMS")
     max_det: int = setting(300, low=1, high=MOST_DETECTIONS, help="maximum number of detections per image")
     classes: list[int] = setting(factory=list, help="keep only these classes")
@@ -337,7 +337,7 @@ class ExportConfig:
     iou_thres: float | None = setting(
         None, low=0, high=1, aliases=("--iou",), help="IoU threshold of NMS; default: by head (0.7, 0.6 or 0.65)"
     )
-    box_voting: bool = setting(True, help="average each kept box with those it suppresses (box voting); end2end only")
+    box_voting: bool = setting(True, help="box voting in the NMS of end2end, as in val.py")
     opset: int = setting(18, low=18, help="ONNX opset; torch's exporter writes no valid files below 18")
     data: str = setting("", help="data set YAML to check and calibrate with; empty: the checkpoint's")
     check: bool = setting(True, help="compare the exported model with the checkpoint on validation images")

@@ -54,10 +54,13 @@ def test_end2end(fused, images, box_voting):
     )
     for row, boxes, scores, count in zip(rows, expected.boxes_xyxy, expected.scores, expected.counts.tolist()):
         assert count > 10
-        assert torch.equal(row[:count, 4], scores[:count])
+        if box_voting:  # summed in float32, not in float64
+            torch.testing.assert_close(row[:count, 4], scores[:count], rtol=1e-5, atol=1e-6)
+        else:
+            assert torch.equal(row[:count, 4], scores[:count])
         assert not row[count:][row[count:, 4] == 0].any()
         assert (row[count:, 4] <= 0.001).all()
-        firsts = scores[:count].diff() != 0  # equal scores may change places
+        firsts = scores[:count].diff().abs() > (1e-5 if box_voting else 0)  # equal scores may change places
         alone = torch.cat((torch.tensor([True]), firsts)) & torch.cat((firsts, torch.tensor([True])))
         if box_voting and iou is not None:
             torch.testing.assert_close(row[:count, :4][alone], boxes[:count][alone], rtol=1e-6, atol=1e-4)
@@ -94,9 +97,12 @@ def test_box_voting_equals_that_of_the_pipeline(iou, strange):
         != select_detections(boxes, scores, conf_thres=0.001, iou_thres=iou, max_det=300, box_voting=False).boxes_xyxy
     )
     assert moved.any(-1).sum() > 50
-    torch.testing.assert_close(rows[..., :4], expected.boxes_xyxy, rtol=1e-6, atol=1e-4, equal_nan=True)
-    assert torch.equal(rows[..., 4], expected.scores)
-    assert torch.equal(rows[..., 5], expected.classes.float())
+    torch.testing.assert_close(rows[..., 4], expected.scores, rtol=1e-5, atol=2e-6)
+    alone = expected.scores.diff(prepend=torch.full((3, 1), 2.0)).abs() > 1e-5  # equal scores may change places
+    alone &= alone.roll(-1, 1)
+    assert alone.sum() > 80
+    assert torch.equal(rows[..., 5][alone], expected.classes[alone].float())
+    torch.testing.assert_close(rows[..., :4][alone], expected.boxes_xyxy[alone], rtol=1e-6, atol=1e-4, equal_nan=True)
 
 
 def test_an_image_without_detections_is_all_zeros():

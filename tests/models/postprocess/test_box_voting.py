@@ -30,38 +30,46 @@ def iou(a, b):
     return overlap / union if union > 0 else 0.0
 
 
-def by_loops(boxes, scores, *, voters=1024, **settings):
-    """The voted boxes of one image, (D, 4) in float64, best first."""
+def by_loops(boxes, scores, *, conf_thres, voters=1024, **settings):
+    """The detections of one image after voting: scores (D,) and boxes (D, 4) in float64, best first."""
+    settings["conf_thres"] = min(conf_thres, 0.01)
     kept = brute_force(boxes, scores, **settings)
     rules = settings | {"iou_thres": 1.0, "max_det": voters, "agnostic": False}
     candidates = brute_force(boxes, scores, **rules)  # none is suppressed
     boxes, result = boxes.double().tolist(), []
     for own_score, own_class, own in kept:
-        total, sums = 0.0, [0.0] * 4
-        if (own_score, own_class, own) in candidates:
-            for score, label, n in candidates:
-                near = iou(boxes[own], boxes[n])
-                if near > settings["iou_thres"] and (settings.get("agnostic") or label == own_class):
-                    weight = score * math.exp(-((1 - near) ** 2) / 0.02)
-                    total += weight
-                    sums = [s + weight * x for s, x in zip(sums, boxes[n])]
-        result.append([s / total for s in sums] if total else boxes[own])
-    return np.array(result).reshape(-1, 4)
+        total, sums, miss = own_score, [own_score * x for x in boxes[own]], 1 - own_score
+        for score, label, n in candidates if (own_score, own_class, own) in candidates else []:
+            if score <= 0.01:
+                continue
+            near = iou(boxes[own], boxes[n])
+            is_own = (label, n) == (own_class, own)
+            if not is_own and near > settings["iou_thres"] and (settings.get("agnostic") or label == own_class):
+                weight = score * math.exp(-((1 - near) ** 2) / 0.02)
+                total += weight
+                sums = [s + weight * x for s, x in zip(sums, boxes[n])]
+                miss *= (1 - weight) ** 0.1
+        result.append((1 - miss, [s / total for s in sums]))
+    result = sorted((row for row in result if row[0] > conf_thres), key=lambda row: -row[0])
+    return np.array([row[0] for row in result]), np.array([row[1] for row in result]).reshape(-1, 4)
 
 
 def assert_equals_loops(boxes, scores, *, least_moved=0.5, **settings):
     found = select_detections(boxes, scores, **{k: v for k, v in settings.items() if k != "voters"})
-    unmoved = select_detections(boxes, scores, **{k: v for k, v in settings.items() if k != "voters"}, box_voting=False)
-    assert all(torch.equal(a, b) for a, b in zip(found[1:], unmoved[1:]))
     moved = []
     for b in range(len(boxes)):
-        expected = by_loops(boxes[b], scores[b], **settings)
+        expected_scores, expected = by_loops(boxes[b], scores[b], **settings)
         count = int(found.counts[b])
         assert count == len(expected)
+        np.testing.assert_allclose(found.scores[b, :count], expected_scores, rtol=1e-6)
         error = 1e-8 * float(boxes.abs().max())
-        np.testing.assert_allclose(found.boxes_xyxy[b, :count], expected, rtol=2e-7, atol=error)
+        order = np.lexsort((*expected.round(2).T, -expected_scores.astype(np.float32)))
+        of_found = found.boxes_xyxy[b, :count].double().numpy()
+        of_found = of_found[np.lexsort((*of_found.round(2).T, -found.scores[b, :count].numpy()))]
+        np.testing.assert_allclose(of_found, expected[order], rtol=2e-7, atol=error)
         assert not found.boxes_xyxy[b, count:].any()
-        moved += (found.boxes_xyxy[b, :count] != unmoved.boxes_xyxy[b, :count]).any(1).tolist()
+        assert not found.scores[b, count:].any()
+        moved += [not (boxes[b] == box).all(1).any() for box in found.boxes_xyxy[b, :count]]
     assert np.mean(moved) >= least_moved
     return found
 
@@ -92,6 +100,36 @@ def test_the_mean_of_two_boxes_is_that_of_the_paper():
     assert found.counts.tolist() == [2]
     np.testing.assert_allclose(found.boxes_xyxy[0, 0], [0, 0, 10, (5 + 8 * weight) / (0.5 + weight)], rtol=1e-7)
     assert found.boxes_xyxy[0, 1].tolist() == [0, 0, 10, 4]  # overlaps the second box by exactly the threshold
+
+
+def test_a_vote_raises_the_score_by_a_tenth_of_a_noisy_or():
+    """It needs no score above the confidence threshold, which is one of the new scores."""
+    boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 8], [50, 50, 60, 60], [50, 50, 60, 60], [90, 90, 95, 95]]])
+    scores = torch.tensor([[[0.5], [0.25], [0.38], [0.36], [0.38]]])
+    settings = {"iou_thres": 0.5, "max_det": 5}
+    found = select_detections(boxes, scores, conf_thres=0.4, **settings)
+    assert found.counts.tolist() == [2]
+    expected = [1 - 0.5 * (1 - 0.25 * math.exp(-2)) ** 0.1, 1 - 0.62 * 0.64**0.1]
+    np.testing.assert_allclose(found.scores[0, :2], expected, rtol=1e-6)
+    assert found.boxes_xyxy[0, 1].tolist() == [50, 50, 60, 60]
+    assert select_detections(boxes, scores, conf_thres=0.4, **settings, box_voting=False).counts.tolist() == [1]
+    assert select_detections(boxes, scores, conf_thres=0.1, **settings).scores[0, 2] == scores[0, 4, 0]  # nobody voted
+
+
+def test_detections_are_ranked_by_the_new_scores():
+    """Eight votes lift the second object above the first, which has none."""
+    boxes = torch.tensor([[[0.0, 0, 10, 10]] + [[50.0, 50, 60, 60]] * 9])
+    scores = torch.tensor([[[0.62]] + [[0.6]] * 9])
+    found = select_detections(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=3)
+    np.testing.assert_allclose(found.scores[0], [1 - 0.4**1.8, 0.62, 0], rtol=1e-6)
+    assert found.boxes_xyxy[0, :2].tolist() == [[50, 50, 60, 60], [0, 0, 10, 10]]
+
+
+def test_certain_and_impossible_scores_stay():
+    boxes, scores = torch.tensor([[[0.0, 0, 10, 10]] * 3]), torch.tensor([[[1.0], [1.0], [0.5]]])
+    assert select_detections(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=3).scores.tolist() == [[1, 0, 0]]
+    found = select_detections(boxes, scores * 1.5, conf_thres=0.1, iou_thres=0.5, max_det=3)
+    assert found.scores.tolist() == [[1.5, 0, 0]]
 
 
 def test_max_det_and_class_filter():
@@ -134,6 +172,22 @@ def test_the_number_of_pairs_compared_together_does_not_change_the_result(monkey
     assert all(torch.equal(a, b) for a, b in zip(select_detections(boxes, scores, **IOU), expected))
 
 
+@pytest.mark.parametrize("conf_thres", [0.004, 0.3, 0.6])
+def test_the_confidence_threshold_changes_no_detection(conf_thres):
+    boxes, scores = crowd(3, 200, 2, seed=12)
+    scores = scores * torch.linspace(0.001, 1, 200)[:, None] ** 2
+    boxes = torch.cat((boxes, torch.tensor([600.0, 600, 620, 620]).expand(3, 1, 4)), 1)
+    scores = torch.cat((scores, torch.full((3, 1, 2), 0.002)), 1)
+    lower = select_detections(boxes, scores, conf_thres=0.0, iou_thres=0.5, max_det=300)
+    found = select_detections(boxes, scores, conf_thres=conf_thres, iou_thres=0.5, max_det=300)
+    shown = (lower.scores > conf_thres).sum(1)
+    assert torch.equal(found.counts, shown)
+    assert (shown > 0).all()
+    assert (shown < lower.counts).all()
+    for b, count in enumerate(shown.tolist()):
+        assert all(torch.equal(x[b, :count], y[b, :count]) for x, y in zip(found[:3], lower[:3]))
+
+
 @pytest.mark.parametrize("agnostic", [True, False])
 def test_other_images_do_not_change_a_bit(agnostic):
     """Nor do boxes of other classes, padding, and the image's position in the batch."""
@@ -154,7 +208,8 @@ def test_other_images_do_not_change_a_bit(agnostic):
         assert torch.equal(only.boxes_xyxy[0, : only.counts[0]], of_class)
 
 
-def test_boxes_stay_in_the_hull_of_their_voters_and_upright():
+def test_boxes_stay_in_the_hull_of_their_voters_and_upright(monkeypatch):
+    monkeypatch.setattr(box_voting, "INDEPENDENCE", 0.0)  # so that scores and the order stay the same
     boxes, scores = crowd(3, 200, 1, seed=8)
     boxes = boxes.round()
     found = select_detections(boxes, scores, **IOU)
@@ -162,7 +217,7 @@ def test_boxes_stay_in_the_hull_of_their_voters_and_upright():
     for b in range(3):
         for box, own in zip(found.boxes_xyxy[b, : found.counts[b]], before.boxes_xyxy[b]):
             voters = boxes[b][
-                [scores[b, n, 0] > 0.1 and iou(own.tolist(), boxes[b, n].tolist()) > 0.5 for n in range(200)]
+                [scores[b, n, 0] > 0.01 and iou(own.tolist(), boxes[b, n].tolist()) > 0.5 for n in range(200)]
             ]
             assert (voters.amin(0) <= box).all()
             assert (box <= voters.amax(0)).all()
