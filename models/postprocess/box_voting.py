@@ -29,7 +29,7 @@ from models.postprocess.nms import overlap_and_union
 VOTERS = 1024  # of an image: its best candidates; a kept box that ranks below them stays where it is
 SIGMA = 0.02
 INDEPENDENCE = 0.1
-LEAST_VOTE = 0.01  # what has a higher score votes, whatever the confidence threshold is
+LEAST_VOTE = 0.01  # boxes with a higher score vote and are raised, whatever the confidence threshold is
 _ROUNDING = 1e-3  # more than the rounding error of an IoU
 _LEAST_IOU = 0.1  # boxes that overlap less have weights below 1e-17
 _PAIRS_ON_CPU, _PAIRS_ON_GPU = 1 << 16, 1 << 22  # compared together; changes speed and memory only
@@ -49,9 +49,12 @@ def vote_weights(iou: Tensor) -> Tensor:
 
 
 def raised_scores(scores: Tensor, log_misses: Tensor) -> Tensor:
-    """Scores after voting, given the sum of log(1 - w) over the weights w of each one's voters, of the same shape."""
+    """Scores after voting, given the sum of log(1 - w) over the weights w of each one's voters, of the same shape.
+
+    What is not above `LEAST_VOTE` stays, or it would be a detection only if the confidence threshold is below that.
+    """
     misses = (1 - scores.clamp(max=1)).log() + INDEPENDENCE * log_misses
-    return torch.maximum(1 - misses.exp(), scores)
+    return torch.where(scores > LEAST_VOTE, torch.maximum(1 - misses.exp(), scores), scores)
 
 
 def vote(kept: BoxGroups, others: BoxGroups, iou_thres: float) -> tuple[Tensor, Tensor]:

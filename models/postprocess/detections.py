@@ -19,6 +19,7 @@ from utils.structures import Detections
 
 DETECTION_IOU = 0.45  # leaves fewer boxes an object than in validation, as in YOLOv5's and YOLOv8's detection
 MAX_CANDIDATES = MOST_DETECTIONS  # an image, the best by score
+_LEAST_VOTED_ON = 300  # kept boxes of an image, any of which may be the best after voting
 _FIRST_CANDIDATES = 4096  # an image; the rest is examined only if these do not fill all slots
 
 
@@ -214,13 +215,14 @@ def _non_max_suppression(
     """The candidates that are kept, after voting; more than ``max_det`` of an image may be among them."""
     batch, _, num_classes = scores.shape
     candidates, fullest = _collect_candidates(boxes_xyxy, scores, allowed)
+    max_kept = max(max_det, _LEAST_VOTED_ON) if box_voting else max_det
 
     def group_of(examined: _Candidates) -> Tensor:
         return examined.image if agnostic else examined.image * num_classes + examined.classes
 
     def suppress(examined: _Candidates) -> Tensor:
         groups = batch if agnostic else batch * num_classes
-        return nms_keep(examined.boxes, group_of(examined), groups, iou_thres, max_det)
+        return nms_keep(examined.boxes, group_of(examined), groups, iou_thres, max_kept)
 
     if fullest <= _FIRST_CANDIDATES:
         keep = suppress(candidates)
@@ -235,7 +237,7 @@ def _non_max_suppression(
     if not box_voting or fullest < 2:
         return kept
     others = candidates.where(~keep & (candidates.rank < VOTERS) & (candidates.scores > LEAST_VOTE))
-    moving = ((kept.rank < VOTERS) & (_numbers_in_image(kept.image, batch) < max_det)).nonzero()[:, 0]
+    moving = ((kept.rank < VOTERS) & (_numbers_in_image(kept.image, batch) < max_kept)).nonzero()[:, 0]
     boxes, voted = vote(*(BoxGroups(c.boxes, c.scores, group_of(c)) for c in (kept.where(moving), others)), iou_thres)
     kept = kept._replace(boxes=kept.boxes.index_copy(0, moving, boxes), scores=kept.scores.index_copy(0, moving, voted))
     return kept.where(_best_first(kept.image, kept.scores))

@@ -172,7 +172,8 @@ def test_tta_finds_what_one_view_does_and_more(tiny, tmp_path):
 
 
 def test_box_voting_moves_boxes_and_raises_scores(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("models.postprocess.detections.LEAST_VOTE", 0.0)  # the model is hardly trained
+    for module in ("detections", "box_voting"):
+        monkeypatch.setattr(f"models.postprocess.{module}.LEAST_VOTE", 0.0)  # the model is hardly trained
     found = []
     for name, voting in (("on", "--box-voting"), ("off", "--no-box-voting")):
         more = ["--name", name, "--noplots", "--conf-thres", "0", "--iou-thres", "0.5"]

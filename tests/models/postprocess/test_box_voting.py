@@ -30,9 +30,9 @@ def iou(a, b):
     return overlap / union if union > 0 else 0.0
 
 
-def by_loops(boxes, scores, *, conf_thres, voters=1024, **settings):
+def by_loops(boxes, scores, *, conf_thres, max_det, voters=1024, **settings):
     """The detections of one image after voting: scores (D,) and boxes (D, 4) in float64, best first."""
-    settings["conf_thres"] = min(conf_thres, 0.01)
+    settings |= {"conf_thres": min(conf_thres, 0.01), "max_det": max(max_det, 300)}
     kept = brute_force(boxes, scores, **settings)
     rules = settings | {"iou_thres": 1.0, "max_det": voters, "agnostic": False}
     candidates = brute_force(boxes, scores, **rules)  # none is suppressed
@@ -48,9 +48,9 @@ def by_loops(boxes, scores, *, conf_thres, voters=1024, **settings):
                 weight = score * math.exp(-((1 - near) ** 2) / 0.02)
                 total += weight
                 sums = [s + weight * x for s, x in zip(sums, boxes[n])]
-                miss *= (1 - weight) ** 0.1
+                miss *= (1 - weight) ** 0.1 if own_score > 0.01 else 1
         result.append((1 - miss, [s / total for s in sums]))
-    result = sorted((row for row in result if row[0] > conf_thres), key=lambda row: -row[0])
+    result = sorted((row for row in result if row[0] > conf_thres), key=lambda row: -row[0])[:max_det]
     return np.array([row[0] for row in result]), np.array([row[1] for row in result]).reshape(-1, 4)
 
 
@@ -123,6 +123,25 @@ def test_detections_are_ranked_by_the_new_scores():
     found = select_detections(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=3)
     np.testing.assert_allclose(found.scores[0], [1 - 0.4**1.8, 0.62, 0], rtol=1e-6)
     assert found.boxes_xyxy[0, :2].tolist() == [[50, 50, 60, 60], [0, 0, 10, 10]]
+
+
+def test_of_too_many_detections_those_with_the_best_new_scores_are_kept():
+    boxes = torch.tensor([[[0.0, 0, 10, 10]] + [[50.0, 50, 60, 60]] * 9])
+    scores = torch.tensor([[[0.62]] + [[0.6]] * 9])
+    found = select_detections(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=1)
+    assert found.boxes_xyxy[0].tolist() == [[50, 50, 60, 60]]
+
+
+def test_a_box_below_the_least_vote_is_not_raised_by_votes_for_another_one():
+    """The last box overlaps the voters, which the first one suppresses, but not the first one."""
+    voters = [[10 + i * 0.02, 0, 110 + i * 0.02, 100] for i in range(30)]
+    boxes = torch.tensor([[[0, 0, 100, 100], *voters, [20, 0, 120, 100]]], dtype=torch.float)
+    scores = torch.tensor([[[0.9]] + [[0.6]] * 30 + [[0.005]]])
+    for conf_thres, count in ((0.001, 2), (0.01, 1), (0.25, 1)):
+        found = select_detections(boxes, scores, conf_thres=conf_thres, iou_thres=0.7, max_det=300)
+        assert found.counts.tolist() == [count]
+        assert found.scores[0, 0] > 0.92
+        assert count == 1 or found.scores[0, 1] == scores[0, -1, 0]
 
 
 def test_certain_and_impossible_scores_stay():
