@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from models.detector import Detector
-from models.postprocess.box_voting import LEAST_VOTE, VOTERS, raised_scores, vote_weights
+from models.postprocess.box_voting import LEAST_VOTE, VOTERS, log_misses, raised_scores, vote_weights
 from models.postprocess.nms import overlap_and_union, overlaps
 from utils.boxes import xyxy_to_cxcywh
 
@@ -21,7 +21,6 @@ LEAST_SCORE = 0.001  # of a row of the end2end layout after NMS, as in validatio
 CANDIDATES = VOTERS  # (box, class) pairs that NMS in the graph compares, and that vote
 ROUNDS = 24  # of suppression in the graph
 LARGEST = 1e30  # coordinate
-LARGEST_WEIGHT = 1 - 1e-6  # of a vote, so that the logarithm of what is missing to 1 is finite
 
 
 class _Export(nn.Module):
@@ -142,7 +141,7 @@ def voted_rows(rows: Tensor, numbers: Tensor, pairs: Tensor, iou_thres: float) -
     own, score = a[:4, ..., 0], a[4, ..., 0]
     mean = ((weights * finite).sum(-1) + own * score) / (weights.sum(-1) + score)  # (4, B, D)
     boxes = torch.where(own.abs() < LARGEST, mean, own)
-    score = raised_scores(score, (1 - weights.clamp(max=LARGEST_WEIGHT)).log().sum(-1))
+    score = raised_scores(score, log_misses(weights).sum(-1))
     return torch.cat((boxes, score[None], a[5:, ..., 0])).permute(1, 2, 0)
 
 

@@ -48,12 +48,17 @@ def vote_weights(iou: Tensor) -> Tensor:
     return ((1 - iou).square() / -SIGMA).exp()
 
 
-def raised_scores(scores: Tensor, log_misses: Tensor) -> Tensor:
-    """Scores after voting, given the sum of log(1 - w) over the weights w of each one's voters, of the same shape.
+def log_misses(weights: Tensor) -> Tensor:
+    """log(1 - w), -inf from 1 on."""
+    return (1 - weights.clamp(max=1)).log()
+
+
+def raised_scores(scores: Tensor, votes: Tensor) -> Tensor:
+    """Scores after voting, given the sum of `log_misses` over the weights of each one's voters, of the same shape.
 
     What is not above `LEAST_VOTE` stays, or it would be a detection only if the confidence threshold is below that.
     """
-    misses = (1 - scores.clamp(max=1)).log() + INDEPENDENCE * log_misses
+    misses = log_misses(scores) + INDEPENDENCE * votes
     return torch.where(scores > LEAST_VOTE, torch.maximum(1 - misses.exp(), scores), scores)
 
 
@@ -72,15 +77,15 @@ def vote(kept: BoxGroups, others: BoxGroups, iou_thres: float) -> tuple[Tensor, 
 
     exact = torch.float32 if left.device.type == "mps" else torch.float64  # MPS has no float64
     sums = _with_ones(kept.boxes_xyxy).to(exact) * kept.scores[:, None]
-    log_misses = torch.zeros_like(sums[:, 0])
+    misses = torch.zeros_like(sums[:, 0])
     for row, voter, iou in _overlapping_pairs(kept.boxes_xyxy, voters.boxes_xyxy, first, last, iou_thres):
         weights = voters.scores.index_select(0, voter) * vote_weights(iou.to(exact))
         votes = _with_ones(voters.boxes_xyxy.index_select(0, voter)) * weights[:, None]
         sums.index_add_(0, row, votes)
-        log_misses.index_add_(0, row, (1 - weights.clamp(max=1)).log())
+        misses.index_add_(0, row, log_misses(weights))
     mean = (sums[:, :4] / sums[:, 4:]).float()
     boxes = torch.where(mean.isfinite(), mean, kept.boxes_xyxy)
-    return boxes, raised_scores(kept.scores.to(exact), log_misses).float()
+    return boxes, raised_scores(kept.scores.to(exact), misses).float()
 
 
 def _keys(left: Tensor, group: Tensor) -> Tensor:

@@ -108,12 +108,14 @@ def test_arrays_are_rgb(model, tmp_path):
 
 def test_attributes_are_used(model, monkeypatch):
     monkeypatch.setattr("models.postprocess.detections.LEAST_VOTE", 0.0)  # the model is untrained
+    monkeypatch.setattr("models.postprocess.box_voting.INDEPENDENCE", 0.0)  # boxes move, scores stay
     assert (HubModel(model._path, "cpu").conf, model.iou, model.stride, model.names[1]) == (0.25, 0.45, 32, "ring")
     image = picture()
     assert len(model(image).xyxy[0]) == 5
     model.max_det = 1000
     everything = model(image).xyxy[0]
     model.box_voting = False
+    assert torch.equal(model(image).xyxy[0][:, 4:], everything[:, 4:])
     assert not torch.equal(model(image).xyxy[0], everything)
     model.box_voting = True
     model.conf = float(everything[:, 4].median())

@@ -141,8 +141,12 @@ def test_settings_of_load_of_the_object_and_of_a_call(weights, predictor, monkey
     assert rows(other(image, imgsz=96)) != rows(other(image))
     with monkeypatch.context() as patch:
         patch.setattr("models.postprocess.detections.LEAST_VOTE", 0.0)  # the model is untrained
-        plain, voted = other(image, iou=0.5, box_voting=False)[0].boxes, other(image, iou=0.5)[0].boxes
-    assert plain.data.tolist() != voted.data.tolist()
+        plain, raised = other(image, iou=0.5, box_voting=False)[0].boxes, other(image, iou=0.5)[0].boxes
+        patch.setattr("models.postprocess.box_voting.INDEPENDENCE", 0.0)
+        voted = other(image, iou=0.5)[0].boxes
+    assert raised.data.tolist() != plain.data.tolist()
+    assert plain.data[:, 4:].tolist() == voted.data[:, 4:].tolist()
+    assert plain.data[:, :4].tolist() != voted.data[:, :4].tolist()
     other.box_voting = False
     assert rows(other(image, iou=0.5)) == [plain.data.tolist()]
     assert rows(load(weights, device="cpu", conf=middle, color="rgb", box_voting=False)(image, iou=0.5)) == rows(

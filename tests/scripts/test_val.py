@@ -172,20 +172,24 @@ def test_tta_finds_what_one_view_does_and_more(tiny, tmp_path):
 
 
 def test_box_voting_moves_boxes_and_raises_scores(tiny, tmp_path, monkeypatch):
+    """Without the votes' weight in scores, it moves boxes only."""
     for module in ("detections", "box_voting"):
         monkeypatch.setattr(f"models.postprocess.{module}.LEAST_VOTE", 0.0)  # the model is hardly trained
-    found = []
-    for name, voting in (("on", "--box-voting"), ("off", "--no-box-voting")):
+
+    def found(name, voting):
         more = ["--name", name, "--noplots", "--conf-thres", "0", "--iou-thres", "0.5"]
         val.main(flags(tiny, tmp_path, *more, voting))
-        found.append(json.loads((tmp_path / "runs" / name / "predictions.json").read_text()))
-    voted, plain = (sorted(rows, key=lambda row: row["score"]) for rows in found)
-    assert len(voted) == len(plain)
-    raised = np.array([row["score"] for row in voted]) - [row["score"] for row in plain]
+        return json.loads((tmp_path / "runs" / name / "predictions.json").read_text())
+
+    voted, plain = found("on", "--box-voting"), found("off", "--no-box-voting")
+    raised = np.sort([row["score"] for row in voted]) - np.sort([row["score"] for row in plain])
     assert raised.min() >= 0
     assert raised.max() > 0
-    before = {tuple(row["bbox"]) for row in plain}
-    assert any(tuple(row["bbox"]) not in before for row in voted)
+    monkeypatch.setattr("models.postprocess.box_voting.INDEPENDENCE", 0.0)
+    voted = found("moved", "--box-voting")
+    assert [row | {"bbox": None} for row in voted] == [row | {"bbox": None} for row in plain]
+    distance = np.abs(np.array([row["bbox"] for row in voted]) - [row["bbox"] for row in plain]).max(1)
+    assert 0.01 < distance.max() < SIZE / 2
 
 
 def test_nms_for_a_model_with_one_branch_is_said_to_do_nothing(tiny, tmp_path, capsys):

@@ -31,7 +31,7 @@ def iou(a, b):
 
 
 def by_loops(boxes, scores, *, conf_thres, max_det, voters=1024, **settings):
-    """The detections of one image after voting: scores (D,) and boxes (D, 4) in float64, best first."""
+    """The detections of one image after voting: scores (D,), boxes (D, 4) and classes (D,) in float64, best first."""
     settings |= {"conf_thres": min(conf_thres, 0.01), "max_det": max(max_det, 300)}
     kept = brute_force(boxes, scores, **settings)
     rules = settings | {"iou_thres": 1.0, "max_det": voters, "agnostic": False}
@@ -49,24 +49,27 @@ def by_loops(boxes, scores, *, conf_thres, max_det, voters=1024, **settings):
                 total += weight
                 sums = [s + weight * x for s, x in zip(sums, boxes[n])]
                 miss *= (1 - weight) ** 0.1 if own_score > 0.01 else 1
-        result.append((1 - miss, [s / total for s in sums]))
+        result.append((1 - miss, [s / total for s in sums], own_class))
     result = sorted((row for row in result if row[0] > conf_thres), key=lambda row: -row[0])[:max_det]
-    return np.array([row[0] for row in result]), np.array([row[1] for row in result]).reshape(-1, 4)
+    scores, moved, classes = ([row[n] for row in result] for n in range(3))
+    return np.array(scores), np.array(moved).reshape(-1, 4), np.array(classes)
 
 
 def assert_equals_loops(boxes, scores, *, least_moved=0.5, **settings):
     found = select_detections(boxes, scores, **{k: v for k, v in settings.items() if k != "voters"})
     moved = []
     for b in range(len(boxes)):
-        expected_scores, expected = by_loops(boxes[b], scores[b], **settings)
+        expected_scores, expected, classes = by_loops(boxes[b], scores[b], **settings)
         count = int(found.counts[b])
         assert count == len(expected)
         np.testing.assert_allclose(found.scores[b, :count], expected_scores, rtol=1e-6)
         error = 1e-8 * float(boxes.abs().max())
-        order = np.lexsort((*expected.round(2).T, -expected_scores.astype(np.float32)))
+        order = np.lexsort((classes, *expected.round(2).T, -expected_scores.astype(np.float32)))
         of_found = found.boxes_xyxy[b, :count].double().numpy()
-        of_found = of_found[np.lexsort((*of_found.round(2).T, -found.scores[b, :count].numpy()))]
-        np.testing.assert_allclose(of_found, expected[order], rtol=2e-7, atol=error)
+        found_classes = found.classes[b, :count].numpy()
+        found_order = np.lexsort((found_classes, *of_found.round(2).T, -found.scores[b, :count].numpy()))
+        np.testing.assert_allclose(of_found[found_order], expected[order], rtol=2e-7, atol=error)
+        np.testing.assert_array_equal(found_classes[found_order], classes[order])
         assert not found.boxes_xyxy[b, count:].any()
         assert not found.scores[b, count:].any()
         moved += [not (boxes[b] == box).all(1).any() for box in found.boxes_xyxy[b, :count]]
