@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in three calls of less than ten minutes each on a bare machine: checks and figures.
+# Everything that needs a GPU, in three calls of at most 500 seconds each on a bare machine: checks and figures.
 #
-#   ONLY=checks benchmarks/gpu.sh     host syncs, bitwise equality, resuming, half precision, NCCL, ...
+#   ONLY=checks benchmarks/gpu.sh     results equal to the CPU's, host syncs, bitwise equality, AP, half precision, NCCL
 #   ONLY=speed benchmarks/gpu.sh      loss, steps and whole trainings, compared with the peer; the costliest kernels
-#   ONLY=compiled benchmarks/gpu.sh   --compile, the renderer on the device, NMS, fraction of the peak
+#   ONLY=compiled benchmarks/gpu.sh   --compile, the largest batch, resuming, fraction of the peak
 #   benchmarks/gpu.sh                 the three one after another
 #   benchmarks/gpu.sh --list          the parts and how long each should take on an H100 with 16 cores
 #   benchmarks/gpu.sh --dry           the same parts on the CPU with tiny sizes, to see that they run
@@ -17,7 +17,7 @@
 # OUT       where gpu.txt (the table) and gpu.log (all output) go (runs/gpu)
 # ONLY      checks, speed or compiled; empty: all three
 # PARTS     regular expression: the parts whose names match it
-# BUDGET_S  seconds a call (570): a part that would start later is skipped, and one that takes longer is stopped
+# BUDGET_S  seconds a call (500): a part that would start later is skipped, and one that takes longer is stopped
 # SLOWDOWN  factor for all limits, including BUDGET_S (1): for a machine that is busy with something else
 #
 # albumentations, lmdb and tqdm are not needed. For the peer, put these wheels into WHEELS (55 MB, no network needed):
@@ -32,12 +32,12 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3} WHEELS=${WHEELS:-.whl}
-export OUT=${OUT:-runs/gpu} ONLY=${ONLY:-} PARTS=${PARTS:-} BUDGET_S=${BUDGET_S:-570} SLOWDOWN=${SLOWDOWN:-1}
+export OUT=${OUT:-runs/gpu} ONLY=${ONLY:-} PARTS=${PARTS:-} BUDGET_S=${BUDGET_S:-500} SLOWDOWN=${SLOWDOWN:-1}
 
 TMP=$(mktemp -d "${TMPDIR:-/tmp}/lockstep-gpu.XXXXXX")
 trap 'rm -rf "$TMP"' EXIT
 export XDG_CACHE_HOME=$TMP/cache TORCHINDUCTOR_CACHE_DIR=$TMP/inductor TRITON_CACHE_DIR=$TMP/triton
-export YOLO_CONFIG_DIR=$TMP YOLO_OFFLINE=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+export YOLO_CONFIG_DIR=$TMP YOLO_OFFLINE=true PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 
 if compgen -G "$WHEELS/*.whl" >/dev/null && [[ ${1:-} != --list ]]; then
     "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$TMP/site" \

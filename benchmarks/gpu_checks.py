@@ -15,6 +15,9 @@ from pathlib import Path
 PARTS = {
     "environment": "gpu_checks:environment",
     "data": "gpu_checks:write_data",
+    "equal-steps": "gpu_equal:compare_steps",
+    "equal-detections": "gpu_equal:compare_detections",
+    "equal-rendering": "gpu_equal:compare_rendering",
     "sync-free": "gpu_syncs:waits_of_steps",
     "sync-free-loop": "gpu_syncs:waits_of_loop",
     "loss-share": "gpu_profile:loss_shares",
@@ -28,6 +31,7 @@ PARTS = {
     "validate": "gpu_scripts:validate",
     "detect": "gpu_scripts:detect",
     "largest-batch": "gpu_scripts:largest_batch",
+    "rates": "gpu_scripts:rates",
     "train": "gpu_training:time_training",
 }
 PACKAGES = (

@@ -38,13 +38,15 @@ class Sizes:
     optimizers: tuple[str, ...] = ("SGD", "Muon")
     loss_batch: int = 64
     boxes: tuple[int, ...] = (16, 64, 96)
-    step_batches: tuple[int, ...] = (16, 64, 256)
+    step_batches: tuple[int, ...] = (16, 64, 128, 256)
+    half_batches: tuple[int, ...] = (64, 128)  # of the comparison of float16 with bfloat16
     profiled: tuple[int, ...] = (16, 64)
     trained: tuple[str, ...] = ("yolov8n", "yolov8s")
     train_batch: int = 64
     steps: int = 20
     rounds: int = 3
     epochs: int = 3
+    demo_epochs: int = 30
     resume_epochs: int = 2
 
 
@@ -59,12 +61,14 @@ DRY = Sizes(
     loss_batch=2,
     boxes=(16, 64),
     step_batches=(2,),
+    half_batches=(2,),
     profiled=(2,),
     trained=("yolov8n",),
     train_batch=4,
     steps=1,
     rounds=1,
     epochs=2,
+    demo_epochs=2,
     resume_epochs=4,
 )
 
@@ -83,13 +87,13 @@ def data_part(call: str, name: str, sizes: Sizes, folder: Path) -> Part:
     size = sizes.imgsz if name == "large" else sizes.small
     flags = ["--folder", str(folder), "--set", name, "--imgsz", str(size), "--images", str(sizes.images), "--times",
              str(sizes.times)]  # fmt: skip
-    return Part(call, f"data set, {name}", 25 if name == "large" else 8, check("data", sizes, *flags))
+    return Part(call, f"data set, {name}", 20 if name == "large" else 8, check("data", sizes, *flags))
 
 
 def parts_of(sizes: Sizes, folder: Path, peer: str) -> list[Part]:
     """All parts, in the order in which a call runs them: the most important ones first."""
     every = [*checks(sizes, folder), *speeds(sizes, folder, peer), *compilations(sizes, folder)]
-    return [Part(call, "environment", 15, check("environment", sizes)) for call in CALLS] + every
+    return [Part(call, "environment", 8, check("environment", sizes)) for call in CALLS] + every
 
 
 def training(sizes: Sizes, folder: Path, name: str, *flags: str) -> list[str]:
@@ -124,34 +128,28 @@ def checks(sizes: Sizes, folder: Path) -> list[Part]:
         return [sys.executable, *training(sizes, folder, name, *flags)]
 
     return [
+        part("float32 steps equal to the CPU's", 60,
+             check("equal-steps", sizes, *size, "--model", *sizes.heads, *both)),
+        part("NMS and box voting equal to the CPU's", 12, check("equal-detections", sizes, *size)),
+        part("rendered images equal to the CPU's", 30, check("equal-rendering", sizes, *size)),
         part("no host sync in the step", 50, check("sync-free", sizes, *size, "--model", *sizes.heads, *both)),
-        part("no host sync in the training loop", 45, check("sync-free-loop", sizes, *data), "small"),
-        part("float16 that overflows at once", 20, check("overflow", sizes, *size, *both)),
+        part("trains with one GPU", 50,
+             train("plain", "--epochs", str(sizes.demo_epochs), "--batch-size", str(max(sizes.batch, 16))), "small"),
+        part("validates", 25, check("validate", sizes, *data, *own), "small"),
+        part("detects", 12, check("detect", sizes, *data, *own), "small"),
+        part("no host sync in the training loop", 35, check("sync-free-loop", sizes, *data), "small"),
+        part("float16 that overflows at once", 15, check("overflow", sizes, *size, *both)),
         part("the same bits on two processes of one GPU", 35,
              check("ranks", sizes, *size, *both, "--batch-size", "8"), environment=LOOPBACK),
-        part("stopped, killed and resumed: the same bits", 65,
-             check("resume", sizes, *data, "--batch-size", str(max(sizes.batch, 4)), "--epochs",
-                   str(sizes.resume_epochs)), "small"),
-        part("batches straight from the workers' memory", 20, check("feed", sizes, *data), "small"),
-        part("trains with one GPU", 20, train("plain", "--epochs", str(sizes.epochs)), "small"),
-        part("validates", 25, check("validate", sizes, *data, *own), "small"),
-        part("detects", 15, check("detect", sizes, *data, *own), "small"),
-        part(f"trains in {half} with SGD", 20, train("half", "--amp", half, "--optimizer", "SGD"), "small"),
-        part("torchrun, one rank, SyncBN", 25, torchrun(*training(sizes, folder, "syncbn", "--sync-bn")), "small"),
-        part("torchrun by the loopback interface alone", 25,
-             torchrun("--local-addr", "127.0.0.1", *training(sizes, folder, "loopback")), "small",
-             environment=LOOPBACK),
-        part("DataParallel on one device", 15, check("data-parallel", sizes, *size)),
+        part("batches straight from the workers' memory", 15, check("feed", sizes, *data), "small"),
+        part(f"trains in {half} with SGD", 15, train("half", "--amp", half, "--optimizer", "SGD"), "small"),
+        part("torchrun, one rank, SyncBN", 20, torchrun(*training(sizes, folder, "syncbn", "--sync-bn")), "small"),
+        part("torchrun, one rank, ZeRO, compressed gradients, SyncBN in groups", 20,
+             torchrun(*training(sizes, folder, "zero", "--zero", "--compress-grads", "--sync-bn-group", "1")), "small"),
+        part("DataParallel on one device", 12, check("data-parallel", sizes, *size)),
         part("NMS", 20,
              [sys.executable, "-m", "benchmarks.nms", "--device", sizes.device, "--batch-size", str(sizes.train_batch),
-              "--rounds",
-              str(sizes.rounds)]),
-        part("share of the device's peak", 20,
-             [sys.executable, "-m", "benchmarks.roofline", "--model", "yolov8n", "--imgsz", str(sizes.imgsz),
-              "--batch-size", str(sizes.train_batch), "--device", sizes.device]),
-        part("the largest batch that fits", 40,
-             check("largest-batch", sizes, "--imgsz", str(sizes.imgsz), "--data", str(folder / "many/data.yaml"), *own),
-             "many"),
+              "--rounds", str(sizes.rounds)]),
     ]  # fmt: skip
 
 
@@ -169,15 +167,22 @@ def speeds(sizes: Sizes, folder: Path, peer: str) -> list[Part]:
                  *beside]  # fmt: skip
         return part(f"end to end, {model}", expected_s, check("train", sizes, *flags), "large")
 
+    rates = check("rates", sizes, "--imgsz", str(sizes.small), "--batch-size", str(sizes.train_batch), "--data",
+                  str(folder / "many" / "data.yaml"), "--folder", str(folder))  # fmt: skip
     return [
-        part("loss and assignment, share of the step", 45, loss_share(sizes)),
-        part("steps alone", 90 if peer else 60,
+        part("loss and assignment, share of the step", 35, loss_share(sizes)),
+        part("steps alone", 100 if peer else 70,
              [sys.executable, "-m", "benchmarks.step", "--model", *steps, "--imgsz", str(sizes.imgsz), "--amp", "auto",
               "--optimizer", *sizes.optimizers, "--device", sizes.device, "--steps", str(sizes.steps), "--rounds",
               str(sizes.rounds), *beside]),
-        end_to_end(first, 140 if peer else 85, layouts=2),
-        *(end_to_end(name, 140 if peer else 60, layouts=1) for name in others),
-        part("the costliest kernels of a step", 40,
+        part("float16 against bfloat16, step alone", 25,
+             [sys.executable, "-m", "benchmarks.step", "--model", first, "--batch-size", *numbers(sizes.half_batches),
+              "--imgsz", str(sizes.imgsz), "--amp", *(("bf16",) if sizes.device == "cpu" else ("bf16", "fp16")),
+              "--device", sizes.device, "--steps", str(sizes.steps), "--rounds", str(sizes.rounds)]),
+        end_to_end(first, 95 if peer else 70, layouts=2),
+        *(end_to_end(name, 85 if peer else 50, layouts=1) for name in others),
+        part("rates of val.py and detect.py", 50, rates, "many"),
+        part("the costliest kernels of a step", 30,
              check("kernels", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", *numbers(sizes.profiled),
                    "--optimizer", *sizes.optimizers)),
     ]  # fmt: skip
@@ -196,20 +201,28 @@ def compilations(sizes: Sizes, folder: Path) -> list[Part]:
         return [sys.executable, *training(sizes, folder, name, *flags)]
 
     return [
-        compiled("compiled steps are the uncompiled ones", 90,
+        compiled("compiled steps are the uncompiled ones", 75,
                  check("compiled", sizes, "--imgsz", str(sizes.imgsz), "--batch-size", "16")),
-        compiled("steps compiled", 110,
+        compiled("steps compiled", 70,
                  [sys.executable, "-m", "benchmarks.step", "--compile", "--model", "yolov8n", "--imgsz",
-                  str(sizes.imgsz), "--batch-size", *numbers(sizes.profiled), "--amp", "auto", "--optimizer",
-                  *sizes.optimizers, "--device", sizes.device, "--steps", str(sizes.steps), "--rounds",
-                  str(sizes.rounds)]),
-        compiled("loss and assignment compiled, share of the step", 45, loss_share(sizes, "--compile")),
-        compiled("trains compiled", 45, train("compiled", "--compile"), "small"),
-        compiled("trains compiled, DDP, accumulating", 55,
+                  str(sizes.imgsz), "--batch-size", *numbers(sizes.profiled), "--amp", "auto", "--optimizer", "SGD",
+                  "--device", sizes.device, "--steps", str(sizes.steps), "--rounds", str(sizes.rounds)]),
+        part("the largest batch that fits", 80,
+             check("largest-batch", sizes, "--imgsz", str(sizes.imgsz), "--data", str(folder / "many/data.yaml"),
+                   "--folder", str(folder)), "many"),
+        part("stopped, killed and resumed: the same bits", 55,
+             check("resume", sizes, "--imgsz", str(sizes.small), "--data", str(folder / "small/data.yaml"),
+                   "--batch-size", str(max(sizes.batch, 4)), "--epochs", str(sizes.resume_epochs)), "small"),
+        compiled("trains compiled, DDP, accumulating", 45,
                  torchrun(*training(sizes, folder, "compiled-ddp", "--compile", "--accumulate", "2")), "small"),
-        compiled("trains compiled, DDP", 45, torchrun(*training(sizes, folder, "compiled-one", "--compile")), "small"),
-        compiled("trains compiled, sizes vary", 60, train("compiled-sizes", "--compile", "--multi-scale"), "small"),
-        part("renderer on the device", 30,
+        compiled("trains compiled, sizes vary", 45, train("compiled-sizes", "--compile", "--multi-scale"), "small"),
+        part("torchrun by the loopback interface alone", 20,
+             torchrun("--local-addr", "127.0.0.1", *training(sizes, folder, "loopback")), "small",
+             environment=LOOPBACK),
+        part("renderer on the device", 25,
              [sys.executable, "-m", "benchmarks.device_render", "--imgsz", str(sizes.imgsz), "--batch-size", batch,
               "--device", sizes.device, "--rounds", str(sizes.rounds), *(["--no-fuse"] if on_cpu else [])]),
+        part("share of the device's peak", 15,
+             [sys.executable, "-m", "benchmarks.roofline", "--model", "yolov8n", "--imgsz", str(sizes.imgsz),
+              "--batch-size", batch, "--device", sizes.device]),
     ]  # fmt: skip

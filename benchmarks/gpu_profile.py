@@ -101,7 +101,8 @@ def loss_shares(options: argparse.Namespace) -> Iterator[str]:
 
 
 def loss_share(take_step: TrainStep, imgsz: int, images: int, boxes: int) -> tuple[float, str]:
-    """The fraction of a step, and a text that also states milliseconds and memory."""
+    """The fraction of a step (on a GPU: of the time in which its kernels run), and a text that also states milliseconds
+    and memory."""
     device = take_step.ctx.device
     on_gpu, times = device.type == "cuda", 10 if device.type == "cuda" else 1
     (batch,) = make_batches(1, images, imgsz, device, boxes, like_coco=True)
@@ -114,7 +115,7 @@ def loss_share(take_step: TrainStep, imgsz: int, images: int, boxes: int) -> tup
     text += f"; it has {counted(found, on_gpu)}, busy {found.busy_ms:.2f} ms, {found.busy_ms / whole:.1%}"
     if on_gpu:
         text += f"; its peak {peak_bytes(loss, device) / 2**20:.0f} MiB"
-    return part / whole, text
+    return (found.busy_ms if on_gpu else part) / whole, text
 
 
 def peak_bytes(action: Callable[[], None], device: torch.device) -> int:

@@ -1,5 +1,5 @@
 """Steps with four virtual ranks: twice in one process, and in two processes that share a GPU. All must end with the
-same bits.
+same bits. The last batch has fewer images than there are ranks, so some shards are empty.
 
 NCCL refuses two processes on one GPU, and so does train.py. Here the processes form a gloo group, as on CPUs, and
 then use the GPU. gloo only sends host memory, so they exchange data through the host.
@@ -24,6 +24,7 @@ from utils.distributed.groups import shard_bounds
 from utils.distributed.spawn import spawn
 
 VIRTUAL_RANKS, PROCESSES, STEPS = 4, 2, 4
+LAST_IMAGES = 1  # one of the two processes then has none
 
 
 def compare_processes(options: argparse.Namespace) -> Iterator[str]:
@@ -71,8 +72,9 @@ def take_steps(
     take_step = build_step(model, ctx=ctx, optimizer=optimizer, virtual_ranks=VIRTUAL_RANKS)
     whole = make_batches(2, images, imgsz, torch.device("cpu"))
     for number in range(STEPS):
-        share = whole[number % 2].shard(*shard_bounds(images, ctx.rank, ctx.world_size))
-        take_step([share.pin_memory() if ctx.device.type == "cuda" else share], [images], number + 1)
+        count = images if number < STEPS - 1 else LAST_IMAGES
+        share = whole[number % 2].shard(0, count).shard(*shard_bounds(count, ctx.rank, ctx.world_size))
+        take_step([share.pin_memory() if ctx.device.type == "cuda" else share], [count], number + 1)
     if ctx.is_main:
         torch.save(state_of(take_step), Path(folder, f"{name}.pt"))
 

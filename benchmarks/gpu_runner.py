@@ -97,7 +97,7 @@ class Runner:
         self.outcomes: list[Outcome] = []
         self._folder, self._sizes, self._out = folder, sizes, out
         self._slowdown = int(os.environ.get("SLOWDOWN", "1"))
-        self._budget_s = int(os.environ.get("BUDGET_S", "570")) * self._slowdown
+        self._budget_s = int(os.environ.get("BUDGET_S", "500")) * self._slowdown
         self._ends = [f"{self._budget_s} s a call"]
         self._deadline, self._spent_s = 0.0, float(os.environ.get("SPENT_S", "0"))  # by what ran before this program
         out.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ import argparse
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -13,6 +14,7 @@ from typing import NoReturn
 from benchmarks.turns import ROOT
 
 LEFT_OUT = 77  # exit code of a part that says why it is left out
+LEAST_AP = 0.7  # of the part that trains, on the demo set
 SAME_SCORE = 0.01  # AP of few images: one box that falls on the other side of a threshold moves it
 
 
@@ -47,8 +49,9 @@ def run(options: argparse.Namespace, *command: str, device: str = "") -> str:
 
 def validate(options: argparse.Namespace) -> Iterator[str]:
     """By val.py, in float32 and in what ``--amp auto`` takes, with views at test time too. SystemExit if a GPU's scores
-    are not the CPU's."""
-    command = ["val.py", "--weights", str(weights_of(options)), "--project", str(options.folder / "val"), "--noplots"]
+    are not the CPU's, or if what the part that trains has trained on it is a poor detector."""
+    weights = weights_of(options)
+    command = ["val.py", "--weights", str(weights), "--project", str(options.folder / "val"), "--noplots"]
     found = scores(run(options, *command))
     yield f"val.py: {told(found)}"
     for flags in (["--amp", "auto"], ["--tta"]):
@@ -59,6 +62,8 @@ def validate(options: argparse.Namespace) -> Iterator[str]:
     yield f"val.py on the CPU: {told(expected)}"
     if any(abs(found[name] - expected[name]) > SAME_SCORE for name in ("AP50", "AP")):
         sys.exit(f"scores differ by more than {SAME_SCORE} from the CPU's")
+    if weights.parent.name == "plain" and found["AP"] < LEAST_AP:
+        sys.exit(f"AP {found['AP']:.4f} after training on the GPU, at least {LEAST_AP} expected")
 
 
 def scores(text: str) -> dict[str, float]:
@@ -78,6 +83,27 @@ def detect(options: argparse.Namespace) -> Iterator[str]:
     text = run(options, "detect.py", "--weights", str(weights_of(options)), "--source", str(source), "--project",
                str(options.folder / "detect"), "--conf-thres", "0.01", "--save-txt")  # fmt: skip
     yield text.strip().splitlines()[-2]
+
+
+def rates(options: argparse.Namespace) -> Iterator[str]:
+    """Images per second of val.py and detect.py without the time to start: of the training images, which are many, less
+    that of the validation images."""
+    images = Path(options.data).parent / "images"
+    more = len(list(images.rglob("train/**/*.jpg"))) - len(list(images.rglob("val/*.jpg")))
+    shared = ["--weights", str(weights_of(options)), "--project", str(options.folder / "rates"), "--exist-ok"]
+    commands = {
+        "val.py": lambda split: ["--data", options.data, "--task", split, "--noplots", "--batch-size",
+                                 str(options.batch_size)],
+        "detect.py": lambda split: ["--source", str(images / split / "**" / "*.jpg")],
+    }  # fmt: skip
+    for script, flags in commands.items():
+        seconds = []
+        for split in ("val", "train"):
+            started = time.monotonic()
+            run(options, script, *flags(split), *shared)
+            seconds.append(time.monotonic() - started)
+        longer = seconds[1] - seconds[0]
+        yield f"{script}: {more / max(longer, 1e-3):.0f} images/s ({more} images more take {longer:.1f} s more)"
 
 
 def help_of(flag: str, text: str) -> str:
