@@ -25,6 +25,7 @@ PARTS = {
     "data-parallel": "gpu_steps:data_parallel",
     "overflow": "gpu_steps:overflow",
     "ranks": "gpu_ranks:compare_processes",
+    "ranks-ddp": "gpu_ranks:compare_ddp",
     "feed": "gpu_feed:compare_batches",
     "compiled": "gpu_compiled:compare_steps",
     "resume": "gpu_resume:stop_and_resume",

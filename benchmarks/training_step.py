@@ -37,6 +37,7 @@ def build_step(
     virtual_ranks: int = 0,
     replicas: int = 1,
     ctx: DistributedContext | None = None,
+    **settings: bool,
 ) -> TrainStep:
     """The step of train.py with its default settings, but for a low learning rate.
 
@@ -46,6 +47,7 @@ def build_step(
         virtual_ranks: as ``--virtual-ranks``.
         replicas: of the model, all on the one device, by DataParallel if there are several.
         ctx: this process among others, in place of ``device``.
+        settings: further fields of `TrainConfig`.
     """
     import torch
 
@@ -60,7 +62,9 @@ def build_step(
     ctx = replace(ctx, devices=(ctx.device,) * replicas)
     if ctx.device.type == "cuda":
         torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
-    config = TrainConfig(amp=amp, compile=compiled_for > 0, virtual_ranks=virtual_ranks, optimizer=optimizer)
+    config = TrainConfig(
+        amp=amp, compile=compiled_for > 0, virtual_ranks=virtual_ranks, optimizer=optimizer, **settings
+    )
     hyp = replace(hyperparameters_from(""), lr0=1e-4)
     detector = build_detector(model, classes).to(ctx.device, memory_format=torch.channels_last)
     return build(
