@@ -131,7 +131,7 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
     validation = ValConfig(
         weights=[str(entry.weights) for entry in entries],
         **{name: getattr(config, name) for name in ("data", "task", "imgsz", "batch_size", "device", "workers")},
-        **{name: getattr(config, name) for name in ("single_cls", "max_bad", "cache_dir", "offline")},
+        **{name: getattr(config, name) for name in ("single_cls", "max_bad", "cache_dir", "offline", "trust")},
     )
     models, spec = open_models(validation, ctx)
     with torch_distributed_zero_first(ctx):  # before the work, as in val.py

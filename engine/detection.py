@@ -36,7 +36,7 @@ def detect(config: DetectConfig) -> Path:
     """
     configure_logging(True)
     predictor = Predictor(
-        open_weights(config.weights, device=config.device, nms=config.nms, offline=config.offline),
+        open_weights(config.weights, device=config.device, nms=config.nms, offline=config.offline, trust=config.trust),
         imgsz=config.imgsz,
         conf=config.conf_thres,
         iou=config.iou_thres,

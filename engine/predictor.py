@@ -214,11 +214,12 @@ def load(
     amp: str = "off",
     color: Color | None = None,
     tiles: Tiles | None = None,
+    trust: bool = False,
 ) -> Predictor:
     """Opens a model for detection.
 
     Args:
-        path: a checkpoint, or the name of public weights such as yolov8n, which are downloaded.
+        path: a checkpoint, an exported file, or the name of public weights such as yolov8n, which are downloaded.
         device: "cpu", "mps", a GPU's number, or "" for the best available device.
         imgsz: pixels of the longer side on the canvas; 0: the model's.
         conf: scores must be above it; None: the threshold with the best F1 in training's last validation if the
@@ -232,12 +233,13 @@ def load(
         amp: autocast type of the model: "off", "bf16", "fp16", or "auto" for one that the device is fast in.
         color: the order of channels in arrays, "bgr" or "rgb"; None: it is given with each call.
         tiles: cut large images, as ``Tiles(640)``; None: scale them to ``imgsz``.
+        trust: as for `open_model`.
 
     Raises:
-        UserError: no such file or name, a damaged or unknown file, a device that does not exist, or settings that do
-            not fit the model.
+        UserError: no such file or name, a damaged, unknown or untrusted file, a device that does not exist, or
+            settings that do not fit the model.
     """
-    model = open_weights(path, device=device, nms=nms)
+    model = open_weights(path, device=device, nms=nms, trust=trust)
     return Predictor(
         model,
         imgsz=imgsz,
@@ -254,7 +256,12 @@ def load(
 
 
 def open_weights(
-    path: str | os.PathLike[str], *, device: str | int | torch.device = "", nms: bool = False, offline: bool = False
+    path: str | os.PathLike[str],
+    *,
+    device: str | int | torch.device = "",
+    nms: bool = False,
+    offline: bool = False,
+    trust: bool = False,
 ) -> InferenceModel:
     """The model of a file or of public weights, which are downloaded unless ``offline``. See `load`."""
     if not os.fspath(path):
@@ -266,4 +273,4 @@ def open_weights(
         if not get_logger().hasHandlers():
             configure_logging(True)  # a download prints its address and license
         path = fetch_weights(str(path), ctx=DistributedContext.single(), offline=offline)
-    return open_model(path, device=devices[0], nms=nms)
+    return open_model(path, device=devices[0], nms=nms, trust=trust)

@@ -22,6 +22,7 @@ _MOST_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average nev
 CLOSING_EPOCHS = 10  # at most half of the run
 _IMGSZ = ("--img", "--img-size")
 _CACHES = ("none", "ram", "disk", "device")
+_TRUST_HELP = "open TorchScript, pt2 and OpenVINO files that you have not exported; they may run code in them"
 
 
 def setting(
@@ -242,6 +243,7 @@ class ValConfig(_TileConfig, _DataConfig):
     """The flags of val.py."""
 
     weights: list[str] = setting(help="checkpoint or exported file to evaluate; several are compared in a table")
+    trust: bool = setting(False, help=_TRUST_HELP)
     data: str = setting("", help="data set YAML; empty: the checkpoint's")
     task: str = setting("val", choices=("train", "val", "test"), help="split to evaluate")
     batch_size: int = setting(16, low=1, aliases=("--batch",), help="images per batch and process")
@@ -274,7 +276,8 @@ class ValConfig(_TileConfig, _DataConfig):
 class DetectConfig(_TileConfig):
     """The flags of detect.py."""
 
-    weights: str = setting(help="checkpoint, or a public name such as yolov8n")
+    weights: str = setting(help="checkpoint, exported file, or a public name such as yolov8n")
+    trust: bool = setting(False, help=_TRUST_HELP)
     source: str = setting(help="image, folder, glob, video, .txt list, stream URL, or webcam number")
     imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
     conf_thres: float | None = setting(
@@ -352,6 +355,7 @@ class CompareConfig(_RunConfig):
     """The flags of ``python -m engine.compare``."""
 
     runs: list[str] = setting(positional=True, help="folders of runs, or models' files; the first is the baseline")
+    trust: bool = setting(False, help=_TRUST_HELP)
     data: str = setting("", help="data set YAML; empty: that of the first run")
     task: str = setting("val", choices=("train", "val", "test"), help="split to evaluate")
     imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: each run's")
