@@ -47,7 +47,8 @@ def open_onnx(path: Path, device: torch.device, threads: int) -> Session:
         _log_cpu(path, device)
     with _reading(path):
         session = ort.InferenceSession(str(path), options, providers)
-    inputs, outputs = session.get_inputs(), session.get_outputs()
+        inputs, outputs = session.get_inputs(), session.get_outputs()
+        metadata = dict(session.get_modelmeta().custom_metadata_map)  # text that need not be UTF-8
     _check_ports(path, len(inputs), len(outputs))
     dtype = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16}.get(inputs[0].type)
     if dtype is None:
@@ -58,7 +59,6 @@ def open_onnx(path: Path, device: torch.device, threads: int) -> Session:
         (output,) = session.run([outputs[0].name], {inputs[0].name: pixels})
         return torch.from_numpy(output).float().to(images.device)
 
-    metadata = dict(session.get_modelmeta().custom_metadata_map)
     return Session("onnx", run, metadata, _sides(path, inputs[0].shape))
 
 
