@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -140,18 +141,19 @@ def gpu_script(tmp_path: Path, *flags: str, **environment: str) -> subprocess.Co
 
 
 @pytest.mark.parametrize(
-    "call", [pytest.param("checks", marks=pytest.mark.slow), pytest.param("speed", marks=pytest.mark.slow), "compiled"]
+    ("call", "parts"),
+    [*(pytest.param(call, "", marks=pytest.mark.slow) for call in CALLS), ("compiled", "renderer|share")],
 )
-def test_a_dry_run_passes_and_its_table_names_every_part(tmp_path: Path, call: str):
+def test_a_dry_run_passes_and_its_table_names_every_part(tmp_path: Path, call: str, parts: str):
     """Parts whose packages are missing are skipped."""
-    done = gpu_script(tmp_path, "--dry", ONLY=call)
+    done = gpu_script(tmp_path, "--dry", ONLY=call, PARTS=parts)
     assert done.returncode == 0, done.stdout + done.stderr
     table = (tmp_path / "out" / "gpu.txt").read_text()
     assert table.strip() in done.stdout
     named = [row.split("|")[1].strip() for row in table.splitlines() if row.startswith("| ")]
-    wanted = with_data([p for p in parts_of(DRY, tmp_path, "") if p.call == call and not p.gpu_only], DRY)
-    assert {part.name for part in wanted} <= set(named)
-    assert {part.name for part in parts_of(DRY, tmp_path, "") if part.call == call} <= set(named)
+    chosen = [p for p in parts_of(DRY, tmp_path, "") if p.call == call and re.search(parts, p.name)]
+    wanted = with_data([p for p in chosen if not p.gpu_only], DRY)
+    assert {part.name for part in [*wanted, *chosen]} <= set(named)
     log = (tmp_path / "out" / "gpu.log").read_text()
     assert all(f"===== {part.name}: " in log for part in wanted)
 
