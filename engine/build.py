@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 
+import torch
 from torch import nn
 
 from data.check.census import warn_of_small_boxes
@@ -24,6 +25,7 @@ from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.fitness import Fitness
 from engine.idle_settings import idle_on_head, idle_settings
+from engine.optim.build import RULES, SHORT_RUN
 from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
 from engine.process import check_same_model, check_same_run, open_folder, prepare_process
 from engine.reporting.background import BackgroundTracker
@@ -44,7 +46,7 @@ from utils.distributed.context import DistributedContext
 from utils.distributed.stop_signals import StopSignals
 from utils.errors import errors_of
 from utils.files.folders import describe_location
-from utils.logger import get_logger
+from utils.logger import counted, get_logger
 from utils.machine.limits import require_package
 
 
@@ -80,10 +82,7 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
             warn_of_few_steps(plan, from_weights=bool(config.weights))
         pictures = train_loader.global_pictures(0)
         step = build_step(ctx, run, model, criterion, pretrained=pretrained, plan=plan, pictures=pictures)
-        get_logger().info(
-            "%s, %d steps (%d an epoch, %d batch(es) each), autocast %s",
-            step.optimizer.name, plan.total, plan.steps, plan.accumulate, step.amp_dtype or "off",
-        )  # fmt: skip
+        _log_plan(run, step, plan)
         # It depends on modification times, which differ if machines have copies of their own: rank 0's is used.
         fingerprint = broadcast_object(ctx, train_loader.index.fingerprint)
         progress = _restore(ctx, run, step, plan, epoch_batches=len(train_loader), fingerprint=fingerprint)
@@ -201,6 +200,30 @@ def _warn_of_idle_settings(ctx: DistributedContext, run: Run, model: Detector) -
     if ctx.is_main:
         for line in (*idle_settings(ctx, run.config, run.hyp), *idle_on_head(model.head, run.config, run.hyp)):
             get_logger().warning("%s", line)
+
+
+def _log_plan(run: Run, step: TrainStep, plan: StepPlan) -> None:
+    """Logs the optimizer and its rates with the reasons for them, and what a step is."""
+    config, hyp, optimizer = run.config, run.hyp, step.optimizer
+    why = "--optimizer"
+    if config.optimizer == "auto":
+        why = f"auto: {'at most' if plan.total <= SHORT_RUN else 'more than'} {SHORT_RUN:,} steps"
+    rates = {group["is_new"]: group["initial_lr"] for group in optimizer.param_groups}
+    base = RULES[optimizer.name].lr if hyp.lr0 is None else hyp.lr0
+    reasons = [f"its default {base:g}" if hyp.lr0 is None else "lr0"]
+    reasons += ["raised for new layers in few steps"] if rates.get(True, base) > base else []
+    reasons += [f"lr_mult {hyp.lr_mult:g}"] if False in rates else []
+    get_logger().info(
+        "%s (%s), learning rate %s (%s)",
+        optimizer.name, why,
+        f"{rates[True]:g}, of loaded weights {rates[False]:g}" if len(rates) == 2 else f"{min(rates.values()):g}",
+        ", ".join(reasons),
+    )  # fmt: skip
+    get_logger().info(
+        "%s (%s of %d), each of %s of %s at %d px, in %s",
+        counted(plan.total, "step"), counted(config.epochs, "epoch"), plan.steps, counted(plan.accumulate, "batch"),
+        counted(config.batch_size, "image"), config.imgsz, str(step.amp_dtype or torch.float32).removeprefix("torch."),
+    )  # fmt: skip
 
 
 def _restore(

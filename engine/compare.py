@@ -22,6 +22,7 @@ from utils.config.parser import parse_config
 from utils.config.settings import CompareConfig, ValConfig
 from utils.entrypoint import run_main
 from utils.errors import UserError
+from utils.logger import counted
 
 if TYPE_CHECKING:
     from utils.distributed.context import DistributedContext
@@ -203,7 +204,9 @@ def format_differences(
     width = max(len("class"), *map(len, names))
     lines = []
     for entry, row in zip(entries[1:], found):
-        lines.append(f"AP of {entry.label} against {entries[0].label}; intervals from {draws} draws of {images} images")
+        lines.append(
+            f"AP of {entry.label} against {entries[0].label}; intervals: {draws} draws of {counted(images, 'image')}"
+        )
         lines.append(f"{'class':>{width}}  baseline      AP  change  95 % interval")
         for name, before, d in zip(names, baseline.tolist(), row):
             if not np.isnan(before):

@@ -19,7 +19,7 @@ from models.postprocess.tiling import Tiles
 from utils.config.settings import DetectConfig
 from utils.errors import UserError
 from utils.files.folders import increment_path
-from utils.logger import configure_logging, get_logger
+from utils.logger import configure_logging, counted, get_logger
 from utils.structures import DetectionTable
 from utils.threads import Ahead, map_ahead
 from utils.visualize.detection_writer import DetectionFiles, MediaWriter, UniqueStems, Window, written_suffix
@@ -236,5 +236,5 @@ class DetectionLog:
     def summarise(self) -> None:
         mean_ms = self._milliseconds / max(self._frames, 1)
         get_logger().info(
-            "%d images: %s; %.1f ms each", self._frames, describe_counts(self._counts, self._names), mean_ms
+            "%s: %s; %.1f ms each", counted(self._frames, "image"), describe_counts(self._counts, self._names), mean_ms
         )

@@ -24,7 +24,7 @@ from models.postprocess.detections import DETECTION_IOU
 from utils.distributed.context import parse_devices
 from utils.errors import UserError
 from utils.files.folders import increment_path
-from utils.logger import get_logger
+from utils.logger import counted, get_logger
 from utils.machine.limits import require_package
 from utils.visualize.detection_writer import UniqueStems, Window
 from utils.visualize.draw import write_image
@@ -196,7 +196,7 @@ class HubDetections:
         folder = _new_folder(save_dir, exist_ok)
         for name, image in zip(self._unique_names(), self.render(labels)):
             write_image(folder / name, image)
-        get_logger().info("%d images are in %s", self.n, folder)
+        get_logger().info("%s in %s", counted(self.n, "image"), folder)
         return folder
 
     def show(self, labels: bool = True) -> None:
@@ -222,7 +222,7 @@ class HubDetections:
             folder = _new_folder(save_dir, exist_ok)
             for name, result in zip(self._unique_names(), self._results):
                 result.save_crop(folder / "crops", name)
-            get_logger().info("%d crops are in %s", len(found), folder)
+            get_logger().info("%s in %s", counted(len(found), "crop"), folder)
         return found
 
     def _unique_names(self) -> list[str]:

@@ -18,6 +18,7 @@ from models.layers.gelan import RepConv
 from models.registry import Kind, build_head, build_layer, find_entry, make_activation
 from models.spec import IMAGE, LayerSpec, ModelSpec, load_spec
 from utils.errors import UserError
+from utils.logger import counted
 from utils.rng import Stream, keyed_generator
 from utils.structures import one_line
 
@@ -123,7 +124,7 @@ def build_detector(
     if num_classes < 1:
         raise UserError(f"a detector needs at least one class, got {num_classes}")
     if names is not None and len(names) != num_classes:
-        raise UserError(f"{len(names)} class names for {num_classes} classes")
+        raise UserError(f"{counted(len(names), 'class name')} for {counted(num_classes, 'class')}")
     detector = build_on_meta(load_spec(model), num_classes, names)
     detector.load_state_dict(_storage(detector), assign=True)
     _initialize(detector, seed)

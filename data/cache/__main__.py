@@ -27,7 +27,7 @@ from utils.files.caches import (
     remove,
 )
 from utils.files.folders import SHARED_MEMORY, cache_folder
-from utils.logger import configure_logging
+from utils.logger import configure_logging, counted
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -90,7 +90,7 @@ def _print_list(folder: Path, caches: list[CacheFile]) -> None:
         print(cache.line(now))
     total = format_bytes(sum(c.size for c in caches))
     limit = f", limit {format_bytes(cache_limit(folder))} ({LIMIT_VARIABLE} changes it)" if folder.is_dir() else ""
-    print(f"{len(caches)} caches in {folder} and memory: {total}{limit}")
+    print(f"{counted(len(caches), 'cache')} in {folder} and memory: {total}{limit}")
     for name, what in (("demo", "the demo set"), ("weights", "downloaded weights")):
         sizes = [p.stat().st_size for p in (folder / name).rglob("*") if p.is_file()]
         if sizes:

@@ -13,7 +13,7 @@ from utils.distributed.collectives import max_over_ranks
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import node_group, shard_bounds
 from utils.errors import UserError
-from utils.logger import get_logger, progress
+from utils.logger import counted, get_logger, progress
 from utils.machine.resources import available_memory
 from utils.threads import map_ahead
 
@@ -45,7 +45,7 @@ def open_device_cache(
     _check_memory(layout.pixels * 3, ctx.device)
     if show_progress:
         size = layout.pixels * 3 / 2**30
-        get_logger().info("--cache device: %d images, %.2f GiB on %s", len(index), size, ctx.device)
+        get_logger().info("--cache device: %s, %.2f GiB on %s", counted(len(index), "image"), size, ctx.device)
     cache = torch.empty((layout.pixels, 3), dtype=torch.uint8, device=ctx.device)
     # One node uses the default group, whose backend is the fastest; several nodes use one group each.
     several_nodes = ctx.is_distributed and ctx.local_world_size < ctx.world_size

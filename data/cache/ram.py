@@ -23,7 +23,7 @@ from utils.errors import UserError
 from utils.files.caches import close_quietly
 from utils.files.folders import SHARED_MEMORY
 from utils.files.locks import flock, is_still_named, remove_abandoned
-from utils.logger import get_logger, progress
+from utils.logger import counted, get_logger, progress
 from utils.machine.limits import DISK_FULL
 from utils.machine.resources import available_memory
 from utils.threads import map_ahead
@@ -118,7 +118,7 @@ def _fill(
     offsets = _offsets(source_hw)
     disk = shutil.disk_usage(path.parent)
     size, free = int(offsets[-1]), min(disk.free, available_memory())
-    get_logger().info("--cache ram: %d images, %.2f GiB in %s", len(index), size / 2**30, path)
+    get_logger().info("--cache ram: %s, %.2f GiB in %s", counted(len(index), "image"), size / 2**30, path)
     if size > 0.95 * free:
         raise UserError(
             f"--cache ram: needs {size / 2**30:.2f} GiB in {path.parent}, {free / 2**30:.2f} GiB are free; "

@@ -21,7 +21,7 @@ from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.caches import hold, make_room
 from utils.files.folders import cache_folder
-from utils.logger import get_logger
+from utils.logger import counted, get_logger
 from utils.structures import FlatStrings, GroundTruth, image_ids_of
 
 CACHE_VERSION = 2  # increase it when the arrays or their meaning change
@@ -174,7 +174,8 @@ def without_labels(listing: Listing, spec: DatasetSpec, split: str) -> str:
     missing = _unlabeled(listing)
     if len(missing) < len(listing.labels):
         return ""
-    text = f"{spec.source}: '{split}' has {len(listing.images)} images and no label file; the first was expected at "
+    images = counted(len(listing.images), "image")
+    text = f"{spec.source}: '{split}' has {images} and no label file; the first was expected at "
     return f"{text}{_absolute(spec, missing[0])}{labels_elsewhere(listing, spec, split)}"
 
 
@@ -194,7 +195,7 @@ def _check_some_objects(index: DatasetIndex, listing: Listing, spec: DatasetSpec
     if len(index.classes):
         return
     first = next((file.name for file in listing.labels if file.stamp is not None), listing.labels[0].name)
-    text = f"{spec.source}: '{split}' has {len(index)} images and no object (first label file: "
+    text = f"{spec.source}: '{split}' has {counted(len(index), 'image')} and no object (first label file: "
     text += f"{_absolute(spec, first)})"
     if split == "train":
         raise UserError(f"{text}; there is nothing to train on")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from utils.logger import counted
 from utils.structures import FlatStrings
 
 # Kinds of findings. The image is left out:
@@ -82,10 +83,10 @@ class ScanReport:
         """One line: images, backgrounds, boxes, problems by kind."""
         t = self.totals
         unlabeled = f" ({t[NO_LABEL]:,} without a label file)" if t.get(NO_LABEL) else ""
-        text = f"{t['images']:,} images, {t['backgrounds']:,} backgrounds{unlabeled}, {t['boxes']:,} boxes"
-        text += f" and {t['crowd']:,} crowd regions" if t.get("crowd") else ""
+        text = f"{counted(t['images'], 'image')}, {counted(t['backgrounds'], 'background')}{unlabeled}, "
+        text += counted(t["boxes"], "box") + (f" and {counted(t['crowd'], 'crowd region')}" if t.get("crowd") else "")
         detail = ", ".join(f"{n:,} {k}" for k, n in sorted(self._problem_kinds.items(), key=lambda item: -item[1]))
-        return f"{text}, {self.problems:,} problems" + (f" ({detail})" if detail else "")
+        return f"{text}, {counted(self.problems, 'problem')}" + (f" ({detail})" if detail else "")
 
     def write(self, path: str | os.PathLike) -> None:
         """Writes the totals and all lines as text."""

@@ -27,7 +27,7 @@ from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import Subgroup, one_per_node_group
 from utils.errors import UserError
-from utils.logger import get_logger
+from utils.logger import counted, get_logger
 from utils.machine.limits import require_package
 from utils.machine.resources import available_cores
 
@@ -183,8 +183,8 @@ def _check_batch_size(ctx: DistributedContext, batch_size: int, *, quad: bool) -
         )
     if quad and batch_size % (4 * ctx.world_size):
         raise UserError(
-            f"--quad with --batch-size {batch_size} on {ctx.world_size} process(es): needs a multiple of "
-            f"{4 * ctx.world_size}"
+            f"--quad with --batch-size {batch_size} on {counted(ctx.world_size, 'process')}: needs a multiple "
+            f"of {4 * ctx.world_size}"
         )
 
 
@@ -220,8 +220,9 @@ def loader_workers(asked: int, processes: int, split: str) -> int:
     cores = available_cores()
     workers = min(max(cores // processes, 1), MOST_WORKERS)
     get_logger().info(
-        "--workers (%s): %d per process (%d cores, %d process(es) on this node)", split, workers, cores, processes
-    )
+        "--workers (%s): %d per process (%s, %s on this node)",
+        split, workers, counted(cores, "core"), counted(processes, "process"),
+    )  # fmt: skip
     return workers
 
 

@@ -23,7 +23,7 @@ from utils.errors import UserError
 from utils.files.caches import USABLE_FRACTION, format_bytes
 from utils.files.locks import FileLock
 from utils.files.safe_io import write_whole
-from utils.logger import progress
+from utils.logger import counted, progress
 from utils.machine.limits import DISK_FULL
 from utils.threads import map_ahead
 
@@ -107,7 +107,7 @@ class StageCopy:
         free = shutil.disk_usage(self.folder).free
         if needed > USABLE_FRACTION * free:
             raise UserError(
-                f"--stage: {int(missing.sum())} files of {format_bytes(needed)} are to be copied to {self.folder}, "
+                f"--stage: {counted(missing.sum(), 'file')}, {format_bytes(needed)}, to be copied to {self.folder}, "
                 f"where {format_bytes(free)} are free; free some space or name another disk"
             )
 

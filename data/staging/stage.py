@@ -27,7 +27,7 @@ from utils.distributed.groups import Subgroup, one_per_node_group
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
 from utils.files.caches import format_bytes
-from utils.logger import get_logger, progress
+from utils.logger import counted, get_logger, progress
 
 
 def stage_dataset(
@@ -154,11 +154,11 @@ class _Leader:
         if self.show_progress and missing:
             size = format_bytes(int(copy.plan.sizes[~present.all(axis=0)].sum()))
             get_logger().info(
-                "--stage: copying %d of %d files (%s) to %d node(s), on this node to %s",
-                missing, files, size, nodes, copy.folder,
+                "--stage: copying %d of %d files (%s) to %s, on this node to %s",
+                missing, files, size, counted(nodes, "node"), copy.folder,
             )  # fmt: skip
         elif self.show_progress:
-            get_logger().info("--stage: %d files are complete in %s", files, copy.folder)
+            get_logger().info("--stage: complete in %s (%s)", copy.folder, counted(files, "file"))
 
     def _write(self, copy: StageCopy, local: np.ndarray, pieces: Iterator[Piece]) -> Iterator[None]:
         """Writes the files that this node lacks. Yields once for each file that has arrived on all nodes."""

@@ -12,6 +12,7 @@ from engine.checkpoint.checkpoint import Checkpoint, Progress
 from utils.config.parser import from_mapping, read_recipe, with_overrides
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.errors import UserError
+from utils.logger import counted
 
 LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun process, with the run that it trains
 
@@ -53,7 +54,7 @@ def check_classes(checkpoint: Checkpoint, now: Sequence[str], source: str) -> No
     if list(names) == list(now):
         return
     if len(names) != len(now):
-        what = f"the run has {len(names)} classes, {source} has {len(now)}"
+        what = f"the run has {counted(len(names), 'class')}, {source} has {len(now)}"
     else:
         number = next(i for i, (a, b) in enumerate(zip(names, now)) if a != b)
         what = f"class {number} of the run is '{names[number]}', that of {source} is '{now[number]}'"
@@ -144,7 +145,7 @@ def resumed_position(
     if checkpoint.config["epochs"] != epochs or where.updates != progress.updates:
         done = where.updates / (steps * epochs)
         lines.append(
-            f"resume: the learning rate continues from where it is after {done:.0%} of a run of {epochs} epochs"
+            f"resume: the learning rate continues from where it is after {done:.0%} of {counted(epochs, 'epoch')}"
         )
     return where, lines
 

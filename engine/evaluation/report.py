@@ -17,6 +17,7 @@ from engine.evaluation.matching import AREA_RANGES
 from engine.evaluation.metrics import METRICS, mean_known
 from engine.evaluation.tide import KINDS, ErrorSplit
 from utils.files.safe_io import write_whole
+from utils.logger import counted
 from utils.structures import EvalResult, GroundTruth
 from utils.visualize.plots import new_figure, save_figure
 
@@ -117,7 +118,7 @@ def format_calibration(calibration: Calibration) -> str:
     scored, shown, threshold = calibration
     if not scored.counts.any():
         return "calibration: nothing was found"
-    text = f"calibration: error (ECE) {number_text(scored.error)} over {scored.counts.sum():,} detections"
+    text = f"calibration: error (ECE) {number_text(scored.error)} over {counted(scored.counts.sum(), 'detection')}"
     if shown.counts.any():
         way = "above" if shown.bias > 0 else "below"
         text += (

@@ -171,7 +171,7 @@ class _Job:
             count = min(len(self.calibration_split), self.config.calibration_images)
             if count < self.options.batch:
                 raise UserError(
-                    f"--batch {self.options.batch}: is more than the {count} images to calibrate --int8 with"
+                    f"--batch {self.options.batch}: is more than there are images to calibrate --int8 with ({count})"
                 )
         if self.config.check:
             _ = self.reference

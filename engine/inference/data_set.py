@@ -10,6 +10,7 @@ from engine.inference.model import InferenceModel
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import find_location
+from utils.logger import counted
 
 
 def open_data(
@@ -66,6 +67,6 @@ def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
 def class_difference(names: Sequence[str], expected: Sequence[str]) -> str:
     """In which way the names of the classes are not those that are expected; "" if they are."""
     if len(names) != len(expected):
-        return f"{len(names)} classes against {len(expected)}"
+        return f"{counted(len(names), 'class')} against {len(expected)}"
     index = next((i for i, (a, b) in enumerate(zip(names, expected)) if a != b), None)
     return "" if index is None else f"class {index} is '{names[index]}' against '{expected[index]}'"

@@ -25,7 +25,7 @@ from utils.errors import UserError
 from utils.files.folders import check_run_dir
 from utils.files.locks import FileLock
 from utils.files.safe_io import write_whole
-from utils.logger import get_logger
+from utils.logger import counted, get_logger
 from utils.structures import EvalResult
 
 DETECTIONS = "detections.npz"  # in the folder of a fold, once it is finished
@@ -101,7 +101,10 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fi
     if note := rare_classes(index, config.folds):
         get_logger().warning("%s", note)
     write_folds(folder, spec, index, group, fold)
-    get_logger().info("%d images in %d groups, %d folds; lists: %s", len(index), group.max() + 1, config.folds, folder)
+    get_logger().info(
+        "%s in %s, %d folds; lists: %s",
+        counted(len(index), "image"), counted(group.max() + 1, "group"), config.folds, folder,
+    )  # fmt: skip
 
 
 def cross_validate(

@@ -22,6 +22,7 @@ from engine.evaluation.fitness import Fitness
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import read_text
+from utils.logger import counted
 from utils.machine.resources import available_cores
 from utils.rng import keyed_generator, named_stream
 from utils.structures import FlatStrings
@@ -141,7 +142,7 @@ def assign_folds(group: np.ndarray, counts: np.ndarray, folds: int, seed: int) -
     """
     groups = int(group.max(initial=-1)) + 1
     if groups < folds:
-        raise UserError(f"--folds {folds}: there are only {groups} groups of images, and each is in one fold")
+        raise UserError(f"--folds {folds}: only {counted(groups, 'group')} of images, and each is in one fold")
     boxes = np.zeros((groups, counts.shape[1]), np.int64)
     np.add.at(boxes, group, counts)
     images = np.bincount(group, minlength=groups)
@@ -231,4 +232,4 @@ def rare_classes(index: DatasetIndex, folds: int) -> str:
     if not rare:
         return ""
     listed = ", ".join(rare[:10]) + (", ..." if len(rare) > 10 else "")
-    return f"{len(rare)} class(es) have fewer boxes than there are folds and are missing in some: {listed}"
+    return f"{counted(len(rare), 'class')} with fewer boxes than there are folds, so missing in some: {listed}"

@@ -21,7 +21,7 @@ from utils.config.search_settings import SearchConfig, check_stored, folder_of, 
 from utils.distributed.stop_signals import StopSignals
 from utils.errors import UserError
 from utils.files.locks import FileLock
-from utils.logger import get_logger
+from utils.logger import counted, get_logger
 
 SETTINGS = "search.yaml"
 MOST_FAILURES = 3  # trials, before any has succeeded
@@ -53,7 +53,7 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
             _forget(folder)
         raise
     if elsewhere := sum(frozen.state == TrialState.RUNNING for frozen in study.trials()):
-        log.info("%d trial(s) are being run by other processes", elsewhere)
+        log.info("run by other processes: %s", counted(elsewhere, "trial"))
     with study.exclusive():  # no older report replaces that of another process
         text = write_report(folder, study, space, fitness.name, _command(config))
     log.info("%s", text)

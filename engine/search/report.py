@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 from engine.search.ranges import Space, values_text
 from engine.search.study import REASON, SharedStudy, best_of
 from utils.files.safe_io import write_whole
+from utils.logger import counted
 from utils.visualize import page
 from utils.visualize.charts import FAINT, Line, line_chart
 
@@ -74,7 +75,7 @@ def format_trials(trials: Sequence[FrozenTrial], fitness: str) -> list[str]:
     )
     counts = {state: sum(frozen.state == state for frozen in trials) for state in STATES}
     summary = ", ".join(f"{count} {STATES[state]}" for state, count in counts.items() if count)
-    lines = [f"{len(trials)} trials: {summary}", f"trial  {fitness:>10}  hyper-parameters"]
+    lines = [f"{counted(len(trials), 'trial')}: {summary}", f"trial  {fitness:>10}  hyper-parameters"]
     lines += [f"{t.number:>5}  {t.value:10.4f}  {' '.join(values_text(t.params))}" for t in complete[:SHOWN]]
     return lines
 
@@ -107,7 +108,7 @@ def _csv(trials: Sequence[FrozenTrial], space: Space, fitness: str) -> str:
 def _page(
     folder: Path, trials: Sequence[FrozenTrial], best: FrozenTrial | None, weights: dict[str, float], fitness: str
 ) -> page.Page:
-    out = page.Page(f"Search {folder.name}", f"{len(trials)} trials, fitness {fitness}")
+    out = page.Page(f"Search {folder.name}", f"{counted(len(trials), 'trial')}, fitness {fitness}")
     found = "No trial is complete yet."
     if best is not None:
         found = f"The best trial is {best.number}: {fitness} {best.value:.4f}. {BEST} is its recipe for --hyp."

@@ -86,11 +86,11 @@ def test_bad_training_flags_are_one_line(world, tmp_path, capsys, given, line):
     ("given", "line"),
     [
         (["--compress-grads"], "--compress-grads is for plain DDP: several processes"),
-        (["--virtual-ranks", "3"], "--virtual-ranks 3: must be a power of two that the 1 process(es) divide"),
-        (["--virtual-ranks", "8"], "--virtual-ranks 8: more than the 4 images of a batch"),
+        (["--virtual-ranks", "3"], "--virtual-ranks 3: must be a power of two and a multiple of the number of"),
+        (["--virtual-ranks", "8"], "--virtual-ranks 8: more than the images of a batch (4)"),
         (["--virtual-ranks", "2", "--sync-bn"], "--sync-bn takes statistics over the whole batch"),
         (["--amp", "fp16"], "--amp fp16: not on a CPU"),
-        (["--quad", "--batch-size", "6"], "--quad with --batch-size 6 on 1 process(es): needs a multiple of 4"),
+        (["--quad", "--batch-size", "6"], "--quad with --batch-size 6 on 1 process: needs a multiple of 4"),
         (["--cache", "device"], "--cache device: images on the device can only be rendered there"),
         (["--render-on", "device", "--set", "albumentations=[{name: Blur}]"], "albumentations needs images on the"),
         (["--set", "albumentations=[{name: Blurr}]"], "hyper-parameter albumentations"),
@@ -150,11 +150,25 @@ def test_a_file_in_place_of_the_run_folder_is_refused_before_data_is_read(world,
         assert "a file of this name exists" in line
 
 
-def test_the_log_of_a_run_includes_its_first_lines(world):
+def test_the_log_of_a_run_begins_with_some_lines_that_say_what_is_trained(world):
     """Although its file is created after the data has been read."""
-    lines = (world / "runs" / "exp" / "train.log").read_text().splitlines()
-    assert lines[0].startswith("config: ")
-    assert any(line.startswith("train: 8 images") for line in lines)
+    folder = world / "runs" / "exp"
+    lines = (folder / "train.log").read_text().splitlines()
+    lines = lines[: next(i for i, line in enumerate(lines) if line.startswith("first step"))]
+    assert len(lines) <= 12
+    assert lines[0].startswith("1 process on cpu, torch ")
+    assert lines[1].startswith("settings: ")
+    assert "imgsz=64, " in lines[1]
+    assert "momentum" not in lines[1]  # has its default
+    for line in (
+        "tiny.yaml: 206,366 parameters, 2 classes, random weights",
+        "train: 8 images, ",
+        "val: 3 images, ",
+        f"run folder {folder} (settings.yaml: all settings)",
+        "Muon (auto: at most 20,000 steps), learning rate 0.008 (its default 0.008)",
+        "4 steps (2 epochs of 2), each of 1 batch of 4 images at 64 px, in float32",
+    ):
+        assert any(found.startswith(line) for found in lines), (line, lines)
 
 
 def test_a_canvas_of_one_cell_is_refused(world, tmp_path, capsys):

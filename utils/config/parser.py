@@ -18,7 +18,15 @@ from typing import Any, TypeVar
 import yaml
 
 from utils.config.search_settings import KfoldConfig, SearchConfig
-from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
+from utils.config.settings import (
+    DetectConfig,
+    ExportConfig,
+    Hyperparameters,
+    TrainConfig,
+    ValConfig,
+    changed_settings,
+    default_of,
+)
 from utils.config.yaml_files import TOO_LONG, fits_64_bits, load_yaml, parse_yaml, suggestion
 from utils.config.yolo_command import Program, command_line, is_yolo_command, recipe, unknown_hyperparameter
 from utils.config.yolo_flags import advice, translated
@@ -176,7 +184,7 @@ def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
         kind, _ = type_of(field, cls)
         origin = typing.get_origin(kind) or kind
         meta = field.metadata
-        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        default = default_of(field)
         options: dict[str, Any] = {"dest": field.name, "help": meta["help"]}
         options |= {"required": True} if default is MISSING else {"default": default}
         if origin is bool:
@@ -207,11 +215,8 @@ def parse_config(cls: type[T], argv: Sequence[str] | None, description: str) -> 
 def flags_of(config: Any) -> list[str]:
     """The command line that `parse_config` turns into ``config``."""
     flags = []
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if value == (field.default if field.default_factory is MISSING else field.default_factory()):
-            continue
-        flag = "--" + field.name.replace("_", "-")
+    for name, value in changed_settings(config).items():
+        flag = "--" + name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(flag if value else f"--no-{flag[2:]}")
         elif isinstance(value, list):

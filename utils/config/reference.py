@@ -82,9 +82,8 @@ def _names(field: dataclasses.Field, cls: type) -> str:
 
 
 def _default(field: dataclasses.Field) -> str:
-    if field.default_factory is not dataclasses.MISSING:
-        return _text(field.default_factory())
-    return "required" if field.default is dataclasses.MISSING else _text(field.default)
+    default = settings.default_of(field)
+    return "required" if default is dataclasses.MISSING else _text(default)
 
 
 def _text(value: Any) -> str:

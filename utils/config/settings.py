@@ -56,6 +56,16 @@ def setting(
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
 
+def default_of(field: dataclasses.Field) -> Any:
+    """The default of a setting; MISSING if it is required."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def changed_settings(config: Any) -> dict[str, Any]:
+    """The settings that are not at their defaults, by name."""
+    return {f.name: value for f in dataclasses.fields(config) if (value := getattr(config, f.name)) != default_of(f)}
+
+
 def closing_epochs(setting: int | None, epochs: int) -> int:
     """How many epochs at the end of a run ``close_mosaic`` or ``close_scale`` means."""
     return min(CLOSING_EPOCHS, epochs // 2) if setting is None else setting

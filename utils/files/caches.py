@@ -22,7 +22,7 @@ from typing import Any
 from utils.errors import UserError
 from utils.files.array_file import CacheError, read_meta
 from utils.files.locks import flock
-from utils.logger import get_logger
+from utils.logger import counted, get_logger
 
 LIMIT_VARIABLE = "LOCKSTEP_CACHE_GB"
 DEFAULT_LIMIT = 200e9  # bytes
@@ -84,7 +84,7 @@ def list_caches(folder: Path, shared_memory: Path | None = None) -> list[CacheFi
             meta = {}
         source, split, single = meta.get("origin") or ("a data set of an older program", match["split"], False)
         images = meta.get("totals", {}).get("images", 0)
-        described[version] = f"{source}, {split}{', as one class' if single else ''} ({images:,} images)"
+        described[version] = f"{source}, {split}{', as one class' if single else ''} ({counted(images, 'image')})"
         with contextlib.suppress(OSError):
             status = path.stat()
             found.append(_cache_file(path, status, version, f"index of {described[version]}"))
@@ -182,8 +182,8 @@ def make_room(folder: Path, needed: int, keep: Path) -> None:
             removed.append(cache.size)
     if removed:
         get_logger().info(
-            "%s: removed %d cache(s) of other data sets or versions, %s, to make room (limit %s; %s sets another)",
-            folder, len(removed), format_bytes(sum(removed)), format_bytes(limit), LIMIT_VARIABLE,
+            "%s: removed %s of other data sets or versions, %s, to make room (limit %s; %s sets another)",
+            folder, counted(len(removed), "cache"), format_bytes(sum(removed)), format_bytes(limit), LIMIT_VARIABLE,
         )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from utils.errors import UserError
 from utils.files.safe_io import read_text, write_whole
-from utils.logger import get_logger
+from utils.logger import counted, get_logger
 
 RECORD = ".annotation_files.jsonl"  # in the folder: a line a file, with its path, size and time of modification
 
@@ -54,7 +54,7 @@ class WrittenFiles:
         left = {name: state for name, state in stale.items() if _image(name) in kept}
         write_whole(self._folder / RECORD, "".join(_line(*row) for row in (left | self._own).items()))
         if removed:
-            get_logger().info("%s: %d annotation files of earlier calls were removed", self._folder, len(removed))
+            get_logger().info("%s: removed %s of earlier calls", self._folder, counted(len(removed), "annotation file"))
         if left:
             get_logger().warning(
                 "%s: annotation files of earlier calls that were edited since are kept (first: %s)",

@@ -205,5 +205,5 @@ def test_rare_classes_are_named(config):
     assert rare_classes(index, 2) == ""
     few = class_counts(index).sum(0)
     note = rare_classes(index, int(few.max()) + 1)
-    assert note.startswith("2 class(es) have fewer boxes than there are folds")
+    assert note.startswith("2 classes with fewer boxes than there are folds")
     assert f"light ({few[0]})" in note
