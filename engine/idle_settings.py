@@ -61,13 +61,13 @@ def _idle_in_steps(config: TrainConfig) -> Iterator[str]:
 
 
 def _idle_in_epochs(config: TrainConfig, hyp: Hyperparameters) -> Iterator[str]:
-    closing = closing_epochs(hyp.close_mosaic, config.epochs)
+    closing, length = closing_epochs(hyp.close_mosaic, config.epochs), counted(config.epochs, "epoch")
     if config.epochs <= closing and (hyp.mosaic or hyp.mixup) and not config.rect:
-        yield f"mosaic and mixup do nothing: close_mosaic is {closing}, --epochs {config.epochs}"
+        yield f"mosaic and mixup do nothing: close_mosaic is {closing} and the run has {length}"
     if config.save_period > config.epochs:
-        yield f"--save-period {config.save_period} does nothing: the run has {counted(config.epochs, 'epoch')}"
+        yield f"--save-period {config.save_period} does nothing: the run has {length}"
     if config.patience >= config.epochs:
-        yield f"--patience {config.patience} does nothing: the run has {counted(config.epochs, 'epoch')}"
+        yield f"--patience {config.patience} does nothing: the run has {length}"
     elif config.min_gain and not config.patience:
         yield f"--min-gain {config.min_gain:g} does nothing without --patience"
     elif config.patience and config.val_every == 0:

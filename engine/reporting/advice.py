@@ -93,7 +93,7 @@ def _score(found: Findings) -> Iterator[str]:
         return
     objects = int(result.class_targets.sum())
     if not objects:
-        yield f"No object is in {counted(result.num_images, 'validation image')}: nothing can be scored."
+        yield f"There are no objects in {counted(result.num_images, 'validation image')}: nothing can be scored."
         return
     yield (
         f"On {counted(result.num_images, 'image')} with {counted(objects, 'object')}: AP {result.ap:.3f}, AP50 "

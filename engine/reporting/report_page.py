@@ -35,7 +35,7 @@ from engine.reporting.advice import Findings, how_it_went, what_to_do, where_it_
 from engine.reporting.gallery import KIND_STYLES, KIND_WORDS, MOST_SUSPECTS, Galleries
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.context import DistributedContext
-from utils.logger import get_logger
+from utils.logger import counted, get_logger
 from utils.machine.resources import available_cores
 from utils.structures import DetectionTable, EvalResult
 from utils.visualize import page
@@ -216,8 +216,8 @@ class ReportPage:
     def _no_backgrounds(self) -> str:
         validated = (self._censuses or [])[-1]
         if not validated.backgrounds:
-            return f"No image of {validated.images:,} is without labels."
-        return f"No image without labels ({validated.backgrounds:,}) has a detection."
+            return "Every image has labels."
+        return f"None of {counted(validated.backgrounds, 'image')} without labels has a detection."
 
 
 def _settings_parts(subject: Subject) -> Iterator[page.Content]:

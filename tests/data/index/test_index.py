@@ -745,7 +745,7 @@ def test_a_synthetic_index_is_consistent():
     index = index_of(["a"], ["/x/p.jpg", "/x/q.jpg"], [(10, 20), (10, 10)], [0, 1, 1], [(0, 0, 10, 5)], [0])
     np.testing.assert_allclose(index.labels(0), [[0, 0.25, 0.25, 0.5, 0.5]])
     assert index.path(1) == "/x/q.jpg"
-    assert index.report.summary() == "2 images, 1 backgrounds, 1 boxes, 0 problems"
+    assert index.report.summary() == "2 images, 1 background, 1 box, 0 problems"
     np.testing.assert_array_equal(index.ground_truth().area_px, [50])
 
 

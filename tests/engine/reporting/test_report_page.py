@@ -163,7 +163,7 @@ def test_what_is_not_known_is_said(index, tmp_path):
     assert "No detection is correct at any confidence." in page.sections["Summary"]
     assert "Nothing was detected" in page.sections["Reliability of confidences"]
     assert "There are none." in page.sections["Suspicious labels"]
-    assert "None of the 3 images without labels has a detection." in page.sections["Worst backgrounds"]
+    assert "None of 3 images without labels has a detection." in page.sections["Worst backgrounds"]
 
 
 def test_a_split_without_objects(tmp_path):
@@ -172,7 +172,7 @@ def test_a_split_without_objects(tmp_path):
     result = score_detections(empty.ground_truth(), detections, 1)
     ReportPage(tmp_path, subject_of(empty)).write({}, Validation(result, detections, epoch=1))
     page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
-    assert "have no objects: nothing can be scored" in page.sections["Summary"]
+    assert "There are no objects in 4 validation images: nothing can be scored" in page.sections["Summary"]
     assert "The train split has no boxes." in page.sections["Data"]
     assert "1 detection, the best a (0.90)" in page.sections["Worst backgrounds"]
     assert "nan" not in " ".join(page.sections.values())
