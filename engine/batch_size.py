@@ -28,7 +28,8 @@ from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.collectives import max_over_ranks
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.logger import counted, get_logger
+from utils.logger import get_logger
+from utils.strings import counted
 from utils.structures import Batch, bucketed
 
 MOST_PICTURES = 512  # per shard: more are not more efficient, and the host keeps 20 batches with 8 workers

@@ -46,8 +46,9 @@ from utils.distributed.context import DistributedContext
 from utils.distributed.stop_signals import StopSignals
 from utils.errors import errors_of
 from utils.files.folders import describe_location
-from utils.logger import counted, get_logger
+from utils.logger import get_logger
 from utils.machine.limits import require_package
+from utils.strings import counted
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from utils.config.parser import parse_config
 from utils.config.settings import CompareConfig, ValConfig
 from utils.entrypoint import run_main
 from utils.errors import UserError
-from utils.logger import counted
+from utils.strings import counted
 
 if TYPE_CHECKING:
     from utils.distributed.context import DistributedContext
@@ -110,11 +110,15 @@ def differences(aps: Sequence[np.ndarray], draws: Sequence[np.ndarray], num_imag
 
 def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(CompareConfig, argv, __doc__.split("\n")[0])
+    entries = entries_of(config.runs)
+    from engine.input_files import check_scoring_files
+
+    check_scoring_files([str(entry.weights) for entry in entries], config.data, (config.task,))
     from utils.distributed.context import DistributedContext, report_errors_once
 
     ctx = DistributedContext.from_environment(config.device, None, None)
     with ctx.closing(), report_errors_once(ctx):
-        compare(config, entries_of(config.runs), ctx)
+        compare(config, entries, ctx)
 
 
 def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedContext) -> None:

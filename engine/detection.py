@@ -19,7 +19,8 @@ from models.postprocess.tiling import Tiles
 from utils.config.settings import DetectConfig
 from utils.errors import UserError
 from utils.files.folders import increment_path
-from utils.logger import configure_logging, counted, get_logger
+from utils.logger import configure_logging, get_logger
+from utils.strings import counted
 from utils.structures import DetectionTable
 from utils.threads import Ahead, map_ahead
 from utils.visualize.detection_writer import DetectionFiles, MediaWriter, UniqueStems, Window, written_suffix

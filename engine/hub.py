@@ -24,8 +24,9 @@ from models.postprocess.detections import DETECTION_IOU
 from utils.distributed.context import parse_devices
 from utils.errors import UserError
 from utils.files.folders import increment_path
-from utils.logger import counted, get_logger
+from utils.logger import get_logger
 from utils.machine.limits import require_package
+from utils.strings import counted
 from utils.visualize.detection_writer import UniqueStems, Window
 from utils.visualize.draw import write_image
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from models.heads.base import DetectionHead
 from utils.config.settings import Hyperparameters, TrainConfig, closing_epochs
 from utils.distributed.context import DistributedContext
-from utils.logger import counted
+from utils.strings import counted
 
 
 def idle_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> list[str]:

@@ -22,7 +22,8 @@ from utils.distributed.agreement import check_agreement, product_version
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
-from utils.logger import configure_logging, continue_in_file, counted, get_logger
+from utils.logger import configure_logging, continue_in_file, get_logger
+from utils.strings import counted
 
 # Settings of a process or its machine: they change neither the numbers nor which processes wait for each other.
 MAY_DIFFER = frozenset(

@@ -27,7 +27,7 @@ from utils.config.settings import closing_epochs
 from utils.distributed.collectives import broadcast_object, max_over_ranks
 from utils.distributed.context import DistributedContext
 from utils.errors import Stopped, UserError
-from utils.logger import counted
+from utils.strings import counted
 from utils.structures import Batch, EvalResult
 
 log = logging.getLogger("lockstep")

@@ -16,7 +16,8 @@ from utils.config.settings import TrainConfig, check_image_size
 from utils.distributed.context import DistributedContext
 from utils.download import fetch_weights
 from utils.errors import UserError
-from utils.logger import counted, get_logger
+from utils.logger import get_logger
+from utils.strings import counted
 
 DEFAULT_MODEL = "yolov8n"
 

@@ -1,4 +1,4 @@
-"""The project's logger, counts in words, and progress over an iterable.
+"""The project's logger, and progress over an iterable.
 
 Records go to standard output as plain lines, so the output of a redirected run is readable, without control codes.
 """
@@ -24,12 +24,6 @@ KEPT_RECORDS = 100_000  # until `continue_in_file`
 def get_logger() -> logging.Logger:
     """The project's logger. Logs only warnings and errors until `configure_logging` has been called."""
     return logging.getLogger("lockstep")
-
-
-def counted(count: int, noun: str) -> str:
-    """``1 image``, ``2,000 images``, ``2 boxes``. ``noun`` may have adjectives before it."""
-    plural = "es" if noun.endswith(("s", "x", "sh", "tch")) else "s"
-    return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 
 class _Terminal(logging.Handler):

@@ -27,7 +27,8 @@ from utils.files.caches import (
     remove,
 )
 from utils.files.folders import SHARED_MEMORY, cache_folder
-from utils.logger import configure_logging, counted
+from utils.logger import configure_logging
+from utils.strings import counted
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -13,8 +13,9 @@ from utils.distributed.collectives import max_over_ranks
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import node_group, shard_bounds
 from utils.errors import UserError
-from utils.logger import counted, get_logger, progress
+from utils.logger import get_logger, progress
 from utils.machine.resources import available_memory
+from utils.strings import counted
 from utils.threads import map_ahead
 
 MAX_FRACTION = 0.7  # of the device's free memory that the cache may take; training needs the rest

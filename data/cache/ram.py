@@ -23,9 +23,10 @@ from utils.errors import UserError
 from utils.files.caches import close_quietly
 from utils.files.folders import SHARED_MEMORY
 from utils.files.locks import flock, is_still_named, remove_abandoned
-from utils.logger import counted, get_logger, progress
+from utils.logger import get_logger, progress
 from utils.machine.limits import DISK_FULL
 from utils.machine.resources import available_memory
+from utils.strings import counted
 from utils.threads import map_ahead
 
 _SUFFIX = ".pixels"

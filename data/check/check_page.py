@@ -18,7 +18,8 @@ from data.check.scanned import CheckedSplit
 from data.index.dataset_yaml import DatasetSpec
 from utils.errors import UserError
 from utils.files.folders import cache_folder, increment_path
-from utils.logger import counted, get_logger
+from utils.logger import get_logger
+from utils.strings import counted
 from utils.structures import DetectionTable
 from utils.visualize import page
 from utils.visualize.charts import legend

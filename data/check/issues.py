@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from data.labels import findings as scan_kinds
-from utils.structures import one_line
+from utils.strings import one_line
 
 # Kinds of issues besides those of the scan (`data.labels.findings`), with the explanation that the summary prints.
 DAMAGED = "damaged image"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from data.labels.yolo import YOLO
 from utils.config.yaml_files import load_yaml, suggestion
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
-from utils.structures import one_line
+from utils.strings import one_line
 
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
 SPLITS = ("train", "val", "test")
@@ -71,6 +72,13 @@ class DatasetSpec:
             )
         return self.splits[name]
 
+    def check_split(self, name: str) -> None:
+        """Raises UserError unless the YAML has the split ``name``, and its folders, lists and annotations exist."""
+        source = self.split(name)
+        for path in (*source.images, *([source.annotations] if source.annotations else ())):
+            if not path.exists():
+                raise self.missing(path)
+
     def missing(self, path: Path) -> UserError:
         """The error for a missing part of the data set."""
         return UserError(f"{path}: not found (named by {self.source}){what_exists(path)}; {self.if_missing}")
@@ -96,6 +104,52 @@ def what_exists(path: Path) -> str:
     if close:  # as "validate" is to "val"
         return f"; '{parent / known[close[0]]}' exists"
     return f"; {parent} has {', '.join(names[:5])}{', ...' * (len(names) > 5)}" if is_last and names else ""
+
+
+def check_dataset(data: str, splits: Sequence[str]) -> None:
+    """Raises UserError for what can be seen at once to be wrong with ``data``, as ``--data`` names it. Names that stand
+    in annotations alone are left for later: to read them may take long."""
+    if data == "demo":
+        return
+    data = known_by_name(data)
+    check_exists(data)
+    values = load_yaml(data)
+    if not isinstance(values, dict) or values.get("names") is not None or "annotations" not in values:
+        spec = load_dataset_spec(data)
+        for split in splits:
+            spec.check_split(split)
+
+
+def known_by_name(data: str) -> str:
+    """Replaces a bare name that is not a file by the YAML of that name in configs/data."""
+    is_bare = Path(data).name == data != "" and Path(data).suffix in ("", ".yaml", ".yml")
+    listed = YAML_FOLDER / f"{Path(data).stem}.yaml"
+    return str(listed) if is_bare and not Path(data).exists() and listed.is_file() else data
+
+
+def check_exists(data: str) -> None:
+    """Raises UserError with the known names."""
+    path = Path(data)
+    if data and path.exists():
+        return
+    known = ["demo", *sorted(p.stem for p in YAML_FOLDER.glob("*.yaml") if p.stem != "template")]
+    if path.stem in known:
+        hint = f" (did you mean '{path.stem}' of configs/data?)"
+    else:
+        files = _yaml_files_nearby(path)
+        nearby = {file.parent.name if file.stem == "data" else file.stem: str(file) for file in files}
+        close = difflib.get_close_matches(path.stem, [*known, *nearby], n=1)
+        hint = f" (did you mean '{nearby.get(close[0], close[0])}'?)" if close else ""
+    named = data or "''"
+    raise UserError(f"--data {named}: no such file{hint}; known by name: {', '.join(known)}")
+
+
+def _yaml_files_nearby(path: Path) -> Iterator[Path]:
+    """YAML files where a data set's may be: in folders of data sets, in the working folder, and beside ``path``."""
+    for folder in ("../datasets", "datasets"):
+        yield from Path(folder).glob("*/*.y*ml")
+    for folder in (Path("."), path.parent):
+        yield from folder.glob("*.y*ml")
 
 
 def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:

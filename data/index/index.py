@@ -21,8 +21,9 @@ from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.caches import hold, make_room
 from utils.files.folders import cache_folder
-from utils.logger import counted, get_logger
-from utils.structures import FlatStrings, GroundTruth, image_ids_of
+from utils.logger import get_logger
+from utils.strings import FlatStrings, counted, image_ids_of
+from utils.structures import GroundTruth
 
 CACHE_VERSION = 2  # increase it when the arrays or their meaning change
 # A larger fraction of images without a label file causes a warning. In COCO, 0.9 % of the training images have no

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from utils.logger import counted
-from utils.structures import FlatStrings
+from utils.strings import FlatStrings, counted
 
 # Kinds of findings. The image is left out:
 BAD_IMAGE = "unreadable image"

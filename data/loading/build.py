@@ -27,9 +27,10 @@ from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import Subgroup, one_per_node_group
 from utils.errors import UserError
-from utils.logger import counted, get_logger
+from utils.logger import get_logger
 from utils.machine.limits import require_package
 from utils.machine.resources import available_cores
+from utils.strings import counted
 
 # Most images of a validation batch, which one process evaluates. An image takes a seventh of its memory in training
 # (yolov8n at 640 px), so the global training batch of eight GPUs may not fit into one.

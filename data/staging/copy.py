@@ -23,8 +23,9 @@ from utils.errors import UserError
 from utils.files.caches import USABLE_FRACTION, format_bytes
 from utils.files.locks import FileLock
 from utils.files.safe_io import write_whole
-from utils.logger import counted, progress
+from utils.logger import progress
 from utils.machine.limits import DISK_FULL
+from utils.strings import counted
 from utils.threads import map_ahead
 
 NODE_NOTE = ".node-"  # prefix of the files by which nodes detect that they use one folder

@@ -21,7 +21,8 @@ from data.index.dataset_yaml import DatasetSpec
 from data.index.files import Listing, list_split
 from data.labels.findings import relative_name
 from data.labels.label_format import FileStamp
-from utils.logger import counted, get_logger
+from utils.logger import get_logger
+from utils.strings import counted
 
 
 @dataclass(frozen=True)

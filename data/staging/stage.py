@@ -27,7 +27,8 @@ from utils.distributed.groups import Subgroup, one_per_node_group
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
 from utils.files.caches import format_bytes
-from utils.logger import counted, get_logger, progress
+from utils.logger import get_logger, progress
+from utils.strings import counted
 
 
 def stage_dataset(

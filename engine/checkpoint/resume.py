@@ -12,7 +12,7 @@ from engine.checkpoint.checkpoint import Checkpoint, Progress
 from utils.config.parser import from_mapping, read_recipe, with_overrides
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.errors import UserError
-from utils.logger import counted
+from utils.strings import counted
 
 LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun process, with the run that it trains
 

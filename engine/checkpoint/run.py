@@ -29,7 +29,7 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import check_run_dir, find_location, increment_path
 from utils.files.locks import FileLock
-from utils.logger import counted
+from utils.strings import counted
 
 LOCK_NAME = ".lock"  # in the run's folder, while a process trains it
 _PATIENCE_S = 3.0  # a process that was just killed may still be ending

@@ -17,7 +17,7 @@ from engine.evaluation.matching import AREA_RANGES
 from engine.evaluation.metrics import METRICS, mean_known
 from engine.evaluation.tide import KINDS, ErrorSplit
 from utils.files.safe_io import write_whole
-from utils.logger import counted
+from utils.strings import counted
 from utils.structures import EvalResult, GroundTruth
 from utils.visualize.plots import new_figure, save_figure
 

@@ -17,7 +17,7 @@ from engine.inference.metadata import PREPROCESSING, ExportMetadata
 from engine.inference.model import CheckpointModel
 from utils.distributed.agreement import product_version
 from utils.files.folders import PROJECT
-from utils.logger import counted
+from utils.strings import counted
 
 
 def export_metadata(

@@ -26,7 +26,7 @@ from models.postprocess.detections import select_detections
 from utils.boxes import xyxy_to_xywh
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.logger import counted
+from utils.strings import counted
 from utils.structures import Detections, DetectionTable, EvalResult
 
 MATCHED_SCORE = 0.05  # detections of lower scores are not matched

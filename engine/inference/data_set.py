@@ -10,7 +10,7 @@ from engine.inference.model import InferenceModel
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import find_location
-from utils.logger import counted
+from utils.strings import counted
 
 
 def open_data(

@@ -17,8 +17,9 @@ from engine.inference.metadata import ExportMetadata
 from models.detector import Detector
 from utils.boxes import cxcywh_to_xyxy
 from utils.errors import UserError
-from utils.logger import counted, get_logger
+from utils.logger import get_logger
 from utils.machine.limits import explanation
+from utils.strings import counted
 
 FIRST_CANDIDATES = 300  # rows of an end-to-end output, by convention
 FOREIGN_IOU = 0.7  # NMS threshold in validation for files that state none

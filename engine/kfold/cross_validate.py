@@ -25,7 +25,8 @@ from utils.errors import UserError
 from utils.files.folders import check_run_dir
 from utils.files.locks import FileLock
 from utils.files.safe_io import write_whole
-from utils.logger import counted, get_logger
+from utils.logger import get_logger
+from utils.strings import counted
 from utils.structures import EvalResult
 
 DETECTIONS = "detections.npz"  # in the folder of a fold, once it is finished

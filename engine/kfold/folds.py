@@ -22,10 +22,9 @@ from engine.evaluation.fitness import Fitness
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import read_text
-from utils.logger import counted
 from utils.machine.resources import available_cores
 from utils.rng import keyed_generator, named_stream
-from utils.structures import FlatStrings
+from utils.strings import FlatStrings, counted
 
 MOST_MOVES = 1000  # of groups, to even out the folds
 SPLITS = ("train", "val")  # their images are divided; those of "test" stay apart

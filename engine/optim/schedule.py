@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from utils.config.settings import Hyperparameters, TrainConfig
-from utils.logger import counted, get_logger
+from utils.logger import get_logger
+from utils.strings import counted
 
 # Validation AP on BCCD by steps of batch 16: from random weights (160 px) 0.00 after 65 and 0.52 after 390, from
 # yolov8n.pt (320 px) 0.48 after 39, 0.60 after 117 and 0.63 after 260.

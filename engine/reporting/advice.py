@@ -13,7 +13,7 @@ from engine.evaluation.analysis import Calibration
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.tide import KINDS, ErrorSplit
 from engine.reporting.progress_bar import format_duration
-from utils.logger import counted
+from utils.strings import counted
 from utils.structures import EvalResult
 
 RISING_AP = 0.005  # a rise that more epochs may continue

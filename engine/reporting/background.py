@@ -15,7 +15,8 @@ from typing import Any
 from engine.reporting.trackers import CsvTracker, Tracker
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, write_whole
-from utils.logger import counted, get_logger
+from utils.logger import get_logger
+from utils.strings import counted
 
 CLOSE_S, FINISH_S = 10.0, 60.0  # of waiting for a service at the end: for epochs, or after errors; for files
 MOST_BYTES = 1 << 20

@@ -22,7 +22,7 @@ from engine.evaluation.image_errors import (
     worst_images,
 )
 from engine.evaluation.tide import BACKGROUND, CLASS, MISSED
-from utils.logger import counted
+from utils.strings import counted
 from utils.visualize import page
 from utils.visualize.page import Card, Page
 

@@ -35,8 +35,9 @@ from engine.reporting.advice import Findings, how_it_went, what_to_do, where_it_
 from engine.reporting.gallery import KIND_STYLES, KIND_WORDS, MOST_SUSPECTS, Galleries
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.context import DistributedContext
-from utils.logger import counted, get_logger
+from utils.logger import get_logger
 from utils.machine.resources import available_cores
+from utils.strings import counted
 from utils.structures import DetectionTable, EvalResult
 from utils.visualize import page
 from utils.visualize.charts import legend

@@ -21,7 +21,8 @@ from utils.config.search_settings import SearchConfig, check_stored, folder_of, 
 from utils.distributed.stop_signals import StopSignals
 from utils.errors import UserError
 from utils.files.locks import FileLock
-from utils.logger import counted, get_logger
+from utils.logger import get_logger
+from utils.strings import counted
 
 SETTINGS = "search.yaml"
 MOST_FAILURES = 3  # trials, before any has succeeded

@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 from engine.search.ranges import Space, values_text
 from engine.search.study import REASON, SharedStudy, best_of
 from utils.files.safe_io import write_whole
-from utils.logger import counted
+from utils.strings import counted
 from utils.visualize import page
 from utils.visualize.charts import FAINT, Line, line_chart
 

@@ -19,7 +19,8 @@ from utils.download import fetch_weights
 from utils.entrypoint import run_main
 from utils.errors import UserError
 from utils.files.checkpoint import VERSION, write_checkpoint, write_safetensors
-from utils.logger import configure_logging, counted, get_logger
+from utils.logger import configure_logging, get_logger
+from utils.strings import counted
 
 # Keys of our checkpoints that are written anew, and those of a run, which are not converted.
 NOT_COPIED = ("format", "version", "model", "ema", "optimizer", "scaler", "progress", "run", "config", "rank_buffers")

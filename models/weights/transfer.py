@@ -14,7 +14,7 @@ from models.heads.base import ONE_TO_ONE
 from models.weights.load import class_count, names_for
 from models.weights.read import COUNTERS, StoredWeights, read_weights
 from utils.errors import UserError
-from utils.logger import counted
+from utils.strings import counted
 
 NOT_IN_FILE = "not in the file"
 

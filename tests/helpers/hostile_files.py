@@ -58,7 +58,7 @@ def tensor_program(size: tuple, stride: tuple, count: int, offset: int = 0, key:
 
 def write_hostile_files(folder: Path, marker: Path) -> dict[str, tuple[Path, str]]:
     """One file of each kind, by kind, and the expected message. ``marker`` would be created if any of them ran."""
-    command = Touch((os.system, (f"touch {marker}",)))
+    command = Touch((os.system, (f"touch '{marker}'",)))
     torch.save({"model": {"w": torch.zeros(1000)}}, folder / "whole.pt")
     (folder / "truncated.pt").write_bytes((folder / "whole.pt").read_bytes()[:-300])
     (folder / "notes.pt").write_text("not a model\n" * 50)

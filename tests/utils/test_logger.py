@@ -3,11 +3,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from utils import logger as logger_module
-from utils.logger import configure_logging, counted, get_logger, progress
+from utils.logger import configure_logging, get_logger, progress
 
 
 def test_importing_adds_no_handler():
@@ -26,16 +25,6 @@ def test_the_main_process_writes_plain_lines_once(capsys, tmp_path):
     expected = "epoch 3\nwarning: careful\n"
     assert capsys.readouterr().out == expected
     assert (tmp_path / "deep" / "log.txt").read_text() == expected
-
-
-@pytest.mark.parametrize(
-    ("count", "noun", "text"),
-    [(0, "image", "0 images"), (1, "image", "1 image"), (1_234_567, "image", "1,234,567 images"), (1, "class", "1 class"),
-     (2, "class", "2 classes"), (2, "box", "2 boxes"), (2, "batch", "2 batches"), (2, "epoch", "2 epochs"),
-     (np.int64(1), "process", "1 process")],
-)  # fmt: skip
-def test_counts_agree_with_their_nouns(count, noun, text):
-    assert counted(count, noun) == text
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

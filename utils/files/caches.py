@@ -22,7 +22,8 @@ from typing import Any
 from utils.errors import UserError
 from utils.files.array_file import CacheError, read_meta
 from utils.files.locks import flock
-from utils.logger import counted, get_logger
+from utils.logger import get_logger
+from utils.strings import counted
 
 LIMIT_VARIABLE = "LOCKSTEP_CACHE_GB"
 DEFAULT_LIMIT = 200e9  # bytes

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from utils.errors import UserError
 from utils.files.safe_io import read_text, write_whole
-from utils.logger import counted, get_logger
+from utils.logger import get_logger
+from utils.strings import counted
 
 RECORD = ".annotation_files.jsonl"  # in the folder: a line a file, with its path, size and time of modification
 

@@ -26,7 +26,7 @@ from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.structures import FlatStrings
+from utils.strings import FlatStrings
 
 HOSTILE = "<script>alert(1)</script>"
 MOST_BYTES = 5_000_000
