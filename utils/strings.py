@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _ID_DIGITS = 18  # of a number that fits into int64
 
 
@@ -16,12 +14,6 @@ def counted(count: int, noun: str) -> str:
     """``1 image``, ``2,000 images``, ``2 boxes``. ``noun`` may have adjectives before it."""
     plural = "es" if noun.endswith(("s", "x", "sh", "tch")) else "s"
     return f"{count:,} {noun}{'' if count == 1 else plural}"
-
-
-def one_line(name: str) -> str:
-    """A name with a space for each run of line breaks, other control characters and lone surrogates, which would
-    split lines of logs and files, control terminals, or be no UTF-8."""
-    return _CONTROL.sub(" ", name)
 
 
 def image_ids_of(stems: Sequence[str]) -> tuple[int, ...] | tuple[str, ...]:

@@ -56,8 +56,9 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
     if elsewhere := sum(frozen.state == TrialState.RUNNING for frozen in study.trials()):
         log.info("run by other processes: %s", counted(elsewhere, "trial"))
     with study.exclusive():  # no older report replaces that of another process
-        text = write_report(folder, study, space, fitness.name, _command(config))
-    log.info("%s", text)
+        lines = write_report(folder, study, space, fitness.name, _command(config))
+    for line in lines:
+        log.info("%s", line)
 
 
 def _run_trials(

@@ -32,7 +32,7 @@ from utils.config.yolo_command import Program, command_line, is_yolo_command, re
 from utils.config.yolo_flags import advice, translated
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
-from utils.logger import get_logger
+from utils.logger import get_logger, one_line
 
 T = TypeVar("T")
 
@@ -162,7 +162,7 @@ class _Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments: "):
             flag = message.split(": ", 1)[1].split()[0].split("=")[0]
             message += suggestion(flag, self._option_string_actions)
-        self.exit(2, f"error: {' '.join(message.splitlines())}\n")
+        self.exit(2, f"error: {one_line(message)}\n")
 
 
 def _dashed(argument: str) -> str:
