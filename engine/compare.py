@@ -26,6 +26,7 @@ from utils.strings import counted
 
 if TYPE_CHECKING:
     from utils.distributed.context import DistributedContext
+    from utils.visualize.page import Page
 
 UNCOMPARED = frozenset(  # settings
     ("name", "project", "exist_ok", "local_rank", "local_world_size", "csv_names", "tracker", "tracker_weights")
@@ -57,6 +58,9 @@ class Difference(NamedTuple):
     @property
     def is_certain(self) -> bool:
         return self.low > 0 or self.high < 0
+
+
+Tables = dict[str, list[tuple[str, float, Difference, str]]]  # by title; see `tables_of`
 
 
 def entries_of(paths: Sequence[str]) -> list[Entry]:
@@ -122,8 +126,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedContext) -> None:
-    """Scores the runs. All processes call it; the main one prints the comparison, and writes comparison.json and
-    curves.png."""
+    """Scores the runs. All processes call it; the main one prints the comparison, and writes comparison.json,
+    comparison.html and curves.png."""
     from engine.evaluation.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
     from engine.validator import open_models, score
     from utils.distributed.collectives import torch_distributed_zero_first
@@ -162,7 +166,8 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
         return
     found = differences(aps, draws, times.shape[1])
     names = ("all", *(f"all (class {c})" if name == "all" else name for c, name in enumerate(index.names)))
-    for line in format_differences(aps[0], found, names, entries, images=times.shape[1], draws=config.draws):
+    tables = tables_of(aps[0], found, names, entries, images=times.shape[1], draws=config.draws)
+    for line in format_differences(tables):
         log.info("%s", line)
     folder = increment_path(config.project, config.name, config.exist_ok)
     content = {
@@ -180,6 +185,7 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
         ],
     }
     write_whole(folder / "comparison.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+    _page(changed, tables, entries).write(folder / "comparison.html")
     if not config.noplots:
         from utils.visualize.plots import plot_run_curves
 
@@ -197,7 +203,7 @@ def format_settings(changed: Mapping[str, Sequence[Any]], entries: Sequence[Entr
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
-def format_differences(
+def tables_of(
     baseline: np.ndarray,
     found: Sequence[Sequence[Difference]],
     names: Sequence[str],
@@ -205,21 +211,70 @@ def format_differences(
     *,
     images: int,
     draws: int,
-) -> list[str]:
-    """A table for each run after the first; classes without objects are left out."""
-    width = max(len("class"), *map(len, names))
+) -> Tables:
+    """By title, a table for each run after the first: class, baseline, difference, and its interval in words. Classes
+    without objects are left out."""
+
+    def words(d: Difference) -> str:
+        return f"{d.low:+.4f} .. {d.high:+.4f}{'' if d.is_certain else '  (may be zero)'}"
+
+    return {
+        f"AP of {entry.label} against {entries[0].label}; intervals: {draws} draws of {counted(images, 'image')}": [
+            (name, before, d, words(d) if d.is_known else "not known: too few images")
+            for name, before, d in zip(names, baseline.tolist(), row)
+            if not np.isnan(before)
+        ]
+        for entry, row in zip(entries[1:], found)
+    }
+
+
+def format_differences(tables: Tables) -> list[str]:
+    """The lines of the tables."""
+    width = max(len("class"), *(len(name) for rows in tables.values() for name, *_ in rows))
     lines = []
-    for entry, row in zip(entries[1:], found):
-        lines.append(
-            f"AP of {entry.label} against {entries[0].label}; intervals: {draws} draws of {counted(images, 'image')}"
-        )
-        lines.append(f"{'class':>{width}}  baseline      AP  change  95 % interval")
-        for name, before, d in zip(names, baseline.tolist(), row):
-            if not np.isnan(before):
-                certain = "" if d.is_certain else "  (may be zero)"
-                interval = f"{d.low:+.4f} .. {d.high:+.4f}{certain}" if d.is_known else "not known: too few images"
-                lines.append(f"{name:>{width}}  {before:8.4f}  {d.ap:.4f} {d.change:+.4f}  {interval}")
+    for title, rows in tables.items():
+        lines += [title, f"{'class':>{width}}  baseline      AP  change  95 % interval"]
+        for name, before, d, text in rows:
+            lines.append(f"{name:>{width}}  {before:8.4f}  {d.ap:.4f} {d.change:+.4f}  {text}")
     return lines
+
+
+def _page(changed: Mapping[str, Sequence[Any]], tables: Tables, entries: Sequence[Entry]) -> Page:
+    """The comparison for a browser."""
+    from utils.files.results_csv import read_columns
+    from utils.visualize import page
+    from utils.visualize.charts import Line, line_chart
+    from utils.visualize.plots import axis_name, panels_of
+
+    labels = [entry.label for entry in entries]
+    out = page.Page("Comparison", " against ".join(reversed(labels[:2])) if len(labels) == 2 else ", ".join(labels))
+    columns = ("class", "baseline", "AP", "change", "95 % interval")
+    out.section(
+        "AP by class",
+        *(
+            page.table(columns, [(name, ap, d.ap, f"{d.change:+.4f}", text) for name, ap, d, text in rows], title)
+            for title, rows in tables.items()
+        ),
+    )
+    rows = [(name, *map(str, values)) for name, values in changed.items()]
+    same = "The runs have the same settings."
+    out.section("Settings", page.table(("setting", *labels), rows, "Settings that differ") if rows else same)
+    runs = {entry.label: read_columns(entry.results) for entry in entries if entry.results is not None}
+    panels = [pair for values in runs.values() for pair in panels_of(values).items()]
+
+    def line(label: str, values: dict[str, np.ndarray], name: str) -> Line:
+        known = np.isfinite(values[name])  # not each epoch is validated
+        return Line(label, values["epoch"][known], values[name][known])
+
+    charts = [
+        line_chart(
+            [line(label, values, name) for label, values in runs.items() if name in values],
+            title=name, x_label="epoch", y_label=axis_name(quantity), x_is_whole=True,
+        )
+        for quantity, name in dict.fromkeys((quantity, name) for quantity, names in panels for name in names)
+    ]  # fmt: skip
+    out.section("Curves", page.row_of(*charts) if charts else "No run has a results.csv.")
+    return out
 
 
 def _known(value: float) -> float | None:

@@ -44,7 +44,7 @@ def detect(config: DetectConfig) -> Path:
         iou=config.iou_thres,
         box_voting=config.box_voting,
         max_det=config.max_det,
-        classes=config.classes,
+        classes=[int(c) if c.lstrip("-").isdecimal() else c for c in config.classes],
         agnostic=config.agnostic_nms,
         amp=config.amp,
         tiles=Tiles.of(config),

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.inference.images import Source
-from engine.inference.results import Results, label_texts
+from engine.inference.results import Results, label_texts, show_images
 from engine.predictor import CONFIDENCE, load
 from models.postprocess.detections import DETECTION_IOU
 from utils.distributed.context import parse_devices
@@ -27,7 +27,7 @@ from utils.files.folders import increment_path
 from utils.logger import get_logger
 from utils.machine.limits import require_package
 from utils.strings import counted
-from utils.visualize.detection_writer import UniqueStems, Window
+from utils.visualize.detection_writer import UniqueStems
 from utils.visualize.draw import write_image
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class HubModel:
 
     - conf: scores must be above it; 0.25 at first.
     - iou: the threshold of NMS; 0.45 at first, None (no NMS) for NMS-free models.
-    - classes: keep only these; None: all.
+    - classes: keep only these, given by number or name; None: all.
     - max_det: at most so many detections an image; 1000 at first.
     - agnostic: whether boxes of different classes suppress each other too.
     - box_voting: whether boxes that NMS suppresses move the kept one and raise its score; True at first.
@@ -61,7 +61,7 @@ class HubModel:
         self._predictor = load(path, device="" if device is None else device, color="rgb", trust=trust)
         self.conf, self.max_det, self.agnostic = CONFIDENCE, MAX_DET, False
         self.iou = None if self._predictor.model.nms_iou is None else DETECTION_IOU
-        self.classes: Sequence[int] | None = None
+        self.classes: Sequence[int | str] | None = None
         self.box_voting = True
 
     @property
@@ -202,14 +202,7 @@ class HubDetections:
 
     def show(self, labels: bool = True) -> None:
         """Shows each image with its boxes in a window, until a key is pressed. Raises UserError without a display."""
-        try:
-            window = Window()
-        except UserError:
-            raise UserError("show(): no window can be opened here (no display?); use save() or render()") from None
-        for image in self.render(labels):
-            if not window.show(image, wait=True):
-                break
-        window.close()
+        show_images(self.render(labels))
 
     def crop(
         self, save: bool = True, save_dir: str | Path = "runs/detect/exp", exist_ok: bool = False

@@ -16,7 +16,7 @@ from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import METRICS
 from engine.kfold.folds import assign_folds, check_objects, class_counts, groups_of, pooled_index, rare_classes
 from engine.kfold.lists import TABLE, data_of, write_folds
-from engine.kfold.scores import ScoredFold, format_folds, pool, read_fold, result_of, score_fold
+from engine.kfold.scores import ScoredFold, folds_page, format_folds, pool, read_fold, result_of, score_fold
 from engine.training_process import TrainingFailed, train
 from utils.config.search_settings import KfoldConfig, check_stored, folder_of, train_config
 from utils.distributed.context import DistributedContext
@@ -69,6 +69,7 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
                     path.unlink(missing_ok=True)
             raise
         write_results(folder / "results.csv", done, names)
+        folds_page(f"Cross-validation {folder.name}", done.folds, done.pooled, names).write(folder / "kfold.html")
     for line in format_folds(done.folds, done.pooled, names):
         log.info("%s", line)
     text = "%s of all images, each scored by a model that has not seen it: %.4f; results are in %s"

@@ -138,7 +138,9 @@ def test_settings_of_load_of_the_object_and_of_a_call(weights, predictor, monkey
     other.conf = middle
     assert rows(other(image)) == [above]
     assert len(predictor(image, color="rgb")[0]) == 5  # the call has not changed the predictor
-    assert set(other(image, conf=0, classes=[1])[0].boxes.cls.tolist()) <= {1.0}
+    by_number, by_name = (other(image, conf=0, classes=[c])[0].boxes for c in (1, "ring"))
+    assert set(by_number.cls.tolist()) == {1.0}
+    assert torch.equal(by_name.data, by_number.data)
     assert len(other(image, conf=0, iou=0, agnostic=True)[0]) < len(other(image, conf=0, iou=1)[0])
     assert rows(other(image, imgsz=96)) != rows(other(image))
     with monkeypatch.context() as patch:
@@ -388,6 +390,8 @@ def test_a_pil_image_of_a_damaged_file_is_one_line(predictor, tmp_path):
     [
         ({"imgsz": 70}, "not a multiple of the model's stride 32"),
         ({"classes": [2]}, "classes 0 to 1"),
+        ({"classes": ["disk"]}, r"^--classes disk: the model has no class of this name \(did you mean 'disc'\?\)$"),
+        ({"classes": ["x"]}, "^--classes x: the model has no class of this name; its classes: disc, ring$"),
         ({"conf": 25}, "conf: must be between 0 and 1"),
         ({"iou": -0.1}, "iou: must be between 0 and 1"),
         ({"max_det": 0}, "max_det: must be at least 1"),

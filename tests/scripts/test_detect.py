@@ -289,8 +289,9 @@ def test_flags_change_what_is_drawn_and_saved(weights, pictures, tmp_path):
     variants = [drawing("--hide-labels"), drawing("--hide-conf"), drawing("--line-thickness", "4")]
     assert all((plain != v).any() for v in variants)
     assert (variants[0] != variants[1]).any()
-    one = run(weights, pictures / "a.png", tmp_path, "--classes", "1", "--save-txt")
+    one, named = (run(weights, pictures / "a.png", tmp_path, "--classes", c, "--save-txt") for c in ("1", NAMES[1]))
     assert set(read_txt(one / "labels" / "a.txt")[:, 0]) <= {1.0}
+    assert (named / "labels" / "a.txt").read_text() == (one / "labels" / "a.txt").read_text()
     none = run(weights, pictures / "a.png", tmp_path, "--conf-thres", "1", "--save-txt", "--save-json")
     assert (none / "labels" / "a.txt").read_text() == ""
     assert json.loads((none / "predictions.json").read_text()) == []
@@ -370,6 +371,7 @@ def test_autocast_and_canvas_size_are_applied(weights, pictures, tmp_path, amp):
         (["--overlap", "0.2"], "--overlap: has no effect without --tile"),
         (["--no-tile-full-image"], "--no-tile-full-image: has no effect without --tile"),
         (["--classes", "0", "2"], "classes 0 to 1"),
+        (["--classes", "dics"], "--classes dics: the model has no class of this name (did you mean 'disc'?)"),
         (["--save-conf"], "give --save-txt"),
         (["--save-txt", "--save-conf", "--save-format", "coco", "yolo"], "leave --save-conf out"),
         (["--amp", "fp16"], "not on a CPU"),

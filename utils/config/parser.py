@@ -19,6 +19,7 @@ import yaml
 
 from utils.config.search_settings import KfoldConfig, SearchConfig
 from utils.config.settings import (
+    TOPICS,
     DetectConfig,
     ExportConfig,
     Hyperparameters,
@@ -176,37 +177,61 @@ def _dashed(argument: str) -> str:
     return flag.replace("_", "-") + separator + value
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Defaults that say nothing are left out: most help texts say what an empty value means."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, "", []) else super()._get_help_string(action)
+
+
 def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
     """A parser with one flag per field, written with ``-`` or ``_``; booleans have ``--x`` and ``--no-x``."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    required = [field for field in fields.values() if default_of(field) is MISSING]
     parser = _Parser(
         script=_name(cls),
+        prog=f"python -m {module.name.removesuffix('.__main__')}" if module else None,
         description=description,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        usage=" ".join(["%(prog)s", *map(_usage, required), "[flags]"]),
+        formatter_class=_Help,
         allow_abbrev=False,
     )
-    for field in dataclasses.fields(cls):
-        kind, _ = type_of(field, cls)
-        origin = typing.get_origin(kind) or kind
-        meta = field.metadata
-        default = default_of(field)
-        options: dict[str, Any] = {"dest": field.name, "help": meta["help"]}
-        options |= {"required": True} if default is MISSING else {"default": default}
-        if origin is bool:
-            options["action"] = argparse.BooleanOptionalAction
-        elif origin is list:
-            element = (typing.get_args(kind) or (str,))[0]
-            options |= {"nargs": "+", "type": element, "choices": meta["choices"]}
-            if field.name == "override":
-                options |= {"action": "extend", "metavar": "KEY=VALUE"}
-        else:
-            options |= {"type": origin, "choices": meta["choices"]}
-            if meta["bare"] is not None:
-                options |= {"nargs": "?", "const": meta["bare"]}
-        if meta["positional"]:
-            parser.add_argument(field.name, help=meta["help"], nargs=options["nargs"], type=options["type"])
-            continue
-        parser.add_argument("--" + field.name.replace("_", "-"), *meta["aliases"], **options)
+    for topic, names in TOPICS.items():
+        if shown := [fields[name] for name in names.split() if name in fields]:
+            group = parser.add_argument_group(topic)
+            for field in shown:
+                _add_flag(group, field, cls)
     return parser
+
+
+def _usage(field: dataclasses.Field) -> str:
+    name = field.name.upper()
+    return f"{name} ..." if field.metadata["positional"] else f"--{field.name} {name}"
+
+
+def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: type) -> None:
+    kind, _ = type_of(field, owner)
+    origin = typing.get_origin(kind) or kind
+    meta = field.metadata
+    default = default_of(field)
+    options: dict[str, Any] = {"dest": field.name, "help": meta["help"]}
+    options |= {"required": True} if default is MISSING else {"default": default}
+    if origin is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    elif origin is list:
+        element = (typing.get_args(kind) or (str,))[0]
+        options |= {"nargs": "+", "type": element, "choices": meta["choices"]}
+        if field.name == "override":
+            options |= {"action": "extend", "metavar": "KEY=VALUE"}
+    else:
+        options |= {"type": origin, "choices": meta["choices"]}
+        if meta["bare"] is not None:
+            options |= {"nargs": "?", "const": meta["bare"]}
+    if meta["positional"]:
+        group.add_argument(field.name, help=meta["help"], nargs=options["nargs"], type=options["type"])
+    else:
+        group.add_argument("--" + field.name.replace("_", "-"), *meta["aliases"], **options)
 
 
 def parse_config(cls: type[T], argv: Sequence[str] | None, description: str) -> T:

@@ -55,6 +55,11 @@ class SearchConfig(KfoldConfig):
     )
     project: str = setting("runs/search", help="folder of searches")
 
+    @property
+    def unit(self) -> str:
+        """After which a trial reports its fitness."""
+        return "fold" if self.folds else "epoch"
+
 
 def train_config(config: TrainConfig, **changes: Any) -> TrainConfig:
     """The settings of one training of ``config``."""

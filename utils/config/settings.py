@@ -28,6 +28,26 @@ _WORKERS_HELP = (
 )
 
 
+TOPICS = {  # the sections of --help: the settings of all commands
+    "data": "data task source single_cls verify max_bad cache cache_dir stage groups folds near_duplicates vid_stride "
+    "max_frames",
+    "model and weights": "runs model weights offline freeze noautoanchor format layout imgsz batch dynamic half int8 "
+    "opset",
+    "images": "rect multi_scale quad tile overlap tile_full_image image_weights render_on",
+    "training": "epochs batch_size resume hyp override optimizer cos_lr accumulate nominal_batch label_smoothing "
+    "skip_zero_grads max_bad_steps seed deterministic",
+    "validation": "fitness patience min_gain val_every check check_images calibration_images draws",
+    "search": "trials pruner prune_after",
+    "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta classes max_det",
+    "device and precision": "device amp channels_last compile threads workers",
+    "processes": "spawn local_rank local_world_size sync_bn sync_bn_group compress_grads zero virtual_ranks "
+    "stall_minutes",
+    "output": "project name exist_ok save_period save_minutes save_steps callbacks tracker tracker_weights csv_names "
+    "noplots save_json per_size verbose nosave save_txt save_conf save_format save_crop view_img line_thickness "
+    "hide_labels hide_conf",
+}
+
+
 def setting(
     default: Any = MISSING,
     *,
@@ -306,7 +326,7 @@ class DetectConfig(_TileConfig):
     box_voting: bool = setting(True, help="let boxes that NMS suppresses move the kept one and raise its score")
     nms: bool = setting(False, help="use the one-to-many head of NMS-free models, with NMS")
     max_det: int = setting(300, low=1, high=MOST_DETECTIONS, help="maximum number of detections per image")
-    classes: list[int] = setting(factory=list, help="keep only these classes")
+    classes: list[str] = setting(factory=list, help="keep only these classes, given by number or name")
     agnostic_nms: bool = setting(False, help="class-agnostic NMS")
     device: str = setting("", help="cpu, mps or 0; empty: the best available device")
     amp: str = setting("off", choices=("auto", "off", "bf16", "fp16"), help="autocast type")

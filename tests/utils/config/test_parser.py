@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,9 @@ from utils.config.parser import (
     read_recipe,
     with_overrides,
 )
+from utils.config.reference import COMMANDS
 from utils.config.search_settings import KfoldConfig, SearchConfig
-from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
+from utils.config.settings import TOPICS, DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 
@@ -234,6 +236,18 @@ def test_every_setting_has_help_and_a_valid_default(cls):
     fields = [f for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING]
     required = {f.name: ["x"] if f.type.startswith("list") else "x" for f in fields}
     from_mapping(cls, dataclasses.asdict(cls(**required)), "defaults")
+
+
+@pytest.mark.parametrize("cls", [*COMMANDS.values()])
+def test_help_lists_each_flag_once_by_topic(cls):
+    text = build_parser(cls, "").format_help()
+    topics = " ".join(TOPICS.values()).split()
+    for field in dataclasses.fields(cls):
+        assert topics.count(field.name) == 1, field.name
+        shown = field.name if field.metadata["positional"] else f"--{field.name.replace('_', '-')}"
+        assert len(re.findall(rf"^  {shown}[ ,\n]", text, re.M)) == 1, shown
+    assert "(default: None)" not in text
+    assert "(default: )" not in text
 
 
 def test_old_names_are_still_read():
