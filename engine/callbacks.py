@@ -32,7 +32,8 @@ Hook = Callable[["RunState"], None]
 
 
 class RunState:
-    """What a hook receives. Reading an attribute never waits for the device; changing one changes nothing.
+    """What a hook receives. Reading an attribute never waits for the device. Changing one changes nothing, except the
+    weights of ``model``, which are those that are validated and saved.
 
     Attributes:
         folder: of the run.

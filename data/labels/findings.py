@@ -16,7 +16,7 @@ from utils.strings import FlatStrings, counted
 BAD_IMAGE = "unreadable image"
 MISSING_IMAGE = "missing image"
 BAD_LABEL = "unusable label file"
-# The row is left out:
+# The row is left out, and the image with it if none of its rows can be used:
 BAD_ROW = "bad row"
 UNKNOWN_CLASS = "unknown class"
 NO_AREA = "box without area"

@@ -25,11 +25,12 @@ COMMANDS: dict[str, type] = {
 INTRODUCTION = """\
 # Settings
 
-This page is generated from `utils/config/settings.py` by `python -m utils.config.reference > docs/settings.md`.
+This page is generated from the dataclasses in `utils/config/settings.py` and `search_settings.py` by
+`python -m utils.config.reference > docs/settings.md`.
 
 Flags may be written with `-` or `_`. A flag `--x / --no-x` takes no value. `--help` of a command prints the same
 reference. A run stores all its settings in `settings.yaml` in its folder, and in its checkpoints.
-`python -m data.check`, `data.cache`, `models.weights` and `engine.compare` list their flags with `--help`.
+`python -m data.check`, `data.cache` and `models.weights` list theirs with `--help`.
 """
 HYPERPARAMETERS = """\
 ## Hyper-parameters

@@ -151,7 +151,7 @@ class Hyperparameters:
 
 @dataclass(frozen=True, kw_only=True)
 class _RunConfig:
-    """Flags of all three scripts."""
+    """Flags of all commands but export.py."""
 
     name: str = setting("exp", help="name of this run")
     exist_ok: bool = setting(False, help="write into an existing run folder")
@@ -173,7 +173,7 @@ class _TileConfig(_RunConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class _DataConfig(_RunConfig):
-    """Flags of train.py and val.py, which read a data set."""
+    """Flags of the commands that train, and of val.py."""
 
     single_cls: bool = setting(False, help="treat all classes as one")
     max_bad: float = setting(0.1, low=0, high=1, help="stop if more than this fraction of the images is bad")
