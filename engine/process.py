@@ -21,6 +21,7 @@ from utils.config.settings import TrainConfig, ValConfig
 from utils.distributed.agreement import check_agreement, product_version
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files.checked_open import open_direct
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, continue_in_file, get_logger
 
@@ -94,7 +95,7 @@ def open_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
     it."""
     with claim_folder(ctx, run) as run:
         if ctx.is_main:
-            continue_in_file(run.folder / "train.log")
+            continue_in_file(run.folder / "train.log", open_direct)
             write_whole(run.folder / "settings.yaml", yaml.safe_dump(_settings(run), sort_keys=False))
         get_logger().info("run folder %s", run.folder)
         yield run

@@ -24,6 +24,7 @@ from utils.config.yaml_files import load_yaml, suggestion
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files.checked_open import open_own
 from utils.files.folders import CONFIGS, cache_folder
 from utils.files.locks import FileLock
 from utils.logger import get_logger
@@ -277,10 +278,10 @@ def _fetch(entry: WeightsEntry, target: Path, limits: TransferLimits) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(target.name + ".part")
-        lock = FileLock(target.with_name(target.name + ".lock"))
+        lock = FileLock(target.with_name(target.name + ".lock"), own=True)
         with lock.wait(f"another run that downloads {target}"):
             if not target.is_file():  # another run on this machine may have downloaded it meanwhile
-                with open(part, "ab") as file:
+                with open(part, "ab", opener=open_own) as file:
                     transfer(entry, file, limits)
                 part.replace(target)
     except Refused as error:

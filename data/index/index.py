@@ -277,7 +277,8 @@ def open_cached(path: Path, names: tuple[str, ...], root: Path, fingerprint: str
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (CacheError, OSError) as error:
-        get_logger().warning("%s: the cached index can't be used (%s); scanning again", path, error)
+        reason = error.strerror if isinstance(error, OSError) else error
+        get_logger().warning("%s: the cached index can't be used (%s); scanning again", path, reason)
         return None
 
     def strings(name: str) -> FlatStrings:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from utils.files.safe_io import write_whole
 from utils.structures import FlatStrings
 
 # Kinds of findings. The image is left out:
@@ -85,9 +86,8 @@ class ScanReport:
 
     def write(self, path: str | os.PathLike) -> None:
         """Writes the totals and all lines as text."""
-        with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(self.summary() + "\n")
-            file.writelines(f"{line}\n" for line in self.lines)
+        text = "".join(f"{line}\n" for line in (self.summary(), *self.lines))
+        write_whole(path, text.encode("utf-8", "surrogateescape"))
 
 
 def relative_name(path: Path | str, root: Path) -> str:

@@ -21,6 +21,7 @@ from data.staging.plan import StagePlan, from_line, is_under, to_line
 from utils.distributed.file_exchange import Piece, digest_of
 from utils.errors import UserError
 from utils.files.caches import USABLE_FRACTION, format_bytes
+from utils.files.checked_open import check_owner
 from utils.files.locks import FileLock
 from utils.files.safe_io import write_whole
 from utils.logger import progress
@@ -49,6 +50,7 @@ class StageCopy:
         self._manifest_file: IO[str] | None = None
         with self._explained():
             self._incoming.mkdir(parents=True, exist_ok=True)
+            check_owner(folder, os.lstat(folder))
 
     @contextlib.contextmanager
     def lock(self, *, wait: bool) -> Iterator[None]:

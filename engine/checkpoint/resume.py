@@ -12,6 +12,7 @@ from engine.checkpoint.checkpoint import Checkpoint, Progress
 from utils.config.parser import from_mapping, read_recipe, with_overrides
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.errors import UserError
+from utils.files.checked_open import open_direct
 
 LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun process, with the run that it trains
 
@@ -155,7 +156,7 @@ def note_launch(project: str | Path, launchers: Sequence[str], folder: Path) -> 
     new = set(launchers) - {""}
     if new:
         Path(project).mkdir(parents=True, exist_ok=True)
-        with open(Path(project) / LAUNCHES, "a", encoding="utf-8") as file:
+        with open(Path(project) / LAUNCHES, "a", encoding="utf-8", opener=open_direct) as file:
             file.write("".join(f"{launcher}\t{folder.resolve()}\n" for launcher in sorted(new)))
 
 

@@ -11,6 +11,7 @@ import zipfile
 from collections import OrderedDict
 from pathlib import Path
 
+import pytest
 import torch
 
 
@@ -76,3 +77,28 @@ def write_hostile_files(folder: Path, marker: Path) -> dict[str, tuple[Path, str
         "zip bomb": (bomb, "refused: its entries are compressed"),
         "not a checkpoint": (folder / "notes.pt", "truncated, or not a PyTorch checkpoint"),
     }
+
+
+TAKEN = ("bytes", "pipe", "link", "folder", "another user's")
+
+
+def take_name(path: Path, kind: str, size: int = 0) -> None:
+    """Puts something at ``path`` that another process could have put there: a file of ``size`` random bytes, ... A
+    link leads to such a file beside it. Skips the test if another user's file needs root."""
+    path.unlink(missing_ok=True)
+    content = os.urandom(size)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        target = path.with_name("target")
+        target.write_bytes(content)
+        path.symlink_to(target)
+    else:
+        path.write_bytes(content)
+        path.chmod(0o600)
+    if kind == "another user's":
+        if os.geteuid():
+            pytest.skip("only root can give a file away")
+        os.chown(path, 65534, 65534)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from utils.errors import UserError
+from utils.files.checked_open import open_descriptor
 
 
 @contextlib.contextmanager
@@ -106,18 +106,9 @@ def read_text(path: str | os.PathLike, most: int | None = None) -> str:
 
 def _descriptor(path: str | os.PathLike, most: int | None) -> tuple[int, int]:
     """An open file and its size in bytes."""
-    # Without O_NONBLOCK, opening a pipe would wait until somebody writes to it.
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
-    try:
-        status = os.fstat(handle)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, "is a folder, not a file", os.fspath(path))
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "is a pipe or device, not a file", os.fspath(path))
-        if most is not None and status.st_size > most:
-            reason = f"has {status.st_size / 2**30:,.2f} GiB, more than such a file can need"
-            raise OSError(errno.EFBIG, reason, os.fspath(path))
-    except BaseException:
+    handle, status = open_descriptor(path)
+    if most is not None and status.st_size > most:
         os.close(handle)
-        raise
+        reason = f"has {status.st_size / 2**30:,.2f} GiB, more than such a file can need"
+        raise OSError(errno.EFBIG, reason, os.fspath(path))
     return handle, status.st_size

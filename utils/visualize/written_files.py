@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from utils.errors import UserError
+from utils.files.checked_open import open_direct
 from utils.files.safe_io import read_text, write_whole
 from utils.logger import get_logger
 
@@ -30,7 +31,7 @@ class WrittenFiles:
         """Records a file that was just written. The record is complete also if the process is killed."""
         name, status = path.relative_to(self._folder).as_posix(), path.stat()
         self._own[name] = status.st_size, status.st_mtime_ns
-        with open(self._folder / RECORD, "a", encoding="utf-8") as record:
+        with open(self._folder / RECORD, "a", encoding="utf-8", opener=open_direct) as record:
             record.write(_line(name, self._own[name]))
 
     def remove_earlier(self, sources: Iterable[str]) -> None:

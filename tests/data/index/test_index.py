@@ -16,6 +16,7 @@ import pytest
 from data.index import scan
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import load_index
+from tests.helpers.hostile_files import TAKEN, take_name
 from tests.helpers.synthetic_index import index_of
 from utils.errors import UserError
 from utils.files import array_file as index_cache
@@ -522,15 +523,25 @@ def test_moving_the_folder_keeps_the_cache(root, tmp_path, lines, label, monkeyp
     assert Path(after.path(0)).exists()
 
 
-@pytest.mark.parametrize("kind", ["index", "partial"])
-def test_a_pipe_in_place_of_a_cache_does_not_block(root, tmp_path, kind):
+@pytest.mark.parametrize("kind", ["index", "partial", "txt"])
+@pytest.mark.parametrize("taken", TAKEN)
+def test_what_is_not_our_file_but_has_its_name_is_neither_read_nor_waited_for(root, tmp_path, kind, taken):
     index = load(root, tmp_path / "cache")
     (path,) = (tmp_path / "cache").glob("*.index")
+    whole = path.read_bytes()
     path.unlink()
-    os.mkfifo(path if kind == "index" else path.with_name(f"{path.stem}-sample.partial"))
+    place = path.with_name(f"{path.stem}-sample.partial") if kind == "partial" else path.with_suffix(f".{kind}")
+    take_name(place, taken, 500)
+    if taken == "another user's" and kind == "index":
+        place.write_bytes(whole)
     again = load(root, tmp_path / "cache")
-    assert (len(again), again.fingerprint) == (len(index), index.fingerprint)
-    assert path.is_file()
+    assert_same(index, again)
+    if taken != "folder":
+        assert path.is_file()
+        assert path.lstat().st_uid == os.geteuid()
+        assert not path.is_symlink()
+    if taken == "link":
+        assert (place.parent / "target").stat().st_size == 500
 
 
 def test_damaged_caches_are_rebuilt_and_reported(root, tmp_path, lines):
