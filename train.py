@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     config = parse_config(TrainConfig, argv, "Trains a detector.")
     if config.spawn > 1 and not is_launched():
-        spawn(run_main, config.spawn, (main, argv))
+        spawn(main, config.spawn, (argv,), run=run_main)
         return
     # What imports torch is imported once the flags are known to be valid.
     from engine.watchdog import Watchdog

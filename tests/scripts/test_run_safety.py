@@ -314,6 +314,7 @@ def test_a_failing_rank_ends_the_others(world, tmp_path, kind):
     assert len(re.findall(r"^error: built to refuse$", text, re.M)) == (kind == "refuse"), text
     assert len(re.findall(r"^.*RuntimeError: built to fail$", text, re.M)) == (kind == "raise"), text
     assert text.count("Traceback") == (kind == "raise"), text
+    assert text.count("error: process 1 of 2 ended without a message") == (kind == "kill"), text
 
 
 def test_a_stall_writes_the_stacks_of_every_rank(world, tmp_path):

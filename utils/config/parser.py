@@ -148,6 +148,7 @@ def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
     """A parser with one flag per field, written with ``-`` or ``_``; booleans have ``--x`` and ``--no-x``."""
     parser = _Parser(
         script="train" if issubclass(cls, TrainConfig) else cls.__name__.removesuffix("Config").lower(),
+        prog=_program(),
         description=description,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
@@ -175,6 +176,12 @@ def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
             continue
         parser.add_argument("--" + field.name.replace("_", "-"), *meta["aliases"], **options)
     return parser
+
+
+def _program() -> str:
+    """The command that has started this program, as Python 3.14 names it."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return f"python -m {spec.name.removesuffix('.__main__')}" if spec else Path(sys.argv[0]).name
 
 
 def parse_config(cls: type[T], argv: Sequence[str] | None, description: str) -> T:

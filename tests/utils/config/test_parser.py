@@ -283,6 +283,15 @@ assert not heavy, heavy
     assert "usage:" in done.stdout
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["engine.search", "engine.compare", "engine.kfold", "data.check", "data.cache", "data.demo", "models.weights"],
+)
+def test_help_names_the_command(name):
+    done = subprocess.run([sys.executable, "-m", name, "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"usage: python -m {name} [-h]")
+
+
 def test_the_listed_hyperparameters_are_the_defaults():
     path = ROOT / "configs" / "hyp" / "scratch.yaml"
     assert hyperparameters_from(str(path)) == Hyperparameters()
