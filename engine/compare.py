@@ -138,7 +138,8 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
         if ctx.is_main:
             check_run_dir(config.project, config.name, config.exist_ok)
     changed = differing_settings([stored_settings(model.info) for model in models])
-    log.info("%s", format_settings(changed, entries))
+    for line in format_settings(changed, entries):
+        log.info("%s", line)
     # Padding changes scores a little, so runs of the same size get the canvas that a file of fixed size needs.
     canvases = {max(model.input_hw): model.input_hw for model in models if model.input_hw}
     aps, draws, times = [], [], None
@@ -156,7 +157,8 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
         return
     found = differences(aps, draws, times.shape[1])
     names = ("all", *(f"all (class {c})" if name == "all" else name for c, name in enumerate(index.names)))
-    log.info("%s", format_differences(aps[0], found, names, entries, images=times.shape[1], draws=config.draws))
+    for line in format_differences(aps[0], found, names, entries, images=times.shape[1], draws=config.draws):
+        log.info("%s", line)
     folder = increment_path(config.project, config.name, config.exist_ok)
     content = {
         "runs": [entry.label for entry in entries],
@@ -180,14 +182,14 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
     log.info("results are in %s", folder)
 
 
-def format_settings(changed: Mapping[str, Sequence[Any]], entries: Sequence[Entry]) -> str:
+def format_settings(changed: Mapping[str, Sequence[Any]], entries: Sequence[Entry]) -> list[str]:
     """A line a setting, a column a run."""
     if not changed:
-        return "the runs have the same settings"
+        return ["the runs have the same settings"]
     rows = [("settings that differ", *(entry.label for entry in entries))]
     rows += [(name, *map(str, values)) for name, values in changed.items()]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
 def format_differences(
@@ -198,7 +200,7 @@ def format_differences(
     *,
     images: int,
     draws: int,
-) -> str:
+) -> list[str]:
     """A table for each run after the first; classes without objects are left out."""
     width = max(len("class"), *map(len, names))
     lines = []
@@ -210,7 +212,7 @@ def format_differences(
                 certain = "" if d.is_certain else "  (may be zero)"
                 interval = f"{d.low:+.4f} .. {d.high:+.4f}{certain}" if d.is_known else "not known: too few images"
                 lines.append(f"{name:>{width}}  {before:8.4f}  {d.ap:.4f} {d.change:+.4f}  {interval}")
-    return "\n".join(lines)
+    return lines
 
 
 def _known(value: float) -> float | None:

@@ -30,7 +30,7 @@ from utils.config.settings import check_image_size
 from utils.distributed.context import DistributedContext, parse_devices
 from utils.download import fetch_weights
 from utils.errors import UserError
-from utils.logger import configure_logging, get_logger
+from utils.logger import configure_logging, get_logger, one_line
 from utils.structures import DetectionTable
 
 AMP_TYPES = ("auto", "off", "bf16", "fp16")
@@ -116,7 +116,7 @@ class Predictor:
         results = [self._result(*parts) for parts in zip(images, tables, speeds)]
         if verbose:
             for result in results:
-                print(f"{result.path}: {result.verbose()}")
+                print(one_line(f"{result.path}: {result.verbose()}"))
         return results
 
     def stream(self, source: str | int | Path, *, vid_stride: int = 1) -> Iterator[Results]:

@@ -27,6 +27,7 @@ from utils.config.settings import closing_epochs
 from utils.distributed.collectives import broadcast_object, max_over_ranks
 from utils.distributed.context import DistributedContext
 from utils.errors import Stopped, UserError
+from utils.logger import one_line
 from utils.structures import Batch, EvalResult
 
 log = logging.getLogger("lockstep")
@@ -222,8 +223,8 @@ class Trainer:
         progress.bad_steps += 1
         if not values.local_finite:
             listed = self.run.folder / f"nonfinite_rank{self.ctx.rank}.txt"
-            with open(listed, "a", encoding="utf-8", errors="surrogateescape") as file:
-                file.write(f"epoch {progress.epoch}: " + " ".join(values.paths) + "\n")
+            with open(listed, "a", encoding="utf-8") as file:
+                file.write(one_line(f"epoch {progress.epoch}: {' '.join(values.paths)}") + "\n")
             log.warning("non-finite loss, step skipped; its files: %s", " ".join(values.paths))
         elif self.ctx.is_main:
             log.warning("non-finite gradient (norm %s), step skipped", values.grad_norm)

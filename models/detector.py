@@ -18,8 +18,8 @@ from models.layers.gelan import RepConv
 from models.registry import Kind, build_head, build_layer, find_entry, make_activation
 from models.spec import IMAGE, LayerSpec, ModelSpec, load_spec
 from utils.errors import UserError
+from utils.logger import one_line
 from utils.rng import Stream, keyed_generator
-from utils.structures import one_line
 
 PROBE_SIZE = 512  # canvas side from which strides are read; a multiple of any sane stride
 

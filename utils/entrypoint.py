@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from utils.decoder_warnings import pass_on
 from utils.errors import INTERRUPTED, FailedCheck, PeerFailure, Stopped, UserError
+from utils.logger import one_line
 from utils.machine.limits import DISK_FULL, explanation
 from utils.machine.resources import keep_freed_memory
 
@@ -122,7 +123,7 @@ def _limit_openmp_spinning() -> None:
 
 
 def _fail(message: str, code: int = USER_ERROR) -> None:
-    line = " ".join(message.split())
+    line = " ".join(one_line(message).split())
     sys.unraisablehook = lambda _: None  # of partly constructed objects (torch's loader iterator)
     print(f"error: {line}", file=sys.stderr, flush=True)
     _leave(code)

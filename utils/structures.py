@@ -8,7 +8,6 @@ divided by the canvas width and height. Boxes are ``xyxy`` corners, ``xywh`` top
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple
@@ -19,7 +18,6 @@ from torch import Tensor
 
 TARGET_BUCKET = 16
 GRAY = 114  # uint8 value of the padding around images
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _ID_DIGITS = 18  # of a number that fits into int64
 
 
@@ -155,12 +153,6 @@ class GroundTruth:
     @property
     def num_images(self) -> int:
         return len(self.offsets) - 1
-
-
-def one_line(name: str) -> str:
-    """A name with a space for each run of line breaks, other control characters and lone surrogates, which would
-    split lines of logs and files, control terminals, or be no UTF-8."""
-    return _CONTROL.sub(" ", name)
 
 
 def image_ids_of(stems: Sequence[str]) -> tuple[int, ...] | tuple[str, ...]:

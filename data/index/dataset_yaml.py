@@ -20,7 +20,7 @@ from data.labels.yolo import YOLO
 from utils.config.yaml_files import load_yaml, suggestion
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
-from utils.structures import one_line
+from utils.logger import one_line
 
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
 SPLITS = ("train", "val", "test")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from utils.logger import one_line
 from utils.structures import FlatStrings
 
 # Kinds of findings. The image is left out:
@@ -85,9 +86,9 @@ class ScanReport:
 
     def write(self, path: str | os.PathLike) -> None:
         """Writes the totals and all lines as text."""
-        with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+        with open(path, "w", encoding="utf-8") as file:
             file.write(self.summary() + "\n")
-            file.writelines(f"{line}\n" for line in self.lines)
+            file.writelines(f"{one_line(line)}\n" for line in self.lines)
 
 
 def relative_name(path: Path | str, root: Path) -> str:

@@ -57,15 +57,15 @@ def size_rows(sizes: SizeScores, names: Sequence[str]) -> Iterator[Row]:
             yield Row(name, size, count, tuple(row))
 
 
-def format_table(columns: Sequence[str], rows: Sequence[Row], *, verbose: bool = True) -> str:
-    """Aligned text: the rows for all classes and, with ``verbose``, those of the classes that have objects."""
+def format_table(columns: Sequence[str], rows: Sequence[Row], *, verbose: bool = True) -> list[str]:
+    """Aligned lines: the rows for all classes and, with ``verbose``, those of the classes that have objects."""
     shown = [row for row in rows if row.name == "all" or (row.instances and verbose)]
     width = max(len(columns[0]), *(len(row.name) for row in shown)) + 2
     lines = [columns[0].rjust(width) + "".join(c.rjust(10 if i < 2 else 8) for i, c in enumerate(columns[1:]))]
     for row in shown:
         scores = "".join(number_text(score).rjust(8) for score in row.scores)
         lines.append(f"{row.name:>{width}}{row.part:>10}{row.instances:>10}{scores}")
-    return "\n".join(lines)
+    return lines
 
 
 class FileRow(NamedTuple):
@@ -76,8 +76,8 @@ class FileRow(NamedTuple):
     size: int  # bytes
 
 
-def format_files(rows: Sequence[FileRow]) -> str:
-    """Aligned text: for each file its AP, AP50, milliseconds an image and size."""
+def format_files(rows: Sequence[FileRow]) -> list[str]:
+    """Aligned lines: for each file its AP, AP50, milliseconds an image and size."""
     width = max(len(row.name) for row in rows) + 2
     lines = ["file".rjust(width) + "".join(column.rjust(12) for column in ("AP", "AP50", "ms an image", "MB"))]
     for name, result, size in rows:
@@ -89,27 +89,27 @@ def format_files(rows: Sequence[FileRow]) -> str:
             f"{size / 1e6:.1f}",
         ]
         lines.append(f"{name:>{width}}" + "".join(score.rjust(12) for score in scores))
-    return "\n".join(lines)
+    return lines
 
 
-def format_summary(result: EvalResult) -> str:
+def format_summary(result: EvalResult) -> list[str]:
     """AP by size, the confidence of P, R and F1, and the time per image: one or two lines."""
     sizes = zip(SIZES[1:], (result.ap_small, result.ap_medium, result.ap_large))
     by_size = ", ".join(f"{name} {number_text(value)}" for name, value in sizes)
-    text = f"AP by size: {by_size}; P, R and F1 at confidence {result.best_confidence:.3f}"
+    lines = [f"AP by size: {by_size}; P, R and F1 at confidence {result.best_confidence:.3f}"]
     times = ", ".join(f"{k[3:]} {v:.1f}" for k, v in result.extras.items() if k.startswith("ms/"))
     if times:
-        text += f"\nms an image: {times}; {result.extras['data_wait']:.0%} of the time waiting for data"
-    return text
+        lines.append(f"ms an image: {times}; {result.extras['data_wait']:.0%} of the time waiting for data")
+    return lines
 
 
-def format_errors(errors: ErrorSplit) -> str:
+def format_errors(errors: ErrorSplit) -> list[str]:
     """A line a kind of error: how many there are, and the AP50 that they cost."""
     rows = [(kind, f"{count:,}", cost) for kind, count, cost in zip(KINDS, errors.counts.sum(0), errors.cost)]
     rows += [("all false positives", "", errors.false_positive_cost), ("all not found", "", errors.false_negative_cost)]
     lines = ["error at IoU 0.5".rjust(22) + "count".rjust(10) + "costs AP50".rjust(12)]
     lines += [f"{name:>22}{count:>10}{number_text(cost):>12}" for name, count, cost in rows]
-    return "\n".join(lines)
+    return lines
 
 
 def format_calibration(calibration: Calibration) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from utils.errors import UserError
-from utils.structures import one_line
+from utils.logger import one_line
 
 KEY = "lockstep"
 VERSION = 1

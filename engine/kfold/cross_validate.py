@@ -68,7 +68,8 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
                     path.unlink(missing_ok=True)
             raise
         write_results(folder / "results.csv", done, names)
-    log.info("%s", format_folds(done.folds, done.pooled, names))
+    for line in format_folds(done.folds, done.pooled, names):
+        log.info("%s", line)
     text = "%s of all images, each scored by a model that has not seen it: %.4f; results are in %s"
     log.info(text, fitness.name, fitness.of(done.pooled), folder)
 

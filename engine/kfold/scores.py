@@ -89,7 +89,7 @@ def result_of(fold: ScoredFold, num_classes: int) -> EvalResult:
     return score_detections(fold.truth, fold.found, num_classes)
 
 
-def format_folds(results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]) -> str:
+def format_folds(results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]) -> list[str]:
     """A row a fold, their mean and standard deviation, and all images scored together; then AP by class."""
     columns = [metric.column for metric in METRICS]
     values = np.array([[result.metrics[metric.name] for metric in METRICS] for result in results])
@@ -109,7 +109,7 @@ def format_folds(results: Sequence[EvalResult], pooled: EvalResult, names: Seque
                 f"{name:>{width}}{pooled.class_targets[number]:>10}{pooled.class_ap[number]:11.4f}"
                 f"{known.min():8.4f}{known.max():9.4f}"
             )
-    return "\n".join(lines)
+    return lines
 
 
 def _number(value: float) -> str:

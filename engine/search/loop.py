@@ -55,8 +55,9 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
     if elsewhere := sum(frozen.state == TrialState.RUNNING for frozen in study.trials()):
         log.info("%d trial(s) are being run by other processes", elsewhere)
     with study.exclusive():  # no older report replaces that of another process
-        text = write_report(folder, study, space, fitness.name, _command(config))
-    log.info("%s", text)
+        lines = write_report(folder, study, space, fitness.name, _command(config))
+    for line in lines:
+        log.info("%s", line)
 
 
 def _run_trials(

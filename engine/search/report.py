@@ -32,8 +32,8 @@ STATES = {
 }
 
 
-def write_report(folder: Path, study: SharedStudy, space: Space, fitness: str, command: str) -> str:
-    """Writes the report into ``folder`` and returns its text for the terminal.
+def write_report(folder: Path, study: SharedStudy, space: Space, fitness: str, command: str) -> list[str]:
+    """Writes the report into ``folder`` and returns its lines for the terminal.
 
     Args:
         fitness: its name.
@@ -54,7 +54,7 @@ def write_report(folder: Path, study: SharedStudy, space: Space, fitness: str, c
         write_whole(recipe, text + yaml.safe_dump(space.recipe(best.params), sort_keys=False))
         lines.append(f"the best recipe: {line}")
     _page(folder, trials, best, weights, fitness).write(folder / PAGE)
-    return "\n".join([*lines, f"all trials: {folder / TABLE} and {folder / PAGE}"])
+    return [*lines, f"all trials: {folder / TABLE} and {folder / PAGE}"]
 
 
 def importances(study: optuna.Study, trials: Sequence[FrozenTrial]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import yaml
 import detect
 import train
 import val
+from data.check.__main__ import main as check_data
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.entrypoint import run_main
@@ -307,3 +309,50 @@ def test_file_names_that_are_not_utf_8_are_handled(world, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "Error" not in err
     assert "caf\\udce9.png" in out
+
+
+def test_names_with_line_breaks_and_terminal_codes_stay_in_their_lines(world, tmp_path, capsys):
+    """Of images, labels, lists, folders and weights, in the output of every script, in logs and in reports."""
+    forged = "\nerror: all your disk is full\x1b[31m\x9b2J\u2028"
+    root, weights = tmp_path / f"set{forged}", tmp_path / f"w{forged}.pt"
+    data = write_dataset(root, train=3, val=2)
+    for name in ("train/000", "val/000"):
+        (root / "images" / f"{name}.png").rename(root / "images" / f"{name}{forged}.png")
+        (root / "labels" / f"{name}.txt").rename(root / "labels" / f"{name}{forged}.txt")
+        with open(root / "labels" / f"{name}{forged}.txt", "a") as file:
+            file.write("nonsense\n")
+    (root / "images" / "val" / f"broken{forged}.png").write_bytes(b"nothing")
+    (root / "list.txt").write_text("images/train/001.png\nimages/\x1b[31mnone.png\n\x1b[31mred\n")
+    content = yaml.safe_load(data.read_text()) | {"train": "list.txt"}
+    (root / "listed.yaml").write_text(yaml.safe_dump(content))
+    (root / "absent.yaml").write_text(yaml.safe_dump(content | {"train": f"images{forged}"}))
+    runs, cached = tmp_path / f"runs{forged}", tmp_path / "cache"
+    shared = ["--max-bad", "1", "--project", str(runs), "--cache-dir", str(cached)]
+    train_flags = [*flags(world), *shared, "--epochs", "1", "--data"]
+    run_main(train.main, [*train_flags, str(data)])
+    (runs / "exp" / "last.pt").rename(weights)
+    run_main(train.main, [*train_flags, str(root / "listed.yaml"), "--name", "listed"])
+    one, two = ["--weights", str(weights)], ["--weights", str(weights), str(world / "runs" / "exp" / "last.pt")]
+    for given in (one, two):
+        run_main(val.main, [*given, *shared, "--data", str(data), "--device", "cpu", "--workers", "0", "--noplots"])
+    images, found = str(root / "images" / "val"), ["--device", "cpu", "--project", str(tmp_path / f"found{forged}")]
+    check = [str(data), "--out", str(tmp_path / f"checked{forged}"), "--noplots"]
+    outputs = [capsys.readouterr()]
+    for main, *given in (
+        (detect.main, *one, "--source", images, *found),
+        (detect.main, *one, "--source", f"none{forged}", *found),
+        (detect.main, "--weights", f"none{forged}.pt", "--source", images, *found),
+        (train.main, *train_flags, str(root / "absent.yaml")),
+        (train.main, *train_flags, str(data), "--resume", f"none{forged}.pt"),
+        (train.main, *train_flags, str(data), f"--none{forged}"),
+        (check_data, *check),
+    ):
+        with pytest.raises(SystemExit):
+            run_main(main, given)
+        outputs.append(capsys.readouterr())
+        assert "all your disk is full" in "".join(outputs[-1])
+    texts = [text for pair in outputs for text in pair]
+    texts += [path.read_text() for path in (*runs.glob("*/train.log"), *cached.glob("*.txt"))]
+    assert len(texts) > 2 * len(outputs) + 2
+    for text in texts:
+        assert not re.search(r"[^\n -~]|^error: all|^all your", text, re.MULTILINE), text

@@ -21,6 +21,7 @@ from utils.config.yaml_files import TOO_LONG, fits_64_bits, load_yaml, parse_yam
 from utils.config.yolo_flags import advice, translated
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
+from utils.logger import one_line
 
 T = TypeVar("T")
 
@@ -134,7 +135,7 @@ class _Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments: "):
             flag = message.split(": ", 1)[1].split()[0].split("=")[0]
             message += suggestion(flag, self._option_string_actions)
-        self.exit(2, f"error: {message}\n")
+        self.exit(2, f"error: {one_line(message)}\n")
 
 
 def _dashed(argument: str) -> str:

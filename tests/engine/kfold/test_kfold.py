@@ -102,6 +102,10 @@ def test_mistakes_are_one_line(world, capsys):
     for wrong in ("tiny2.yaml", "tiny3.yaml"):  # nothing has been trained, so the settings may change
         assert wrong in error_of(capsys, main, *flags, "--name", "model", "--model", str(root / wrong))
     assert not (root / "typo").exists()
+    data = write_dataset(root / "names", train=4, val=2)
+    (root / "names" / "images" / "train" / "000.png").rename(root / "names" / "images" / "train" / "a\nb.png")
+    named = [*flags, "--data", str(data), "--name", "names", "--no-near-duplicates", "--folds", "2"]
+    assert "a\\nb.png': lists cannot hold such a name" in error_of(capsys, main, *named)
 
 
 @pytest.mark.parametrize("fitness", ["AP", "dark"])
