@@ -29,8 +29,8 @@ from models.postprocess.tiling import Tiles
 from utils.config.settings import check_image_size
 from utils.distributed.context import DistributedContext, parse_devices
 from utils.download import fetch_weights
-from utils.errors import UserError
-from utils.logger import configure_logging, get_logger, one_line
+from utils.errors import UserError, one_line
+from utils.logger import configure_logging, get_logger
 from utils.structures import DetectionTable
 
 AMP_TYPES = ("auto", "off", "bf16", "fp16")

@@ -26,8 +26,7 @@ from engine.watchdog import Watchdog
 from utils.config.settings import closing_epochs
 from utils.distributed.collectives import broadcast_object, max_over_ranks
 from utils.distributed.context import DistributedContext
-from utils.errors import Stopped, UserError
-from utils.logger import one_line
+from utils.errors import Stopped, UserError, one_line
 from utils.structures import Batch, EvalResult
 
 log = logging.getLogger("lockstep")

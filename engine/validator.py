@@ -187,12 +187,12 @@ def _report(
     if analysis.sizes is not None:
         by_size = list(report.size_rows(analysis.sizes, names))
         lines += report.format_table(report.SIZE_COLUMNS, by_size, verbose=config.verbose)
-        report.write_csv(folder / "sizes.csv", report.SIZE_COLUMNS, by_size)
+        report.write_rows(folder / "sizes.csv", report.SIZE_COLUMNS, by_size)
     for line in (*lines, *report.format_errors(analysis.errors), report.format_calibration(analysis.calibration)):
         log.info("%s", line)
     settings = asdict(subject.config) | {"weights": config.weights[0]}
     report.write_results_json(folder / "results.json", result, rows, settings, report.analysis_content(analysis, names))
-    report.write_csv(folder / "classes.csv", report.COLUMNS, rows)
+    report.write_rows(folder / "classes.csv", report.COLUMNS, rows)
     if config.save_json:
         write_predictions(folder / "predictions.json", evaluator.detections, gt)
     if not config.noplots:

@@ -17,8 +17,7 @@ from models.layers import conv
 from models.layers.gelan import RepConv
 from models.registry import Kind, build_head, build_layer, find_entry, make_activation
 from models.spec import IMAGE, LayerSpec, ModelSpec, load_spec
-from utils.errors import UserError
-from utils.logger import one_line
+from utils.errors import UserError, one_line
 from utils.rng import Stream, keyed_generator
 
 PROBE_SIZE = 512  # canvas side from which strides are read; a multiple of any sane stride

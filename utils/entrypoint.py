@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from utils.decoder_warnings import pass_on
-from utils.errors import INTERRUPTED, FailedCheck, PeerFailure, Stopped, UserError
-from utils.logger import one_line
+from utils.errors import INTERRUPTED, FailedCheck, PeerFailure, Stopped, UserError, one_line
 from utils.machine.limits import DISK_FULL, explanation
 from utils.machine.resources import keep_freed_memory
 

@@ -9,32 +9,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import logging.handlers
-import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TextIO, TypeVar
 
+from utils.errors import one_line
+
 T = TypeVar("T")
 
 LINE_EVERY_S = 15.0
 LINE_EVERY_FRACTION = 0.1
 KEPT_RECORDS = 100_000  # until `continue_in_file`
-# Control characters, line and paragraph separators, and those that change the direction of text.
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
 
 
 def get_logger() -> logging.Logger:
     """The project's logger. Logs only warnings and errors until `configure_logging` has been called."""
     return logging.getLogger("lockstep")
-
-
-def one_line(text: str) -> str:
-    """``text`` with a space for each run of line breaks and other control characters, which a name of a file or class
-    may contain: they would split lines of logs and files, and control terminals. Half surrogates, which are not UTF-8
-    (file names may contain any bytes), are escaped."""
-    return _CONTROL.sub(" ", text).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class _Terminal(logging.Handler):

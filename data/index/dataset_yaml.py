@@ -18,9 +18,8 @@ from data.labels.label_format import LabelFormat
 from data.labels.voc import VOC
 from data.labels.yolo import YOLO
 from utils.config.yaml_files import load_yaml, suggestion
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
-from utils.logger import one_line
 
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
 SPLITS = ("train", "val", "test")

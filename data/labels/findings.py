@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from utils.logger import one_line
+from utils.errors import one_line
 from utils.structures import FlatStrings
 
 # Kinds of findings. The image is left out:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -16,7 +14,7 @@ from engine.evaluation.analysis import SIZES, Analysis, Calibration, Reliability
 from engine.evaluation.matching import AREA_RANGES
 from engine.evaluation.metrics import METRICS, mean_known
 from engine.evaluation.tide import KINDS, ErrorSplit
-from utils.files.safe_io import write_whole
+from utils.files.safe_io import write_csv, write_whole
 from utils.structures import EvalResult, GroundTruth
 from utils.visualize.plots import new_figure, save_figure
 
@@ -137,14 +135,9 @@ def plain_number(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-def write_csv(path: str | Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
-    """All rows, unrounded; nan is an empty cell."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(columns)
-    for *cells, scores in rows:
-        writer.writerow([*cells, *("" if math.isnan(s) else repr(s) for s in scores)])
-    write_whole(path, text.getvalue())
+def write_rows(path: str | Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
+    """A CSV file of all rows, unrounded; nan is an empty cell."""
+    write_csv(path, [columns, *([*cells, *("" if math.isnan(s) else s for s in scores)] for *cells, scores in rows)])
 
 
 def write_results_json(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ from utils.distributed.stop_signals import StopSignals
 from utils.errors import UserError
 from utils.files.folders import check_run_dir
 from utils.files.locks import FileLock
-from utils.files.safe_io import write_whole
+from utils.files.safe_io import write_csv
 from utils.logger import get_logger
 from utils.structures import EvalResult
 
@@ -144,11 +142,8 @@ def cross_validate(
 
 def write_results(path: Path, done: CrossValidation, names: Sequence[str]) -> None:
     """Writes a table with a row a fold and one for all images together, with the AP of each class."""
-    rows = [*((str(number), result) for number, result in enumerate(done.folds, 1)), ("pooled", done.pooled)]
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(("fold", "images", *(metric.name for metric in METRICS), *(f"AP:{name}" for name in names)))
-    for name, result in rows:
+    rows = [("fold", "images", *(metric.name for metric in METRICS), *(f"AP:{name}" for name in names))]
+    for name, result in (*enumerate(done.folds, 1), ("pooled", done.pooled)):
         values = [*(result.metrics[metric.name] for metric in METRICS), *result.class_ap.tolist()]
-        table.writerow((name, result.num_images, *("" if math.isnan(v) else f"{v:.6f}" for v in values)))
-    write_whole(path, text.getvalue())
+        rows.append((name, result.num_images, *("" if math.isnan(v) else f"{v:.6f}" for v in values)))
+    write_csv(path, rows)

@@ -21,7 +21,7 @@ from data.index.index import DatasetIndex, load_index
 from engine.evaluation.fitness import Fitness
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
-from utils.files.safe_io import read_text
+from utils.files.safe_io import csv_cell, read_text
 from utils.machine.resources import available_cores
 from utils.rng import keyed_generator, named_stream
 from utils.structures import FlatStrings
@@ -109,7 +109,8 @@ def _names_in_file(paths: Sequence[str], file: Path) -> list[str]:
     if not {"image", "group"} <= set(rows.fieldnames or ()):
         raise UserError(f"--groups {file}: the first line must name the columns image and group")
     named = {os.path.normpath(row["image"] or ""): row["group"] or "" for row in rows}
-    by_path = [next((named[key] for key in (path, os.path.basename(path)) if key in named), None) for path in paths]
+    keys = ((path, os.path.basename(path), csv_cell(path)) for path in paths)
+    by_path = [next((named[key] for key in names if key in named), None) for names in keys]
     absent = [path for path, name in zip(paths, by_path) if name is None]
     if absent:
         raise UserError(

@@ -6,8 +6,6 @@ has one annotation file for each split, and a fold takes images of several.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 from pathlib import Path
@@ -20,7 +18,7 @@ from data.index.index import DatasetIndex
 from data.labels.yolo import YOLO
 from engine.kfold.folds import SPLITS
 from utils.errors import UserError
-from utils.files.safe_io import write_whole
+from utils.files.safe_io import write_csv, write_whole
 
 TABLE = "folds.csv"
 
@@ -55,11 +53,7 @@ def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, group: np.
                 content.setdefault("annotations", {})[split] = f"{stem}.json"
                 write_whole(f"{stem}.json", json.dumps(_coco(index, images, spec.names)))
         write_whole(data_of(folder, number), yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(("image", "group", "fold"))
-    table.writerows(zip(index.paths, group.tolist(), (fold + 1).tolist()))
-    write_whole(folder / TABLE, text.getvalue())
+    write_csv(folder / TABLE, [("image", "group", "fold"), *zip(index.paths, group.tolist(), (fold + 1).tolist())])
 
 
 def data_of(folder: Path, number: int) -> Path:

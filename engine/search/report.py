@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -16,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from engine.search.ranges import Space, values_text
 from engine.search.study import REASON, SharedStudy, best_of
-from utils.files.safe_io import write_whole
+from utils.files.safe_io import write_csv, write_whole
 from utils.visualize import page
 from utils.visualize.charts import FAINT, Line, line_chart
 
@@ -41,7 +40,7 @@ def write_report(folder: Path, study: SharedStudy, space: Space, fitness: str, c
     """
     trials = study.trials()
     best, weights = best_of(trials), importances(study.study, trials)
-    write_whole(folder / TABLE, _csv(trials, space, fitness))
+    write_csv(folder / TABLE, _rows(trials, space, fitness))
     lines = format_trials(trials, fitness)
     if weights:
         lines.append("importance: " + ", ".join(f"{name} {value:.0%}" for name, value in weights.items()))
@@ -84,24 +83,19 @@ def seconds_of(frozen: FrozenTrial) -> float | None:
     return frozen.duration.total_seconds() if frozen.duration is not None else None
 
 
-def _csv(trials: Sequence[FrozenTrial], space: Space, fitness: str) -> str:
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(("trial", "state", fitness, "steps", "seconds", *space.ranges, "reason"))
+def _rows(trials: Sequence[FrozenTrial], space: Space, fitness: str) -> Iterator[tuple[Any, ...]]:
+    yield "trial", "state", fitness, "steps", "seconds", *space.ranges, "reason"
     for frozen in trials:
         seconds = seconds_of(frozen)
-        table.writerow(
-            (
-                frozen.number,
-                STATES[frozen.state],
-                "" if frozen.value is None else f"{frozen.value:.6f}",
-                len(frozen.intermediate_values),
-                "" if seconds is None else f"{seconds:.1f}",
-                *(frozen.params.get(name, "") for name in space.ranges),
-                frozen.user_attrs.get(REASON, ""),
-            )
+        yield (
+            frozen.number,
+            STATES[frozen.state],
+            "" if frozen.value is None else f"{frozen.value:.6f}",
+            len(frozen.intermediate_values),
+            "" if seconds is None else f"{seconds:.1f}",
+            *(frozen.params.get(name, "") for name in space.ranges),
+            frozen.user_attrs.get(REASON, ""),
         )
-    return text.getvalue()
 
 
 def _page(

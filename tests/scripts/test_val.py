@@ -22,7 +22,7 @@ from data.index.index import load_index
 from engine.evaluation.tide import KINDS
 from models.detector import build_detector
 from tests.helpers.scripts import SMALL
-from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
+from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model, write_weights
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 from utils.structures import DetectionTable, GroundTruth
@@ -95,6 +95,18 @@ def test_val_scores_a_checkpoint_and_writes_all_files(tiny, tmp_path, capsys):
     assert cv2.imread(str(folder / "errors.png")) is not None
     assert not (folder / "sizes.csv").exists()
     assert "sizes" not in results
+
+
+def test_spreadsheets_compute_no_class_name(tmp_path):
+    data, names = render_set(tmp_path / "set"), ["=1+1", "@box"]
+    data.write_text(yaml.safe_dump(yaml.safe_load(data.read_text()) | {"names": names}))
+    weights = write_weights(tmp_path / "best.pt", names)
+    val.main(flags((data, weights), tmp_path, "--data", str(data), "--per-size", "--noplots"))
+    for table in ("classes.csv", "sizes.csv"):
+        with open(tmp_path / "runs/exp" / table, newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [*dict.fromkeys(row["class"] for row in rows)] == ["all", "'=1+1", "'@box"]
+        assert all(not cell.startswith("'") for row in rows for column, cell in row.items() if column != "class")
 
 
 def test_the_written_predictions_score_the_same_with_pycocotools(tiny, tmp_path):

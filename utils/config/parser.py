@@ -19,9 +19,8 @@ import yaml
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.config.yaml_files import TOO_LONG, fits_64_bits, load_yaml, parse_yaml, suggestion
 from utils.config.yolo_flags import advice, translated
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
-from utils.logger import one_line
 
 T = TypeVar("T")
 

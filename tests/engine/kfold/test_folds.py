@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -118,6 +119,19 @@ def test_groups_from_names_files_and_near_duplicates(config, tmp_path):
     paths = [more.path(i) for i in range(len(more))]
     assert group[paths.index(copy)] == group[paths.index(twin)]
     assert len(set(group)) == 18
+
+
+def test_a_table_of_folds_tells_the_groups_again(config, tmp_path):
+    """Also of images whose paths would be formulas."""
+    (tmp_path / "set" / "images" / "train").rename(tmp_path / "set" / "=train")
+    shutil.copytree(tmp_path / "set" / "labels" / "train", tmp_path / "set" / "=train", dirs_exist_ok=True)
+    data = Path(config.data)
+    data.write_text(data.read_text().replace("images/train", "=train"))
+    index = pooled_index(load_dataset_spec(data), config)
+    group = np.arange(len(index)) % 5
+    write_folds(tmp_path, load_dataset_spec(data), index, group, group % 3)
+    assert "'=train/000.png" in (tmp_path / "folds.csv").read_text()
+    assert (groups_of(index, str(tmp_path / "folds.csv"), False) == group).all()
 
 
 def label_of(image: str) -> str:
