@@ -38,6 +38,9 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     """
     _reopen_closed_streams()
     _limit_openmp_spinning()
+    # Plots use a canvas of their own. A notebook's cell names a backend that another Python may lack, and then Matplotlib
+    # cannot be imported.
+    os.environ.pop("MPLBACKEND", None)
     keep_freed_memory()
     threading.excepthook = _thread_ended
     try:
