@@ -59,7 +59,7 @@ class DatasetSpec:
     root: Path  # absolute
     splits: dict[str, SplitSource]
     source: str  # path of the YAML, for messages
-    download: bool = False  # the YAML has a download, which is never run, but mentioned if the data is missing
+    if_missing: str = "correct its paths"  # what to do if the data is missing
 
     def split(self, name: str) -> SplitSource:
         """The split ``name``. Raises UserError if the YAML does not have it."""
@@ -71,10 +71,7 @@ class DatasetSpec:
 
     def missing(self, path: Path) -> UserError:
         """The error for a missing part of the data set."""
-        hint = "; its 'download' is never run: download and unpack the data yourself" if self.download else ""
-        if Path(self.source).parent == YAML_FOLDER:
-            hint = "; download the data set and unpack it as the first lines of that file describe"
-        return UserError(f"{path}: not found (named by {self.source}){hint or '; correct its paths'}")
+        return UserError(f"{path}: not found (named by {self.source}); {self.if_missing}")
 
 
 def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
@@ -103,7 +100,16 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
         if split not in splits and isinstance(values["annotations"], dict):
             raise UserError(f"{path}: annotations for '{split}', but no '{split}: <folder of its images>'")
     names = _read_names(values, splits, path)
-    return DatasetSpec(names, root, splits, str(path), bool(values.get("download")))
+    return DatasetSpec(names, root, splits, str(path), _if_missing(values, path))
+
+
+def _if_missing(values: dict, path: Path) -> str:
+    if path.absolute().parent == YAML_FOLDER and "url" in values:
+        unpacked = "unpack it as the first lines of that file describe"
+        return f"download {values['url']} (license: {values['license']}) and {unpacked}"
+    if values.get("download"):
+        return "its 'download' is never run: download and unpack the data yourself"
+    return "correct its paths"
 
 
 def _check_keys(values: dict, path: Path) -> None:
@@ -136,7 +142,8 @@ def _resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
     candidates = [given] if given.is_absolute() else [home / given, Path.cwd() / given]
     if known_root and not given.is_absolute():
         candidates.append(Path(known_root))
-    return _normal(next((c for c in candidates if c.is_dir()), candidates[0]))
+    missing = candidates[1] if home == YAML_FOLDER and not given.is_absolute() else candidates[0]
+    return _normal(next((c for c in candidates if c.is_dir()), missing))
 
 
 def _normal(path: Path) -> Path:

@@ -56,6 +56,7 @@ from models.spec import load_spec
 from models.weights.__main__ import convert
 from models.weights.load import load_detector
 from models.weights.read import read_weights
+from tests.helpers import yolo_lines
 from tests.helpers.hostile_files import opcode_call, tensor_program, zip_around
 from tests.helpers.same_content import same_content
 from tests.helpers.tiny import write_model
@@ -684,6 +685,38 @@ class RecipeYaml(Yaml):
             held = getattr(result, key)
             assert held == value or held == float(value), f"{key}: {value!r} becomes {held!r}"
         return "taken as it says"
+
+
+class CommandLines(Target):
+    """Arguments of the ``yolo`` command, or a file of its or YOLOv5's hyper-parameters: a line, and what it suggests is
+    accepted."""
+
+    name, weight = "lines", 3.0
+
+    def run(self, case: Case) -> str:
+        chance = case.chance
+        if chance.random() < 0.3:
+            return self.hyperparameters(case)
+        config, arguments = chance.choice(list(yolo_lines.PROGRAMS.values())), yolo_lines.draw_arguments(chance)
+        case.said.append(f"{config.__name__}: {arguments}")
+        text = yolo_lines.said(config, arguments)
+        if not text:
+            return "accepted"
+        return "a line that is accepted" if yolo_lines.check_line(text) else "refused in a line"
+
+    @staticmethod
+    def hyperparameters(case: Case) -> str:
+        path = case.folder / "hyp.yaml"
+        values = yolo_lines.draw_hyperparameters(case.chance)
+        path.write_text(yaml.safe_dump(values), encoding="utf-8")
+        result = attempt(lambda: read_recipe(str(path), pretrained=False))
+        if isinstance(result, Refused):
+            yolo_lines.check_line(f"error: {result.line}\n")
+            return result.names(path)
+        for key, value in values.items():
+            told = any(f"{key} {value}"[:40] in line for line in case.said)
+            assert told or getattr(result, key) == value, f"{key}: {value!r} is used as {getattr(result, key, None)}"
+        return "used, and the rest is named"
 
 
 class ModelYaml(Yaml):
@@ -1323,8 +1356,8 @@ class Programs(Target):
 
 TARGETS: dict[str, type[Target]] = {
     t.name: t
-    for t in (Images, YoloLabels, VocLabels, CocoLabels, DataYaml, RecipeYaml, ModelYaml, Checkpoints, Safetensors,
-              IndexCache, ImageCache, Results, OddKinds, Programs)
+    for t in (Images, YoloLabels, VocLabels, CocoLabels, DataYaml, RecipeYaml, CommandLines, ModelYaml, Checkpoints,
+              Safetensors, IndexCache, ImageCache, Results, OddKinds, Programs)
 }  # fmt: skip
 
 

@@ -213,7 +213,12 @@ def test_errors_of_the_data_are_reported_once(tmp_path: Path, data: Path, capsys
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--format", "onxx"], "--format onxx: unknown (did you mean 'onnx'?)"),
+        (["--format", "onxx"], "invalid choice: 'onxx' (choose from 'onnx', 'openvino', 'torchscript', 'pt2')"),
+        (["--format", "onnx", "engine"], "--format engine: trtexec --onnx=best.onnx --saveEngine=best.engine makes it"),
+        (
+            ["--include=ncnn", "tflite"],
+            "--include ncnn: pnnx best.onnx inputshape=[1,3,640,640] makes it from the ONNX",
+        ),
         (["--half", "--int8"], "choose one"),
         (["--int8", "--format", "pt2"], "--int8: not for pt2"),
         (["--layout", "deepstream", "--iou-thres", "0.5"], "has no NMS inside"),

@@ -319,7 +319,10 @@ class ExportConfig:
 
     weights: str = setting(help="checkpoint, or a public name such as yolov8n")
     format: list[str] = setting(
-        factory=lambda: ["onnx"], aliases=("--include",), help="one or several of onnx, openvino, torchscript and pt2"
+        factory=lambda: ["onnx"],
+        choices=("onnx", "openvino", "torchscript", "pt2"),
+        aliases=("--include",),
+        help="one or several file formats",
     )
     imgsz: list[int] = setting(
         factory=list, aliases=_IMGSZ, help="size of the images, or height and width, pixels; default: the checkpoint's"

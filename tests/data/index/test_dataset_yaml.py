@@ -157,6 +157,8 @@ def test_shipped_yamls_load_without_running_their_downloads(path):
     spec = load_dataset_spec(path)
     assert {"train", "val"} <= set(spec.splits)
     assert "download" not in yaml.safe_load(path.read_text())
+    if path.stem != "template":
+        assert "download https://" in str(spec.missing(path))
     if path.stem.startswith("coco"):
         assert len(spec.names) == 80
         assert (spec.names[0], spec.names[79]) == ("person", "toothbrush")
@@ -171,14 +173,25 @@ def test_public_data_sets_are_found_by_name(tmp_path, monkeypatch):
 
     for data in ("coco128", "coco128.yaml"):
         assert opened(data).source == str(CONFIGS / "coco128.yaml")
-    with pytest.raises(UserError, match=r"not found .named by .*; download the data set and unpack it as the first"):
+    where = (
+        rf"^{tmp_path}/datasets/bccd/images/train: not found .named by .*bccd.yaml.; download https://.* .license: MIT"
+    )
+    with pytest.raises(UserError, match=where):
         list_split(opened("bccd"), "train")
+    with pytest.raises(UserError, match="correct its paths"):
+        list_split(opened(str(CONFIGS / "template.yaml")), "train")
     with pytest.raises(UserError, match=r"--data data/bccd.yaml: no such file .did you mean 'bccd' of configs/data"):
         opened("data/bccd.yaml")
     with pytest.raises(UserError, match=r"--data bcd: no such file .did you mean 'bccd'.*known by name: demo, bccd"):
         opened("bcd")
     with pytest.raises(UserError, match=r"--data '': no such file"):
         opened("")
+    for name in ("datasets/raccoon/data.yaml", "cones.yaml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("train: images\nnames: [a]\n")
+    for data, near in (("racoon.yaml", "datasets/raccoon/data.yaml"), ("cone", "cones.yaml"), ("coc", "coco")):
+        with pytest.raises(UserError, match=rf"no such file .did you mean '{near}'\?"):
+            opened(data)
     for folder in (".", "/"):
         with pytest.raises(UserError, match=r"is a folder, not a YAML file"):
             opened(folder)
