@@ -78,6 +78,33 @@ VALUES = (
     "[{name: Blur}]", "&a [*a]", "!!python/name:x", "@x", "botsort.yaml", "reduce-overhead", "test",
     "rtsp://x?a=b&c=d", "x" * 3000,
 )  # fmt: skip
+LIKELY = {  # values, and the arguments that have such
+    (
+        "True",
+        "False",
+    ): "amp cache cos_lr deterministic dynamic exist_ok half int8 nms plots pretrained rect resume save save_txt "
+    "show show_conf show_labels simplify single_cls val verbose multi_scale agnostic_nms augment end2end",
+    (
+        "0",
+        "0.1",
+        "0.5",
+        "1.0",
+    ): "box cls cls_pw conf copy_paste dfl fliplr fraction hsv_h iou lr0 lrf mixup momentum mosaic "
+    "multi_scale scale translate warmup_bias_lr",
+    (
+        "1",
+        "3",
+        "[0, 1]",
+        "64",
+        "-1",
+        "0.7",
+    ): "batch classes close_mosaic device epochs freeze iterations line_width max_det nbs "
+    "patience save_period seed vid_stride workers",
+    ("640", "[640, 480]", "320"): "imgsz",
+    ("a.pt", "yolov8n.pt", "b.safetensors", "yolo11n.yaml", "my model.pt"): "model pretrained resume weights",
+    ("d.yaml", "~/d.yaml", "-d.yaml", "images/*.jpg"): "data name project source",
+    ("SGD", "AdamW", "auto", "onnx", "engine", "val", "test", "ram"): "cache format optimizer split",
+}
 YOLOV5_HYPERPARAMETERS = {
     **{
         "lr0": 0.01,
@@ -105,6 +132,9 @@ def draw_arguments(chance: random.Random) -> list[str]:
         words.append(chance.choice(RARE_WORDS if chance.random() < 0.1 else WORDS))
     for _ in range(chance.choice((0, 1, 2, 3, 5, 12))):
         key, value = chance.choice(KEYS), chance.choice(VALUES)
+        if chance.random() < 0.7:
+            values, keys = chance.choice(list(LIKELY.items()))
+            key, value = chance.choice(keys.split()), chance.choice(values)
         if chance.random() < 0.05:
             key = "".join(chance.choices(string.printable + "é\u2028", k=chance.randrange(5))).lstrip("-")
         spaced = [f"{key}={value}"] * 6 + [

@@ -284,8 +284,8 @@ def _flags(script: str, key: str, value: str, program: Program) -> list[str]:
     is_set = "--set" in program.flags and hyperparameter in program.hyperparameters
     if (plain == "none" and (is_set or action)) or (plain == "true" and key in _ON):
         return []
-    if len(value.splitlines()) > 1:
-        raise UserError("its value is more than one line")
+    if len(value.splitlines()) != 1:
+        raise UserError("its value is empty or has several lines")
     if is_set:
         return ["--set", f"{hyperparameter}={value}"]
     if action is None:
