@@ -709,7 +709,7 @@ class CommandLines(Target):
         path = case.folder / "hyp.yaml"
         values = yolo_lines.draw_hyperparameters(case.chance)
         path.write_text(yaml.safe_dump(values), encoding="utf-8")
-        result = attempt(lambda: read_recipe(str(path), pretrained=False))
+        result = attempt(lambda: read_recipe(str(path), pretrained=False, lines=case.said))
         if isinstance(result, Refused):
             yolo_lines.check_line(f"error: {result.line}\n")
             return result.names(path)

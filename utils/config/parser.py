@@ -24,7 +24,6 @@ from utils.config.yolo_command import Program, command_line, is_yolo_command, re
 from utils.config.yolo_flags import advice, translated
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
-from utils.logger import get_logger
 
 T = TypeVar("T")
 
@@ -100,13 +99,17 @@ def _renamed(cls: type, values: dict[Any, Any], where: str) -> dict[Any, Any]:
     return {current.get(key, key): value for key, value in values.items()}
 
 
-def hyperparameters_from(path: str, overrides: Sequence[str] = ()) -> Hyperparameters:
-    """Reads the YAML at ``path`` ("": the defaults) and applies `with_overrides`. Logs which lines have no effect."""
+def hyperparameters_from(path: str, overrides: Sequence[str] = (), lines: list[str] | None = None) -> Hyperparameters:
+    """Reads the YAML at ``path`` ("": the defaults) and applies `with_overrides`.
+
+    Args:
+        lines: receives a line for the log that names what has no effect.
+    """
     values = load_yaml(path) if path else {}
     if isinstance(values, dict):
         values, unused = recipe(values, path, _program)
-        if unused:
-            get_logger().info("%s: without effect here: %s", path, ", ".join(unused))
+        if unused and lines is not None:
+            lines.append(f"{path}: without effect here: {', '.join(unused)}")
     return with_overrides(from_mapping(Hyperparameters, values, path or "hyper-parameters"), overrides)
 
 
@@ -263,13 +266,16 @@ def _changes(cls: type, argv: Sequence[str]) -> dict[str, Any]:
     return changed | ({} if overrides == Hyperparameters() else {"override": overrides})
 
 
-def read_recipe(hyp: str, overrides: Sequence[str] = (), *, pretrained: bool) -> Hyperparameters:
+def read_recipe(
+    hyp: str, overrides: Sequence[str] = (), *, pretrained: bool, lines: list[str] | None = None
+) -> Hyperparameters:
     """Reads the hyper-parameters that ``--hyp`` names, and applies ``key=value`` overrides.
 
     Args:
         hyp: "auto", the name of a recipe in configs/hyp, or a YAML file.
         pretrained: whether the run starts from weights, which decides what "auto" means. (The optimizer is chosen
             later, by the number of steps: `engine.optim.build.choose_optimizer`.)
+        lines: as in `hyperparameters_from`.
 
     Raises UserError if ``hyp`` is neither a recipe nor a file.
     """
@@ -281,4 +287,4 @@ def read_recipe(hyp: str, overrides: Sequence[str] = (), *, pretrained: bool) ->
     if not Path(hyp).suffix and not Path(hyp).exists():
         known = ", ".join(["auto", *recipes])
         raise UserError(f"--hyp {hyp}: no such recipe or file{suggestion(hyp, recipes)}; known: {known}")
-    return hyperparameters_from(hyp, overrides)
+    return hyperparameters_from(hyp, overrides, lines)

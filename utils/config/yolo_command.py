@@ -256,7 +256,9 @@ def _translation(
 
 def _with_our_keys(given: Mapping[str, str], program: Program) -> dict[str, str]:
     """``given`` with the model to start from, or the checkpoint to resume, under the name of our flag."""
-    given = {key: value for key, value in given.items() if key not in ("mode", "task")}
+    given = {key: value for key, value in given.items() if key != "mode" or value not in _MODES}
+    if given.get("task") == "detect":
+        del given["task"]
     no = ("", "false", "none")
     model, resume, pretrained = (given.get(key, "") for key in ("model", "resume", "pretrained"))
     has_weights = model.endswith(_WEIGHTS_SUFFIXES) or "--model" not in program.flags
@@ -306,10 +308,10 @@ def _flags(script: str, key: str, value: str, program: Program) -> list[str]:
 
 
 def _parts(value: str, action: argparse.Action) -> list[str]:
-    """The values of a list such as ``[0, 1]`` as words after a flag: one word unless the flag takes several."""
+    """A value, or those of a list such as ``[0, 1]``, as words after a flag: one word unless the flag takes several."""
     is_list = value[:1] in ("[", "(")
     if not is_list and not (action.nargs == "+" and action.type is int):
-        return [value]
+        return [next((choice for choice in action.choices or () if choice.lower() == value.lower()), value)]
     parts = [part.strip("'\"") for part in re.split(r"[,\s]+", value.strip("[]() "))]
     if action.nargs == "+":
         return parts
@@ -317,8 +319,8 @@ def _parts(value: str, action: argparse.Action) -> list[str]:
 
 
 def _plain(value: str) -> str:
-    """In lower case, numbers in one way of writing."""
+    """In lower case, numbers in one way of writing, empty lists as none."""
     try:
         return str(float(value)).removesuffix(".0")
     except ValueError:
-        return value.lower()
+        return "none" if value in ("[]", "()") else value.lower()
