@@ -83,11 +83,15 @@ def from_mapping(cls: type[T], values: Any, where: str) -> T:
     values = _renamed(cls, values, where)
     for key in values:
         if key not in known:
-            unknown = f"unknown key '{key}'{suggestion(str(key), known)}"
-            if cls is Hyperparameters:
-                unknown = unknown_hyperparameter(str(key), _program("train"))
-            raise UserError(f"{where}: {unknown}")
+            raise UserError(f"{where}: {unknown_key(cls, str(key))}")
     return cls(**{k: _check(v, known[k], cls, f"{where}: {k}") for k, v in values.items()})
+
+
+def unknown_key(cls: type, key: str) -> str:
+    """Says what to do about a key that is not a field of ``cls``."""
+    if cls is Hyperparameters:
+        return unknown_hyperparameter(key, _program("train"))
+    return f"unknown key '{key}'{suggestion(key, [f.name for f in dataclasses.fields(cls)])}"
 
 
 def _renamed(cls: type, values: dict[Any, Any], where: str) -> dict[Any, Any]:
