@@ -162,7 +162,7 @@ def read_signatures(paths: Sequence[str], workers: int) -> tuple[Signatures, dic
     with ThreadPoolExecutor(workers) as pool:
         for _ in progress(pool.map(read, range(len(paths))), desc="comparing images", total=len(paths)):
             pass
-    contrast = thumbnails.reshape(len(paths), -1).std(1)
+    contrast = thumbnails.reshape(len(paths), SIDE * SIDE).std(1)
     return Signatures(perceptual_hashes(thumbnails), thumbnails, readable & (contrast >= MIN_CONTRAST)), complaints
 
 

@@ -47,10 +47,8 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> tuple |
         return _not_numbers(fields, line)
     count = len(values)
     if count != 5 and (count < 7 or count % 2 == 0):
-        hint = "; a confidence column?" if count == 6 else ""
-        return RowProblem(
-            line, BAD_ROW, f"{count} fields, expected 5 (class cx cy w h) or a class and at least 3 points{hint}"
-        )
+        more = "; a confidence column?" if count == 6 else " or a class and at least 3 points"
+        return RowProblem(line, BAD_ROW, f"{count} fields, expected 5 (class cx cy w h){more}")
     if not all(map(isfinite, values)):
         return RowProblem(line, NOT_FINITE, f"{' '.join(fields)[:60]!r}")
     class_id = values[0]
@@ -69,7 +67,13 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> tuple |
 
 
 def _not_numbers(fields: list[str], line: int) -> RowProblem:
-    return RowProblem(line, BAD_ROW, f"not numbers: {' '.join(fields)[:60]!r}")
+    text = " ".join(fields)
+    what = "not numbers"
+    if "," in text:
+        what = "fields are separated by commas, expected spaces"
+    elif len(fields) > 1 and not any(c.isalpha() for c in "".join(fields[1:])):
+        what = "the class is not a number; expected its position in the names, from 0"
+    return RowProblem(line, BAD_ROW, f"{what}: {text[:60]!r}")
 
 
 def polygon_area(xs: Sequence[float], ys: Sequence[float]) -> float:

@@ -101,6 +101,15 @@ def test_findings_of_the_scan(data, capsys):
     assert issues[BAD_IMAGE]["split"] == "val"
 
 
+def test_a_set_without_a_usable_image(data, capsys):
+    for name in ("train/0", "train/1", "train/2", "train/3", "val/0", "val/1"):
+        data.write(name, "0 0.3 0.3 0.3 0.3 0.9\n")
+    status, out = check(capsys, data.yaml)
+    assert status == 1
+    assert "unusable label file: 6 (training leaves these images out)" in out
+    assert "labels/train/0.txt:1: no row can be used: 6 fields, expected 5 (class cx cy w h); a confidence col" in out
+
+
 def test_small_and_tiny_boxes_depend_on_imgsz(data, capsys):
     for name in ("train/0", "train/1", "train/2", "train/3", "val/0", "val/1"):
         data.write(name, "0 0.3 0.3 0.05 0.0625\n1 0.7 0.7 0.05 0.0625\n0 0.5 0.5 0.01 0.01\n")  # 8x8, 1.6x1.28 px

@@ -271,7 +271,7 @@ def test_each_defect_is_reported_on_its_own_line(root, tmp_path, lines):
         "images/train/d.png: unreadable image: damaged image",
         "labels/train/sub/c.txt:1: unknown class: class 5",
         "labels/train/sub/c.txt:2: box outside the image",
-        "labels/train/sub/c.txt: unusable label file: no row can be used",
+        "labels/train/sub/c.txt:1: unusable label file: no row can be used: class 5 is not among the classes (0 to 2)",
         "labels/train/e.txt:1: box without area",
         "labels/train/ü.txt: missing label file",
     ):
@@ -314,12 +314,31 @@ def test_files_with_non_finite_labels_are_bad(root, tmp_path, label, number):
 def test_files_with_only_unknown_classes_are_bad(root, tmp_path):
     (root / "labels/train/b.txt").write_text("7 0.5 0.5 0.1 0.1\n")
     with pytest.raises(
-        UserError, match=r"1 of 5 images can't be used .*labels/train/b\.txt: unusable label file: no row"
+        UserError, match=r"1 of 5 images can't be used .*labels/train/b\.txt:1: unusable label file: no row"
     ):
         load(root, tmp_path / "cache")
     index = load(root, tmp_path / "cache", max_bad=0.2)
     assert "images/train/b.png" not in list(index.paths)
     assert any(line.startswith("labels/train/b.txt:1: unknown class: class 7") for line in index.report.lines)
+
+
+@pytest.mark.parametrize(
+    ("row", "cause"),
+    [
+        ("0 0.5 0.5 0.1 0.1 0.9", "6 fields, expected 5 (class cx cy w h); a confidence column?"),
+        ("0,0.5,0.5,0.1,0.1", "fields are separated by commas, expected spaces"),
+        ("cat 0.5 0.5 0.1 0.1", "the class is not a number; expected its position in the names, from 0"),
+        ("0 320 240 20 20", "the boxes are outside the image; coordinates in pixels?"),
+    ],
+)
+def test_the_commonest_cause_of_unusable_labels_is_said_once(root, tmp_path, row, cause):
+    for number, name in enumerate(("a", "b", "sub/c")):
+        (root / f"labels/train/{name}.txt").write_text(f"\n{row}{number}\n{row}\n")
+    (root / "labels/train/d.txt").write_text("7 0.5 0.5 0.1 0.1\n")
+    with pytest.raises(UserError) as caught:
+        load(root, tmp_path / "cache")
+    start = "'train': 4 of 5 images can't be used (--max-bad is 0.1): 3 unusable label files, first "
+    assert str(caught.value).startswith(f"{start}labels/train/a.txt:2: no row can be used: {cause}; labels/train/d.txt")
 
 
 def test_missing_label_files_are_distinguished_from_empty_ones(root, tmp_path, lines):
