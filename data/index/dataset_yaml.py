@@ -178,9 +178,10 @@ def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tup
     if given is not None:
         names = _checked_names(given, path)
     else:
-        first = next((s for s in splits.values() if s.label_format and s.label_format.class_names), None)
-        if first:
-            names = first.label_format.class_names(first.annotations)
+        with_names = [s for s in splits.values() if s.label_format and s.label_format.class_names]
+        if with_names:
+            first = with_names[0].label_format
+            names = first.class_names([s.annotations for s in with_names if s.label_format is first])
         elif count is not None:
             names = tuple(f"class_{i}" for i in range(count))
         else:

@@ -9,6 +9,7 @@ import yaml
 
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.files import list_split
+from data.labels.coco import read_coco
 from data.open_dataset import open_dataset
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -111,6 +112,45 @@ def test_names_come_from_coco_categories_in_the_order_of_ids(tmp_path):
     (tmp_path / "a.json").write_text("{}")
     with pytest.raises(UserError, match=r"a\.json: has no categories"):
         load_dataset_spec(tmp_path / "d.yaml")
+
+
+def coco_of(path, categories, used):
+    """A COCO JSON; ``categories``: id, name and supercategory; ``used``: ids that have a box."""
+    content = {
+        "images": [{"id": 0, "file_name": "a.jpg"}],
+        "annotations": [{"id": i, "image_id": 0, "category_id": i, "bbox": [1, 1, 9, 9]} for i in used],
+        "categories": [{"id": i, "name": name, "supercategory": above} for i, name, above in categories],
+    }
+    path.write_text(json.dumps(content, indent=1))
+
+
+ROOTED = [(0, "fleet", "none"), (1, "ship", "fleet"), (10, "boat", "fleet")]
+
+
+@pytest.mark.parametrize(
+    ("categories", "train", "val", "names"),
+    [
+        (ROOTED, [1], [10], ("ship", "boat")),
+        (ROOTED, [1], [0], ("fleet", "ship", "boat")),  # used in the other split
+        (ROOTED, [0, 1], [1], ("fleet", "ship", "boat")),
+        ([*ROOTED, (3, "tree", "none")], [1], [1], ("fleet", "ship", "tree", "boat")),  # not the others' supercategory
+        ([(0, "ship", "none"), (1, "ship", "ship")], [1], [1], ("ship",)),
+        ([(0, "ship", "none")], [], [], ("ship",)),
+        ([(1, "ship", "ship"), (2, "boat", "ship")], [2], [2], ("boat",)),
+    ],
+)
+def test_a_supercategory_without_boxes_is_not_a_class(tmp_path, categories, train, val, names):
+    """As in exports of Roboflow. In the file of another split it may have another id, which is a class's here."""
+    coco_of(tmp_path / "a.json", categories, train)
+    coco_of(tmp_path / "b.json", [(i + 1, *rest) for i, *rest in categories], [i + 1 for i in val])
+    path = write(tmp_path, "train: t\nval: v\nannotations: {train: a.json, val: b.json}\n")
+    assert load_dataset_spec(path).names == names
+    for name in ("a.json", "b.json"):
+        images = read_coco(tmp_path / name, names).images
+        assert not any(image.labels.problems for image in images)
+    assert (
+        load_dataset_spec(write(tmp_path, "train: t\nannotations: a.json\nnames: [fleet, ship]\n")).names[0] == "fleet"
+    )
 
 
 @pytest.mark.parametrize(
