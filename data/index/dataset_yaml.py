@@ -8,6 +8,7 @@ split.
 
 from __future__ import annotations
 
+import difflib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ _DESCRIPTIVE_KEYS = (
     "validation",
     "minival",
 )
+MOST_COMPARED = 1000  # names of files with a missing one
 _OTHER_TASKS = {"kpt_shape": "keypoints", "flip_idx": "keypoints", "kpt_names": "keypoints"}
 
 
@@ -74,7 +76,29 @@ class DatasetSpec:
         hint = "; its 'download' is never run: download and unpack the data yourself" if self.download else ""
         if Path(self.source).parent == YAML_FOLDER:
             hint = "; download the data set and unpack it as the first lines of that file describe"
-        return UserError(f"{path}: not found (named by {self.source}){hint or '; correct its paths'}")
+        there = what_exists(path)
+        return UserError(f"{path}: not found (named by {self.source}){there}{hint or '; correct its paths'}")
+
+
+def what_exists(path: Path) -> str:
+    """What is there instead of a missing ``path``, for messages: a name like that of the first missing part of the
+    path, or what is in the folder; "" if nothing is worth mentioning."""
+    parent = next(folder for folder in path.parents if folder.is_dir())
+    missing = path.relative_to(parent).parts[0]
+    is_last = parent == path.parent
+    if "*" in missing:
+        return f"; patterns are not expanded: name the folder, {parent}"
+    try:
+        with os.scandir(parent) as entries:
+            found = [e for e in entries if not e.name.startswith(".")]
+        is_file = is_last and path.suffix != ""
+        names = sorted(e.name for e in found if (e.name.endswith(path.suffix) if is_file else e.is_dir()))
+    except OSError:
+        return ""
+    lower = {name.lower(): name for name in reversed(names[:MOST_COMPARED])}
+    if close := difflib.get_close_matches(missing.lower(), lower, n=1, cutoff=0.54):  # of "val" and "validate"
+        return f"; {parent / lower[close[0]]} exists"
+    return f"; {parent} has {', '.join(names[:5])}{', ...' * (len(names) > 5)}" if is_last and names else ""
 
 
 def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:

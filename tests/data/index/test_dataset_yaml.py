@@ -89,6 +89,25 @@ def test_parent_folder_entries_of_exports_resolve_to_the_yamls_folder(tmp_path):
     assert spec.split("val").images == (tmp_path / "valid" / "images",)
 
 
+@pytest.mark.parametrize(
+    ("there", "entry", "line"),
+    [
+        ("images/validate", "images/val", "{}/images/val: not found .*; {}/images/validate exists; correct its paths"),
+        ("Images/val", "images/val", "; {}/Images exists; correct"),
+        ("images/a images/b", "images/val", "; {}/images has a, b; correct"),
+        ("a b c d e f", "val", "; {} has a, b, c, d, e, ...; correct"),
+        ("valid", "images/val", r"d\.yaml\); correct"),
+        ("lists/vall.txt", "lists/val.txt", "; {}/lists/vall.txt exists; correct"),
+        ("images", "images/*.jpg", "; patterns are not expanded: name the folder, {}/images; correct"),
+    ],
+)
+def test_a_missing_path_says_what_is_there(tmp_path, there, entry, line):
+    for path in there.split():
+        (tmp_path / path).mkdir(parents=True)
+    with pytest.raises(UserError, match=line.replace("{}", str(tmp_path))):
+        list_split(load_dataset_spec(write(tmp_path, f"val: {entry}\nnames: [a]\n")), "val")
+
+
 def test_annotations_are_given_per_split_or_for_all(tmp_path):
     (tmp_path / "voc").mkdir()
     body = "train: a\nval: b\nnames: [x]\n"
