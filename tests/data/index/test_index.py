@@ -15,6 +15,7 @@ import pytest
 
 from data.index import scan
 from data.index.dataset_yaml import load_dataset_spec
+from data.index.files import list_split
 from data.index.index import load_index
 from tests.helpers.synthetic_index import index_of
 from utils.errors import UserError
@@ -434,6 +435,57 @@ def test_txt_lists_of_images_are_read(root, tmp_path, lines):
     ]
     with pytest.raises(UserError, match="1 of 2 images"):
         load(root, tmp_path / "cache", max_bad=0.1)
+
+
+@pytest.mark.parametrize(
+    "folder", ["images/train", "data/images/train", "/home/me/set/images/train", "C:/set/images/train"]
+)
+@pytest.mark.parametrize("windows", [False, True])
+@pytest.mark.parametrize("suffixes", [False, True])
+def test_lists_that_were_written_for_another_folder(root, tmp_path, lines, folder, windows, suffixes):
+    """If no row names an image as it is written, the first that fits one image decides how all are read."""
+    expected = load(root, tmp_path / "cache")
+    names = ["gone.jpg", *SIZES] if suffixes else ["gone", *(os.path.splitext(name)[0] for name in SIZES)]
+    text = "".join(f"{folder}/{name}\n" for name in names)
+    (root / "list.txt").write_text(text.replace("/", "\\") if windows else text, encoding="utf-8")
+    (root / "d.yaml").write_text("train: list.txt\nnames: [cat, dog, cow]\n")
+    told(lines)
+    index = load(root, tmp_path / "cache", max_bad=0.2)
+    if (folder, windows, suffixes) == ("images/train", False, True):
+        assert told(lines)[0].startswith("train: 5 images")
+    else:
+        assert "rows are read as line 2: " in (line := told(lines)[0])
+        assert line.endswith(" is images/train/a.jpg")
+    assert_same(expected, index)
+    assert index.report.lines[0].startswith("list.txt:1: missing image: ")
+
+
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [
+        ("data/other/a.jpg", None),  # only the name fits, in another folder than the row says
+        ("a", None),
+        (
+            "x.jpg",
+            r"list\.txt:2: 'x\.jpg' is not an image, nor is any other row; name images by their paths relative to",
+        ),
+        ("train/sub", "'train/sub' is not an image"),
+        ("b", "list.txt:2: 2 images fit 'b': .*/images/train/b.png, .*/images/val/b.jpg; name images by"),
+        ("c:\\val\\b.jpg", None),
+    ],
+)
+def test_a_list_whose_rows_fit_no_image_or_several(root, tmp_path, row, line):
+    picture(root / "images/val/b.jpg", 9, 9)
+    (root / "list.txt").write_text(f"\n{row}\n{row}x\n", encoding="utf-8")
+    (root / "d.yaml").write_text("train: list.txt\nnames: [cat, dog, cow]\n")
+    if line is None:
+        assert [i.name[-5:] for i in list_split(load_dataset_spec(root / "d.yaml"), "train").images] in (
+            ["a.jpg"],
+            ["b.jpg"],
+        )
+    else:
+        with pytest.raises(UserError, match=line):
+            load(root, tmp_path / "cache")
 
 
 def test_labels_are_found_beside_images_without_an_images_folder(tmp_path):
