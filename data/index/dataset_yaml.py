@@ -86,18 +86,19 @@ def what_exists(path: Path) -> str:
     parent = next(folder for folder in path.parents if folder.is_dir())
     missing = path.relative_to(parent).parts[0]
     is_last = parent == path.parent
+    suffix = path.suffix if is_last else ""
     if "*" in missing:
         return f"; patterns are not expanded: name the folder, {parent}"
     try:
         with os.scandir(parent) as entries:
             found = [e for e in entries if not e.name.startswith(".")]
-        is_file = is_last and path.suffix != ""
-        names = sorted(e.name for e in found if (e.name.endswith(path.suffix) if is_file else e.is_dir()))
+        names = sorted(e.name for e in found if (e.name.endswith(suffix) if suffix else e.is_dir()))
     except OSError:
         return ""
-    lower = {name.lower(): name for name in reversed(names[:MOST_COMPARED])}
-    if close := difflib.get_close_matches(missing.lower(), lower, n=1, cutoff=0.54):  # of "val" and "validate"
-        return f"; {parent / lower[close[0]]} exists"
+    known = {name.removesuffix(suffix).lower(): name for name in reversed(names[:MOST_COMPARED])}
+    close = difflib.get_close_matches(missing.removesuffix(suffix).lower(), known, n=1, cutoff=0.54)
+    if close:  # as "validate" is to "val"
+        return f"; '{parent / known[close[0]]}' exists"
     return f"; {parent} has {', '.join(names[:5])}{', ...' * (len(names) > 5)}" if is_last and names else ""
 
 

@@ -5,6 +5,7 @@ Each folder is read once with `os.scandir`. Names that begin with a dot, such as
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from data.image_io.decode import IMAGE_SUFFIXES
-from data.index.dataset_yaml import FORMATS, DatasetSpec, SplitSource
+from data.index.dataset_yaml import FORMATS, DatasetSpec, SplitSource, what_exists
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding, relative_name
 from data.labels.label_format import FileStamp, ImageFile, LabelFile, LabelFormat
 from utils.errors import UserError
@@ -27,6 +28,16 @@ _UNREAD = ".avif .cr2 .dng .exr .gif .heic .heif .jxl .nef .pfm .svg"
 _MAX_LIST_BYTES = 1 << 31
 NO_FILE = "a pipe or device, not a file; left out"
 _UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
+# What to do with files of the images' stems, and with other files, that are not where labels are read.
+_OF_IMAGES = {
+    ".txt": "move them to {there}",
+    ".xml": "if they are Pascal VOC's, add 'annotations: {entry}' to the YAML",
+    ".json": "one JSON per image is not read; convert them to YOLO txt or to one COCO JSON",
+}
+_OTHERS = {
+    ".json": "if it is COCO's, add 'annotations: {entry}' to the YAML",
+    ".csv": "CSV is not read; export the data set as YOLO txt, COCO JSON or Pascal VOC",
+}
 _MOST_TRIED = 10  # rows of a list that was written for another folder
 T = TypeVar("T")
 
@@ -267,3 +278,31 @@ def _list_labels(
             bases[folder] = "" if base == "." else base + "/"
         labels.append(LabelFile(bases[folder] + name, folders.stamp(path)))
     return label_format, labels
+
+
+def labels_elsewhere(listing: Listing, spec: DatasetSpec, split: str) -> str:
+    """What there is instead of the label files of a split, of which none exists, and what to do with it, for a message;
+    "" if nothing is found."""
+    image, label = (Path(spec.root, file.name) for file in (listing.images[0], listing.labels[0]))
+    stems = {os.path.splitext(os.path.basename(file.name))[0] for file in listing.images}
+    folders = [image.parent, label.parent]
+    if spec.root in image.parents:
+        above = dict.fromkeys((image.parent.parent, spec.root))
+        folders += [*above, *(folder / name for folder in above for name in _names(folder, folders=True))]
+    for folder in folders if spec.splits[split].annotations is None else ():
+        files = [folder / name for name in _names(folder)]
+        for suffix, advice in _OF_IMAGES.items():
+            if count := sum(file.suffix.lower() == suffix and file.stem in stems for file in files):
+                entry = f"{{{split}: {relative_name(folder, spec.root)}}}"
+                return f"; {folder} has {count} {suffix} files: {advice.format(there=label.parent, entry=entry)}"
+        for suffix, advice in _OTHERS.items():
+            if file := next((file for file in files if file.suffix.lower() == suffix), None):
+                return f"; {file}: {advice.format(entry=f'{{{split}: {relative_name(file, spec.root)}}}')}"
+    return what_exists(label)
+
+
+def _names(folder: Path, *, folders: bool = False) -> list[str]:
+    """The sorted names of the files in a folder, or of its folders; none if it cannot be listed."""
+    with contextlib.suppress(OSError, UserError):
+        return sorted(entry.name for entry in _scan(str(folder)) if bool(_query(entry.is_dir)) == folders)
+    return []

@@ -101,6 +101,16 @@ def test_findings_of_the_scan(data, capsys):
     assert issues[BAD_IMAGE]["split"] == "val"
 
 
+def test_a_set_without_labels(data, capsys):
+    """Backgrounds only: the line is that of train.py."""
+    shutil.rmtree(data.root / "labels")
+    (data.root / "images" / "train" / "_annotations.csv").write_text("")
+    status, out = check(capsys, data.yaml, "--noplots")
+    assert status == 1
+    assert "'train' has 4 images and no label file; the first was expected at" in out
+    assert "_annotations.csv: CSV is not read" in out
+
+
 def test_a_set_without_a_usable_image(data, capsys):
     for name in ("train/0", "train/1", "train/2", "train/3", "val/0", "val/1"):
         data.write(name, "0 0.3 0.3 0.3 0.3 0.9\n")

@@ -92,12 +92,16 @@ def test_parent_folder_entries_of_exports_resolve_to_the_yamls_folder(tmp_path):
 @pytest.mark.parametrize(
     ("there", "entry", "line"),
     [
-        ("images/validate", "images/val", "{}/images/val: not found .*; {}/images/validate exists; correct its paths"),
-        ("Images/val", "images/val", "; {}/Images exists; correct"),
+        (
+            "images/validate",
+            "images/val",
+            "{}/images/val: not found .*; '{}/images/validate' exists; correct its paths",
+        ),
+        ("Images/val", "images/val", "; '{}/Images' exists; correct"),
         ("images/a images/b", "images/val", "; {}/images has a, b; correct"),
         ("a b c d e f", "val", "; {} has a, b, c, d, e, ...; correct"),
         ("valid", "images/val", r"d\.yaml\); correct"),
-        ("lists/vall.txt", "lists/val.txt", "; {}/lists/vall.txt exists; correct"),
+        ("lists/vall.txt", "lists/val.txt", "; '{}/lists/vall.txt' exists; correct"),
         ("images", "images/*.jpg", "; patterns are not expanded: name the folder, {}/images; correct"),
     ],
 )

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import shutil
 from pathlib import Path
 
@@ -517,6 +518,46 @@ def test_missing_and_empty_data_is_one_line(root, tmp_path):
     write_yaml(root, "annotations: d.yaml\n")
     with pytest.raises(UserError, match=r"d\.yaml: neither .*a COCO \.json"):
         load(root, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("there", "line"),
+    [
+        ("images/train/_annotations.csv", "{}/images/train/_annotations.csv: CSV is not read; export the data set as"),
+        (
+            "images/train/_annotations.coco.json",
+            "if it is COCO's, add 'annotations: {train: images/train/_annotations.coco.json}' to the YAML",
+        ),
+        (
+            "annotations/instances_train.json",
+            "add 'annotations: {train: annotations/instances_train.json}' to the YAML",
+        ),
+        ("images/train/a.json images/train/b.json", "has 2 .json files: one JSON per image is not read; convert them"),
+        (
+            "Annotations/a.xml Annotations/c.xml",
+            "2 .xml files: if they are Pascal VOC's, add 'annotations: {train: Anno",
+        ),
+        ("labels/train/a.xml labels/train/z.txt", "labels/train has 1 .xml files: if they are Pascal VOC's, add"),
+        ("images/train/a.txt images/train/notes.txt", "images/train has 1 .txt files: move them to {}/labels/train"),
+        ("labels/a.txt", "{}/labels has 1 .txt files: move them to {}/labels/train"),
+        ("Labels/train/a.txt", "expected at {}/labels/train/a.txt; '{}/Labels' exists"),
+        ("labels /train/a.txt", "; '{}/labels ' exists"),
+        ("labels/train/1.txt", "; {}/labels/train has 1.txt"),
+        ("README.txt classes.txt", "expected at {}/labels/train/a.txt"),
+    ],
+)
+def test_a_split_without_labels_says_what_is_there(root, tmp_path, there, line):
+    for name in ("labels", "voc"):
+        shutil.rmtree(root / name)
+    (root / "instances.json").unlink()
+    for name in re.split(r" (?!/)", there):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("")
+    with pytest.raises(UserError) as caught:
+        load(root, tmp_path / "cache")
+    assert f"{root}/d.yaml: 'train' has 5 images and no label file; the first was expected at" in str(caught.value)
+    assert line.replace("{}", str(root)) in str(caught.value)
+    assert there.startswith("README") == str(caught.value).endswith("a.txt")
 
 
 def touch(path, data, mtime_ns):
