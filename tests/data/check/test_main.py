@@ -16,6 +16,8 @@ import yaml
 from data.check.__main__ import main
 from data.check.issues import (
     ACROSS,
+    AUGMENTED,
+    COPIED,
     DOUBLED,
     IMBALANCE,
     NOT_TRAINED,
@@ -141,6 +143,29 @@ def test_near_duplicates_within_and_across_splits(data, capsys):
     assert issues[ACROSS]["splits"] == ["train", "val"]
     assert issues[WITHIN]["images"] == ["images/train/1.png", "images/train/copy.png"]
     assert issues_of(capsys, data, "--split", "val") == []
+
+
+def test_copies_of_one_image_by_roboflow(data, capsys):
+    """Names tell, since copies may be turned or cropped: a group across splits is named, those within counted."""
+    rng = np.random.default_rng(5)
+    image = smooth_image(rng, 96, 96)
+    data.add("train/a_jpg.rf.0a1b", image)
+    data.add("train/a_jpg.rf.2c3d", cv2.convertScaleAbs(image, alpha=1, beta=9))
+    data.add("train/a_jpg.rf.4e5f", np.rot90(image).copy())
+    data.add("train/b_jpg.rf.0a1b", smooth_image(rng, 96, 96))
+    (issue,) = issues_of(capsys, data)
+    assert issue["kind"] == AUGMENTED
+    assert (issue["split"], issue["text"]) == ("train", "3 of 8 images are Roboflow's copies of 1 image(s)")
+    data.add("val/b_jpg.rf.2c3d", smooth_image(rng, 96, 96))
+    across, within = issues_of(capsys, data)
+    assert across["kind"] == COPIED
+    assert across["images"] == ["images/train/b_jpg.rf.0a1b.png", "images/val/b_jpg.rf.2c3d.png"]
+    assert across["text"] == "(train) is a copy of the same image as images/val/b_jpg.rf.2c3d.png (val)"
+    assert within == issue
+    page = check(capsys, data.yaml)[1].splitlines()[-1].removeprefix("report: ")
+    assert COPIED in Path(page).read_text(encoding="utf-8")
+    data.add("val/x", cv2.convertScaleAbs(image, alpha=1, beta=-9))  # no copy by its name
+    assert {issue["kind"] for issue in issues_of(capsys, data)} == {COPIED, ACROSS, AUGMENTED}
 
 
 def test_classes_that_are_unused_or_unevenly_distributed(data, capsys):
