@@ -16,7 +16,14 @@ from utils.files.folders import cache_folder
 
 
 def open_dataset(
-    data: str, splits: Sequence[str], *, stage: str, cache_dir: str, ctx: DistributedContext, known_root: str = ""
+    data: str,
+    splits: Sequence[str],
+    *,
+    stage: str,
+    cache_dir: str,
+    ctx: DistributedContext,
+    known_root: str = "",
+    optional: Sequence[str] = (),
 ) -> DatasetSpec:
     """Opens the data set ``data`` without reading its images. Every process of the run must call this.
 
@@ -27,6 +34,7 @@ def open_dataset(
         stage: folder on a local disk of each node to which the splits are copied first; empty: no copy.
         cache_dir: the cache folder, which contains the demo set; empty: ~/.cache/lockstep.
         known_root: see `load_dataset_spec`.
+        optional: more splits to stage, if the data set has them.
 
     Raises:
         UserError: the YAML does not exist or cannot be read; see also `stage_dataset` and `ensure_demo`.
@@ -34,7 +42,7 @@ def open_dataset(
     if data != "demo":
         data = _known_by_name(data)
     if stage:
-        return stage_dataset(data, stage, splits, ctx, known_root=known_root)
+        return stage_dataset(data, stage, splits, ctx, known_root=known_root, optional=optional)
     if data != "demo":
         _check_exists(data)
         return load_dataset_spec(data, known_root)

@@ -11,7 +11,7 @@ from torch import nn
 
 from data.check.census import warn_of_small_boxes
 from data.index.dataset_yaml import DatasetSpec
-from data.index.index import class_names
+from data.index.index import class_names, load_index
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.open_dataset import open_dataset
@@ -24,6 +24,7 @@ from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.fitness import Fitness
 from engine.idle_settings import idle_on_head, idle_settings
+from engine.kfold.folds import scan_options, validation_images
 from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
 from engine.process import check_same_model, check_same_run, open_folder, prepare_process
 from engine.reporting.background import BackgroundTracker
@@ -39,10 +40,10 @@ from models.build import build_starting_model
 from models.detector import Detector
 from models.postprocess.detections import detections_to_score
 from utils.config.settings import FIND_BATCH_SIZE
-from utils.distributed.collectives import broadcast_object
+from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
 from utils.distributed.stop_signals import StopSignals
-from utils.errors import errors_of
+from utils.errors import UserError, errors_of
 from utils.files.folders import describe_location
 from utils.logger import get_logger
 from utils.machine.limits import require_package
@@ -129,11 +130,28 @@ def check_settings(ctx: DistributedContext, run: Run) -> None:
 
 
 def open_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
-    """The training and validation splits of the run's data set, staged first with ``--stage``."""
+    """The training and validation splits of the run's data set, staged first with ``--stage``. With ``--val-fraction``
+    the main process chooses the validation images of a new run; a resumed run has those of its checkpoint."""
     config, splits = run.config, ("train", "val")
-    return open_dataset(
-        config.data, splits, stage=config.stage, cache_dir=config.cache_dir, ctx=ctx, known_root=run.data_root
-    )
+    where = {"stage": config.stage, "cache_dir": config.cache_dir, "ctx": ctx, "known_root": run.data_root}
+    if not config.val_fraction:
+        spec = open_dataset(config.data, splits, **where)
+        for split in splits:
+            spec.split(split)
+        return spec
+    spec = open_dataset(config.data, ("train",), **where, optional=("val",))
+    if "val" in spec.splits:
+        raise UserError(
+            f"--val-fraction {config.val_fraction:g}: {spec.source} has a 'val' split; leave out one of the two"
+        )
+    names = run.checkpoint.val_images if run.checkpoint else []
+    with torch_distributed_zero_first(ctx):
+        if ctx.is_main and not names:
+            index = load_index(spec, "train", **scan_options(config))
+            names = validation_images(index, config.val_fraction)
+            text = "--val-fraction %g: %d of %d training images are held out for validation"
+            get_logger().info(text, config.val_fraction, len(names), len(index))
+    return spec.hold_out(broadcast_object(ctx, names))
 
 
 def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> tuple[Detector, dict[str, tuple[int, ...]]]:
@@ -241,4 +259,5 @@ def _describe(
         hyp=asdict(run.hyp),
         config=config,
         data=data,
+        val_images=sorted(spec.held_out),
     )

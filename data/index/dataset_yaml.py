@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +63,20 @@ class DatasetSpec:
     splits: dict[str, SplitSource]
     source: str  # path of the YAML, for messages
     download: bool = False  # the YAML has a download, which is never run, but mentioned if the data is missing
+    held_out: frozenset[str] = frozenset()  # names of the training images that are the split "val"
 
     def split(self, name: str) -> SplitSource:
         """The split ``name``. Raises UserError if the YAML does not have it."""
         if name not in self.splits:
+            hint = ", or train with --val-fraction 0.2 or python -m engine.kfold" if name == "val" else ""
             raise UserError(
-                f"{self.source}: has no '{name}' split, only {', '.join(self.splits)}; add '{name}: <folder>'"
+                f"{self.source}: has no '{name}' split, only {', '.join(self.splits)}; add '{name}: <folder>'{hint}"
             )
         return self.splits[name]
+
+    def hold_out(self, names: Iterable[str]) -> DatasetSpec:
+        """The data set with the training images ``names``, relative to its folder, as the split "val"."""
+        return replace(self, splits=self.splits | {"val": self.split("train")}, held_out=frozenset(names))
 
     def missing(self, path: Path) -> UserError:
         """The error for a missing part of the data set."""

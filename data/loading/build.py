@@ -227,6 +227,8 @@ def loader_workers(asked: int, processes: int, split: str) -> int:
 
 def warn_of_shared_images(spec: DatasetSpec, train: DatasetIndex, val: DatasetIndex) -> None:
     """Warns about images that are in both splits: the scores then say nothing about other images."""
+    if spec.held_out:
+        return
     folders = [frozenset(map(os.path.realpath, spec.split(split).images)) for split in ("train", "val")]
     of_val = set(val.paths)
     shared = len(of_val) if folders[0] == folders[1] else sum(path in of_val for path in train.paths)

@@ -38,6 +38,7 @@ def stage_dataset(
     *,
     chunk_bytes: int | None = None,
     known_root: str = "",
+    optional: Sequence[str] = (),
 ) -> DatasetSpec:
     """Copies the files of the data set ``source`` that are missing in its copy in ``folder``, and opens the copy.
 
@@ -49,6 +50,7 @@ def stage_dataset(
         splits: the splits to copy.
         chunk_bytes: size of a message between leaders; None: 1 to 16 MiB.
         known_root: see `load_dataset_spec`.
+        optional: more splits to copy, if the data set has them.
 
     Returns:
         the data set with the copy's root and splits. Its ``source`` is the original YAML.
@@ -68,7 +70,7 @@ def stage_dataset(
             names = [f"node {n}" for n in range(leaders.group_size)]
             title = f"stage/{leaders.handle.group_name}" if leaders.handle else ""
             with StoreBarrier(ctx.store, title, rank=leaders.local_group_rank, names=names) as barrier:
-                leader = _Leader(barrier, leaders, ctx.is_main, known_root)
+                leader = _Leader(barrier, leaders, ctx.is_main, known_root, optional)
                 yaml = str(leader.stage(source, local_folder, splits, chunk_bytes))
             if ctx.store is not None:
                 ctx.store.set(f"stage/{ctx.node_rank}/{splits}", yaml.encode("utf-8", "surrogateescape"))
@@ -83,6 +85,7 @@ class _Leader:
     group: Subgroup
     show_progress: bool
     known_root: str
+    optional: Sequence[str]
 
     def stage(self, source: str, folder: Path, splits: Sequence[str], chunk_bytes: int | None) -> Path:
         """Completes the copy of this node and returns its YAML."""
@@ -114,7 +117,9 @@ class _Leader:
         """The plan and a random token, made by the first leader and broadcast to the others."""
         box: list[tuple[StagePlan, str] | None] = [None]
         if self.group.local_group_rank == 0:
-            box = [(plan_stage(load_dataset_spec(source, self.known_root), splits), secrets.token_hex(8))]
+            spec = load_dataset_spec(source, self.known_root)
+            splits = (*splits, *(split for split in self.optional if split in spec.splits))
+            box = [(plan_stage(spec, splits), secrets.token_hex(8))]
         self.barrier.wait_all()
         if self.group.group_size > 1:
             dist.broadcast_object_list(box, src=self.group.group_rank_base, group=self.group.handle)

@@ -52,6 +52,7 @@ def export_metadata(
         details={
             "half": options.half,
             "int8": options.int8,
+            "val_images": info.get("val_images", []),
             "data_fingerprint": info.get("data", {}).get("fingerprint"),
             "ap": _training_ap(info),
             "checked": "no",

@@ -10,6 +10,7 @@ from engine.inference.model import InferenceModel
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import find_location
+from utils.logger import get_logger
 
 
 def open_data(
@@ -40,7 +41,18 @@ def open_data(
             data, root = stored_location(model)
     if not data:
         raise UserError(f"{models[0].path}: does not name its data set; name a YAML with --data{instead}")
-    spec = open_dataset(data, splits, stage=stage, cache_dir=cache_dir, ctx=ctx, known_root=root)
+    held_out = next((names for model in models if (names := held_out_images(model))), [])
+    if held_out:  # the data set may have no 'val'
+        splits = dict.fromkeys("train" if split == "val" else split for split in splits)
+    optional = ("val",) if held_out else ()
+    where = {"stage": stage, "cache_dir": cache_dir, "ctx": ctx, "known_root": root, "optional": optional}
+    spec = open_dataset(data, tuple(splits), **where)
+    if held_out and "train" in spec.splits and "val" not in spec.splits:
+        spec = spec.hold_out(held_out)
+        for model in models:
+            if held_out_images(model) not in ([], held_out):
+                text = "%s was trained with other validation images: it may have been trained on those that are scored"
+                get_logger().warning(text, model.path)
     if not single_cls:
         for model in models:
             check_names(model.names, spec, str(model.path))
@@ -52,6 +64,12 @@ def stored_location(model: InferenceModel) -> tuple[str, str]:
     file, folder = model.path, model.path.parent
     is_inside = file.suffix.lower() == ".xml" and (folder / "metadata.yaml").is_file()  # of an OpenVINO folder
     return find_location(model.info.get("data", {}), folder if is_inside else file)
+
+
+def held_out_images(model: InferenceModel) -> list[str]:
+    """The names of the training images that ``--val-fraction`` held out when the model was trained."""
+    names = model.info.get("val_images") or model.info.get("details", {}).get("val_images")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:

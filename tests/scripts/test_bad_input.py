@@ -12,6 +12,7 @@ import yaml
 import detect
 import train
 import val
+from engine.kfold.__main__ import main as kfold_main
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.entrypoint import run_main
@@ -100,6 +101,27 @@ def test_impossible_settings_are_refused_before_data_is_read(tmp_path, capsys, g
     """Copying and scanning data may take hours, which a mistake in the flags must not waste."""
     assert line in error_of(capsys, train.main, "--data", tmp_path / "none.yaml", *SMALL, "--project", tmp_path, *given)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("splits", "given", "line"),
+    [
+        (
+            ["train"],
+            [],
+            "has no 'val' split, only train; add 'val: <folder>', or train with --val-fraction 0.2 or python",
+        ),
+        (["train", "val"], ["--val-fraction", "0.2"], "has a 'val' split; leave out one of the two"),
+    ],
+)
+def test_a_validation_split_is_in_the_data_or_held_out(world, tmp_path, capsys, splits, given, line):
+    """Both or neither is an error, before the model is built."""
+    data = world / "set" / f"{'-'.join(splits)}.yaml"
+    data.write_text(yaml.safe_dump({split: f"images/{split}" for split in splits} | {"names": ["light", "dark"]}))
+    error = error_of(capsys, train.main, *flags(world), "--data", data, *given, "--model", "none.yaml")
+    assert f"{data}: {line}" in error or f"{data} {line}" in error
+    kfold = error_of(capsys, kfold_main, "--data", data, "--val-fraction", "0.2")
+    assert "--val-fraction: leave it out; each fold is held out in turn" in kfold
 
 
 @pytest.mark.parametrize(

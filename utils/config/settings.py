@@ -161,6 +161,13 @@ class TrainConfig(_DataConfig):
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
     data: str = setting("demo", help="data set YAML, or 'demo' for the built-in data set")
+    val_fraction: float = setting(
+        0.0,
+        low=0.05,
+        high=0.5,
+        also=0.0,
+        help="hold out this part of the training images if there is no 'val'; 0: none",
+    )
     model: str = setting("", aliases=("--cfg",), help="model name or YAML; empty: the model of --weights, or yolov8n")
     weights: str = setting("", help="checkpoint to start from, or a public name such as yolov8n; empty: from scratch")
     hyp: str = setting("auto", help="scratch, finetune, debug or a YAML; auto: finetune with --weights, else scratch")

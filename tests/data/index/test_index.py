@@ -215,6 +215,40 @@ def test_numeric_stems_are_numbers_and_a_coco_json_keeps_its_ids(tmp_path):
 
 
 @pytest.mark.parametrize("label", ["annotations: voc\n", "", "annotations: instances.json\n"])
+def test_images_that_are_held_out_are_the_validation_split(root, tmp_path, lines, label):
+    (root / "images/train/x.gif").write_bytes(b"GIF89a")
+    write_yaml(root, label)
+    (root / "d.yaml").write_text((root / "d.yaml").read_text().replace("val: images/train\n", ""))
+    whole, spec = load(root, tmp_path / "cache"), load_dataset_spec(root / "d.yaml")
+    names = ["images/train/b.png", "images/train/sub/c.jpg", "images/train/gone.jpg"]
+    told(lines)
+    parts = {
+        split: load_index(spec.hold_out(names), split, cache_dir=str(tmp_path / "cache"), progress=False)
+        for split in ("train", "val")
+    }
+    said = [line for line in told(lines) if not line.startswith("image without")]
+    assert said[0].startswith("train: 3 images, ")
+    assert said[1] == "val: 2 images, 0 backgrounds, 2 boxes, 0 problems (cached)"
+    assert list(parts["val"].paths) == names[:2]
+    assert sorted([*parts["train"].paths, *parts["val"].paths]) == list(whole.paths)
+    assert list(parts["train"].report.lines) == list(whole.report.lines)
+    assert len({whole.fingerprint, *(part.fingerprint for part in parts.values())}) == 3
+    truth = whole.ground_truth()
+    for part in parts.values():
+        assert part.report.totals["images"] == len(part)
+        assert part.report.totals["boxes"] == len(part.classes)
+        for i, path in enumerate(part.paths):
+            j = list(whole.paths).index(path)
+            np.testing.assert_array_equal(part.labels(i), whole.labels(j))
+            assert part.ground_truth().image_ids[i] == truth.image_ids[j]
+            assert part.image_hw[i].tolist() == whole.image_hw[j].tolist()
+    with pytest.raises(
+        UserError, match="'train' has none of the 1 images that were held out for validation when the run"
+    ):
+        load_index(spec.hold_out(names[2:]), "val", cache_dir=str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("label", ["annotations: voc\n", "", "annotations: instances.json\n"])
 def test_single_cls_merges_all_classes(root, tmp_path, label):
     write_yaml(root, label)
     index = load(root, tmp_path / "cache", single_cls=True)

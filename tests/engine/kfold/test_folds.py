@@ -13,7 +13,14 @@ import pytest
 
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import load_index
-from engine.kfold.folds import assign_folds, class_counts, groups_of, pooled_index, rare_classes
+from engine.kfold.folds import (
+    assign_folds,
+    class_counts,
+    groups_of,
+    pooled_index,
+    rare_classes,
+    validation_images,
+)
 from engine.kfold.lists import data_of, write_folds
 from tests.helpers.tiny import write_dataset
 from utils.config.search_settings import KfoldConfig
@@ -126,6 +133,38 @@ def test_groups_from_names_files_and_near_duplicates(config, tmp_path):
     more = pooled_index(load_dataset_spec(config.data), config)
     assert len(set(groups_of(more, "", True))) == 17
     assert len(set(groups_of(more, "", False))) == 19
+
+
+@pytest.mark.parametrize(("fraction", "images"), [(0.1, 2), (0.25, 5), (0.5, 9), (0.05, 1)])
+def test_a_part_of_each_class_is_held_out(config, fraction, images):
+    index = pooled_index(load_dataset_spec(config.data), config)
+    names = validation_images(index, fraction)
+    assert abs(len(names) - images) <= 1
+    assert names == validation_images(index, fraction)
+    taken = index.take(np.array([list(index.paths).index(name) for name in names]))
+    assert list(taken.paths) == names
+    counts, of_all = class_counts(taken).sum(0), class_counts(index).sum(0)
+    assert (np.abs(counts - fraction * of_all) <= 3).all()
+
+
+def test_whole_groups_are_held_out(config):
+    index = pooled_index(load_dataset_spec(config.data), config)
+    for number in range(6):  # six images of three copies
+        for copy in range(2):
+            new = index.path(number).replace(".png", f"_png.rf.{copy}.png")
+            shutil.copy(index.path(number), new)
+            shutil.copy(label_of(index.path(number)), label_of(new))
+        renamed = index.path(number).replace(".png", "_png.rf.2.png")
+        shutil.move(index.path(number), renamed)
+        shutil.move(label_of(index.path(number)), label_of(renamed))
+    index = pooled_index(load_dataset_spec(config.data), config)
+    names = {name.partition("_png.rf.")[0] for name in validation_images(index, 0.4) if ".rf." in name}
+    assert names
+    assert sum(name.startswith(f"{stem}_png.rf.") for stem in names for name in index.paths) == 3 * len(names)
+    one = index.take(np.flatnonzero([next(iter(names)) in name for name in index.paths]))
+    with pytest.raises(UserError, match="--val-fraction: the 3 training images are near-duplicates of each other"):
+        validation_images(one, 0.2)
+    assert len(validation_images(index.take(np.array([0, 17])), 0.05)) == 1  # of two groups
 
 
 def label_of(image: str) -> str:
