@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
+from utils.files.checked_open import open_direct
 
 from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.run import Run
@@ -29,7 +30,6 @@ from utils.config.yaml_files import suggestion
 from utils.distributed.collectives import broadcast_object, max_over_ranks
 from utils.distributed.context import DistributedContext
 from utils.errors import PeerFailure, Stopped, UserError
-from utils.files.checked_open import open_direct
 from utils.logger import get_logger
 
 HOOKS = ("on_start", "on_step", "on_epoch", "on_end")

@@ -31,8 +31,8 @@ _WORKERS_HELP = (
 TOPICS = {  # the sections of --help: the settings of all commands
     "data": "data task source single_cls verify max_bad cache cache_dir stage groups folds near_duplicates vid_stride "
     "max_frames",
-    "model and weights": "runs model weights offline freeze noautoanchor format layout imgsz batch dynamic half int8 "
-    "opset",
+    "model and weights": "runs model weights trust offline freeze noautoanchor format layout imgsz batch dynamic half "
+    "int8 opset",
     "images": "rect multi_scale quad tile overlap tile_full_image image_weights render_on",
     "training": "epochs batch_size resume hyp override optimizer cos_lr accumulate nominal_batch label_smoothing "
     "skip_zero_grads max_bad_steps seed deterministic",
