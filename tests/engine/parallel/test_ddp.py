@@ -14,6 +14,7 @@ from engine.optim.build import build_optimizer
 from engine.parallel.ddp import DataParallel, bucket_mebibytes, parallelize, unused_parameters
 from engine.train_step import drop_zero_gradients
 from tests.engine.test_train_step import global_batch, make_step, weights_of
+from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.ranks import run_ranks
 from utils.distributed.context import DistributedContext
 
@@ -70,6 +71,16 @@ def test_unused_parameters_are_found():
     assert all(p.grad is None for p in model.parameters())
     model.dropped.requires_grad_(False)
     assert unused_parameters(model, torch.ones(2, 3, 8, 8)) == []
+
+
+def test_unused_parameters_of_a_model_on_a_gpu_are_found_on_the_cpu():
+    seen = []
+    with fake_gpu(), torch.device("cuda"):
+        model = _Forked()
+        model.register_forward_pre_hook(lambda module, images: seen.append(images[0].device.type))
+        assert unused_parameters(model, torch.ones(1, 3, 8, 8, device="cpu")) == ["dropped.weight", "dropped.bias"]
+        assert all(p.device.type == "cuda" for p in model.parameters())
+    assert seen == ["cpu"]
 
 
 def _forked_step(ctx) -> list[torch.Tensor | None]:
