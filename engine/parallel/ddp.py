@@ -135,3 +135,14 @@ def average_buffers(model: nn.Module, ctx: DistributedContext) -> None:
     flat = flatten(buffers)
     dist.all_reduce(flat)
     copy_from_flat(flat / ctx.world_size, buffers)
+
+
+@torch.no_grad()
+def broadcast_parameters(model: nn.Module, ctx: DistributedContext) -> None:
+    """Sends rank 0's parameters to all ranks. Devices of one model round alike, and nothing changes. Others round
+    differently (Newton-Schulz iterations in bfloat16 most of all), and their ranks would drift apart."""
+    if ctx.is_distributed:
+        parameters = list(model.parameters())
+        flat = flatten(parameters)
+        dist.broadcast(flat, src=0)
+        copy_from_flat(flat, parameters)
