@@ -31,7 +31,7 @@ from utils.errors import UserError
 from utils.logger import get_logger
 from utils.structures import Batch, bucketed
 
-MOST_PICTURES = 512  # per shard: more are not more efficient, and the host keeps 20 batches with 8 workers
+MOST_PICTURES = 512  # per shard: more are not more efficient, and the host keeps 36 batches with 16 workers
 BOXES = 128  # per picture, as mosaics of COCO have; targets are padded to the number of the fullest picture
 HEADROOM = 0.1  # fraction of the free memory for fragmentation, communication, and pictures with more boxes
 PATIENCE = 10  # sizes tried by linear interpolation before the search bisects

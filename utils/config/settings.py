@@ -22,6 +22,9 @@ _MOST_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average nev
 CLOSING_EPOCHS = 10  # at most half of the run
 _IMGSZ = ("--img", "--img-size")
 _CACHES = ("none", "ram", "disk", "device")
+_WORKERS_HELP = (
+    "loader workers per rank; -1: an equal part of the cores, at most 8; on GPUs, of all cores but two, at most 16"
+)
 
 
 def setting(
@@ -149,7 +152,7 @@ class _DataConfig(_RunConfig):
     cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep")
     stage: str = setting("", help="copy the data to this folder of each node's local disk first; may hold {node_rank}")
     device: str = setting("", help="cpu, mps, 0 or 0,1; empty: the best available device")
-    workers: int = setting(-1, low=-1, help="loader workers per rank; -1: an equal part of the cores, at most 8")
+    workers: int = setting(-1, low=-1, help=_WORKERS_HELP)
     noplots: bool = setting(False, help="do not write plots")
     spawn: int = setting(0, low=0, help="start this many processes on this machine without torchrun")
     local_rank: int | None = setting(None, help="set by launchers older than torchrun")
@@ -357,7 +360,7 @@ class CompareConfig(_RunConfig):
     imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: each run's")
     batch_size: int = setting(16, low=1, aliases=("--batch",), help="images per batch")
     device: str = setting("", help="cpu, mps or 0; empty: the best available device")
-    workers: int = setting(-1, low=-1, help="loader workers; -1: as many as cores, at most 8")
+    workers: int = setting(-1, low=-1, help=_WORKERS_HELP)
     single_cls: bool = setting(False, help="treat all classes as one")
     max_bad: float = setting(0.1, low=0, high=1, help="stop if more than this fraction of the images is bad")
     cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep")
