@@ -92,7 +92,7 @@ class Pipeline:
             letterbox(image, canvas_hw, fit, canvas)
         with torch.inference_mode():
             # The permuted tensor is in NHWC memory format, as the model is; on a GPU a quarter of the bytes are copied.
-            pixels = torch.from_numpy(canvases).to(self.model.device).permute(0, 3, 1, 2).float().div_(255)
+            pixels = torch.from_numpy(canvases).to(self.model.device).permute(0, 3, 1, 2) / 255
             prepared = self._now()
             with torch.autocast(self.model.device.type, self.amp, enabled=self.amp is not None):
                 raw = (tiled or self.model)(pixels)
