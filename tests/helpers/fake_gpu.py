@@ -11,6 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -24,6 +25,12 @@ class _Mode(FakeTensorMode):
         return self
 
 
+@cache
+def _mode() -> _Mode:
+    """One for the whole process: the code under test caches tensors, and tensors of two modes do not mix."""
+    return _Mode(allow_non_fake_inputs=True)
+
+
 @contextmanager
 def fake_gpu() -> Iterator[None]:
     """Inside, tensors have no values, and may be on ``cuda``; `nn.Module.to` moves models there that were built before.
@@ -32,7 +39,7 @@ def fake_gpu() -> Iterator[None]:
         warnings.catch_warnings(),
         mock.patch.object(Tensor, "backward", _backward),
         mock.patch.object(nn.Module, "_apply", _converted),
-        _Mode(allow_non_fake_inputs=True),
+        _mode(),
     ):
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # copy.deepcopy does
         yield
