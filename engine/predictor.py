@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from data.sources import open_source
+from data.sources import FileProblem, Frame, open_source
 from engine.inference.images import Color, InputImage, Source, as_images
 from engine.inference.model import InferenceModel
 from engine.inference.pipeline import Pipeline, Selection
@@ -31,10 +32,22 @@ from utils.distributed.context import DistributedContext, parse_devices
 from utils.download import fetch_weights
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
+from utils.machine.resources import available_cores
 from utils.structures import DetectionTable
+from utils.threads import Ahead
 
 AMP_TYPES = ("auto", "off", "bf16", "fp16")
 CONFIDENCE = 0.25  # threshold for a model that does not store one
+THREADS = 4  # for reading, and as many for drawing, beside a GPU
+
+
+@dataclass
+class Detected:
+    """What is found in a frame."""
+
+    frame: Frame
+    found: DetectionTable | Exception
+    speed: dict[str, float]  # milliseconds by stage
 
 
 class Predictor:
@@ -123,17 +136,53 @@ class Predictor:
         """A result for each image of ``source``, one after another: an image, folder, glob, video, .txt list of files,
         webcam number or the URL of a stream, as for detect.py.
 
+        Images and videos are read ahead, and processed in batches as in a call; of a live stream, the newest frame is.
         An unreadable file is skipped with a warning if there are several. Raises UserError for an unreadable source.
         """
         if vid_stride < 1:
             raise UserError(f"vid_stride: must be at least 1, got {vid_stride}")
-        for frame in open_source(str(source), vid_stride=vid_stride):
-            (table,), (speed,) = self.pipeline([frame.image], imgsz=self.imgsz, selection=self._selection())
-            yield self._result(InputImage(frame.path, frame.image), table, speed)
+        ahead = Ahead(self.pipeline.images_at_once())
+        items = open_source(str(source), vid_stride=vid_stride, threads=self.threads, ahead=ahead)
+        for item in self.detect_each(items, ahead):
+            if isinstance(item, FileProblem):
+                item.log()
+            elif isinstance(item, Exception):
+                raise item
+            elif isinstance(item.found, Exception):
+                raise item.found
+            else:
+                yield self._result(InputImage(item.frame.path, item.frame.image), item.found, item.speed)
+
+    def detect_each(
+        self, items: Iterator[Frame | FileProblem], ahead: Callable[[], int]
+    ) -> Iterator[Detected | FileProblem | Exception]:
+        """What is found in each frame of ``items``, between the problems, and last the error that ``items`` raises.
+
+        A batch has at most ``ahead()`` frames, at least one, and one of a live stream.
+        """
+        for batch in _batches(items, ahead):
+            detected = iter(self._detect([item for item in batch if isinstance(item, Frame)]))
+            yield from (next(detected) if isinstance(item, Frame) else item for item in batch)
+
+    def _detect(self, frames: Sequence[Frame]) -> list[Detected]:
+        """If a batch fails, its frames are processed one by one, so that an error is that of one frame."""
+        images = [frame.image for frame in frames]
+        try:
+            tables, speeds = self.pipeline(images, imgsz=self.imgsz, selection=self._selection())
+        except Exception as error:
+            if len(frames) == 1:
+                return [Detected(frames[0], error, {})]
+            return [detected for frame in frames for detected in self._detect([frame])]
+        return list(map(Detected, frames, tables, speeds))
 
     def detect(self, images: Sequence[np.ndarray]) -> list[DetectionTable]:
         """The detections in each of ``images``, uint8 (H, W, 3) RGB, highest score first, in float64."""
         return self.pipeline(images, imgsz=self.imgsz, selection=self._selection())[0]
+
+    @property
+    def threads(self) -> int:
+        """For work beside the model's: one on a CPU, whose cores the model uses."""
+        return 1 if self.device.type == "cpu" else min(available_cores(), THREADS)
 
     def _result(self, image: InputImage, table: DetectionTable, speed: dict[str, float]) -> Results:
         return Results(image.image, image.path, self.names, boxes_of(table, image.image.shape[:2]), speed)
@@ -197,6 +246,24 @@ class Predictor:
         if iou is None and (agnostic or self.model.nms_iou is not None):
             iou = DETECTION_IOU
         return Selection(conf, iou, max_det, classes, agnostic, box_voting)
+
+
+def _batches(
+    items: Iterator[Frame | FileProblem], ahead: Callable[[], int]
+) -> Iterator[list[Frame | FileProblem | Exception]]:
+    """See `Predictor.detect_each`."""
+    batch: list[Frame | FileProblem | Exception] = []
+    frames = 0
+    try:
+        for item in items:
+            batch.append(item)
+            frames += isinstance(item, Frame)
+            if not frames or frames >= ahead() or (isinstance(item, Frame) and item.is_live):
+                yield batch
+                batch, frames = [], 0
+    except Exception as error:
+        batch.append(error)
+    yield batch
 
 
 def load(
