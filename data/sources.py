@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from data.image_io.decode import IMAGE_SUFFIXES, read_image
 from utils.errors import UserError
 from utils.files.safe_io import open_regular
 from utils.logger import get_logger
-from utils.threads import Ahead, iterate_ahead, map_ahead
+from utils.threads import iterate_ahead, map_ahead
 
 
 class LiveStream:
@@ -98,7 +98,12 @@ class FileProblem:
 
 
 def open_source(
-    source: str, *, vid_stride: int = 1, max_frames: int = 0, threads: int = 1, ahead: Ahead | None = None
+    source: str,
+    *,
+    vid_stride: int = 1,
+    max_frames: int = 0,
+    threads: int = 1,
+    ahead: Callable[[], int] = lambda: 0,
 ) -> Iterator[Frame | FileProblem]:
     """Yields the frames of ``source``, in order, and the problems of its files.
 
@@ -107,8 +112,8 @@ def open_source(
             list's folder), the number of a webcam, or the URL of a stream.
         vid_stride: read every n-th frame of videos and streams.
         max_frames: read at most this many frames of each video or stream; 0: all.
-        threads: decode image files; a video is decoded in one thread.
-        ahead: how many frames of files are decoded before they are asked for. It is told their sizes. None: none.
+        threads: that decode image files; a video is decoded in one.
+        ahead: at most so many frames of files are decoded before it is their turn.
 
     An unreadable file is skipped if the source has several files.
 
@@ -119,8 +124,8 @@ def open_source(
     if not source.strip():
         raise UserError("--source: is empty; name an image, folder, glob, video, list, webcam or URL")
     if source.isdigit() or urllib.parse.urlsplit(source).scheme.lower() in STREAM_SCHEMES:
-        return _stream_frames(source, _open_stream(source), vid_stride, max_frames, ahead or Ahead(0))
-    return _file_frames(_list_files(source), source, vid_stride, max_frames, threads, ahead or Ahead(0))
+        return _stream_frames(source, _open_stream(source), vid_stride, max_frames, ahead)
+    return _file_frames(_list_files(source), source, vid_stride, max_frames, threads, ahead)
 
 
 def _kind_of(path: Path) -> str:
@@ -174,14 +179,13 @@ def _read_list(path: Path) -> list[Path]:
 
 
 def _file_frames(
-    files: Sequence[Path], source: str, vid_stride: int, max_frames: int, threads: int, ahead: Ahead
+    files: Sequence[Path], source: str, vid_stride: int, max_frames: int, threads: int, ahead: Callable[[], int]
 ) -> Iterator[Frame | FileProblem]:
     usable = 0
     for path, read in zip(files, map_ahead(_read_image, files, threads=threads, ahead=ahead)):
         for item in _read_video(path, vid_stride, max_frames, ahead) if read is None else read:
             if isinstance(item, Frame):
                 usable += 1
-                ahead.add(item.image.nbytes)
             elif item.is_skipped and len(files) == 1:
                 raise UserError(item.reason)
             yield item
@@ -199,12 +203,15 @@ def _read_image(path: Path) -> list[Frame | FileProblem] | None:
         found.append(FileProblem(name, f"{name}: is damaged ({complaint}); it is used as decoded", False))
 
     try:
-        return [*found, Frame(str(path), 0, read_image(path, complain), 0.0, False, 1)]
+        found.append(Frame(str(path), 0, read_image(path, complain), 0.0, False, 1))
     except UserError as error:
-        return [*found, FileProblem(str(path), str(error), True)]
+        found.append(FileProblem(str(path), str(error), True))
+    return found
 
 
-def _read_video(path: Path, vid_stride: int, max_frames: int, ahead: Ahead) -> Iterator[Frame | FileProblem]:
+def _read_video(
+    path: Path, vid_stride: int, max_frames: int, ahead: Callable[[], int]
+) -> Iterator[Frame | FileProblem]:
     try:
         capture = _open_video(path)
     except UserError as error:
@@ -277,15 +284,13 @@ def _video_frames(path: str, capture: cv2.VideoCapture, stride: int, max_frames:
 
 
 def _stream_frames(
-    source: str, capture: cv2.VideoCapture, stride: int, max_frames: int, ahead: Ahead
+    source: str, capture: cv2.VideoCapture, stride: int, max_frames: int, ahead: Callable[[], int]
 ) -> Iterator[Frame | FileProblem]:
     """Yields all frames of a URL of known length, which is a video, or the newest ones of a live stream."""
     if _length(capture) is not None:
         is_empty = True
         for item in iterate_ahead(_video_frames(source, capture, stride, max_frames), ahead):
-            if isinstance(item, Frame):
-                is_empty = False
-                ahead.add(item.image.nbytes)
+            is_empty = is_empty and not isinstance(item, Frame)
             yield item
         if is_empty:
             raise UserError(f"{source}: no frame of it can be read; download it and name the file")
@@ -301,9 +306,7 @@ def _stream_frames(
             index, frame = newest
             if index < due:
                 continue
-            frame = Frame(source, index, _to_rgb(frame), fps, True, None, is_live=True)
-            ahead.add(frame.image.nbytes)
-            yield frame
+            yield Frame(source, index, _to_rgb(frame), fps, True, None, is_live=True)
             taken, due = taken + 1, index + stride
     except TimeoutError:
         raise UserError(f"{source}: no frame for {STREAM_TIMEOUT_S:.0f} s") from None

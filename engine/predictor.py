@@ -9,9 +9,10 @@ for result in model(["a.jpg", "b.jpg"]):
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,22 +144,23 @@ class Predictor:
             raise UserError(f"vid_stride: must be at least 1, got {vid_stride}")
         ahead = Ahead(self.pipeline.images_at_once())
         items = open_source(str(source), vid_stride=vid_stride, threads=self.threads, ahead=ahead)
-        for item in self.detect_each(items, ahead):
-            if isinstance(item, FileProblem):
-                item.log()
-            elif isinstance(item, Exception):
-                raise item
-            elif isinstance(item.found, Exception):
-                raise item.found
-            else:
-                yield self._result(InputImage(item.frame.path, item.frame.image), item.found, item.speed)
+        with contextlib.closing(items):
+            for item in self.detect_each(items, ahead):
+                if isinstance(item, FileProblem):
+                    item.log()
+                elif isinstance(item, Exception):
+                    raise item
+                elif isinstance(item.found, Exception):
+                    raise item.found
+                else:
+                    yield self._result(InputImage(item.frame.path, item.frame.image), item.found, item.speed)
 
     def detect_each(
-        self, items: Iterator[Frame | FileProblem], ahead: Callable[[], int]
+        self, items: Iterator[Frame | FileProblem], ahead: Ahead
     ) -> Iterator[Detected | FileProblem | Exception]:
         """What is found in each frame of ``items``, between the problems, and last the error that ``items`` raises.
 
-        A batch has at most ``ahead()`` frames, at least one, and one of a live stream.
+        A batch has at most ``ahead()`` frames, or one, as for live streams. ``ahead`` learns the size of each.
         """
         for batch in _batches(items, ahead):
             detected = iter(self._detect([item for item in batch if isinstance(item, Frame)]))
@@ -248,17 +250,18 @@ class Predictor:
         return Selection(conf, iou, max_det, classes, agnostic, box_voting)
 
 
-def _batches(
-    items: Iterator[Frame | FileProblem], ahead: Callable[[], int]
-) -> Iterator[list[Frame | FileProblem | Exception]]:
+def _batches(items: Iterator[Frame | FileProblem], ahead: Ahead) -> Iterator[list[Frame | FileProblem | Exception]]:
     """See `Predictor.detect_each`."""
     batch: list[Frame | FileProblem | Exception] = []
     frames = 0
     try:
         for item in items:
             batch.append(item)
-            frames += isinstance(item, Frame)
-            if not frames or frames >= ahead() or (isinstance(item, Frame) and item.is_live):
+            is_live = False
+            if isinstance(item, Frame):
+                frames, is_live = frames + 1, item.is_live
+                ahead.add(item.image.nbytes)
+            if is_live or not frames or frames >= ahead():
                 yield batch
                 batch, frames = [], 0
     except Exception as error:

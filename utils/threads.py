@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -16,8 +17,8 @@ AHEAD_BYTES = 1 << 27
 
 
 class Ahead:
-    """How many images a thread may be ahead of the next one: at most ``count``, and at most `AHEAD_BYTES` if all are as
-    large as the largest one so far; none before the first one."""
+    """How many images a stage of work may be ahead of the next: at most ``count``, and at most `AHEAD_BYTES` of images
+    as large as the largest so far; none before the first one."""
 
     def __init__(self, count: int) -> None:
         self._count, self._largest = count, 0
@@ -34,25 +35,26 @@ def map_ahead(
 ) -> Iterator[R]:
     """``map`` in ``threads`` threads, in order, with at most ``ahead()`` pending results (default: two per thread).
 
-    If ``function`` raises an exception, it is raised in place of the result, and no further call begins.
+    If ``function`` raises an exception, it is raised in place of the result, and no call for a later item begins.
     """
     threads = max(threads, 1)
     waiting: deque[Future[R]] = deque()
     pool = ThreadPoolExecutor(threads)
-    has_raised = threading.Event()
+    last = math.inf
 
-    def call(item: T) -> R | None:
-        if has_raised.is_set():  # calls begin in order, so that the result of this one is never used
-            return None
+    def call(number: int, item: T) -> R | None:
+        nonlocal last
+        if number > last:
+            return None  # which nobody takes
         try:
             return function(item)
         except BaseException:
-            has_raised.set()
+            last = min(last, number)
             raise
 
     try:
-        for item in items:
-            waiting.append(pool.submit(call, item))
+        for number, item in enumerate(items):
+            waiting.append(pool.submit(call, number, item))
             while len(waiting) > (2 * threads if ahead is None else ahead()):
                 yield waiting.popleft().result()
         while waiting:
