@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import export
+from data.sources import Frame
 from engine.inference.images import as_images
 from engine.inference.results import Results
 from engine.predictor import Predictor, load
@@ -24,6 +25,7 @@ from tests.helpers.tiny import write_weights
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 from utils.logger import get_logger
+from utils.threads import Ahead
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +209,19 @@ def test_streams_are_processed_in_batches(weights, tmp_path, monkeypatch, caplog
     assert seen == ([1] * 8 if size == 1 else [3, 1, 1, 1, 1, 2, 2])
     (record,) = caplog.records
     assert record.getMessage() == f"{tmp_path / '5.png'}: cannot be decoded (damaged, or not an image); skipped"
+
+
+def test_frames_of_a_live_stream_are_not_collected(predictor):
+    """Each is processed before the next one is asked for, whatever the size of a batch of files."""
+    asked = []
+
+    def frames():
+        for number in range(3):
+            asked.append(number)
+            yield Frame("rtsp://camera", number, picture(), 25.0, True, None, is_live=True)
+
+    for number, detected in enumerate(predictor.detect_each(frames(), Ahead(16))):
+        assert (detected.frame.index, asked) == (number, list(range(number + 1)))
 
 
 def test_an_error_in_one_image_of_a_stream_is_raised_after_the_results_before_it(predictor, tmp_path, monkeypatch):
