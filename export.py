@@ -1,7 +1,7 @@
 """Exports a checkpoint to ONNX, OpenVINO, TorchScript or torch.export, and compares the result with the checkpoint.
 
 python export.py --weights runs/train/exp/best.pt --format onnx openvino
-python export.py --weights yolov8n.pt --data coco128.yaml --layout end2end --half
+python export.py --weights yolov8n.pt --data DATA.yaml --layout end2end --half
 """
 
 from __future__ import annotations

@@ -25,14 +25,19 @@ _PACKAGES = ("utils", "data", "models", "engine")
 
 
 def custom(
-    path: str | os.PathLike, autoshape: bool = True, _verbose: bool = True, device: str | int | None = None
+    path: str | os.PathLike,
+    autoshape: bool = True,
+    _verbose: bool = True,
+    device: str | int | None = None,
+    trust: bool = False,
 ) -> HubModel:
-    """The model of a checkpoint. The parameters have the order of YOLOv5's hub.
+    """The model of a checkpoint or exported file. The parameters have the order of YOLOv5's hub.
 
     Args:
         autoshape: only True: the model takes images of any kind and size.
         _verbose: prints log lines.
         device: cpu, mps, a GPU's number, or None for the best available device.
+        trust: open a TorchScript, .pt2 or OpenVINO file that you have not exported; it may run code in it.
     """
     if not autoshape:
         raise ValueError("autoshape=False: use models.weights.load.load_detector for the bare module")
@@ -41,7 +46,7 @@ def custom(
 
     if _verbose:
         configure_logging(True)
-    return HubModel(path, device)
+    return HubModel(path, device, trust)
 
 
 def _public(name: str, pretrained: bool = True, **settings: typing.Any) -> HubModel:

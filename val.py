@@ -3,8 +3,8 @@
 Several files are compared in a table.
 
 python val.py --weights runs/train/exp/best.pt
-python val.py --weights best.pt best.onnx best_openvino_model --data coco128.yaml
-torchrun --nproc_per_node 2 val.py --weights yolov8n.pt --data coco128.yaml
+python val.py --weights best.pt best.onnx best_openvino_model --data DATA.yaml
+torchrun --nproc_per_node 2 val.py --weights yolov8n.pt --data DATA.yaml
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.report import Comparison, show
-from data.sources import open_source
+from data.sources import Frame, open_source
 from engine.predictor import Predictor, load
 
 
@@ -31,7 +31,8 @@ def main() -> None:
     parser.add_argument("--log", action="store_true", help="append a dated row to benchmarks/README.md")
     options = parser.parse_args()
     predictor = load(options.weights, device=options.device, imgsz=options.imgsz, amp=options.amp, color="rgb")
-    images = [frame.image for frame in itertools.islice(open_source(options.source), options.images)]
+    frames = (item for item in open_source(options.source) if isinstance(item, Frame))
+    images = [frame.image for frame in itertools.islice(frames, options.images)]
     one_round(predictor, images)  # warms up
     rounds = [one_round(predictor, images) for _ in range(options.rounds)]
     rows = [Comparison(name, unit, [values[name] for values in rounds]) for name, unit in UNITS.items()]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from data.demo import ensure_demo
 from data.index.dataset_yaml import YAML_FOLDER, DatasetSpec, load_dataset_spec
 from data.staging.stage import stage_dataset
-from utils.config.yaml_files import suggestion
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -55,6 +55,20 @@ def _check_exists(data: str) -> None:
     if data and path.exists():
         return
     known = ["demo", *sorted(p.stem for p in YAML_FOLDER.glob("*.yaml") if p.stem != "template")]
-    hint = f" (did you mean '{path.stem}' of configs/data?)" if path.stem in known else suggestion(path.stem, known)
+    if path.stem in known:
+        hint = f" (did you mean '{path.stem}' of configs/data?)"
+    else:
+        files = _yaml_files_nearby(path)
+        nearby = {file.parent.name if file.stem == "data" else file.stem: str(file) for file in files}
+        close = difflib.get_close_matches(path.stem, [*known, *nearby], n=1)
+        hint = f" (did you mean '{nearby.get(close[0], close[0])}'?)" if close else ""
     named = data or "''"
     raise UserError(f"--data {named}: no such file{hint}; known by name: {', '.join(known)}")
+
+
+def _yaml_files_nearby(path: Path) -> Iterator[Path]:
+    """YAML files where a data set's may be: in folders of data sets, in the working folder, and beside ``path``."""
+    for folder in ("../datasets", "datasets"):
+        yield from Path(folder).glob("*/*.y*ml")
+    for folder in (Path("."), path.parent):
+        yield from folder.glob("*.y*ml")

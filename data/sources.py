@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from data.image_io.decode import IMAGE_SUFFIXES, read_image
 from utils.errors import UserError
 from utils.files.safe_io import open_regular
 from utils.logger import get_logger
+from utils.threads import iterate_ahead, map_ahead
 
 
 class LiveStream:
@@ -81,21 +82,40 @@ class Frame:
     fps: float  # of the video or stream; 0 for an image file
     is_video: bool
     total: int | None  # frames of the video, 1 for an image file, None if unknown
+    is_live: bool = False  # the newest frame of a webcam or stream
+
+
+@dataclass(frozen=True)
+class FileProblem:
+    """What is wrong with a file of a source; it has its place between the frames, so that it is reported there."""
+
+    path: str
+    reason: str
+    is_skipped: bool  # nothing of the file is used
+
+    def log(self) -> None:
+        get_logger().warning("%s%s", self.reason, "; skipped" if self.is_skipped else "")
 
 
 def open_source(
-    source: str, *, vid_stride: int = 1, max_frames: int = 0, failed: dict[str, str] | None = None
-) -> Iterator[Frame]:
-    """Yields the frames of ``source``, in order.
+    source: str,
+    *,
+    vid_stride: int = 1,
+    max_frames: int = 0,
+    threads: int = 1,
+    ahead: Callable[[], int] = lambda: 0,
+) -> Iterator[Frame | FileProblem]:
+    """Yields the frames of ``source``, in order, and the problems of its files.
 
     Args:
         source: a file, a folder (its files, sorted), a glob (``**`` allowed), a .txt list of files (relative to the
             list's folder), the number of a webcam, or the URL of a stream.
         vid_stride: read every n-th frame of videos and streams.
         max_frames: read at most this many frames of each video or stream; 0: all.
-        failed: receives the files that were skipped, with the reason.
+        threads: that decode image files; a video is decoded in one.
+        ahead: at most so many frames of files are decoded before it is their turn.
 
-    An unreadable file is skipped with a warning if the source has several files.
+    An unreadable file is skipped if the source has several files.
 
     Raises:
         UserError: at the call for a missing source or an unknown file type; at iteration for an unreadable one.
@@ -104,8 +124,8 @@ def open_source(
     if not source.strip():
         raise UserError("--source: is empty; name an image, folder, glob, video, list, webcam or URL")
     if source.isdigit() or urllib.parse.urlsplit(source).scheme.lower() in STREAM_SCHEMES:
-        return _stream_frames(source, _open_stream(source), vid_stride, max_frames)
-    return _file_frames(_list_files(source), source, vid_stride, max_frames, {} if failed is None else failed)
+        return _stream_frames(source, _open_stream(source), vid_stride, max_frames, ahead)
+    return _file_frames(_list_files(source), source, vid_stride, max_frames, threads, ahead)
 
 
 def _kind_of(path: Path) -> str:
@@ -159,30 +179,44 @@ def _read_list(path: Path) -> list[Path]:
 
 
 def _file_frames(
-    files: Sequence[Path], source: str, vid_stride: int, max_frames: int, failed: dict[str, str]
-) -> Iterator[Frame]:
+    files: Sequence[Path], source: str, vid_stride: int, max_frames: int, threads: int, ahead: Callable[[], int]
+) -> Iterator[Frame | FileProblem]:
     usable = 0
-    for path in files:
-        try:
-            if _kind_of(path) == "image":
-                frames: Iterator[Frame] = iter([Frame(str(path), 0, read_image(path, _warn_of_damage), 0.0, False, 1)])
-            else:
-                frames = _video_frames(str(path), _open_video(path), vid_stride, max_frames)
-        except UserError as error:
-            if len(files) == 1:
-                raise
-            get_logger().warning("%s; skipped", error)
-            failed[str(path)] = str(error)
-            continue
-        for frame in frames:
-            usable += 1
-            yield frame
+    for path, read in zip(files, map_ahead(_read_image, files, threads=threads, ahead=ahead)):
+        for item in _read_video(path, vid_stride, max_frames, ahead) if read is None else read:
+            if isinstance(item, Frame):
+                usable += 1
+            elif item.is_skipped and len(files) == 1:
+                raise UserError(item.reason)
+            yield item
     if not usable:
         raise UserError(f"{source}: none of its {len(files)} files can be read")
 
 
-def _warn_of_damage(path: str, complaint: str) -> None:
-    get_logger().warning("%s: is damaged (%s); it is used as decoded", path, complaint)
+def _read_image(path: Path) -> list[Frame | FileProblem] | None:
+    """None for a video, which is only opened when the files before it are finished."""
+    if _kind_of(path) == "video":
+        return None
+    found: list[Frame | FileProblem] = []
+
+    def complain(name: str, complaint: str) -> None:
+        found.append(FileProblem(name, f"{name}: is damaged ({complaint}); it is used as decoded", False))
+
+    try:
+        found.append(Frame(str(path), 0, read_image(path, complain), 0.0, False, 1))
+    except UserError as error:
+        found.append(FileProblem(str(path), str(error), True))
+    return found
+
+
+def _read_video(
+    path: Path, vid_stride: int, max_frames: int, ahead: Callable[[], int]
+) -> Iterator[Frame | FileProblem]:
+    try:
+        capture = _open_video(path)
+    except UserError as error:
+        return iter([FileProblem(str(path), str(error), True)])
+    return iterate_ahead(_video_frames(str(path), capture, vid_stride, max_frames), ahead)
 
 
 def _open_capture(source: str | int) -> cv2.VideoCapture:
@@ -228,8 +262,8 @@ def _to_rgb(frame: np.ndarray) -> np.ndarray:
     return cv2.cvtColor(frame, cv2.COLOR_GRAY2RGB if frame.ndim == 2 else cv2.COLOR_BGR2RGB)
 
 
-def _video_frames(path: str, capture: cv2.VideoCapture, stride: int, max_frames: int) -> Iterator[Frame]:
-    """Yields every ``stride``-th frame; the others are not decoded. Warns of a video that ends early."""
+def _video_frames(path: str, capture: cv2.VideoCapture, stride: int, max_frames: int) -> Iterator[Frame | FileProblem]:
+    """Yields every ``stride``-th frame; the others are not decoded. A video that ends early is a problem."""
     fps, total = _fps(capture), _length(capture)
     index = taken = 0
     try:
@@ -246,16 +280,18 @@ def _video_frames(path: str, capture: cv2.VideoCapture, stride: int, max_frames:
     finally:
         capture.release()
     if total is not None and index < EARLY_END * total:
-        get_logger().warning("%s: ends after %d of %d frames (damaged?)", path, index, total)
+        yield FileProblem(path, f"{path}: ends after {index} of {total} frames (damaged?)", False)
 
 
-def _stream_frames(source: str, capture: cv2.VideoCapture, stride: int, max_frames: int) -> Iterator[Frame]:
+def _stream_frames(
+    source: str, capture: cv2.VideoCapture, stride: int, max_frames: int, ahead: Callable[[], int]
+) -> Iterator[Frame | FileProblem]:
     """Yields all frames of a URL of known length, which is a video, or the newest ones of a live stream."""
     if _length(capture) is not None:
         is_empty = True
-        for frame in _video_frames(source, capture, stride, max_frames):
-            is_empty = False
-            yield frame
+        for item in iterate_ahead(_video_frames(source, capture, stride, max_frames), ahead):
+            is_empty = is_empty and not isinstance(item, Frame)
+            yield item
         if is_empty:
             raise UserError(f"{source}: no frame of it can be read; download it and name the file")
         return
@@ -270,7 +306,7 @@ def _stream_frames(source: str, capture: cv2.VideoCapture, stride: int, max_fram
             index, frame = newest
             if index < due:
                 continue
-            yield Frame(source, index, _to_rgb(frame), fps, True, None)
+            yield Frame(source, index, _to_rgb(frame), fps, True, None, is_live=True)
             taken, due = taken + 1, index + stride
     except TimeoutError:
         raise UserError(f"{source}: no frame for {STREAM_TIMEOUT_S:.0f} s") from None

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from engine.checkpoint.run import Run
+from engine.evaluation.evaluator import without_kernel_search
 from engine.optim.schedule import StepPlan, step_plan
 from engine.parallel.compile import plan_compilation
 from engine.parallel.sync_bn import convert_sync_bn
@@ -30,7 +31,7 @@ from utils.errors import UserError
 from utils.logger import get_logger
 from utils.structures import Batch, bucketed
 
-MOST_PICTURES = 512  # per shard: more are not more efficient, and the host keeps 20 batches with 8 workers
+MOST_PICTURES = 512  # per shard: more are not more efficient, and the host keeps 36 batches with 16 workers
 BOXES = 128  # per picture, as mosaics of COCO have; targets are padded to the number of the fullest picture
 HEADROOM = 0.1  # fraction of the free memory for fragmentation, communication, and pictures with more boxes
 PATIENCE = 10  # sizes tried by linear interpolation before the search bisects
@@ -62,7 +63,7 @@ class CudaMemory:
     def _measure(self, prepare: Callable[[], TakeStep]) -> int | None:
         try:
             take_step = prepare()
-            take_step()  # cuDNN benchmarks kernels here, which needs memory only once
+            take_step()  # if cuDNN searches for kernels, it does so here, and needs memory for that only once
             self._release()
             take_step()
             torch.cuda.synchronize(self._device)
@@ -115,15 +116,23 @@ def with_batch_that_fits(
             # CUDA graphs keep their memory, and an epoch's last, smaller batch, which runs without them, needs more.
             return None if peak is None else copies * peak
 
-        peak_bytes_of(1)  # loads the kernels, which need memory themselves
-        limit = memory.limit()
-        own = largest_that_fits(peak_bytes_of, limit)
-    if own == 0:
-        raise UserError(
-            f"--batch-size -1: not even one picture of {side} px fits in the {limit / 2**30:.1f} GiB of memory "
-            f"that {ctx.device} has left; use a smaller --imgsz or model"
-        )
-    own = -max_over_ranks(ctx, -own)
+        def exceeds(pictures: int) -> bool:
+            peak = peak_bytes_of(pictures)
+            return peak is None or peak > limit
+
+        with without_kernel_search():  # it would begin anew for each of a dozen sizes
+            peak_bytes_of(1)  # loads the kernels, which need memory themselves
+            limit = memory.limit()
+            own = largest_that_fits(peak_bytes_of, limit)
+        if own == 0:
+            raise UserError(
+                f"--batch-size -1: not even one picture of {side} px fits in the {limit / 2**30:.1f} GiB of memory "
+                f"that {ctx.device} has left; use a smaller --imgsz or model"
+            )
+        own = -max_over_ranks(ctx, -own)
+        # The kernels that the run will search for may need more memory.
+        while own > 1 and torch.backends.cudnn.benchmark and max_over_ranks(ctx, exceeds(own)):
+            own = _rounded(own - 1)
     images = own * shards * config.images_per_picture
     get_logger().info(
         "--batch-size -1: %d images a step fit (%d shard(s) of %d pictures of %d px, up to %d boxes each, in %.1f GiB)",

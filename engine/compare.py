@@ -1,7 +1,7 @@
 """Compares runs: settings that differ, curves over each other, and AP by class with the uncertainty of each difference.
 
 python -m engine.compare runs/train/a runs/train/b
-python -m engine.compare a/best.pt b.onnx --data coco128.yaml
+python -m engine.compare a/best.pt b.onnx --data DATA.yaml
 torchrun --nproc_per_node 2 -m engine.compare runs/train/a runs/train/b
 
 The first run is the baseline. All are scored on the same images; the 95 % interval of a difference comes from drawing
@@ -131,7 +131,7 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
     validation = ValConfig(
         weights=[str(entry.weights) for entry in entries],
         **{name: getattr(config, name) for name in ("data", "task", "imgsz", "batch_size", "device", "workers")},
-        **{name: getattr(config, name) for name in ("single_cls", "max_bad", "cache_dir", "offline")},
+        **{name: getattr(config, name) for name in ("single_cls", "max_bad", "cache_dir", "offline", "trust")},
     )
     models, spec = open_models(validation, ctx)
     with torch_distributed_zero_first(ctx):  # before the work, as in val.py

@@ -6,23 +6,24 @@ import errno
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 
-from data.sources import Frame, open_source
+from data.sources import FileProblem, Frame, open_source
 from engine.inference.results import describe_counts, label_texts
-from engine.predictor import Predictor, open_weights
+from engine.predictor import Detected, Predictor, open_weights
 from models.postprocess.tiling import Tiles
 from utils.config.settings import DetectConfig
 from utils.errors import UserError
 from utils.files.folders import increment_path
 from utils.logger import configure_logging, get_logger
 from utils.structures import DetectionTable
-from utils.visualize.detection_writer import DetectionFiles, MediaWriter, UniqueStems, Window
-from utils.visualize.draw import class_colors, draw_boxes
+from utils.threads import Ahead, map_ahead
+from utils.visualize.detection_writer import DetectionFiles, MediaWriter, UniqueStems, Window, written_suffix
+from utils.visualize.draw import class_colors, draw_boxes, encode_image
 
 LOGGED_FRAMES = 20  # these get a line each, later ones at most one every LINE_EVERY_S
 LINE_EVERY_S = 5.0
@@ -36,7 +37,7 @@ def detect(config: DetectConfig) -> Path:
     """
     configure_logging(True)
     predictor = Predictor(
-        open_weights(config.weights, device=config.device, nms=config.nms, offline=config.offline),
+        open_weights(config.weights, device=config.device, nms=config.nms, offline=config.offline, trust=config.trust),
         imgsz=config.imgsz,
         conf=config.conf_thres,
         iou=config.iou_thres,
@@ -53,36 +54,42 @@ def detect(config: DetectConfig) -> Path:
         get_logger().warning("%s: --nms does nothing: the model has one branch", config.weights)
     if not config.box_voting and predictor.iou is None and predictor.model.nms_iou is None and not config.agnostic_nms:
         get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", config.weights)
-    names = predictor.model.names
     failed: dict[str, str] = {}
-    frames = open_source(config.source, vid_stride=config.vid_stride, max_frames=config.max_frames, failed=failed)
+    ahead = Ahead(0 if config.view_img else predictor.pipeline.images_at_once())
+    items = open_source(
+        config.source,
+        vid_stride=config.vid_stride,
+        max_frames=config.max_frames,
+        threads=predictor.threads,
+        ahead=ahead,
+    )
+    # Of a video whose results cannot be written, later frames are left out.
+    items = (item for item in items if isinstance(item, FileProblem) or item.path not in failed)
+    results = predictor.detect_each(items, ahead)
+    for first in results:  # an unreadable source is refused before a folder is made
+        if isinstance(first, Detected):
+            break
+        _report(first, failed)
     window = Window() if config.view_img else None
-    first = list(itertools.islice(frames, 1))  # an unreadable source is refused before a folder is made
-    output = Output(increment_path(config.project, config.name, config.exist_ok), names, config, window)
-    log = DetectionLog(names)
-    seen: set[str] = set()
+    output = Output(increment_path(config.project, config.name, config.exist_ok), predictor.model.names, config, failed)
+    drawn = map_ahead(output.draw, itertools.chain([first], results), threads=predictor.threads, ahead=ahead)
+    written = map_ahead(output.write, drawn, threads=1, ahead=ahead)
     try:
-        for frame in itertools.chain(first, frames):
-            seen.add(frame.path)
-            if frame.path in failed:  # a later frame of a video
-                continue
-            try:
-                started = time.perf_counter()
-                (found,) = predictor.detect([frame.image])
-                log.add(frame, found, time.perf_counter() - started)
-                if not output.write(frame, found):
-                    break
-            except Exception as error:
-                failed[frame.path] = _reason(error, frame.path)
-                get_logger().warning("%s; skipped", failed[frame.path])
+        for shown in written:
+            if window and shown and not window.show(shown.pixels, wait=not shown.item.frame.is_video):
+                break
     finally:
+        for stage in (written, drawn, results, items):  # waits for the files that are being written
+            stage.close()
         output.close()
-    output.remove_earlier(seen | failed.keys())
-    log.summarise()
+        if window:
+            window.close()
+    output.remove_earlier()
+    output.log.summarise()
     get_logger().info("results are in %s", output.run_dir)
     if failed:
         why = next(iter(failed.values()))
-        raise UserError(f"{len(failed)} of {len(seen | failed.keys())} files could not be used (first: {why})")
+        raise UserError(f"{len(failed)} of {len(output.seen | failed.keys())} files could not be used (first: {why})")
     return output.run_dir
 
 
@@ -109,40 +116,93 @@ def _reason(error: Exception, path: str) -> str:
     raise error
 
 
-class Output:
-    """Writes each frame and its detections to the files that the flags ask for, and shows them in ``window``."""
+def _report(item: FileProblem | Exception, failed: dict[str, str]) -> None:
+    """Logs a problem. Raises an error, which has ended the source."""
+    if isinstance(item, Exception):
+        raise item
+    item.log()
+    if item.is_skipped:
+        failed[item.path] = item.reason
 
-    def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig, window: Window | None) -> None:
-        self.run_dir, self._names, self._config, self._window = run_dir, names, config, window
+
+class Drawing(NamedTuple):
+    """What is detected, with its boxes drawn."""
+
+    item: Detected | FileProblem | Exception
+    pixels: np.ndarray | None = None  # uint8 (H, W, 3) RGB, if they are needed
+    encoded: bytes = b""  # of an image file, if it is written
+    error: Exception | None = None
+
+
+class Output:
+    """Logs each frame and its detections, and writes them to the files that the flags ask for.
+
+    Attributes:
+        seen: the files that had frames.
+        failed: the reason by file that could not be used.
+    """
+
+    def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig, failed: dict[str, str]) -> None:
+        self.run_dir, self.failed, self._names, self._config = run_dir, failed, names, config
+        self.seen: set[str] = set()
+        self.log = DetectionLog(names)
         self._stem_of = UniqueStems()
         self._media = None if config.nosave else MediaWriter(run_dir)
         self._files = DetectionFiles(run_dir, names, config)
 
-    def write(self, frame: Frame, found: DetectionTable) -> bool:
-        """False when the user closes the window (q or Esc)."""
+    def draw(self, item: Detected | FileProblem | Exception) -> Drawing:
+        """Draws and encodes; several threads may call it."""
+        is_unused = self._media is None and not self._config.view_img
+        if is_unused or not isinstance(item, Detected) or isinstance(item.found, Exception):
+            return Drawing(item)
+        try:
+            pixels, encoded = self._draw(item.frame.image, item.found), b""
+            if self._media is not None and not item.frame.is_video:
+                encoded = encode_image(pixels, written_suffix(item.frame.path), item.frame.path)
+        except Exception as error:
+            return Drawing(item, error=error)
+        return Drawing(item, None if encoded and not self._config.view_img else pixels, encoded)
+
+    def write(self, drawing: Drawing) -> Drawing | None:
+        """Logs and writes the next frame. None if there is nothing to show."""
+        item = drawing.item
+        if not isinstance(item, Detected):
+            return _report(item, self.failed)
+        path = item.frame.path
+        self.seen.add(path)
+        if path in self.failed:  # a later frame of a video
+            return None
+        try:
+            if isinstance(item.found, Exception):
+                raise item.found
+            self.log.add(item.frame, item.found, sum(item.speed.values()))
+            self._write(item.frame, item.found, drawing)
+        except Exception as error:
+            self.failed[path] = _reason(error, path)
+            get_logger().warning("%s; skipped", self.failed[path])
+            return None
+        return drawing if self._config.view_img else None
+
+    def _write(self, frame: Frame, found: DetectionTable, drawing: Drawing) -> None:
         if Path(frame.path).resolve().parent == self.run_dir.resolve():
             raise UserError(f"{frame.path}: is in the folder of the results and could be overwritten; choose another")
         stem = self._stem_of(frame.path, is_video=frame.is_video)
         self._files.write(frame.path, stem, frame.index if frame.is_video else None, frame.image, found)
-        if self._media is None and self._window is None:
-            return True
-        drawn = self._draw(frame.image, found)
+        if drawing.error is not None:
+            raise drawing.error
         if self._media is not None and frame.is_video:
-            self._media.frame(stem, drawn, frame.fps / self._config.vid_stride)
+            self._media.frame(stem, drawing.pixels, frame.fps / self._config.vid_stride)
         elif self._media is not None:
-            self._media.image(stem, Path(frame.path).suffix, drawn)
-        return self._window is None or self._window.show(drawn, wait=not frame.is_video)
+            self._media.image(stem, written_suffix(frame.path), drawing.encoded)
 
     def close(self) -> None:
         if self._media is not None:
             self._media.close()
-        if self._window is not None:
-            self._window.close()
         self._files.close()
 
-    def remove_earlier(self, sources: Iterable[str]) -> None:
+    def remove_earlier(self) -> None:
         """See `DetectionFiles.remove_earlier`."""
-        self._files.remove_earlier(sources)
+        self._files.remove_earlier(self.seen | self.failed.keys())
 
     def _draw(self, image: np.ndarray, found: DetectionTable) -> np.ndarray:
         labels = None
@@ -157,24 +217,24 @@ class DetectionLog:
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
-        self._frames, self._seconds, self._logged_at = 0, 0.0, 0.0
+        self._frames, self._milliseconds, self._logged_at = 0, 0.0, 0.0
         self._counts: Counter[int] = Counter()
 
-    def add(self, frame: Frame, found: DetectionTable, seconds: float) -> None:
+    def add(self, frame: Frame, found: DetectionTable, milliseconds: float) -> None:
         counts = Counter(found.classes.tolist())
         self._counts += counts
         self._frames += 1
-        self._seconds += seconds
+        self._milliseconds += milliseconds
         now = time.monotonic()
         if self._frames <= LOGGED_FRAMES or now - self._logged_at >= LINE_EVERY_S:
             self._logged_at = now
             name = frame.path
             if frame.is_video:
                 name += f" frame {frame.index + 1}" + (f"/{frame.total}" if frame.total else "")
-            get_logger().info("%s: %s (%.1f ms)", name, describe_counts(counts, self._names), seconds * 1e3)
+            get_logger().info("%s: %s (%.1f ms)", name, describe_counts(counts, self._names), milliseconds)
 
     def summarise(self) -> None:
-        mean_ms = self._seconds / max(self._frames, 1) * 1e3
+        mean_ms = self._milliseconds / max(self._frames, 1)
         get_logger().info(
             "%d images: %s; %.1f ms each", self._frames, describe_counts(self._counts, self._names), mean_ms
         )

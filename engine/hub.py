@@ -50,12 +50,14 @@ class HubModel:
     """
 
     # Others cannot be set.
-    __slots__ = ("_path", "_predictor", "agnostic", "box_voting", "classes", "conf", "iou", "max_det")
+    __slots__ = ("_path", "_predictor", "_trust", "agnostic", "box_voting", "classes", "conf", "iou", "max_det")
 
-    def __init__(self, path: str | os.PathLike[str], device: str | int | torch.device | None = None) -> None:
-        """``path``, ``device``: as of `load`."""
-        self._path = path
-        self._predictor = load(path, device="" if device is None else device, color="rgb")
+    def __init__(
+        self, path: str | os.PathLike[str], device: str | int | torch.device | None = None, trust: bool = False
+    ) -> None:
+        """``path``, ``device``, ``trust``: as of `load`."""
+        self._path, self._trust = path, trust
+        self._predictor = load(path, device="" if device is None else device, color="rgb", trust=trust)
         self.conf, self.max_det, self.agnostic = CONFIDENCE, MAX_DET, False
         self.iou = None if self._predictor.model.nms_iou is None else DETECTION_IOU
         self.classes: Sequence[int] | None = None
@@ -96,7 +98,7 @@ class HubModel:
     def to(self, device: str | int | torch.device) -> HubModel:
         """Moves the model to ``device`` by opening its file again."""
         if parse_devices(str(device)) != (self.device,):
-            self._predictor = load(self._path, device=device, color="rgb")
+            self._predictor = load(self._path, device=device, color="rgb", trust=self._trust)
         return self
 
     def cpu(self) -> HubModel:

@@ -80,9 +80,9 @@ def _batches(pool: ThreadPoolExecutor, index: DatasetIndex) -> Iterator[list[np.
         yield [image.result() for image in current]
 
 
-def open_predictor(weights: str, *, imgsz: int, device: str) -> Predictor:
+def open_predictor(weights: str, *, imgsz: int, device: str, trust: bool = False) -> Predictor:
     """The model in ``weights``, set up to return what `find_label_errors` needs. Arguments and errors as for `load`."""
-    return load(weights, imgsz=imgsz, device=device, conf=LEAST_SCORE)
+    return load(weights, imgsz=imgsz, device=device, conf=LEAST_SCORE, trust=trust)
 
 
 def check_classes(predictor: Predictor, names: Sequence[str], weights: str) -> None:

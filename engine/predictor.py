@@ -9,15 +9,17 @@ for result in model(["a.jpg", "b.jpg"]):
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from data.sources import open_source
+from data.sources import FileProblem, Frame, open_source
 from engine.inference.images import Color, InputImage, Source, as_images
 from engine.inference.model import InferenceModel
 from engine.inference.pipeline import Pipeline, Selection
@@ -31,10 +33,22 @@ from utils.distributed.context import DistributedContext, parse_devices
 from utils.download import fetch_weights
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
+from utils.machine.resources import available_cores
 from utils.structures import DetectionTable
+from utils.threads import Ahead
 
 AMP_TYPES = ("auto", "off", "bf16", "fp16")
 CONFIDENCE = 0.25  # threshold for a model that does not store one
+THREADS = 4  # for reading, and as many for drawing, beside a GPU
+
+
+@dataclass
+class Detected:
+    """What is found in a frame."""
+
+    frame: Frame
+    found: DetectionTable | Exception
+    speed: dict[str, float]  # milliseconds by stage
 
 
 class Predictor:
@@ -123,17 +137,54 @@ class Predictor:
         """A result for each image of ``source``, one after another: an image, folder, glob, video, .txt list of files,
         webcam number or the URL of a stream, as for detect.py.
 
+        Images and videos are read ahead, and processed in batches as in a call; of a live stream, the newest frame is.
         An unreadable file is skipped with a warning if there are several. Raises UserError for an unreadable source.
         """
         if vid_stride < 1:
             raise UserError(f"vid_stride: must be at least 1, got {vid_stride}")
-        for frame in open_source(str(source), vid_stride=vid_stride):
-            (table,), (speed,) = self.pipeline([frame.image], imgsz=self.imgsz, selection=self._selection())
-            yield self._result(InputImage(frame.path, frame.image), table, speed)
+        ahead = Ahead(self.pipeline.images_at_once())
+        items = open_source(str(source), vid_stride=vid_stride, threads=self.threads, ahead=ahead)
+        with contextlib.closing(items):
+            for item in self.detect_each(items, ahead):
+                if isinstance(item, FileProblem):
+                    item.log()
+                elif isinstance(item, Exception):
+                    raise item
+                elif isinstance(item.found, Exception):
+                    raise item.found
+                else:
+                    yield self._result(InputImage(item.frame.path, item.frame.image), item.found, item.speed)
+
+    def detect_each(
+        self, items: Iterator[Frame | FileProblem], ahead: Ahead
+    ) -> Iterator[Detected | FileProblem | Exception]:
+        """What is found in each frame of ``items``, between the problems, and last the error that ``items`` raises.
+
+        A batch has at most ``ahead()`` frames, or one, as for live streams. ``ahead`` learns the size of each.
+        """
+        for batch in _batches(items, ahead):
+            detected = iter(self._detect([item for item in batch if isinstance(item, Frame)]))
+            yield from (next(detected) if isinstance(item, Frame) else item for item in batch)
+
+    def _detect(self, frames: Sequence[Frame]) -> list[Detected]:
+        """If a batch fails, its frames are processed one by one, so that an error is that of one frame."""
+        images = [frame.image for frame in frames]
+        try:
+            tables, speeds = self.pipeline(images, imgsz=self.imgsz, selection=self._selection())
+        except Exception as error:
+            if len(frames) == 1:
+                return [Detected(frames[0], error, {})]
+            return [detected for frame in frames for detected in self._detect([frame])]
+        return list(map(Detected, frames, tables, speeds))
 
     def detect(self, images: Sequence[np.ndarray]) -> list[DetectionTable]:
         """The detections in each of ``images``, uint8 (H, W, 3) RGB, highest score first, in float64."""
         return self.pipeline(images, imgsz=self.imgsz, selection=self._selection())[0]
+
+    @property
+    def threads(self) -> int:
+        """For work beside the model's: one on a CPU, whose cores the model uses."""
+        return 1 if self.device.type == "cpu" else min(available_cores(), THREADS)
 
     def _result(self, image: InputImage, table: DetectionTable, speed: dict[str, float]) -> Results:
         return Results(image.image, image.path, self.names, boxes_of(table, image.image.shape[:2]), speed)
@@ -199,6 +250,25 @@ class Predictor:
         return Selection(conf, iou, max_det, classes, agnostic, box_voting)
 
 
+def _batches(items: Iterator[Frame | FileProblem], ahead: Ahead) -> Iterator[list[Frame | FileProblem | Exception]]:
+    """See `Predictor.detect_each`."""
+    batch: list[Frame | FileProblem | Exception] = []
+    frames = 0
+    try:
+        for item in items:
+            batch.append(item)
+            is_live = False
+            if isinstance(item, Frame):
+                frames, is_live = frames + 1, item.is_live
+                ahead.add(item.image.nbytes)
+            if is_live or not frames or frames >= ahead():
+                yield batch
+                batch, frames = [], 0
+    except Exception as error:
+        batch.append(error)
+    yield batch
+
+
 def load(
     path: str | os.PathLike[str],
     *,
@@ -214,11 +284,12 @@ def load(
     amp: str = "off",
     color: Color | None = None,
     tiles: Tiles | None = None,
+    trust: bool = False,
 ) -> Predictor:
     """Opens a model for detection.
 
     Args:
-        path: a checkpoint, or the name of public weights such as yolov8n, which are downloaded.
+        path: a checkpoint, an exported file, or the name of public weights such as yolov8n, which are downloaded.
         device: "cpu", "mps", a GPU's number, or "" for the best available device.
         imgsz: pixels of the longer side on the canvas; 0: the model's.
         conf: scores must be above it; None: the threshold with the best F1 in training's last validation if the
@@ -232,12 +303,13 @@ def load(
         amp: autocast type of the model: "off", "bf16", "fp16", or "auto" for one that the device is fast in.
         color: the order of channels in arrays, "bgr" or "rgb"; None: it is given with each call.
         tiles: cut large images, as ``Tiles(640)``; None: scale them to ``imgsz``.
+        trust: as for `open_model`.
 
     Raises:
-        UserError: no such file or name, a damaged or unknown file, a device that does not exist, or settings that do
-            not fit the model.
+        UserError: no such file or name, a damaged, unknown or untrusted file, a device that does not exist, or
+            settings that do not fit the model.
     """
-    model = open_weights(path, device=device, nms=nms)
+    model = open_weights(path, device=device, nms=nms, trust=trust)
     return Predictor(
         model,
         imgsz=imgsz,
@@ -254,7 +326,12 @@ def load(
 
 
 def open_weights(
-    path: str | os.PathLike[str], *, device: str | int | torch.device = "", nms: bool = False, offline: bool = False
+    path: str | os.PathLike[str],
+    *,
+    device: str | int | torch.device = "",
+    nms: bool = False,
+    offline: bool = False,
+    trust: bool = False,
 ) -> InferenceModel:
     """The model of a file or of public weights, which are downloaded unless ``offline``. See `load`."""
     if not os.fspath(path):
@@ -266,4 +343,4 @@ def open_weights(
         if not get_logger().hasHandlers():
             configure_logging(True)  # a download prints its address and license
         path = fetch_weights(str(path), ctx=DistributedContext.single(), offline=offline)
-    return open_model(path, device=devices[0], nms=nms)
+    return open_model(path, device=devices[0], nms=nms, trust=trust)

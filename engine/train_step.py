@@ -1,6 +1,7 @@
 """One optimizer step: forward, backward, one division by the global normalizer, update; built from a run's settings.
 
-There is no host sync: a non-finite step is skipped on the device, and logged values are read one step later.
+The host does not wait for the device: a non-finite step is skipped there, and logged values are read one step later.
+Only ``--skip-zero-grads`` makes it wait, once a step, to learn which gradients are zero (`drop_zero_gradients`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.checkpoint.run import Run
+from engine.evaluation.evaluator import to_float
 from engine.optim.build import OptimizerSet, build_optimizer, choose_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
@@ -22,6 +24,7 @@ from engine.parallel.compile import UNCOMPILED, Compilation, check_compilation, 
 from engine.parallel.ddp import all_reduce_sum, parallelize, unused_parameters, without_gradient_sync
 from engine.parallel.virtual_ranks import TreeGradients, resolve_virtual_ranks
 from engine.process import resolve_amp
+from models.layers.conv import BatchNorm2d
 from utils.config.settings import TrainConfig
 from utils.distributed.collectives import broadcast_object, unwrap
 from utils.distributed.context import DistributedContext
@@ -115,12 +118,12 @@ class TrainStep:
         self.model, self.criterion, self.optimizer, self.ema = model, criterion, optimizer, ema
         self.ctx, self.amp_dtype, self.clip_norm = ctx, amp_dtype, clip_norm
         self.skip_zero_grads, self.compilation = skip_zero_grads, compilation
-        self.images_per_picture = images_per_picture
-        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        self.channels_last, self.images_per_picture = channels_last, images_per_picture
         self.scaler = torch.amp.GradScaler(ctx.device.type, enabled=amp_dtype is torch.float16)
         self.reader = DelayedReader(ctx.device)
         self._bare = unwrap(model)
         self._statistics = float_buffers(self._bare)
+        self._norms = [module for module in self._bare.modules() if isinstance(module, BatchNorm2d)]
         self._tree = TreeGradients(ctx, virtual_ranks, self._bare, optimizer) if virtual_ranks else None
         self._averaged_over = ctx.world_size if isinstance(model, nn.parallel.DistributedDataParallel) else 1
 
@@ -176,16 +179,22 @@ class TrainStep:
         batch = batch.to(self.ctx.device)
         # Bytes are exact in any of these types, and so is what autocast would make of their quotients later.
         dtype = self.amp_dtype or next(self._bare.parameters()).dtype
-        images = batch.images.to(memory_format=self.memory_format).to(dtype) / 255
+        images = to_float(batch.images, self.ctx.device, dtype, self.channels_last)
         autocast = torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
         with self.compilation.forward(batch_images), autocast:
             raw = self.model(images)
+        self._count_batch()
         out = self.criterion(raw, batch.targets, batch.max_targets, batch.host_targets)
         # DDP averages gradients over ranks, but the sum is needed. Dividing by the images keeps float16 gradients
         # in range until the real normalizer is known, after the last shard.
         loss = out.total * (self._averaged_over / step_images)
         self.scaler.scale(loss).backward()
         return out.total.detach(), torch.cat([out.normalizer.detach().reshape(1).to(out.parts), out.parts])
+
+    def _count_batch(self) -> None:
+        counters = [norm.num_batches_tracked for norm in self._norms if norm.training]  # frozen ones see none
+        if counters:
+            torch._foreach_add_(counters, 1)
 
     def _scale_and_clip(self, normalizer: Tensor, global_pictures: int) -> tuple[Tensor, Tensor]:
         """Gradients become those of ``images * total / normalizer`` (the loss scaled by the batch, as YOLO's learning
@@ -294,7 +303,7 @@ def build_step(
 def _over_devices(ctx: DistributedContext, run: Run, model: nn.Module, plan: StepPlan) -> nn.Module:
     """The model, wrapped in DDP or DataParallel if it runs on several devices."""
     side = 2 * model.stride
-    unused = unused_parameters(model, torch.zeros(1, 3, side, side, device=ctx.device)) if ctx.is_distributed else []
+    unused = unused_parameters(model, torch.zeros(1, 3, side, side)) if ctx.is_distributed else []
     if unused:
         get_logger().info("no output depends on %s: DDP looks for such parameters at every step", ", ".join(unused))
     config = run.config

@@ -16,7 +16,7 @@ from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.run import Run
 from engine.evaluation.fitness import Fitness
 from engine.optim.schedule import StepPlan, build_schedule
-from engine.parallel.ddp import average_buffers
+from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.prefetcher import Prefetcher
 from engine.reporting.progress_bar import EpochBar, log_start_time
 from engine.reporting.trackers import Tracker
@@ -272,13 +272,14 @@ class Trainer:
         return f"epoch {progress.epoch + 1}, batch {progress.batch} of {len(self.train_loader)}"
 
     def _end_epoch(self) -> None:
-        """After the last step of an epoch: averages the ranks' buffers, validates, saves, reports.
+        """After the last step of an epoch: gives all ranks one model, validates, saves, reports.
 
         A resumed run may begin here."""
         progress, step = self.progress, self.take_step
         if not progress.joined:
-            average_buffers(step.model, self.ctx)
-            average_buffers(step.ema.module, self.ctx)
+            for model in (step.model, step.ema.module):
+                average_buffers(model, self.ctx)
+                broadcast_parameters(model, self.ctx)
             progress.joined = True
         if self._validates_after(progress.epoch + 1) and self.stops.save_is_due_before_validation():
             self._save()

@@ -84,7 +84,7 @@ def _open_model(config: ValConfig, weights: str, ctx: DistributedContext) -> Inf
     if config.amp in ("bf16", "fp16") and is_exported(weights):
         raise UserError(f"{weights}: --amp {config.amp}: computes in the type it was exported with; leave it out")
     # The views' boxes of an object are left to NMS.
-    model = open_model(path, device=ctx.device, nms=config.nms or config.tta)
+    model = open_model(path, device=ctx.device, nms=config.nms or config.tta, trust=config.trust)
     if config.nms and model.ignores_nms:
         get_logger().warning("%s: --nms does nothing: the model has one branch", weights)
     if not config.box_voting and config.iou_thres is None and model.nms_iou is None:

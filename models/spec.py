@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.config.yaml_files import load_yaml, suggestion
+from utils.config.yolo_command import other_task
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
 from utils.logger import get_logger
@@ -97,6 +98,8 @@ def load_spec(model: str | Path | dict) -> ModelSpec:
     for known in (name, re.sub("[-_]", "", name)):  # yolox-s and yolox_s are yoloxs
         if known in _built_in():
             return parse_spec(copy.deepcopy(_built_in()[known]) | {"name": known}, known)
+    if text := other_task(str(model)):
+        raise UserError(text)
     if is_yaml:
         raise UserError(f"{model}: no such file; built-in models are named like yolov8n")
     hint = suggestion(name.lower(), known_models())

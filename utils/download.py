@@ -21,6 +21,7 @@ from typing import IO
 from utils.config.parser import from_mapping
 from utils.config.settings import setting
 from utils.config.yaml_files import load_yaml, suggestion
+from utils.config.yolo_command import other_task
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -58,6 +59,8 @@ def find_entry(name_or_path: str, catalog: Path = CATALOG) -> WeightsEntry:
             raise UserError(f"{name_or_path}: is a folder; name a file in it, such as best.pt")
         if Path(name_or_path).name != name_or_path:
             raise UserError(f"{name_or_path}: no such file")
+        if text := other_task(name_or_path):
+            raise UserError(text)
         hint = suggestion(name, known) or f"; names: {', '.join(known)}"
         raise UserError(f"{name_or_path}: no such file or name of public weights{hint}")
     entry = from_mapping(WeightsEntry, known[name], f"{catalog}: {name}")

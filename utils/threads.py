@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -11,26 +13,61 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+AHEAD_BYTES = 1 << 27
 
 
-def map_ahead(function: Callable[[T], R], items: Iterable[T], *, threads: int, ahead: int | None = None) -> Iterator[R]:
-    """``map`` in ``threads`` threads, in order, with at most ``ahead`` pending results (default: two per thread).
+class Ahead:
+    """How many images a stage of work may be ahead of the next: at most ``count``, and at most `AHEAD_BYTES` of images
+    as large as the largest so far; none before the first one."""
 
-    If ``function`` raises an exception, it is raised in place of the result.
+    def __init__(self, count: int) -> None:
+        self._count, self._largest = count, 0
+
+    def __call__(self) -> int:
+        return min(self._count, AHEAD_BYTES // self._largest) if self._largest else 0
+
+    def add(self, image_bytes: int) -> None:
+        self._largest = max(self._largest, image_bytes)
+
+
+def map_ahead(
+    function: Callable[[T], R], items: Iterable[T], *, threads: int, ahead: Callable[[], int] | None = None
+) -> Iterator[R]:
+    """``map`` in ``threads`` threads, in order, with at most ``ahead()`` pending results (default: two per thread).
+
+    If ``function`` raises an exception, it is raised in place of the result, and no call for a later item begins.
     """
     threads = max(threads, 1)
-    ahead = 2 * threads if ahead is None else ahead
     waiting: deque[Future[R]] = deque()
     pool = ThreadPoolExecutor(threads)
+    last = math.inf
+
+    def call(number: int, item: T) -> R | None:
+        nonlocal last
+        if number > last:
+            return None  # which nobody takes
+        try:
+            return function(item)
+        except BaseException:
+            last = min(last, number)
+            raise
+
     try:
-        for item in items:
-            waiting.append(pool.submit(function, item))
-            if len(waiting) > ahead:
+        for number, item in enumerate(items):
+            waiting.append(pool.submit(call, number, item))
+            while len(waiting) > (2 * threads if ahead is None else ahead()):
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def iterate_ahead(items: Iterator[T], ahead: Callable[[], int]) -> Iterator[T]:
+    """``items``, computed in another thread, with at most ``ahead()`` pending ones."""
+    end = object()
+    found = map_ahead(lambda _: next(items, end), itertools.repeat(None), threads=1, ahead=ahead)
+    return itertools.takewhile(lambda item: item is not end, found)
 
 
 class BackgroundWriter:

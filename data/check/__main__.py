@@ -57,6 +57,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help=f"longer image side in training, pixels; default: the checkpoint's, or {DEFAULT_IMGSZ}",
     )  # fmt: skip
     parser.add_argument("--weights", default="", help="checkpoint trained on this data; adds label errors that it sees")
+    parser.add_argument("--trust", action="store_true", help="as in val.py")
     parser.add_argument(
         "--min-score", type=float, default=LEAST_SCORE, help="report label errors from this probability on, 0 to 1"
     )
@@ -90,7 +91,7 @@ def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     if options.weights:
         from engine.label_errors import check_classes, label_issues, open_predictor
 
-        predictor = open_predictor(options.weights, imgsz=options.imgsz, device=options.device)
+        predictor = open_predictor(options.weights, imgsz=options.imgsz, device=options.device, trust=options.trust)
     spec = open_dataset(options.data, (), stage="", cache_dir="", ctx=DistributedContext.single())
     if predictor:
         check_classes(predictor, spec.names, options.weights)

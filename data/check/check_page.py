@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from data.check.census import census_parts, take_census
 from data.check.issue_cards import DRAWN_SCORE, MOST_LABEL_ERRORS, IssueGalleries
-from data.check.issues import ACROSS, EXPLANATIONS, LABEL_ERRORS, REMEDIES, WITHIN, Issue, by_kind
+from data.check.issues import DUPLICATES, EXPLANATIONS, LABEL_ERRORS, REMEDIES, Issue, by_kind
 from data.check.labels import SIZE_STEP
 from data.check.scanned import CheckedSplit
 from data.index.dataset_yaml import DatasetSpec
@@ -160,14 +160,12 @@ def _label_errors(galleries: IssueGalleries, issues: Sequence[Issue], weights: s
 
 
 def _near_duplicates(galleries: IssueGalleries, issues: Sequence[Issue]) -> Iterator[page.Content]:
-    groups = by_kind(issue for issue in issues if issue.kind in (ACROSS, WITHIN))
+    groups = by_kind(issue for issue in issues if issue.kind in DUPLICATES)
     cards = galleries.duplicates(issues)
     if cards is None:
         yield "There are none. Mirrored, rotated and strongly cropped copies are not looked for."
         return
-    said = "; ".join(
-        f"{len(group):,} group(s) {kind.removeprefix('near-duplicates ')}" for kind, group in groups.items()
-    )
+    said = "; ".join(f"{len(group):,} group(s) of {kind}" for kind, group in groups.items())
     yield f"{said}. Two images of each group are shown, with their labels."
     yield cards
 

@@ -8,6 +8,8 @@ compared. Mirrored, rotated and strongly cropped copies are not found.
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +18,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from data.check.issues import ACROSS, DAMAGED, WITHIN, Issue
+from data.check.issues import ACROSS, AUGMENTED, COPIED, DAMAGED, WITHIN, Issue
 from data.check.labels import neighbors_in_runs
 from data.check.scanned import CheckedSplit
 from data.image_io.decode import read_reduced
@@ -162,8 +164,17 @@ def read_signatures(paths: Sequence[str], workers: int) -> tuple[Signatures, dic
     with ThreadPoolExecutor(workers) as pool:
         for _ in progress(pool.map(read, range(len(paths))), desc="comparing images", total=len(paths)):
             pass
-    contrast = thumbnails.reshape(len(paths), -1).std(1)
+    contrast = thumbnails.reshape(len(paths), SIDE * SIDE).std(1)
     return Signatures(perceptual_hashes(thumbnails), thumbnails, readable & (contrast >= MIN_CONTRAST)), complaints
+
+
+def roboflow_copies(names: Sequence[str]) -> list[np.ndarray]:
+    """Groups of two or more images that Roboflow has made of one image, as ``a_jpg.rf.HASH.jpg`` says, int64 each."""
+    groups: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        if match := re.fullmatch(r"(.+)\.rf\.\w+\.\w+", os.path.basename(name)):
+            groups.setdefault(match[1], []).append(i)
+    return [np.array(group) for group in groups.values() if len(group) > 1]
 
 
 def image_issues(splits: Sequence[CheckedSplit], workers: int) -> list[Issue]:
@@ -175,17 +186,34 @@ def image_issues(splits: Sequence[CheckedSplit], workers: int) -> list[Issue]:
     issues = [
         Issue(DAMAGED, complaint, splits[owner[i]].name, (names[i],)) for i, complaint in sorted(complaints.items())
     ]
+    copies = roboflow_copies(names)
+    origin = np.arange(len(names))  # the first copy of the same image
+    for group in copies:
+        origin[group] = group[0]
+    found = [(COPIED, group) for group in copies if len(set(owner[group])) > 1]
+    found += [(WITHIN if len(set(owner[group])) == 1 else ACROSS, group) for group in duplicate_groups(signatures)]
     duplicates = []
-    for group in duplicate_groups(signatures):
+    for kind, group in found:
         owners = tuple(splits[i].name for i in owner[group])
         files = tuple(names[i] for i in group)
-        is_across = len(set(owners)) > 1
         if len(set(files)) == 1:
-            duplicates.append(Issue(ACROSS, f"listed in {' and '.join(owners)}", "", files, splits=owners))
+            if kind == ACROSS:
+                duplicates.append(Issue(ACROSS, f"listed in {' and '.join(owners)}", "", files, splits=owners))
             continue
+        if kind != COPIED and len(set(origin[group])) == 1:  # copies are reported as what they are
+            continue
+        is_across = kind != WITHIN
         others = ", ".join(f"{name} ({split})" if is_across else name for name, split in list(zip(files, owners))[1:6])
         more = f", and {len(group) - 6} more" if len(group) > 6 else ""
-        text = f"{f'({owners[0]}) ' if is_across else ''}is nearly {others}{more}"
-        kind, split = (ACROSS, "") if is_across else (WITHIN, owners[0])
-        duplicates.append(Issue(kind, text, split, files, splits=owners if is_across else ()))
-    return issues + sorted(duplicates, key=lambda issue: (issue.kind, issue.images))
+        text = f"{'is a copy of the same image as' if kind == COPIED else 'is nearly'} {others}{more}"
+        if is_across:
+            duplicates.append(Issue(kind, f"({owners[0]}) {text}", "", files, splits=owners))
+        else:
+            duplicates.append(Issue(kind, text, owners[0], files))
+    issues += sorted(duplicates, key=lambda issue: (issue.kind, issue.images))
+    for number, split in enumerate(splits):
+        _, counts = np.unique(origin[owner == number], return_counts=True)
+        if (several := counts[counts > 1]).size:
+            text = f"{several.sum():,} of {counts.sum():,} images are Roboflow's copies of {several.size:,} image(s)"
+            issues.append(Issue(AUGMENTED, text, split.name))
+    return issues

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from markupsafe import Markup
 
-from data.check.issues import ACROSS, LABEL_ERRORS, MISSED, SPURIOUS, WITHIN, Box, Issue, by_kind
+from data.check.issues import DUPLICATES, LABEL_ERRORS, MISSED, SPURIOUS, Box, Issue, by_kind
 from data.check.photos import CROP_SIDE, Album, Photos, Source, View
 from data.check.scanned import CheckedSplit
 from utils.boxes import clip_xyxy, scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
@@ -45,7 +45,7 @@ class IssueGalleries:
 
     def duplicates(self, issues: Sequence[Issue]) -> Markup | None:
         """Pairs of near-duplicates, those across splits first; None if there are none."""
-        groups = by_kind(issue for issue in issues if issue.kind in (ACROSS, WITHIN))
+        groups = by_kind(issue for issue in issues if issue.kind in DUPLICATES)
         drawn = alternating(list(groups.values()))[:MOST_PAIRS]
         self._find(drawn)
         album = Album(self._page, self._photos, MOST_BYTES["pairs"])
@@ -54,7 +54,7 @@ class IssueGalleries:
 
     def boxes(self, issues: Sequence[Issue]) -> Markup | None:
         """Images and boxes that are wrong without asking a model; None if there are none."""
-        groups = by_kind(i for i in issues if i.images and i.kind not in (ACROSS, WITHIN, *LABEL_ERRORS))
+        groups = by_kind(i for i in issues if i.images and i.kind not in (*DUPLICATES, *LABEL_ERRORS))
         drawn = {kind: alternating(list(_by_split(group)))[:MOST_OF_KIND] for kind, group in groups.items()}
         self._find(list(chain(*drawn.values())))
         cards = []

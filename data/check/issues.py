@@ -11,8 +11,10 @@ from utils.structures import one_line
 
 # Kinds of issues besides those of the scan (`data.labels.findings`), with the explanation that the summary prints.
 DAMAGED = "damaged image"
+COPIED = "copies of one image across splits"
 ACROSS = "near-duplicates across splits"
 WITHIN = "near-duplicates within a split"
+AUGMENTED = "augmented copies within a split"
 DOUBLED = "doubled box"
 TWO_CLASSES = "one box, two classes"
 TINY = "tiny box"
@@ -25,6 +27,7 @@ SPURIOUS = "spurious label"
 SWAPPED = "wrong class"
 MOVED = "badly placed box"
 
+DUPLICATES = (COPIED, ACROSS, WITHIN)
 LABEL_ERRORS = (MISSED, SPURIOUS, SWAPPED, MOVED)
 EXPLANATIONS = {
     DAMAGED: "decoders repair such files in their own way",
@@ -39,15 +42,17 @@ EXPLANATIONS = {
     scan_kinds.DUPLICATE: "training uses the first of equal rows",
     scan_kinds.SIZE: "labels may belong to another version of the image",
     scan_kinds.REPEATED_IMAGE: "training uses it once",
-    scan_kinds.UNLISTED: "training takes these images as backgrounds",
+    scan_kinds.UNLISTED: "training leaves these images out",
     scan_kinds.ABSENT: "these labels are not used",
     scan_kinds.UNSUPPORTED: "training does not read these files",
     SMALL_OBJECTS: "most models miss objects below two cells of their finest level",
     UNUSED: "the model cannot learn these",
     NOT_TRAINED: "the model cannot learn these, and they are scored",
     IMBALANCE: "scores say less about how the model was trained",
+    COPIED: "Roboflow made them of one image, which is trained on and scored on: scores are too high",
     ACROSS: "the same picture is trained on and scored on: scores are too high",
     WITHIN: "copies weigh more than other images",
+    AUGMENTED: "Roboflow made them; training augments images by itself, anew in each epoch",
     DOUBLED: "two boxes of one class with IoU above 0.9: one object is counted twice",
     TWO_CLASSES: "two boxes of different classes with IoU above 0.9",
     TINY: "too small to be found at this --imgsz",
@@ -76,8 +81,10 @@ REMEDIES = {
     scan_kinds.ABSENT: "add the images to the split, or delete these labels",
     scan_kinds.UNSUPPORTED: "convert it, or delete it",
     scan_kinds.NO_LABEL: "add an empty label file if it has no object, else label it",
+    COPIED: "keep all copies in one split",
     ACROSS: "keep all copies in one split",
     WITHIN: "keep one copy, if they were not meant",
+    AUGMENTED: "nothing, or export the data set without augmentation",
     DOUBLED: "delete one of the two",
     TWO_CLASSES: "delete the wrong one",
     TINY: "delete it if it is a slip, else train with a larger --imgsz or cut images into tiles",

@@ -9,9 +9,10 @@ import numpy as np
 from data.check.issues import Box, Issue
 from data.index.dataset_yaml import DatasetSpec
 from data.index.files import list_split
-from data.index.index import DatasetIndex
+from data.index.index import DatasetIndex, without_labels
 from data.index.scan import Scan, scan_split
 from utils.boxes import xywh_to_xyxy
+from utils.logger import get_logger
 
 
 class CheckedSplit(NamedTuple):
@@ -49,6 +50,8 @@ def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int, ve
     scanned = []
     for split in splits:
         listing = list_split(spec, split)
+        if what := without_labels(listing, spec, split):
+            get_logger().warning("%s", what)
         scan = scan_split(spec, split, listing, workers=workers, single_cls=False, show_progress=True, verify=verify)
         scanned.append(CheckedSplit(split, DatasetIndex(spec.names, spec.root, **scan.split._asdict()), scan))
     return scanned

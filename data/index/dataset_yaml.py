@@ -8,6 +8,7 @@ split.
 
 from __future__ import annotations
 
+import difflib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ _DESCRIPTIVE_KEYS = (
     "validation",
     "minival",
 )
+MOST_COMPARED = 1000  # names of files with a missing one
 _OTHER_TASKS = {"kpt_shape": "keypoints", "flip_idx": "keypoints", "kpt_names": "keypoints"}
 
 
@@ -59,7 +61,7 @@ class DatasetSpec:
     root: Path  # absolute
     splits: dict[str, SplitSource]
     source: str  # path of the YAML, for messages
-    download: bool = False  # the YAML has a download, which is never run, but mentioned if the data is missing
+    if_missing: str = "correct its paths"  # what to do if the data is missing
 
     def split(self, name: str) -> SplitSource:
         """The split ``name``. Raises UserError if the YAML does not have it."""
@@ -71,10 +73,29 @@ class DatasetSpec:
 
     def missing(self, path: Path) -> UserError:
         """The error for a missing part of the data set."""
-        hint = "; its 'download' is never run: download and unpack the data yourself" if self.download else ""
-        if Path(self.source).parent == YAML_FOLDER:
-            hint = "; download the data set and unpack it as the first lines of that file describe"
-        return UserError(f"{path}: not found (named by {self.source}){hint or '; correct its paths'}")
+        return UserError(f"{path}: not found (named by {self.source}){what_exists(path)}; {self.if_missing}")
+
+
+def what_exists(path: Path) -> str:
+    """What is there instead of a missing ``path``, for messages: a name like that of the first missing part of the
+    path, or what is in the folder; "" if nothing is worth mentioning."""
+    parent = next(folder for folder in path.parents if folder.is_dir())
+    missing = path.relative_to(parent).parts[0]
+    is_last = parent == path.parent
+    suffix = path.suffix if is_last else ""
+    if "*" in missing:
+        return f"; patterns are not expanded: name the folder, {parent}"
+    try:
+        with os.scandir(parent) as entries:
+            found = [e for e in entries if not e.name.startswith(".")]
+        names = sorted(e.name for e in found if (e.name.endswith(suffix) if suffix else e.is_dir()))
+    except OSError:
+        return ""
+    known = {name.removesuffix(suffix).lower(): name for name in reversed(names[:MOST_COMPARED])}
+    close = difflib.get_close_matches(missing.removesuffix(suffix).lower(), known, n=1, cutoff=0.54)
+    if close:  # as "validate" is to "val"
+        return f"; '{parent / known[close[0]]}' exists"
+    return f"; {parent} has {', '.join(names[:5])}{', ...' * (len(names) > 5)}" if is_last and names else ""
 
 
 def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
@@ -103,7 +124,16 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
         if split not in splits and isinstance(values["annotations"], dict):
             raise UserError(f"{path}: annotations for '{split}', but no '{split}: <folder of its images>'")
     names = _read_names(values, splits, path)
-    return DatasetSpec(names, root, splits, str(path), bool(values.get("download")))
+    return DatasetSpec(names, root, splits, str(path), _if_missing(values, path))
+
+
+def _if_missing(values: dict, path: Path) -> str:
+    if path.absolute().parent == YAML_FOLDER and "url" in values:
+        unpacked = "unpack it as the first lines of that file describe"
+        return f"download {values['url']} (license: {values['license']}) and {unpacked}"
+    if values.get("download"):
+        return "its 'download' is never run: download and unpack the data yourself"
+    return "correct its paths"
 
 
 def _check_keys(values: dict, path: Path) -> None:
@@ -136,7 +166,8 @@ def _resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
     candidates = [given] if given.is_absolute() else [home / given, Path.cwd() / given]
     if known_root and not given.is_absolute():
         candidates.append(Path(known_root))
-    return _normal(next((c for c in candidates if c.is_dir()), candidates[0]))
+    missing = candidates[1] if home == YAML_FOLDER and not given.is_absolute() else candidates[0]
+    return _normal(next((c for c in candidates if c.is_dir()), missing))
 
 
 def _normal(path: Path) -> Path:
@@ -178,9 +209,10 @@ def _read_names(values: dict, splits: dict[str, SplitSource], path: Path) -> tup
     if given is not None:
         names = _checked_names(given, path)
     else:
-        first = next((s for s in splits.values() if s.label_format and s.label_format.class_names), None)
-        if first:
-            names = first.label_format.class_names(first.annotations)
+        with_names = [s for s in splits.values() if s.label_format and s.label_format.class_names]
+        if with_names:
+            first = with_names[0].label_format
+            names = first.class_names([s.annotations for s in with_names if s.label_format is first])
         elif count is not None:
             names = tuple(f"class_{i}" for i in range(count))
         else:

@@ -5,19 +5,22 @@ Each folder is read once with `os.scandir`. Names that begin with a dot, such as
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from data.image_io.decode import IMAGE_SUFFIXES
-from data.index.dataset_yaml import FORMATS, DatasetSpec, SplitSource
+from data.index.dataset_yaml import FORMATS, DatasetSpec, SplitSource, what_exists
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding, relative_name
 from data.labels.label_format import FileStamp, ImageFile, LabelFile, LabelFormat
 from utils.errors import UserError
 from utils.files.safe_io import read_text
+from utils.logger import get_logger
 from utils.machine.limits import explanation
 
 # Image formats that are not supported. They are reported; other files (txt, json, ...) are ignored.
@@ -25,6 +28,17 @@ _UNREAD = ".avif .cr2 .dng .exr .gif .heic .heif .jxl .nef .pfm .svg"
 _MAX_LIST_BYTES = 1 << 31
 NO_FILE = "a pipe or device, not a file; left out"
 _UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
+# What to do with files of the images' stems, and with other files, that are not where labels are read.
+_OF_IMAGES = {
+    ".txt": "move them to {there}",
+    ".xml": "if they are Pascal VOC's, add 'annotations: {entry}' to the YAML",
+    ".json": "one JSON per image is not read; convert them to YOLO txt or to one COCO JSON",
+}
+_OTHERS = {
+    ".json": "if it is COCO's, add 'annotations: {entry}' to the YAML",
+    ".csv": "CSV is not read; export the data set as YOLO txt, COCO JSON or Pascal VOC",
+}
+_MOST_TRIED = 10  # rows of a list that was written for another folder
 T = TypeVar("T")
 
 
@@ -136,32 +150,88 @@ def _in_folder(folder: Path, root: Path, findings: list[Finding]) -> Iterator[tu
 
 def _in_list(file: Path, root: Path, findings: list[Finding]) -> Iterator[tuple[str, ImageFile]]:
     """Rows are absolute paths, or relative ones: to the list's folder if they begin with ``./``, else to the data
-    set's folder first."""
-    rows = read_text(file, most=_MAX_LIST_BYTES).splitlines()
-    here = relative_name(file, root)
-    folders = _Folders()
-    for line, row in enumerate(rows, 1):
-        row = row.strip()
-        if not row:
-            continue
-        where = f"{here}:{line}"
-        if os.path.splitext(row)[1].lower() not in IMAGE_SUFFIXES:
-            findings.append(Finding(where, UNSUPPORTED, f"{row[:100]!r} is no path of an image"))
-            continue
+    set's folder first. If none is an image, `_read_elsewhere` says how to read them, or raises UserError.
+    """
+    rows = [(line, row.strip()) for line, row in enumerate(read_text(file, most=_MAX_LIST_BYTES).splitlines(), 1)]
+    rows = [(line, row) for line, row in rows if row]
+    here, folders = relative_name(file, root), _Folders()
+
+    def as_written(row: str) -> str | None:
+        if not _is_image(row):
+            return None
         bases = (file.parent, root) if row.startswith("./") else (root, file.parent)
-        for base in bases:
-            path = os.path.normpath(os.path.join(base, row))
-            entry = folders.entry(path)
-            stamp = entry and _stamp(entry)
-            if stamp is None:
-                continue
-            if _query(entry.is_file):
-                yield where, ImageFile(relative_name(path, root), os.path.basename(path), stamp)
+        return next(filter(folders.exists, (os.path.normpath(os.path.join(base, row)) for base in bases)), None)
+
+    find = as_written
+    if rows and not any(as_written(row) for _, row in rows):
+        find = _read_elsewhere(rows, file, root, folders)
+    for line, row in rows:
+        where, path = f"{here}:{line}", find(row)
+        if path is None:
+            if find == as_written and not _is_image(row):
+                findings.append(Finding(where, UNSUPPORTED, f"{row[:100]!r} is not the path of an image"))
             else:
-                findings.append(Finding(where, BAD_IMAGE, f"{row}: {NO_FILE}"))
-            break
+                findings.append(Finding(where, MISSING_IMAGE, f"{row} not found"))
+        elif not _query(folders.entry(path).is_file):
+            findings.append(Finding(where, BAD_IMAGE, f"{row}: {NO_FILE}"))
         else:
-            findings.append(Finding(where, MISSING_IMAGE, f"{row} not found"))
+            yield where, ImageFile(relative_name(path, root), os.path.basename(path), folders.stamp(path))
+
+
+def _read_elsewhere(
+    rows: list[tuple[int, str]], file: Path, root: Path, folders: _Folders
+) -> Callable[[str], str | None]:
+    """How to find the images of a list of which no row names one as it is written: with Windows separators, for another
+    folder (``data/obj_train_data/a.jpg`` of CVAT, absolute paths of another machine), or without suffixes (``000012``
+    of VOC).
+
+    The first of ``rows`` (line, text) whose last parts are those of an image in the data set decides for all: which
+    first parts are left out, and which folder the others are in. Raises UserError if there is none, or several images
+    fit.
+    """
+    names = {_parts(row)[-1] for _, row in rows[:_MOST_TRIED]}
+    images = [
+        os.path.join(folder, entry.name)
+        for folder, entries in (_walk(root) if root.is_dir() else ())
+        for entry in entries
+        if _is_image(entry.name) and {entry.name, os.path.splitext(entry.name)[0]} & names
+    ]
+    for line, row in rows[:_MOST_TRIED]:
+        parts = _parts(row)
+        for left_out in range(len(parts)):
+            tail = os.sep + os.path.join(*parts[left_out:])
+            fits = [p for p in images if (p if _is_image(row) else os.path.splitext(p)[0]).endswith(tail)]
+            if len(fits) == 1:
+                folder = Path(fits[0]).parents[len(parts) - left_out - 1]
+                text = "%s: no row names an image as it is written; rows are read as line %d: %s is %s"
+                get_logger().info(text, file, line, row, relative_name(fits[0], root))
+                return partial(_find_below, folder, left_out, folders)
+            if fits:
+                raise UserError(
+                    f"{file}:{line}: {len(fits)} images fit {row[:200]!r}: {', '.join(sorted(fits)[:2])}"
+                    f"{', ...' * (len(fits) > 2)}; name images by their paths relative to {root}"
+                )
+    line, row = rows[0]
+    raise UserError(
+        f"{file}:{line}: {row[:200]!r} is not an image, nor is any other row; name images by their paths relative to "
+        f"{root}"
+    )
+
+
+def _find_below(folder: Path, left_out: int, folders: _Folders, row: str) -> str | None:
+    """The path of the image that a row names by all its parts but the first ``left_out``; None unless there is one."""
+    path = os.path.join(folder, *_parts(row)[left_out:])
+    suffixes = ("",) if _is_image(row) else (*IMAGE_SUFFIXES, *map(str.upper, IMAGE_SUFFIXES))
+    fits = [path + suffix for suffix in suffixes if folders.exists(path + suffix)]
+    return fits[0] if len(fits) == 1 else None
+
+
+def _is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+
+
+def _parts(row: str) -> list[str]:
+    return [part for part in row.replace("\\", "/").split("/") if part not in ("", ".", "..")] or [row]
 
 
 class _Folders:
@@ -208,3 +278,31 @@ def _list_labels(
             bases[folder] = "" if base == "." else base + "/"
         labels.append(LabelFile(bases[folder] + name, folders.stamp(path)))
     return label_format, labels
+
+
+def labels_elsewhere(listing: Listing, spec: DatasetSpec, split: str) -> str:
+    """What there is instead of the label files of a split, of which none exists, and what to do with it, for a message;
+    "" if nothing is found."""
+    image, label = (Path(spec.root, file.name) for file in (listing.images[0], listing.labels[0]))
+    stems = {os.path.splitext(os.path.basename(file.name))[0] for file in listing.images}
+    folders = [image.parent, label.parent]
+    if spec.root in image.parents:
+        above = dict.fromkeys((image.parent.parent, spec.root))
+        folders += [*above, *(folder / name for folder in above for name in _names(folder, folders=True))]
+    for folder in folders if spec.splits[split].annotations is None else ():
+        files = [folder / name for name in _names(folder)]
+        for suffix, advice in _OF_IMAGES.items():
+            if count := sum(file.suffix.lower() == suffix and file.stem in stems for file in files):
+                entry = f"{{{split}: {relative_name(folder, spec.root)}}}"
+                return f"; {folder} has {count} {suffix} files: {advice.format(there=label.parent, entry=entry)}"
+        for suffix, advice in _OTHERS.items():
+            if file := next((file for file in files if file.suffix.lower() == suffix), None):
+                return f"; {file}: {advice.format(entry=f'{{{split}: {relative_name(file, spec.root)}}}')}"
+    return what_exists(label)
+
+
+def _names(folder: Path, *, folders: bool = False) -> list[str]:
+    """The sorted names of the files in a folder, or of its folders; none if it cannot be listed."""
+    with contextlib.suppress(OSError, UserError):
+        return sorted(entry.name for entry in _scan(str(folder)) if bool(_query(entry.is_dir)) == folders)
+    return []

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from data.index.dataset_yaml import DatasetSpec
-from data.index.files import Listing, list_split
+from data.index.files import Listing, labels_elsewhere, list_split
 from data.index.scan import scan_split
 from data.labels.clean import PARSER_VERSION
 from data.labels.findings import ScanReport
@@ -133,7 +133,8 @@ def load_index(
             the labels, or more than ``max_bad`` of the images are bad.
     """
     listing = list_split(spec, split)
-    _check_some_labels(listing, spec, split)
+    if what := without_labels(listing, spec, split):  # before its images are read
+        raise UserError(what)
     fingerprint = _fingerprint(spec, split, listing, single_cls, verify)
     folder = cache_folder(cache_dir)
     path = folder / f"{split}-{fingerprint}.index"
@@ -168,14 +169,13 @@ def _unlabeled(listing: Listing) -> list[str]:
     return [file.name for file in listing.labels if file.stamp is None]
 
 
-def _check_some_labels(listing: Listing, spec: DatasetSpec, split: str) -> None:
-    """Raises UserError for a split without any label file, before its images are read."""
+def without_labels(listing: Listing, spec: DatasetSpec, split: str) -> str:
+    """What is wrong with a split without any label file, and what to do; "" if there is one."""
     missing = _unlabeled(listing)
-    if len(missing) == len(listing.labels):
-        raise UserError(
-            f"{spec.source}: '{split}' has {len(listing.images)} images and no label file; the first was expected at "
-            f"{_absolute(spec, missing[0])}"
-        )
+    if len(missing) < len(listing.labels):
+        return ""
+    text = f"{spec.source}: '{split}' has {len(listing.images)} images and no label file; the first was expected at "
+    return f"{text}{_absolute(spec, missing[0])}{labels_elsewhere(listing, spec, split)}"
 
 
 def _warn_of_missing_labels(listing: Listing, spec: DatasetSpec, split: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -218,23 +219,32 @@ def _finding(source: LabelSource, image: int, kind: str, text: str, line: int | 
 def _unusable_labels(found: list[LocatedFinding], boxes: Boxes, source: LabelSource) -> list[LocatedFinding]:
     """Findings for images whose labels have a number that is not finite, or whose objects are all unusable. As
     background images they would teach the model to ignore their objects."""
-    not_finite = {p.image: p.line for p in reversed(found) if p.finding.kind == NOT_FINITE}
-    without_boxes = {p.image for p in found if p.finding.kind in _UNUSABLE} - set(np.unique(boxes.image).tolist())
-    lost = [
-        LocatedFinding(i, -1, Finding(source.where(i, line), BAD_LABEL, "a number is not finite; image left out"))
-        for i, line in not_finite.items()
-    ]
-    text = "no row can be used; image left out"
-    return lost + [_finding(source, i, BAD_LABEL, text) for i in without_boxes - set(not_finite)]
+    with_boxes = set(np.unique(boxes.image).tolist())
+    first = {p.image: p for p in reversed(found) if p.finding.kind in _UNUSABLE and p.image not in with_boxes}
+    first |= {p.image: p for p in reversed(found) if p.finding.kind == NOT_FINITE}
+    lost = []
+    for i, p in first.items():
+        why = "a number is not finite" if p.finding.kind == NOT_FINITE else f"no row can be used: {_cause(p, source)}"
+        finding = Finding(source.where(i, p.line), BAD_LABEL, f"{why}; image left out")
+        lost.append(LocatedFinding(i, -1, finding))
+    return lost
+
+
+def _cause(row: LocatedFinding, source: LabelSource) -> str:
+    """Why a row cannot be used, without what differs from row to row, so that equal causes can be counted."""
+    if row.finding.kind == OUTSIDE:
+        return "the boxes are outside the image" + ("; coordinates in pixels?" if source.normalized else "")
+    return re.split(": |, got ", row.finding.text.removesuffix("; left out"))[0]
 
 
 def _check_labels_fit(found: list[LocatedFinding], boxes: int, spec: DatasetSpec, split: str) -> None:
     unknown = [p.finding for p in found if p.finding.kind == UNKNOWN_CLASS]
-    if len(unknown) > boxes:
+    others = boxes + sum(p.finding.kind in _UNUSABLE for p in found) - len(unknown)
+    if len(unknown) > others:
         first = unknown[0]
         raise UserError(
-            f"{spec.source}: the names don't match the labels: {len(unknown):,} of {len(unknown) + boxes:,} objects in "
-            f"'{split}' have a class that is not in 'names' (first: {first.where}: {first.text})"
+            f"{spec.source}: the names don't match the labels: {len(unknown):,} of {len(unknown) + others:,} objects "
+            f"in '{split}' have a class that is not in 'names' (first: {first.where}: {first.text})"
         )
 
 

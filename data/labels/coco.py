@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from data.labels.json_files import load_json, read_json
 from data.labels.label_format import ImageEntry, ImageFile, LabelFile, LabelFormat, LabelSource, LabelsPerSplit
 from utils.config.yaml_files import suggestion
 from utils.errors import UserError
+from utils.logger import get_logger
 
 _EXPECTED = "a COCO JSON: expected images, annotations and categories"
 _MAX = 1e300  # larger numbers count as infinite
@@ -67,17 +69,38 @@ def _typed(value: Any, *kinds: type) -> Any:
     return value
 
 
-def category_names(path: Path) -> tuple[str, ...]:
-    """The names of a COCO JSON's categories, in the order of their ids. Raises UserError.
+def category_names(paths: Sequence[Path]) -> tuple[str, ...]:
+    """The names of the first COCO JSON's categories, in the order of their ids. Raises UserError.
 
-    Only this list is parsed: the files are large.
+    A category that all others name as their supercategory, and that has no box in any of the files, is not a class:
+    exports of Roboflow begin with such a root. Only the categories are parsed: the files are large.
     """
+    categories = _categories(read_json(paths[0], _EXPECTED), paths[0])
+    for root in categories if len(categories) > 1 else ():
+        others = [c for c in categories if c is not root]
+        is_root = all(c.get("supercategory") == root["name"] for c in others)
+        if is_root and not any(_has_boxes(root, path) for path in dict.fromkeys(paths) if path.is_file()):
+            text = "%s: the category '%s' has no boxes and is the supercategory of all others: it is not a class"
+            get_logger().info(text, paths[0], root["name"])
+            return tuple(str(c["name"]) for c in others)
+    return tuple(str(c["name"]) for c in categories)
+
+
+def _has_boxes(category: dict, path: Path) -> bool:
+    """Whether an annotation of a file has this category. Its id may differ from file to file."""
     text = read_json(path, _EXPECTED)
+    kind = category["name"], category.get("supercategory")
+    ids = [c["id"] for c in _categories(text, path) if (c["name"], c.get("supercategory")) == kind]
+    return any(re.search(rf'"category_id"\s*:\s*{re.escape(str(i))}\b', text) for i in ids)
+
+
+def _categories(text: str, path: Path) -> list[dict]:
+    """The categories in the text of a COCO JSON, by id. Raises UserError."""
     decoder = json.JSONDecoder()
     for match in re.finditer(r'(?<!\\)"categories"\s*:\s*(?=\[)', text):
         try:
             categories, _ = decoder.raw_decode(text, match.end())
-            return tuple(str(c["name"]) for c in sorted(categories, key=lambda c: c["id"]))
+            return sorted(categories, key=lambda c: (c["id"], str(c["name"])))
         except (ValueError, KeyError, TypeError, RecursionError):
             continue  # another key of this name, such as in "info"
     raise UserError(f"{path}: has no categories to take the names from; is it a COCO JSON?")
@@ -92,7 +115,7 @@ def _entries(data: dict, key: str, path: Path) -> list:
 def _category_ids(category_name: dict[int, str], names: tuple[str, ...] | None) -> tuple[int, ...]:
     if names is None:
         return (min(category_name, default=0),)
-    id_of = {name: i for i, name in category_name.items()}
+    id_of = {name: i for i, name in sorted(category_name.items())}  # Roboflow's root, first, may be called like a class
     unused = max(category_name, default=-1) + 1
     return tuple(id_of.get(name, unused + k) for k, name in enumerate(names))
 

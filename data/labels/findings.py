@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -52,12 +52,16 @@ class ScanReport:
 
     totals: dict[str, int]
     lines: FlatStrings  # "file:line: kind: what", paths relative to the data set's folder
-    bad_lines: tuple[str, ...] = ()  # the first three lines about images that were left out
+    bad_lines: tuple[str, ...] = ()  # why images were left out: the commonest three reasons
 
     @classmethod
     def of(cls, findings: Iterable[Finding], totals: dict[str, int]) -> ScanReport:
         findings = list(findings)
-        bad = [str(f) for f in findings if f.kind in IMAGE_LOST][:3]
+        alike: dict[tuple[str, str], list[Finding]] = {}
+        for f in findings:
+            if f.kind in IMAGE_LOST:
+                alike.setdefault((f.kind, "" if f.kind == MISSING_IMAGE else f.text), []).append(f)
+        bad = [_reason(group) for group in sorted(alike.values(), key=len, reverse=True)[:3]]
         return cls(totals | Counter(f.kind for f in findings), FlatStrings.of(map(str, findings)), tuple(bad))
 
     @property
@@ -88,6 +92,14 @@ class ScanReport:
         with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(self.summary() + "\n")
             file.writelines(f"{line}\n" for line in self.lines)
+
+
+def _reason(alike: Sequence[Finding]) -> str:
+    first = alike[0]
+    if len(alike) == 1:
+        return str(first)
+    text = first.text.removesuffix("; image left out").removesuffix("; left out")
+    return f"{len(alike):,} {first.kind}s, first {first.where}: {text}"
 
 
 def relative_name(path: Path | str, root: Path) -> str:

@@ -66,8 +66,8 @@ class LabelFormat:
             is of class 0. Raises UserError when the labels cannot be used.
         label_path: ``label_path(image, root, annotations, exists)`` returns the path of an image's label file, where
             ``exists(path)`` tells whether a file exists. None: ``annotations`` is one file for all images.
-        class_names: returns the class names that ``annotations`` define, in the order of their ids. None: they define
-            none. Raises UserError.
+        class_names: returns the class names that the ``annotations`` of the splits define, those of the first split,
+            in the order of their ids. None: they define none. Raises UserError.
     """
 
     name: str
@@ -75,7 +75,7 @@ class LabelFormat:
     detect: Callable[[Path | None], bool]
     read: Callable[[list[ImageFile], list[LabelFile], Path, tuple[str, ...] | None], LabelSource]
     label_path: Callable[[ImageFile, Path, Path | None, Callable[[str], bool]], str] | None = None
-    class_names: Callable[[Path], tuple[str, ...]] | None = None
+    class_names: Callable[[Sequence[Path]], tuple[str, ...]] | None = None
 
 
 class LabelPerImage:

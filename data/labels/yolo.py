@@ -5,15 +5,23 @@ Coordinates are fractions of the image size.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import isfinite
 from pathlib import Path
 
+import numpy as np
+
 from data.labels.clean import LabelFileError, RawLabels, RowProblem, is_plain_number_text
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
-from data.labels.label_format import ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
+from data.labels.label_format import MAX_BYTES, ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
+from utils.errors import UserError
+from utils.files.safe_io import read_regular
+
+_SAMPLED = 32  # label files that are searched for keypoints
+_LEAST_ROWS = 20  # in them, to tell keypoints without visibility from polygons
 
 
 def parse_yolo(data: bytes, num_classes: int | None) -> RawLabels:
@@ -47,10 +55,8 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> tuple |
         return _not_numbers(fields, line)
     count = len(values)
     if count != 5 and (count < 7 or count % 2 == 0):
-        hint = "; a confidence column?" if count == 6 else ""
-        return RowProblem(
-            line, BAD_ROW, f"{count} fields, expected 5 (class cx cy w h) or a class and at least 3 points{hint}"
-        )
+        more = "; a confidence column?" if count == 6 else " or a class and at least 3 points"
+        return RowProblem(line, BAD_ROW, f"{count} fields, expected 5 (class cx cy w h){more}")
     if not all(map(isfinite, values)):
         return RowProblem(line, NOT_FINITE, f"{' '.join(fields)[:60]!r}")
     class_id = values[0]
@@ -69,7 +75,56 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> tuple |
 
 
 def _not_numbers(fields: list[str], line: int) -> RowProblem:
-    return RowProblem(line, BAD_ROW, f"not numbers: {' '.join(fields)[:60]!r}")
+    text = " ".join(fields)
+    what = "not numbers"
+    if "," in text:
+        what = "fields are separated by commas, expected spaces"
+    elif len(fields) > 1 and not any(c.isalpha() for c in "".join(fields[1:])):
+        what = "the class is not a number; expected its position in the names, from 0"
+    return RowProblem(line, BAD_ROW, f"{what}: {text[:60]!r}")
+
+
+def _check_no_keypoints(files: list[LabelFile], root: Path) -> None:
+    """Raises UserError if the rows are boxes with keypoints, ``class cx cy w h x1 y1 v1 ...`` or without ``v``. Most of
+    them could also be read as polygons.
+
+    Rows of keypoints all have the same length. Visibilities are 0, 1 or 2, and no polygon has the coordinate 2 or an
+    even number of fields. Without visibilities, all points are in the box of the first two, and most of those boxes
+    have a size that is far from the points, as a corner of a polygon is not.
+    """
+    existing = [file for file in files if file.stamp and file.stamp.size]
+    rows: list[list[float]] = []
+    for file in existing[:: len(existing) // _SAMPLED + 1]:
+        with contextlib.suppress(OSError, ValueError):  # the scan reports what is wrong with the file
+            text = read_regular(os.path.join(root, file.name), most=MAX_BYTES).decode("utf-8-sig")
+            rows += [[float(field) for field in row.split()] for row in text.splitlines() if row.strip()]
+        if len({len(row) for row in rows}) > 1:
+            return
+    if not rows or len(rows[0]) < 7 or not np.isfinite(rows).all():
+        return
+    values, more = np.array(rows)[:, 1:], len(rows[0]) - 5
+    visibility = values[:, 6::3]
+    if more % 3 == 0 and np.isin(visibility, (0, 1, 2)).all() and (more % 2 or (visibility == 2).any()):
+        size = 3
+    elif more % 2 == 0 and len(rows) >= _LEAST_ROWS and _are_keypoints(values.reshape(len(rows), -1, 2)):
+        size = 2
+    else:
+        return
+    file = os.path.join(root, existing[0].name)
+    raise UserError(
+        f"{file}: each row has {more + 5} fields, a box and {more // size} keypoint(s) of {size} numbers; only "
+        "bounding boxes are supported: keep the first 5 fields of each row"
+    )
+
+
+def _are_keypoints(points: np.ndarray) -> bool:
+    """Whether rows float64 (R, P, 2) are centers and sizes of boxes and P - 2 keypoints rather than polygons."""
+    center, size, rest = points[:, :1], points[:, 1:2], points[:, 2:]
+    others = np.concatenate([center, np.where((rest == 0).all(2, keepdims=True), center, rest)], 1)  # 0, 0: not labeled
+    is_inside = (np.abs(others - center) <= size / 2 + 0.01) & (np.abs(center - 0.5) <= 0.5 - size / 2 + 0.01)
+    low, high = others.min(1), others.max(1)
+    is_far = (np.maximum(low - size[:, 0], size[:, 0] - high) > high - low).any(1)
+    return bool(is_inside.all((1, 2)).mean() > 0.95 and is_far.mean() > 0.5)
 
 
 def polygon_area(xs: Sequence[float], ys: Sequence[float]) -> float:
@@ -83,6 +138,7 @@ def _detect(annotations: Path | None) -> bool:
 
 
 def _read(images: list[ImageFile], files: list[LabelFile], root: Path, names: tuple[str, ...] | None) -> LabelSource:
+    _check_no_keypoints(files, root)
     parse = partial(parse_yolo, num_classes=None if names is None else len(names))
     return LabelPerImage(images, files, root, names, parse, normalized=True)
 

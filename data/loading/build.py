@@ -35,8 +35,10 @@ from utils.machine.resources import available_cores
 # (yolov8n at 640 px), so the global training batch of eight GPUs may not fit into one.
 MOST_VALIDATED = 64
 VALIDATION_PAD = 0.5  # strides around rectangular canvases, as in the published evaluations of YOLO models
-# Per rank. A worker renders about 600 images a second at 640 px; yolov8n on an H100 trains on about 2,500.
+# Per rank. A worker renders about 600 images a second at 640 px; yolov8n on an H100 trains on about 2,500. More would
+# keep more batches in memory than they are worth.
 MOST_WORKERS = 8
+MOST_WORKERS_CUDA = 16
 
 
 def build_train_loader(
@@ -55,7 +57,7 @@ def build_train_loader(
         UserError: an unfit image size, no images, processes that read different data, errors of the scan or the cache.
     """
     check_image_size(config.imgsz, stride)
-    workers = loader_workers(config.workers, ctx.local_world_size, "train")
+    workers = loader_workers(config.workers, ctx, "train")
     dataset, damaged = _open_split(
         ctx,
         config,
@@ -130,7 +132,7 @@ def build_val_loader(
     else:
         split, batch_size, rect, tile = config.task, config.batch_size, config.rect, config.tile
         cache = "none"
-    workers = loader_workers(config.workers, ctx.local_world_size, split)
+    workers = loader_workers(config.workers, ctx, split)
     dataset, damaged = _open_split(
         ctx, config, spec, split, workers=workers, cache=cache, imgsz=None if tile else config.imgsz
     )
@@ -212,13 +214,15 @@ def _digest(*arrays: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def loader_workers(asked: int, processes: int, split: str) -> int:
+def loader_workers(asked: int, ctx: DistributedContext, split: str) -> int:
     """The number of workers of the loader of ``split``: ``asked``, or for -1 an equal part of the cores for each of the
-    node's ``processes``, from 1 to `MOST_WORKERS`; then the number is logged."""
+    node's processes, from 1 to `MOST_WORKERS`; then the number is logged. On GPUs two cores stay free for the processes
+    themselves, and `MOST_WORKERS_CUDA` is the limit; on CPUs training uses all cores itself."""
     if asked >= 0:
         return asked
-    cores = available_cores()
-    workers = min(max(cores // processes, 1), MOST_WORKERS)
+    cores, processes = available_cores(), ctx.local_world_size
+    free, most = (cores - 2, MOST_WORKERS_CUDA) if ctx.device.type == "cuda" else (cores, MOST_WORKERS)
+    workers = min(max(free // processes, 1), most)
     get_logger().info(
         "--workers (%s): %d per process (%d cores, %d process(es) on this node)", split, workers, cores, processes
     )

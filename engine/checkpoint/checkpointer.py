@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription, gather_rank_buffers, put_means
 from engine.optim.build import OptimizerSet
@@ -16,17 +17,26 @@ from utils.distributed.collectives import unwrap
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint import write_checkpoint
+from utils.flat_tensors import copy_from_flat, flatten
 from utils.threads import BackgroundWriter
 
 
 class Snapshot:
     """A copy of plain data and tensors on the CPU that does not follow training.
 
-    CUDA tensors are copied in stream order to pinned memory without the host waiting for it; `content` waits.
+    CUDA tensors of a type are copied together, in stream order, to pinned memory without the host waiting for it;
+    `content` waits.
     """
 
     def __init__(self, value: dict[str, Any]) -> None:
-        self._value = self._copied(value)
+        moves: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = defaultdict(list)  # from the device, to the host
+        self._value = self._copied(value, moves)
+        self._arriving: list[tuple[Tensor, tuple[Tensor, ...]]] = []
+        for dtype, pairs in moves.items():
+            on_device, on_host = zip(*pairs)
+            flat = flatten(on_device)
+            pinned = torch.empty(flat.shape, dtype=dtype, pin_memory=True)
+            self._arriving.append((pinned.copy_(flat, non_blocking=True), on_host))
         self._ready: torch.cuda.Event | None = None
         if torch.cuda.is_initialized():
             self._ready = torch.cuda.Event()
@@ -35,18 +45,20 @@ class Snapshot:
     def content(self) -> dict[str, Any]:
         if self._ready is not None:
             self._ready.synchronize()
+        while self._arriving:
+            copy_from_flat(*self._arriving.pop())
         return self._value
 
-    def _copied(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.is_cuda:
-            host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-            return host.copy_(value.detach(), non_blocking=True)
-        if isinstance(value, torch.Tensor):
+    def _copied(self, value: Any, moves: dict[torch.dtype, list[tuple[Tensor, Tensor]]]) -> Any:
+        if isinstance(value, Tensor) and value.is_cuda:
+            moves[value.dtype].append((value, torch.empty(value.shape, dtype=value.dtype)))
+            return moves[value.dtype][-1][1]
+        if isinstance(value, Tensor):
             return value.detach().to("cpu", copy=True).contiguous()
         if isinstance(value, dict):
-            return {k: self._copied(v) for k, v in value.items()}
+            return {k: self._copied(v, moves) for k, v in value.items()}
         if isinstance(value, list | tuple):
-            return [self._copied(v) for v in value]
+            return [self._copied(v, moves) for v in value]
         return value
 
 

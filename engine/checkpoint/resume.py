@@ -86,13 +86,14 @@ def resumed_config(
 def resumed_hyperparameters(
     stored: dict[str, Any], current: TrainConfig, given: Collection[str], path: str | Path, *, pretrained: bool
 ) -> tuple[Hyperparameters, list[str]]:
-    """The checkpoint's hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top; and a line for
-    each that changed. ``pretrained``: as in `read_recipe`."""
+    """The checkpoint's hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top; and lines for
+    the log, such as those that changed. ``pretrained``: as in `read_recipe`."""
     before = from_mapping(Hyperparameters, stored, f"{path}: hyp")
-    base = read_recipe(current.hyp, pretrained=pretrained) if "hyp" in given else before
+    lines: list[str] = []
+    base = read_recipe(current.hyp, pretrained=pretrained, lines=lines) if "hyp" in given else before
     hyp = with_overrides(base, current.override if "override" in given else ())
     changed = [(f.name, getattr(before, f.name), getattr(hyp, f.name)) for f in dataclasses.fields(hyp)]
-    return hyp, [f"resume: {name} {old!r} -> {new!r}" for name, old, new in changed if old != new]
+    return hyp, [*lines, *(f"resume: {name} {old!r} -> {new!r}" for name, old, new in changed if old != new)]
 
 
 def circumstances_changed(stored: dict[str, Any], *, world_size: int, device: str) -> list[str]:

@@ -62,7 +62,8 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
 
     Raises UserError when there is nothing to resume from, a folder cannot be made, or another process trains there.
     """
-    hyp = read_recipe(config.hyp, config.override, pretrained=bool(config.weights))
+    lines: list[str] = []
+    hyp = read_recipe(config.hyp, config.override, pretrained=bool(config.weights), lines=lines)
     launchers = all_objects(ctx, ctx.launcher)
     former = broadcast_object(ctx, run_of_launch(config.project, launchers) if ctx.is_main else None)
     if former is not None:
@@ -72,7 +73,7 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
             if ctx.is_main:
                 check_run_dir(config.project, config.name, config.exist_ok)
         folder = Path(config.project) / config.name
-        yield Run(folder, config, hyp, None, [], begun=False)
+        yield Run(folder, config, hyp, None, lines, begun=False)
         return
     else:
         path = Path(config.resume) if config.resume else Path(broadcast_object(ctx, newest_checkpoint(config.project)))
@@ -80,7 +81,7 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
         folder = path.parent
     with _locked(ctx, folder):
         if former is not None and not path.is_file():
-            run = Run(folder, config, hyp, None, ["restarted before the first checkpoint"])
+            run = Run(folder, config, hyp, None, [*lines, "restarted before the first checkpoint"])
         else:
             checkpoint = Checkpoint.read(path)
             check_is_newest(checkpoint)

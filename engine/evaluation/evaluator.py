@@ -265,9 +265,9 @@ def is_channels_last(model: nn.Module) -> bool:
 
 
 def to_float(images: Tensor, device: torch.device, dtype: torch.dtype, channels_last: bool) -> Tensor:
-    """uint8 (B, 3, H, W) to [0, 1] on ``device``; bytes are copied to the device."""
+    """uint8 (B, 3, H, W) to [0, 1] on ``device``; bytes are copied to the device, and divided in one pass."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    return images.to(device, non_blocking=True).to(dtype, memory_format=layout).div_(255)
+    return images.to(device, non_blocking=True).to(memory_format=layout) / torch.tensor(255, dtype=dtype)
 
 
 def _in_parts(model: nn.Module, images: Tensor) -> list[Tensor]:

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 from models.detector import Detector
 from utils.config.settings import ExportConfig, check_image_size
-from utils.config.yaml_files import suggestion
 from utils.errors import UserError
 
-FORMATS = ("onnx", "openvino", "torchscript", "pt2")
 PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
 
 
@@ -36,9 +34,6 @@ class ExportOptions:
 
 def check_flags(config: ExportConfig) -> None:
     """Raises UserError for flags that are wrong for any model."""
-    for name in config.format:
-        if name not in FORMATS:
-            raise UserError(f"--format {name}: unknown{suggestion(name, FORMATS)}; known: {', '.join(FORMATS)}")
     if len(config.imgsz) > 2:
         raise UserError(f"--imgsz: one number or two (height, width), got {len(config.imgsz)}")
     if config.half and config.int8:

@@ -27,6 +27,7 @@ from engine.export.torch_files import build_pt2, build_torchscript, write_pt2, w
 from engine.inference.data_set import open_data
 from engine.inference.metadata import ExportMetadata
 from engine.inference.model import CheckpointModel
+from engine.inference.own_exports import record_export
 from engine.inference.runtime import OPENVINO_FOLDER, is_exported, open_model
 from models.detector import Detector
 from models.weights.load import load_detector
@@ -233,21 +234,21 @@ class _Job:
             with _errors_name(path):
                 write(candidate, self.metadata)
             if not self.config.check:
-                replace_path(candidate, path)
+                _put(candidate, path)
                 get_logger().info("%s: %.1f MB, not checked (--no-check)", path, file_bytes(path) / 1e6)
                 return path, None
             allowed = tolerance(half=self.options.half, int8=self.options.int8)
-            parity = self.reference.compare(open_model(candidate, device=CPU), allowed)
+            parity = self.reference.compare(open_model(candidate, device=CPU, trust=True), allowed)
             if problems := parity.violations(allowed):
                 kept = path.with_name(f"{file_name}.failed")
-                replace_path(candidate, kept)
+                _put(candidate, kept)
                 raise FailedCheck(
                     f"{kept}: differs too much from the checkpoint: {'; '.join(problems)} (worst image: "
                     f"{parity.worst_image})"
                 )
             with _errors_name(path):
                 write(candidate, replace(self.metadata, details=checked(self.metadata, parity)))
-            replace_path(candidate, path)
+            _put(candidate, path)
         get_logger().info(
             "%s: %.1f MB, %.0f s; %s", path, file_bytes(path) / 1e6, time.monotonic() - started, parity.line
         )
@@ -263,6 +264,12 @@ class _Job:
         card = model_card(model.path, model.info, self.metadata, results, self.ancestry)
         with _errors_name(card_path):
             write_whole(card_path, card)
+
+
+def _put(candidate: Path, path: Path) -> None:
+    """Gives an exported file its name, and records that it may be opened without ``trust``."""
+    record_export(candidate, path)
+    replace_path(candidate, path)
 
 
 @contextlib.contextmanager

@@ -7,13 +7,11 @@ as torch unless told, so that results can be compared.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import logging
 import sys
 import threading
 import warnings
-import zipfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -49,7 +47,8 @@ def open_onnx(path: Path, device: torch.device, threads: int) -> Session:
         _log_cpu(path, device)
     with _reading(path):
         session = ort.InferenceSession(str(path), options, providers)
-    inputs, outputs = session.get_inputs(), session.get_outputs()
+        inputs, outputs = session.get_inputs(), session.get_outputs()
+        metadata = dict(session.get_modelmeta().custom_metadata_map)  # text that need not be UTF-8
     _check_ports(path, len(inputs), len(outputs))
     dtype = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16}.get(inputs[0].type)
     if dtype is None:
@@ -60,7 +59,6 @@ def open_onnx(path: Path, device: torch.device, threads: int) -> Session:
         (output,) = session.run([outputs[0].name], {inputs[0].name: pixels})
         return torch.from_numpy(output).float().to(images.device)
 
-    metadata = dict(session.get_modelmeta().custom_metadata_map)
     return Session("onnx", run, metadata, _sides(path, inputs[0].shape))
 
 
@@ -118,16 +116,23 @@ def _core_of(openvino: Any) -> Any:
     return openvino.Core()
 
 
-def open_openvino(path: Path, device: torch.device, threads: int) -> Session:
-    """An OpenVINO model, .xml or the folder that holds it, on the CPU."""
+def openvino_files(path: Path) -> list[Path]:
+    """The files of an OpenVINO model, .xml or the folder that holds it: .xml, .bin and, if it exists, metadata.yaml."""
     xml = path
     if path.is_dir():
         found = sorted(path.glob("*.xml"))
         if len(found) != 1:
             raise UserError(f"{path}: holds {len(found)} .xml files, not one model")
         xml = found[0]
-    if not xml.with_suffix(".bin").is_file():
-        raise UserError(f"{xml}: its weights, {xml.with_suffix('.bin').name}, are missing")
+    weights, metadata = xml.with_suffix(".bin"), xml.with_name("metadata.yaml")
+    if not weights.is_file():
+        raise UserError(f"{xml}: its weights, {weights.name}, are missing")
+    return [xml, weights, *([metadata] if metadata.is_file() else [])]
+
+
+def open_openvino(path: Path, device: torch.device, threads: int) -> Session:
+    """An OpenVINO model, .xml or the folder that holds it, on the CPU."""
+    xml, _, *metadata_files = openvino_files(path)
     core = openvino_core(str(path))
     if device.type != "cpu":
         _log_cpu(path, device)
@@ -146,7 +151,7 @@ def open_openvino(path: Path, device: torch.device, threads: int) -> Session:
         result = requests.own.infer([pixels])[compiled.outputs[0]]
         return torch.from_numpy(result.copy()).float().to(images.device)
 
-    metadata = load_yaml(beside) if (beside := xml.with_name("metadata.yaml")).is_file() else _model_info(model)
+    metadata = load_yaml(metadata_files[0]) if metadata_files else _model_info(model)
     shape = [side.get_length() if side.is_static else None for side in compiled.inputs[0].get_partial_shape()]
     return Session("openvino", run, metadata if isinstance(metadata, dict) else {}, _sides(path, shape))
 
@@ -171,10 +176,9 @@ def open_torchscript(path: Path, device: torch.device, threads: int) -> Session:
 
 
 def open_pt2(path: Path, device: torch.device, threads: int) -> Session:
-    """A program of `torch.export`. Archives that would run code of their own on loading are refused."""
+    """A program of `torch.export`."""
     files = {EXTRA_FILE: ""}
     with _reading(path), quiet():
-        _check_archive(path)
         program = torch.export.load(str(path), extra_files=files)
         if device.type != "cpu":
             from torch.export.passes import move_to_device_pass
@@ -194,23 +198,6 @@ def _runner(module: torch.nn.Module) -> Callable[[Tensor], Tensor]:
         return output.float()
 
     return run
-
-
-def _check_archive(path: Path) -> None:
-    """Raises UserError for an archive that is no pt2 file, and for one with pickled objects or compiled libraries,
-    which torch would execute."""
-    with zipfile.ZipFile(path) as archive:
-        if not any(name.endswith("/archive_format") for name in archive.namelist()):
-            raise UserError(f"{path}: is no program of torch.export")
-        for name in archive.namelist():
-            if "/aotinductor/" in name and not name.endswith("/"):
-                raise UserError(f"{path}: refused: holds compiled code ({name[:100]})")
-            if name.endswith("_config.json") and '"use_pickle": true' in archive.read(name).decode("utf-8", "replace"):
-                raise UserError(f"{path}: refused: holds pickled objects ({name[:100]})")
-            if "/constants/custom_obj" in name:
-                raise UserError(f"{path}: refused: holds objects other than tensors ({name[:100]})")
-            if "/sample_inputs/" in name and (example := archive.read(name)):
-                torch.load(io.BytesIO(example), weights_only=True)  # torch would load what this refuses
 
 
 def _json(path: Path, text: str | bytes) -> dict[str, Any]:

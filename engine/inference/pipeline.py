@@ -63,14 +63,10 @@ class Pipeline:
             selection: which boxes are detections.
             batch_size: at most so many images at once; 0: 16, but 1 on a CPU.
         """
-        if batch_size < 0:
-            raise UserError(f"batch_size: must be at least 0, got {batch_size}")
+        size = self.images_at_once(batch_size)
         by_canvas: dict[tuple[int, int], list[int]] = {}
         for index, image in enumerate(images):
             by_canvas.setdefault(self.canvas_hw(image.shape[:2], imgsz), []).append(index)
-        size = self.model.batch or batch_size or (1 if self.model.device.type == "cpu" else BATCH_SIZE)
-        if self.tiles:
-            size = 1  # the tiles of an image are a batch
         tables: dict[int, DetectionTable] = {}
         speeds: dict[int, dict[str, float]] = {}
         for canvas_hw, indices in by_canvas.items():
@@ -80,6 +76,14 @@ class Pipeline:
                 tables.update(zip(batch, found))
                 speeds.update(dict.fromkeys(batch, speed))
         return [tables[i] for i in range(len(images))], [speeds[i] for i in range(len(images))]
+
+    def images_at_once(self, batch_size: int = 0) -> int:
+        """The most images that the model gets at once. ``batch_size``: as in a call."""
+        if batch_size < 0:
+            raise UserError(f"batch_size: must be at least 0, got {batch_size}")
+        if self.tiles:
+            return 1  # the tiles of an image are a batch
+        return self.model.batch or batch_size or (1 if self.model.device.type == "cpu" else BATCH_SIZE)
 
     def _process(
         self, images: Sequence[np.ndarray], canvas_hw: tuple[int, int], imgsz: int, selection: Selection
@@ -92,7 +96,7 @@ class Pipeline:
             letterbox(image, canvas_hw, fit, canvas)
         with torch.inference_mode():
             # The permuted tensor is in NHWC memory format, as the model is; on a GPU a quarter of the bytes are copied.
-            pixels = torch.from_numpy(canvases).to(self.model.device).permute(0, 3, 1, 2).float().div_(255)
+            pixels = torch.from_numpy(canvases).to(self.model.device).permute(0, 3, 1, 2) / 255
             prepared = self._now()
             with torch.autocast(self.model.device.type, self.amp, enabled=self.amp is not None):
                 raw = (tiled or self.model)(pixels)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.check.duplicates import duplicate_groups, read_signatures
+from data.check.duplicates import duplicate_groups, read_signatures, roboflow_copies
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex, load_index
 from engine.evaluation.fitness import Fitness
@@ -61,8 +61,8 @@ def pooled_index(spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
 
 
 def groups_of(index: DatasetIndex, groups: str, near_duplicates: bool) -> np.ndarray:
-    """The group of each image, int64 (N,): a number from 0. Images that share a named group, or are near-duplicates of
-    each other, are in the same one, as are those that both conditions connect.
+    """The group of each image, int64 (N,): a number from 0. Images that share a named group, are near-duplicates of
+    each other, or Roboflow's copies of one image, are in the same one, as are those that several conditions connect.
 
     Args:
         groups: ``--groups``.
@@ -84,7 +84,7 @@ def groups_of(index: DatasetIndex, groups: str, near_duplicates: bool) -> np.nda
             parent[root(i)] = root(first.setdefault(name, i))
     if near_duplicates:
         signatures, _ = read_signatures([index.path(i) for i in range(len(paths))], available_cores())
-        for group in duplicate_groups(signatures):
+        for group in (*duplicate_groups(signatures), *roboflow_copies(paths)):
             for i in group.tolist():
                 parent[root(i)] = root(int(group[0]))
     return np.unique([root(i) for i in range(len(paths))], return_inverse=True)[1].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Exponential moving average (EMA) of weights and buffers, on every rank, so that it needs no broadcast."""
+"""Exponential moving average (EMA) of weights and buffers, updated on every rank, so that no step sends it."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 from collections.abc import Callable, Sequence
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from engine.parallel.sync_bn import convert_sync_bn
-from utils.distributed.collectives import eval_mode
 from utils.distributed.context import DistributedContext
 from utils.flat_tensors import copy_from_flat, flatten, float_buffers
 
@@ -24,13 +24,15 @@ log = logging.getLogger("lockstep")
 def unused_parameters(model: nn.Module, example: Tensor) -> list[str]:
     """Names of trainable parameters that no output depends on.
 
+    A copy runs on the CPU: on a GPU, cuDNN would search for kernels of this size, which training does not use.
+
     Args:
-        example: images float (B, 3, H, W); running statistics are not updated.
+        example: images float (B, 3, H, W), on the CPU.
     """
+    model = copy.deepcopy(model).cpu().eval()
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    with eval_mode(model):
-        total = sum(level.float().sum() for level in model(example))
-        reached = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
+    total = sum(level.float().sum() for level in model(example))
+    reached = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
     return [name for (name, _), gradient in zip(named, reached) if gradient is None]
 
 
@@ -133,3 +135,14 @@ def average_buffers(model: nn.Module, ctx: DistributedContext) -> None:
     flat = flatten(buffers)
     dist.all_reduce(flat)
     copy_from_flat(flat / ctx.world_size, buffers)
+
+
+@torch.no_grad()
+def broadcast_parameters(model: nn.Module, ctx: DistributedContext) -> None:
+    """Sends rank 0's parameters to all ranks. Devices of one model round alike, and nothing changes. Others round
+    differently (Newton-Schulz iterations in bfloat16 most of all), and their ranks would drift apart."""
+    if ctx.is_distributed:
+        parameters = list(model.parameters())
+        flat = flatten(parameters)
+        dist.broadcast(flat, src=0)
+        copy_from_flat(flat, parameters)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from models.layers.conv import BatchNorm2d
 
 # The count of an empty shard, for a kernel that divides by it: lost when added to any other count, 0 as an integer.
 _EMPTY = 1e-30
@@ -115,9 +116,9 @@ def _has_kernels(device: torch.device) -> bool:
 
 def _gather(local: Tensor, group) -> Tensor:
     """``local`` (n,) of all processes of a group: (processes, n)."""
-    table = local.new_empty((dist.get_world_size(group), len(local)))
-    dist.all_gather(list(table.unbind()), local, group=group)
-    return table
+    table = local.new_empty(dist.get_world_size(group) * len(local))
+    dist.all_gather_into_tensor(table, local, group=group)
+    return table.view(-1, len(local))
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -125,16 +126,14 @@ def _dense(x: Tensor) -> Tensor:
     return x if x.is_contiguous(memory_format=torch.channels_last) else x.contiguous()
 
 
-class GlobalBatchNorm2d(nn.BatchNorm2d):
+class GlobalBatchNorm2d(BatchNorm2d):
     """BatchNorm2d with training statistics over all processes of ``group`` (None: the whole run)."""
 
     group: dist.ProcessGroup | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
-        with torch.no_grad():
-            self.num_batches_tracked.add_(1)
+            return super().forward(x)
         if _has_kernels(x.device):
             moved = (self.running_mean, self.running_var, self.momentum)
             return _GlobalNormByKernels.apply(x, self.weight, self.bias, *moved, self.eps, self.group)
@@ -149,7 +148,7 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
 def convert_sync_bn(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:
     """Turns every BatchNorm2d of ``model`` into `GlobalBatchNorm2d` in place; state-dict keys do not change."""
     for module in model.modules():
-        if type(module) is nn.BatchNorm2d:
+        if type(module) in (nn.BatchNorm2d, BatchNorm2d):
             module.__class__ = GlobalBatchNorm2d
             module.group = group
     return model

@@ -62,7 +62,7 @@ def plot_run(
     )
     report = RunReport(run.folder, ReportPage(run.folder, subject), evaluator, is_resumed=run.checkpoint is not None)
     if run.checkpoint is None:
-        run_plots.before(run.config.imgsz)
+        run_plots.before()
         report.write()
 
     def after_epoch(epoch: int, result: EvalResult | None) -> None:
@@ -132,7 +132,7 @@ class RunPlots:
     _pending: tuple[int, EvalResult | None] | None = None
     _time: TimeShare = field(default_factory=lambda: TimeShare(PLOTS_TIME_SHARE))
 
-    def before(self, imgsz: int) -> None:
+    def before(self) -> None:
         """labels.png, train_batch0.jpg to train_batch2.jpg (augmented, as the model sees them), and the graph."""
         loader = self.train_loader
         self._labels(loader.index.ground_truth())
@@ -142,8 +142,8 @@ class RunPlots:
             if sheet is not None:
                 write_image(self.folder / f"train_batch{number}.jpg", sheet)
                 self.tracker.image(f"train/batch{number}", sheet, 0)
-        device = next(self.model.parameters()).device
-        self.tracker.graph(self.model, torch.zeros(1, 3, imgsz, imgsz, device=device))
+        side = 2 * self.model.stride  # the graph of larger images is the same
+        self.tracker.graph(self.model, torch.zeros(1, 3, side, side))
 
     def after_epoch(self, epoch: int, result: EvalResult | None) -> None:
         """Draws the epoch, unless plots would take more than `PLOTS_TIME_SHARE` of the run; then it stays pending."""

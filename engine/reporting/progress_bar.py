@@ -13,6 +13,7 @@ from utils.logger import get_logger, terminal_bars
 from utils.machine.resources import process_age_s
 
 LINE_EVERY_S = 10.0
+STATUS_EVERY_S = 0.1  # on a terminal, where tqdm draws no more often: the memory of a device takes long to read
 
 
 class EpochBar:
@@ -59,7 +60,8 @@ class EpochBar:
         if not self._enabled:
             return
         if self._bar is not None:
-            self._bar.set_postfix_str(self._status(), refresh=False)
+            if time.monotonic() - self._line_at >= STATUS_EVERY_S:
+                self._show_status()
             self._bar.update()
         elif time.monotonic() - self._line_at >= LINE_EVERY_S and self._done < self._total:
             self._write_line()
@@ -70,6 +72,7 @@ class EpochBar:
             return
         self._enabled = False
         if self._bar is not None:
+            self._show_status()
             self._bar.close()
         elif self._done > self._first:
             self._write_line()
@@ -85,6 +88,10 @@ class EpochBar:
     @property
     def _title(self) -> str:
         return f"epoch {self._epoch + 1}/{self._epochs}"
+
+    def _show_status(self) -> None:
+        self._line_at = time.monotonic()
+        self._bar.set_postfix_str(self._status(), refresh=False)
 
     def _write_line(self) -> None:
         self._line_at = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from utils.distributed.collectives import eval_mode
 from utils.errors import UserError
 from utils.files.results_csv import ResultsTable
 from utils.files.safe_io import write_whole
@@ -168,13 +168,14 @@ class TensorBoardTracker(Tracker):
         self._write(add)
 
     def graph(self, model: nn.Module, example: Tensor) -> None:
-        """A model that cannot be traced costs one warning."""
+        """Traces a copy on the CPU, where ``example`` is: on a GPU, cuDNN would search for kernels of this type and
+        size, which training does not use. A model that cannot be traced costs one warning."""
         if self._writer is None:
             return
         try:
-            with eval_mode(model), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
                 warnings.simplefilter("ignore")  # of the tracer
-                self._writer.add_graph(model, example, use_strict_trace=False)
+                self._writer.add_graph(copy.deepcopy(model).cpu().eval(), example, use_strict_trace=False)
         except Exception as error:  # of any kind: a graph in TensorBoard is no reason to end a run
             get_logger().warning(
                 "no model graph in TensorBoard: %s", (str(error).strip() or repr(error)).split("\n")[0]

@@ -31,6 +31,9 @@ _GROUP_PAIRS = 2**24
 # let the allocator reuse its blocks.
 _BUCKET_CPU = 2**6
 _BUCKET = 2**12
+# Pixels. For an accelerator, corners are counted this much further out: compilers contract products and sums into
+# fused multiply-adds, whose last bits decide whether a center on the edge of a target is inside.
+_ROUNDING = 0.01
 
 
 class Assignment(NamedTuple):
@@ -70,9 +73,10 @@ def group_pairs(
 ) -> list[PairGroup]:
     """Groups of ``count`` images with the capacities that `list_pairs` needs on ``device``. ``targets`` (M, 6) are
     those of `Batch`, on the host."""
-    limit, bucket = (_GROUP_PAIRS_CPU, _BUCKET_CPU) if device.type == "cpu" else (_GROUP_PAIRS, _BUCKET)
+    on_cpu = device.type == "cpu"
+    limit, bucket, margin = (_GROUP_PAIRS_CPU, _BUCKET_CPU, 0.0) if on_cpu else (_GROUP_PAIRS, _BUCKET, _ROUNDING)
     groups, start, total = [], 0, 0
-    for image, pairs in enumerate(count_pairs(targets, count, shapes, strides, canvas_hw)):
+    for image, pairs in enumerate(count_pairs(targets, count, shapes, strides, canvas_hw, margin)):
         if total and total + pairs > limit:
             groups.append(PairGroup(start, image, -(-total // bucket) * bucket))
             start, total = image, 0
@@ -81,12 +85,18 @@ def group_pairs(
 
 
 def count_pairs(
-    targets: np.ndarray, count: int, shapes: Shapes, strides: tuple[int, ...], canvas_hw: tuple[int, int]
+    targets: np.ndarray,
+    count: int,
+    shapes: Shapes,
+    strides: tuple[int, ...],
+    canvas_hw: tuple[int, int],
+    margin: float = 0.0,
 ) -> list[int]:
-    """How many pairs `list_pairs` finds in each of ``count`` images. ``targets`` (M, 6) are those of `Batch`, on the
-    host, where the number is needed."""
+    """How many pairs `list_pairs` finds in each of ``count`` images; with ``margin``, in pixels, at most. ``targets``
+    (M, 6) are those of `Batch`, on the host, where the number is needed."""
     boxes = scale_boxes(cxcywh_to_xyxy(targets[:, 2:]), canvas_hw[1], canvas_hw[0])
     low, high = widened(boxes, min(strides))
+    low, high = low - margin, high + margin
     last = np.array([[width - 1, height - 1] for height, width in shapes], boxes.dtype)
     _, size = _windows(low[:, None], high[:, None], np.array(strides, boxes.dtype)[:, None], last, np)
     return np.bincount(targets[:, 0].astype(np.int64), size.prod(-1).sum(-1), minlength=count).astype(int).tolist()
@@ -117,7 +127,7 @@ def list_pairs(boxes: Tensor, mask: Tensor, shapes: Shapes, strides: tuple[int, 
 
 def _windows(low: ArrayT, high: ArrayT, strides: ArrayT, last: ArrayT, library: ModuleType) -> tuple[ArrayT, ArrayT]:
     """First cell and number of cells whose centers lie between ``low`` and ``high``, up to the cell ``last``: whole
-    numbers as floats. ``library`` is torch or numpy. Strides are powers of two, so no device rounds differently."""
+    numbers as floats. ``library`` is torch or numpy. Strides are powers of two, so nothing here rounds."""
     first = library.clip(library.ceil(low / strides - 0.5), 0, None)
     end = library.minimum(library.floor(high / strides - 0.5), last) + 1
     return first, library.clip(end - first, 0, None)

@@ -18,6 +18,15 @@ BN_EPS = 1e-3
 BN_MOMENTUM = 0.03
 
 
+class BatchNorm2d(nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d` that does not count its batches, which would be a kernel of its own in each norm. The
+    training step counts for all norms at once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        statistics = (self.running_mean, self.running_var)
+        return F.batch_norm(x, *statistics, self.weight, self.bias, self.training, self.momentum, self.eps)
+
+
 class Conv(nn.Module):
     """Convolution without bias, batch norm, activation; padded so that stride 1 keeps the size."""
 
@@ -38,7 +47,7 @@ class Conv(nn.Module):
         self.conv = nn.Conv2d(
             in_channels, out_channels, kernel, stride, padding, groups=groups, dilation=dilation, bias=False
         )
-        self.bn = nn.BatchNorm2d(out_channels, eps=BN_EPS, momentum=BN_MOMENTUM)
+        self.bn = BatchNorm2d(out_channels, eps=BN_EPS, momentum=BN_MOMENTUM)
         self.act = nn.SiLU() if activation else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -234,7 +234,7 @@ class C2PSA(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         kept, mixed = self.cv1(x).split(self.hidden, 1)
-        return self.cv2(torch.cat((kept, self.m(mixed)), 1))
+        return self.cv2(torch.cat((kept, self.m(mixed.clone())), 1))  # dense once, as in C2f
 
 
 class SeparableConv(nn.Module):

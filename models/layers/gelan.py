@@ -73,6 +73,7 @@ class RepNCSPELAN4(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         kept, deep = self.cv1(x).chunk(2, 1)
+        deep = deep.clone()  # dense once, as in C2f
         middle = self.cv2(deep)
         return self.cv4(torch.cat((kept, deep, middle, self.cv3(middle)), 1))
 
@@ -131,4 +132,4 @@ class ADown(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         convolved, pooled = F.avg_pool2d(x, 2, 1).chunk(2, 1)
-        return torch.cat((self.cv1(convolved), self.cv2(F.max_pool2d(pooled, 3, 2, 1))), 1)
+        return torch.cat((self.cv1(convolved.clone()), self.cv2(F.max_pool2d(pooled, 3, 2, 1))), 1)

@@ -17,6 +17,7 @@ Legend: P kept boxes, V voters, T pairs of both.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
@@ -62,9 +63,12 @@ def raised_scores(scores: Tensor, votes: Tensor) -> Tensor:
     return torch.where(scores > LEAST_VOTE, torch.maximum(1 - misses.exp(), scores), scores)
 
 
-def vote(kept: BoxGroups, others: BoxGroups, iou_thres: float) -> tuple[Tensor, Tensor]:
+def vote(kept: BoxGroups, others: BoxGroups, moves: Tensor, iou_thres: float) -> tuple[Tensor, Tensor]:
     """The kept boxes, float32 (P, 4), and their scores, float32 (P,), after the votes of those other boxes of their
-    groups that they overlap by more than ``iou_thres``. Boxes without area and infinite boxes overlap nothing."""
+    groups that they overlap by more than ``iou_thres``. Boxes without area and infinite boxes overlap nothing.
+
+    ``moves``: bool (P,), False for boxes that stay as they are.
+    """
     x1, _, x2, _ = kept.boxes_xyxy.unbind(1)
     # A box with an IoU above t is at most 1 / t as wide and has more than t of the larger width in common.
     reach = (x2 - x1) * (1 - iou_thres + _ROUNDING)
@@ -72,13 +76,14 @@ def vote(kept: BoxGroups, others: BoxGroups, iou_thres: float) -> tuple[Tensor, 
     keys = _keys(left, torch.cat((kept.group, kept.group, others.group)))
     least, most, keys = keys.split((len(x1), len(x1), len(others.group)))
     keys, order = keys.sort(stable=True)
-    first, last = torch.searchsorted(keys, least), torch.searchsorted(keys, most, right=True)
+    first = torch.searchsorted(keys, least)
+    count = (torch.searchsorted(keys, most, right=True) - first).clamp_(min=0) * moves
     voters = BoxGroups(*(t.index_select(0, order) for t in others))
 
     exact = torch.float32 if left.device.type == "mps" else torch.float64  # MPS has no float64
     sums = _with_ones(kept.boxes_xyxy).to(exact) * kept.scores[:, None]
     misses = torch.zeros_like(sums[:, 0])
-    for row, voter, iou in _overlapping_pairs(kept.boxes_xyxy, voters.boxes_xyxy, first, last, iou_thres):
+    for row, voter, iou in _overlapping_pairs(kept.boxes_xyxy, voters.boxes_xyxy, first, count, iou_thres):
         weights = voters.scores.index_select(0, voter) * vote_weights(iou.to(exact))
         votes = _with_ones(voters.boxes_xyxy.index_select(0, voter)) * weights[:, None]
         sums.index_add_(0, row, votes)
@@ -100,20 +105,20 @@ def _with_ones(boxes: Tensor) -> Tensor:
 
 
 def _overlapping_pairs(
-    kept: Tensor, voters: Tensor, first: Tensor, last: Tensor, iou_thres: float
+    kept: Tensor, voters: Tensor, first: Tensor, count: Tensor, iou_thres: float
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Pairs of a box of ``kept`` (P, 4) and one of ``voters`` (V, 4), ``first`` (P,) <= voter < ``last`` (P,), with an
-    IoU above the threshold: rows and voters int64 (T,), in ascending order, and IoUs float32 (T,)."""
-    count = (last - first).clamp_(min=0)
+    """Pairs of a box of ``kept`` (P, 4) and one of ``voters`` (V, 4), the ``count`` (P,) ones from ``first`` (P,) on,
+    with an IoU above the threshold: rows and voters int64 (T,), in ascending order, and IoUs float32 (T,)."""
+    ends = count.cumsum(0)
+    to_voter = first - ends + count  # from a pair's number
+    on_host = [0, *ends.tolist()]
     together = _PAIRS_ON_GPU if kept.is_cuda else _PAIRS_ON_CPU
-    edges = torch.searchsorted(count.cumsum(0), torch.arange(0, int(count.sum()), together, device=kept.device))
+    edges = [bisect_left(on_host, number, lo=1) - 1 for number in range(0, on_host[-1], together)]
     a, b = kept.T.contiguous(), voters.T.contiguous()
-    for start, end in pairwise([*edges.tolist(), len(kept)]):
-        part = count[start:end]
-        row = torch.repeat_interleave(part)
-        number = torch.arange(len(row), device=kept.device)
-        voter = number + (first[start:end] - part.cumsum(0) + part).index_select(0, row)
-        row = row + start
+    for start, end in pairwise([*edges, len(kept)]):
+        number = torch.arange(on_host[start], on_host[end], device=kept.device)
+        row = torch.repeat_interleave(count[start:end], output_size=len(number)) + start
+        voter = number + to_voter.index_select(0, row)
         overlap, union = overlap_and_union(a.index_select(1, row), b.index_select(1, voter))
         pair = (overlap > union * iou_thres).nonzero()[:, 0]
         iou = overlap.index_select(0, pair) / union.index_select(0, pair)

@@ -19,7 +19,7 @@ from utils.structures import Detections
 
 DETECTION_IOU = 0.45  # leaves fewer boxes an object than in validation, as in YOLOv5's and YOLOv8's detection
 MAX_CANDIDATES = MOST_DETECTIONS  # an image, the best by score
-_LEAST_VOTED_ON = 300  # kept boxes of an image, any of which may be the best after voting
+_VOTED_ON = 300  # kept boxes of an image, the best before voting; later ones stay as they are, whatever max_det is
 _FIRST_CANDIDATES = 4096  # an image; the rest is examined only if these do not fill all slots
 
 
@@ -46,10 +46,11 @@ def select_detections(
         scores: (B, N, C); NaN is below any threshold.
         conf_thres: scores of detections must be above it.
         iou_thres: None: no suppression. Then no shape depends on values, and the host does not wait for the device.
-        max_det: K, the most detections an image; the best are kept.
+        max_det: K, the most detections an image; the best of ``classes`` are kept.
         agnostic: whether boxes of different classes suppress each other too.
         multi_label: whether every class above the threshold is a detection; otherwise a box's best class alone.
-        classes: the classes to keep. Without ``multi_label``, a box whose best class is another one is not kept.
+        classes: the classes to keep, chosen from the detections of all classes: none of these changes. Without
+            ``multi_label``, a box whose best class is another one is not kept.
         box_voting: whether those that a kept box suppresses move it and raise its score, see `vote`. ``conf_thres``
             then refers to the new scores and changes none of them.
     """
@@ -58,10 +59,12 @@ def select_detections(
     boxes_xyxy = torch.cat((low, torch.maximum(low, high)), -1)
     box_voting &= iou_thres is not None
     least = min(conf_thres, LEAST_VOTE) if box_voting else conf_thres
-    allowed = _allowed_scores(scores, least, multi_label, classes)
+    allowed = _allowed_scores(scores, least, multi_label)
+    wanted = None if classes is None else _class_mask(classes, scores.shape[-1]).to(scores.device)
     if iou_thres is None:
-        return _best_pairs(boxes_xyxy, torch.where(allowed, scores, -1.0), max_det)
-    kept = _non_max_suppression(boxes_xyxy, scores, allowed, iou_thres, max_det, agnostic, box_voting)
+        shown = allowed if wanted is None else allowed & wanted
+        return _best_pairs(boxes_xyxy, torch.where(shown, scores, -1.0), max_det)
+    kept = _non_max_suppression(boxes_xyxy, scores, allowed, wanted, iou_thres, max_det, agnostic, box_voting)
     return _fill_slots(kept, scores.shape[0], conf_thres, max_det)
 
 
@@ -101,20 +104,22 @@ def suppression_iou(of_model: float | None, given: float | None = None, default:
     return of_model if default is None else default
 
 
-def _allowed_scores(scores: Tensor, conf_thres: float, multi_label: bool, classes: Sequence[int] | None) -> Tensor:
+def _allowed_scores(scores: Tensor, conf_thres: float, multi_label: bool) -> Tensor:
     """Which (box, class) pairs are candidates: bool (B, N, C)."""
-    num_classes = scores.shape[-1]
     allowed = scores > conf_thres
     if not multi_label:
         best = scores.argmax(-1, keepdim=True)
-        allowed &= best == torch.arange(num_classes, device=scores.device)
-    if classes is not None:
-        if wrong := [c for c in classes if not 0 <= c < num_classes]:
-            raise UserError(f"class {wrong[0]}: the model has classes 0 to {num_classes - 1}")
-        wanted = torch.zeros(num_classes, dtype=torch.bool)
-        wanted[list(classes)] = True
-        allowed &= wanted.to(scores.device)
+        allowed &= best == torch.arange(scores.shape[-1], device=scores.device)
     return allowed
+
+
+def _class_mask(classes: Sequence[int], num_classes: int) -> Tensor:
+    """Which classes are among ``classes``: bool (C,)."""
+    if wrong := [c for c in classes if not 0 <= c < num_classes]:
+        raise UserError(f"class {wrong[0]}: the model has classes 0 to {num_classes - 1}")
+    mask = torch.zeros(num_classes, dtype=torch.bool)
+    mask[list(classes)] = True
+    return mask
 
 
 def _top_positions(scores: Tensor, numbers: Tensor, count: int) -> Tensor:
@@ -170,11 +175,6 @@ def _starts(image: Tensor, batch: int) -> Tensor:
     return torch.searchsorted(image, torch.arange(batch + 1, device=image.device))
 
 
-def _counts(image: Tensor, batch: int) -> Tensor:
-    """How often each image occurs in ascending ``image`` (M,): int64 (batch,)."""
-    return _starts(image, batch).diff()
-
-
 def _numbers_in_image(image: Tensor, batch: int) -> Tensor:
     """How many of the same image come before each of ascending ``image``: int64 (M,)."""
     return torch.arange(len(image), device=image.device) - _starts(image, batch)[image]
@@ -186,11 +186,13 @@ def _best_first(image: Tensor, score: Tensor) -> Tensor:
     return order[image[order].argsort(stable=True)]
 
 
-def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> tuple[_Candidates, int]:
-    """The allowed pairs, at most the `MAX_CANDIDATES` best of each image, and the largest number of an image."""
+def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> tuple[_Candidates, Tensor, int]:
+    """The allowed pairs, at most the `MAX_CANDIDATES` best of each image, the number of each image's allowed pairs,
+    int64 (B,), and the largest number."""
     batch = boxes.shape[0]
     image, box, label = allowed.nonzero(as_tuple=True)
-    fullest = max(_counts(image, batch).tolist(), default=0)
+    counts = _starts(image, batch).diff()
+    fullest = max(counts.tolist(), default=0)
     is_crowded = fullest > MAX_CANDIDATES
     if is_crowded:  # sorting millions takes seconds, finding the worst score to keep does not
         last = torch.where(allowed, scores, -1.0).flatten(1).topk(MAX_CANDIDATES).values[:, -1]
@@ -200,22 +202,29 @@ def _collect_candidates(boxes: Tensor, scores: Tensor, allowed: Tensor) -> tuple
     image, box = image[order], box[order]
     rank = _numbers_in_image(image, batch)
     found = _Candidates(image, rank, boxes[image, box], score[order], label[order])
-    return (found.where(rank < MAX_CANDIDATES), MAX_CANDIDATES) if is_crowded else (found, fullest)
+    return found.where(rank < MAX_CANDIDATES) if is_crowded else found, counts, fullest
 
 
 def _non_max_suppression(
     boxes_xyxy: Tensor,
     scores: Tensor,
     allowed: Tensor,
+    wanted: Tensor | None,
     iou_thres: float,
     max_det: int,
     agnostic: bool,
     box_voting: bool,
 ) -> _Candidates:
-    """The candidates that are kept, after voting; more than ``max_det`` of an image may be among them."""
+    """The candidates of ``wanted`` classes, bool (C,), that are kept, after voting; more than ``max_det`` of an image
+    may be among them."""
     batch, _, num_classes = scores.shape
-    candidates, fullest = _collect_candidates(boxes_xyxy, scores, allowed)
-    max_kept = max(max_det, _LEAST_VOTED_ON) if box_voting else max_det
+    candidates, counts, fullest = _collect_candidates(boxes_xyxy, scores, allowed)
+    if wanted is not None:
+        max_det = MAX_CANDIDATES  # of all classes
+        if not agnostic:  # boxes of other classes only take places among those that are voted on
+            counted = (counts > _VOTED_ON)[candidates.image] & (candidates.rank < VOTERS)
+            candidates = candidates.where(wanted[candidates.classes] | (counted & box_voting))
+    max_kept = max(max_det, _VOTED_ON) if box_voting else max_det
 
     def group_of(examined: _Candidates) -> Tensor:
         return examined.image if agnostic else examined.image * num_classes + examined.classes
@@ -229,18 +238,17 @@ def _non_max_suppression(
     else:  # a box that is kept among the best candidates is kept among all
         is_first = candidates.rank < _FIRST_CANDIDATES
         keep = is_first.masked_scatter(is_first, suppress(candidates.where(is_first)))
-        has_more = _counts(candidates.image, batch) > _FIRST_CANDIDATES
-        again = (has_more & (_counts(candidates.where(keep).image, batch) < max_det))[candidates.image]
+        kept_counts = torch.zeros_like(counts).index_add_(0, candidates.image, keep.long())
+        again = ((counts > _FIRST_CANDIDATES) & (kept_counts < max_det))[candidates.image]
         if again.any():
             keep = keep.masked_scatter(again, suppress(candidates.where(again)))
     kept = candidates.where(keep)
-    if not box_voting or fullest < 2:
-        return kept
-    others = candidates.where(~keep & (candidates.rank < VOTERS) & (candidates.scores > LEAST_VOTE))
-    moving = ((kept.rank < VOTERS) & (_numbers_in_image(kept.image, batch) < max_kept)).nonzero()[:, 0]
-    boxes, voted = vote(*(BoxGroups(c.boxes, c.scores, group_of(c)) for c in (kept.where(moving), others)), iou_thres)
-    kept = kept._replace(boxes=kept.boxes.index_copy(0, moving, boxes), scores=kept.scores.index_copy(0, moving, voted))
-    return kept.where(_best_first(kept.image, kept.scores))
+    if box_voting and fullest > 1:
+        others = candidates.where(~keep & (candidates.rank < VOTERS) & (candidates.scores > LEAST_VOTE))
+        moves = (kept.rank < VOTERS) & (_numbers_in_image(kept.image, batch) < _VOTED_ON)
+        boxes, voted = vote(*(BoxGroups(c.boxes, c.scores, group_of(c)) for c in (kept, others)), moves, iou_thres)
+        kept = kept._replace(boxes=boxes, scores=voted).where(_best_first(kept.image, voted))
+    return kept if wanted is None else kept.where(wanted[kept.classes])
 
 
 def _fill_slots(kept: _Candidates, batch: int, conf_thres: float, max_det: int) -> Detections:

@@ -91,7 +91,8 @@ def _keep_in_table(coordinates: Tensor, is_box: Tensor, iou_thres: float, max_de
     """Which boxes of a table are kept, bool (G, Q), from its ``coordinates`` (4, G, Q)."""
     if is_box.shape[1] <= sizes.block:
         return _keep_in_block(is_box, overlaps(coordinates, coordinates, iou_thres), sizes.rounds)
-    groups = is_box.shape[0]
+    groups, longest = is_box.shape
+    max_det = min(max_det, longest)
     keep = torch.zeros_like(is_box)
     kept = coordinates.new_zeros((4, groups, max_det + 1))  # the last column takes what is not needed
     counts = torch.zeros(groups, dtype=torch.long, device=is_box.device)

@@ -37,6 +37,14 @@ class StoredWeights:
     activation: str | None = None  # of a foreign module, as in a model YAML; None if unknown
     strides: tuple[int, ...] | None = None  # pixels a cell; None if unknown
 
+    def __post_init__(self) -> None:
+        """Raises UserError if the weights are not finite: the model would find nothing."""
+        if bad := [name for name, tensor in self.tensors.items() if not tensor.isfinite().all()]:
+            raise UserError(
+                f"{self.path}: its weights contain non-finite values in {len(bad)} tensors (first: {bad[0]}); "
+                "use an earlier checkpoint"
+            )
+
     @property
     def is_ours(self) -> bool:
         return self.content.get("format") == FORMAT

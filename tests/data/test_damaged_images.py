@@ -28,6 +28,7 @@ from utils import decoder_warnings
 from utils.decoder_warnings import pass_on, watched
 from utils.errors import UserError
 from utils.files.safe_io import open_regular
+from utils.visualize.draw import encode_image
 
 
 def photo(seed: int, side: int = 320, quality: int = 90) -> bytes:
@@ -318,6 +319,17 @@ def test_a_stray_marker_at_the_end_is_reported_as_damage(tmp_path):
         check_image(path, decode=True)
     path.write_bytes(data)
     assert check_image(path, decode=True) == (320, 320)
+
+
+def test_the_error_of_an_encoder_is_not_taken_for_damage_of_an_image_that_is_decoded_meanwhile(capfd, monkeypatch):
+    printed, wide = threading.Event(), np.zeros((1, 70000, 3), np.uint8)
+    true = cv2.imencode
+    monkeypatch.setattr("utils.visualize.draw.cv2.imencode", lambda *given: (true(*given), printed.set())[0])
+    with ThreadPoolExecutor(1) as pool:
+        _, complaint = watched(lambda: (pool.submit(encode_image, wide, ".jpg", "wide.jpg"), printed.wait(20)))
+    assert printed.is_set()
+    assert complaint == ""
+    assert "ERROR" not in capfd.readouterr().err
 
 
 def test_output_printed_during_decoding_is_kept_when_the_process_ends(capfd):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from data import sources
-from data.sources import LiveStream, open_source
+from data.sources import FileProblem, Frame, LiveStream, open_source
 from utils.errors import UserError
 
 
@@ -64,11 +64,11 @@ def test_broken_links_and_pipes_are_reported(tmp_path):
     os.mkfifo(tmp_path / "pipe.mp4")
     (tmp_path / "folder.jpg").mkdir()
     for source in (tmp_path, tmp_path / "*"):
-        failed = {}
-        (frame,) = open_source(str(source), failed=failed)
+        frame, *problems = open_source(str(source))
         assert frame.path == str(tmp_path / "a.jpg")
-        assert {Path(name).name for name in failed} == {"gone.png", "gone.mp4", "pipe.mp4"}
-        assert "is a pipe or device" in failed[str(tmp_path / "pipe.mp4")]
+        reasons = {Path(problem.path).name: problem.reason for problem in problems if problem.is_skipped}
+        assert reasons.keys() == {"gone.png", "gone.mp4", "pipe.mp4"}
+        assert "is a pipe or device" in reasons["pipe.mp4"]
 
 
 def test_globs_and_lists_are_sources(tmp_path):
@@ -162,19 +162,19 @@ def test_a_url_without_frames_is_one_line(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["broken.jpg", "broken.mp4"])
-def test_a_damaged_file_raises_alone_and_is_skipped_among_others(tmp_path, name, caplog, monkeypatch):
+def test_a_damaged_file_raises_alone_and_is_skipped_among_others(tmp_path, name):
     (tmp_path / name).write_bytes(b"not what the suffix says")
     with pytest.raises(UserError, match=name):
         list(open_source(str(tmp_path / name)))
     with pytest.raises(UserError, match=name):
         list(open_source(str(tmp_path)))
     save_image(tmp_path / "good.png", 5)
-    monkeypatch.setattr(sources.get_logger(), "propagate", True)
-    assert [f.path for f in open_source(str(tmp_path))] == [str(tmp_path / "good.png")]
-    assert name in caplog.text
+    problem, frame = open_source(str(tmp_path))
+    assert (problem.path, problem.is_skipped, frame.path) == (str(tmp_path / name), True, str(tmp_path / "good.png"))
+    assert name in problem.reason
 
 
-def test_a_truncated_video_is_reported(tmp_path, video, caplog, monkeypatch):
+def test_a_truncated_video_is_reported(video, monkeypatch):
     class Short:
         """A capture that claims twenty frames and delivers ten."""
 
@@ -189,12 +189,57 @@ def test_a_truncated_video_is_reported(tmp_path, video, caplog, monkeypatch):
 
     true_capture = cv2.VideoCapture
     monkeypatch.setattr(sources.cv2, "VideoCapture", Short)
-    monkeypatch.setattr(sources.get_logger(), "propagate", True)
-    assert len(list(open_source(str(video)))) == 10
-    assert "ends after 10 of 20 frames" in caplog.text
-    caplog.clear()
+    *frames, problem = open_source(str(video))
+    assert len(frames) == 10
+    assert problem == FileProblem(str(video), f"{video}: ends after 10 of 20 frames (damaged?)", False)
     assert len(list(open_source(str(video), max_frames=3))) == 3
-    assert not caplog.text
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("ahead", [0, 1, 5])
+def test_reading_ahead_changes_neither_the_frames_nor_their_order(tmp_path, video, threads, ahead):
+    for number in range(12):
+        save_image(
+            tmp_path / f"{number:02d}.jpg", 20 * number, size=(480 // (number + 1), 32)
+        )  # the first ones take longest
+    (tmp_path / "03.jpg").write_bytes(b"no image")
+    damaged = (tmp_path / "07.jpg").read_bytes()
+    (tmp_path / "07.jpg").write_bytes(damaged[:-30] + b"\xff\xd9")
+    (tmp_path / "05b.mp4").write_bytes(video.read_bytes())
+
+    def content(**options):
+        return [
+            (item.path, item.index, item.image.tobytes()) if isinstance(item, Frame) else item
+            for item in open_source(str(tmp_path), **options)
+        ]
+
+    items = content()
+    assert [item.path[-6:] for item in items if isinstance(item, FileProblem)] == ["03.jpg", "07.jpg"]
+    assert len(items) == 12 + 10 + 1
+    assert content(threads=threads, ahead=lambda: ahead) == items
+
+
+def test_no_more_is_read_ahead_than_asked_for(tmp_path, video, monkeypatch):
+    for number in range(20):
+        save_image(tmp_path / f"{number:02d}.jpg", number)
+    read = []
+    monkeypatch.setattr(
+        sources, "read_image", lambda path, complain: read.append(path) or np.zeros((4, 4, 3), np.uint8)
+    )
+    before = set(threading.enumerate())
+    frames = open_source(str(tmp_path), threads=2, ahead=lambda: 3)
+    for taken in range(1, 6):
+        next(frames)
+        assert taken <= len(read) <= taken + 3
+    frames.close()
+    assert set(threading.enumerate()) <= before
+    retrieved = []
+    to_rgb = sources._to_rgb
+    monkeypatch.setattr(sources, "_to_rgb", lambda frame: retrieved.append(1) or to_rgb(frame))
+    frames = open_source(str(video), ahead=lambda: 3)
+    next(frames)
+    frames.close()
+    assert len(retrieved) <= 4
 
 
 def test_a_source_without_readable_files_raises(tmp_path):
@@ -256,6 +301,7 @@ def test_a_live_source_skips_frames_by_the_stride_and_releases_its_capture(monke
     seen = []
     for frame in open_source("rtsp://camera/1", vid_stride=2):
         seen.append(frame.index)
+        assert frame.is_live
         camera.gate.release()
         camera.gate.release()
     assert seen[0] == 0

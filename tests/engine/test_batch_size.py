@@ -243,6 +243,43 @@ def test_a_single_image_that_does_not_fit_is_one_line():
         with_batch_that_fits(CPU, run_of(), model, criterion, memory=Counted(1000))
 
 
+class CountedWithWorkspace(Counted):
+    """Kernels that cuDNN has searched for need some more memory."""
+
+    def __init__(self, limit: int, workspace: int) -> None:
+        super().__init__(limit)
+        self._workspace, self.searched = workspace, []
+
+    def peak_of(self, prepare: Callable) -> int:
+        self.searched.append(torch.backends.cudnn.benchmark)
+        return super().peak_of(prepare) + self._workspace * self.searched[-1]
+
+
+def _search_for_kernels(
+    ctx: DistributedContext, workspaces: list[int], benchmark: bool = True
+) -> tuple[int, list[bool]]:
+    model, criterion = model_and_loss()
+    memory = CountedWithWorkspace(peak_bytes(5) + 100, workspaces[ctx.rank])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.backends.cudnn, "benchmark", benchmark)
+        found = with_batch_that_fits(ctx, run_of(), model, criterion, memory=memory)
+        assert torch.backends.cudnn.benchmark == benchmark
+    return found.config.batch_size, memory.searched
+
+
+def test_kernels_are_searched_for_at_the_final_size_only():
+    tries = [False] * len(_search_for_kernels(CPU, [0], benchmark=False)[1])
+    assert _search_for_kernels(CPU, [0], benchmark=False) == (5, tries)
+    assert _search_for_kernels(CPU, [0]) == (5, [*tries, True])
+    assert _search_for_kernels(CPU, [peak_bytes(1) // 2]) == (4, [*tries, True, True])
+
+
+def test_the_processes_agree_on_a_size_that_fits_with_the_kernels_of_all():
+    (own, first), (other, second) = run_ranks(2, _search_for_kernels, [0, peak_bytes(1) // 2])
+    assert own == other == 2 * 4
+    assert sum(first) == sum(second) == 2
+
+
 def _search_on_rank(ctx: DistributedContext, settings: dict, limits: list[int]) -> int:
     model, criterion = model_and_loss()
     run = run_of(**settings)

@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import shutil
+import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tests.data.image_io.test_decode import jpeg_with_exif
 from tests.helpers.tiny import write_weights
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
+from utils.logger import get_logger
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +180,59 @@ def test_streams_are_read_one_by_one(predictor, tmp_path):
     assert later[1].orig_shape == (30, 30)
 
 
+@pytest.mark.parametrize("size", [1, 4])
+def test_streams_are_processed_in_batches(weights, tmp_path, monkeypatch, caplog, size):
+    """A damaged file has its place between the others. Of a batch that does not fit in memory, each image does."""
+    own = load(weights, device="cpu", conf=0.0, max_det=5)
+    for i in range(9):
+        hw = ((30, 64), (64, 30), (30, 64))[i % 3]
+        cv2.imwrite(str(tmp_path / f"{i}.png"), picture(*hw, seed=i)[..., ::-1])
+    (tmp_path / "5.png").write_bytes(b"no image")
+    expected = [rows(own(path))[0] for path in sorted(tmp_path.iterdir()) if path.stem != "5"]
+    true, seen = own.pipeline._process, []
+
+    def process(images, *rest):
+        seen.append(len(images))
+        if len(images) == 3:
+            raise MemoryError
+        return true(images, *rest)
+
+    monkeypatch.setattr(own.pipeline, "images_at_once", lambda batch_size=0: size)
+    monkeypatch.setattr(own.pipeline, "_process", process)
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    results = list(own.stream(tmp_path))
+    assert [Path(result.path).stem for result in results] == list("01234678")
+    for got, want in zip(results, expected):
+        np.testing.assert_allclose(got.boxes.data.numpy(), np.array(want), atol=1e-3)
+    assert seen == ([1] * 8 if size == 1 else [3, 1, 1, 1, 1, 2, 2])
+    (record,) = caplog.records
+    assert record.getMessage() == f"{tmp_path / '5.png'}: cannot be decoded (damaged, or not an image); skipped"
+
+
+def test_an_error_in_one_image_of_a_stream_is_raised_after_the_results_before_it(predictor, tmp_path, monkeypatch):
+    for i in range(6):
+        cv2.imwrite(str(tmp_path / f"{i}.png"), picture(seed=i)[..., ::-1])
+    monkeypatch.setattr(predictor.pipeline, "images_at_once", lambda batch_size=0: 4)
+    true = predictor.pipeline._process
+
+    def process(images, *rest):
+        if any(np.array_equal(image, picture(seed=2)) for image in images):
+            raise UserError("does not fit")
+        return true(images, *rest)
+
+    monkeypatch.setattr(predictor.pipeline, "_process", process)
+    threads = set(threading.enumerate())
+    stream = predictor.stream(tmp_path)
+    assert [Path(next(stream).path).stem for _ in range(2)] == ["0", "1"]
+    with pytest.raises(UserError, match="does not fit"):
+        next(stream)
+    assert set(threading.enumerate()) <= threads
+    stream = predictor.stream(tmp_path)
+    next(stream)
+    del stream
+    assert set(threading.enumerate()) <= threads
+
+
 def boxes_elsewhere(predictor: Predictor, image: np.ndarray) -> list[list[list[float]]]:
     torch.set_num_threads(1)
     return rows(predictor(image, color="rgb"))
@@ -185,7 +240,7 @@ def boxes_elsewhere(predictor: Predictor, image: np.ndarray) -> list[list[list[f
 
 def test_outputs_that_are_not_numbers_are_reported_once(weights, tmp_path, caplog):
     content = read_checkpoint(weights)
-    content["ema"] = {name: values * torch.nan for name, values in content["ema"].items()}
+    content["ema"] = {name: values * 1e30 for name, values in content["ema"].items()}
     write_checkpoint(content, tmp_path / "nan.pt")
     damaged = load(tmp_path / "nan.pt", device="cpu", color="rgb")
     assert [len(damaged(picture())[0].boxes) for _ in range(2)] == [0, 0]

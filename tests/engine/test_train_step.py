@@ -15,7 +15,10 @@ from engine.optim.build import build_optimizer
 from engine.optim.ema import ModelEma
 from engine.parallel.ddp import parallelize
 from engine.train_step import TrainStep
+from models.build import freeze_layers
 from models.detector import build_detector
+from models.layers.conv import BatchNorm2d
+from tests.helpers.kernel_count import KernelCount
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch
 from utils.config.settings import Hyperparameters
@@ -200,3 +203,23 @@ def test_the_step_has_no_host_sync(kind, optimizer):
     step([global_batch()], [6], 1)  # optimizer states are made here
     with _NoSync():
         step([global_batch(), make_batch(3)], [6, 3], 2)
+
+
+def test_norms_count_their_batches_in_one_kernel():
+    """As torch's own norms count, which add to one counter after another; a frozen norm counts none."""
+    counters, kernels = [], []
+    for kind in (BatchNorm2d, torch.nn.BatchNorm2d):
+        step, model = make_step(DistributedContext.single(), "anchor_free")
+        for module in model.modules():
+            if isinstance(module, BatchNorm2d):
+                module.__class__ = kind
+        step._norms = [norm for norm in step._norms if isinstance(norm, BatchNorm2d)]
+        freeze_layers(model, {1})
+        with KernelCount() as count:
+            step([global_batch(), make_batch(3)], [6, 3], 1)
+        counters.append([int(v) for name, v in model.named_buffers() if name.endswith("num_batches_tracked")])
+        kernels.append(count.kernels)
+    assert counters[0] == counters[1]
+    assert set(counters[0]) == {0, 2}
+    assert kernels[1]["add_"] - kernels[0]["add_"] == 2 * (len(counters[0]) - 1)
+    assert kernels[0]["_foreach_add_"] - kernels[1]["_foreach_add_"] == 2

@@ -1,4 +1,4 @@
-"""Checkpoints that an attacker, or an accident, could have made."""
+"""Checkpoints and exported files that an attacker, or an accident, could have made."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import io
 import json
 import os
 import pickle
+import re
 import struct
+import warnings
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
 
 import torch
+from torch import nn
 
 
 def zip_around(program: bytes, path: Path, compression: int = zipfile.ZIP_STORED, **entries: bytes) -> Path:
@@ -76,3 +79,76 @@ def write_hostile_files(folder: Path, marker: Path) -> dict[str, tuple[Path, str
         "zip bomb": (bomb, "refused: its entries are compressed"),
         "not a checkpoint": (folder / "notes.pt", "truncated, or not a PyTorch checkpoint"),
     }
+
+
+class Plus(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+class Writer(nn.Module):
+    """A TorchScript module that writes a file when it is loaded."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    @torch.jit.export
+    def __getstate__(self) -> tuple[str, bool]:
+        return self.path, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[str, bool]) -> None:
+        self.path, self.training = state
+        torch.save(torch.zeros(1), self.path)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def write_hostile_programs(folder: Path, marker: Path) -> dict[str, Path]:
+    """Exported files of torch, one of each kind, by kind. Each creates ``marker`` when torch opens it."""
+    command = pickle.dumps(Touch((os.system, (f"touch {marker}",))), 2)
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(Plus(), (torch.zeros(2, 3),), dynamic_shapes=({0: torch.export.Dim("n")},))
+        torch.export.save(program, buffer)
+        torch.jit.save(torch.jit.script(Writer(str(marker))), folder / "writes.torchscript")
+    with zipfile.ZipFile(buffer) as archive:
+        sound = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    graph, weights, constants = sound["models/model.json"].decode(), "data/weights/", "data/constants/"
+    expression = re.sub('(?<="expr_str": ")[^"]*', f"__import__('os').system('touch {marker}')", graph, count=1)
+    sizes = {"sizes": [{"as_int": 1}], "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}}
+    tensor = {"dtype": 1, "layout": 7, "requires_grad": False, "device": {"type": "cpu", "index": None}} | sizes
+
+    def config(name: str, use_pickle: bool = False) -> str:
+        entry = {"path_name": name, "is_param": False, "use_pickle": use_pickle, "tensor_meta": tensor}
+        return json.dumps({"config": {"w": entry}})
+
+    pickled = {f"{weights}weight_0": command}
+    compact = config("weight_0", True).replace(" ", "")
+    escaped = config("weight_0", True).replace("use_pickle", "use\\u005fpickle")
+    opaque = {f"{constants}opaque_obj_0": command, f"{constants}model_constants_config.json": config("opaque_obj_0")}
+    example = "data/sample_inputs/model.pt"
+    changes = {
+        "weights of the former layout": {f"{weights}model.pt": command},
+        "constants of the former layout": {f"{constants}model.pt": command},
+        "pickled weights": pickled | {f"{weights}model_weights_config.json": compact},
+        "pickled weights, key escaped": pickled | {f"{weights}model_weights_config.json": escaped},
+        "an opaque object": opaque,
+        "an expression": {"models/model.json": expression},
+        "example inputs, name in capitals": {example: None, example.upper(): command},
+    }
+    files = {kind: {f"archive/{k}": v for k, v in (sound | c).items() if v is not None} for kind, c in changes.items()}
+    version = ".".join(map(str, torch._export.serde.schema.SCHEMA_VERSION))
+    older = {"version": version, "serialized_exported_program.json": graph, "archive/archive_format": "pt2"}
+    older |= {f"serialized_{name}.pt": command for name in ("state_dict", "constants", "example_inputs")}
+    files["the format of torch 2.7"] = older
+    written = {"TorchScript that writes a file": folder / "writes.torchscript"}
+    for number, (kind, entries) in enumerate(files.items()):
+        written[kind] = folder / f"{number}.pt2"
+        with zipfile.ZipFile(written[kind], "w") as archive:
+            for name, content in entries.items():
+                archive.writestr(name, content)
+    return written

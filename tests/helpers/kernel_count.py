@@ -52,6 +52,7 @@ class KernelCount(TorchDispatchMode):
             by_mask = name in ("index", "index_put", "index_put_") and any(
                 t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]
             )
-            if name in _WAITING or "unique" in name or by_mask:
+            has_size = name == "repeat_interleave" and (kwargs or {}).get("output_size") is not None
+            if (name in _WAITING and not has_size) or "unique" in name or by_mask:
                 self.waits[name] += 1
         return func(*args, **(kwargs or {}))

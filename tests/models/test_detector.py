@@ -16,6 +16,7 @@ from torch import nn
 from models.detector import Detector, build_detector, build_on_meta
 from models.layers.conv import BN_EPS, Conv, Upsample
 from models.layers.csp import Attention
+from models.layers.gelan import ADown
 from models.spec import MODEL_FOLDER, known_models, load_spec
 from tests.helpers.tiny import scatter_norms
 from utils.errors import UserError
@@ -92,6 +93,28 @@ def test_every_model_runs_forward_and_backward(nano: dict[str, Detector], name: 
             assert parameter.grad.abs().sum() > 0, key
         else:
             assert key.endswith("dfl.conv.weight")
+
+
+@pytest.mark.parametrize("name", [name for name in known_models() if name.endswith(("n", "t", "nano", "tiny"))])
+def test_every_convolution_reads_dense_channels_last_maps(name: str) -> None:
+    """Half of a map's channels is not dense, and every convolution that read it would copy it."""
+    check_inputs(build_detector(name, 2), torch.rand(2, 3, 64, 96))
+
+
+def test_both_halves_of_adown_are_dense_where_a_convolution_reads_them() -> None:
+    check_inputs(ADown(8, 8), torch.rand(2, 8, 9, 7))
+
+
+def check_inputs(module: nn.Module, x: torch.Tensor) -> None:
+    seen: dict[str, bool] = {}
+    for name, conv in module.to(memory_format=torch.channels_last).named_modules():
+        if isinstance(conv, nn.Conv2d):
+            conv.register_forward_pre_hook(
+                lambda _, x, name=name: seen.update({name: x[0].is_contiguous(memory_format=torch.channels_last)})
+            )
+    module(x.to(memory_format=torch.channels_last))
+    assert len(seen) > 1
+    assert [name for name, is_dense in seen.items() if not is_dense] == []
 
 
 @pytest.mark.parametrize("name", NANO)

@@ -3,11 +3,15 @@ kind of file it is. Every change comes with a few words that say what it was."""
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import os
 import random
 import socket
 import struct
+import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,8 +168,7 @@ def _paths(value: Any, path: tuple = ()) -> list[tuple]:
 
 def _with(value: Any, path: tuple, change: Callable[[Any, Any], None]) -> Any:
     """A copy of a tree after ``change(container, key)`` at ``path``."""
-    copy = json.loads(json.dumps(value)) if isinstance(value, dict | list) else value
-    holder = {"": copy}
+    holder = {"": copy.deepcopy(value)}
     container, key = holder, ""
     for step in path:
         container, key = container[key], step
@@ -338,6 +341,36 @@ def change_safetensors(data: bytes, chance: random.Random) -> Change:
         text, what = change_json(json.dumps(header).encode(), chance)
     length = chance.choice((len(text),) * 8 + (len(text) + 8, 2**63, 2**32, 0))
     return struct.pack("<Q", length) + text + data[8 + struct.unpack("<Q", data[:8])[0] :], what
+
+
+def change_archive(data: bytes, chance: random.Random) -> Change:
+    """Changes an entry of a zip file, most often one of text, or which entries there are."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        entries = [(name, archive.read(name)) for name in archive.namelist()]
+    texts = [i for i, (name, _) in enumerate(entries) if name.endswith((".json", ".txt", ".py"))]
+    at = chance.choice(texts) if texts and chance.random() < 0.6 else chance.randrange(len(entries))
+    name, content = entries[at]
+    kind = chance.randrange(8)
+    if kind == 0:
+        del entries[at]
+        what = "removed"
+    elif kind == 1:
+        entries.insert(chance.randrange(len(entries)), (name, change_bytes(content, chance)[0]))
+        what = "doubled"
+    elif kind == 2:
+        other = chance.choice((name.upper(), f"../{name}", f"/{name}", f"{name}/x", chance.choice(entries)[0]))
+        entries[at] = other, content
+        what = f"renamed {other}"
+    else:
+        is_json = content[:1] == b"{" and chance.random() < 0.7
+        changed, what = (change_json if is_json else change_bytes)(content, chance)
+        entries[at] = name, changed
+    buffer = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(buffer, "w") as archive:
+        warnings.simplefilter("ignore")  # two entries of a name
+        for entry in entries:
+            archive.writestr(*entry)
+    return buffer.getvalue(), f"{name}: {what}"
 
 
 def make_odd_kind(path: Path, kind: str) -> None:

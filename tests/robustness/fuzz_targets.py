@@ -18,14 +18,17 @@ import os
 import random
 import re
 import shutil
+import signal
 import stat
 import struct
 import sys
 import tempfile
+import time
 import traceback
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 from xml.etree import ElementTree
@@ -50,12 +53,21 @@ from data.index.partial_scan import PartialScan
 from data.labels.findings import NO_LABEL
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.resume import resumed_config, resumed_hyperparameters, resumed_position
+from engine.export.onnx_file import write_onnx
+from engine.export.openvino_folder import build_openvino, write_openvino
+from engine.export.torch_files import write_pt2, write_torchscript
+from engine.inference.backends import import_openvino, quiet
+from engine.inference.metadata import ExportMetadata
+from engine.inference.own_exports import is_own_export, record_export
+from engine.inference.runtime import open_model
+from engine.predictor import Predictor
 from engine.reporting.trackers import CsvTracker
 from models.detector import build_on_meta
 from models.spec import load_spec
 from models.weights.__main__ import convert
 from models.weights.load import load_detector
 from models.weights.read import read_weights
+from tests.helpers import yolo_lines
 from tests.helpers.hostile_files import opcode_call, tensor_program, zip_around
 from tests.helpers.same_content import same_content
 from tests.helpers.tiny import write_model
@@ -66,6 +78,7 @@ from utils.entrypoint import run_main
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, read_safetensors
 from utils.logger import get_logger
+from utils.machine.limits import require_package
 from utils.visualize.plots import plot_curves
 
 MOST_CHARACTERS = 2000  # of a line
@@ -686,6 +699,38 @@ class RecipeYaml(Yaml):
         return "taken as it says"
 
 
+class CommandLines(Target):
+    """Arguments of the ``yolo`` command, or a file of its or YOLOv5's hyper-parameters: a line, and what it suggests is
+    accepted."""
+
+    name, weight = "lines", 3.0
+
+    def run(self, case: Case) -> str:
+        chance = case.chance
+        if chance.random() < 0.3:
+            return self.hyperparameters(case)
+        config, arguments = chance.choice(list(yolo_lines.PROGRAMS.values())), yolo_lines.draw_arguments(chance)
+        case.said.append(f"{config.__name__}: {arguments}")
+        text = yolo_lines.said(config, arguments)
+        if not text:
+            return "accepted"
+        return "a line that is accepted" if yolo_lines.check_line(text) else "refused in a line"
+
+    @staticmethod
+    def hyperparameters(case: Case) -> str:
+        path = case.folder / "hyp.yaml"
+        values = yolo_lines.draw_hyperparameters(case.chance)
+        path.write_text(yaml.safe_dump(values), encoding="utf-8")
+        result = attempt(lambda: read_recipe(str(path), pretrained=False, lines=case.said))
+        if isinstance(result, Refused):
+            yolo_lines.check_line(f"error: {result.line}\n")
+            return result.names(path)
+        for key, value in values.items():
+            told = any(f"{key} {value}"[:40] in line for line in case.said)
+            assert told or getattr(result, key) == value, f"{key}: {value!r} is used as {getattr(result, key, None)}"
+        return "used, and the rest is named"
+
+
 class ModelYaml(Yaml):
     name = "model"
 
@@ -905,6 +950,154 @@ class Safetensors(Target):
             assert raw == data[8 + length + begin : 8 + length + end], name
             assert list(tensors[name].shape) == entry["shape"]
             assert tensors[name].dtype == SAFETENSORS_DTYPES[entry["dtype"]]
+
+
+# Exported files
+
+
+class Cells(torch.nn.Module):
+    """A detector of 2 classes, as small as one can be: images (B, 3, 64, 64) to columns (B, 6, 4)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 6, 32, 32)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.conv(images).flatten(2)
+
+
+def write_exports(folder: Path) -> None:
+    """The detector in each format whose packages are installed."""
+    module, images = Cells().eval(), torch.zeros(1, 3, 64, 64)
+    metadata = ExportMetadata(
+        names=NAMES, imgsz_hw=(64, 64), layout="raw", nms_iou=0.7, validation_iou=0.7, confidence=0.3
+    )
+    with quiet():
+        write_torchscript(torch.jit.trace(module, images), folder / "a.torchscript", metadata)
+        write_pt2(torch.export.export(module, (images,)), folder / "a.pt2", metadata)
+    if not all(map(find_spec, ("onnx", "onnxruntime"))):
+        return
+    import onnx
+
+    info, node = onnx.helper.make_tensor_value_info, onnx.helper.make_node
+    nodes = [
+        node("Conv", ["images", "weight", "bias"], ["cells"], kernel_shape=[32, 32], strides=[32, 32]),
+        node("Reshape", ["cells", "shape"], ["output0"]),
+    ]
+    values = {"weight": module.conv.weight, "bias": module.conv.bias, "shape": torch.tensor([1, 6, 4])}
+    tensors = [onnx.numpy_helper.from_array(value.detach().numpy(), name) for name, value in values.items()]
+    ports = [info("images", 1, [1, 3, 64, 64])], [info("output0", 1, [1, 6, 4])]
+    graph = onnx.helper.make_graph(nodes, "cells", *ports, tensors)
+    proto = onnx.helper.make_model(graph, ir_version=9, opset_imports=[onnx.helper.make_opsetid("", 18)])
+    write_onnx(proto, folder / "a.onnx", metadata)
+    if find_spec("openvino"):
+        write_openvino(build_openvino(proto), folder / "a_openvino_model", metadata, name="a", half=False)
+
+
+def in_child(call: Callable[[], str], seconds: float) -> str:
+    """The verdict of ``call`` in a forked process. An exception, or a traceback that it prints, is a finding. That it
+    dies is none: the native code of runtimes does not survive every damaged file, nor end on every one."""
+    with tempfile.TemporaryFile() as verdict, tempfile.TemporaryFile() as printed:
+        if not (child := os.fork()):
+            try:
+                for stream in (1, 2):
+                    os.dup2(printed.fileno(), stream)
+                verdict.write(call().encode())
+            except BaseException:
+                os.write(2, traceback.format_exc().encode("utf-8", "replace"))
+            verdict.flush()
+            os._exit(0)
+        end = time.monotonic() + seconds
+        while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
+            time.sleep(0.01)
+        if ended == (0, 0):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return "the runtime does not end"
+        printed.seek(0)
+        text = printed.read().decode("utf-8", "replace")
+        assert "Traceback" not in text, text
+        verdict.seek(0)
+        return verdict.read().decode() or "the runtime dies"
+
+
+class ExportedFiles(Target):
+    """A changed exported file that may run code is refused without trust, unread; with trust, it works, or is refused,
+    or its runtime dies. ONNX files need no trust."""
+
+    name, weight, deadline_s = "exports", 1.0, 60.0
+
+    def prepare(self, seeds: Path) -> None:
+        self.root = seeds / self.name
+        self.root.mkdir()
+        # OpenVINO's threads would be missing in the workers if it had run in this process.
+        written = in_child(lambda: write_exports(self.root) or "written", seconds=300)
+        assert written == "written", written
+        self.files = {p.relative_to(self.root): p.read_bytes() for p in self.root.rglob("*") if p.is_file()}
+        # What the children would each import.
+        open_model(self.root / "a.pt2", device=torch.device("cpu"), trust=True)
+        with contextlib.suppress(UserError):
+            require_package("onnxruntime", "fuzzing", "leave it out")
+            import_openvino("fuzzing")
+
+    def run(self, case: Case) -> str:
+        chance, name = case.chance, case.chance.choice(list(self.files))
+        shutil.copytree(self.root, case.folder / "files")
+        path = case.folder / "files" / name
+        whole = path.parent if path.parent.suffix == "" and path.parent.name != "files" else path
+        if whole != path and chance.random() < 0.3:
+            whole = path.parent / "a.xml"
+        record_export(whole, whole)
+        data, what = self.change(self.files[name], path.suffix, chance)
+        case.said.append(f"{name}: {what}")
+        path.write_bytes(data)
+        needs_trust = path.suffix != ".onnx"
+        if needs_trust:
+            is_own = data == self.files[name]
+            assert is_own_export(whole) == is_own
+            if not is_own:
+                refused = attempt(lambda: open_model(whole, device=torch.device("cpu")))
+                assert isinstance(refused, Refused), "opened"
+                assert "--trust" in refused.line, refused.line
+                refused.names(whole)
+        verdict = in_child(lambda: self.detect(whole, needs_trust), seconds=self.deadline_s / 2)
+        return f"{path.suffix} {verdict}" if verdict.startswith("the runtime") else verdict
+
+    def change(self, data: bytes, suffix: str, chance: random.Random) -> fuzz_inputs.Change:
+        if chance.random() < 0.4 or suffix == ".bin":
+            return fuzz_inputs.change_bytes(data, chance)
+        if suffix == ".onnx":
+            return self.change_onnx(data, chance)
+        changes = {".xml": fuzz_inputs.change_xml, ".yaml": fuzz_inputs.change_yaml}
+        return changes.get(suffix, fuzz_inputs.change_archive)(data, chance)
+
+    @staticmethod
+    def change_onnx(data: bytes, chance: random.Random) -> fuzz_inputs.Change:
+        """Changes the metadata, or places a tensor into another file."""
+        import onnx
+
+        proto = onnx.load_from_string(data)
+        if chance.random() < 0.2:
+            tensor = chance.choice(proto.graph.initializer)
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            tensor.ClearField("raw_data")
+            entry = tensor.external_data.add(key=chance.choice(("location", "location", "offset", "x")))
+            entry.value = chance.choice(("../a.onnx", "a.onnx", "a.pt2", "", ".", "/dev/zero", "*/_ORT_MEM_ADDR_/*"))
+            return proto.SerializeToString(), f"{tensor.name} is in {entry.value!r}"
+        entry = chance.choice(proto.metadata_props)
+        if entry.key == "lockstep" and chance.random() < 0.7:
+            changed, what = fuzz_inputs.change_json(entry.value.encode(), chance)
+            entry.value = changed.decode("utf-8", "replace")
+        else:
+            entry.value = chance.choice((*fuzz_inputs.JSON_TEXTS, *fuzz_inputs.YAML_TEXTS)).encode("utf-8", "replace")
+            what = entry.value[:40]
+        return proto.SerializeToString(), f"{entry.key}: {what}"
+
+    @staticmethod
+    def detect(path: Path, trust: bool) -> str:
+        image = np.full((40, 50, 3), 128, np.uint8)
+        found = attempt(lambda: Predictor(open_model(path, device=torch.device("cpu"), trust=trust)).detect([image]))
+        return found.names(path, *path.parent.iterdir()) if isinstance(found, Refused) else "works"
 
 
 # Caches
@@ -1323,8 +1516,8 @@ class Programs(Target):
 
 TARGETS: dict[str, type[Target]] = {
     t.name: t
-    for t in (Images, YoloLabels, VocLabels, CocoLabels, DataYaml, RecipeYaml, ModelYaml, Checkpoints, Safetensors,
-              IndexCache, ImageCache, Results, OddKinds, Programs)
+    for t in (Images, YoloLabels, VocLabels, CocoLabels, DataYaml, RecipeYaml, CommandLines, ModelYaml, Checkpoints,
+              Safetensors, ExportedFiles, IndexCache, ImageCache, Results, OddKinds, Programs)
 }  # fmt: skip
 
 

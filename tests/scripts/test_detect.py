@@ -1,8 +1,11 @@
 """detect.py from end to end with a tiny untrained model, and the files that it writes."""
 
+import errno
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +17,12 @@ import torch
 
 import detect
 from engine import detection
+from engine.inference.pipeline import Pipeline
+from engine.predictor import Predictor
 from models.detector import build_detector
 from models.postprocess.detections import select_detections
 from models.postprocess.tiling import TiledDetector, Tiles
+from tests.helpers.processes import Processes
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import TINY_MODEL
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
@@ -25,7 +31,9 @@ from utils.config.settings import DetectConfig
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 from utils.structures import DetectionTable
-from utils.visualize.detection_writer import DetectionFiles, MediaWriter, UniqueStems
+from utils.threads import Ahead
+from utils.visualize import detection_writer
+from utils.visualize.detection_writer import DetectionFiles, MediaWriter, UniqueStems, written_suffix
 from utils.visualize.written_files import RECORD
 
 ROOT = Path(__file__).parents[2]
@@ -325,14 +333,19 @@ def test_the_default_threshold_is_the_checkpoints(weights, pictures, tmp_path, c
         assert "confidence threshold 0.25: " in capsys.readouterr().out
 
 
-def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path):
-    folder = run(weights, clip, tmp_path, "--save-txt", "--vid-stride", "2", "--save-json")
-    capture = cv2.VideoCapture(str(folder / "clip.mp4"))
+def frames_of(path):
+    capture = cv2.VideoCapture(str(path))
     frames = []
     while (got := capture.read())[0]:
         frames.append(got[1])
+    return frames
+
+
+def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path):
+    folder = run(weights, clip, tmp_path, "--save-txt", "--vid-stride", "2", "--save-json")
+    frames = frames_of(folder / "clip.mp4")
     assert len(frames) == 4
-    assert capture.get(cv2.CAP_PROP_FPS) == pytest.approx(6)
+    assert cv2.VideoCapture(str(folder / "clip.mp4")).get(cv2.CAP_PROP_FPS) == pytest.approx(6)
     assert frames[0].shape[:2] in ((48, 63), (48, 64), (48, 62))
     assert sorted(p.name for p in (folder / "labels").iterdir()) == [f"clip_{i:06d}.txt" for i in (0, 2, 4, 6)]
     records = json.loads((folder / "predictions.json").read_text())
@@ -472,6 +485,122 @@ def test_a_failing_file_is_skipped_and_changes_the_exit_status(weights, tmp_path
     assert {"a.png", "z.png"} <= set(names_in(tmp_path / "exp"))
 
 
+def lines_of(out, folder):
+    """What was printed, without times and the name of the run."""
+    return re.sub(r"[\d.]+ ms", "MS", out.replace(str(folder), "RUN")).splitlines()
+
+
+@pytest.fixture
+def odd_folder(tmp_path, clip):
+    """Images of three sizes, a video among them, and three files that cannot be read, drawn or written."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(11):
+        hw = ((64, 64), (37, 90), (90, 50))[number % 3]
+        noise = cv2.resize(rng.integers(0, 255, (8, 8, 3)).astype(np.uint8), hw[::-1])
+        cv2.imwrite(str(folder / f"{number:02d}.jpg"), noise)
+    (folder / "03.jpg").write_bytes(b"no image")
+    (folder / "06.jpg").write_bytes((folder / "06.jpg").read_bytes()[:-90] + b"\xff\xd9")
+    cv2.imwrite(str(folder / "07b.pgm"), np.zeros((1, 70000), np.uint8))
+    shutil.copy(clip, folder / "04.mp4")
+    shutil.copy(folder / "05.jpg", folder / ("08" + "m" * 249 + ".jpg"))
+    return folder
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_threads_and_batches_change_neither_results_nor_lines(
+    weights, odd_folder, tmp_path, capsys, monkeypatch, batch
+):
+    """With threads alone, not even a byte; a batch rounds differently."""
+    found = []
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"3 of 14 files could not be used \(first: .*03.jpg: cannot be decoded"):
+            run(weights, odd_folder, tmp_path, "--save-txt", "--save-conf", "--save-json", "--save-crop")
+        folder = max((tmp_path / "runs").iterdir(), key=lambda p: p.stat().st_mtime_ns)
+        found.append((folder, lines_of(capsys.readouterr().out, folder)))
+        monkeypatch.setattr(Predictor, "threads", 3)
+        monkeypatch.setattr(detection, "Ahead", lambda _: Ahead(4))
+        monkeypatch.setattr(Pipeline, "images_at_once", lambda self, batch_size=0: batch)
+    (one, lines), (many, lines_of_many) = found
+    assert lines_of_many == lines
+    warnings = [line.partition(":")[2] for line in lines if line.startswith("warning")]
+    assert [re.search(r"(\d\d)[.bm]", line)[1] for line in warnings] == ["03", "06", "07", "08"], warnings
+    assert names_in(many) == names_in(one)
+    if batch == 1:
+        assert all((many / name).read_bytes() == (one / name).read_bytes() for name in names_in(one))
+    for name in names_in(one / "labels"):
+        np.testing.assert_allclose(read_txt(many / "labels" / name), read_txt(one / "labels" / name), atol=1e-4)
+
+
+@pytest.mark.parametrize("source", ["images", "video"])
+def test_a_full_disk_ends_detection_with_what_was_written_before(weights, clip, tmp_path, capsys, monkeypatch, source):
+    """Also if later images and frames were detected already, and there is space for them."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(9):
+        cv2.imwrite(str(folder / f"{number}.jpg"), np.full((64, 64, 3), 20 * number, np.uint8))
+    calls = []
+
+    def full_once(function):
+        def call(path, *content):
+            calls.append(path)
+            if len(calls) == 4:
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+            return function(path, *content)
+
+        return call
+
+    name = "write_whole" if source == "images" else "shutil.disk_usage"
+    true = detection_writer.write_whole if source == "images" else shutil.disk_usage
+    monkeypatch.setattr(f"utils.visualize.detection_writer.{name}", full_once(true))
+    monkeypatch.setattr(detection, "Ahead", lambda _: Ahead(4))
+    flags = ("--weights", weights, "--device", "cpu", "--project", tmp_path / "runs")
+    line = error_of(capsys, detect.main, "--source", folder if source == "images" else clip, *flags)
+    assert re.fullmatch(r"error: .*: the disk is full; free some space or choose another --project", line)
+    written = names_in(tmp_path / "runs" / "exp")
+    assert written == (["0.jpg", "1.jpg", "2.jpg"] if source == "images" else ["clip.mp4"])
+    if source == "video":
+        assert len(frames_of(tmp_path / "runs" / "exp" / "clip.mp4")) == 3
+
+
+def test_ctrl_c_leaves_whole_files(weights, tmp_path):
+    folder, run_dir = tmp_path / "in", tmp_path / "runs" / "exp"
+    folder.mkdir()
+    noise = cv2.resize(np.random.default_rng(0).integers(0, 255, (8, 8, 3)).astype(np.uint8), (320, 240))
+    for number in range(9):
+        cv2.imwrite(str(folder / f"{number}.jpg"), noise)
+    writer = cv2.VideoWriter(str(folder / "clip.mp4"), cv2.VideoWriter_fourcc(*"mp4v"), 25, (320, 240))
+    for _ in range(3000):
+        writer.write(noise)
+    writer.release()
+    flags = [
+        "--source",
+        folder,
+        "--project",
+        tmp_path / "runs",
+        "--device",
+        "cpu",
+        "--conf-thres",
+        "0",
+        "--max-det",
+        "2",
+    ]
+    command = [sys.executable, "detect.py", "--weights", weights, *flags, "--save-txt", "--save-json"]
+    with Processes(tmp_path / "log") as processes:
+        process = processes.start([str(word) for word in command])
+        processes.until(lambda: len(list(run_dir.glob("labels/*.txt"))) > 20)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130, processes.output()
+        assert "Traceback" not in processes.output()
+    stems = {path.stem for path in run_dir.glob("labels/*.txt")}
+    assert {record["image_id"] for record in json.loads((run_dir / "predictions.json").read_text())} == stems
+    assert not list(run_dir.rglob("*.tmp"))
+    assert all(len(read_txt(path)) == 2 for path in run_dir.glob("labels/*.txt"))
+    assert all(cv2.imread(str(run_dir / f"{number}.jpg")).shape == noise.shape for number in range(9))
+    assert len(frames_of(run_dir / "clip.mp4")) == len(stems) - 9
+
+
 def test_a_source_is_never_overwritten(weights, pictures, tmp_path):
     folder = tmp_path / "runs" / "exp"
     shutil.copytree(pictures, folder)
@@ -503,4 +632,4 @@ def test_a_video_of_changing_frame_size_is_playable_and_unwritable_formats_becom
     media.close()
     capture = cv2.VideoCapture(str(tmp_path / "s.mp4"))
     assert [capture.read()[0] for _ in range(3)] == [True, True, False]
-    assert media.image("p", ".mpo", np.zeros((4, 4, 3), np.uint8)).name == "p.jpg"
+    assert [written_suffix(name) for name in ("p.mpo", "p.PNG", "a.b/p")] == [".jpg", ".PNG", ".jpg"]

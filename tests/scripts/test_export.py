@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,13 +13,15 @@ import cv2
 import pytest
 import torch
 
+import detect
 import export
+import train
 import val
 from engine.export import run
 from engine.inference.runtime import open_model
 from engine.predictor import load
 from tests.helpers.exports import lively, write_weights
-from tests.helpers.scripts import error_of
+from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import TINY_MODEL, write_dataset
 from utils.entrypoint import run_main
 from utils.errors import UserError
@@ -75,6 +78,51 @@ def test_all_formats_are_checked_and_scored(weights: Path, capsys: pytest.Captur
     args = ["--weights", weights.with_name("best.onnx"), "--data", data, *VAL]
     assert "--imgsz 96: takes images of 64 pixels only" in error_of(capsys, val.main, *args, "--imgsz", "96")
     assert "--tta" in error_of(capsys, val.main, *args, "--tta")
+
+
+@pytest.mark.parametrize("name", ["openvino", "torchscript", "pt2"])
+def test_own_exports_need_no_trust_until_they_are_changed(
+    weights: Path, tmp_path: Path, name: str, capsys, monkeypatch
+):
+    if name == "openvino":
+        for package in ("onnx", "onnxscript", "openvino"):
+            pytest.importorskip(package)
+    export.main(["--weights", str(weights), "--format", name, "--no-check"])
+    (made,) = (path for path in tmp_path.glob("best?*") if path.suffix not in (".pt", ".md", ".txt"))
+    moved = tmp_path / "elsewhere" / f"renamed{made.suffix}"
+    moved.parent.mkdir()
+    os.rename(made, moved)
+    expected = load(moved, device="cpu").model.info
+    weights_file = next(moved.glob("*.bin")) if moved.is_dir() else moved
+    content = bytearray(weights_file.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights_file.write_bytes(content)
+    assert "--trust" in error_of(capsys, detect.main, "--weights", moved, "--source", tmp_path, "--device", "cpu")
+    content[len(content) // 2] ^= 1
+    weights_file.write_bytes(content)
+    assert load(moved, device="cpu").model.info == expected
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
+    with pytest.raises(UserError, match="--trust"):
+        load(moved, device="cpu")
+    assert load(moved, device="cpu", trust=True).model.info == expected
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_weights_that_are_not_finite_are_refused_in_one_line(tmp_path: Path, data: Path, capsys, value: float):
+    detector = lively(TINY_MODEL, NAMES)
+    with torch.no_grad():
+        detector.model[0].bn.bias[1] = detector.model[2].bn.running_var[0] = value
+    weights = write_weights(tmp_path / "a.pt", detector)
+    common = ["--weights", weights, "--data", data]
+    for main, flags in (
+        (export.main, common),
+        (export.main, [*common, "--no-check"]),
+        (val.main, [*common, *VAL]),
+        (detect.main, ["--weights", weights, "--source", data.parent, "--device", "cpu"]),
+        (train.main, [*common, *SMALL, "--epochs", "1", "--project", tmp_path]),
+    ):
+        line = error_of(capsys, main, *flags)
+        assert f"{weights}: its weights contain non-finite values in 2 tensors (first: model.0.bn.bias)" in line
 
 
 def test_rectangular_and_dynamic_canvases(weights: Path, data: Path, capsys: pytest.CaptureFixture):
@@ -213,7 +261,12 @@ def test_errors_of_the_data_are_reported_once(tmp_path: Path, data: Path, capsys
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--format", "onxx"], "--format onxx: unknown (did you mean 'onnx'?)"),
+        (["--format", "onxx"], "invalid choice: 'onxx' (choose from 'onnx', 'openvino', 'torchscript', 'pt2')"),
+        (["--format", "onnx", "engine"], "--format engine: trtexec --onnx=best.onnx --saveEngine=best.engine makes it"),
+        (
+            ["--include=ncnn", "tflite"],
+            "--include ncnn: pnnx best.onnx inputshape=[1,3,640,640] makes it from the ONNX",
+        ),
         (["--half", "--int8"], "choose one"),
         (["--int8", "--format", "pt2"], "--int8: not for pt2"),
         (["--layout", "deepstream", "--iou-thres", "0.5"], "has no NMS inside"),

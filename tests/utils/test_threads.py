@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from utils.threads import BackgroundWriter
+from utils.threads import AHEAD_BYTES, Ahead, BackgroundWriter, iterate_ahead, map_ahead
 
 A, B = Path("a"), Path("b")
 
@@ -53,3 +54,70 @@ def test_an_error_is_raised_once_and_pending_content_is_dropped():
         writer.check()
     writer.finish()
     assert disk.written == []
+
+
+def squares_that_fail_at(bad: int, called: list[int]):
+    def square(number: int) -> int:
+        called.append(number)
+        time.sleep(0.002 * (number % 3))
+        if number == bad:
+            raise OSError("full")
+        return number * number
+
+    return square
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("ahead", [None, lambda: 0, lambda: 6])
+def test_a_map_keeps_the_order_and_is_never_further_ahead(threads, ahead):
+    called: list[int] = []
+    for number, result in enumerate(
+        map_ahead(squares_that_fail_at(-1, called), range(40), threads=threads, ahead=ahead)
+    ):
+        assert result == number * number
+        assert len(called) <= number + 1 + (2 * threads if ahead is None else ahead())
+    assert sorted(called) == list(range(40))
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_after_an_error_in_a_map_no_later_call_begins(threads):
+    called: list[int] = []
+    results = map_ahead(squares_that_fail_at(7, called), range(40), threads=threads, ahead=lambda: 20)
+    assert [next(results) for _ in range(7)] == [number * number for number in range(7)]
+    time.sleep(0.05)
+    with pytest.raises(OSError, match="full"):
+        next(results)
+    assert len(called) <= 7 + threads
+    assert list(results) == []
+
+
+def test_an_iterator_is_computed_in_another_thread():
+    threads = set()
+
+    def items(count: int):
+        try:
+            for number in range(count):
+                threads.add(threading.get_ident())
+                yield None if number == 1 else number
+            raise OSError("damaged")
+        finally:
+            threads.add("closed")
+
+    found = iterate_ahead(items(3), lambda: 2)
+    assert [next(found), next(found), next(found)] == [0, None, 2]
+    with pytest.raises(OSError, match="damaged"):
+        next(found)
+    assert threading.get_ident() not in threads
+    threads.clear()
+    endless = iterate_ahead(items(1 << 30), lambda: 2)
+    next(endless)
+    del endless
+    assert "closed" in threads
+
+
+def test_large_images_are_not_read_ahead():
+    ahead = Ahead(16)
+    assert ahead() == 0  # their size is unknown
+    for size, count in ((1000, 16), (AHEAD_BYTES // 10, 10), (1000, 10), (AHEAD_BYTES + 1, 0)):
+        ahead.add(size)
+        assert ahead() == count

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import math
 import sys
 import types
@@ -16,8 +17,10 @@ from typing import Any, TypeVar
 
 import yaml
 
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.search_settings import KfoldConfig, SearchConfig
+from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.yaml_files import TOO_LONG, fits_64_bits, load_yaml, parse_yaml, suggestion
+from utils.config.yolo_command import Program, command_line, is_yolo_command, recipe, unknown_hyperparameter
 from utils.config.yolo_flags import advice, translated
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
@@ -25,9 +28,19 @@ from utils.files.folders import CONFIGS
 T = TypeVar("T")
 
 
+def _name(config: type) -> str:
+    """ "train" for `TrainConfig`."""
+    return config.__name__.removesuffix("Config").lower()
+
+
+_CONFIGS = {_name(cls): cls for cls in (TrainConfig, ValConfig, DetectConfig, ExportConfig, KfoldConfig, SearchConfig)}
+_HYPERPARAMETERS = {f.name: f for f in dataclasses.fields(Hyperparameters)}
+_type_hints = functools.cache(typing.get_type_hints)  # takes milliseconds
+
+
 def type_of(field: dataclasses.Field, owner: type) -> tuple[type, bool]:
     """The type of a field without ``| None``, and whether None is allowed."""
-    hint = typing.get_type_hints(owner)[field.name]
+    hint = _type_hints(owner)[field.name]
     return (typing.get_args(hint)[0], True) if isinstance(hint, types.UnionType) else (hint, False)
 
 
@@ -70,7 +83,10 @@ def from_mapping(cls: type[T], values: Any, where: str) -> T:
     values = _renamed(cls, values, where)
     for key in values:
         if key not in known:
-            raise UserError(f"{where}: unknown key '{key}'{suggestion(str(key), known)}")
+            unknown = f"unknown key '{key}'{suggestion(str(key), known)}"
+            if cls is Hyperparameters:
+                unknown = unknown_hyperparameter(str(key), _program("train"))
+            raise UserError(f"{where}: {unknown}")
     return cls(**{k: _check(v, known[k], cls, f"{where}: {k}") for k, v in values.items()})
 
 
@@ -83,12 +99,17 @@ def _renamed(cls: type, values: dict[Any, Any], where: str) -> dict[Any, Any]:
     return {current.get(key, key): value for key, value in values.items()}
 
 
-def hyperparameters_from(path: str, overrides: Sequence[str] = ()) -> Hyperparameters:
-    """Reads the YAML at ``path`` ("": the defaults) and applies `with_overrides`."""
+def hyperparameters_from(path: str, overrides: Sequence[str] = (), lines: list[str] | None = None) -> Hyperparameters:
+    """Reads the YAML at ``path`` ("": the defaults) and applies `with_overrides`.
+
+    Args:
+        lines: receives a line for the log that names what has no effect.
+    """
     values = load_yaml(path) if path else {}
-    known, flags = ({f.name for f in dataclasses.fields(cls)} for cls in (Hyperparameters, TrainConfig))
-    for name in sorted((flags - known) & set(values if isinstance(values, dict) else ())):
-        raise UserError(f"{path}: '{name}': is a flag, not a hyper-parameter; give it as --{name.replace('_', '-')}")
+    if isinstance(values, dict):
+        values, unused = recipe(values, path, _program)
+        if unused and lines is not None:
+            lines.append(f"{path}: without effect here: {', '.join(unused)}")
     return with_overrides(from_mapping(Hyperparameters, values, path or "hyper-parameters"), overrides)
 
 
@@ -101,7 +122,7 @@ def with_overrides(hyp: Hyperparameters, overrides: Sequence[str]) -> Hyperparam
             raise UserError(f"--set {item}: must be key=value")
         try:
             changed[key.strip()] = parse_yaml(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, UnicodeEncodeError) as error:
             raise UserError(f"--set {item}: {getattr(error, 'problem', None) or 'malformed YAML'}") from None
         except RecursionError:
             raise UserError(f"--set {key}: the value is nested too deeply") from None
@@ -114,7 +135,7 @@ class _Parser(argparse.ArgumentParser):
     """An ArgumentParser with one-line errors and suggestions for misspelled flags, which accepts ``_`` for ``-``.
 
     Args:
-        script: "train", "val", "detect" or "export", for `utils.config.yolo_flags`.
+        script: the settings' name, such as "train", for `utils.config.yolo_flags`.
     """
 
     def __init__(self, *, script: str, **options: Any) -> None:
@@ -124,9 +145,11 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        given = translated(self._script, [_dashed(a) for a in (sys.argv[1:] if args is None else args)])
-        hyperparameters = {f.name for f in dataclasses.fields(Hyperparameters)}
-        if line := advice(self._script, given, self._option_string_actions, hyperparameters):
+        given = [_dashed(a) for a in (sys.argv[1:] if args is None else args)]
+        if self._script in _CONFIGS and is_yolo_command(given):
+            self.error(command_line(self._script, given, _program))
+        given = translated(self._script, given)
+        if line := advice(self._script, given, self._option_string_actions, _HYPERPARAMETERS):
             self.error(line)
         return super().parse_known_args(given, namespace)
 
@@ -134,7 +157,7 @@ class _Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments: "):
             flag = message.split(": ", 1)[1].split()[0].split("=")[0]
             message += suggestion(flag, self._option_string_actions)
-        self.exit(2, f"error: {message}\n")
+        self.exit(2, f"error: {' '.join(message.splitlines())}\n")
 
 
 def _dashed(argument: str) -> str:
@@ -147,7 +170,7 @@ def _dashed(argument: str) -> str:
 def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
     """A parser with one flag per field, written with ``-`` or ``_``; booleans have ``--x`` and ``--no-x``."""
     parser = _Parser(
-        script="train" if issubclass(cls, TrainConfig) else cls.__name__.removesuffix("Config").lower(),
+        script=_name(cls),
         description=description,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
@@ -203,19 +226,56 @@ def flags_of(config: Any) -> list[str]:
 
 def given_flags(cls: type, argv: Sequence[str] | None) -> set[str]:
     """The names of the fields that the command line sets explicitly."""
+    return set(_given(cls, argv))
+
+
+def _given(cls: type, argv: Sequence[str] | None) -> dict[str, Any]:
+    """The values of the fields that the command line sets explicitly. Raises UserError for mistakes; no flag is
+    required."""
+    known = {f.name: f for f in dataclasses.fields(cls)}
+    values = vars(_explicit_parser(cls).parse_args(argv))
+    return {k: _check(v, known[k], cls, "--" + k.replace("_", "-")) for k, v in values.items()}
+
+
+@functools.cache
+def _explicit_parser(cls: type) -> argparse.ArgumentParser:
     parser = build_parser(cls, "")
     for action in parser._actions:
         action.default, action.required = argparse.SUPPRESS, False
-    return set(vars(parser.parse_args(argv)))
+    parser.error = _raise
+    return parser
 
 
-def read_recipe(hyp: str, overrides: Sequence[str] = (), *, pretrained: bool) -> Hyperparameters:
+def _raise(message: str) -> typing.NoReturn:
+    raise UserError(message)
+
+
+@functools.cache
+def _program(script: str) -> Program:
+    cls = _CONFIGS[script]
+    flags = {name: a for name, a in build_parser(cls, "")._option_string_actions.items() if a.dest != "help"}
+    known = {*_HYPERPARAMETERS, *(old for f in _HYPERPARAMETERS.values() for old in f.metadata["formerly"])}
+    return Program(flags, known, functools.partial(_changes, cls))
+
+
+def _changes(cls: type, argv: Sequence[str]) -> dict[str, Any]:
+    """The fields that the command line sets to other values than the defaults, hyper-parameters among them."""
+    values, defaults = _given(cls, argv), {f.name: f.default for f in dataclasses.fields(cls)}
+    overrides = with_overrides(Hyperparameters(), values.pop("override", ()))
+    changed = {k: v for k, v in values.items() if v != defaults[k]}
+    return changed | ({} if overrides == Hyperparameters() else {"override": overrides})
+
+
+def read_recipe(
+    hyp: str, overrides: Sequence[str] = (), *, pretrained: bool, lines: list[str] | None = None
+) -> Hyperparameters:
     """Reads the hyper-parameters that ``--hyp`` names, and applies ``key=value`` overrides.
 
     Args:
         hyp: "auto", the name of a recipe in configs/hyp, or a YAML file.
         pretrained: whether the run starts from weights, which decides what "auto" means. (The optimizer is chosen
             later, by the number of steps: `engine.optim.build.choose_optimizer`.)
+        lines: as in `hyperparameters_from`.
 
     Raises UserError if ``hyp`` is neither a recipe nor a file.
     """
@@ -227,4 +287,4 @@ def read_recipe(hyp: str, overrides: Sequence[str] = (), *, pretrained: bool) ->
     if not Path(hyp).suffix and not Path(hyp).exists():
         known = ", ".join(["auto", *recipes])
         raise UserError(f"--hyp {hyp}: no such recipe or file{suggestion(hyp, recipes)}; known: {known}")
-    return hyperparameters_from(hyp, overrides)
+    return hyperparameters_from(hyp, overrides, lines)

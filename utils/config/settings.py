@@ -22,6 +22,10 @@ _MOST_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average nev
 CLOSING_EPOCHS = 10  # at most half of the run
 _IMGSZ = ("--img", "--img-size")
 _CACHES = ("none", "ram", "disk", "device")
+_TRUST_HELP = "open TorchScript, pt2 and OpenVINO files that you have not exported; they may run code in them"
+_WORKERS_HELP = (
+    "loader workers per rank; -1: an equal part of the cores, at most 8; on GPUs, of all cores but two, at most 16"
+)
 
 
 def setting(
@@ -149,7 +153,7 @@ class _DataConfig(_RunConfig):
     cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep")
     stage: str = setting("", help="copy the data to this folder of each node's local disk first; may hold {node_rank}")
     device: str = setting("", help="cpu, mps, 0 or 0,1; empty: the best available device")
-    workers: int = setting(-1, low=-1, help="loader workers per rank; -1: an equal part of the cores, at most 8")
+    workers: int = setting(-1, low=-1, help=_WORKERS_HELP)
     noplots: bool = setting(False, help="do not write plots")
     spawn: int = setting(0, low=0, help="start this many processes on this machine without torchrun")
     local_rank: int | None = setting(None, help="set by launchers older than torchrun")
@@ -242,6 +246,7 @@ class ValConfig(_TileConfig, _DataConfig):
     """The flags of val.py."""
 
     weights: list[str] = setting(help="checkpoint or exported file to evaluate; several are compared in a table")
+    trust: bool = setting(False, help=_TRUST_HELP)
     data: str = setting("", help="data set YAML; empty: the checkpoint's")
     task: str = setting("val", choices=("train", "val", "test"), help="split to evaluate")
     batch_size: int = setting(16, low=1, aliases=("--batch",), help="images per batch and process")
@@ -274,7 +279,8 @@ class ValConfig(_TileConfig, _DataConfig):
 class DetectConfig(_TileConfig):
     """The flags of detect.py."""
 
-    weights: str = setting(help="checkpoint, or a public name such as yolov8n")
+    weights: str = setting(help="checkpoint, exported file, or a public name such as yolov8n")
+    trust: bool = setting(False, help=_TRUST_HELP)
     source: str = setting(help="image, folder, glob, video, .txt list, stream URL, or webcam number")
     imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
     conf_thres: float | None = setting(
@@ -319,7 +325,10 @@ class ExportConfig:
 
     weights: str = setting(help="checkpoint, or a public name such as yolov8n")
     format: list[str] = setting(
-        factory=lambda: ["onnx"], aliases=("--include",), help="one or several of onnx, openvino, torchscript and pt2"
+        factory=lambda: ["onnx"],
+        choices=("onnx", "openvino", "torchscript", "pt2"),
+        aliases=("--include",),
+        help="one or several file formats",
     )
     imgsz: list[int] = setting(
         factory=list, aliases=_IMGSZ, help="size of the images, or height and width, pixels; default: the checkpoint's"
@@ -352,12 +361,13 @@ class CompareConfig(_RunConfig):
     """The flags of ``python -m engine.compare``."""
 
     runs: list[str] = setting(positional=True, help="folders of runs, or models' files; the first is the baseline")
+    trust: bool = setting(False, help=_TRUST_HELP)
     data: str = setting("", help="data set YAML; empty: that of the first run")
     task: str = setting("val", choices=("train", "val", "test"), help="split to evaluate")
     imgsz: int = setting(0, low=0, aliases=_IMGSZ, help="longer image side, pixels; 0: each run's")
     batch_size: int = setting(16, low=1, aliases=("--batch",), help="images per batch")
     device: str = setting("", help="cpu, mps or 0; empty: the best available device")
-    workers: int = setting(-1, low=-1, help="loader workers; -1: as many as cores, at most 8")
+    workers: int = setting(-1, low=-1, help=_WORKERS_HELP)
     single_cls: bool = setting(False, help="treat all classes as one")
     max_bad: float = setting(0.1, low=0, high=1, help="stop if more than this fraction of the images is bad")
     cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep")

@@ -1,12 +1,13 @@
-"""Flags of YOLOv5 and of the ``yolo`` command that have another name or no equivalent in this program.
+"""Flags of YOLOv5 and its successors that have another name or no equivalent in this program.
 
 None is silently ignored: a flag is either replaced by its equivalent (`translated`) or refused with one line that says
-what to write instead (`advice`). The scripts are named "train", "val", "detect" and "export".
+what to write instead (`advice`). Scripts are named as their settings are: "train" for `settings.TrainConfig`.
 """
 
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Collection, Sequence
 
 _HALF = {"--half": ("--amp", "fp16")}
@@ -103,38 +104,25 @@ _ADVICE: dict[str, dict[str, str]] = {
         **dict.fromkeys(("--per-tensor", "--mlmodel", "--cache"), _NO_SUCH_FORMAT),
     },
 }
-# Arguments of `yolo detect train val=False plots=False`; None: the default, no flag is needed.
-_ASSIGNMENTS: dict[tuple[str, str], str | None] = {
-    ("resume", "true"): None,
-    ("resume", "false"): None,
-    ("val", "false"): "--val-every 0",
-    ("val", "true"): None,
-    ("plots", "false"): "--noplots",
-    ("plots", "true"): None,
-    ("save", "true"): None,
-    ("amp", "false"): "--amp off",
-    ("amp", "true"): None,
-    ("half", "true"): "--amp fp16",
-    ("half", "false"): None,
-    ("cache", "true"): "--cache",
-    ("cache", "false"): None,
-    ("augment", "true"): "--tta",
-    ("pretrained", "true"): None,  # with model=x.pt; the default there
-    ("show_labels", "true"): None,
-    ("show_labels", "false"): "--hide-labels",
-    ("show_conf", "true"): None,
-    ("show_conf", "false"): "--hide-conf",
-    ("show", "true"): "--view-img",
-    ("show", "false"): None,
+# What --format does not write, and what makes it from a file that --format does write.
+_TENSORFLOW = "onnx2tf -i best.onnx makes a SavedModel and TFLite files from the ONNX file"
+_CONVERSIONS = {
+    "engine": "trtexec --onnx=best.onnx --saveEngine=best.engine makes it from the ONNX file",
+    **dict.fromkeys(("saved_model", "pb", "tflite"), _TENSORFLOW),
+    "edgetpu": f"{_TENSORFLOW}, with -oiqt for integers; edgetpu_compiler takes that",
+    "tfjs": f"{_TENSORFLOW}; tensorflowjs_converter takes the SavedModel",
+    "ncnn": "pnnx best.onnx inputshape=[1,3,640,640] makes it from the ONNX file",
+    "mnn": "MNNConvert -f ONNX --modelFile best.onnx --MNNModel best.mnn --bizCode x makes it from the ONNX file",
+    "rknn": "rknn-toolkit2 makes it from the ONNX file",
+    "coreml": "coremltools has not read ONNX files since version 6; coremltools.convert takes the TorchScript file "
+    "(--format torchscript)",
+    "paddle": "x2paddle --framework=onnx --model=best.onnx --save_dir=best_paddle makes it from the ONNX file, if "
+    "X2Paddle knows its operators (opset 18)",
 }
-_EXPORT_ASSIGNMENTS: dict[tuple[str, str], str | None] = {
-    ("half", "true"): "--half",
-    ("half", "false"): None,
-    ("nms", "true"): "--layout end2end",  # in the graph; our --nms chooses a branch
-    ("nms", "false"): None,
-    ("simplify", "true"): None,
-}
-_WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
+# The other programs that train have the flags of train.py.
+_ADVICE = _ADVICE | dict.fromkeys(("kfold", "search"), _ADVICE["train"])
+_MEANINGS = _MEANINGS | {"kfold": _MEANINGS["train"], "search": {**_MEANINGS["train"], "--iterations": ("--trials",)}}
+SYNONYMS = {"lr": "lr0", "learning_rate": "lr0", "wd": "weight_decay"}  # of hyper-parameters
 
 
 def translated(script: str, arguments: Sequence[str]) -> list[str]:
@@ -159,11 +147,6 @@ def advice(
     """
     if script not in _ADVICE:  # the other programs have no such command
         return None
-    settings = list(itertools.takewhile(lambda a: not a.startswith("-"), arguments))
-    if any("=" in s for s in settings):
-        line, without = _as_flags(script, settings, flags, hyperparameters)
-        rest = f". Without an equivalent: {', '.join(without)}" if without else ""
-        return f"{' '.join(settings)}: settings are flags here; write {line}{rest}"
     for number, argument in enumerate(arguments):
         flag, separator, value = argument.partition("=")
         if not flag.startswith("--") or flag in flags:
@@ -171,53 +154,35 @@ def advice(
         if flag in _ADVICE[script]:
             return f"{flag}: {_ADVICE[script][flag]}"
         key = flag.removeprefix("--").replace("-", "_")
-        if script == "train" and key in hyperparameters:
+        key = SYNONYMS.get(key, key)
+        if "--set" in flags and key in hyperparameters:
             following = arguments[number + 1] if number + 1 < len(arguments) else "--"
             value = value if separator else "VALUE" if following.startswith("--") else following
-            return f"{flag}: is a hyper-parameter; write --set {key}={value}"
+            return f"{flag}: is a hyper-parameter; write --set {shlex.quote(f'{key}={value}')}"
     for flag in ("--imgsz", "--img", "--img-size"):
-        if flag in arguments and script != "export":
-            values = arguments[arguments.index(flag) + 1 :][:2]
-            if len(values) == 2 and all(v.isdigit() for v in values):
-                longer = max(values, key=int)
-                return f"{flag} {' '.join(values)}: takes one number, the longer side in pixels; write {flag} {longer}"
+        values = _values(arguments, flag)[:2]
+        if script != "export" and len(values) == 2 and all(v.isdigit() for v in values):
+            longer = max(values, key=int)
+            return f"{flag} {' '.join(values)}: takes one number, the longer side in pixels; write {flag} {longer}"
+    for flag in ("--format", "--include"):
+        found = [f"{name}: {conversion(name)}" for name in _values(arguments, flag) if conversion(name)]
+        if script == "export" and found:
+            return f"{flag} {'; '.join(found)}"
     return None
 
 
-def _as_flags(
-    script: str, arguments: Sequence[str], flags: Collection[str], hyperparameters: Collection[str]
-) -> tuple[str, list[str]]:
-    """Translates arguments of the ``yolo`` command, such as ``model=yolov8n.pt epochs=3``, to flags of ``script``.
+def conversion(export_format: str) -> str:
+    """How to make a file of a format that export.py does not write; "" if that is not known."""
+    return _CONVERSIONS.get(export_format, "")
 
-    Also returns those that it does not have, each with the reason if one is known.
-    """
-    known = _ASSIGNMENTS | (_EXPORT_ASSIGNMENTS if script == "export" else {})
-    # In the peer's command resume=True continues the checkpoint that model= names.
-    resumes = script == "train" and "resume=true" in map(str.lower, arguments)
-    words, without = [f"{script}.py", *(["--resume"] if resumes else [])], []
-    for argument in arguments:
-        key, separator, value = argument.partition("=")
-        flag = "--" + key.replace("_", "-")
-        if not separator or key in ("task", "mode"):
-            continue
-        assigned = known.get((key, value.lower()), "") if key != "val" or script == "train" else ""
-        if assigned is None:
-            continue
-        ours = assigned.split() or translated(script, [flag])
-        if key == "model" and resumes:
-            words.append(value)
-        elif key == "model" and (script != "train" or value.endswith(_WEIGHTS_SUFFIXES)):
-            words.append(f"--weights {value}")
-        elif script == "train" and key in hyperparameters:
-            words.append(f"--set {key}={value}")
-        elif ours[0] not in flags:
-            reason = _ADVICE[script].get(flag, "").removesuffix(". Leave it out")
-            without.append(f"{key} ({reason})" if reason else key)
-        elif assigned:
-            words.append(assigned)
-        elif value.lower() in ("true", "false") and f"--no-{flag[2:]}" in flags:
-            words.append(flag if value.lower() == "true" else f"--no-{flag[2:]}")
-        else:
-            listed = [part.strip() for part in value.strip("[]()").split(",")] if value[:1] in ("[", "(") else [value]
-            words += [*ours, ",".join(listed) if key == "device" else " ".join(listed)]
-    return " ".join(words), without
+
+def reason(script: str, flag: str) -> str:
+    """Why ``script`` has no ``flag``; "" if that is not known."""
+    return _ADVICE[script].get(flag, "").removesuffix(". Leave it out")
+
+
+def _values(arguments: Sequence[str], flag: str) -> list[str]:
+    """What follows ``flag``, up to the next one."""
+    rest = list(itertools.dropwhile(lambda a: a.partition("=")[0] != flag, arguments))
+    following = itertools.takewhile(lambda a: not a.startswith("-"), rest[1:])
+    return [*rest[0].split("=", 1)[1:], *following] if rest else []

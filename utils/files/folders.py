@@ -161,8 +161,13 @@ def _find(stored: Mapping[str, Any], name: str, folder: Path) -> str:
 
 
 def cache_folder(cache_dir: str = "") -> Path:
-    """Returns ``cache_dir`` if given, else $XDG_CACHE_HOME/lockstep or ~/.cache/lockstep."""
+    """Returns ``cache_dir`` if given, else $XDG_CACHE_HOME/lockstep or ~/.cache/lockstep.
+
+    Raises UserError if the user has no home folder.
+    """
     if cache_dir:
         return Path(cache_dir).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "lockstep"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep"
+    except RuntimeError:
+        raise UserError("this user has no home folder for caches; set HOME or XDG_CACHE_HOME") from None

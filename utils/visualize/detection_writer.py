@@ -61,6 +61,12 @@ SPARE_BYTES = 1 << 20
 _FRAME = re.compile(r"(.+)_\d{6,}", re.DOTALL)  # the names that `DetectionFiles` gives to the frames of videos
 
 
+def written_suffix(path: str) -> str:
+    """The suffix of an image's drawing: its own, or .jpg for formats that cannot be written."""
+    suffix = Path(path).suffix
+    return suffix if suffix.lower() in WRITABLE else ".jpg"
+
+
 class MediaWriter:
     """Writes images and videos into ``run_dir``, one video at a time."""
 
@@ -70,11 +76,9 @@ class MediaWriter:
         self._video_path = Path()
         self._size = (0, 0)
 
-    def image(self, stem: str, suffix: str, image: np.ndarray) -> Path:
-        """STEM.SUFFIX, or STEM.jpg for formats that cannot be written. ``image``: uint8 (H, W, 3) RGB."""
-        path = self.run_dir / (stem + (suffix if suffix.lower() in WRITABLE else ".jpg"))
-        write_image(path, image)
-        return path
+    def image(self, stem: str, suffix: str, encoded: bytes) -> None:
+        """``encoded``: see `encode_image`."""
+        write_whole(self.run_dir / (stem + suffix), encoded)
 
     def frame(self, stem: str, image: np.ndarray, fps: float) -> Path:
         """Appends a frame to STEM.mp4; a frame that differs in size from the first one is resized.

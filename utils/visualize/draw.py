@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import cv2
 import numpy as np
 
+from utils.decoder_warnings import watched
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 
@@ -192,7 +193,13 @@ def write_image(path: str | Path, image: np.ndarray) -> None:
 
     Raises UserError if the image is too large for the format: a side of a JPEG has at most 65,500 pixels.
     """
-    ok, encoded = cv2.imencode(Path(path).suffix, np.ascontiguousarray(image[..., ::-1]))
+    write_whole(path, encode_image(image, Path(path).suffix, path))
+
+
+def encode_image(image: np.ndarray, suffix: str, path: str | Path) -> bytes:
+    """An RGB image in the format of ``suffix``. Raises UserError, which names ``path``, as `write_image` does."""
+    bgr = np.ascontiguousarray(image[..., ::-1])
+    (ok, encoded), _ = watched(lambda: cv2.imencode(suffix, bgr))  # what it prints is not of an image that is decoded
     if not ok:
-        raise UserError(f"{path}: {image.shape[1]}x{image.shape[0]} pixels cannot be written in this format")
-    write_whole(path, encoded.tobytes())
+        raise UserError(f"{path}: {image.shape[1]}x{image.shape[0]} pixels cannot be written in the format {suffix}")
+    return encoded.tobytes()

@@ -16,6 +16,8 @@ import yaml
 from data.check.__main__ import main
 from data.check.issues import (
     ACROSS,
+    AUGMENTED,
+    COPIED,
     DOUBLED,
     IMBALANCE,
     NOT_TRAINED,
@@ -101,6 +103,25 @@ def test_findings_of_the_scan(data, capsys):
     assert issues[BAD_IMAGE]["split"] == "val"
 
 
+def test_a_set_without_labels(data, capsys):
+    """Backgrounds only: the line is that of train.py."""
+    shutil.rmtree(data.root / "labels")
+    (data.root / "images" / "train" / "_annotations.csv").write_text("")
+    status, out = check(capsys, data.yaml, "--noplots")
+    assert status == 1
+    assert "'train' has 4 images and no label file; the first was expected at" in out
+    assert "_annotations.csv: CSV is not read" in out
+
+
+def test_a_set_without_a_usable_image(data, capsys):
+    for name in ("train/0", "train/1", "train/2", "train/3", "val/0", "val/1"):
+        data.write(name, "0 0.3 0.3 0.3 0.3 0.9\n")
+    status, out = check(capsys, data.yaml)
+    assert status == 1
+    assert "unusable label file: 6 (training leaves these images out)" in out
+    assert "labels/train/0.txt:1: no row can be used: 6 fields, expected 5 (class cx cy w h); a confidence col" in out
+
+
 def test_small_and_tiny_boxes_depend_on_imgsz(data, capsys):
     for name in ("train/0", "train/1", "train/2", "train/3", "val/0", "val/1"):
         data.write(name, "0 0.3 0.3 0.05 0.0625\n1 0.7 0.7 0.05 0.0625\n0 0.5 0.5 0.01 0.01\n")  # 8x8, 1.6x1.28 px
@@ -122,6 +143,29 @@ def test_near_duplicates_within_and_across_splits(data, capsys):
     assert issues[ACROSS]["splits"] == ["train", "val"]
     assert issues[WITHIN]["images"] == ["images/train/1.png", "images/train/copy.png"]
     assert issues_of(capsys, data, "--split", "val") == []
+
+
+def test_copies_of_one_image_by_roboflow(data, capsys):
+    """Names tell, since copies may be turned or cropped: a group across splits is named, those within counted."""
+    rng = np.random.default_rng(5)
+    image = smooth_image(rng, 96, 96)
+    data.add("train/a_jpg.rf.0a1b", image)
+    data.add("train/a_jpg.rf.2c3d", cv2.convertScaleAbs(image, alpha=1, beta=9))
+    data.add("train/a_jpg.rf.4e5f", np.rot90(image).copy())
+    data.add("train/b_jpg.rf.0a1b", smooth_image(rng, 96, 96))
+    (issue,) = issues_of(capsys, data)
+    assert issue["kind"] == AUGMENTED
+    assert (issue["split"], issue["text"]) == ("train", "3 of 8 images are Roboflow's copies of 1 image(s)")
+    data.add("val/b_jpg.rf.2c3d", smooth_image(rng, 96, 96))
+    across, within = issues_of(capsys, data)
+    assert across["kind"] == COPIED
+    assert across["images"] == ["images/train/b_jpg.rf.0a1b.png", "images/val/b_jpg.rf.2c3d.png"]
+    assert across["text"] == "(train) is a copy of the same image as images/val/b_jpg.rf.2c3d.png (val)"
+    assert within == issue
+    page = check(capsys, data.yaml)[1].splitlines()[-1].removeprefix("report: ")
+    assert COPIED in Path(page).read_text(encoding="utf-8")
+    data.add("val/x", cv2.convertScaleAbs(image, alpha=1, beta=-9))  # no copy by its name
+    assert {issue["kind"] for issue in issues_of(capsys, data)} == {COPIED, ACROSS, AUGMENTED}
 
 
 def test_classes_that_are_unused_or_unevenly_distributed(data, capsys):

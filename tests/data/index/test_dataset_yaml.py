@@ -9,6 +9,7 @@ import yaml
 
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.files import list_split
+from data.labels.coco import read_coco
 from data.open_dataset import open_dataset
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -88,6 +89,29 @@ def test_parent_folder_entries_of_exports_resolve_to_the_yamls_folder(tmp_path):
     assert spec.split("val").images == (tmp_path / "valid" / "images",)
 
 
+@pytest.mark.parametrize(
+    ("there", "entry", "line"),
+    [
+        (
+            "images/validate",
+            "images/val",
+            "{}/images/val: not found .*; '{}/images/validate' exists; correct its paths",
+        ),
+        ("Images/val", "images/val", "; '{}/Images' exists; correct"),
+        ("images/a images/b", "images/val", "; {}/images has a, b; correct"),
+        ("a b c d e f", "val", "; {} has a, b, c, d, e, ...; correct"),
+        ("valid", "images/val", r"d\.yaml\); correct"),
+        ("lists/vall.txt", "lists/val.txt", "; '{}/lists/vall.txt' exists; correct"),
+        ("images", "images/*.jpg", "; patterns are not expanded: name the folder, {}/images; correct"),
+    ],
+)
+def test_a_missing_path_says_what_is_there(tmp_path, there, entry, line):
+    for path in there.split():
+        (tmp_path / path).mkdir(parents=True)
+    with pytest.raises(UserError, match=line.replace("{}", str(tmp_path))):
+        list_split(load_dataset_spec(write(tmp_path, f"val: {entry}\nnames: [a]\n")), "val")
+
+
 def test_annotations_are_given_per_split_or_for_all(tmp_path):
     (tmp_path / "voc").mkdir()
     body = "train: a\nval: b\nnames: [x]\n"
@@ -111,6 +135,45 @@ def test_names_come_from_coco_categories_in_the_order_of_ids(tmp_path):
     (tmp_path / "a.json").write_text("{}")
     with pytest.raises(UserError, match=r"a\.json: has no categories"):
         load_dataset_spec(tmp_path / "d.yaml")
+
+
+def coco_of(path, categories, used):
+    """A COCO JSON; ``categories``: id, name and supercategory; ``used``: ids that have a box."""
+    content = {
+        "images": [{"id": 0, "file_name": "a.jpg"}],
+        "annotations": [{"id": i, "image_id": 0, "category_id": i, "bbox": [1, 1, 9, 9]} for i in used],
+        "categories": [{"id": i, "name": name, "supercategory": above} for i, name, above in categories],
+    }
+    path.write_text(json.dumps(content, indent=1))
+
+
+ROOTED = [(0, "fleet", "none"), (1, "ship", "fleet"), (10, "boat", "fleet")]
+
+
+@pytest.mark.parametrize(
+    ("categories", "train", "val", "names"),
+    [
+        (ROOTED, [1], [10], ("ship", "boat")),
+        (ROOTED, [1], [0], ("fleet", "ship", "boat")),  # used in the other split
+        (ROOTED, [0, 1], [1], ("fleet", "ship", "boat")),
+        ([*ROOTED, (3, "tree", "none")], [1], [1], ("fleet", "ship", "tree", "boat")),  # not the others' supercategory
+        ([(0, "ship", "none"), (1, "ship", "ship")], [1], [1], ("ship",)),
+        ([(0, "ship", "none")], [], [], ("ship",)),
+        ([(1, "ship", "ship"), (2, "boat", "ship")], [2], [2], ("boat",)),
+    ],
+)
+def test_a_supercategory_without_boxes_is_not_a_class(tmp_path, categories, train, val, names):
+    """As in exports of Roboflow. In the file of another split it may have another id, which is a class's here."""
+    coco_of(tmp_path / "a.json", categories, train)
+    coco_of(tmp_path / "b.json", [(i + 1, *rest) for i, *rest in categories], [i + 1 for i in val])
+    path = write(tmp_path, "train: t\nval: v\nannotations: {train: a.json, val: b.json}\n")
+    assert load_dataset_spec(path).names == names
+    for name in ("a.json", "b.json"):
+        images = read_coco(tmp_path / name, names).images
+        assert not any(image.labels.problems for image in images)
+    assert (
+        load_dataset_spec(write(tmp_path, "train: t\nannotations: a.json\nnames: [fleet, ship]\n")).names[0] == "fleet"
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,6 +220,8 @@ def test_shipped_yamls_load_without_running_their_downloads(path):
     spec = load_dataset_spec(path)
     assert {"train", "val"} <= set(spec.splits)
     assert "download" not in yaml.safe_load(path.read_text())
+    if path.stem != "template":
+        assert "download https://" in str(spec.missing(path))
     if path.stem.startswith("coco"):
         assert len(spec.names) == 80
         assert (spec.names[0], spec.names[79]) == ("person", "toothbrush")
@@ -171,14 +236,25 @@ def test_public_data_sets_are_found_by_name(tmp_path, monkeypatch):
 
     for data in ("coco128", "coco128.yaml"):
         assert opened(data).source == str(CONFIGS / "coco128.yaml")
-    with pytest.raises(UserError, match=r"not found .named by .*; download the data set and unpack it as the first"):
+    where = (
+        rf"^{tmp_path}/datasets/bccd/images/train: not found .named by .*bccd.yaml.; download https://.* .license: MIT"
+    )
+    with pytest.raises(UserError, match=where):
         list_split(opened("bccd"), "train")
+    with pytest.raises(UserError, match="correct its paths"):
+        list_split(opened(str(CONFIGS / "template.yaml")), "train")
     with pytest.raises(UserError, match=r"--data data/bccd.yaml: no such file .did you mean 'bccd' of configs/data"):
         opened("data/bccd.yaml")
     with pytest.raises(UserError, match=r"--data bcd: no such file .did you mean 'bccd'.*known by name: demo, bccd"):
         opened("bcd")
     with pytest.raises(UserError, match=r"--data '': no such file"):
         opened("")
+    for name in ("datasets/raccoon/data.yaml", "cones.yaml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("train: images\nnames: [a]\n")
+    for data, near in (("racoon.yaml", "datasets/raccoon/data.yaml"), ("cone", "cones.yaml"), ("coc", "coco")):
+        with pytest.raises(UserError, match=rf"no such file .did you mean '{near}'\?"):
+            opened(data)
     for folder in (".", "/"):
         with pytest.raises(UserError, match=r"is a folder, not a YAML file"):
             opened(folder)

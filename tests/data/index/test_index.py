@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from data.index import scan
 from data.index.dataset_yaml import load_dataset_spec
+from data.index.files import list_split
 from data.index.index import load_index
 from tests.helpers.synthetic_index import index_of
 from utils.errors import UserError
@@ -271,7 +273,7 @@ def test_each_defect_is_reported_on_its_own_line(root, tmp_path, lines):
         "images/train/d.png: unreadable image: damaged image",
         "labels/train/sub/c.txt:1: unknown class: class 5",
         "labels/train/sub/c.txt:2: box outside the image",
-        "labels/train/sub/c.txt: unusable label file: no row can be used",
+        "labels/train/sub/c.txt:1: unusable label file: no row can be used: class 5 is not among the classes (0 to 2)",
         "labels/train/e.txt:1: box without area",
         "labels/train/ü.txt: missing label file",
     ):
@@ -314,12 +316,31 @@ def test_files_with_non_finite_labels_are_bad(root, tmp_path, label, number):
 def test_files_with_only_unknown_classes_are_bad(root, tmp_path):
     (root / "labels/train/b.txt").write_text("7 0.5 0.5 0.1 0.1\n")
     with pytest.raises(
-        UserError, match=r"1 of 5 images can't be used .*labels/train/b\.txt: unusable label file: no row"
+        UserError, match=r"1 of 5 images can't be used .*labels/train/b\.txt:1: unusable label file: no row"
     ):
         load(root, tmp_path / "cache")
     index = load(root, tmp_path / "cache", max_bad=0.2)
     assert "images/train/b.png" not in list(index.paths)
     assert any(line.startswith("labels/train/b.txt:1: unknown class: class 7") for line in index.report.lines)
+
+
+@pytest.mark.parametrize(
+    ("row", "cause"),
+    [
+        ("0 0.5 0.5 0.1 0.1 0.9", "6 fields, expected 5 (class cx cy w h); a confidence column?"),
+        ("0,0.5,0.5,0.1,0.1", "fields are separated by commas, expected spaces"),
+        ("cat 0.5 0.5 0.1 0.1", "the class is not a number; expected its position in the names, from 0"),
+        ("0 320 240 20 20", "the boxes are outside the image; coordinates in pixels?"),
+    ],
+)
+def test_the_commonest_cause_of_unusable_labels_is_said_once(root, tmp_path, row, cause):
+    for number, name in enumerate(("a", "b", "sub/c")):
+        (root / f"labels/train/{name}.txt").write_text(f"\n{row}{number}\n{row}\n")
+    (root / "labels/train/d.txt").write_text("7 0.5 0.5 0.1 0.1\n")
+    with pytest.raises(UserError) as caught:
+        load(root, tmp_path / "cache")
+    start = "'train': 4 of 5 images can't be used (--max-bad is 0.1): 3 unusable label files, first "
+    assert str(caught.value).startswith(f"{start}labels/train/a.txt:2: no row can be used: {cause}; labels/train/d.txt")
 
 
 def test_missing_label_files_are_distinguished_from_empty_ones(root, tmp_path, lines):
@@ -417,6 +438,57 @@ def test_txt_lists_of_images_are_read(root, tmp_path, lines):
         load(root, tmp_path / "cache", max_bad=0.1)
 
 
+@pytest.mark.parametrize(
+    "folder", ["images/train", "data/images/train", "/home/me/set/images/train", "C:/set/images/train"]
+)
+@pytest.mark.parametrize("windows", [False, True])
+@pytest.mark.parametrize("suffixes", [False, True])
+def test_lists_that_were_written_for_another_folder(root, tmp_path, lines, folder, windows, suffixes):
+    """If no row names an image as it is written, the first that fits one image decides how all are read."""
+    expected = load(root, tmp_path / "cache")
+    names = ["gone.jpg", *SIZES] if suffixes else ["gone", *(os.path.splitext(name)[0] for name in SIZES)]
+    text = "".join(f"{folder}/{name}\n" for name in names)
+    (root / "list.txt").write_text(text.replace("/", "\\") if windows else text, encoding="utf-8")
+    (root / "d.yaml").write_text("train: list.txt\nnames: [cat, dog, cow]\n")
+    told(lines)
+    index = load(root, tmp_path / "cache", max_bad=0.2)
+    if (folder, windows, suffixes) == ("images/train", False, True):
+        assert told(lines)[0].startswith("train: 5 images")
+    else:
+        assert "rows are read as line 2: " in (line := told(lines)[0])
+        assert line.endswith(" is images/train/a.jpg")
+    assert_same(expected, index)
+    assert index.report.lines[0].startswith("list.txt:1: missing image: ")
+
+
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [
+        ("data/other/a.jpg", None),  # only the name fits, in another folder than the row says
+        ("a", None),
+        (
+            "x.jpg",
+            r"list\.txt:2: 'x\.jpg' is not an image, nor is any other row; name images by their paths relative to",
+        ),
+        ("train/sub", "'train/sub' is not an image"),
+        ("b", "list.txt:2: 2 images fit 'b': .*/images/train/b.png, .*/images/val/b.jpg; name images by"),
+        ("c:\\val\\b.jpg", None),
+    ],
+)
+def test_a_list_whose_rows_fit_no_image_or_several(root, tmp_path, row, line):
+    picture(root / "images/val/b.jpg", 9, 9)
+    (root / "list.txt").write_text(f"\n{row}\n{row}x\n", encoding="utf-8")
+    (root / "d.yaml").write_text("train: list.txt\nnames: [cat, dog, cow]\n")
+    if line is None:
+        assert [i.name[-5:] for i in list_split(load_dataset_spec(root / "d.yaml"), "train").images] in (
+            ["a.jpg"],
+            ["b.jpg"],
+        )
+    else:
+        with pytest.raises(UserError, match=line):
+            load(root, tmp_path / "cache")
+
+
 def test_labels_are_found_beside_images_without_an_images_folder(tmp_path):
     if "images" in tmp_path.parts:
         pytest.skip("the temporary folder has an 'images' in its path")
@@ -446,6 +518,46 @@ def test_missing_and_empty_data_is_one_line(root, tmp_path):
     write_yaml(root, "annotations: d.yaml\n")
     with pytest.raises(UserError, match=r"d\.yaml: neither .*a COCO \.json"):
         load(root, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("there", "line"),
+    [
+        ("images/train/_annotations.csv", "{}/images/train/_annotations.csv: CSV is not read; export the data set as"),
+        (
+            "images/train/_annotations.coco.json",
+            "if it is COCO's, add 'annotations: {train: images/train/_annotations.coco.json}' to the YAML",
+        ),
+        (
+            "annotations/instances_train.json",
+            "add 'annotations: {train: annotations/instances_train.json}' to the YAML",
+        ),
+        ("images/train/a.json images/train/b.json", "has 2 .json files: one JSON per image is not read; convert them"),
+        (
+            "Annotations/a.xml Annotations/c.xml",
+            "2 .xml files: if they are Pascal VOC's, add 'annotations: {train: Anno",
+        ),
+        ("labels/train/a.xml labels/train/z.txt", "labels/train has 1 .xml files: if they are Pascal VOC's, add"),
+        ("images/train/a.txt images/train/notes.txt", "images/train has 1 .txt files: move them to {}/labels/train"),
+        ("labels/a.txt", "{}/labels has 1 .txt files: move them to {}/labels/train"),
+        ("Labels/train/a.txt", "expected at {}/labels/train/a.txt; '{}/Labels' exists"),
+        ("labels /train/a.txt", "; '{}/labels ' exists"),
+        ("labels/train/1.txt", "; {}/labels/train has 1.txt"),
+        ("README.txt classes.txt", "expected at {}/labels/train/a.txt"),
+    ],
+)
+def test_a_split_without_labels_says_what_is_there(root, tmp_path, there, line):
+    for name in ("labels", "voc"):
+        shutil.rmtree(root / name)
+    (root / "instances.json").unlink()
+    for name in re.split(r" (?!/)", there):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("")
+    with pytest.raises(UserError) as caught:
+        load(root, tmp_path / "cache")
+    assert f"{root}/d.yaml: 'train' has 5 images and no label file; the first was expected at" in str(caught.value)
+    assert line.replace("{}", str(root)) in str(caught.value)
+    assert there.startswith("README") == str(caught.value).endswith("a.txt")
 
 
 def touch(path, data, mtime_ns):

@@ -9,8 +9,9 @@ import pytest
 from data.labels.clean import MIN_SIDE_PX, LabelFileError, RawLabels, clean_rows, row_table
 from data.labels.coco import read_coco
 from data.labels.findings import BAD_ROW, CLIPPED, DUPLICATE, NO_AREA, NOT_FINITE, OUTSIDE, UNKNOWN_CLASS
+from data.labels.label_format import FileStamp, ImageFile, LabelFile
 from data.labels.voc import parse_voc
-from data.labels.yolo import parse_yolo, polygon_area
+from data.labels.yolo import YOLO, parse_yolo, polygon_area
 from utils.errors import UserError
 
 
@@ -48,6 +49,59 @@ def test_yolo_boxes_and_polygons_are_parsed():
             (0, 0, 0, 0.5, 0.5, 0.125, 0, 4),
         ],
     )
+
+
+def labels_on_disk(root, rows):
+    """YOLO's source of label files of one row each, after an empty one."""
+    texts = ["", *("0 " + " ".join(f"{v:.6g}" for v in row) + "\n" for row in rows)]
+    files = []
+    for i, text in enumerate(texts):
+        (root / f"{i}.txt").write_text(text)
+        files.append(LabelFile(f"{i}.txt", FileStamp(len(text), 0)))
+    return YOLO.read(
+        [ImageFile(f"{i}.jpg", f"{i}.jpg", FileStamp(1, 0)) for i in range(len(texts))], files, root, ("a",)
+    )
+
+
+def boxes_in_image(rng, count, longest):
+    size = rng.uniform(0.3, 1, (count, 2)) * longest
+    return rng.uniform(size / 2, 1 - size / 2), size
+
+
+@pytest.mark.parametrize(
+    ("keypoints", "numbers", "count"),
+    [(17, 3, 30), (4, 3, 30), (4, 3, 1), (1, 3, 2), (4, 2, 30), (1, 2, 30), (21, 2, 30)],
+)
+def test_rows_of_keypoints_are_refused(tmp_path, keypoints, numbers, count):
+    """With two numbers each, or three and an even number of keypoints, such rows could be polygons."""
+    rng = np.random.default_rng(keypoints)
+    center, size = boxes_in_image(rng, count, 0.4)
+    points = np.full((count, keypoints, numbers), 2.0)
+    points[..., :2] = center[:, None] + rng.uniform(-0.5, 0.5, (count, keypoints, 2)) * size[:, None]
+    points[1::9] = 0  # objects without labeled keypoints
+    rows = np.concatenate([center, size, points.reshape(count, -1)], 1)
+    what = (
+        rf"1\.txt: each row has {5 + keypoints * numbers} fields, a box and {keypoints} keypoint.* of {numbers} numbers"
+    )
+    with pytest.raises(UserError, match=what):
+        labels_on_disk(tmp_path, rows)
+    if count > 1:
+        labels_on_disk(tmp_path, [*rows[:-1], center[0]])  # of different lengths
+
+
+@pytest.mark.parametrize("corners", [3, 4, 5, 8, 20])
+@pytest.mark.parametrize("longest", [0.03, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize("centered", [False, True])
+def test_polygons_with_equal_numbers_of_corners_are_no_keypoints(tmp_path, corners, longest, centered):
+    rng = np.random.default_rng(corners)
+    center, size = boxes_in_image(rng, 60, longest)
+    angle = np.sort(rng.uniform(0, 2 * math.pi, (60, corners)), 1)
+    circle = np.stack([np.cos(angle), np.sin(angle)], 2) * rng.uniform(0.5, 1, (60, corners, 1))
+    points = np.where(centered, 0.5, center)[:, None] + circle * size[:, None] / 2
+    points[::7] = points[::7].round()  # whole images, and corners of images
+    source = labels_on_disk(tmp_path, points.reshape(60, -1))
+    rows = [source.read(i).rows[0] for i in range(1, 61)]
+    np.testing.assert_allclose([row[1:5] for row in rows], np.hstack([points.min(1), points.max(1)]), atol=1e-5)
 
 
 def test_polygon_area_of_a_star_equals_the_sum_of_its_triangles():

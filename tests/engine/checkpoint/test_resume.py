@@ -16,7 +16,9 @@ from engine.checkpoint.resume import (
     resumed_position,
     run_of_launch,
 )
+from engine.checkpoint.run import open_run
 from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 
@@ -105,6 +107,16 @@ def test_a_run_from_before_close_scale_goes_on_without_it(tmp_path):
     assert (hyp.close_mosaic, hyp.close_scale, lines) == (10, None, ["resume: close_scale 0 -> None"])
     hyp, lines = resumed_hyperparameters(stored | {"close_scale": None}, config, (), "last.pt", pretrained=False)
     assert (hyp.close_scale, lines) == (None, [])
+
+
+def test_the_log_names_what_has_no_effect_in_the_recipe(tmp_path: Path):
+    (tmp_path / "hyp.yaml").write_text("mosaic: 0.5\nfl_gamma: 0.0\n")
+    config = TrainConfig(hyp=str(tmp_path / "hyp.yaml"), project=str(tmp_path))
+    line = f"{tmp_path}/hyp.yaml: without effect here: fl_gamma 0.0 (there is no focal loss)"
+    with open_run(DistributedContext.single(), config, ("hyp",)) as run:
+        assert (run.hyp.mosaic, run.lines) == (0.5, [line])
+    _, lines = resumed_hyperparameters({"mosaic": 1.0}, config, ("hyp",), "last.pt", pretrained=False)
+    assert lines == [line, "resume: mosaic 1.0 -> 0.5"]
 
 
 def test_a_restart_finds_its_own_run_only(tmp_path: Path):

@@ -20,8 +20,9 @@ from engine.export.layouts import make_layout
 from engine.export.onnx_file import build_onnx, write_onnx
 from engine.export.openvino_folder import build_openvino, write_openvino
 from engine.export.torch_files import build_pt2, build_torchscript, write_pt2, write_torchscript
+from engine.inference import runtime
 from engine.inference.metadata import ExportMetadata
-from engine.inference.runtime import is_exported, open_model
+from engine.inference.runtime import is_exported
 from engine.predictor import Predictor
 from tests.helpers.exports import FAMILIES, lively, noise, options, small, write_weights
 from tests.helpers.tiny import TINY_MODEL
@@ -31,6 +32,7 @@ ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 NAMES = ("light", "dark's", "grün")
 FORMATS = ("a.onnx", "a_openvino_model", "a.torchscript", "a.pt2")
+open_model = partial(runtime.open_model, trust=True)
 
 
 def write_all(folder: Path, detector, files=FORMATS, *, half: bool = False, **changes) -> ExportMetadata:
@@ -242,16 +244,39 @@ def test_an_onnx_file_of_another_program(tiny, tmp_path: Path):
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
 
 
-def test_a_pt2_file_with_pickled_objects_is_refused(tiny, tmp_path: Path):
-    folder, _, _ = tiny
-    with zipfile.ZipFile(folder / "a.pt2") as source, zipfile.ZipFile(tmp_path / "a.pt2", "w") as target:
-        for name in source.namelist():
-            content = source.read(name)
-            if name.endswith("weights_config.json"):
-                content = content.replace(b'"use_pickle": false', b'"use_pickle": true', 1)
-            target.writestr(name, content)
-    with pytest.raises(UserError, match="refused: holds pickled objects"):
-        open_model(tmp_path / "a.pt2", device=CPU)
+def test_onnx_files_read_no_file_outside_of_their_folder_and_load_no_library(tiny, tmp_path: Path):
+    import onnx
+
+    folder = tmp_path / "models"
+    folder.mkdir()
+    proto = onnx.load(tiny[0] / "a.onnx")
+    tensor = max(proto.graph.initializer, key=lambda t: len(t.raw_data))
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes(tensor.raw_data)
+    shutil.copy(secret, folder / "inside.bin")
+    (folder / "link.bin").symlink_to(secret)
+    (folder / "up").symlink_to(tmp_path)
+    locations = ("../secret.bin", str(secret), "link.bin", "up/secret.bin", "missing/../../secret.bin", "inside.bin")
+    refused = []
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    entry = tensor.external_data.add(key="location")
+    for location in locations:
+        entry.value = location
+        (folder / "a.onnx").write_bytes(proto.SerializeToString())
+        try:
+            runtime.open_model(folder / "a.onnx", device=CPU)
+        except UserError:
+            refused.append(location)
+    assert refused == list(locations[:-1])
+    node = onnx.helper.make_node("EPContext", ["images"], ["x"], domain="com.microsoft", ep_cache_context="lib.so")
+    proto.graph.node.insert(0, node)
+    proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    for domain in ("com.microsoft", "my.domain"):
+        node.domain = proto.graph.node[0].domain = proto.opset_import[-1].domain = domain
+        (folder / "a.onnx").write_bytes(proto.SerializeToString())
+        with pytest.raises(UserError, match="cannot be opened"):
+            runtime.open_model(folder / "a.onnx", device=CPU)
 
 
 GUARDED = """
@@ -289,7 +314,7 @@ import gc, os, signal, sys, threading, torch
 from engine.inference.runtime import open_model
 
 signal.signal(signal.SIGUSR1, lambda *_: print("handled", flush=True))
-opened = [open_model(sys.argv[1], device=torch.device("cpu")) for _ in range(2)]
+opened = [open_model(sys.argv[1], device=torch.device("cpu"), trust=True) for _ in range(2)]
 
 def close():
     while opened:
@@ -338,7 +363,7 @@ def test_foreign_and_damaged_programs_of_torch_are_one_line(tiny, tmp_path: Path
             bad.writestr(name, b"{}" if name.endswith("models/model.json") else good.read(name))
     code = (
         "import sys, torch\nfrom engine.inference.runtime import open_model\nfrom utils.errors import UserError\n"
-        "for path in sys.argv[1:]:\n    try:\n        open_model(path, device=torch.device('cpu'))\n"
+        "for path in sys.argv[1:]:\n    try:\n        open_model(path, device=torch.device('cpu'), trust=True)\n"
         "    except UserError as error:\n        print(error)\n"
     )
     paths = [str(path), str(tmp_path / "damaged.pt2")]
@@ -346,5 +371,5 @@ def test_foreign_and_damaged_programs_of_torch_are_one_line(tiny, tmp_path: Path
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert len(lines) == 2
-    assert lines[0] == f"{path}: is no program of torch.export"
-    assert lines[1].startswith(f"{paths[1]}: cannot be opened (")
+    for line, file in zip(lines, paths):
+        assert line.startswith(f"{file}: cannot be opened (")

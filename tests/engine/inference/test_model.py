@@ -205,4 +205,4 @@ def test_missing_and_damaged_files(tmp_path: Path, name: str):
     (tmp_path / name).write_bytes(b"not a model")
     (tmp_path / "a.bin").write_bytes(b"")
     with pytest.raises(UserError, match="cannot be opened"):
-        open_model(tmp_path / name, device=CPU)
+        open_model(tmp_path / name, device=CPU, trust=True)

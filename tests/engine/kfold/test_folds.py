@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -118,6 +119,13 @@ def test_groups_from_names_files_and_near_duplicates(config, tmp_path):
     paths = [more.path(i) for i in range(len(more))]
     assert group[paths.index(copy)] == group[paths.index(twin)]
     assert len(set(group)) == 18
+    for name in (copy, index.path(7)):  # named as Roboflow names its copies of one image
+        new = str(Path(name).with_name(f"a_jpg.rf.{Path(name).stem}.png"))
+        for old, renamed in ((name, new), (label_of(name), label_of(new))):
+            shutil.move(old, renamed)
+    more = pooled_index(load_dataset_spec(config.data), config)
+    assert len(set(groups_of(more, "", True))) == 17
+    assert len(set(groups_of(more, "", False))) == 19
 
 
 def label_of(image: str) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +17,13 @@ from engine.optim.build import build_optimizer
 from engine.parallel.ddp import DataParallel, bucket_mebibytes, parallelize, unused_parameters
 from engine.train_step import drop_zero_gradients
 from tests.engine.test_train_step import global_batch, make_step, weights_of
+from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.ranks import run_ranks
+from tests.helpers.scripts import SMALL
+from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed.context import DistributedContext
+
+ROOT = Path(__file__).parents[3]
 
 
 class _Forked(nn.Module):
@@ -70,6 +78,16 @@ def test_unused_parameters_are_found():
     assert all(p.grad is None for p in model.parameters())
     model.dropped.requires_grad_(False)
     assert unused_parameters(model, torch.ones(2, 3, 8, 8)) == []
+
+
+def test_unused_parameters_of_a_model_on_a_gpu_are_found_on_the_cpu():
+    seen = []
+    with fake_gpu(), torch.device("cuda"):
+        model = _Forked()
+        model.register_forward_pre_hook(lambda module, images: seen.append(images[0].device.type))
+        assert unused_parameters(model, torch.ones(1, 3, 8, 8, device="cpu")) == ["dropped.weight", "dropped.bias"]
+        assert all(p.device.type == "cuda" for p in model.parameters())
+    assert seen == ["cpu"]
 
 
 def _forked_step(ctx) -> list[torch.Tensor | None]:
@@ -150,3 +168,45 @@ def test_buckets_contain_a_quarter_of_the_gradients_within_bounds():
     assert bucket_mebibytes(nn.Linear(8, 8)) == 1
     assert bucket_mebibytes(nn.Linear(2048, 1024, bias=False)) == 2
     assert bucket_mebibytes(nn.Linear(2**14, 2**14, device="meta")) == 25
+
+
+_ROUNDS_DIFFERENTLY = """
+import hashlib
+import os
+
+from engine.optim import muon
+
+if os.environ["RANK"] == "1":
+    exact = muon.orthogonalize
+    muon.orthogonalize = lambda matrices: exact(matrices) * (1 + 2**-8)
+
+
+class Hooks:
+    def note(self, run, when):
+        for model in (run._step._bare, run.model):
+            weights = b"".join(value.contiguous().numpy().tobytes() for value in model.state_dict().values())
+            with open(f"weights{run.rank}.txt", "a") as file:
+                file.write(f"{when} {run.step} {hashlib.blake2b(weights, digest_size=8).hexdigest()}\\n")
+
+    def on_step(self, run):
+        self.note(run, "step")
+
+    def on_epoch(self, run):
+        self.note(run, "epoch")
+"""
+
+
+def test_ranks_that_round_differently_have_one_model_after_each_epoch(tmp_path):
+    (tmp_path / "hooks.py").write_text(_ROUNDS_DIFFERENTLY)
+    data, model = write_dataset(tmp_path / "set"), write_model(tmp_path / "tiny.yaml")
+    flags = ["--data", str(data), "--model", str(model), *SMALL, "--epochs", "2", "--optimizer", "Muon"]
+    command = [sys.executable, str(ROOT / "train.py"), *flags, "--spawn", "2", "--callbacks", "hooks:Hooks"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = ((tmp_path / f"weights{rank}.txt").read_text().splitlines() for rank in (0, 1))
+    assert len(first) == len(second) == 2 * (2 * 3 + 2)  # two models; three steps an epoch
+    same = {(line.split()[0], line == other) for line, other in zip(first, second)}
+    assert same == {("step", False), ("epoch", True)}

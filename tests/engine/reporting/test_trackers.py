@@ -10,6 +10,7 @@ from torch import nn
 
 from engine.reporting.progress_bar import EpochBar, format_duration, memory_gb
 from engine.reporting.trackers import CompositeTracker, CsvTracker, TensorBoardTracker, Tracker, _pr_counts
+from tests.helpers.fake_gpu import fake_gpu
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.structures import EvalResult
@@ -188,6 +189,17 @@ def test_tracing_the_graph_does_not_change_the_model(tmp_path):
     assert (model.training, model[0].training, model[1].training) == (True, True, False)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert torch.equal(rng, torch.get_rng_state())
+
+
+@pytest.mark.usefixtures("tensorboard_available")
+def test_the_graph_of_a_model_on_a_gpu_is_traced_on_the_cpu(tmp_path, monkeypatch):
+    traced = []
+    tracker = TensorBoardTracker(tmp_path)
+    monkeypatch.setattr(tracker._writer, "add_graph", lambda *args, **options: traced.extend(args))
+    with fake_gpu(), torch.device("cuda"):
+        tracker.graph(nn.Conv2d(3, 4, 3), torch.zeros(1, 3, 8, 8, device="cpu"))
+    tracker.close()
+    assert [next(traced[0].parameters()).device.type, traced[1].device.type] == ["cpu", "cpu"]
 
 
 @pytest.mark.usefixtures("tensorboard_available", "plain_log")

@@ -1,5 +1,7 @@
 """Assignment compared with slow float64 loops in Python."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -157,6 +159,41 @@ def test_the_hosts_count_of_pairs_equals_the_devices():
     own = torch.diff(pairs.ends, prepend=torch.zeros(1, dtype=torch.long))
     assert np.bincount(targets[:, 0].astype(int), own.numpy(), minlength=6).tolist() == per_image
     assert per_image[5] == 0 < per_image[0]
+
+
+def contracted(a: np.ndarray, b: np.ndarray, side: float, fused: int) -> np.ndarray:
+    """``a * side + b * side`` in float32; 1 or 2: that product is not rounded, as in a fused multiply-add."""
+    products = [a.astype(np.float64) * side, b.astype(np.float64) * side]
+    rounded = [p if number == fused else p.astype(np.float32) for number, p in enumerate(products, 1)]
+    return (rounded[0] + rounded[1]).astype(np.float32)
+
+
+@pytest.mark.parametrize("side", [640, 1088, 1280])
+def test_no_contraction_finds_more_pairs_than_the_host_counts(monkeypatch, side):
+    """A compiler may contract the sum for a box's middle, the difference for its half, or both, with either product."""
+    rng = np.random.default_rng(0)
+    targets = np.zeros((20_000, 6), np.float32)
+    targets[:, 0] = np.arange(20_000)
+    corners = np.sort(rng.integers(0, side + 1, (20_000, 2, 2)), 1)  # whole pixels
+    targets[:, 2:4], targets[:, 4:] = corners.mean(1) / side, np.diff(corners, axis=1)[:, 0] / side
+    shapes, strides = tuple((side // s, side // s) for s in STRIDES), np.array(STRIDES, np.float32)[:, None]
+    arguments = (targets, 20_000, shapes, STRIDES, (side, side))
+    exact, bound = np.array(count_pairs(*arguments)), np.array(count_pairs(*arguments, task_aligned._ROUNDING))
+    last, least, exceeded = np.array(shapes, np.float32) - 1, np.float32(min(STRIDES) / 2 + 1e-3), []
+    low, high = (cxcywh_to_xyxy(targets[:, 2:])[:, part] for part in (slice(2), slice(2, 4)))
+    for middle_fused, half_fused in itertools.product(range(3), repeat=2):
+        middle = contracted(low, high, side, middle_fused) / 2
+        half = np.maximum(contracted(high, -low, side, half_fused) / 2, least)
+        window = (middle - half)[:, None], (middle + half)[:, None]
+        found = task_aligned._windows(*window, strides, last, np)[1].prod(-1).sum(-1)
+        assert (found <= bound).all()
+        exceeded.append(int((found > exact).sum()))
+    assert exceeded[0] == 0 < max(exceeded)  # the exact count is too small for some of them
+    assert (bound == exact).mean() > 0.95  # and the bound is not much larger
+    monkeypatch.setattr(task_aligned, "_BUCKET", 1)
+    monkeypatch.setattr(task_aligned, "_BUCKET_CPU", 1)
+    for device, count in (("cpu", exact), ("cuda", bound)):
+        assert sum(group.capacity for group in group_pairs(*arguments, torch.device(device))) == count.sum()
 
 
 def test_selecting_the_best_pairs_equals_repeated_maximum():

@@ -37,9 +37,10 @@ def by_loops(boxes, scores, *, conf_thres, max_det, voters=1024, **settings):
     rules = settings | {"iou_thres": 1.0, "max_det": voters, "agnostic": False}
     candidates = brute_force(boxes, scores, **rules)  # none is suppressed
     boxes, result = boxes.double().tolist(), []
-    for own_score, own_class, own in kept:
+    for rank, (own_score, own_class, own) in enumerate(kept):
         total, sums, miss = own_score, [own_score * x for x in boxes[own]], 1 - own_score
-        for score, label, n in candidates if (own_score, own_class, own) in candidates else []:
+        votes = rank < 300 and (own_score, own_class, own) in candidates
+        for score, label, n in candidates if votes else []:
             if score <= 0.01:
                 continue
             near = iou(boxes[own], boxes[n])
@@ -154,14 +155,25 @@ def test_certain_and_impossible_scores_stay():
     assert found.scores.tolist() == [[1.5, 0, 0]]
 
 
-def test_max_det_and_class_filter():
-    boxes, scores = crowd(2, 150, 4, seed=3)
-    assert_equals_loops(boxes, scores, conf_thres=0.05, iou_thres=0.5, max_det=7)
-    assert_equals_loops(boxes, scores, conf_thres=0.05, iou_thres=0.5, max_det=50, classes=[0, 3])
-    # Boxes of other classes neither vote.
-    few = select_detections(boxes, scores, **IOU, classes=[0, 3])
-    alone = select_detections(boxes, torch.where(torch.tensor([True, False, False, True]), scores, 0.0), **IOU)
-    assert all(torch.equal(a, b) for a, b in zip(few, alone))
+@pytest.mark.parametrize("multi_label", [True, False])
+@pytest.mark.parametrize("agnostic", [True, False])
+@pytest.mark.parametrize("count", [60, 2000])
+def test_max_det_and_class_filter_change_no_detection(count, agnostic, multi_label):
+    """Of 2000 boxes, more than `VOTERS` are candidates, and far more than 300 are kept."""
+    rng = np.random.default_rng(13)
+    corner = torch.from_numpy(rng.uniform(0, 12 * count**0.5, (2, count, 2)))
+    boxes = torch.cat((corner, corner + torch.from_numpy(rng.uniform(20, 40, (2, count, 2)))), -1).float()
+    scores = torch.from_numpy(rng.uniform(0, 1, (2, count, 3)) ** 3).float()
+    settings = {"conf_thres": 0.05, "iou_thres": 0.5, "agnostic": agnostic, "multi_label": multi_label}
+    everything = select_detections(boxes, scores, **settings, max_det=9000)
+    assert (everything.counts > (700 if count == 2000 else 5)).all()
+    for classes, max_det in ((None, 5), (None, 300), (None, 700), ([2], 300), ([0, 2], 700), ([0, 1, 2], 5)):
+        found = select_detections(boxes, scores, **settings, max_det=max_det, classes=classes)
+        for b in range(2):
+            chosen = torch.isin(everything.classes[b], torch.tensor(classes or [0, 1, 2])) & (everything.scores[b] > 0)
+            expected = [t[b][chosen][:max_det] for t in everything[:3]]
+            assert found.counts[b] == len(expected[0])
+            assert all(torch.equal(t[b, : len(e)], e) for t, e in zip(found[:3], expected))
 
 
 def test_ties_of_scores_and_of_places():

@@ -17,6 +17,7 @@ from utils.config.parser import (
     read_recipe,
     with_overrides,
 )
+from utils.config.search_settings import KfoldConfig, SearchConfig
 from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
@@ -109,35 +110,12 @@ def test_flags_of_other_yolos_are_translated(cls, argv, expected):
         (TrainConfig, ["--bucket", "gs://x"], "--bucket: nothing is uploaded"),
         (TrainConfig, ["--entity", "me"], "--entity: nothing is uploaded"),
         (TrainConfig, ["--img-size", "640", "512"], "--img-size 640 512: takes one number"),
-        (
-            TrainConfig,
-            ["detect", "train", "model=yolov8n.pt", "batch=8", "lr0=0.1", "plots=False", "cos_lr=True", "cache=True"],
-            "write train.py --weights yolov8n.pt --batch 8 --set lr0=0.1 --noplots --cos-lr --cache\n",
-        ),
-        (TrainConfig, ["train", "resume=True", "model=a.pt", "epochs=9"], "write train.py --resume a.pt --epochs 9\n"),
-        (TrainConfig, ["model=yolov8n.yaml", "val=False"], "write train.py --model yolov8n.yaml --val-every 0\n"),
-        (ValConfig, ["model=best.pt", "split=test"], "write val.py --weights best.pt --task test\n"),
-        (ValConfig, ["model=best.pt", "val=x"], "write val.py --weights best.pt. Without an equivalent: val\n"),
-        (
-            TrainConfig,
-            ["data=a.yaml", "copy_paste=0.1", "device=[0,1]", "conf=0.1", "verbose=True", "save=True"],
-            "write train.py --data a.yaml --device 0,1. Without an equivalent: copy_paste (there is no such "
-            "augmentation; configs/hyp/scratch.yaml lists all, albumentations included), conf, "
-            "verbose (there is one level of detail)\n",
-        ),
-        (
-            DetectConfig,
-            ["predict", "model=a.pt", "show_labels=False", "line_width=2", "classes=[0, 2]"],
-            "write detect.py --weights a.pt --hide-labels --line-thickness 2 --classes 0 2\n",
-        ),
+        (TrainConfig, ["--lr", "0.1"], "--lr: is a hyper-parameter; write --set lr0=0.1"),
+        (TrainConfig, ["--lr0", "a b"], "--lr0: is a hyper-parameter; write --set 'lr0=a b'"),
+        (TrainConfig, ["--x", "a\nb"], "unrecognized arguments: --x a b"),
         (ExportConfig, ["--per-tensor"], "--per-tensor: belongs to a format that is not supported"),
         (ValConfig, ["--weights", "x.pt", "--save-hybrid"], "--save-hybrid: label files are written by detect.py"),
         (DetectConfig, ["--dnn"], "--dnn: only .pt"),
-        (
-            ExportConfig,
-            ["export", "model=best.pt", "format=onnx", "half=True", "nms=True", "simplify=True"],
-            "write export.py --weights best.pt --format onnx --half --layout end2end\n",
-        ),
         (ExportConfig, ["--workspace", "4"], "--workspace: belongs to a format that is not supported"),
         (DetectConfig, ["--data", "coco128.yaml"], "--data: the checkpoint contains the class names"),
     ],
@@ -155,7 +133,7 @@ def test_unsupported_flags_of_other_yolos_are_one_line(cls, argv, line, capsys):
 def test_advice_never_hides_an_own_flag_and_names_only_existing_flags():
     """The table never refuses a flag of the script, and every flag that it suggests exists."""
     scripts = {"train": TrainConfig, "val": ValConfig, "detect": DetectConfig, "export": ExportConfig}
-    for script, cls in scripts.items():
+    for script, cls in (scripts | {"kfold": KfoldConfig, "search": SearchConfig}).items():
         flags = build_parser(cls, "")._option_string_actions
         assert not set(flags) & {*yolo_flags._ADVICE[script], *yolo_flags._MEANINGS[script]}
         assert {ours[0] for ours in yolo_flags._MEANINGS[script].values()} <= set(flags)
@@ -181,7 +159,7 @@ def test_hyperparameters_are_checked(values, complaint):
 
 
 def test_a_flag_in_a_recipe_is_named_as_one(tmp_path):
-    (tmp_path / "hyp.yaml").write_text("lr0: 0.01\nlabel_smoothing: 0.0\n")
+    (tmp_path / "hyp.yaml").write_text("lr0: 0.01\nlabel_smoothing: 0.1\n")
     with pytest.raises(UserError, match=r"'label_smoothing': is a flag, .* give it as --label-smoothing"):
         hyperparameters_from(str(tmp_path / "hyp.yaml"))
 

@@ -15,8 +15,9 @@ import val
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.entrypoint import run_main
+from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
-from utils.files.folders import describe_location, find_location
+from utils.files.folders import cache_folder, describe_location, find_location
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +97,12 @@ def test_a_checkpoint_without_a_stored_location_is_read():
     assert find_location({}, "last.pt") == ("", "")
     assert find_location({"source": "/none.yaml", "root": "/none"}, "last.pt") == ("/none.yaml", "/none")
     assert describe_location("/a/b.yaml", "/a", "/a/runs/exp")["source_from_run"] == "../../b.yaml"
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert cache_folder() == Path("/home/somebody/.cache/lockstep")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as in a container whose user has no entry
+    with pytest.raises(UserError, match="set HOME or XDG_CACHE_HOME"):
+        cache_folder()

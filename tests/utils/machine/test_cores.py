@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from data.loading.build import loader_workers
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig, ValConfig
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.machine.resources import available_cores
 
@@ -78,19 +81,29 @@ def test_this_machine_has_a_positive_number_of_cores():
     assert 1 <= available_cores() <= 16
 
 
-@pytest.mark.parametrize(
-    ("has", "processes", "expected"), [(2, 1, 2), (2, 2, 1), (2, 4, 1), (16, 1, 8), (16, 4, 4), (7, 2, 3), (128, 8, 8)]
-)
-def test_the_default_number_of_workers_is_an_equal_part_of_the_cores(monkeypatch, caplog, has, processes, expected):
+def on_node(processes: int, device: str) -> DistributedContext:
+    return replace(DistributedContext.single(), local_world_size=processes, device=torch.device(device))
+
+
+@pytest.mark.parametrize(("device", "has", "processes", "expected"), [
+    ("cpu", 2, 1, 2), ("cpu", 2, 2, 1), ("cpu", 2, 4, 1), ("cpu", 16, 1, 8), ("cpu", 16, 4, 4), ("cpu", 7, 2, 3),
+    ("cpu", 128, 8, 8), ("mps", 8, 1, 8),
+    ("cuda", 16, 1, 14), ("cuda", 16, 4, 3), ("cuda", 2, 1, 1), ("cuda", 1, 2, 1), ("cuda", 128, 1, 16),
+    ("cuda", 128, 8, 15),
+])  # fmt: skip
+def test_the_default_number_of_workers_is_an_equal_part_of_the_cores(
+    monkeypatch, caplog, device, has, processes, expected
+):
     monkeypatch.setattr("data.loading.build.available_cores", lambda: has)
     with caplog.at_level(logging.INFO, logger="lockstep"):
-        assert loader_workers(-1, processes, "val") == expected
+        assert loader_workers(-1, on_node(processes, device), "val") == expected
     assert f"{expected} per process ({has} cores, {processes} process(es) on this node)" in caplog.text
 
 
-@pytest.mark.parametrize("asked", [0, 1, 11])
-def test_a_requested_number_of_workers_is_kept(asked, caplog):
-    assert loader_workers(asked, 4, "val") == asked
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("asked", [0, 1, 11, 40])
+def test_a_requested_number_of_workers_is_kept(asked, device, caplog):
+    assert loader_workers(asked, on_node(4, device), "val") == asked
     assert not caplog.text
 
 

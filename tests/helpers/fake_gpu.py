@@ -1,0 +1,104 @@
+"""Tensors that say they are on a GPU, for machines without one: shapes, types, strides and devices are computed, values
+are not.
+
+An operation on tensors of different devices raises; so does one whose value or shape the host would have to wait for
+(`.item()`, `nonzero`, indexing by a mask).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+
+
+class _Mode(FakeTensorMode):
+    def __deepcopy__(self, memo: dict) -> _Mode:  # tensors refer to it
+        return self
+
+
+@contextmanager
+def fake_gpu() -> Iterator[None]:
+    """Inside, tensors have no values, and may be on ``cuda``; `nn.Module.to` moves models there that were built before.
+    Backward passes run in Python, because torch's engine needs CUDA streams for them."""
+    with (
+        warnings.catch_warnings(),
+        mock.patch.object(Tensor, "backward", _backward),
+        mock.patch.object(nn.Module, "_apply", _converted),
+        _Mode(allow_non_fake_inputs=True),
+    ):
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # copy.deepcopy does
+        yield
+
+
+def _converted(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Does the work of `nn.Module.to`, which cannot replace tensors of this kind."""
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                converted = convert(parameter.detach())
+                module._parameters[name] = nn.Parameter(converted, requires_grad=parameter.requires_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = convert(buffer)
+    return model
+
+
+@torch.no_grad()
+def _backward(loss: Tensor) -> None:
+    """Adds the gradients of ``loss`` () to ``.grad``, as `Tensor.backward`."""
+    root, first_output = loss.grad_fn, 0
+    waiting: Counter[Any] = Counter()  # nodes to gradients that are still to come
+    found, stack = {root}, [root]
+    while stack:
+        for node, _ in stack.pop().next_functions:
+            if node is not None:
+                waiting[node] += 1
+                if node not in found:
+                    found.add(node)
+                    stack.append(node)
+    received: dict[Any, dict[int, Tensor]] = {root: {first_output: torch.ones_like(loss)}}
+    ready = [root]
+    while ready:
+        node = ready.pop()
+        gradients = received.pop(node, {})
+        if hasattr(node, "variable"):
+            leaf, gradient = node.variable, gradients.get(0)
+            if gradient is not None:
+                leaf.grad = gradient.detach() if leaf.grad is None else leaf.grad + gradient
+            continue
+        edges = [(following, slot) for following, slot in node.next_functions if following is not None]
+        for (following, slot), gradient in zip(edges, _applied(node, gradients, len(edges)), strict=True):
+            if gradient is not None:
+                slots = received.setdefault(following, {})
+                slots[slot] = slots[slot] + gradient if slot in slots else gradient
+            waiting[following] -= 1
+            if not waiting[following]:
+                ready.append(following)
+
+
+def _applied(node: Any, gradients: dict[int, Tensor], count: int) -> list[Tensor | None]:
+    """The gradients of a node's ``count`` inputs that need one, from those of its outputs, by their number."""
+    if not gradients:
+        return [None] * count
+    outputs = node._input_metadata
+    values = [gradients.get(number) for number in range(len(outputs))]
+    if not hasattr(node, "apply"):
+        results = node(*values)
+        results = results if isinstance(results, tuple) else (results,)
+        needed = [following is not None for following, _ in node.next_functions]
+    else:  # a function in Python, which gets zeros and also returns None for what is not a tensor
+        filled = (
+            torch.zeros(like.shape, dtype=like.dtype, device=like.device) if value is None else value
+            for like, value in zip(outputs, values)
+        )
+        results = node.apply(*filled)
+        results, needed = results if isinstance(results, tuple) else (results,), node.needs_input_grad
+    return [result for result, is_needed in zip(results, needed) if is_needed]
