@@ -25,7 +25,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError("--save-conf: adds the confidence to the txt labels; give --save-txt too")
     if config.save_conf and "yolo" in config.save_format:
         raise UserError("--save-format yolo: its labels have no confidences; leave --save-conf out")
-    from engine.detection import detect  # imports torch, once the flags are known to be valid
+    from data.sources import check_source
+    from engine.input_files import check_scoring_files
+
+    check_source(config.source)
+    check_scoring_files([config.weights], "")
+    from engine.detection import detect  # imports torch, once the flags and files are known to be valid
 
     detect(config)
 

@@ -17,7 +17,12 @@ from utils.entrypoint import run_main
 def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(ExportConfig, argv, __doc__.split("\n")[0])
     require_one_process("export.py")
-    from engine.export.run import export  # imports torch, once the flags are known to be valid
+    from engine.export.options import check_flags
+    from engine.input_files import check_scoring_files
+
+    check_flags(config)
+    check_scoring_files([config.weights], config.data)
+    from engine.export.run import export  # imports torch, once the flags and files are known to be valid
 
     export(config)
 

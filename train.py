@@ -17,10 +17,13 @@ from utils.machine.limits import explained, memory_advice
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     config = parse_config(TrainConfig, argv, "Trains a detector.")
+    from engine.input_files import check_training_files  # it and what follows take longer to import than --help may
+
+    check_training_files(config)
     if config.spawn > 1 and not is_launched():
-        spawn(run_main, config.spawn, (main, argv))
+        spawn(main, config.spawn, (argv,), run=run_main)
         return
-    # What imports torch is imported once the flags are known to be valid.
+    # What imports torch is imported once the flags and files are known to be valid.
     from engine.watchdog import Watchdog
     from utils.distributed.context import DistributedContext, report_errors_once
     from utils.distributed.stop_signals import StopSignals

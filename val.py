@@ -27,10 +27,13 @@ REPORT_SETTINGS = frozenset({"project", "name", "exist_ok", "save_json", "per_si
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     config = parse_config(ValConfig, argv, __doc__.split("\n")[0])
+    from engine.input_files import check_scoring_files  # it and what follows take longer to import than --help may
+
+    check_scoring_files(config.weights, config.data, (config.task,))
     if config.spawn > 1 and not is_launched():
-        spawn(run_main, config.spawn, (main, argv))
+        spawn(main, config.spawn, (argv,), run=run_main)
         return
-    # What imports torch is imported once the flags are known to be valid.
+    # What imports torch is imported once the flags and files are known to be valid.
     from utils.distributed.context import DistributedContext, report_errors_once
 
     ctx = DistributedContext.from_environment(config.device, config.local_rank, config.local_world_size)

@@ -41,7 +41,7 @@ class Curve:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.accuracy_over_time", description=__doc__.split(":")[0])
     parser.add_argument("--data", required=True, help="data set with YOLO labels")
     parser.add_argument("--model", default="yolov8n")
     parser.add_argument("--imgsz", type=int, default=320)

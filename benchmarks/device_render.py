@@ -27,7 +27,7 @@ LABELS = 7  # an image
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.device_render", description=__doc__.split(":")[0])
     parser.add_argument("--device", default="")
     parser.add_argument("--imgsz", type=int, default=640)
     parser.add_argument("--batch-size", type=int, default=64)

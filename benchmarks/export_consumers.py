@@ -75,7 +75,7 @@ CONSUMERS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.export_consumers", description=__doc__.split("\n")[0])
     parser.add_argument("--weights", nargs="+", type=Path, required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--python", default="", help="interpreter with the consumers")

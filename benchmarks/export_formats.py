@@ -72,7 +72,7 @@ def row(weights: Path, precision: str, flags: list[str], folder: Path) -> list[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.export_formats", description=__doc__.split("\n")[0])
     parser.add_argument("--weights", nargs="+", type=Path, required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--imgsz", type=int, default=640)

@@ -29,7 +29,7 @@ Run = Callable[[np.ndarray], object]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.export_speed", description=__doc__.split("\n")[0])
     parser.add_argument("--weights", type=Path, nargs="+", required=True, help="checkpoints that both sides read")
     parser.add_argument("--peer", required=True, help="Python of an environment that has Ultralytics and the runtimes")
     parser.add_argument("--imgsz", type=int, default=640)

@@ -42,7 +42,7 @@ PACKAGES = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.gpu_checks", description=__doc__.split("\n\n")[0])
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--device", default="0")
     parser.add_argument("--model", nargs="+", default=["yolov8n"], dest="models")

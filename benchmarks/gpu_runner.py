@@ -44,7 +44,7 @@ class Outcome:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.gpu_runner", description=__doc__.split("\n\n")[0])
     parser.add_argument("--dry", action="store_true", help="tiny, on the CPU")
     parser.add_argument("--list", action="store_true", help="name the parts and run none")
     options = parser.parse_args(argv)

@@ -74,7 +74,7 @@ def _iou(a: np.ndarray, b: tuple[float, ...]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.label_errors", description=__doc__.split("\n")[0])
     parser.add_argument("--data", required=True, help="data set YAML with YOLO txt labels; it is copied")
     parser.add_argument("--weights", required=True, help="where the training starts")
     parser.add_argument("--work", type=Path, required=True, help="a new folder for the copy and the run")

@@ -24,7 +24,7 @@ ALIKE_ABSOLUTE = {"padding": 0.04, "brightness": 0.04, "saturation": 0.04}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.loader", description=__doc__.split("\n\n")[0])
     parser.add_argument("--data", required=True, help="data set YAML, of a format that both read")
     parser.add_argument("--imgsz", type=int, nargs="+", default=[640, 320])
     parser.add_argument("--cache", nargs="+", default=["none", "ram"], choices=("none", "ram", "disk"))

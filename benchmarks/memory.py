@@ -29,7 +29,7 @@ TIMES = 8  # copies of the training images, for a cache that is large beside the
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.memory", description=__doc__.split("\n\n")[0])
     parser.add_argument("--data", required=True, help="data set with YOLO labels")
     parser.add_argument("--model", default="yolov8n")
     parser.add_argument("--imgsz", type=int, default=640)

@@ -21,7 +21,7 @@ from utils.structures import DetectionTable, GroundTruth
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.metrics", description=__doc__.split("\n\n")[0])
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--detections", type=int, default=300, help="an image")
     parser.add_argument("--objects", type=int, default=7, help="an image")

@@ -18,7 +18,7 @@ from benchmarks.turns import ROOT, alternate
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.nms", description=__doc__.split(":")[0])
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--boxes", type=int, default=8400, help="cells an image; 8400: 640 px, strides 8, 16, 32")
     parser.add_argument("--classes", type=int, default=80)

@@ -23,7 +23,7 @@ CONFIDENCE, IOU, MOST = 0.001, 0.7, 300  # of NMS
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.our_side", description=__doc__.split("\n\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     step = commands.add_parser("step")
     step.add_argument("--amp", default="auto")

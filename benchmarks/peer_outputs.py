@@ -63,7 +63,7 @@ def _maps(raw: list[torch.Tensor], stored: dict[str, torch.Tensor]) -> torch.Ten
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.peer_outputs", description=__doc__.split("\n")[0])
     parser.add_argument("--peer", action="append", required=True, metavar="PACKAGE=PYTHON")
     parser.add_argument("--models", nargs="+", help="of the package's names; default: several sizes of each family")
     parser.add_argument("--classes", type=int, default=80)

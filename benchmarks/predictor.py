@@ -20,7 +20,7 @@ from engine.predictor import Predictor, load
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.predictor", description=__doc__.split(":")[0])
     parser.add_argument("--weights", required=True)
     parser.add_argument("--source", required=True, help="images, which are decoded beforehand")
     parser.add_argument("--images", type=int, default=32)

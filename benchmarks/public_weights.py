@@ -158,7 +158,7 @@ def _corners(xywh: list[list[float]]) -> torch.Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.public_weights", description=__doc__.split("\n")[0])
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared")
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()

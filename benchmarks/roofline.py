@@ -19,7 +19,7 @@ from benchmarks.training_step import build_step, make_batches
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.roofline", description=__doc__.split(":")[0])
     parser.add_argument("--model", default="yolov8n")
     parser.add_argument("--imgsz", type=int, default=320)
     parser.add_argument("--batch-size", type=int, default=16)

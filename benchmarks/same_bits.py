@@ -177,7 +177,7 @@ def compare_runs(data: str, epochs: int = 10) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.same_bits", description=__doc__.split("\n")[0])
     parser.add_argument("--data", required=True, help="data set YAML")
     parser.add_argument("--only", choices=("sync-bn", "bits", "run"))
     options = parser.parse_args()

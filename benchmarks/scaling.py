@@ -30,7 +30,7 @@ BUCKET_MB = 25.0  # DDP's default, after a first one of 1 MB
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.scaling", description=__doc__.split("\n\n")[0])
     parser.add_argument("--model", default="yolov8n")
     parser.add_argument("--imgsz", type=int, default=320)
     parser.add_argument("--batch-size", type=int, default=8, help="of one rank")

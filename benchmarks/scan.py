@@ -26,7 +26,7 @@ from benchmarks.turns import ROOT, run_in_turns
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.scan", description=__doc__.split("\n\n")[0])
     parser.add_argument("--data", default="", help="data set with YOLO labels")
     parser.add_argument("--times", type=int, default=157, help="how often each of its training images is there")
     parser.add_argument("--large", action="store_true", help="a synthetic index instead")

@@ -227,7 +227,7 @@ def prove(options: argparse.Namespace) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.sharded_validation", description=__doc__.split("\n")[0])
     parser.add_argument("--data", required=True, help="data set YAML")
     parser.add_argument("--weights", default="", help="checkpoint; empty: an untrained --model")
     parser.add_argument("--model", default="yolov8n")

@@ -25,7 +25,7 @@ FIRST_STEP = "first step "  # of train.py's log
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.startup", description=__doc__.split("\n\n")[0])
     parser.add_argument("--data", required=True, help="data set with YOLO labels")
     parser.add_argument("--model", default="yolov8n")
     parser.add_argument("--imgsz", type=int, default=320)

@@ -23,7 +23,7 @@ ERROR_WIDTH = 300
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.step", description=__doc__.split("\n\n")[0])
     parser.add_argument("--model", nargs="+", default=["yolov8n"], help="names, or names with sizes: yolov8n:16,64")
     parser.add_argument("--imgsz", type=int, default=320)
     parser.add_argument(

@@ -36,7 +36,7 @@ VARIANTS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.tiles", description=__doc__.split(":")[0])
     parser.add_argument("--weights", required=True)
     parser.add_argument("--data", required=True, help="data set YAML; its val split is pasted")
     parser.add_argument("--side", type=int, default=2560, help="of the mosaics, pixels, a multiple of 32")

@@ -36,7 +36,7 @@ COMMON += ["--virtual-ranks", "4", "--deterministic", "--noplots", "--optimizer"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.two_nodes", description=__doc__.split("\n\n")[0])
     parser.add_argument("--images", type=int, default=48, help="training images")
     images = parser.parse_args().images
     with tempfile.TemporaryDirectory(prefix="two_nodes_") as folder:

@@ -21,7 +21,7 @@ from benchmarks.turns import ROOT
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.validate", description=__doc__.split(":")[0])
     parser.add_argument("--weights", required=True, help="a checkpoint that both sides read")
     parser.add_argument("--data", required=True, help="data set with YOLO labels")
     parser.add_argument("--imgsz", type=int, default=640)

@@ -77,7 +77,7 @@ def measure(model: str, imgsz: int, batch_size: int, rounds: int, bf16: bool, ou
 def main() -> None:
     import tempfile
 
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.virtual_ranks_cost", description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="yolov8n")
     parser.add_argument("--imgsz", type=int, default=320)
     parser.add_argument("--batch-size", type=int, default=16)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from data.index.index import DatasetIndex
 from utils.errors import UserError
+from utils.files.checked_open import make_own_folder, open_own
 from utils.files.folders import cache_folder
-from utils.files.safe_io import open_regular
 from utils.logger import get_logger
 
 _MAX_BYTES = 10_000  # per image: its path and the warning
@@ -48,8 +48,12 @@ class DamagedImages:
         except OSError:  # the cache folder is not writable: use the machine's temporary folder
             folder = Path(tempfile.gettempdir(), f"lockstep-{os.getuid()}")
             self._path = folder / self._path.name
-            folder.mkdir(mode=0o700, exist_ok=True)
-            self._append(line)
+            try:
+                make_own_folder(folder)
+                self._append(line)
+            except OSError as error:
+                where, reason = error.filename or folder, str(error.strerror).lower()
+                raise UserError(f"{where}: {reason}; name a writable folder with --cache-dir or TMPDIR") from None
 
     def check(self, *, log: bool = True) -> None:
         """Logs images that were added since the last call, if ``log``. Raises UserError when there are too many."""
@@ -73,20 +77,20 @@ class DamagedImages:
 
     def _append(self, line: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path, "ab") as file:  # buffered: a line is one write, completed if it is short
+        with open(self._path, "ab", opener=open_own) as file:  # buffered: a line is one write, completed if it is short
             file.write(line)
 
     def _refresh(self) -> None:
         """Reads complete lines that have been added."""
         begin = self._read_bytes  # several threads may read the same lines, which is harmless
         try:
-            status = os.stat(self._path)
+            status = os.lstat(self._path)
             if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES * (self._images + 1):
                 self._path.unlink()  # not written by this class; a pipe would block its writer
                 return
             if status.st_size <= begin:
                 return
-            with open_regular(self._path) as file:
+            with open(self._path, "rb", opener=open_own) as file:
                 file.seek(begin)
                 text = file.read()
         except OSError:

@@ -121,11 +121,19 @@ def open_source(
         UserError: at the call for a missing source or an unknown file type; at iteration for an unreadable one.
     """
     source = str(source)
-    if not source.strip():
-        raise UserError("--source: is empty; name an image, folder, glob, video, list, webcam or URL")
-    if source.isdigit() or urllib.parse.urlsplit(source).scheme.lower() in STREAM_SCHEMES:
+    if _is_stream(source):
         return _stream_frames(source, _open_stream(source), vid_stride, max_frames, ahead)
     return _file_frames(_list_files(source), source, vid_stride, max_frames, threads, ahead)
+
+
+def check_source(source: str) -> None:
+    """Raises UserError for files that `open_source` would refuse. Webcams and streams are not opened."""
+    if not _is_stream(source):
+        _list_files(source)
+
+
+def _is_stream(source: str) -> bool:
+    return source.isdigit() or urllib.parse.urlsplit(source).scheme.lower() in STREAM_SCHEMES
 
 
 def _kind_of(path: Path) -> str:
@@ -135,6 +143,8 @@ def _kind_of(path: Path) -> str:
 
 def _list_files(source: str) -> list[Path]:
     """The images and videos that ``source`` names, at least one."""
+    if not source.strip():
+        raise UserError("--source: is empty; name an image, folder, glob, video, list, webcam or URL")
     path = Path(source).expanduser()
     if path.is_dir():
         # A broken link is reported later, like any file that cannot be read.

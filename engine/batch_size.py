@@ -29,6 +29,7 @@ from utils.distributed.collectives import max_over_ranks
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.logger import get_logger
+from utils.strings import counted
 from utils.structures import Batch, bucketed
 
 MOST_PICTURES = 512  # per shard: more are not more efficient, and the host keeps 36 batches with 16 workers
@@ -135,8 +136,9 @@ def with_batch_that_fits(
             own = _rounded(own - 1)
     images = own * shards * config.images_per_picture
     get_logger().info(
-        "--batch-size -1: %d images a step fit (%d shard(s) of %d pictures of %d px, up to %d boxes each, in %.1f GiB)",
-        images, shards, own, side, BOXES * config.images_per_picture, limit / 2**30,
+        "--batch-size -1: %s a step (%s of %s of %d px, up to %d boxes each, in %.1f GiB)",
+        counted(images, "image"), counted(shards, "shard"), counted(own, "picture"), side,
+        BOXES * config.images_per_picture, limit / 2**30,
     )  # fmt: skip
     return replace(run, config=replace(config, batch_size=images))
 

@@ -7,11 +7,12 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 
+import torch
 from torch import nn
 
 from data.check.census import warn_of_small_boxes
 from data.index.dataset_yaml import DatasetSpec
-from data.index.index import class_names
+from data.index.index import class_names, load_index
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.open_dataset import open_dataset
@@ -24,6 +25,8 @@ from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.fitness import Fitness
 from engine.idle_settings import idle_on_head, idle_settings
+from engine.kfold.folds import scan_options, validation_images
+from engine.optim.build import RULES, SHORT_RUN
 from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
 from engine.process import check_same_model, check_same_run, open_folder, prepare_process
 from engine.reporting.background import BackgroundTracker
@@ -39,13 +42,14 @@ from models.build import build_starting_model
 from models.detector import Detector
 from models.postprocess.detections import detections_to_score
 from utils.config.settings import FIND_BATCH_SIZE
-from utils.distributed.collectives import broadcast_object
+from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
 from utils.distributed.stop_signals import StopSignals
-from utils.errors import errors_of
+from utils.errors import UserError, errors_of
 from utils.files.folders import describe_location
 from utils.logger import get_logger
 from utils.machine.limits import require_package
+from utils.strings import counted
 
 
 @contextmanager
@@ -80,10 +84,7 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
             warn_of_few_steps(plan, from_weights=bool(config.weights))
         pictures = train_loader.global_pictures(0)
         step = build_step(ctx, run, model, criterion, pretrained=pretrained, plan=plan, pictures=pictures)
-        get_logger().info(
-            "%s, %d steps (%d an epoch, %d batch(es) each), autocast %s",
-            step.optimizer.name, plan.total, plan.steps, plan.accumulate, step.amp_dtype or "off",
-        )  # fmt: skip
+        _log_plan(run, step, plan)
         # It depends on modification times, which differ if machines have copies of their own: rank 0's is used.
         fingerprint = broadcast_object(ctx, train_loader.index.fingerprint)
         progress = _restore(ctx, run, step, plan, epoch_batches=len(train_loader), fingerprint=fingerprint)
@@ -129,11 +130,28 @@ def check_settings(ctx: DistributedContext, run: Run) -> None:
 
 
 def open_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
-    """The training and validation splits of the run's data set, staged first with ``--stage``."""
+    """The training and validation splits of the run's data set, staged first with ``--stage``. With ``--val-fraction``
+    the main process chooses the validation images of a new run; a resumed run has those of its checkpoint."""
     config, splits = run.config, ("train", "val")
-    return open_dataset(
-        config.data, splits, stage=config.stage, cache_dir=config.cache_dir, ctx=ctx, known_root=run.data_root
-    )
+    where = {"stage": config.stage, "cache_dir": config.cache_dir, "ctx": ctx, "known_root": run.data_root}
+    if not config.val_fraction:
+        spec = open_dataset(config.data, splits, **where)
+        for split in splits:
+            spec.split(split)
+        return spec
+    spec = open_dataset(config.data, ("train",), **where, optional=("val",))
+    if "val" in spec.splits:
+        raise UserError(
+            f"--val-fraction {config.val_fraction:g}: {spec.source} has a 'val' split; leave out one of the two"
+        )
+    names = run.checkpoint.val_images if run.checkpoint else []
+    with torch_distributed_zero_first(ctx):
+        if ctx.is_main and not names:
+            index = load_index(spec, "train", **scan_options(config))
+            names = validation_images(index, config.val_fraction)
+            text = "--val-fraction %g: %d of %d training images are held out for validation"
+            get_logger().info(text, config.val_fraction, len(names), len(index))
+    return spec.hold_out(broadcast_object(ctx, names))
 
 
 def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> tuple[Detector, dict[str, tuple[int, ...]]]:
@@ -203,6 +221,30 @@ def _warn_of_idle_settings(ctx: DistributedContext, run: Run, model: Detector) -
             get_logger().warning("%s", line)
 
 
+def _log_plan(run: Run, step: TrainStep, plan: StepPlan) -> None:
+    """Logs the optimizer and its rates with the reasons for them, and what a step is."""
+    config, hyp, optimizer = run.config, run.hyp, step.optimizer
+    why = "--optimizer"
+    if config.optimizer == "auto":
+        why = f"auto: {'at most' if plan.total <= SHORT_RUN else 'more than'} {SHORT_RUN:,} steps"
+    rates = {group["is_new"]: group["initial_lr"] for group in optimizer.param_groups}
+    base = RULES[optimizer.name].lr if hyp.lr0 is None else hyp.lr0
+    reasons = [f"its default {base:g}" if hyp.lr0 is None else "lr0"]
+    reasons += ["raised for new layers in few steps"] if rates.get(True, base) > base else []
+    reasons += [f"lr_mult {hyp.lr_mult:g}"] if False in rates else []
+    get_logger().info(
+        "%s (%s), learning rate %s (%s)",
+        optimizer.name, why,
+        f"{rates[True]:g}, of loaded weights {rates[False]:g}" if len(rates) == 2 else f"{min(rates.values()):g}",
+        ", ".join(reasons),
+    )  # fmt: skip
+    get_logger().info(
+        "%s (%s of %d), each of %s of %s at %d px, in %s",
+        counted(plan.total, "step"), counted(config.epochs, "epoch"), plan.steps, counted(plan.accumulate, "batch"),
+        counted(config.batch_size, "image"), config.imgsz, str(step.amp_dtype or torch.float32).removeprefix("torch."),
+    )  # fmt: skip
+
+
 def _restore(
     ctx: DistributedContext, run: Run, step: TrainStep, plan: StepPlan, *, epoch_batches: int, fingerprint: str
 ) -> Progress:
@@ -241,4 +283,5 @@ def _describe(
         hyp=asdict(run.hyp),
         config=config,
         data=data,
+        val_images=sorted(spec.held_out),
     )

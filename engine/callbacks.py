@@ -5,16 +5,20 @@ The object has any of the methods `HOOKS`, each of which takes a `RunState`. The
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
+
+import torch
 
 from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.run import Run
@@ -25,6 +29,7 @@ from utils.config.yaml_files import suggestion
 from utils.distributed.collectives import broadcast_object, max_over_ranks
 from utils.distributed.context import DistributedContext
 from utils.errors import PeerFailure, Stopped, UserError
+from utils.files.checked_open import open_direct
 from utils.logger import get_logger
 
 HOOKS = ("on_start", "on_step", "on_epoch", "on_end")
@@ -32,7 +37,8 @@ Hook = Callable[["RunState"], None]
 
 
 class RunState:
-    """What a hook receives. Reading an attribute never waits for the device; changing one changes nothing.
+    """What a hook receives. Reading an attribute never waits for the device. Changing one changes nothing, except the
+    weights of ``model``, which are those that are validated and saved.
 
     Attributes:
         folder: of the run.
@@ -108,7 +114,8 @@ def load_hooks(source: str) -> dict[str, Hook]:
         raise UserError(f"{flag}: {where} has no '{attribute}'{suggestion(attribute, public)}") from None
     if isinstance(found, type):
         try:
-            found = found()
+            with _contained(f"{flag}: {attribute}()"):
+                found = found()
         except (Exception, SystemExit) as error:
             raise UserError(f"{flag}: {attribute}() failed: {_place(error, module)}") from None
     return _hooks_of(found, flag)
@@ -118,7 +125,8 @@ def _import(name: str, flag: str) -> ModuleType:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # for good: hooks may import later
     try:
-        return importlib.import_module(name)
+        with _contained(f"{flag}: its import"):
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(error.name + ".")):
             hint = "; name the module without .py" if name.endswith(".py") or "/" in name else ""
@@ -150,6 +158,63 @@ def _hooks_of(found: object, flag: str) -> dict[str, Hook]:
         except (TypeError, ValueError):
             raise UserError(f"{flag}: {name} must be a function of one argument, the run") from None
     return hooks
+
+
+@contextlib.contextmanager
+def _contained(what: str) -> Iterator[None]:
+    """A block that runs code of the user. A process that it has forked ends with it, and must not go on training as a
+    copy of this one. State of this process that it has changed is undone, with a warning that names ``what``."""
+    process, before = os.getpid(), [value() for value, _, _ in _STATE]
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        if os.getpid() != process:
+            _end_child(error)
+        for (value, reset, name), old in zip(_STATE, before):
+            if old not in ("", value()):
+                _warn_once(f"{what} has changed {name} ({old}, now {value()}); that is undone")
+                reset(old)
+
+
+@functools.cache
+def _warn_once(line: str) -> None:
+    get_logger().warning("%s", line)
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed
+        return ""
+
+
+# State of the process on which training depends: how to read and set it, and its name.
+_STATE: tuple[tuple[Callable[[], Any], Callable[[Any], object], str], ...] = (
+    (torch.is_grad_enabled, torch.set_grad_enabled, "whether gradients are computed"),
+    (torch.get_num_threads, torch.set_num_threads, "the number of threads"),
+    (torch.get_default_dtype, torch.set_default_dtype, "torch's default dtype"),
+    (torch.get_default_device, lambda _: torch.set_default_device(None), "torch's default device"),
+    (_working_folder, os.chdir, "the working folder"),
+)
+
+
+def _end_child(error: BaseException | None) -> NoReturn:
+    """Ends a forked process with the status that Python would give it, but without the clean-up on the way: the run,
+    its files and its process group belong to the parent."""
+    code = 0
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if code != error.code and code:
+            print(error.code, file=sys.stderr)
+    elif error is not None:
+        code = 1
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    os._exit(code & 0xFF)
 
 
 def _place(error: BaseException, module: ModuleType | None = None) -> str:
@@ -213,7 +278,8 @@ class Callbacks:
         if hook is None or self._failure is not None:
             return
         try:
-            hook(self.state)
+            with _contained(f"{self._flag}: {name}"):
+                hook(self.state)
         except Stopped:  # a second Ctrl-C
             raise
         except (Exception, SystemExit) as error:
@@ -223,7 +289,7 @@ class Callbacks:
         """The other ranks know nothing of it yet: this one goes on until all end together."""
         log = self.state.folder / "train.log"
         try:
-            with open(log, "a", encoding="utf-8", errors="backslashreplace") as file:
+            with open(log, "a", encoding="utf-8", errors="backslashreplace", opener=open_direct) as file:
                 file.write("".join(traceback.format_exception(error)))
         except OSError as refused:
             get_logger().warning("%s: cannot be written (%s)", log, refused.strerror or refused)

@@ -22,9 +22,11 @@ from utils.config.parser import parse_config
 from utils.config.settings import CompareConfig, ValConfig
 from utils.entrypoint import run_main
 from utils.errors import UserError
+from utils.strings import counted
 
 if TYPE_CHECKING:
     from utils.distributed.context import DistributedContext
+    from utils.visualize.page import Page
 
 UNCOMPARED = frozenset(  # settings
     ("name", "project", "exist_ok", "local_rank", "local_world_size", "csv_names", "tracker", "tracker_weights")
@@ -56,6 +58,9 @@ class Difference(NamedTuple):
     @property
     def is_certain(self) -> bool:
         return self.low > 0 or self.high < 0
+
+
+Tables = dict[str, list[tuple[str, float, Difference, str]]]  # by title; see `tables_of`
 
 
 def entries_of(paths: Sequence[str]) -> list[Entry]:
@@ -109,16 +114,20 @@ def differences(aps: Sequence[np.ndarray], draws: Sequence[np.ndarray], num_imag
 
 def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(CompareConfig, argv, __doc__.split("\n")[0])
+    entries = entries_of(config.runs)
+    from engine.input_files import check_scoring_files
+
+    check_scoring_files([str(entry.weights) for entry in entries], config.data, (config.task,))
     from utils.distributed.context import DistributedContext, report_errors_once
 
     ctx = DistributedContext.from_environment(config.device, None, None)
     with ctx.closing(), report_errors_once(ctx):
-        compare(config, entries_of(config.runs), ctx)
+        compare(config, entries, ctx)
 
 
 def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedContext) -> None:
-    """Scores the runs. All processes call it; the main one prints the comparison, and writes comparison.json and
-    curves.png."""
+    """Scores the runs. All processes call it; the main one prints the comparison, and writes comparison.json,
+    comparison.html and curves.png."""
     from engine.evaluation.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
     from engine.validator import open_models, score
     from utils.distributed.collectives import torch_distributed_zero_first
@@ -138,7 +147,8 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
         if ctx.is_main:
             check_run_dir(config.project, config.name, config.exist_ok)
     changed = differing_settings([stored_settings(model.info) for model in models])
-    log.info("%s", format_settings(changed, entries))
+    for line in format_settings(changed, entries):
+        log.info("%s", line)
     # Padding changes scores a little, so runs of the same size get the canvas that a file of fixed size needs.
     canvases = {max(model.input_hw): model.input_hw for model in models if model.input_hw}
     aps, draws, times = [], [], None
@@ -156,7 +166,9 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
         return
     found = differences(aps, draws, times.shape[1])
     names = ("all", *(f"all (class {c})" if name == "all" else name for c, name in enumerate(index.names)))
-    log.info("%s", format_differences(aps[0], found, names, entries, images=times.shape[1], draws=config.draws))
+    tables = tables_of(aps[0], found, names, entries, images=times.shape[1], draws=config.draws)
+    for line in format_differences(tables):
+        log.info("%s", line)
     folder = increment_path(config.project, config.name, config.exist_ok)
     content = {
         "runs": [entry.label for entry in entries],
@@ -173,6 +185,7 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
         ],
     }
     write_whole(folder / "comparison.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+    _page(changed, tables, entries).write(folder / "comparison.html")
     if not config.noplots:
         from utils.visualize.plots import plot_run_curves
 
@@ -180,17 +193,17 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
     log.info("results are in %s", folder)
 
 
-def format_settings(changed: Mapping[str, Sequence[Any]], entries: Sequence[Entry]) -> str:
+def format_settings(changed: Mapping[str, Sequence[Any]], entries: Sequence[Entry]) -> list[str]:
     """A line a setting, a column a run."""
     if not changed:
-        return "the runs have the same settings"
+        return ["the runs have the same settings"]
     rows = [("settings that differ", *(entry.label for entry in entries))]
     rows += [(name, *map(str, values)) for name, values in changed.items()]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
-def format_differences(
+def tables_of(
     baseline: np.ndarray,
     found: Sequence[Sequence[Difference]],
     names: Sequence[str],
@@ -198,19 +211,70 @@ def format_differences(
     *,
     images: int,
     draws: int,
-) -> str:
-    """A table for each run after the first; classes without objects are left out."""
-    width = max(len("class"), *map(len, names))
+) -> Tables:
+    """By title, a table for each run after the first: class, baseline, difference, and its interval in words. Classes
+    without objects are left out."""
+
+    def words(d: Difference) -> str:
+        return f"{d.low:+.4f} .. {d.high:+.4f}{'' if d.is_certain else '  (may be zero)'}"
+
+    return {
+        f"AP of {entry.label} against {entries[0].label}; intervals: {draws} draws of {counted(images, 'image')}": [
+            (name, before, d, words(d) if d.is_known else "not known: too few images")
+            for name, before, d in zip(names, baseline.tolist(), row)
+            if not np.isnan(before)
+        ]
+        for entry, row in zip(entries[1:], found)
+    }
+
+
+def format_differences(tables: Tables) -> list[str]:
+    """The lines of the tables."""
+    width = max(len("class"), *(len(name) for rows in tables.values() for name, *_ in rows))
     lines = []
-    for entry, row in zip(entries[1:], found):
-        lines.append(f"AP of {entry.label} against {entries[0].label}; intervals from {draws} draws of {images} images")
-        lines.append(f"{'class':>{width}}  baseline      AP  change  95 % interval")
-        for name, before, d in zip(names, baseline.tolist(), row):
-            if not np.isnan(before):
-                certain = "" if d.is_certain else "  (may be zero)"
-                interval = f"{d.low:+.4f} .. {d.high:+.4f}{certain}" if d.is_known else "not known: too few images"
-                lines.append(f"{name:>{width}}  {before:8.4f}  {d.ap:.4f} {d.change:+.4f}  {interval}")
-    return "\n".join(lines)
+    for title, rows in tables.items():
+        lines += [title, f"{'class':>{width}}  baseline      AP  change  95 % interval"]
+        for name, before, d, text in rows:
+            lines.append(f"{name:>{width}}  {before:8.4f}  {d.ap:.4f} {d.change:+.4f}  {text}")
+    return lines
+
+
+def _page(changed: Mapping[str, Sequence[Any]], tables: Tables, entries: Sequence[Entry]) -> Page:
+    """The comparison for a browser."""
+    from utils.files.results_csv import read_columns
+    from utils.visualize import page
+    from utils.visualize.charts import Line, line_chart
+    from utils.visualize.plots import axis_name, panels_of
+
+    labels = [entry.label for entry in entries]
+    out = page.Page("Comparison", " against ".join(reversed(labels[:2])) if len(labels) == 2 else ", ".join(labels))
+    columns = ("class", "baseline", "AP", "change", "95 % interval")
+    out.section(
+        "AP by class",
+        *(
+            page.table(columns, [(name, ap, d.ap, f"{d.change:+.4f}", text) for name, ap, d, text in rows], title)
+            for title, rows in tables.items()
+        ),
+    )
+    rows = [(name, *map(str, values)) for name, values in changed.items()]
+    same = "The runs have the same settings."
+    out.section("Settings", page.table(("setting", *labels), rows, "Settings that differ") if rows else same)
+    runs = {entry.label: read_columns(entry.results) for entry in entries if entry.results is not None}
+    panels = [pair for values in runs.values() for pair in panels_of(values).items()]
+
+    def line(label: str, values: dict[str, np.ndarray], name: str) -> Line:
+        known = np.isfinite(values[name])  # not each epoch is validated
+        return Line(label, values["epoch"][known], values[name][known])
+
+    charts = [
+        line_chart(
+            [line(label, values, name) for label, values in runs.items() if name in values],
+            title=name, x_label="epoch", y_label=axis_name(quantity), x_is_whole=True,
+        )
+        for quantity, name in dict.fromkeys((quantity, name) for quantity, names in panels for name in names)
+    ]  # fmt: skip
+    out.section("Curves", page.row_of(*charts) if charts else "No run has a results.csv.")
+    return out
 
 
 def _known(value: float) -> float | None:

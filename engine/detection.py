@@ -20,6 +20,7 @@ from utils.config.settings import DetectConfig
 from utils.errors import UserError
 from utils.files.folders import increment_path
 from utils.logger import configure_logging, get_logger
+from utils.strings import counted
 from utils.structures import DetectionTable
 from utils.threads import Ahead, map_ahead
 from utils.visualize.detection_writer import DetectionFiles, MediaWriter, UniqueStems, Window, written_suffix
@@ -43,7 +44,7 @@ def detect(config: DetectConfig) -> Path:
         iou=config.iou_thres,
         box_voting=config.box_voting,
         max_det=config.max_det,
-        classes=config.classes,
+        classes=[int(c) if c.lstrip("-").isdecimal() else c for c in config.classes],
         agnostic=config.agnostic_nms,
         amp=config.amp,
         tiles=Tiles.of(config),
@@ -236,5 +237,5 @@ class DetectionLog:
     def summarise(self) -> None:
         mean_ms = self._milliseconds / max(self._frames, 1)
         get_logger().info(
-            "%d images: %s; %.1f ms each", self._frames, describe_counts(self._counts, self._names), mean_ms
+            "%s: %s; %.1f ms each", counted(self._frames, "image"), describe_counts(self._counts, self._names), mean_ms
         )

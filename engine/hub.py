@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.inference.images import Source
-from engine.inference.results import Results, label_texts
+from engine.inference.results import Results, label_texts, show_images
 from engine.predictor import CONFIDENCE, load
 from models.postprocess.detections import DETECTION_IOU
 from utils.distributed.context import parse_devices
@@ -26,7 +26,8 @@ from utils.errors import UserError
 from utils.files.folders import increment_path
 from utils.logger import get_logger
 from utils.machine.limits import require_package
-from utils.visualize.detection_writer import UniqueStems, Window
+from utils.strings import counted
+from utils.visualize.detection_writer import UniqueStems
 from utils.visualize.draw import write_image
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class HubModel:
 
     - conf: scores must be above it; 0.25 at first.
     - iou: the threshold of NMS; 0.45 at first, None (no NMS) for NMS-free models.
-    - classes: keep only these; None: all.
+    - classes: keep only these, given by number or name; None: all.
     - max_det: at most so many detections an image; 1000 at first.
     - agnostic: whether boxes of different classes suppress each other too.
     - box_voting: whether boxes that NMS suppresses move the kept one and raise its score; True at first.
@@ -60,7 +61,7 @@ class HubModel:
         self._predictor = load(path, device="" if device is None else device, color="rgb", trust=trust)
         self.conf, self.max_det, self.agnostic = CONFIDENCE, MAX_DET, False
         self.iou = None if self._predictor.model.nms_iou is None else DETECTION_IOU
-        self.classes: Sequence[int] | None = None
+        self.classes: Sequence[int | str] | None = None
         self.box_voting = True
 
     @property
@@ -196,19 +197,12 @@ class HubDetections:
         folder = _new_folder(save_dir, exist_ok)
         for name, image in zip(self._unique_names(), self.render(labels)):
             write_image(folder / name, image)
-        get_logger().info("%d images are in %s", self.n, folder)
+        get_logger().info("%s in %s", counted(self.n, "image"), folder)
         return folder
 
     def show(self, labels: bool = True) -> None:
         """Shows each image with its boxes in a window, until a key is pressed. Raises UserError without a display."""
-        try:
-            window = Window()
-        except UserError:
-            raise UserError("show(): no window can be opened here (no display?); use save() or render()") from None
-        for image in self.render(labels):
-            if not window.show(image, wait=True):
-                break
-        window.close()
+        show_images(self.render(labels))
 
     def crop(
         self, save: bool = True, save_dir: str | Path = "runs/detect/exp", exist_ok: bool = False
@@ -222,7 +216,7 @@ class HubDetections:
             folder = _new_folder(save_dir, exist_ok)
             for name, result in zip(self._unique_names(), self._results):
                 result.save_crop(folder / "crops", name)
-            get_logger().info("%d crops are in %s", len(found), folder)
+            get_logger().info("%s in %s", counted(len(found), "crop"), folder)
         return found
 
     def _unique_names(self) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from models.heads.base import DetectionHead
 from utils.config.settings import Hyperparameters, TrainConfig, closing_epochs
 from utils.distributed.context import DistributedContext
+from utils.strings import counted
 
 
 def idle_settings(ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters) -> list[str]:
@@ -52,7 +53,7 @@ def _idle_in_steps(config: TrainConfig) -> Iterator[str]:
         return
     by_nominal = round(config.nominal_batch / config.batch_size)
     if by_nominal <= 1 and config.accumulate == 1:
-        yield f"{nominal} does nothing: a batch has {config.batch_size} images already"
+        yield f"{nominal} does nothing: a batch has {counted(config.batch_size, 'image')} already"
     elif config.accumulate >= by_nominal:
         yield f"{nominal} does nothing: {accumulate} is as much or more"
     elif config.accumulate > 1:
@@ -60,13 +61,13 @@ def _idle_in_steps(config: TrainConfig) -> Iterator[str]:
 
 
 def _idle_in_epochs(config: TrainConfig, hyp: Hyperparameters) -> Iterator[str]:
-    closing = closing_epochs(hyp.close_mosaic, config.epochs)
+    closing, length = closing_epochs(hyp.close_mosaic, config.epochs), counted(config.epochs, "epoch")
     if config.epochs <= closing and (hyp.mosaic or hyp.mixup) and not config.rect:
-        yield f"mosaic and mixup do nothing: close_mosaic is {closing} and the run has {config.epochs} epochs"
+        yield f"mosaic and mixup do nothing: close_mosaic is {closing} and the run has {length}"
     if config.save_period > config.epochs:
-        yield f"--save-period {config.save_period} does nothing: the run has {config.epochs} epochs"
+        yield f"--save-period {config.save_period} does nothing: the run has {length}"
     if config.patience >= config.epochs:
-        yield f"--patience {config.patience} does nothing: the run has {config.epochs} epochs"
+        yield f"--patience {config.patience} does nothing: the run has {length}"
     elif config.min_gain and not config.patience:
         yield f"--min-gain {config.min_gain:g} does nothing without --patience"
     elif config.patience and config.val_every == 0:

@@ -29,9 +29,10 @@ from engine.process import resolve_amp
 from models.postprocess.detections import DETECTION_IOU
 from models.postprocess.tiling import Tiles
 from utils.config.settings import check_image_size
+from utils.config.yaml_files import suggestion
 from utils.distributed.context import DistributedContext, parse_devices
 from utils.download import fetch_weights
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 from utils.logger import configure_logging, get_logger
 from utils.machine.resources import available_cores
 from utils.structures import DetectionTable
@@ -68,7 +69,7 @@ class Predictor:
         conf: float | None = None,
         iou: float | None = None,
         max_det: int = 300,
-        classes: Sequence[int] | None = (),
+        classes: Sequence[int | str] | None = (),
         agnostic: bool = False,
         box_voting: bool = True,
         amp: str = "off",
@@ -94,7 +95,7 @@ class Predictor:
         conf: float | None = None,
         iou: float | None = None,
         max_det: int | None = None,
-        classes: Sequence[int] | None = None,
+        classes: Sequence[int | str] | None = None,
         agnostic: bool | None = None,
         box_voting: bool | None = None,
         batch_size: int = 0,
@@ -130,7 +131,7 @@ class Predictor:
         results = [self._result(*parts) for parts in zip(images, tables, speeds)]
         if verbose:
             for result in results:
-                print(f"{result.path}: {result.verbose()}")
+                print(one_line(f"{result.path}: {result.verbose()}"))
         return results
 
     def stream(self, source: str | int | Path, *, vid_stride: int = 1) -> Iterator[Results]:
@@ -218,7 +219,7 @@ class Predictor:
         conf: float | None = None,
         iou: float | None = None,
         max_det: int | None = None,
-        classes: Sequence[int] | None = None,
+        classes: Sequence[int | str] | None = None,
         agnostic: bool | None = None,
         box_voting: bool | None = None,
     ) -> Selection:
@@ -228,11 +229,12 @@ class Predictor:
         max_det = self.max_det if max_det is None else max_det
         classes = self.classes if classes is None else classes
         try:
-            classes = tuple(map(operator.index, () if classes is None else classes))
+            classes = self._class_numbers(() if classes is None else classes)
             max_det = operator.index(max_det)
         except TypeError:
             raise UserError(
-                f"classes, max_det: must be a list of class numbers and a number, got {classes!r} and {max_det!r}"
+                "classes, max_det: must be a list of class numbers or names, and a number, got "
+                f"{classes!r} and {max_det!r}"
             ) from None
         agnostic = self.agnostic if agnostic is None else agnostic
         box_voting = self.box_voting if box_voting is None else box_voting
@@ -241,13 +243,27 @@ class Predictor:
                 raise UserError(f"{name}: must be between 0 and 1, got {value!r}")
         if max_det < 1:
             raise UserError(f"max_det: must be at least 1, got {max_det}")
-        if unknown := [c for c in classes if c not in self.names]:
-            raise UserError(f"--classes {unknown[0]}: the model has classes 0 to {len(self.names) - 1}")
         if self.model.votes and not box_voting:
             raise UserError(f"{self.model.path}: box voting is inside; export the file with --no-box-voting")
         if iou is None and (agnostic or self.model.nms_iou is not None):
             iou = DETECTION_IOU
         return Selection(conf, iou, max_det, classes, agnostic, box_voting)
+
+    def _class_numbers(self, classes: Sequence[int | str]) -> tuple[int, ...]:
+        """Raises TypeError for what is neither a number nor a name, UserError for a class that the model lacks."""
+        if isinstance(classes, str):
+            raise TypeError
+        numbers = {name: number for number, name in self.names.items()}
+        found = []
+        for c in classes:
+            if isinstance(c, str) and c not in numbers:
+                hint = suggestion(c, numbers) or f"; its classes: {', '.join(numbers)}"
+                raise UserError(f"--classes {c}: the model has no class of this name{hint}")
+            number = numbers[c] if isinstance(c, str) else operator.index(c)
+            if number not in self.names:
+                raise UserError(f"--classes {number}: the model has classes 0 to {len(self.names) - 1}")
+            found.append(number)
+        return tuple(found)
 
 
 def _batches(items: Iterator[Frame | FileProblem], ahead: Ahead) -> Iterator[list[Frame | FileProblem | Exception]]:
@@ -277,7 +293,7 @@ def load(
     conf: float | None = None,
     iou: float | None = None,
     max_det: int = 300,
-    classes: Sequence[int] | None = (),
+    classes: Sequence[int | str] | None = (),
     agnostic: bool = False,
     box_voting: bool = True,
     nms: bool = False,
@@ -296,7 +312,7 @@ def load(
             checkpoint stores it, else 0.25.
         iou: a box is suppressed by a better one that it overlaps by more; None: 0.45, no NMS for NMS-free models.
         max_det: at most so many detections an image, the best ones.
-        classes: keep only these; empty or None: all.
+        classes: keep only these, given by number or name; empty or None: all.
         agnostic: boxes of different classes suppress each other too.
         box_voting: let boxes that NMS suppresses move the kept one and raise its score.
         nms: use the one-to-many head of NMS-free models, with NMS.

@@ -17,12 +17,14 @@ from torch import Tensor, nn
 
 from engine.checkpoint.run import Run, claim_folder
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
-from utils.config.settings import TrainConfig, ValConfig
+from utils.config.settings import TrainConfig, ValConfig, changed_settings
 from utils.distributed.agreement import check_agreement, product_version
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files.checked_open import open_direct
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, continue_in_file, get_logger
+from utils.strings import counted
 
 # Settings of a process or its machine: they change neither the numbers nor which processes wait for each other.
 MAY_DIFFER = frozenset(
@@ -74,7 +76,8 @@ _AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def prepare_process(ctx: DistributedContext, run: Run) -> None:
-    """Sets up logging, threads and determinism, and prints the effective settings; `open_folder` stores them."""
+    """Sets up logging, threads and determinism, and logs the settings that differ from the defaults; `open_folder`
+    stores all."""
     configure_logging(ctx.is_main, file_follows=True)
     if run.config.threads or (resolve_virtual_ranks(ctx, run.config) and ctx.device.type == "cpu"):
         # How many threads share a sum decides its rounding, so every number of processes must use as many.
@@ -83,9 +86,11 @@ def prepare_process(ctx: DistributedContext, run: Run) -> None:
     log = get_logger()
     for line in run.lines:
         log.info("%s", line)
-    for name, values in _settings(run).items():
-        log.info("%s: %s", name, ", ".join(f"{k}={v}" for k, v in values.items()))
-    log.info("%d process(es), device %s, torch %s", ctx.world_size, ctx.device, torch.__version__)
+    log.info("%s on %s, torch %s", counted(ctx.world_size, "process"), ctx.device, torch.__version__)
+    changed = [changed_settings(run.config), changed_settings(run.hyp)]
+    changed[0].pop("override", None)  # is in the hyper-parameters
+    lists = [", ".join(f"{name}={value}" for name, value in part.items()) or "defaults" for part in changed]
+    log.info("settings: %s; hyper-parameters: %s", *lists)
 
 
 @contextmanager
@@ -94,9 +99,9 @@ def open_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
     it."""
     with claim_folder(ctx, run) as run:
         if ctx.is_main:
-            continue_in_file(run.folder / "train.log")
+            continue_in_file(run.folder / "train.log", open_direct)
             write_whole(run.folder / "settings.yaml", yaml.safe_dump(_settings(run), sort_keys=False))
-        get_logger().info("run folder %s", run.folder)
+        get_logger().info("run folder %s (settings.yaml: all settings)", run.folder)
         yield run
 
 

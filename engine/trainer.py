@@ -26,7 +26,9 @@ from engine.watchdog import Watchdog
 from utils.config.settings import closing_epochs
 from utils.distributed.collectives import broadcast_object, max_over_ranks
 from utils.distributed.context import DistributedContext
-from utils.errors import Stopped, UserError
+from utils.errors import Stopped, UserError, one_line
+from utils.files.checked_open import open_direct
+from utils.strings import counted
 from utils.structures import Batch, EvalResult
 
 log = logging.getLogger("lockstep")
@@ -118,13 +120,13 @@ class Trainer:
                 self.checkpointer.wait()
 
     def log_result(self) -> None:
-        progress = self.progress
+        progress, done = self.progress, counted(self.progress.epoch, "epoch")
         if progress.best_epoch < 0:
-            log.info("done: %d epochs, nothing could be scored; weights: %s", progress.epoch, self.checkpointer.last)
+            log.info("done: %s, nothing could be scored; weights: %s", done, self.checkpointer.last)
             return
         log.info(
-            "done: %d epochs; best %s %.4f in epoch %d: %s",
-            progress.epoch, self.fitness.name, progress.best_fitness, progress.best_epoch, self.checkpointer.best,
+            "done: %s; best %s %.4f in epoch %d: %s",
+            done, self.fitness.name, progress.best_fitness, progress.best_epoch, self.checkpointer.best,
         )  # fmt: skip
 
     def _is_finished(self) -> bool:
@@ -136,8 +138,8 @@ class Trainer:
         if patience and is_validated and stale >= patience:
             gain = f" by more than {self.config.min_gain:g}" if self.config.min_gain else ""
             log.info(
-                "no better %s%s in %d epochs (best: epoch %d): stopped early",
-                self.fitness.name, gain, stale, progress.best_epoch,
+                "no better %s%s in %s (best: epoch %d): stopped early",
+                self.fitness.name, gain, counted(stale, "epoch"), progress.best_epoch,
             )  # fmt: skip
             return True
         return False
@@ -222,8 +224,8 @@ class Trainer:
         progress.bad_steps += 1
         if not values.local_finite:
             listed = self.run.folder / f"nonfinite_rank{self.ctx.rank}.txt"
-            with open(listed, "a", encoding="utf-8", errors="surrogateescape") as file:
-                file.write(f"epoch {progress.epoch}: " + " ".join(values.paths) + "\n")
+            with open(listed, "a", encoding="utf-8", errors="surrogateescape", opener=open_direct) as file:
+                file.write(one_line(f"epoch {progress.epoch}: {' '.join(values.paths)}") + "\n")
             log.warning("non-finite loss, step skipped; its files: %s", " ".join(values.paths))
         elif self.ctx.is_main:
             log.warning("non-finite gradient (norm %s), step skipped", values.grad_norm)
@@ -232,7 +234,7 @@ class Trainer:
             last = self.checkpointer.last
             what = f"{last} holds the last good weights: resume" if last.exists() else "No checkpoint yet: start again"
             raise UserError(
-                f"{progress.bad_steps} steps in a row were not finite; stopped. {what} with a lower lr0 "
+                f"{counted(progress.bad_steps, 'step')} in a row not finite; stopped. {what} with a lower lr0 "
                 "(--set lr0=...) or with --amp off"
             )
 
@@ -268,7 +270,7 @@ class Trainer:
     def _where(self) -> str:
         progress = self.progress
         if not progress.batch:
-            return f"{progress.epoch} epochs"
+            return counted(progress.epoch, "epoch")
         return f"epoch {progress.epoch + 1}, batch {progress.batch} of {len(self.train_loader)}"
 
     def _end_epoch(self) -> None:

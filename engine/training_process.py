@@ -23,6 +23,7 @@ from utils.config.settings import TrainConfig
 from utils.distributed.spawn import end_with_parent, signal_name
 from utils.distributed.stop_signals import StopSignals
 from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError
+from utils.files.checked_open import open_direct
 from utils.files.checkpoint import read_checkpoint
 from utils.files.folders import PROJECT
 from utils.files.locks import FileLock
@@ -84,7 +85,7 @@ def train(
     report = _Reporter(table, column, on_epoch)
     if done:
         return report.new_epochs()
-    with signals.deferred(), open(folder / ERRORS, "wb") as errors:
+    with signals.deferred(), open(folder / ERRORS, "wb", opener=open_direct) as errors:
         child = subprocess.Popen(
             [sys.executable, str(PROJECT / "train.py"), *flags_of(config)],
             stdin=subprocess.DEVNULL,

@@ -54,7 +54,8 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         if result is not None:
             rows.append(report.FileRow(str(model.path), result, file_bytes(model.path)))
     if ctx.is_main:
-        get_logger().info("%s", report.format_files(rows))
+        for line in report.format_files(rows):
+            get_logger().info("%s", line)
 
 
 def open_models(config: ValConfig, ctx: DistributedContext) -> tuple[list[InferenceModel], DatasetSpec]:
@@ -181,16 +182,17 @@ def _report(
     log, gt = get_logger(), evaluator.ground_truth
     folder = increment_path(config.project, config.name, config.exist_ok)
     rows = report.result_rows(result, gt, names)
-    log.info("%s\n%s", report.format_table(report.COLUMNS, rows, verbose=config.verbose), report.format_summary(result))
+    lines = [*report.format_table(report.COLUMNS, rows, verbose=config.verbose), *report.format_summary(result)]
     analysis = analyze(gt, evaluator.detections, len(names), threshold=result.best_confidence, per_size=config.per_size)
     if analysis.sizes is not None:
         by_size = list(report.size_rows(analysis.sizes, names))
-        log.info("%s", report.format_table(report.SIZE_COLUMNS, by_size, verbose=config.verbose))
-        report.write_csv(folder / "sizes.csv", report.SIZE_COLUMNS, by_size)
-    log.info("%s\n%s", report.format_errors(analysis.errors), report.format_calibration(analysis.calibration))
+        lines += report.format_table(report.SIZE_COLUMNS, by_size, verbose=config.verbose)
+        report.write_rows(folder / "sizes.csv", report.SIZE_COLUMNS, by_size)
+    for line in (*lines, *report.format_errors(analysis.errors), report.format_calibration(analysis.calibration)):
+        log.info("%s", line)
     settings = asdict(subject.config) | {"weights": config.weights[0]}
     report.write_results_json(folder / "results.json", result, rows, settings, report.analysis_content(analysis, names))
-    report.write_csv(folder / "classes.csv", report.COLUMNS, rows)
+    report.write_rows(folder / "classes.csv", report.COLUMNS, rows)
     if config.save_json:
         write_predictions(folder / "predictions.json", evaluator.detections, gt)
     if not config.noplots:

@@ -21,6 +21,7 @@ from utils.distributed.context import DistributedContext
 from utils.distributed.stop_signals import StopSignals
 from utils.distributed.store_barrier import has_died, this_process
 from utils.errors import Stopped
+from utils.files.checked_open import open_direct
 
 log = logging.getLogger("lockstep")
 
@@ -50,7 +51,7 @@ class Watchdog:
         self._beat_at = time.monotonic()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-        self._peers: list[str] = []
+        self._peers: dict[int, str] = {}  # by rank
         self._parent = os.getppid()
 
     def __enter__(self) -> Watchdog:
@@ -60,7 +61,7 @@ class Watchdog:
     def watch_peers(self, ctx: DistributedContext) -> None:
         """Collects the process ids of the other ranks; every rank must call it."""
         own = this_process()
-        self._peers = [process for process in all_objects(ctx, own) if process != own]
+        self._peers = {rank: process for rank, process in enumerate(all_objects(ctx, own)) if process != own}
         self._ctx = ctx
 
     def __exit__(self, *_: object) -> None:
@@ -102,22 +103,23 @@ class Watchdog:
                 self._write_stacks(now - beat)
             if self._signals.has_come() and signal_at is None:
                 signal_at = now
-            if peer_died_at is None and any(has_died(process) for process in self._peers):
-                peer_died_at = now
+            if peer_died_at is None:
+                dead = next((rank for rank, process in self._peers.items() if has_died(process)), None)
+                peer_died_at = None if dead is None else now
             if signal_at is None and self._ctx is not None and self._ctx.launcher and os.getppid() != self._parent:
                 os.kill(os.getpid(), signal.SIGTERM)
             if signal_at is not None and now - max(signal_at, beat) > self._stop_timeout_s:
                 training = self._stop_timeout_s == STOP_TIMEOUT_S
                 self._end("asked to stop, but no step ends; no new checkpoint" if training else "", self._signals.code)
             if peer_died_at is not None and now - max(peer_died_at, beat) > PEER_DEAD_S:
-                self._end("", PEER_LOST)
+                self._end(f"process {dead} of {len(self._peers) + 1} has ended", PEER_LOST)
 
     def _write_stacks(self, silent_s: float) -> None:
         rank = self._ctx.rank if self._ctx is not None else 0
         title = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} rank {rank}: no step for {silent_s:.1f} s\n"
         path = self._folder / f"stall_rank{rank}.txt"
         try:
-            with open(path, "a", encoding="utf-8") as file:
+            with open(path, "a", encoding="utf-8", opener=open_direct) as file:
                 file.write(title)
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)

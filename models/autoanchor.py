@@ -128,7 +128,7 @@ def check_anchors(
         return kept("; refitting is off")
     usable = boxes[(boxes >= _MIN_SIDE_PX).all(-1)]
     if len(usable) < len(flat):
-        return kept(f"; {len(usable)} boxes are too few to refit {len(flat)} anchors")
+        return kept(f"; too few boxes ({len(usable)}) to refit {len(flat)} anchors")
     fitted = fit_anchors(usable, len(flat), anchor_t=anchor_t, seed=seed)
     new_recall = best_recall(boxes, fitted, anchor_t)
     if new_recall < recall or fitness(boxes, fitted, anchor_t) <= fitness(boxes, flat, anchor_t):

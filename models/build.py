@@ -17,6 +17,7 @@ from utils.distributed.context import DistributedContext
 from utils.download import fetch_weights
 from utils.errors import UserError
 from utils.logger import get_logger
+from utils.strings import counted
 
 DEFAULT_MODEL = "yolov8n"
 
@@ -70,8 +71,9 @@ def build_starting_model(
     check_image_size(config.imgsz, model.stride, least_cells=2)  # batch norm needs more than one image of one cell
     log = get_logger()
     log.info(
-        "%s: %s parameters, %d classes",
-        model.spec["name"], f"{sum(p.numel() for p in model.parameters()):,}", len(names),
+        "%s: %s parameters, %s%s",
+        model.spec["name"], f"{sum(p.numel() for p in model.parameters()):,}", counted(len(names), "class"),
+        "" if stored or resumed else ", random weights",
     )  # fmt: skip
     filled: dict[str, tuple[int, ...]] = {}
     if stored:

@@ -17,9 +17,9 @@ from models.layers import conv
 from models.layers.gelan import RepConv
 from models.registry import Kind, build_head, build_layer, find_entry, make_activation
 from models.spec import IMAGE, LayerSpec, ModelSpec, load_spec
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 from utils.rng import Stream, keyed_generator
-from utils.structures import one_line
+from utils.strings import counted
 
 PROBE_SIZE = 512  # canvas side from which strides are read; a multiple of any sane stride
 
@@ -123,7 +123,7 @@ def build_detector(
     if num_classes < 1:
         raise UserError(f"a detector needs at least one class, got {num_classes}")
     if names is not None and len(names) != num_classes:
-        raise UserError(f"{len(names)} class names for {num_classes} classes")
+        raise UserError(f"{counted(len(names), 'class name')} for {counted(num_classes, 'class')}")
     detector = build_on_meta(load_spec(model), num_classes, names)
     detector.load_state_dict(_storage(detector), assign=True)
     _initialize(detector, seed)

@@ -1,7 +1,7 @@
 """The modules that a model YAML may name, and how a row is built.
 
-A row's args are bound to the constructor's annotated parameters, after those that the graph supplies. So one line
-registers a block or a head.
+A row's args are bound to the constructor's annotated parameters, after those that the graph supplies, so one line
+registers most blocks and heads. `Detect` and the C3k2 blocks depend on the rest of the graph, too.
 """
 
 from __future__ import annotations

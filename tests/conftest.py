@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,11 @@ import torch
 from utils.logger import get_logger
 
 SHARED = Path(__file__).parents[2] / "shared"
+pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that PYTHONOPTIMIZE leaves their checks in
+
+
+def pytest_configure() -> None:
+    os.environ.pop("PYTHONOPTIMIZE", None)  # programs that tests start check with ``assert``
 
 
 @pytest.fixture(scope="session")
@@ -23,9 +29,10 @@ def shared() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_and_own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Every test has its own cache folder, and runs its kernels on one thread, so that parallel test runs do not slow
-    each other down."""
+def _one_thread_and_own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every test has its own working and cache folders, whatever lies in the user's, and runs its kernels on one
+    thread, so that parallel test runs do not slow each other down."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     torch.set_num_threads(1)
 

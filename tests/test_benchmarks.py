@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 
@@ -41,6 +42,14 @@ take_turns(lambda: {{"turn": next(turn), "name": {name!r}}})
 
 def command(name: str) -> list[str]:
     return [sys.executable, "-c", SIDE.format(folder=str(turns.ROOT / "benchmarks"), name=name)]
+
+
+def test_help_names_the_command():
+    """Those that run in the environment of a peer are started by their file."""
+    for path in (turns.ROOT / "benchmarks").rglob("*.py"):
+        module = ".".join(path.relative_to(turns.ROOT).with_suffix("").parts).removesuffix(".__main__")
+        expected = "" if path.stem in ("peer_checkpoints", "ultralytics_side") else f'"python -m {module}"'
+        assert set(re.findall(r"ArgumentParser\((\"[^\"]*\")?[,)d]", path.read_text())) <= {expected}, path
 
 
 def test_both_sides_alternate():

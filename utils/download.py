@@ -16,18 +16,20 @@ import urllib.request
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from utils.config.parser import from_mapping
 from utils.config.settings import setting
 from utils.config.yaml_files import load_yaml, suggestion
 from utils.config.yolo_command import other_task
-from utils.distributed.collectives import torch_distributed_zero_first
-from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files.checked_open import open_own
 from utils.files.folders import CONFIGS, cache_folder
 from utils.files.locks import FileLock
 from utils.logger import get_logger
+
+if TYPE_CHECKING:
+    from utils.distributed.context import DistributedContext
 
 CATALOG = CONFIGS / "weights.yaml"
 SUFFIXES = (".pt", ".pth", ".safetensors")  # of weights; names of the catalog may have one
@@ -67,6 +69,12 @@ def find_entry(name_or_path: str, catalog: Path = CATALOG) -> WeightsEntry:
     if not is_url(entry.url):
         raise UserError(f"{catalog}: {name}: url must begin with http:// or https://, got {entry.url!r}")
     return entry
+
+
+def check_weights(name_or_path: str) -> None:
+    """Raises UserError unless there is such a file or folder, or `fetch_weights` can download it."""
+    if not Path(name_or_path).expanduser().exists():
+        find_entry(name_or_path)
 
 
 def catalog_name(text: str) -> str:
@@ -246,6 +254,8 @@ def fetch_weights(
         UserError: there is no such file or name, ``offline`` is set and it is not on the disk, it cannot be downloaded,
             or it is not the expected file.
     """
+    from utils.distributed.collectives import torch_distributed_zero_first  # imports torch
+
     path = Path(name_or_path).expanduser()
     with torch_distributed_zero_first(ctx):
         if path.is_file():
@@ -280,10 +290,10 @@ def _fetch(entry: WeightsEntry, target: Path, limits: TransferLimits) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(target.name + ".part")
-        lock = FileLock(target.with_name(target.name + ".lock"))
+        lock = FileLock(target.with_name(target.name + ".lock"), own=True)
         with lock.wait(f"another run that downloads {target}"):
             if not target.is_file():  # another run on this machine may have downloaded it meanwhile
-                with open(part, "ab") as file:
+                with open(part, "ab", opener=open_own) as file:
                     transfer(entry, file, limits)
                 part.replace(target)
     except Refused as error:

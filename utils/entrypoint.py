@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from utils.decoder_warnings import pass_on
-from utils.errors import INTERRUPTED, FailedCheck, PeerFailure, Stopped, UserError
+from utils.errors import INTERRUPTED, FailedCheck, PeerFailure, Stopped, UserError, one_line
 from utils.machine.limits import DISK_FULL, explanation
 from utils.machine.resources import keep_freed_memory
 
@@ -38,6 +38,9 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
     """
     _reopen_closed_streams()
     _limit_openmp_spinning()
+    # Plots use a canvas of their own. A notebook's cell names a backend that another Python may lack, and then
+    # Matplotlib cannot be imported.
+    os.environ.pop("MPLBACKEND", None)
     keep_freed_memory()
     threading.excepthook = _thread_ended
     try:
@@ -122,7 +125,7 @@ def _limit_openmp_spinning() -> None:
 
 
 def _fail(message: str, code: int = USER_ERROR) -> None:
-    line = " ".join(message.split())
+    line = " ".join(one_line(message).split())
     sys.unraisablehook = lambda _: None  # of partly constructed objects (torch's loader iterator)
     print(f"error: {line}", file=sys.stderr, flush=True)
     _leave(code)

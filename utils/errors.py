@@ -1,14 +1,24 @@
-"""Exceptions that the entry scripts turn into one line and an exit code."""
+"""Exceptions that the entry scripts turn into one line and an exit code; and what makes one line of a text."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 
 MAX_CHARACTERS = 1200
 # Exit codes of stopped runs: EX_TEMPFAIL of sysexits.h, and that of shells after Ctrl-C.
 REQUEUE, INTERRUPTED = 75, 130
+# Control characters, line and paragraph separators, and those that change the direction of text.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
+
+
+def one_line(text: str) -> str:
+    """``text`` with a space for each run of line breaks and other control characters, which a name of a file or class
+    may contain: they would split lines of logs and files, and control terminals. Half surrogates, which are not UTF-8
+    (file names may contain any bytes), are escaped."""
+    return _CONTROL.sub(" ", text).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class UserError(Exception):

@@ -1,6 +1,7 @@
 """The project's logger, and progress over an iterable.
 
-Records go to standard output as plain lines, so the output of a redirected run is readable, without control codes.
+Records go to standard output as plain lines, one for each, so the output of a redirected run is readable, without
+control codes, and no name of a file or class looks like a message of its own.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import logging
 import logging.handlers
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TextIO, TypeVar
+
+from utils.errors import one_line
 
 T = TypeVar("T")
 
@@ -49,7 +52,12 @@ class _LogFile(logging.FileHandler):
     """A log file on a disk that may be full or fail: one warning is printed, and records that could not be written are
     written with a later one."""
 
-    _has_warned = False
+    def __init__(self, file: Path, opener: Callable[[str, int], int] | None) -> None:
+        self._opener, self._has_warned = opener, False
+        super().__init__(file)
+
+    def _open(self) -> TextIO:
+        return open(self.baseFilename, "a", encoding="utf-8", errors="backslashreplace", opener=self._opener)
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
@@ -76,7 +84,10 @@ def terminal_bars(stream: TextIO) -> type | None:
 
 
 class _PlainLine(logging.Formatter):
-    """The message, prefixed by its level from WARNING upwards."""
+    """The message in one line, prefixed by its level from WARNING upwards."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return one_line(super().formatMessage(record))
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
@@ -108,14 +119,15 @@ def configure_logging(ctx_is_main: bool, file: Path | None = None, *, file_follo
     logger.propagate = False
 
 
-def continue_in_file(file: Path) -> None:
+def continue_in_file(file: Path, opener: Callable[[str, int], int] | None = None) -> None:
     """Appends to ``file`` all records since `configure_logging` with ``file_follows``, and all later ones; does nothing
-    in a process without such records. The folder is created. If the file cannot be opened, a warning is logged."""
+    in a process without such records. The folder is created. If the file cannot be opened, a warning is logged.
+    ``opener``: of `open`."""
     logger = get_logger()
     for kept in [h for h in logger.handlers if isinstance(h, logging.handlers.MemoryHandler)]:
         logger.removeHandler(kept)
         try:
-            handler = _file_handler(file)
+            handler = _file_handler(file, opener)
         except OSError as error:
             logger.warning("%s: cannot be written (%s); there is no log in a file", file, error.strerror or error)
         else:
@@ -126,9 +138,9 @@ def continue_in_file(file: Path) -> None:
         kept.close()
 
 
-def _file_handler(file: Path) -> logging.Handler:
+def _file_handler(file: Path, opener: Callable[[str, int], int] | None = None) -> logging.Handler:
     Path(file).parent.mkdir(parents=True, exist_ok=True)
-    return _LogFile(file, encoding="utf-8", errors="backslashreplace")
+    return _LogFile(file, opener)
 
 
 def progress(iterable: Iterable[T], *, desc: str, total: int | None = None, enabled: bool = True) -> Iterator[T]:

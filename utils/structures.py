@@ -8,8 +8,7 @@ divided by the canvas width and height. Boxes are ``xyxy`` corners, ``xywh`` top
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,8 +18,6 @@ from torch import Tensor
 
 TARGET_BUCKET = 16
 GRAY = 114  # uint8 value of the padding around images
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
-_ID_DIGITS = 18  # of a number that fits into int64
 
 
 def bucketed(most: int) -> int:
@@ -157,22 +154,6 @@ class GroundTruth:
         return len(self.offsets) - 1
 
 
-def one_line(name: str) -> str:
-    """A name with a space for each run of line breaks, other control characters and lone surrogates, which would
-    split lines of logs and files, control terminals, or be no UTF-8."""
-    return _CONTROL.sub(" ", name)
-
-
-def image_ids_of(stems: Sequence[str]) -> tuple[int, ...] | tuple[str, ...]:
-    """COCO's image ids for file names without suffix: numbers if all are digits (``000000000139`` is image 139) and
-    give different numbers, else the names themselves."""
-    if all(stem.isascii() and stem.isdigit() and len(stem) <= _ID_DIGITS for stem in stems):
-        numbers = tuple(map(int, stems))
-        if len(set(numbers)) == len(numbers):
-            return numbers
-    return tuple(stems)
-
-
 @dataclass(frozen=True, slots=True)
 class DetectionTable:
     """Detections of many images as flat arrays, original pixels."""
@@ -241,39 +222,3 @@ def pad_targets(targets: Tensor, batch_size: int, max_targets: int) -> tuple[Ten
         padded[image, slot] = targets[:, 1:]
     # Assigning True to a mask's elements would copy the scalar to the device, for which the host would wait.
     return padded, torch.arange(max_targets, device=targets.device) < per_image[:, None]
-
-
-@dataclass(frozen=True, slots=True)
-class FlatStrings:
-    """An immutable sequence of strings in two arrays, so that the garbage collector has no elements to track. File
-    names that are not UTF-8 are kept (surrogateescape)."""
-
-    data: np.ndarray  # uint8 (P,) UTF-8, one string after another
-    offsets: np.ndarray  # int64 (N + 1,): string i is data[offsets[i]:offsets[i + 1]]
-
-    @classmethod
-    def of(cls, strings: Iterable[str]) -> FlatStrings:
-        encoded = list(map(_encoded, strings))
-        offsets = np.zeros(len(encoded) + 1, np.int64)
-        np.cumsum([len(e) for e in encoded], out=offsets[1:])
-        return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets)
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, i: int) -> str:
-        n = len(self)
-        if not -n <= i < n:
-            raise IndexError(f"{i} of {n} strings")
-        i %= n
-        return self.data[self.offsets[i] : self.offsets[i + 1]].tobytes().decode("utf-8", "surrogateescape")
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[i] for i in range(len(self)))
-
-
-def _encoded(text: str) -> bytes:
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # half a surrogate pair, from an escape in JSON; not a file name
-        return text.encode("utf-8", "backslashreplace")

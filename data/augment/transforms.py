@@ -48,7 +48,8 @@ MIXUP_COLUMNS = slice(2 * SHARED_COLUMNS, 2 * SHARED_COLUMNS + 2)
 
 
 class Augmentation:
-    """Base class. Its name determines its random stream, so a new augmentation does not change the others' numbers."""
+    """Base class. The first ones have `columns` of a shared random stream; the name of any other determines a stream of
+    its own, so a new augmentation does not change the others' numbers."""
 
     name: ClassVar[str]
     num_uniforms: ClassVar[int]  # random numbers that it uses per picture

@@ -27,7 +27,8 @@ from utils.files.caches import (
     remove,
 )
 from utils.files.folders import SHARED_MEMORY, cache_folder
-from utils.logger import configure_logging
+from utils.logger import configure_logging, get_logger
+from utils.strings import counted
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -77,24 +78,25 @@ def _prune(caches: list[CacheFile], is_chosen: Callable[[CacheFile, int], bool])
         if not is_chosen(cache, left):
             continue
         if remove(cache):
-            print(f"removed  {cache.line(now)}")
+            get_logger().info("removed  %s", cache.line(now))
             left, count, total = left - cache.size, count + 1, total + cache.size
         else:
-            print(f"kept (in use): {cache.line(now)}")
-    print(f"{count} removed, {format_bytes(total)}; {format_bytes(left)} left")
+            get_logger().info("kept (in use): %s", cache.line(now))
+    get_logger().info("%d removed, %s; %s left", count, format_bytes(total), format_bytes(left))
 
 
 def _print_list(folder: Path, caches: list[CacheFile]) -> None:
     now = time.time()
     for cache in caches:
-        print(cache.line(now))
+        get_logger().info("%s", cache.line(now))
     total = format_bytes(sum(c.size for c in caches))
     limit = f", limit {format_bytes(cache_limit(folder))} ({LIMIT_VARIABLE} changes it)" if folder.is_dir() else ""
-    print(f"{len(caches)} caches in {folder} and memory: {total}{limit}")
+    get_logger().info("%s in %s and memory: %s%s", counted(len(caches), "cache"), folder, total, limit)
     for name, what in (("demo", "the demo set"), ("weights", "downloaded weights")):
         sizes = [p.stat().st_size for p in (folder / name).rglob("*") if p.is_file()]
         if sizes:
-            print(f"{what} in {folder / name}, not removed by prune: {format_bytes(sum(sizes))}")
+            size = format_bytes(sum(sizes))
+            get_logger().info("%s in %s, not removed by prune: %s", what, folder / name, size)
 
 
 if __name__ == "__main__":

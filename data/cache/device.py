@@ -15,6 +15,7 @@ from utils.distributed.groups import node_group, shard_bounds
 from utils.errors import UserError
 from utils.logger import get_logger, progress
 from utils.machine.resources import available_memory
+from utils.strings import counted
 from utils.threads import map_ahead
 
 MAX_FRACTION = 0.7  # of the device's free memory that the cache may take; training needs the rest
@@ -45,7 +46,7 @@ def open_device_cache(
     _check_memory(layout.pixels * 3, ctx.device)
     if show_progress:
         size = layout.pixels * 3 / 2**30
-        get_logger().info("--cache device: %d images, %.2f GiB on %s", len(index), size, ctx.device)
+        get_logger().info("--cache device: %s, %.2f GiB on %s", counted(len(index), "image"), size, ctx.device)
     cache = torch.empty((layout.pixels, 3), dtype=torch.uint8, device=ctx.device)
     # One node uses the default group, whose backend is the fastest; several nodes use one group each.
     several_nodes = ctx.is_distributed and ctx.local_world_size < ctx.world_size

@@ -32,7 +32,8 @@ from utils.distributed.groups import Subgroup
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays, write_arrays
-from utils.files.caches import USABLE_FRACTION, hold, make_room
+from utils.files.caches import USABLE_FRACTION, discard, hold, make_room
+from utils.files.checked_open import open_own
 from utils.files.folders import cache_folder
 from utils.files.locks import FileLock
 from utils.logger import get_logger, progress
@@ -136,7 +137,7 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self.sizes = self.source_hw.astype(np.int64).prod(axis=1) * 3  # bytes
-        self.lock = FileLock(self.path.with_suffix(".lock"))
+        self.lock = FileLock(self.path.with_suffix(".lock"), own=True)
 
     def fill(self) -> None:
         """Decodes all missing images; waits while another run fills the file."""
@@ -288,7 +289,7 @@ def _tree_pages(path: Path) -> np.ndarray:
 
 def _checksum(path: Path, pages: np.ndarray) -> int:
     total = 0
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "rb", buffering=0, opener=open_own) as file:
         for page in pages.tolist():
             total = zlib.crc32(os.pread(file.fileno(), _PAGE, page * _PAGE), total)
     return total
@@ -304,20 +305,9 @@ def _is_complete(path: Path) -> bool:
         if meta["bytes"] != path.stat().st_size or meta["sum"] != _checksum(path, arrays["pages"]):
             raise CacheError("damaged")
     except (CacheError, OSError) as error:
-        _discard(path, error)
+        discard("--cache disk", error, tree, path)
         return False
     return True
-
-
-def _discard(path: Path, reason: Exception | None = None) -> None:
-    """Removes a file and its checksum. Raises UserError if that is impossible."""
-    if reason is not None:
-        get_logger().warning("--cache disk: %s cannot be used (%s); it is created again", path, reason)
-    for file in (path.with_suffix(_TREE_SUFFIX), path):
-        try:
-            file.unlink(missing_ok=True)
-        except OSError as error:
-            raise UserError(f"--cache disk: {file}: cannot be removed ({error.strerror}); move it away") from None
 
 
 def _stored_images(path: Path, count: int) -> np.ndarray:
@@ -328,20 +318,22 @@ def _stored_images(path: Path, count: int) -> np.ndarray:
     if _is_complete(path):
         return ~stored
     tree = path.with_suffix(_TREE_SUFFIX)
-    if tree.is_symlink() or tree.exists() or not path.is_file():  # the image file is gone, or is no regular file
-        _discard(path)
+    if not os.path.lexists(path) and not os.path.lexists(tree):
         return stored
     try:
+        os.close(open_own(path))
+        if os.path.lexists(tree):
+            raise CacheError("its checksum is not a file")
         with contextlib.closing(lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False)) as environment:
             pages = environment.info()["last_pgno"] + 1
             if pages * environment.stat()["psize"] > path.stat().st_size:  # reading its pages would raise SIGBUS
                 raise lmdb.CorruptedError("truncated")
             with environment.begin() as transaction:
                 keys = [key for key in transaction.cursor().iternext(keys=True, values=False) if len(key) == _KEY.size]
-    except lmdb.Error as error:
+    except (CacheError, FileNotFoundError, PermissionError, lmdb.Error) as error:
         if "already open" in str(error):  # only complete files are kept open
             return ~stored
-        _discard(path, error)
+        discard("--cache disk", error, tree, path)
         return stored
     stored[[_KEY.unpack(key)[0] for key in keys]] = True
     return stored

@@ -50,7 +50,7 @@ def open_image_cache(
         cache_dir: folder of a disk cache, which later runs reuse; empty: see `cache_folder`.
         threads: decoding threads.
         shared_memory: folder of a RAM cache, on a file system in memory.
-        ctx: required with ``leaders``.
+        ctx: of this process; None: of one that is alone. Required with ``leaders``.
         leaders: group of the first processes of the nodes, each of which decodes a shard of the images for the disk
             caches of all nodes. None: each node decodes all images.
         complain: called for damaged images, see `data.image_io.decode`.
@@ -60,7 +60,7 @@ def open_image_cache(
     """
     if kind == "none" or len(index) == 0:
         return None
-    common = {"imgsz": imgsz, "threads": threads, "show_progress": show_progress, "complain": complain}
+    common = {"imgsz": imgsz, "threads": threads, "show_progress": show_progress, "ctx": ctx, "complain": complain}
     if kind == "ram":
         return open_ram_cache(index, shared_memory=shared_memory, **common)
-    return open_disk_cache(index, cache_dir=cache_dir, ctx=ctx, leaders=leaders, **common)
+    return open_disk_cache(index, cache_dir=cache_dir, leaders=leaders, **common)

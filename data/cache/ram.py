@@ -1,35 +1,47 @@
 """``--cache ram``: decoded source images in one file per node in /dev/shm, mapped by every rank and worker.
 
-The file holds raw pixels without a header: offsets follow from the image sizes. It gets its final name when it is
-complete. Every process that maps it has a shared lock on it, and the last one removes it. The file of a killed run is
-reused by the next run on the same data, or removed by any other run.
+The file holds raw pixels without a header, whose offsets follow from the image sizes, and a CRC-32 of each image. It
+gets its final name when it is complete. Every process that maps it has a shared lock on it, and the last one removes
+it. The file of a killed run is reused by the next run on the same data, or removed by any other run.
+
+Any user may create files in /dev/shm. So a file is only used if it belongs to this user, and a file that this run has
+not written only if its checksums are right; else it is replaced.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import math
+import mmap
 import os
 import shutil
 import tempfile
 import weakref
+import zlib
 from pathlib import Path
 
 import numpy as np
 
 from data.image_io.decode import Complain, read_source, reduced_sizes
 from data.index.index import DatasetIndex
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.caches import close_quietly
+from utils.files.array_file import CacheError
+from utils.files.caches import close_quietly, discard
+from utils.files.checked_open import open_own
 from utils.files.folders import SHARED_MEMORY
 from utils.files.locks import flock, is_still_named, remove_abandoned
 from utils.logger import get_logger, progress
 from utils.machine.limits import DISK_FULL
 from utils.machine.resources import available_memory
+from utils.strings import counted
 from utils.threads import map_ahead
 
 _SUFFIX = ".pixels"
-_LAYOUT = 2  # part of the file name; increase it when the layout or `read_source` changes
+_LAYOUT = 3  # part of the file name; increase it when the layout or `read_source` changes
+_CRC = np.dtype("<u4")
+_PATIENCE_S = 10.0  # to remove a large file, which its last process does under an exclusive lock, takes a while
 
 
 class RamCache:
@@ -40,17 +52,22 @@ class RamCache:
 
         Raises:
             FileNotFoundError: the file does not exist, or was removed while it was being opened.
+            PermissionError: it is not a file of this user.
+            CacheError: it has another size, others may write it, or a process keeps it locked.
         """
         self.path = path
         self.source_hw = source_hw
         self._offsets = _offsets(source_hw)
-        handle = os.open(self.path, os.O_RDONLY)
+        handle = open_own(path)
         try:
-            flock(handle, shared=True, waits=True)
-            opened, named = os.fstat(handle), os.stat(self.path)
-            if (opened.st_ino, opened.st_size) != (named.st_ino, int(self._offsets[-1])):
-                raise FileNotFoundError(self.path)
-            self._pixels = np.memmap(self.path, np.uint8, mode="r", shape=(opened.st_size,)).view(np.ndarray)
+            _share(handle, path)
+            if not is_still_named(handle, path):
+                raise FileNotFoundError(path)
+            status, size = os.fstat(handle), int(self._offsets[-1])
+            if status.st_size != size + len(self) * _CRC.itemsize or status.st_mode & 0o022:
+                raise CacheError("not written by this program")
+            memory = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
+            self._pixels, self._checksums = np.frombuffer(memory, np.uint8, size), np.frombuffer(memory, _CRC, -1, size)
         except BaseException:
             os.close(handle)
             raise
@@ -64,12 +81,28 @@ class RamCache:
         pixels = self._pixels[self._offsets[index] : self._offsets[index + 1]]
         return pixels.reshape(*self.source_hw[index], 3)
 
+    def is_intact(self, index: int) -> bool:
+        """Whether the pixels of an image are those that were written."""
+        return zlib.crc32(self._pixels[self._offsets[index] : self._offsets[index + 1]]) == self._checksums[index]
+
     def __reduce__(self) -> tuple:
         return RamCache, (self.path, self.source_hw)
 
 
 def _offsets(source_hw: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(source_hw.astype(np.int64).prod(axis=1) * 3)])
+
+
+def _share(handle: int, path: Path) -> None:
+    """Locks the file together with other processes that use it. Raises CacheError if a process does not unlock it."""
+    try:
+        flock(handle, shared=True)
+    except BlockingIOError:
+        get_logger().warning("--cache ram: waiting %.0f s for another process that has locked %s", _PATIENCE_S, path)
+        try:
+            flock(handle, shared=True, patience_s=_PATIENCE_S)
+        except BlockingIOError:
+            raise CacheError("another process keeps it locked") from None
 
 
 def _release(handle: int, path: Path, owner: int) -> None:
@@ -90,6 +123,7 @@ def open_ram_cache(
     threads: int = 4,
     show_progress: bool = True,
     shared_memory: Path = SHARED_MEMORY,
+    ctx: DistributedContext | None = None,
     complain: Complain | None = None,
 ) -> RamCache:
     """Fills the node's cache in memory if necessary and opens it. See `data.cache.open.open_image_cache`."""
@@ -98,12 +132,27 @@ def open_ram_cache(
         raise UserError(f"--cache ram: this system has no {shared_memory}; use --cache disk")
     name = f"lockstep-{os.getuid()}-{index.fingerprint[:32]}-{imgsz}-v{_LAYOUT}{_SUFFIX}"
     path = shared_memory / name
+    is_unknown = ctx is None or ctx.is_node_leader  # the other processes open what the first one has checked or written
     for _ in range(3):  # another run may remove the file at its end, before it is opened here
-        with contextlib.suppress(FileNotFoundError):
-            return RamCache(path, source_hw)
+        try:
+            return _checked(path, source_hw, threads, show_progress) if is_unknown else RamCache(path, source_hw)
+        except FileNotFoundError:
+            pass
+        except (CacheError, PermissionError) as error:
+            discard("--cache ram", error, path)
+        is_unknown = False
         remove_abandoned(shared_memory.glob(f"lockstep-{os.getuid()}-*{_SUFFIX}*"))  # of this user's runs
         _fill(path, index, source_hw, threads, show_progress, complain)
     return RamCache(path, source_hw)
+
+
+def _checked(path: Path, source_hw: np.ndarray, threads: int, show_progress: bool) -> RamCache:
+    """A cache that another run has written. Raises as `RamCache` does, and CacheError if an image is damaged."""
+    cache = RamCache(path, source_hw)
+    intact = map_ahead(cache.is_intact, range(len(cache)), threads=threads)
+    if not all(progress(intact, desc="checking images (ram)", total=len(cache), enabled=show_progress)):
+        raise CacheError("damaged")
+    return cache
 
 
 def _fill(
@@ -117,8 +166,8 @@ def _fill(
     """Decodes all images into a temporary file beside ``path``, then renames it."""
     offsets = _offsets(source_hw)
     disk = shutil.disk_usage(path.parent)
-    size, free = int(offsets[-1]), min(disk.free, available_memory())
-    get_logger().info("--cache ram: %d images, %.2f GiB in %s", len(index), size / 2**30, path)
+    size, free = int(offsets[-1]) + len(index) * _CRC.itemsize, min(disk.free, available_memory())
+    get_logger().info("--cache ram: %s, %.2f GiB in %s", counted(len(index), "image"), size / 2**30, path)
     if size > 0.95 * free:
         raise UserError(
             f"--cache ram: needs {size / 2**30:.2f} GiB in {path.parent}, {free / 2**30:.2f} GiB are free; "
@@ -127,17 +176,17 @@ def _fill(
     handle, temporary = _locked_temporary(path)
     try:
         _reserve(handle, size, path.parent)
-        pixels = np.memmap(temporary, np.uint8, mode="r+", shape=(size,))
+        memory = mmap.mmap(handle, size)
+        pixels, checksums = np.frombuffer(memory, np.uint8), np.frombuffer(memory, _CRC, -1, int(offsets[-1]))
 
         def decode(i: int) -> None:
             image = read_source(index.path(i), index.image_hw[i], source_hw[i], complain)
             pixels[offsets[i] : offsets[i + 1]] = image.reshape(-1)
+            checksums[i] = zlib.crc32(pixels[offsets[i] : offsets[i + 1]])
 
         done = map_ahead(decode, range(len(index)), threads=threads)
         for _ in progress(done, desc="caching images (ram)", total=len(index), enabled=show_progress):
             pass
-        pixels.flush()
-        os.fsync(handle)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -151,7 +200,7 @@ def _locked_temporary(path: Path) -> tuple[int, str]:
     """Creates a file beside ``path`` and locks it. Tries again if another run removes it before it is locked."""
     while True:
         handle, temporary = tempfile.mkstemp(prefix=path.name + ".", dir=path.parent)
-        flock(handle, shared=True, waits=True)
+        flock(handle, shared=True, patience_s=math.inf)
         if is_still_named(handle, temporary):
             return handle, temporary
         os.close(handle)

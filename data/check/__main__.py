@@ -77,7 +77,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _check(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """The content of the JSON, and the lines of the summary."""
-    # What imports torch is imported once the flags are known to be valid.
+    from engine.input_files import check_scoring_files
+
+    check_scoring_files([options.weights] if options.weights else [], options.data, options.split or ())
+    # What imports torch is imported once the flags and files are known to be valid.
     from data.check.check_page import make_out, write_page
     from data.check.duplicates import image_issues
     from data.check.issues import summary_lines

@@ -176,7 +176,7 @@ def _class_counts(censuses: Sequence[Census], names: Sequence[str]) -> list[page
         for c in order
     ]
     table = page.table(columns, rows, "Boxes and images of each class")
-    return [*parts, page.fold(f"All {len(names)} classes", table)]
+    return [*parts, page.fold(f"All classes ({len(names)})", table)]
 
 
 def _balance(censuses: Sequence[Census], names: Sequence[str]) -> list[page.Content]:

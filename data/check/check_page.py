@@ -19,6 +19,7 @@ from data.index.dataset_yaml import DatasetSpec
 from utils.errors import UserError
 from utils.files.folders import cache_folder, increment_path
 from utils.logger import get_logger
+from utils.strings import counted
 from utils.structures import DetectionTable
 from utils.visualize import page
 from utils.visualize.charts import legend
@@ -123,7 +124,7 @@ def _summary(
 ) -> Iterator[page.Content]:
     kinds = by_kind(issues)
     if issues:
-        yield f"{len(issues):,} finding(s) of {len(kinds)} kind(s)."
+        yield f"{counted(len(issues), 'finding')} of {counted(len(kinds), 'kind')}."
         columns = ("finding", "number", "splits", "what it means", "what to do")
         rows = [
             (kind, len(group), _by_split(group), EXPLANATIONS.get(kind, ""), REMEDIES.get(kind, ""))
@@ -148,10 +149,10 @@ def _label_errors(galleries: IssueGalleries, issues: Sequence[Issue], weights: s
     if cards is None:
         yield "The model contradicts no label."
         return
-    shown = f"The {MOST_LABEL_ERRORS} most probable of {found:,}" if found > MOST_LABEL_ERRORS else f"All {found}"
+    first = f"The {MOST_LABEL_ERRORS} most probable of " if found > MOST_LABEL_ERRORS else ""
     yield (
-        f"{shown} label errors according to {Path(weights).name}, with their probabilities: the label or the model is "
-        f"wrong. Detections from confidence {DRAWN_SCORE} on are drawn."
+        f"{first}{counted(found, 'label error')} according to {Path(weights).name}, with probabilities: "
+        f"the label or the model is wrong. Detections from confidence {DRAWN_SCORE} on are drawn."
     )
     yield legend(
         [_LABEL, _OTHERS, ("detection, or suggested box", "location"), ("suggested box without a label", "missed")]
@@ -165,7 +166,7 @@ def _near_duplicates(galleries: IssueGalleries, issues: Sequence[Issue]) -> Iter
     if cards is None:
         yield "There are none. Mirrored, rotated and strongly cropped copies are not looked for."
         return
-    said = "; ".join(f"{len(group):,} group(s) of {kind}" for kind, group in groups.items())
+    said = "; ".join(f"{counted(len(group), 'group')} of {kind}" for kind, group in groups.items())
     yield f"{said}. Two images of each group are shown, with their labels."
     yield cards
 
@@ -192,7 +193,7 @@ def _all_findings(issues: Sequence[Issue]) -> Iterator[page.Content]:
     if not rows:
         yield "Nothing to report."
         return
-    caption = "Findings, with their places" if len(listed) == len(issues) else f"At most {most} findings of each kind"
+    caption = "Findings, with their places" if len(listed) == len(issues) else f"Of each kind at most {most}"
     table = page.table(("finding", "split", "where", "what", "probability"), rows, caption)
     yield page.fold(f"{len(listed):,} of {len(issues):,} findings", table)
     yield Markup("{} prints all findings, with the names of all files.").format(page.code("--json"))

@@ -24,6 +24,7 @@ from data.check.scanned import CheckedSplit
 from data.image_io.decode import read_reduced
 from utils.errors import UserError
 from utils.logger import progress
+from utils.strings import counted
 
 SIDE = 32  # of thumbnails
 MAX_DISTANCE = 7  # bits; with 8 bands of 8 bits, hashes this close agree in at least one band
@@ -214,6 +215,7 @@ def image_issues(splits: Sequence[CheckedSplit], workers: int) -> list[Issue]:
     for number, split in enumerate(splits):
         _, counts = np.unique(origin[owner == number], return_counts=True)
         if (several := counts[counts > 1]).size:
-            text = f"{several.sum():,} of {counts.sum():,} images are Roboflow's copies of {several.size:,} image(s)"
+            originals = counted(several.size, "image")
+            text = f"{several.sum():,} of {counts.sum():,} images are Roboflow's copies of {originals}"
             issues.append(Issue(AUGMENTED, text, split.name))
     return issues

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from data.labels import findings as scan_kinds
-from utils.structures import one_line
 
 # Kinds of issues besides those of the scan (`data.labels.findings`), with the explanation that the summary prints.
 DAMAGED = "damaged image"
@@ -163,7 +162,7 @@ def summary_lines(issues: Sequence[Issue]) -> list[str]:
     for kind, group in by_kind(issues).items():
         explanation = EXPLANATIONS.get(kind, "")
         lines.append(f"{kind}: {len(group):,}" + (f" ({explanation})" if explanation else ""))
-        lines += [f"  {one_line(str(issue))}" for issue in group[:SHOWN]]  # file names may have line breaks
+        lines += [f"  {issue}" for issue in group[:SHOWN]]
         if len(group) > SHOWN:
             lines.append(f"  ... and {len(group) - SHOWN:,} more")
     return lines

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ from data.labels.label_format import LabelFormat
 from data.labels.voc import VOC
 from data.labels.yolo import YOLO
 from utils.config.yaml_files import load_yaml, suggestion
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
-from utils.structures import one_line
 
 YAML_FOLDER = CONFIGS / "data"  # of public data sets
 SPLITS = ("train", "val", "test")
@@ -62,14 +62,27 @@ class DatasetSpec:
     splits: dict[str, SplitSource]
     source: str  # path of the YAML, for messages
     if_missing: str = "correct its paths"  # what to do if the data is missing
+    held_out: frozenset[str] = frozenset()  # names of the training images that are the split "val"
 
     def split(self, name: str) -> SplitSource:
         """The split ``name``. Raises UserError if the YAML does not have it."""
         if name not in self.splits:
+            hint = ", or train with --val-fraction 0.2 or python -m engine.kfold" if name == "val" else ""
             raise UserError(
-                f"{self.source}: has no '{name}' split, only {', '.join(self.splits)}; add '{name}: <folder>'"
+                f"{self.source}: has no '{name}' split, only {', '.join(self.splits)}; add '{name}: <folder>'{hint}"
             )
         return self.splits[name]
+
+    def check_split(self, name: str) -> None:
+        """Raises UserError unless the YAML has the split ``name``, and its folders, lists and annotations exist."""
+        source = self.split(name)
+        for path in (*source.images, *([source.annotations] if source.annotations else ())):
+            if not path.exists():
+                raise self.missing(path)
+
+    def hold_out(self, names: Iterable[str]) -> DatasetSpec:
+        """The data set with the training images ``names``, relative to its folder, as the split "val"."""
+        return replace(self, splits=self.splits | {"val": self.split("train")}, held_out=frozenset(names))
 
     def missing(self, path: Path) -> UserError:
         """The error for a missing part of the data set."""
@@ -96,6 +109,52 @@ def what_exists(path: Path) -> str:
     if close:  # as "validate" is to "val"
         return f"; '{parent / known[close[0]]}' exists"
     return f"; {parent} has {', '.join(names[:5])}{', ...' * (len(names) > 5)}" if is_last and names else ""
+
+
+def check_dataset(data: str, splits: Sequence[str]) -> None:
+    """Raises UserError for what can be seen at once to be wrong with ``data``, as ``--data`` names it. Names that stand
+    in annotations alone are left for later: to read them may take long."""
+    if data == "demo":
+        return
+    data = known_by_name(data)
+    check_exists(data)
+    values = load_yaml(data)
+    if not isinstance(values, dict) or values.get("names") is not None or "annotations" not in values:
+        spec = load_dataset_spec(data)
+        for split in splits:
+            spec.check_split(split)
+
+
+def known_by_name(data: str) -> str:
+    """Replaces a bare name that is not a file by the YAML of that name in configs/data."""
+    is_bare = Path(data).name == data != "" and Path(data).suffix in ("", ".yaml", ".yml")
+    listed = YAML_FOLDER / f"{Path(data).stem}.yaml"
+    return str(listed) if is_bare and not Path(data).exists() and listed.is_file() else data
+
+
+def check_exists(data: str) -> None:
+    """Raises UserError with the known names."""
+    path = Path(data)
+    if data and path.exists():
+        return
+    known = ["demo", *sorted(p.stem for p in YAML_FOLDER.glob("*.yaml") if p.stem != "template")]
+    if path.stem in known:
+        hint = f" (did you mean '{path.stem}' of configs/data?)"
+    else:
+        files = _yaml_files_nearby(path)
+        nearby = {file.parent.name if file.stem == "data" else file.stem: str(file) for file in files}
+        close = difflib.get_close_matches(path.stem, [*known, *nearby], n=1)
+        hint = f" (did you mean '{nearby.get(close[0], close[0])}'?)" if close else ""
+    named = data or "''"
+    raise UserError(f"--data {named}: no such file{hint}; known by name: {', '.join(known)}")
+
+
+def _yaml_files_nearby(path: Path) -> Iterator[Path]:
+    """YAML files where a data set's may be: in folders of data sets, in the working folder, and beside ``path``."""
+    for folder in ("../datasets", "datasets"):
+        yield from Path(folder).glob("*/*.y*ml")
+    for folder in (Path("."), path.parent):
+        yield from folder.glob("*.y*ml")
 
 
 def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:

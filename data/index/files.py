@@ -22,6 +22,7 @@ from utils.errors import UserError
 from utils.files.safe_io import read_text
 from utils.logger import get_logger
 from utils.machine.limits import explanation
+from utils.strings import counted
 
 # Image formats that are not supported. They are reported; other files (txt, json, ...) are ignored.
 _UNREAD = ".avif .cr2 .dng .exr .gif .heic .heif .jxl .nef .pfm .svg"
@@ -294,7 +295,8 @@ def labels_elsewhere(listing: Listing, spec: DatasetSpec, split: str) -> str:
         for suffix, advice in _OF_IMAGES.items():
             if count := sum(file.suffix.lower() == suffix and file.stem in stems for file in files):
                 entry = f"{{{split}: {relative_name(folder, spec.root)}}}"
-                return f"; {folder} has {count} {suffix} files: {advice.format(there=label.parent, entry=entry)}"
+                found = counted(count, f"{suffix} file")
+                return f"; {folder} has {found}: {advice.format(there=label.parent, entry=entry)}"
         for suffix, advice in _OTHERS.items():
             if file := next((file for file in files if file.suffix.lower() == suffix), None):
                 return f"; {file}: {advice.format(entry=f'{{{split}: {relative_name(file, spec.root)}}}')}"

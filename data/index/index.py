@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +15,15 @@ from data.index.dataset_yaml import DatasetSpec
 from data.index.files import Listing, labels_elsewhere, list_split
 from data.index.scan import scan_split
 from data.labels.clean import PARSER_VERSION
-from data.labels.findings import ScanReport
+from data.labels.findings import NO_LABEL, ScanReport
 from utils.boxes import xywh_to_xyxy, xyxy_to_cxcywh
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.caches import hold, make_room
 from utils.files.folders import cache_folder
 from utils.logger import get_logger
-from utils.structures import FlatStrings, GroundTruth, image_ids_of
+from utils.strings import FlatStrings, counted, image_ids_of
+from utils.structures import GroundTruth
 
 CACHE_VERSION = 2  # increase it when the arrays or their meaning change
 # A larger fraction of images without a label file causes a warning. In COCO, 0.9 % of the training images have no
@@ -63,6 +64,16 @@ class DatasetIndex:
         longest = np.repeat(self.image_hw.max(1), np.diff(self.offsets))
         sides = self.boxes_xywh_px[:, 2:] * (imgsz / longest)[:, None]
         return sides[~self.crowd]
+
+    def take(self, images: np.ndarray) -> DatasetIndex:
+        """The index of ``images``, int64 (n,), in this order; the report is still that of all."""
+        counts = np.diff(self.offsets)[images]
+        offsets = np.r_[0, np.cumsum(counts)].astype(np.int64)
+        rows = np.arange(offsets[-1]) + np.repeat(self.offsets[images] - offsets[:-1], counts)
+        boxes = {name: getattr(self, name)[rows] for name in ("boxes_xywh_px", "classes", "crowd", "area_px")}
+        texts = {"paths": self.paths, "image_ids": self.image_ids}
+        texts = {name: flat and FlatStrings.of(flat[i] for i in images.tolist()) for name, flat in texts.items()}
+        return replace(self, image_hw=self.image_hw[images], offsets=offsets, **boxes, **texts)
 
     def labels(self, i: int) -> np.ndarray:
         """float32 (n, 5): class, then cx, cy, w, h as fractions of the size of image i. Crowd regions are left out."""
@@ -132,6 +143,7 @@ def load_index(
         UserError: data is missing, there is no image, no label file or no object to train on, the names do not match
             the labels, or more than ``max_bad`` of the images are bad.
     """
+    part, split = split, "train" if spec.held_out and split == "val" else split
     listing = list_split(spec, split)
     if what := without_labels(listing, spec, split):  # before its images are read
         raise UserError(what)
@@ -154,14 +166,38 @@ def load_index(
         )
         index = DatasetIndex(names=names, root=spec.root, fingerprint=fingerprint, **scan.split._asdict())
         write_cache(path, index, origin=(os.path.abspath(spec.source), split, single_cls))
+    whole = index.report
+    if spec.held_out and split == "train":
+        index = _part(index, part, spec)
     hold(index, path)
     report_path = path.with_suffix(".txt")
     details = f"; report: {report_path}" if index.report.problems and report_path.exists() else ""
-    get_logger().info("%s: %s%s%s", split, index.report.summary(), " (cached)" if cached else "", details)
-    _warn_of_missing_labels(listing, spec, split)
-    _check_bad_images(index.report, split, max_bad, details)
-    _check_some_objects(index, listing, spec, split)
+    get_logger().info("%s: %s%s%s", part, index.report.summary(), " (cached)" if cached else "", details)
+    if part == split:
+        _warn_of_missing_labels(listing, spec, split)
+    _check_bad_images(whole, split, max_bad, details)
+    _check_some_objects(index, listing, spec, part)
     return index
+
+
+def _part(index: DatasetIndex, split: str, spec: DatasetSpec) -> DatasetIndex:
+    """The images of ``index``, all of the training split, that are not held out for validation, or as "val" those that
+    are. What the scan found is in the report of "train"."""
+    is_held_out = np.array([path in spec.held_out for path in index.paths], bool)
+    if not is_held_out.any():
+        raise UserError(
+            f"{spec.source}: 'train' has none of the {len(spec.held_out)} images that were held out for validation "
+            "when the run began; name its data set with --data"
+        )
+    part = index.take(np.flatnonzero(is_held_out == (split == "val")))
+    crowd = int(part.crowd.sum())
+    totals = {"images": len(part), "backgrounds": int((np.diff(part.offsets) == 0).sum())}
+    totals |= {"boxes": len(part.classes) - crowd, "crowd": crowd}
+    report = ScanReport(totals, FlatStrings.of(()))
+    if split == "train":
+        report = replace(index.report, totals=index.report.totals | totals | {NO_LABEL: 0})
+    digest = hashlib.blake2b(json.dumps([split, index.fingerprint, sorted(spec.held_out)]).encode(), digest_size=16)
+    return replace(part, report=report, fingerprint=digest.hexdigest())
 
 
 def _unlabeled(listing: Listing) -> list[str]:
@@ -174,7 +210,8 @@ def without_labels(listing: Listing, spec: DatasetSpec, split: str) -> str:
     missing = _unlabeled(listing)
     if len(missing) < len(listing.labels):
         return ""
-    text = f"{spec.source}: '{split}' has {len(listing.images)} images and no label file; the first was expected at "
+    images = counted(len(listing.images), "image")
+    text = f"{spec.source}: '{split}' has {images} and no label file; the first was expected at "
     return f"{text}{_absolute(spec, missing[0])}{labels_elsewhere(listing, spec, split)}"
 
 
@@ -194,7 +231,7 @@ def _check_some_objects(index: DatasetIndex, listing: Listing, spec: DatasetSpec
     if len(index.classes):
         return
     first = next((file.name for file in listing.labels if file.stamp is not None), listing.labels[0].name)
-    text = f"{spec.source}: '{split}' has {len(index)} images and no object (first label file: "
+    text = f"{spec.source}: '{split}' has {counted(len(index), 'image')} and no object (first label file: "
     text += f"{_absolute(spec, first)})"
     if split == "train":
         raise UserError(f"{text}; there is nothing to train on")
@@ -277,7 +314,8 @@ def open_cached(path: Path, names: tuple[str, ...], root: Path, fingerprint: str
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (CacheError, OSError) as error:
-        get_logger().warning("%s: the cached index can't be used (%s); scanning again", path, error)
+        reason = error.strerror if isinstance(error, OSError) else error
+        get_logger().warning("%s: the cached index can't be used (%s); scanning again", path, reason)
         return None
 
     def strings(name: str) -> FlatStrings:

@@ -20,7 +20,7 @@ import numpy as np
 
 from data.labels.clean import NUM_COLUMNS
 from data.labels.findings import Finding
-from utils.files.safe_io import read_regular
+from utils.files.checked_open import open_own
 
 SAVE_EVERY_S = 5.0
 _HEADER = struct.Struct("<QIIII")  # first image, images, rows, bytes of JSON, and CRC-32 of the chunk's content
@@ -82,7 +82,8 @@ class PartialScan:
         if self._path is None:
             return []
         try:
-            data = read_regular(self._path, most=_MAX_BYTES)
+            with open(self._path, "rb", opener=open_own) as file:
+                data = file.read(_MAX_BYTES)
         except OSError:
             return []
         found: dict[int, ScannedChunk] = {}
@@ -108,7 +109,7 @@ class PartialScan:
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._path, "ab") as file:
+            with open(self._path, "ab", opener=open_own) as file:
                 file.write(b"".join(map(_packed, chunks)))
         except OSError:  # an interrupted scan then starts from the beginning
             self._path = None

@@ -39,7 +39,7 @@ from data.labels.label_format import LabelSource
 from utils.errors import UserError
 from utils.logger import get_logger, progress
 from utils.machine.resources import available_cores
-from utils.structures import FlatStrings
+from utils.strings import FlatStrings
 
 SAMPLED = 128  # images: if 2 % of a data set are damaged, the sample has a damaged one with a probability of 92 %
 _CHUNK = 32  # images per task: enough to hide its overhead, few enough to keep the progress bar moving

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from data.labels.findings import CLIPPED, DUPLICATE, NO_AREA, OUTSIDE
-from utils.boxes import clip_xyxy, xyxy_to_xywh
 
 # Increase this when the same label files would give other boxes. Then all index caches are rebuilt.
 PARSER_VERSION = 2
@@ -83,6 +82,8 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, normalized: bool) -> tup
     Returns:
         the remaining boxes; and for each row that was removed or clipped, its image and the problem.
     """
+    from utils.boxes import clip_xyxy, xyxy_to_xywh  # imports torch, which `check_dataset` does without
+
     image = table[:, IMAGE].astype(np.int64)
     height, width = image_hw[image].astype(np.float64).T
     corners, area = table[:, X1 : Y2 + 1], table[:, AREA]

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from utils.structures import FlatStrings
+from utils.errors import one_line
+from utils.files.safe_io import write_whole
+from utils.strings import FlatStrings, counted
 
 # Kinds of findings. The image is left out:
 BAD_IMAGE = "unreadable image"
 MISSING_IMAGE = "missing image"
 BAD_LABEL = "unusable label file"
-# The row is left out:
+# The row is left out, and the image with it if none of its rows can be used:
 BAD_ROW = "bad row"
 UNKNOWN_CLASS = "unknown class"
 NO_AREA = "box without area"
@@ -82,16 +84,15 @@ class ScanReport:
         """One line: images, backgrounds, boxes, problems by kind."""
         t = self.totals
         unlabeled = f" ({t[NO_LABEL]:,} without a label file)" if t.get(NO_LABEL) else ""
-        text = f"{t['images']:,} images, {t['backgrounds']:,} backgrounds{unlabeled}, {t['boxes']:,} boxes"
-        text += f" and {t['crowd']:,} crowd regions" if t.get("crowd") else ""
+        text = f"{counted(t['images'], 'image')}, {counted(t['backgrounds'], 'background')}{unlabeled}, "
+        text += counted(t["boxes"], "box") + (f" and {counted(t['crowd'], 'crowd region')}" if t.get("crowd") else "")
         detail = ", ".join(f"{n:,} {k}" for k, n in sorted(self._problem_kinds.items(), key=lambda item: -item[1]))
-        return f"{text}, {self.problems:,} problems" + (f" ({detail})" if detail else "")
+        return f"{text}, {counted(self.problems, 'problem')}" + (f" ({detail})" if detail else "")
 
     def write(self, path: str | os.PathLike) -> None:
         """Writes the totals and all lines as text."""
-        with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(self.summary() + "\n")
-            file.writelines(f"{line}\n" for line in self.lines)
+        text = "".join(f"{line}\n" for line in (self.summary(), *map(one_line, self.lines)))
+        write_whole(path, text)
 
 
 def _reason(alike: Sequence[Finding]) -> str:

@@ -19,6 +19,7 @@ from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.label_format import MAX_BYTES, ImageFile, LabelFile, LabelFormat, LabelPerImage, LabelSource
 from utils.errors import UserError
 from utils.files.safe_io import read_regular
+from utils.strings import counted
 
 _SAMPLED = 32  # label files that are searched for keypoints
 _LEAST_ROWS = 20  # in them, to tell keypoints without visibility from polygons
@@ -112,8 +113,8 @@ def _check_no_keypoints(files: list[LabelFile], root: Path) -> None:
         return
     file = os.path.join(root, existing[0].name)
     raise UserError(
-        f"{file}: each row has {more + 5} fields, a box and {more // size} keypoint(s) of {size} numbers; only "
-        "bounding boxes are supported: keep the first 5 fields of each row"
+        f"{file}: each row has {more + 5} fields, a box and {counted(more // size, 'keypoint')} of {size} numbers; "
+        "only bounding boxes are supported: keep the first 5 fields of each row"
     )
 
 

@@ -30,6 +30,7 @@ from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.limits import require_package
 from utils.machine.resources import available_cores
+from utils.strings import counted
 
 # Most images of a validation batch, which one process evaluates. An image takes a seventh of its memory in training
 # (yolov8n at 640 px), so the global training batch of eight GPUs may not fit into one.
@@ -185,8 +186,8 @@ def _check_batch_size(ctx: DistributedContext, batch_size: int, *, quad: bool) -
         )
     if quad and batch_size % (4 * ctx.world_size):
         raise UserError(
-            f"--quad with --batch-size {batch_size} on {ctx.world_size} process(es): needs a multiple of "
-            f"{4 * ctx.world_size}"
+            f"--quad with --batch-size {batch_size} on {counted(ctx.world_size, 'process')}: needs a multiple "
+            f"of {4 * ctx.world_size}"
         )
 
 
@@ -224,13 +225,16 @@ def loader_workers(asked: int, ctx: DistributedContext, split: str) -> int:
     free, most = (cores - 2, MOST_WORKERS_CUDA) if ctx.device.type == "cuda" else (cores, MOST_WORKERS)
     workers = min(max(free // processes, 1), most)
     get_logger().info(
-        "--workers (%s): %d per process (%d cores, %d process(es) on this node)", split, workers, cores, processes
-    )
+        "--workers (%s): %d per process (%s, %s on this node)",
+        split, workers, counted(cores, "core"), counted(processes, "process"),
+    )  # fmt: skip
     return workers
 
 
 def warn_of_shared_images(spec: DatasetSpec, train: DatasetIndex, val: DatasetIndex) -> None:
     """Warns about images that are in both splits: the scores then say nothing about other images."""
+    if spec.held_out:
+        return
     folders = [frozenset(map(os.path.realpath, spec.split(split).images)) for split in ("train", "val")]
     of_val = set(val.paths)
     shared = len(of_val) if folders[0] == folders[1] else sum(path in of_val for path in train.paths)

@@ -21,10 +21,12 @@ from data.staging.plan import StagePlan, from_line, is_under, to_line
 from utils.distributed.file_exchange import Piece, digest_of
 from utils.errors import UserError
 from utils.files.caches import USABLE_FRACTION, format_bytes
+from utils.files.checked_open import check_owner
 from utils.files.locks import FileLock
 from utils.files.safe_io import write_whole
 from utils.logger import progress
 from utils.machine.limits import DISK_FULL
+from utils.strings import counted
 from utils.threads import map_ahead
 
 NODE_NOTE = ".node-"  # prefix of the files by which nodes detect that they use one folder
@@ -49,6 +51,7 @@ class StageCopy:
         self._manifest_file: IO[str] | None = None
         with self._explained():
             self._incoming.mkdir(parents=True, exist_ok=True)
+            check_owner(folder, os.lstat(folder))
 
     @contextlib.contextmanager
     def lock(self, *, wait: bool) -> Iterator[None]:
@@ -107,7 +110,7 @@ class StageCopy:
         free = shutil.disk_usage(self.folder).free
         if needed > USABLE_FRACTION * free:
             raise UserError(
-                f"--stage: {int(missing.sum())} files of {format_bytes(needed)} are to be copied to {self.folder}, "
+                f"--stage: {counted(missing.sum(), 'file')}, {format_bytes(needed)}, to be copied to {self.folder}, "
                 f"where {format_bytes(free)} are free; free some space or name another disk"
             )
 

@@ -22,6 +22,7 @@ from data.index.files import Listing, list_split
 from data.labels.findings import relative_name
 from data.labels.label_format import FileStamp
 from utils.logger import get_logger
+from utils.strings import counted
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,8 @@ def _warn_of_findings(listing: Listing, split: str) -> None:
     if listing.findings:
         first = listing.findings[0]
         get_logger().warning(
-            "--stage: %d entries of '%s' are not copied, the first: %s: %s",
-            len(listing.findings), split, first.where, first.text,
+            "--stage: not copied: %s of '%s', the first: %s: %s",
+            counted(len(listing.findings), "file"), split, first.where, first.text,
         )  # fmt: skip
 
 

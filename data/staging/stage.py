@@ -28,6 +28,7 @@ from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
 from utils.files.caches import format_bytes
 from utils.logger import get_logger, progress
+from utils.strings import counted
 
 
 def stage_dataset(
@@ -38,6 +39,7 @@ def stage_dataset(
     *,
     chunk_bytes: int | None = None,
     known_root: str = "",
+    optional: Sequence[str] = (),
 ) -> DatasetSpec:
     """Copies the files of the data set ``source`` that are missing in its copy in ``folder``, and opens the copy.
 
@@ -49,6 +51,7 @@ def stage_dataset(
         splits: the splits to copy.
         chunk_bytes: size of a message between leaders; None: 1 to 16 MiB.
         known_root: see `load_dataset_spec`.
+        optional: more splits to copy, if the data set has them.
 
     Returns:
         the data set with the copy's root and splits. Its ``source`` is the original YAML.
@@ -68,7 +71,7 @@ def stage_dataset(
             names = [f"node {n}" for n in range(leaders.group_size)]
             title = f"stage/{leaders.handle.group_name}" if leaders.handle else ""
             with StoreBarrier(ctx.store, title, rank=leaders.local_group_rank, names=names) as barrier:
-                leader = _Leader(barrier, leaders, ctx.is_main, known_root)
+                leader = _Leader(barrier, leaders, ctx.is_main, known_root, optional)
                 yaml = str(leader.stage(source, local_folder, splits, chunk_bytes))
             if ctx.store is not None:
                 ctx.store.set(f"stage/{ctx.node_rank}/{splits}", yaml.encode("utf-8", "surrogateescape"))
@@ -83,6 +86,7 @@ class _Leader:
     group: Subgroup
     show_progress: bool
     known_root: str
+    optional: Sequence[str]
 
     def stage(self, source: str, folder: Path, splits: Sequence[str], chunk_bytes: int | None) -> Path:
         """Completes the copy of this node and returns its YAML."""
@@ -114,7 +118,9 @@ class _Leader:
         """The plan and a random token, made by the first leader and broadcast to the others."""
         box: list[tuple[StagePlan, str] | None] = [None]
         if self.group.local_group_rank == 0:
-            box = [(plan_stage(load_dataset_spec(source, self.known_root), splits), secrets.token_hex(8))]
+            spec = load_dataset_spec(source, self.known_root)
+            splits = (*splits, *(split for split in self.optional if split in spec.splits))
+            box = [(plan_stage(spec, splits), secrets.token_hex(8))]
         self.barrier.wait_all()
         if self.group.group_size > 1:
             dist.broadcast_object_list(box, src=self.group.group_rank_base, group=self.group.handle)
@@ -154,11 +160,11 @@ class _Leader:
         if self.show_progress and missing:
             size = format_bytes(int(copy.plan.sizes[~present.all(axis=0)].sum()))
             get_logger().info(
-                "--stage: copying %d of %d files (%s) to %d node(s), on this node to %s",
-                missing, files, size, nodes, copy.folder,
+                "--stage: copying %d of %d files (%s) to %s, on this node to %s",
+                missing, files, size, counted(nodes, "node"), copy.folder,
             )  # fmt: skip
         elif self.show_progress:
-            get_logger().info("--stage: %d files are complete in %s", files, copy.folder)
+            get_logger().info("--stage: complete in %s (%s)", copy.folder, counted(files, "file"))
 
     def _write(self, copy: StageCopy, local: np.ndarray, pieces: Iterator[Piece]) -> Iterator[None]:
         """Writes the files that this node lacks. Yields once for each file that has arrived on all nodes."""

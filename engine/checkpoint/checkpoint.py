@@ -104,6 +104,7 @@ class RunDescription:
     config: dict[str, Any]  # of `TrainConfig`
     hyp: dict[str, Any]  # of `Hyperparameters`
     data: dict[str, str]  # where the data set is, and its fingerprint
+    val_images: list[str] = field(default_factory=list)  # that --val-fraction holds out: names in the data set's folder
     # Parameters that came from weights, and which of their rows did not. In older checkpoints a list of names, or None.
     pretrained: dict[str, list[int]] | list[str] | None = None
 
@@ -142,6 +143,9 @@ class Checkpoint(RunDescription):
             for name in names:
                 if type(part.get(name, kind())) is not kind or (key != "run" and name not in part):
                     raise UserError(f"{path}: damaged checkpoint ('{key}' has no {kind.__name__} called '{name}')")
+        names = content.get("val_images", [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise UserError(f"{path}: damaged checkpoint ('val_images' is not a list of names)")
         known = {f.name for f in fields(cls)} - {"path"}
         return cls(path=path, **{key: value for key, value in content.items() if key in known})
 

@@ -12,6 +12,8 @@ from engine.checkpoint.checkpoint import Checkpoint, Progress
 from utils.config.parser import from_mapping, read_recipe, with_overrides
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.errors import UserError
+from utils.files.checked_open import open_direct
+from utils.strings import counted
 
 LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun process, with the run that it trains
 
@@ -19,7 +21,7 @@ LAUNCHES = ".launches"  # in the folder of runs: a line for each torchrun proces
 _OF_THE_PROCESS = ("resume", "local_rank", "local_world_size", "spawn")
 # With other values the stored weights would not fit the model or the optimizer's state its parameters, the order of
 # images would be undefined, or the best epoch so far would not be known.
-_FIXED = ("model", "weights", "single_cls", "freeze", "fitness", "name")
+_FIXED = ("model", "weights", "val_fraction", "single_cls", "freeze", "fitness", "name")
 
 
 def newest_checkpoint(project: str | Path) -> Path:
@@ -53,7 +55,7 @@ def check_classes(checkpoint: Checkpoint, now: Sequence[str], source: str) -> No
     if list(names) == list(now):
         return
     if len(names) != len(now):
-        what = f"the run has {len(names)} classes, {source} has {len(now)}"
+        what = f"the run has {counted(len(names), 'class')}, {source} has {len(now)}"
     else:
         number = next(i for i, (a, b) in enumerate(zip(names, now)) if a != b)
         what = f"class {number} of the run is '{names[number]}', that of {source} is '{now[number]}'"
@@ -145,7 +147,7 @@ def resumed_position(
     if checkpoint.config["epochs"] != epochs or where.updates != progress.updates:
         done = where.updates / (steps * epochs)
         lines.append(
-            f"resume: the learning rate continues from where it is after {done:.0%} of a run of {epochs} epochs"
+            f"resume: the learning rate continues from where it is after {done:.0%} of {counted(epochs, 'epoch')}"
         )
     return where, lines
 
@@ -156,7 +158,7 @@ def note_launch(project: str | Path, launchers: Sequence[str], folder: Path) -> 
     new = set(launchers) - {""}
     if new:
         Path(project).mkdir(parents=True, exist_ok=True)
-        with open(Path(project) / LAUNCHES, "a", encoding="utf-8") as file:
+        with open(Path(project) / LAUNCHES, "a", encoding="utf-8", opener=open_direct) as file:
             file.write("".join(f"{launcher}\t{folder.resolve()}\n" for launcher in sorted(new)))
 
 

@@ -29,6 +29,7 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import check_run_dir, find_location, increment_path
 from utils.files.locks import FileLock
+from utils.strings import counted
 
 LOCK_NAME = ".lock"  # in the run's folder, while a process trains it
 _PATIENCE_S = 3.0  # a process that was just killed may still be ending
@@ -87,7 +88,7 @@ def open_run(ctx: DistributedContext, config: TrainConfig, given: Collection[str
             check_is_newest(checkpoint)
             run, done = _reopen(ctx, config, given, checkpoint), checkpoint.progress.epoch
             if former is None and done >= run.config.epochs:
-                raise UserError(f"{path}: all {done} epochs are done; to train on, ask for more: --resume --epochs N")
+                raise UserError(f"{path}: all epochs are done ({done}); to train on, ask for more: --resume --epochs N")
         if ctx.is_main:
             note_launch(config.project, launchers, folder)
         yield run
@@ -196,6 +197,6 @@ def _reopen(ctx: DistributedContext, config: TrainConfig, given: Collection[str]
     config, lines = resumed_config(stored, config, given, path)
     lines += changes
     lines += circumstances_changed(checkpoint.run, world_size=ctx.world_size, device=ctx.device.type)
-    within = f" and {checkpoint.progress.batch} batches" if checkpoint.progress.batch else ""
+    within = f" and {counted(checkpoint.progress.batch, 'batch')}" if checkpoint.progress.batch else ""
     lines.insert(0, f"resuming {path} after epoch {checkpoint.progress.epoch} of {config.epochs}{within}")
     return Run(path.parent, config, hyp, checkpoint, lines, data_root=root if config.data == source else "")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -16,7 +14,8 @@ from engine.evaluation.analysis import SIZES, Analysis, Calibration, Reliability
 from engine.evaluation.matching import AREA_RANGES
 from engine.evaluation.metrics import METRICS, mean_known
 from engine.evaluation.tide import KINDS, ErrorSplit
-from utils.files.safe_io import write_whole
+from utils.files.safe_io import write_csv, write_whole
+from utils.strings import counted
 from utils.structures import EvalResult, GroundTruth
 from utils.visualize.plots import new_figure, save_figure
 
@@ -57,15 +56,15 @@ def size_rows(sizes: SizeScores, names: Sequence[str]) -> Iterator[Row]:
             yield Row(name, size, count, tuple(row))
 
 
-def format_table(columns: Sequence[str], rows: Sequence[Row], *, verbose: bool = True) -> str:
-    """Aligned text: the rows for all classes and, with ``verbose``, those of the classes that have objects."""
+def format_table(columns: Sequence[str], rows: Sequence[Row], *, verbose: bool = True) -> list[str]:
+    """Aligned lines: the rows for all classes and, with ``verbose``, those of the classes that have objects."""
     shown = [row for row in rows if row.name == "all" or (row.instances and verbose)]
     width = max(len(columns[0]), *(len(row.name) for row in shown)) + 2
     lines = [columns[0].rjust(width) + "".join(c.rjust(10 if i < 2 else 8) for i, c in enumerate(columns[1:]))]
     for row in shown:
         scores = "".join(number_text(score).rjust(8) for score in row.scores)
         lines.append(f"{row.name:>{width}}{row.part:>10}{row.instances:>10}{scores}")
-    return "\n".join(lines)
+    return lines
 
 
 class FileRow(NamedTuple):
@@ -76,8 +75,8 @@ class FileRow(NamedTuple):
     size: int  # bytes
 
 
-def format_files(rows: Sequence[FileRow]) -> str:
-    """Aligned text: for each file its AP, AP50, milliseconds an image and size."""
+def format_files(rows: Sequence[FileRow]) -> list[str]:
+    """Aligned lines: for each file its AP, AP50, milliseconds an image and size."""
     width = max(len(row.name) for row in rows) + 2
     lines = ["file".rjust(width) + "".join(column.rjust(12) for column in ("AP", "AP50", "ms an image", "MB"))]
     for name, result, size in rows:
@@ -89,27 +88,27 @@ def format_files(rows: Sequence[FileRow]) -> str:
             f"{size / 1e6:.1f}",
         ]
         lines.append(f"{name:>{width}}" + "".join(score.rjust(12) for score in scores))
-    return "\n".join(lines)
+    return lines
 
 
-def format_summary(result: EvalResult) -> str:
+def format_summary(result: EvalResult) -> list[str]:
     """AP by size, the confidence of P, R and F1, and the time per image: one or two lines."""
     sizes = zip(SIZES[1:], (result.ap_small, result.ap_medium, result.ap_large))
     by_size = ", ".join(f"{name} {number_text(value)}" for name, value in sizes)
-    text = f"AP by size: {by_size}; P, R and F1 at confidence {result.best_confidence:.3f}"
+    lines = [f"AP by size: {by_size}; P, R and F1 at confidence {result.best_confidence:.3f}"]
     times = ", ".join(f"{k[3:]} {v:.1f}" for k, v in result.extras.items() if k.startswith("ms/"))
     if times:
-        text += f"\nms an image: {times}; {result.extras['data_wait']:.0%} of the time waiting for data"
-    return text
+        lines.append(f"ms an image: {times}; {result.extras['data_wait']:.0%} of the time waiting for data")
+    return lines
 
 
-def format_errors(errors: ErrorSplit) -> str:
+def format_errors(errors: ErrorSplit) -> list[str]:
     """A line a kind of error: how many there are, and the AP50 that they cost."""
     rows = [(kind, f"{count:,}", cost) for kind, count, cost in zip(KINDS, errors.counts.sum(0), errors.cost)]
     rows += [("all false positives", "", errors.false_positive_cost), ("all not found", "", errors.false_negative_cost)]
     lines = ["error at IoU 0.5".rjust(22) + "count".rjust(10) + "costs AP50".rjust(12)]
     lines += [f"{name:>22}{count:>10}{number_text(cost):>12}" for name, count, cost in rows]
-    return "\n".join(lines)
+    return lines
 
 
 def format_calibration(calibration: Calibration) -> str:
@@ -117,7 +116,7 @@ def format_calibration(calibration: Calibration) -> str:
     scored, shown, threshold = calibration
     if not scored.counts.any():
         return "calibration: nothing was found"
-    text = f"calibration: error (ECE) {number_text(scored.error)} over {scored.counts.sum():,} detections"
+    text = f"calibration: error (ECE) {number_text(scored.error)} over {counted(scored.counts.sum(), 'detection')}"
     if shown.counts.any():
         way = "above" if shown.bias > 0 else "below"
         text += (
@@ -137,14 +136,9 @@ def plain_number(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-def write_csv(path: str | Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
-    """All rows, unrounded; nan is an empty cell."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(columns)
-    for *cells, scores in rows:
-        writer.writerow([*cells, *("" if math.isnan(s) else repr(s) for s in scores)])
-    write_whole(path, text.getvalue())
+def write_rows(path: str | Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
+    """A CSV file of all rows, unrounded; nan is an empty cell."""
+    write_csv(path, [columns, *([*cells, *("" if math.isnan(s) else s for s in scores)] for *cells, scores in rows)])
 
 
 def write_results_json(

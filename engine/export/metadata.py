@@ -17,6 +17,7 @@ from engine.inference.metadata import PREPROCESSING, ExportMetadata
 from engine.inference.model import CheckpointModel
 from utils.distributed.agreement import product_version
 from utils.files.folders import PROJECT
+from utils.strings import counted
 
 
 def export_metadata(
@@ -44,7 +45,7 @@ def export_metadata(
         validation_iou=detector.head.validation_iou,
         confidence=model.confidence,
         data=data,
-        description=f"{detector.spec.get('name', 'detector')}, {detector.num_classes} classes",
+        description=f"{detector.spec.get('name', 'detector')}, {counted(detector.num_classes, 'class')}",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         author="Lockstep",
         version=product_version(),
@@ -52,6 +53,7 @@ def export_metadata(
         details={
             "half": options.half,
             "int8": options.int8,
+            "val_images": info.get("val_images", []),
             "data_fingerprint": info.get("data", {}).get("fingerprint"),
             "ap": _training_ap(info),
             "checked": "no",

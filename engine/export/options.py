@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from models.detector import Detector
 from utils.config.settings import ExportConfig, check_image_size
 from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from models.detector import Detector
 
 PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
 

@@ -26,6 +26,7 @@ from models.postprocess.detections import select_detections
 from utils.boxes import xyxy_to_xywh
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.strings import counted
 from utils.structures import Detections, DetectionTable, EvalResult
 
 MATCHED_SCORE = 0.05  # detections of lower scores are not matched
@@ -78,9 +79,9 @@ class Parity:
     def line(self) -> str:
         """The figures as text."""
         return (
-            f"{self.images} images: AP {self.ap:.4f} (checkpoint {self.ap_checkpoint:.4f}), F1 at {self.threshold:.3f} "
-            f"{self.f1:.4f} ({self.f1_checkpoint:.4f}); {self.matched} detections of both differ by at most "
-            f"{self.box:.1e} of a box's size and {self.score:.1e} in score, {self.missing} of one only"
+            f"{counted(self.images, 'image')}: AP {self.ap:.4f} (checkpoint {self.ap_checkpoint:.4f}), F1 at "
+            f"{self.threshold:.3f} {self.f1:.4f} ({self.f1_checkpoint:.4f}); detections: {self.matched} of both, "
+            f"at most {self.box:.1e} of a box's size and {self.score:.1e} in score apart, {self.missing} of one only"
         )
 
     def violations(self, allowed: Tolerance) -> list[str]:
@@ -135,7 +136,7 @@ class Reference:
         self.result, self.table = self._run(model, nms_iou, box_voting)
         if not (self.table.scores > MATCHED_SCORE).any():
             raise UserError(
-                f"{model.path}: detects nothing in {len(images.paths)} validation images (no score is above "
+                f"{model.path}: detects nothing in {counted(len(images.paths), 'validation image')} (no score is above "
                 f"{MATCHED_SCORE:g}), so an export cannot be checked; train it longer, name other images with --data, "
                 "or use --no-check"
             )

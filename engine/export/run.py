@@ -21,7 +21,7 @@ from engine.export.layouts import make_layout
 from engine.export.metadata import checked, export_metadata, labels_text, model_card
 from engine.export.onnx_file import build_onnx, write_onnx
 from engine.export.openvino_folder import build_openvino, write_openvino
-from engine.export.options import PACKAGES, ExportOptions, check_flags, resolve_options
+from engine.export.options import PACKAGES, ExportOptions, resolve_options
 from engine.export.parity import Parity, Reference, tolerance
 from engine.export.torch_files import build_pt2, build_torchscript, write_pt2, write_torchscript
 from engine.inference.data_set import open_data
@@ -54,7 +54,6 @@ def export(config: ExportConfig) -> list[Path]:
     too much from the checkpoint is kept as NAME.failed, and the error is a FailedCheck.
     """
     configure_logging(True)
-    check_flags(config)
     for package in dict.fromkeys(package for name in config.format for package in PACKAGES.get(name, ())):
         require_package(package, "export", "choose another --format")
     if config.int8:
@@ -171,7 +170,7 @@ class _Job:
             count = min(len(self.calibration_split), self.config.calibration_images)
             if count < self.options.batch:
                 raise UserError(
-                    f"--batch {self.options.batch}: is more than the {count} images to calibrate --int8 with"
+                    f"--batch {self.options.batch}: is more than there are images to calibrate --int8 with ({count})"
                 )
         if self.config.check:
             _ = self.reference

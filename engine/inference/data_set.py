@@ -10,6 +10,8 @@ from engine.inference.model import InferenceModel
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import find_location
+from utils.logger import get_logger
+from utils.strings import counted
 
 
 def open_data(
@@ -40,7 +42,18 @@ def open_data(
             data, root = stored_location(model)
     if not data:
         raise UserError(f"{models[0].path}: does not name its data set; name a YAML with --data{instead}")
-    spec = open_dataset(data, splits, stage=stage, cache_dir=cache_dir, ctx=ctx, known_root=root)
+    held_out = next((names for model in models if (names := held_out_images(model))), [])
+    if held_out:  # the data set may have no 'val'
+        splits = dict.fromkeys("train" if split == "val" else split for split in splits)
+    optional = ("val",) if held_out else ()
+    where = {"stage": stage, "cache_dir": cache_dir, "ctx": ctx, "known_root": root, "optional": optional}
+    spec = open_dataset(data, tuple(splits), **where)
+    if held_out and "train" in spec.splits and "val" not in spec.splits:
+        spec = spec.hold_out(held_out)
+        for model in models:
+            if held_out_images(model) not in ([], held_out):
+                text = "%s was trained with other validation images: it may have been trained on those that are scored"
+                get_logger().warning(text, model.path)
     if not single_cls:
         for model in models:
             check_names(model.names, spec, str(model.path))
@@ -52,6 +65,12 @@ def stored_location(model: InferenceModel) -> tuple[str, str]:
     file, folder = model.path, model.path.parent
     is_inside = file.suffix.lower() == ".xml" and (folder / "metadata.yaml").is_file()  # of an OpenVINO folder
     return find_location(model.info.get("data", {}), folder if is_inside else file)
+
+
+def held_out_images(model: InferenceModel) -> list[str]:
+    """The names of the training images that ``--val-fraction`` held out when the model was trained."""
+    names = model.info.get("val_images") or model.info.get("details", {}).get("val_images")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
@@ -66,6 +85,6 @@ def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
 def class_difference(names: Sequence[str], expected: Sequence[str]) -> str:
     """In which way the names of the classes are not those that are expected; "" if they are."""
     if len(names) != len(expected):
-        return f"{len(names)} classes against {len(expected)}"
+        return f"{counted(len(names), 'class')} against {len(expected)}"
     index = next((i for i, (a, b) in enumerate(zip(names, expected)) if a != b), None)
     return "" if index is None else f"class {index} is '{names[index]}' against '{expected[index]}'"

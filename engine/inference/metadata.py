@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from utils.errors import UserError
-from utils.structures import one_line
+from utils.errors import UserError, one_line
 
 KEY = "lockstep"
 VERSION = 1

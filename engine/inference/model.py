@@ -19,6 +19,7 @@ from utils.boxes import cxcywh_to_xyxy
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.limits import explanation
+from utils.strings import counted
 
 FIRST_CANDIDATES = 300  # rows of an end-to-end output, by convention
 FOREIGN_IOU = 0.7  # NMS threshold in validation for files that state none
@@ -138,7 +139,7 @@ class ExportedModel(InferenceModel):
         self.info, self._run = metadata.as_dict(), session.run
         self.batch, channels, height, width = session.input_shape or metadata.input_shape
         if channels not in (None, 3):
-            raise UserError(f"{path}: takes images of {channels} channels, not RGB")
+            raise UserError(f"{path}: takes images of {counted(channels, 'channel')}, not RGB")
         self.input_hw = None if height is None or width is None else (height, width)
         self.stride = metadata.stride
         shape = self.input_hw or metadata.imgsz_hw or (640, 640)
@@ -230,7 +231,7 @@ def _recognize(shape: tuple[int, ...], metadata: ExportMetadata, path: Path) -> 
         if layout == "rows":
             raise UserError(f"{path}: holds no class names, nor their number; export it with its metadata")
         count = rows - 4 if layout == "columns" else width - 5
-        get_logger().info("%s: no class names in the file; its %d classes are numbered", path, count)
+        get_logger().info("%s: no class names in the file; they are numbered (%s)", path, counted(count, "class"))
     if {"rows": width == 6, "columns": rows == 4 + count, "objectness": width == 5 + count}[layout] and count > 0:
         return layout, metadata.names or tuple(map(str, range(count)))
-    raise UserError(f"{path}: its output {list(shape)} does not fit its {count} classes")
+    raise UserError(f"{path}: its output {list(shape)} does not fit {counted(count, 'class')}")

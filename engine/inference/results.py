@@ -23,7 +23,7 @@ from utils.errors import UserError
 from utils.machine.limits import require_package
 from utils.structures import DetectionTable
 from utils.visualize.annotation_formats import write_yolo_labels
-from utils.visualize.detection_writer import WRITABLE, crops_of, safe_name
+from utils.visualize.detection_writer import WRITABLE, Window, crops_of, safe_name
 from utils.visualize.draw import class_colors, draw_boxes, write_image
 
 if TYPE_CHECKING:
@@ -193,6 +193,15 @@ class Results:
         write_image(filename, self.drawn())
         return filename
 
+    def show(self) -> None:
+        """Shows the image with its boxes in a window, until a key is pressed. Raises UserError without a display; in a
+        notebook, a result that ends a cell is shown there."""
+        show_images([self.drawn()])
+
+    def _repr_png_(self) -> bytes:
+        """What notebooks show."""
+        return cv2.imencode(".png", self.plot())[1].tobytes()
+
     def save_txt(self, txt_file: str | Path, save_conf: bool = False) -> str:
         """Writes YOLO rows (class, cx, cy, w, h normalized, confidence with ``save_conf``), replacing the file."""
         boxes = self.boxes.numpy()
@@ -249,6 +258,19 @@ def boxes_of(table: DetectionTable, image_hw: tuple[int, int]) -> Boxes:
     """The detections of one image as float32 on the CPU."""
     columns = [table.boxes_xyxy_px, table.scores[:, None], table.classes[:, None]]
     return Boxes(torch.from_numpy(np.concatenate(columns, 1).astype(np.float32)), image_hw)
+
+
+def show_images(images: Iterable[np.ndarray]) -> None:
+    """Shows each image, uint8 (H, W, 3) RGB, in a window until a key is pressed; q or Esc ends it. Raises UserError
+    without a display."""
+    try:
+        window = Window()
+    except UserError:
+        raise UserError("show(): no window can be opened here (no display?); use save()") from None
+    for image in images:
+        if not window.show(image, wait=True):
+            break
+    window.close()
 
 
 def label_texts(

@@ -23,6 +23,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(KfoldConfig, argv, __doc__.split("\n")[0])
     check_started_once(config)
     require_one_process("engine.kfold", "start it once; --spawn N trains on N processes")
+    from engine.input_files import check_training_files
+
+    check_training_files(config)
     from engine.kfold.cross_validate import run_folds
     from utils.distributed.stop_signals import StopSignals
     from utils.logger import configure_logging, get_logger

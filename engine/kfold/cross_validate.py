@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import METRICS
 from engine.kfold.folds import assign_folds, check_objects, class_counts, groups_of, pooled_index, rare_classes
 from engine.kfold.lists import TABLE, data_of, write_folds
-from engine.kfold.scores import ScoredFold, format_folds, pool, read_fold, result_of, score_fold
+from engine.kfold.scores import ScoredFold, folds_page, format_folds, pool, read_fold, result_of, score_fold
 from engine.training_process import TrainingFailed, train
 from utils.config.search_settings import KfoldConfig, check_stored, folder_of, train_config
 from utils.distributed.context import DistributedContext
@@ -24,8 +22,9 @@ from utils.distributed.stop_signals import StopSignals
 from utils.errors import UserError
 from utils.files.folders import check_run_dir
 from utils.files.locks import FileLock
-from utils.files.safe_io import write_whole
+from utils.files.safe_io import write_csv
 from utils.logger import get_logger
+from utils.strings import counted
 from utils.structures import EvalResult
 
 DETECTIONS = "detections.npz"  # in the folder of a fold, once it is finished
@@ -68,7 +67,9 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
                     path.unlink(missing_ok=True)
             raise
         write_results(folder / "results.csv", done, names)
-    log.info("%s", format_folds(done.folds, done.pooled, names))
+        folds_page(f"Cross-validation {folder.name}", done.folds, done.pooled, names).write(folder / "kfold.html")
+    for line in format_folds(done.folds, done.pooled, names):
+        log.info("%s", line)
     text = "%s of all images, each scored by a model that has not seen it: %.4f; results are in %s"
     log.info(text, fitness.name, fitness.of(done.pooled), folder)
 
@@ -101,7 +102,10 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fi
     if note := rare_classes(index, config.folds):
         get_logger().warning("%s", note)
     write_folds(folder, spec, index, group, fold)
-    get_logger().info("%d images in %d groups, %d folds; lists: %s", len(index), group.max() + 1, config.folds, folder)
+    get_logger().info(
+        "%s in %s, %d folds; lists: %s",
+        counted(len(index), "image"), counted(group.max() + 1, "group"), config.folds, folder,
+    )  # fmt: skip
 
 
 def cross_validate(
@@ -143,11 +147,8 @@ def cross_validate(
 
 def write_results(path: Path, done: CrossValidation, names: Sequence[str]) -> None:
     """Writes a table with a row a fold and one for all images together, with the AP of each class."""
-    rows = [*((str(number), result) for number, result in enumerate(done.folds, 1)), ("pooled", done.pooled)]
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(("fold", "images", *(metric.name for metric in METRICS), *(f"AP:{name}" for name in names)))
-    for name, result in rows:
+    rows = [("fold", "images", *(metric.name for metric in METRICS), *(f"AP:{name}" for name in names))]
+    for name, result in (*enumerate(done.folds, 1), ("pooled", done.pooled)):
         values = [*(result.metrics[metric.name] for metric in METRICS), *result.class_ap.tolist()]
-        table.writerow((name, result.num_images, *("" if math.isnan(v) else f"{v:.6f}" for v in values)))
-    write_whole(path, text.getvalue())
+        rows.append((name, result.num_images, *("" if math.isnan(v) else f"{v:.6f}" for v in values)))
+    write_csv(path, rows)

@@ -11,7 +11,9 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,40 +22,39 @@ from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex, load_index
 from engine.evaluation.fitness import Fitness
 from utils.config.search_settings import KfoldConfig
+from utils.config.settings import TrainConfig
 from utils.errors import UserError
-from utils.files.safe_io import read_text
+from utils.files.safe_io import csv_cell, read_text
 from utils.machine.resources import available_cores
 from utils.rng import keyed_generator, named_stream
-from utils.structures import FlatStrings
+from utils.strings import FlatStrings, counted
 
+MOST_FOLDS = 20  # of which `validation_images` takes some
 MOST_MOVES = 1000  # of groups, to even out the folds
 SPLITS = ("train", "val")  # their images are divided; those of "test" stay apart
 
 
+def scan_options(config: TrainConfig) -> dict[str, Any]:
+    """The arguments of `load_index` that the settings give."""
+    options = {name: getattr(config, name) for name in ("cache_dir", "max_bad", "single_cls", "verify")}
+    return options | {"workers": available_cores() if config.workers < 0 else config.workers}
+
+
 def pooled_index(spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
     """The usable images of `SPLITS` as one split, each image once. Raises the errors of `load_index`."""
-    scan = {"cache_dir": config.cache_dir, "workers": available_cores() if config.workers < 0 else config.workers}
-    scan |= {"max_bad": config.max_bad, "single_cls": config.single_cls, "verify": config.verify}
-    indexes = [load_index(spec, split, **scan) for split in SPLITS if split in spec.splits]
+    indexes = [load_index(spec, split, **scan_options(config)) for split in SPLITS if split in spec.splits]
     first = np.cumsum([0, *map(len, indexes)])
     paths = [os.path.normpath(path) for index in indexes for path in index.paths]
     kept = np.array(sorted({path: number for number, path in reversed(list(enumerate(paths)))}.values()))
-    parts = []
-    for index, start in zip(indexes, first):
-        images = kept[(kept >= start) & (kept < start + len(index))] - start
-        counts = np.diff(index.offsets)[images]
-        rows = np.concatenate([np.arange(*index.offsets[i : i + 2]) for i in images]) if len(images) else np.zeros(0)
-        parts.append((index, images, counts, rows.astype(np.int64)))
-
-    def joined(name: str) -> np.ndarray:
-        by_image = name == "image_hw"
-        return np.concatenate([getattr(index, name)[images if by_image else rows] for index, images, _, rows in parts])
-
+    parts = [
+        index.take(kept[(kept >= start) & (kept < start + len(index))] - start) for index, start in zip(indexes, first)
+    ]
+    arrays = ("image_hw", "boxes_xywh_px", "classes", "crowd", "area_px")
     return replace(
         indexes[0],
         paths=FlatStrings.of(paths[i] for i in kept),
-        offsets=np.r_[0, np.cumsum(np.concatenate([counts for _, _, counts, _ in parts]))].astype(np.int64),
-        **{name: joined(name) for name in ("image_hw", "boxes_xywh_px", "classes", "crowd", "area_px")},
+        offsets=np.r_[0, np.cumsum(np.concatenate([np.diff(part.offsets) for part in parts]))].astype(np.int64),
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in arrays},
         fingerprint="",
         image_ids=None,
         category_ids=(),
@@ -109,7 +110,8 @@ def _names_in_file(paths: Sequence[str], file: Path) -> list[str]:
     if not {"image", "group"} <= set(rows.fieldnames or ()):
         raise UserError(f"--groups {file}: the first line must name the columns image and group")
     named = {os.path.normpath(row["image"] or ""): row["group"] or "" for row in rows}
-    by_path = [next((named[key] for key in (path, os.path.basename(path)) if key in named), None) for path in paths]
+    keys = ((path, os.path.basename(path), csv_cell(path)) for path in paths)
+    by_path = [next((named[key] for key in names if key in named), None) for names in keys]
     absent = [path for path, name in zip(paths, by_path) if name is None]
     if absent:
         raise UserError(
@@ -141,7 +143,7 @@ def assign_folds(group: np.ndarray, counts: np.ndarray, folds: int, seed: int) -
     """
     groups = int(group.max(initial=-1)) + 1
     if groups < folds:
-        raise UserError(f"--folds {folds}: there are only {groups} groups of images, and each is in one fold")
+        raise UserError(f"--folds {folds}: only {counted(groups, 'group')} of images, and each is in one fold")
     boxes = np.zeros((groups, counts.shape[1]), np.int64)
     np.add.at(boxes, group, counts)
     images = np.bincount(group, minlength=groups)
@@ -206,6 +208,21 @@ def _spread_to_empty(fold_of: np.ndarray, images: np.ndarray, folds: int) -> Non
         fold_of[members[images[members].argmin()]] = number.argmin()
 
 
+def validation_images(index: DatasetIndex, fraction: float) -> list[str]:
+    """The names of about this ``fraction`` of the images: one or more of up to `MOST_FOLDS` folds, so that near-
+    duplicates and copies stay together, and every class is divided. The seed of the run changes nothing.
+
+    Raises UserError if all images are in one group.
+    """
+    group = groups_of(index, "", near_duplicates=True)
+    most = min(int(group.max()) + 1, MOST_FOLDS)
+    if most < 2:
+        raise UserError(f"--val-fraction: the {len(index)} training images are near-duplicates of each other")
+    part = max(Fraction(fraction).limit_denominator(most), Fraction(1, most))
+    fold = assign_folds(group, class_counts(index), part.denominator, seed=0)
+    return [index.paths[i] for i in np.flatnonzero(fold < part.numerator).tolist()]
+
+
 def check_objects(group: np.ndarray, fold: np.ndarray, counts: np.ndarray, folds: int, fitness: Fitness) -> None:
     """Raises UserError if a fold has no object to score, before other folds are trained in vain.
 
@@ -231,4 +248,4 @@ def rare_classes(index: DatasetIndex, folds: int) -> str:
     if not rare:
         return ""
     listed = ", ".join(rare[:10]) + (", ..." if len(rare) > 10 else "")
-    return f"{len(rare)} class(es) have fewer boxes than there are folds and are missing in some: {listed}"
+    return f"{counted(len(rare), 'class')} with fewer boxes than there are folds, so missing in some: {listed}"

@@ -6,8 +6,6 @@ has one annotation file for each split, and a fold takes images of several.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 from pathlib import Path
@@ -20,7 +18,7 @@ from data.index.index import DatasetIndex
 from data.labels.yolo import YOLO
 from engine.kfold.folds import SPLITS
 from utils.errors import UserError
-from utils.files.safe_io import write_whole
+from utils.files.safe_io import write_csv, write_whole
 
 TABLE = "folds.csv"
 
@@ -31,7 +29,8 @@ def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, group: np.
     Args:
         group, fold: int64 (N,), of the images of ``index``.
 
-    Raises UserError if labels that are not in YOLO's format belong to images of the same file name.
+    Raises UserError if labels that are not in YOLO's format belong to images of the same file name, or if a name has
+    line breaks, or spaces around it.
     """
     names = [os.path.basename(path) for path in index.paths]
     is_yolo = all(spec.splits[split].label_format is YOLO for split in SPLITS if split in spec.splits)
@@ -41,21 +40,20 @@ def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, group: np.
             f"{spec.source}: two images are called {twice}; with labels in COCO's or VOC's format, the images of all "
             "folds need different names"
         )
+    paths = [str(index.path(i)) for i in range(len(index))]
+    if broken := next((path for path in paths if path.strip().splitlines() != [path]), None):
+        raise UserError(f"{spec.source}: {broken!r}: lists cannot hold such a name; rename the image and its label")
     for number in range(int(fold.max()) + 1):
         content = {"path": str(spec.root), "names": list(spec.names)}
         for split, chosen in zip(SPLITS, (fold != number, fold == number)):
             images, stem = np.flatnonzero(chosen), folder.absolute() / f"fold{number + 1}_{split}"
             content[split] = f"{stem}.txt"
-            write_whole(f"{stem}.txt", "".join(f"{index.path(i)}\n" for i in images.tolist()))
+            write_whole(f"{stem}.txt", "".join(f"{paths[i]}\n" for i in images.tolist()))
             if not is_yolo:
                 content.setdefault("annotations", {})[split] = f"{stem}.json"
                 write_whole(f"{stem}.json", json.dumps(_coco(index, images, spec.names)))
         write_whole(data_of(folder, number), yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(("image", "group", "fold"))
-    table.writerows(zip(index.paths, group.tolist(), (fold + 1).tolist()))
-    write_whole(folder / TABLE, text.getvalue())
+    write_csv(folder / TABLE, [("image", "group", "fold"), *zip(index.paths, group.tolist(), (fold + 1).tolist())])
 
 
 def data_of(folder: Path, number: int) -> Path:

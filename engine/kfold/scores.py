@@ -19,6 +19,7 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.safe_io import atomic_write
 from utils.structures import DetectionTable, EvalResult, GroundTruth
+from utils.visualize import page
 
 _SHARED = ("imgsz", "batch_size", "single_cls", "max_bad", "verify", "cache_dir", "device", "workers", "offline")
 _TRUTH = ("offsets", "boxes_xywh_px", "classes", "crowd", "area_px", "image_hw")
@@ -89,27 +90,49 @@ def result_of(fold: ScoredFold, num_classes: int) -> EvalResult:
     return score_detections(fold.truth, fold.found, num_classes)
 
 
-def format_folds(results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]) -> str:
-    """A row a fold, their mean and standard deviation, and all images scored together; then AP by class."""
-    columns = [metric.column for metric in METRICS]
+def fold_rows(results: Sequence[EvalResult], pooled: EvalResult) -> list[tuple[str, int | None, list[float]]]:
+    """A row a fold, their mean and standard deviation, and all images scored together: name, images, and `METRICS`."""
     values = np.array([[result.metrics[metric.name] for metric in METRICS] for result in results])
-    rows = [(f"fold {number}", str(r.num_images), row) for number, (r, row) in enumerate(zip(results, values), 1)]
-    rows.append(("mean", "", values.mean(0)))
-    rows.append(("std", "", values.std(0, ddof=1)))
-    rows.append(("pooled", str(pooled.num_images), [pooled.metrics[metric.name] for metric in METRICS]))
-    lines = [f"{'':>12}{'images':>10}" + "".join(column.rjust(8) for column in columns)]
-    lines += [f"{name:>12}{images:>10}" + "".join(_number(value) for value in row) for name, images, row in rows]
+    rows = [(f"fold {number}", r.num_images, row) for number, (r, row) in enumerate(zip(results, values.tolist()), 1)]
+    rows += [("mean", None, values.mean(0).tolist()), ("std", None, values.std(0, ddof=1).tolist())]
+    return [*rows, ("pooled", pooled.num_images, [pooled.metrics[metric.name] for metric in METRICS])]
+
+
+def class_rows(
+    results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]
+) -> list[tuple[str, int, float, float, float]]:
+    """For each class with boxes: name, boxes, AP of all images together, lowest and highest AP of a fold."""
+    by_fold = np.array([result.class_ap for result in results])
+    return [
+        (names[c], int(pooled.class_targets[c]), float(pooled.class_ap[c]),
+         float(np.nanmin(by_fold[:, c])), float(np.nanmax(by_fold[:, c])))
+        for c in np.flatnonzero(pooled.class_targets)
+    ]  # fmt: skip
+
+
+def format_folds(results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]) -> list[str]:
+    """The lines of `fold_rows`, then `class_rows`."""
+    lines = [f"{'':>12}{'images':>10}" + "".join(metric.column.rjust(8) for metric in METRICS)]
+    lines += [
+        f"{name:>12}{'' if images is None else images:>10}" + "".join(map(_number, row))
+        for name, images, row in fold_rows(results, pooled)
+    ]
     width = max(12, *(len(name) + 2 for name in names))
     lines.append(f"{'class':>{width}}{'boxes':>10}{'pooled AP':>11}{'lowest':>8}{'highest':>9}")
-    by_fold = np.array([result.class_ap for result in results])
-    for number, name in enumerate(names):
-        if pooled.class_targets[number]:
-            known = by_fold[~np.isnan(by_fold[:, number]), number]
-            lines.append(
-                f"{name:>{width}}{pooled.class_targets[number]:>10}{pooled.class_ap[number]:11.4f}"
-                f"{known.min():8.4f}{known.max():9.4f}"
-            )
-    return "\n".join(lines)
+    for name, boxes, ap, lowest, highest in class_rows(results, pooled, names):
+        lines.append(f"{name:>{width}}{boxes:>10}{ap:11.4f}{lowest:8.4f}{highest:9.4f}")
+    return lines
+
+
+def folds_page(title: str, results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]) -> page.Page:
+    """The same for a browser."""
+    out = page.Page(title, "Every image is scored by a model that has not seen it; pooled: all images scored together.")
+    columns = ("fold", "images", *(metric.column for metric in METRICS))
+    rows = [(name, images, *row) for name, images, row in fold_rows(results, pooled)]
+    out.section("Folds", page.table(columns, rows, "Scores of the folds"))
+    columns = ("class", "boxes", "AP of all images", "lowest AP of a fold", "highest AP of a fold")
+    out.section("Classes", page.table(columns, class_rows(results, pooled, names), "AP by class"))
+    return out
 
 
 def _number(value: float) -> str:

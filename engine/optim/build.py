@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from engine.optim.muon import Muon
 from engine.optim.schedule import Schedule
 
+SHORT_RUN = 20_000  # steps
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
@@ -19,7 +20,7 @@ def choose_optimizer(name: str, total_steps: int) -> str:
     """``auto`` by the length of the run: Muon learns fastest in a short one, SGD generalizes best in a long one."""
     if name != "auto":
         return name
-    return "Muon" if total_steps <= 20_000 else "SGD"
+    return "Muon" if total_steps <= SHORT_RUN else "SGD"
 
 
 def split_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:

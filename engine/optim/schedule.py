@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.logger import get_logger
+from utils.strings import counted
 
 # Validation AP on BCCD by steps of batch 16: from random weights (160 px) 0.00 after 65 and 0.52 after 390, from
 # yolov8n.pt (320 px) 0.48 after 39, 0.60 after 117 and 0.63 after 260.
@@ -35,8 +36,8 @@ def warn_of_few_steps(plan: StepPlan, *, from_weights: bool) -> None:
     least = LEAST_STEPS_FROM_WEIGHTS if from_weights else LEAST_STEPS
     if plan.total < least:
         get_logger().warning(
-            "the run has only %d steps; %s needs about %d: --epochs %d%s",
-            plan.total, "fine-tuning" if from_weights else "training from random weights", least,
+            "the run has only %s; %s needs about %d: --epochs %d%s",
+            counted(plan.total, "step"), "fine-tuning" if from_weights else "training from random weights", least,
             -(-least // plan.steps), "" if from_weights else ", or start from --weights",
         )  # fmt: skip
 

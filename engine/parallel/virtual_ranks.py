@@ -33,10 +33,10 @@ def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
     if not config.virtual_ranks and (world == 1 or not config.deterministic):
         return 0
     if wanted & (wanted - 1) or wanted % world:
-        fix = f"--virtual-ranks {wanted}: must be a power of two that the {world} process(es) divide"
+        fix = f"--virtual-ranks {wanted}: must be a power of two and a multiple of the number of processes ({world})"
         raise UserError(fix if config.virtual_ranks else f"--deterministic on {world} processes: use 2, 4, 8, ...")
     if wanted > config.batch_size != FIND_BATCH_SIZE:
-        raise UserError(f"--virtual-ranks {wanted}: more than the {config.batch_size} images of a batch")
+        raise UserError(f"--virtual-ranks {wanted}: more than the images of a batch ({config.batch_size})")
     if config.sync_bn or config.sync_bn_group:
         raise UserError("--sync-bn takes statistics over the whole batch, virtual ranks over a shard: choose one")
     if len(ctx.devices) > 1:

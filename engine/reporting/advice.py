@@ -13,6 +13,7 @@ from engine.evaluation.analysis import Calibration
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.tide import KINDS, ErrorSplit
 from engine.reporting.progress_bar import format_duration
+from utils.strings import counted
 from utils.structures import EvalResult
 
 RISING_AP = 0.005  # a rise that more epochs may continue
@@ -82,7 +83,7 @@ def _progress(found: Findings) -> Iterator[str]:
     if not epochs.size:
         yield f"No epoch of {found.epochs} is complete yet."
         return
-    yield f"{epochs[-1]:.0f} of {found.epochs} epochs are done, in {format_duration(seconds[-1])}."
+    yield f"Epoch {epochs[-1]:.0f} of {found.epochs} is complete, after {format_duration(seconds[-1])}."
 
 
 def _score(found: Findings) -> Iterator[str]:
@@ -92,10 +93,10 @@ def _score(found: Findings) -> Iterator[str]:
         return
     objects = int(result.class_targets.sum())
     if not objects:
-        yield f"The {result.num_images:,} validation images have no objects: nothing can be scored."
+        yield f"There are no objects in {counted(result.num_images, 'validation image')}: nothing can be scored."
         return
     yield (
-        f"On {result.num_images:,} images with {objects:,} objects: AP {result.ap:.3f}, AP50 "
+        f"On {counted(result.num_images, 'image')} with {counted(objects, 'object')}: AP {result.ap:.3f}, AP50 "
         f"{result.metrics['AP50']:.3f}."
     )
     if result.threshold is None:
@@ -106,7 +107,7 @@ def _score(found: Findings) -> Iterator[str]:
             f"there precision is {result.metrics['precision']:.3f} and recall {result.metrics['recall']:.3f}."
         )
     if objects < FEW_OBJECTS:
-        yield f"With only {objects} objects, differences of some points of AP are chance."
+        yield f"With only {counted(objects, 'object')}, differences of some points of AP are chance."
 
 
 def _trend(found: Findings) -> Iterator[str]:
@@ -196,7 +197,7 @@ def _weak_classes(found: Findings) -> Iterator[str]:
     unscored = np.flatnonzero(result.class_targets == 0)
     if unscored.size:
         listed = ", ".join(found.names[c] for c in unscored[:5]) + (", ..." if unscored.size > 5 else ".")
-        yield f"{unscored.size} class(es) have no validation objects and no score: {listed}"
+        yield f"{counted(unscored.size, 'class')} without validation objects, hence without a score: {listed}"
 
 
 def _bias(found: Findings) -> Iterator[str]:
@@ -236,7 +237,7 @@ def _do_about_data(found: Findings) -> Iterator[str]:
     if few.size:
         order = few[np.argsort(census.class_boxes[few], kind="stable")]
         listed = ", ".join(f"{found.names[c]} ({census.class_boxes[c]})" for c in order[:5])
-        yield f"{few.size} class(es) have fewer than {FEW_BOXES} training boxes; label more: {listed}" + (
+        yield f"{counted(few.size, 'class')} with fewer than {FEW_BOXES} training boxes; label more: {listed}" + (
             ", ..." if few.size > 5 else "."
         )
 
@@ -247,6 +248,6 @@ def _do_about_errors(found: Findings) -> Iterator[str]:
         if found.errors.cost[worst] >= LEAST_COST:
             yield f"Most AP50 is lost because {REMEDIES[KINDS[worst]]}."
     if found.suspects:
-        yield f"Check {found.suspects} label(s) that the model contradicts with confidence (section Suspicious labels)."
+        yield f"Check {counted(found.suspects, 'label')} that the model contradicts: section Suspicious labels."
     if found.backgrounds:
-        yield f"{found.backgrounds} image(s) without labels have detections: check them for missing labels."
+        yield f"Check {counted(found.backgrounds, 'image')} with detections but without labels: labels may be missing."

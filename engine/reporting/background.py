@@ -16,6 +16,7 @@ from engine.reporting.trackers import CsvTracker, Tracker
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, write_whole
 from utils.logger import get_logger
+from utils.strings import counted
 
 CLOSE_S, FINISH_S = 10.0, 60.0  # of waiting for a service at the end: for epochs, or after errors; for files
 MOST_BYTES = 1 << 20
@@ -143,7 +144,7 @@ class BackgroundTracker(Tracker):
         if self._thread.is_alive():
             self._give_up(self._close_s)
         elif missing := self._rows.keys() - (self._known or set()):
-            get_logger().warning("%s lacks %d epochs, which results.csv has", self._service.name, len(missing))
+            get_logger().warning("%s lacks %s that results.csv has", self._service.name, counted(len(missing), "epoch"))
 
     def _update(self) -> None:
         self._rows = dict(self._results.table.rows)

@@ -22,6 +22,7 @@ from engine.evaluation.image_errors import (
     worst_images,
 )
 from engine.evaluation.tide import BACKGROUND, CLASS, MISSED
+from utils.strings import counted
 from utils.visualize import page
 from utils.visualize.page import Card, Page
 
@@ -157,7 +158,8 @@ class Galleries:
         rows = np.flatnonzero(errors.image == image)
         rows = rows[np.argsort(-errors.scores[rows], kind="stable")]
         best = rows[0]
-        said = f"{rows.size} detection(s), the best {self._names[errors.classes[best]]} ({errors.scores[best]:.2f})"
+        said = f"{counted(rows.size, 'detection')}, the best {self._names[errors.classes[best]]} "
+        said += f"({errors.scores[best]:.2f})"
         name, source = self._index.paths[image], self._source(image)
         body = view = album.view(source, source.whole(), CROP_SIDE)
         if isinstance(view, View):

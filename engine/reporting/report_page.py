@@ -33,10 +33,11 @@ from engine.evaluation.metrics import CONFUSION_CONFIDENCE
 from engine.reporting import score_parts
 from engine.reporting.advice import Findings, how_it_went, what_to_do, where_it_is_wrong
 from engine.reporting.gallery import KIND_STYLES, KIND_WORDS, MOST_SUSPECTS, Galleries
-from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
+from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
 from utils.machine.resources import available_cores
+from utils.strings import counted
 from utils.structures import DetectionTable, EvalResult
 from utils.visualize import page
 from utils.visualize.charts import legend
@@ -216,8 +217,8 @@ class ReportPage:
     def _no_backgrounds(self) -> str:
         validated = (self._censuses or [])[-1]
         if not validated.backgrounds:
-            return f"All {validated.images:,} images have labels."
-        return f"None of the {validated.backgrounds:,} images without labels has a detection."
+            return "Every image has labels."
+        return f"None of {counted(validated.backgrounds, 'image')} without labels has a detection."
 
 
 def _settings_parts(subject: Subject) -> Iterator[page.Content]:
@@ -225,9 +226,9 @@ def _settings_parts(subject: Subject) -> Iterator[page.Content]:
     groups += [("hyper-parameters", subject.hyp)] if subject.hyp is not None else []
     rows = [(what, field, getattr(values, field.name)) for what, values in groups for field in fields(values)]
     changed = [
-        (_flag(what, field), _shown(value), _shown(_default(field)), field.metadata["help"])
+        (_flag(what, field), _shown(value), _shown(default_of(field)), field.metadata["help"])
         for what, field, value in rows
-        if value != _default(field)
+        if value != default_of(field)
     ]
     if changed:
         yield page.table(
@@ -245,14 +246,8 @@ def _flag(what: str, field: Field) -> Markup:
     return page.code(f"--{field.name.replace('_', '-')}" if what == "flags" else field.name)
 
 
-def _default(field: Field) -> Any:
-    if field.default is not MISSING:
-        return field.default
-    return field.default_factory() if field.default_factory is not MISSING else None
-
-
 def _shown(value: object) -> str:
-    return "empty" if value in ("", []) else "none" if value is None else str(value)
+    return "empty" if value in ("", []) else "none" if value in (None, MISSING) else str(value)
 
 
 def _machine(ctx: DistributedContext) -> Sequence[tuple[str, str]]:

@@ -102,7 +102,7 @@ def curve_parts(result: EvalResult, names: Sequence[str]) -> list[page.Content]:
     caption = f"Scores of each class; P, R and F1 at confidence {result.best_confidence:.3f}, IoU 0.5"
     table = page.table(columns, [every, *scores], caption)
     many = len(names) > MOST_SHOWN
-    return [page.row_of(*charts), page.fold(f"Scores of all {len(names)} classes", table) if many else table]
+    return [page.row_of(*charts), page.fold(f"Scores of all classes ({len(names)})", table) if many else table]
 
 
 def _class_lines(
@@ -144,7 +144,8 @@ def confusion_parts(result: EvalResult, names: Sequence[str]) -> list[page.Conte
         [names[t], names[p], count, count / max(int(confusion[:, t].sum()), 1)] for count, p, t in pairs[:MOST_PAIRS]
     ]
     columns = ("true class", "seen as", "objects", "fraction of the true class")
-    return [grid, page.fold(f"{len(pairs)} confused pairs", page.table(columns, listed, "Confused pairs of classes"))]
+    table = page.table(columns, listed, "Confused pairs of classes")
+    return [grid, page.fold(f"Confused pairs ({len(pairs)})", table)]
 
 
 def error_parts(errors: ErrorSplit, names: Sequence[str]) -> list[page.Content]:

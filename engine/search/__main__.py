@@ -25,6 +25,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_started_once(config)
     require_one_process("engine.search", "start it once; --spawn N trains each trial on N processes")
     require_package("optuna", "engine.search", "leave the hyper-parameters as they are")
+    from engine.input_files import check_training_files
+
+    check_training_files(config)
     from engine.search.loop import search
     from engine.search.ranges import read_space
     from utils.distributed.stop_signals import StopSignals

@@ -13,7 +13,7 @@ from engine.evaluation.fitness import Fitness
 from engine.kfold.cross_validate import make_folds, prepare
 from engine.kfold.lists import TABLE
 from engine.search.ranges import Space, values_text
-from engine.search.report import STATES, write_report
+from engine.search.report import STATES, reached, write_report
 from engine.search.study import JOURNAL, REASON, TRIALS, SharedStudy, best_of
 from engine.search.trial import run_trial
 from utils.config.parser import flags_of
@@ -22,6 +22,7 @@ from utils.distributed.stop_signals import StopSignals
 from utils.errors import UserError
 from utils.files.locks import FileLock
 from utils.logger import get_logger
+from utils.strings import counted
 
 SETTINGS = "search.yaml"
 MOST_FAILURES = 3  # trials, before any has succeeded
@@ -53,10 +54,11 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
             _forget(folder)
         raise
     if elsewhere := sum(frozen.state == TrialState.RUNNING for frozen in study.trials()):
-        log.info("%d trial(s) are being run by other processes", elsewhere)
+        log.info("run by other processes: %s", counted(elsewhere, "trial"))
     with study.exclusive():  # no older report replaces that of another process
-        text = write_report(folder, study, space, fitness.name, _command(config))
-    log.info("%s", text)
+        lines = write_report(folder, study, space, fitness.name, config.unit, _command(config))
+    for line in lines:
+        log.info("%s", line)
 
 
 def _run_trials(
@@ -77,7 +79,7 @@ def _run_trials(
                 config, space, study, claim, folds=folder, fitness=fitness, names=names, signals=signals
             )
         trials = study.trials()
-        log.info("%s", _line(trials[claim.number], state, reason, fitness, best_of(trials)))
+        log.info("%s", _line(trials[claim.number], state, reason, fitness, config.unit, best_of(trials)))
         _check_failures(trials)
 
 
@@ -90,11 +92,13 @@ def _forget(folder: Path) -> None:
         folder.rmdir()
 
 
-def _line(frozen: FrozenTrial, state: TrialState, reason: str, fitness: Fitness, best: FrozenTrial | None) -> str:
+def _line(
+    frozen: FrozenTrial, state: TrialState, reason: str, fitness: Fitness, unit: str, best: FrozenTrial | None
+) -> str:
     text = f"trial {frozen.number}: {STATES[state]}"
     if reason:
         return f"{text}: {reason}"
-    steps = f" after {len(frozen.intermediate_values)} steps" if state == TrialState.PRUNED else ""
+    steps = f" after {counted(reached(frozen), unit)}" if state == TrialState.PRUNED else ""
     known = f"; best {best.value:.4f} (trial {best.number})" if best is not None else ""
     return f"{text}{steps}, {fitness.name} {frozen.value:.4f}{known}"
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import optuna
 
-from utils.config.parser import from_mapping, read_recipe, with_overrides
+from utils.config.parser import from_mapping, read_recipe, unknown_key, with_overrides
 from utils.config.search_settings import SearchConfig
-from utils.config.settings import Hyperparameters, TrainConfig, closing_epochs
+from utils.config.settings import Hyperparameters, closing_epochs
 from utils.config.yaml_files import load_yaml, suggestion
 from utils.errors import UserError
 from utils.files.folders import CONFIGS
@@ -102,11 +102,9 @@ def read_space(config: SearchConfig) -> Space:
     if not isinstance(values, dict) or not values:
         raise UserError(f"{path}: must be 'hyper-parameter: range' lines; a range is {FORMAT}")
     fields = {field.name: field for field in dataclasses.fields(Hyperparameters)}
-    flags = {field.name for field in dataclasses.fields(TrainConfig)}
     for name in values:
         if name not in fields:
-            what = "is a flag, not a hyper-parameter" if name in flags else "unknown hyper-parameter"
-            raise UserError(f"{path}: '{name}': {what}{suggestion(str(name), fields)}")
+            raise UserError(f"{path}: {unknown_key(Hyperparameters, str(name))}")
     ranges = {name: _range(name, value, f"{path}: {name}") for name, value in values.items() if _is_range(value)}
     if not ranges:
         raise UserError(f"{path}: has no range to search, only single values; a range is {FORMAT}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -16,7 +15,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from engine.search.ranges import Space, values_text
 from engine.search.study import REASON, SharedStudy, best_of
-from utils.files.safe_io import write_whole
+from utils.files.safe_io import write_csv, write_whole
+from utils.strings import counted
 from utils.visualize import page
 from utils.visualize.charts import FAINT, Line, line_chart
 
@@ -32,16 +32,17 @@ STATES = {
 }
 
 
-def write_report(folder: Path, study: SharedStudy, space: Space, fitness: str, command: str) -> str:
-    """Writes the report into ``folder`` and returns its text for the terminal.
+def write_report(folder: Path, study: SharedStudy, space: Space, fitness: str, unit: str, command: str) -> list[str]:
+    """Writes the report into ``folder`` and returns its lines for the terminal.
 
     Args:
         fitness: its name.
+        unit: after which a trial reports its fitness: "epoch" or "fold".
         command: that trains with the best recipe, without --hyp.
     """
     trials = study.trials()
     best, weights = best_of(trials), importances(study.study, trials)
-    write_whole(folder / TABLE, _csv(trials, space, fitness))
+    write_csv(folder / TABLE, _rows(trials, space, fitness, unit))
     lines = format_trials(trials, fitness)
     if weights:
         lines.append("importance: " + ", ".join(f"{name} {value:.0%}" for name, value in weights.items()))
@@ -53,8 +54,8 @@ def write_report(folder: Path, study: SharedStudy, space: Space, fitness: str, c
         text = f"# Trial {best.number} of {folder}: {fitness} {best.value:.4f}.\n# command: {line}\n"
         write_whole(recipe, text + yaml.safe_dump(space.recipe(best.params), sort_keys=False))
         lines.append(f"the best recipe: {line}")
-    _page(folder, trials, best, weights, fitness).write(folder / PAGE)
-    return "\n".join([*lines, f"all trials: {folder / TABLE} and {folder / PAGE}"])
+    _page(folder, trials, best, weights, fitness, unit).write(folder / PAGE)
+    return [*lines, f"all trials: {folder / TABLE} and {folder / PAGE}"]
 
 
 def importances(study: optuna.Study, trials: Sequence[FrozenTrial]) -> dict[str, float]:
@@ -74,8 +75,11 @@ def format_trials(trials: Sequence[FrozenTrial], fitness: str) -> list[str]:
     )
     counts = {state: sum(frozen.state == state for frozen in trials) for state in STATES}
     summary = ", ".join(f"{count} {STATES[state]}" for state, count in counts.items() if count)
-    lines = [f"{len(trials)} trials: {summary}", f"trial  {fitness:>10}  hyper-parameters"]
-    lines += [f"{t.number:>5}  {t.value:10.4f}  {' '.join(values_text(t.params))}" for t in complete[:SHOWN]]
+    lines = [f"{counted(len(trials), 'trial')}: {summary}", f"trial  {fitness:>10}  hyper-parameters"]
+    lines += [
+        f"{t.number:>5}  {t.value:10.4f}  {' '.join(values_text(t.params))}{'' if t.number else '  (baseline)'}"
+        for t in complete[:SHOWN]
+    ]
     return lines
 
 
@@ -84,45 +88,54 @@ def seconds_of(frozen: FrozenTrial) -> float | None:
     return frozen.duration.total_seconds() if frozen.duration is not None else None
 
 
-def _csv(trials: Sequence[FrozenTrial], space: Space, fitness: str) -> str:
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(("trial", "state", fitness, "steps", "seconds", *space.ranges, "reason"))
+def reached(frozen: FrozenTrial) -> int:
+    """The last epoch, or fold, after which it has reported its fitness."""
+    return max(frozen.intermediate_values, default=0)
+
+
+def _rows(trials: Sequence[FrozenTrial], space: Space, fitness: str, unit: str) -> Iterator[tuple[Any, ...]]:
+    yield "trial", "state", fitness, f"{unit}s", "seconds", *space.ranges, "reason"
     for frozen in trials:
         seconds = seconds_of(frozen)
-        table.writerow(
-            (
-                frozen.number,
-                STATES[frozen.state],
-                "" if frozen.value is None else f"{frozen.value:.6f}",
-                len(frozen.intermediate_values),
-                "" if seconds is None else f"{seconds:.1f}",
-                *(frozen.params.get(name, "") for name in space.ranges),
-                frozen.user_attrs.get(REASON, ""),
-            )
+        yield (
+            frozen.number,
+            STATES[frozen.state],
+            "" if frozen.value is None else f"{frozen.value:.6f}",
+            reached(frozen),
+            "" if seconds is None else f"{seconds:.1f}",
+            *(frozen.params.get(name, "") for name in space.ranges),
+            frozen.user_attrs.get(REASON, ""),
         )
-    return text.getvalue()
 
 
 def _page(
-    folder: Path, trials: Sequence[FrozenTrial], best: FrozenTrial | None, weights: dict[str, float], fitness: str
+    folder: Path,
+    trials: Sequence[FrozenTrial],
+    best: FrozenTrial | None,
+    weights: dict[str, float],
+    fitness: str,
+    unit: str,
 ) -> page.Page:
-    out = page.Page(f"Search {folder.name}", f"{len(trials)} trials, fitness {fitness}")
+    out = page.Page(f"Search {folder.name}", f"{counted(len(trials), 'trial')}, fitness {fitness}")
     found = "No trial is complete yet."
     if best is not None:
         found = f"The best trial is {best.number}: {fitness} {best.value:.4f}. {BEST} is its recipe for --hyp."
+    baseline = trials[0].value if trials and trials[0].state == TrialState.COMPLETE else None
+    if baseline is not None:
+        found += f" The baseline, trial 0 with the recipe's own values, has {baseline:.4f}."
     out.section("Summary", found, page.bullets(format_trials(trials, fitness)[:1]))
     complete = [frozen for frozen in trials if frozen.state == TrialState.COMPLETE]
     values = np.array([frozen.value for frozen in complete], np.float64)
     numbers = np.array([frozen.number for frozen in complete], np.float64)
     lines = [Line("trial", numbers, values), Line("best so far", numbers, np.maximum.accumulate(values))]
+    lines += [Line("baseline", numbers, np.full_like(values, baseline))] if baseline is not None else []
     out.section(
         "Trials",
         line_chart(lines, title="Complete trials", x_label="trial", y_label=fitness, x_is_whole=True),
         page.table(
-            ("trial", "state", fitness, "steps", *(best.params if best else ()), "reason"),
+            ("trial", "state", fitness, f"{unit}s", *(best.params if best else ()), "reason"),
             [
-                (t.number, STATES[t.state], t.value, len(t.intermediate_values),
+                (t.number, STATES[t.state] + ("" if t.number else ", baseline"), t.value, reached(t),
                  *(_cell(t.params.get(name)) for name in (best.params if best else ())), t.user_attrs.get(REASON, ""))
                 for t in trials
             ],
@@ -136,9 +149,9 @@ def _page(
         for t in ranked
         if t.intermediate_values
     ]  # fmt: skip
-    title = "Each trial step by step; the best one is strong"
-    chart = line_chart(steps, title=title, x_label="epoch or fold", y_label=fitness, x_is_whole=True)
-    out.section("Steps", chart)
+    title = f"Each trial {unit} by {unit}; the best one is strong"
+    chart = line_chart(steps, title=title, x_label=unit, y_label=fitness, x_is_whole=True)
+    out.section(f"{unit.capitalize()}s", chart)
     rows = [(name, value, f"{value:.0%}") for name, value in weights.items()]
     note = f"They need {LEAST_TRIALS} complete trials."
     out.section("Importances", page.bars(rows, "Part in whether a trial is among the best") if rows else note)

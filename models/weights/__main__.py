@@ -20,6 +20,7 @@ from utils.entrypoint import run_main
 from utils.errors import UserError
 from utils.files.checkpoint import VERSION, write_checkpoint, write_safetensors
 from utils.logger import configure_logging, get_logger
+from utils.strings import counted
 
 # Keys of our checkpoints that are written anew, and those of a run, which are not converted.
 NOT_COPIED = ("format", "version", "model", "ema", "optimizer", "scaler", "progress", "run", "config", "rank_buffers")
@@ -44,7 +45,7 @@ def convert(source: str | Path, target: str | Path) -> str:
         if stored.is_ours or target.suffix == ".pt":
             raise
         write_safetensors(target, stored.tensors, {"format": "pt"})
-        return f"{error}; {len(stored.tensors)} tensors written to {target} under their names"
+        return f"{error}; {counted(len(stored.tensors), 'tensor')} written to {target} under their names"
     kept = {key: value for key, value in stored.content.items() if key not in NOT_COPIED}
     description = kept | {"model_spec": detector.spec, "names": list(detector.names)}
     weights = {name: tensor for name, tensor in detector.state_dict().items() if not name.endswith(COUNTERS)}
@@ -59,7 +60,7 @@ def convert(source: str | Path, target: str | Path) -> str:
 def describe(detector: Detector, source: str | Path) -> str:
     """One line about a checkpoint's model."""
     count = sum(p.numel() for p in detector.parameters())
-    line = f"{source}: {detector.spec['name']}, {count:,} parameters, {detector.num_classes} classes"
+    line = f"{source}: {detector.spec['name']}, {count:,} parameters, {counted(detector.num_classes, 'class')}"
     return f"{line}, strides {', '.join(map(str, detector.strides))}"
 
 

@@ -18,6 +18,7 @@ from models.weights.layouts import to_public_names, usual_image_size
 from models.weights.safe_torch_file import ForeignFile, Record, is_module
 from utils.errors import UserError
 from utils.files.checkpoint import FORMAT, VERSION, is_safetensors, read_checkpoint, read_safetensors
+from utils.strings import counted
 
 COUNTERS = "num_batches_tracked"  # batch norm's step counters, used only with momentum=None
 METADATA_KEY = "lockstep"  # in a safetensors file of ours: JSON that rebuilds the detector
@@ -40,10 +41,8 @@ class StoredWeights:
     def __post_init__(self) -> None:
         """Raises UserError if the weights are not finite: the model would find nothing."""
         if bad := [name for name, tensor in self.tensors.items() if not tensor.isfinite().all()]:
-            raise UserError(
-                f"{self.path}: its weights contain non-finite values in {len(bad)} tensors (first: {bad[0]}); "
-                "use an earlier checkpoint"
-            )
+            where = f"{counted(len(bad), 'tensor')} (first: {bad[0]})"
+            raise UserError(f"{self.path}: its weights contain non-finite values in {where}; use an earlier checkpoint")
 
     @property
     def is_ours(self) -> bool:

@@ -14,6 +14,7 @@ from models.heads.base import ONE_TO_ONE
 from models.weights.load import class_count, names_for
 from models.weights.read import COUNTERS, StoredWeights, read_weights
 from utils.errors import UserError
+from utils.strings import counted
 
 NOT_IN_FILE = "not in the file"
 
@@ -35,7 +36,8 @@ class TransferReport:
         total = len(self.taken) + len(self.partly) + len(self.skipped)
         first = f"{self.source}: {len(self.taken)} of {total} tensors taken"
         if self.partly:
-            first += f", {len(self.partly)} more for {len(self.classes)} common classes ({_listed(self.classes)})"
+            common = f"for {counted(len(self.classes), 'common class')} ({_listed(self.classes)})"
+            first += f", {len(self.partly)} more {common if self.classes else 'in part: no class is common'}"
         skipped: dict[str, tuple[str, list[str]]] = {}
         for name, reason in self.skipped.items():  # one line, with the first as the example, for all shapes that differ
             key = "shape" if reason.startswith("shape ") else reason
@@ -57,7 +59,7 @@ def _layers(names: Sequence[str]) -> str:
     for name in names:
         layer = ".".join(name.split(".")[:3])
         counts[layer] = counts.get(layer, 0) + 1
-    return _listed([f"{layer} ({count} tensor{'s' * (count > 1)})" for layer, count in counts.items()])
+    return _listed([f"{layer} ({counted(count, 'tensor')})" for layer, count in counts.items()])
 
 
 def _shapes(target: Tensor, source: Tensor) -> str:

@@ -5,8 +5,10 @@ by name.
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,12 +24,13 @@ from data.image_io.decode import read_image
 from data.image_io.verify import HiddenDamageError, check_image, coded_data_defect, plain_jpeg
 from data.index import partial_scan, scan
 from tests.data.index.test_index import lines, load, told  # noqa: F401
+from tests.helpers.hostile_files import TAKEN, take_name
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_model
 from utils import decoder_warnings
 from utils.decoder_warnings import pass_on, watched
 from utils.errors import UserError
-from utils.files.safe_io import open_regular
+from utils.files.checked_open import open_own
 from utils.visualize.draw import encode_image
 
 
@@ -296,6 +299,30 @@ def test_a_sparse_file_named_jpg_is_a_bad_file(tmp_path):
     assert any("001.jpg" in line and "more than such a file can need" in line for line in index.report.lines)
 
 
+@pytest.mark.parametrize("taken", [*TAKEN, "another user's folder"])
+def test_without_a_cache_folder_the_list_is_in_a_folder_of_this_user(tmp_path, monkeypatch, taken):
+    """Others may create files in the folder of temporary files."""
+    index = load(write_set(tmp_path / "set", 4).parent, tmp_path / "cache")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "file").touch()
+    images = DamagedImages(index, "train", cache_dir=str(tmp_path / "file" / "cache"), max_bad=0)
+    folder = tmp_path / f"lockstep-{os.getuid()}"
+    if taken == "folder":
+        images.add(index.path(0), "damaged")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        with pytest.raises(UserError, match=rf"first: .*000\.jpg\); the damaged ones are listed in {folder}/"):
+            images.check()
+        return
+    take_name(folder, taken.removesuffix(" folder"))
+    if taken.endswith("folder"):
+        folder.unlink()
+        folder.mkdir()
+        os.chown(folder, 65534, 65534)
+    reason = r"belongs to another user \(uid 65534\)" if taken.endswith("folder") else "is not a folder"
+    with pytest.raises(UserError, match=rf"^{folder}: {reason}; name a writable folder with --cache-dir or TMPDIR"):
+        images.add(index.path(0), "damaged")
+
+
 def test_an_incomplete_line_of_the_damage_list_does_not_hide_the_next(tmp_path):
     """A killed process may have left an incomplete line, and other lines may contain anything."""
     root = tmp_path / "set"
@@ -383,11 +410,11 @@ def test_threads_that_start_decoding_together_share_the_captured_standard_error(
 
 
 def test_decoder_warnings_of_many_threads_are_all_counted(tmp_path, monkeypatch):
-    def slowly(path):
+    def slowly(path, flags):
         time.sleep(0.002)
-        return open_regular(path)
+        return open_own(path, flags)
 
-    monkeypatch.setattr("data.damaged_images.open_regular", slowly)
+    monkeypatch.setattr("data.damaged_images.open_own", slowly)
     root = write_set(tmp_path / "set", damaged=0).parent
     index = load(root, tmp_path / "cache")
     images = DamagedImages(index, "train", cache_dir=str(tmp_path / "cache"), max_bad=0.5)

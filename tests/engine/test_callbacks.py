@@ -16,12 +16,16 @@ from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
+from utils.logger import get_logger
 
 ROOT = Path(__file__).parents[2]
 HOOKS = '''
 """Hooks of a user."""
 import json
 import math
+import os
+
+import torch
 
 
 class Watch:
@@ -105,6 +109,36 @@ class Awaits:
 class Generates:
     def on_epoch(self, run):
         yield run
+
+
+class Meddles(Watch):
+    def __init__(self):
+        super().__init__()
+        self.ends = iter([SystemExit(5), SystemExit("no"), KeyError("x"), KeyboardInterrupt(), None])
+
+    def on_step(self, run):
+        super().on_step(run)
+        end = next(self.ends, None)
+        child = os.fork()
+        if child == 0:
+            if end is not None:
+                raise end
+            return
+        self.seen.append(["child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])])
+
+    def on_epoch(self, run):
+        super().on_epoch(run)
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        torch.set_num_threads(3)
+        os.chdir("/")
+
+
+class Exits:
+    def on_step(self, run):
+        if run.rank == 1:
+            os._exit(run.settings["seed"])
 
 
 class Computed:
@@ -223,6 +257,44 @@ def test_hooks_follow_the_run_and_change_nothing(folder):
     plain, watched = (read_checkpoint(folder / "runs" / name / "last.pt") for name in ("plain", "exp"))
     assert all(bool((value == watched["model"][name]).all()) for name, value in plain["model"].items())
     assert calls[-1][5] == sum(v.numel() for k, v in plain["model"].items() if k.endswith(("weight", "bias")))
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_what_a_hook_changes_of_the_process_is_undone_and_named(folder, processes):
+    """A process that it forks ends where it leaves the hook, instead of training on, saving and joining collectives."""
+    run(folder, "--name", "plain", processes=processes)
+    done = run(folder, "--callbacks", "user_hooks:Meddles", processes=processes)
+    for rank in range(processes):
+        ends = [call[1] for call in seen(folder, f"seen{rank}of{processes}.json") if call[0] == "child"]
+        assert ends == [5, 1, 1, 1, 0, 0]
+    states = (
+        "whether gradients are computed",
+        "the number of threads",
+        "torch's default dtype",
+        "torch's default device",
+        "the working folder",
+    )
+    for state in states:
+        start = f"warning: --callbacks user_hooks:Meddles: on_epoch has changed {state} ("
+        assert done.stdout.count(start) == processes, done.stdout
+    assert done.stderr.count("KeyError: 'x'") == processes
+    plain, meddled = (read_checkpoint(folder / "runs" / name / "last.pt") for name in ("plain", "exp"))
+    assert all(bool((value == meddled["model"][name]).all()) for name, value in plain["model"].items())
+
+
+def test_what_the_import_of_hooks_changes_is_undone(folder, caplog, monkeypatch):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    (folder / "user_moves.py").write_text("import os\nfrom user_hooks import Watch\nos.chdir('/')\n")
+    assert load_hooks("user_moves:Watch")
+    assert Path.cwd() == folder
+    assert f"--callbacks user_moves:Watch: its import has changed the working folder ({folder}, now /)" in caplog.text
+
+
+@pytest.mark.parametrize("status", [3, 0])
+def test_a_process_that_a_hook_ends_is_named_with_its_status(folder, status):
+    done = run(folder, "--callbacks", "user_hooks:Exits", "--seed", str(status), expect=2, processes=2)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert line.startswith(f"error: process 1 of 2 ended with status {status} and without a message")
 
 
 def test_a_run_that_a_hook_ends_is_saved_and_continues_with_its_hooks(folder):

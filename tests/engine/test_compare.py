@@ -15,6 +15,7 @@ import train
 from engine import compare
 from engine.compare import Difference, differences, differing_settings, entries_of, stored_settings
 from engine.evaluation.bootstrap import draw_images
+from tests.helpers.html_page import check_self_contained
 from tests.helpers.processes import LAUNCHED, ROOT
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model, write_weights
@@ -53,6 +54,12 @@ def test_settings_and_scores_are_those_of_the_runs(runs):
         if part["ap"] is not None:
             assert part["low"] <= part["high"]
     assert (folder / "curves.png").stat().st_size > 10_000
+    page = check_self_contained((folder / "comparison.html").read_text())
+    assert ["mosaic", "1.0", "0.0"] in page.tables["Settings that differ"]
+    (table,) = [table for title, table in page.tables.items() if title.startswith(f"AP of {runs / 'b'} against ")]
+    ap = f"{content['baseline']['all']:.3f}"
+    assert table[1][:2] == ["all", ap]
+    assert [tag for tag, _ in page.tags].count("svg") > 10
 
 
 def test_a_run_does_not_differ_from_itself(runs):

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import export
+from data.sources import Frame
 from engine.inference.images import as_images
 from engine.inference.results import Results
 from engine.predictor import Predictor, load
@@ -24,6 +25,7 @@ from tests.helpers.tiny import write_weights
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 from utils.logger import get_logger
+from utils.threads import Ahead
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +140,9 @@ def test_settings_of_load_of_the_object_and_of_a_call(weights, predictor, monkey
     other.conf = middle
     assert rows(other(image)) == [above]
     assert len(predictor(image, color="rgb")[0]) == 5  # the call has not changed the predictor
-    assert set(other(image, conf=0, classes=[1])[0].boxes.cls.tolist()) <= {1.0}
+    by_number, by_name = (other(image, conf=0, classes=[c])[0].boxes for c in (1, "ring"))
+    assert set(by_number.cls.tolist()) == {1.0}
+    assert torch.equal(by_name.data, by_number.data)
     assert len(other(image, conf=0, iou=0, agnostic=True)[0]) < len(other(image, conf=0, iou=1)[0])
     assert rows(other(image, imgsz=96)) != rows(other(image))
     with monkeypatch.context() as patch:
@@ -207,6 +211,19 @@ def test_streams_are_processed_in_batches(weights, tmp_path, monkeypatch, caplog
     assert seen == ([1] * 8 if size == 1 else [3, 1, 1, 1, 1, 2, 2])
     (record,) = caplog.records
     assert record.getMessage() == f"{tmp_path / '5.png'}: cannot be decoded (damaged, or not an image); skipped"
+
+
+def test_frames_of_a_live_stream_are_not_collected(predictor):
+    """Each is processed before the next one is asked for, whatever the size of a batch of files."""
+    asked = []
+
+    def frames():
+        for number in range(3):
+            asked.append(number)
+            yield Frame("rtsp://camera", number, picture(), 25.0, True, None, is_live=True)
+
+    for number, detected in enumerate(predictor.detect_each(frames(), Ahead(16))):
+        assert (detected.frame.index, asked) == (number, list(range(number + 1)))
 
 
 def test_an_error_in_one_image_of_a_stream_is_raised_after_the_results_before_it(predictor, tmp_path, monkeypatch):
@@ -388,6 +405,8 @@ def test_a_pil_image_of_a_damaged_file_is_one_line(predictor, tmp_path):
     [
         ({"imgsz": 70}, "not a multiple of the model's stride 32"),
         ({"classes": [2]}, "classes 0 to 1"),
+        ({"classes": ["disk"]}, r"^--classes disk: the model has no class of this name \(did you mean 'disc'\?\)$"),
+        ({"classes": ["x"]}, "^--classes x: the model has no class of this name; its classes: disc, ring$"),
         ({"conf": 25}, "conf: must be between 0 and 1"),
         ({"iou": -0.1}, "iou: must be between 0 and 1"),
         ({"max_det": 0}, "max_det: must be at least 1"),

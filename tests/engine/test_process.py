@@ -89,6 +89,17 @@ def test_cudnn_benchmark_is_on_if_all_images_have_one_size(tmp_path, settings, s
     assert torch.backends.cudnn.benchmark == searches
 
 
+def test_a_log_is_not_continued_through_a_symbolic_link(tmp_path, capsys):
+    """With --exist-ok, the folder may contain what another user has put there."""
+    (tmp_path / "target").write_text("precious")
+    (tmp_path / "train.log").symlink_to(tmp_path / "target")
+    prepare_process(CPU, run_with(tmp_path, exist_ok=True))
+    with open_folder(CPU, run_with(tmp_path, exist_ok=True)):
+        pass
+    assert "train.log: cannot be written (is a symbolic link); there is no log in a file" in capsys.readouterr().out
+    assert (tmp_path / "target").read_text() == "precious"
+
+
 def test_the_settings_are_stored_with_the_run(tmp_path):
     run = run_with(tmp_path, rect=True)
     prepare_process(CPU, run)

@@ -13,6 +13,7 @@ import torch
 from engine.inference.results import Boxes, Results, boxes_of
 from utils.errors import UserError
 from utils.structures import DetectionTable
+from utils.visualize import detection_writer
 
 HEIGHT, WIDTH = 40, 80
 NAMES = {0: "disc", 1: "box/größe"}
@@ -86,6 +87,12 @@ def test_images_are_bgr(result, tmp_path, monkeypatch):
     assert np.array_equal(cv2.imread(str(tmp_path / "b.png")), drawn)
     with pytest.raises(UserError, match="written as"):
         result.save("c.xyz")
+    assert np.array_equal(cv2.imdecode(np.frombuffer(result._repr_png_(), np.uint8), cv2.IMREAD_COLOR), drawn)
+    monkeypatch.setattr(detection_writer.sys, "platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match=r"^show\(\): no window can be opened here \(no display\?\); use save\(\)$"):
+        result.show()
 
 
 def test_label_files(result, tmp_path):

@@ -182,7 +182,7 @@ def test_values_are_read_one_step_later():
     assert len(step.reader.pop(leave=0)) == 1
 
 
-class _NoSync(TorchDispatchMode):
+class NoSync(TorchDispatchMode):
     """Fails on operations that make the host wait for a device, or whose shapes depend on values."""
 
     FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", "unique_dim", "equal")
@@ -193,6 +193,11 @@ class _NoSync(TorchDispatchMode):
         assert name != "index" or not any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]), (
             "indexing by a mask waits for the device"
         )
+        if name in ("_to_copy", "copy_"):
+            options = dict(zip(("self", "src", "non_blocking"), args)) | (kwargs or {})
+            source = options.get("src", args[0]).device
+            target = args[0].device if name == "copy_" else options.get("device", source)
+            assert source.type == target.type or options.get("non_blocking"), f"a copy to {target} that waits"
         return func(*args, **(kwargs or {}))
 
 
@@ -201,7 +206,7 @@ class _NoSync(TorchDispatchMode):
 def test_the_step_has_no_host_sync(kind, optimizer):
     step, _ = make_step(DistributedContext.single(), kind, optimizer=optimizer)
     step([global_batch()], [6], 1)  # optimizer states are made here
-    with _NoSync():
+    with NoSync():
         step([global_batch(), make_batch(3)], [6, 3], 2)
 
 

@@ -1,5 +1,4 @@
-"""Tensors that say they are on a GPU, for machines without one: shapes, types, strides and devices are computed, values
-are not.
+"""A GPU for machines without one: its tensors have shapes, types, strides and devices, but no values.
 
 An operation on tensors of different devices raises; so does one whose value or shape the host would have to wait for
 (`.item()`, `nonzero`, indexing by a mask).
@@ -11,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -24,18 +24,45 @@ class _Mode(FakeTensorMode):
         return self
 
 
+class _Event:
+    """Stands in for `torch.cuda.Event`."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+@cache
+def _mode() -> _Mode:
+    """One for the whole process: the code under test caches tensors, and tensors of two modes do not mix."""
+    return _Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+
+
 @contextmanager
 def fake_gpu() -> Iterator[None]:
     """Inside, tensors have no values, and may be on ``cuda``; `nn.Module.to` moves models there that were built before.
     Backward passes run in Python, because torch's engine needs CUDA streams for them."""
+    empty = torch.empty
     with (
         warnings.catch_warnings(),
         mock.patch.object(Tensor, "backward", _backward),
         mock.patch.object(nn.Module, "_apply", _converted),
-        _Mode(allow_non_fake_inputs=True),
+        mock.patch("torch.cuda.Event", _Event),
+        mock.patch("torch.cuda.is_bf16_supported", return_value=True),
+        mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)),  # broadcast asks
+        mock.patch("torch.cuda.amp.common.amp_definitely_not_available", return_value=False),
+        mock.patch("torch.empty", lambda *shape, pin_memory=False, **options: empty(*shape, **options)),
+        mock.patch("torch._fused_sgd_", _check_devices),  # as of torch 2.15 its result is not known without a GPU
+        _mode(),
     ):
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # copy.deepcopy does
         yield
+
+
+def _check_devices(*lists: list[Tensor], **options: Any) -> None:
+    tensors = [tensor for tensors in lists for tensor in tensors]
+    tensors += [value for value in options.values() if isinstance(value, Tensor)]
+    assert len({tensor.device for tensor in tensors}) == 1, "tensors of different devices"
 
 
 def _converted(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:

@@ -13,6 +13,7 @@ import zipfile
 from collections import OrderedDict
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -58,7 +59,7 @@ def tensor_program(size: tuple, stride: tuple, count: int, offset: int = 0, key:
 
 def write_hostile_files(folder: Path, marker: Path) -> dict[str, tuple[Path, str]]:
     """One file of each kind, by kind, and the expected message. ``marker`` would be created if any of them ran."""
-    command = Touch((os.system, (f"touch {marker}",)))
+    command = Touch((os.system, (f"touch '{marker}'",)))
     torch.save({"model": {"w": torch.zeros(1000)}}, folder / "whole.pt")
     (folder / "truncated.pt").write_bytes((folder / "whole.pt").read_bytes()[:-300])
     (folder / "notes.pt").write_text("not a model\n" * 50)
@@ -152,3 +153,28 @@ def write_hostile_programs(folder: Path, marker: Path) -> dict[str, Path]:
             for name, content in entries.items():
                 archive.writestr(name, content)
     return written
+
+
+TAKEN = ("bytes", "pipe", "link", "folder", "another user's")
+
+
+def take_name(path: Path, kind: str, size: int = 0) -> None:
+    """Puts something at ``path`` that another process could have put there: a file of ``size`` random bytes, ... A
+    link leads to such a file beside it. Skips the test if another user's file needs root."""
+    path.unlink(missing_ok=True)
+    content = os.urandom(size)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        target = path.with_name("target")
+        target.write_bytes(content)
+        path.symlink_to(target)
+    else:
+        path.write_bytes(content)
+        path.chmod(0o600)
+    if kind == "another user's":
+        if os.geteuid():
+            pytest.skip("only root can give a file away")
+        os.chown(path, 65534, 65534)

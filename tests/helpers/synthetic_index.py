@@ -12,7 +12,7 @@ import numpy as np
 
 from data.index.index import DatasetIndex
 from data.labels.findings import ScanReport
-from utils.structures import FlatStrings
+from utils.strings import FlatStrings
 
 OBJECT = (250, 20, 20)  # RGB of the rectangles that labels lie on
 GEOMETRIES = {  # hyper-parameters for every kind of matrix that a renderer gets

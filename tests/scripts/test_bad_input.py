@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import yaml
 import detect
 import train
 import val
+from data.check.__main__ import main as check_data
+from engine.kfold.__main__ import main as kfold_main
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.entrypoint import run_main
@@ -86,11 +89,11 @@ def test_bad_training_flags_are_one_line(world, tmp_path, capsys, given, line):
     ("given", "line"),
     [
         (["--compress-grads"], "--compress-grads is for plain DDP: several processes"),
-        (["--virtual-ranks", "3"], "--virtual-ranks 3: must be a power of two that the 1 process(es) divide"),
-        (["--virtual-ranks", "8"], "--virtual-ranks 8: more than the 4 images of a batch"),
+        (["--virtual-ranks", "3"], "--virtual-ranks 3: must be a power of two and a multiple of the number of"),
+        (["--virtual-ranks", "8"], "--virtual-ranks 8: more than the images of a batch (4)"),
         (["--virtual-ranks", "2", "--sync-bn"], "--sync-bn takes statistics over the whole batch"),
         (["--amp", "fp16"], "--amp fp16: not on a CPU"),
-        (["--quad", "--batch-size", "6"], "--quad with --batch-size 6 on 1 process(es): needs a multiple of 4"),
+        (["--quad", "--batch-size", "6"], "--quad with --batch-size 6 on 1 process: needs a multiple of 4"),
         (["--cache", "device"], "--cache device: images on the device can only be rendered there"),
         (["--render-on", "device", "--set", "albumentations=[{name: Blur}]"], "albumentations needs images on the"),
         (["--set", "albumentations=[{name: Blurr}]"], "hyper-parameter albumentations"),
@@ -100,6 +103,27 @@ def test_impossible_settings_are_refused_before_data_is_read(tmp_path, capsys, g
     """Copying and scanning data may take hours, which a mistake in the flags must not waste."""
     assert line in error_of(capsys, train.main, "--data", tmp_path / "none.yaml", *SMALL, "--project", tmp_path, *given)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("splits", "given", "line"),
+    [
+        (
+            ["train"],
+            [],
+            "has no 'val' split, only train; add 'val: <folder>', or train with --val-fraction 0.2 or python",
+        ),
+        (["train", "val"], ["--val-fraction", "0.2"], "has a 'val' split; leave out one of the two"),
+    ],
+)
+def test_a_validation_split_is_in_the_data_or_held_out(world, tmp_path, capsys, splits, given, line):
+    """Both or neither is an error, before the model is built."""
+    data = world / "set" / f"{'-'.join(splits)}.yaml"
+    data.write_text(yaml.safe_dump({split: f"images/{split}" for split in splits} | {"names": ["light", "dark"]}))
+    error = error_of(capsys, train.main, *flags(world), "--data", data, *given, "--model", "none.yaml")
+    assert f"{data}: {line}" in error or f"{data} {line}" in error
+    kfold = error_of(capsys, kfold_main, "--data", data, "--val-fraction", "0.2")
+    assert "--val-fraction: leave it out; each fold is held out in turn" in kfold
 
 
 @pytest.mark.parametrize(
@@ -150,11 +174,25 @@ def test_a_file_in_place_of_the_run_folder_is_refused_before_data_is_read(world,
         assert "a file of this name exists" in line
 
 
-def test_the_log_of_a_run_includes_its_first_lines(world):
+def test_the_log_of_a_run_begins_with_some_lines_that_say_what_is_trained(world):
     """Although its file is created after the data has been read."""
-    lines = (world / "runs" / "exp" / "train.log").read_text().splitlines()
-    assert lines[0].startswith("config: ")
-    assert any(line.startswith("train: 8 images") for line in lines)
+    folder = world / "runs" / "exp"
+    lines = (folder / "train.log").read_text().splitlines()
+    lines = lines[: next(i for i, line in enumerate(lines) if line.startswith("first step"))]
+    assert len(lines) <= 12
+    assert lines[0].startswith("1 process on cpu, torch ")
+    assert lines[1].startswith("settings: ")
+    assert "imgsz=64, " in lines[1]
+    assert "momentum" not in lines[1]  # has its default
+    for line in (
+        "tiny.yaml: 206,366 parameters, 2 classes, random weights",
+        "train: 8 images, ",
+        "val: 3 images, ",
+        f"run folder {folder} (settings.yaml: all settings)",
+        "Muon (auto: at most 20,000 steps), learning rate 0.008 (its default 0.008)",
+        "4 steps (2 epochs of 2), each of 1 batch of 4 images at 64 px, in float32",
+    ):
+        assert any(found.startswith(line) for found in lines), (line, lines)
 
 
 def test_a_canvas_of_one_cell_is_refused(world, tmp_path, capsys):
@@ -307,3 +345,50 @@ def test_file_names_that_are_not_utf_8_are_handled(world, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "Error" not in err
     assert "caf\\udce9.png" in out
+
+
+def test_names_with_line_breaks_and_terminal_codes_stay_in_their_lines(world, tmp_path, capsys):
+    """Of images, labels, lists, folders and weights, in the output of every script, in logs and in reports."""
+    forged = "\nerror: all your disk is full\x1b[31m\x9b2J\u2028"
+    root, weights = tmp_path / f"set{forged}", tmp_path / f"w{forged}.pt"
+    data = write_dataset(root, train=3, val=2)
+    for name in ("train/000", "val/000"):
+        (root / "images" / f"{name}.png").rename(root / "images" / f"{name}{forged}.png")
+        (root / "labels" / f"{name}.txt").rename(root / "labels" / f"{name}{forged}.txt")
+        with open(root / "labels" / f"{name}{forged}.txt", "a") as file:
+            file.write("nonsense\n")
+    (root / "images" / "val" / f"broken{forged}.png").write_bytes(b"nothing")
+    (root / "list.txt").write_text("images/train/001.png\nimages/\x1b[31mnone.png\n\x1b[31mred\n")
+    content = yaml.safe_load(data.read_text()) | {"train": "list.txt"}
+    (root / "listed.yaml").write_text(yaml.safe_dump(content))
+    (root / "absent.yaml").write_text(yaml.safe_dump(content | {"train": f"images{forged}"}))
+    runs, cached = tmp_path / f"runs{forged}", tmp_path / "cache"
+    shared = ["--max-bad", "1", "--project", str(runs), "--cache-dir", str(cached)]
+    train_flags = [*flags(world), *shared, "--epochs", "1", "--data"]
+    run_main(train.main, [*train_flags, str(data)])
+    (runs / "exp" / "last.pt").rename(weights)
+    run_main(train.main, [*train_flags, str(root / "listed.yaml"), "--name", "listed"])
+    one, two = ["--weights", str(weights)], ["--weights", str(weights), str(world / "runs" / "exp" / "last.pt")]
+    for given in (one, two):
+        run_main(val.main, [*given, *shared, "--data", str(data), "--device", "cpu", "--workers", "0", "--noplots"])
+    images, found = str(root / "images" / "val"), ["--device", "cpu", "--project", str(tmp_path / f"found{forged}")]
+    check = [str(data), "--out", str(tmp_path / f"checked{forged}"), "--noplots"]
+    outputs = [capsys.readouterr()]
+    for main, *given in (
+        (detect.main, *one, "--source", images, *found),
+        (detect.main, *one, "--source", f"none{forged}", *found),
+        (detect.main, "--weights", f"none{forged}.pt", "--source", images, *found),
+        (train.main, *train_flags, str(root / "absent.yaml")),
+        (train.main, *train_flags, str(data), "--resume", f"none{forged}.pt"),
+        (train.main, *train_flags, str(data), f"--none{forged}"),
+        (check_data, *check),
+    ):
+        with pytest.raises(SystemExit):
+            run_main(main, given)
+        outputs.append(capsys.readouterr())
+        assert "all your disk is full" in "".join(outputs[-1])
+    texts = [text for pair in outputs for text in pair]
+    texts += [path.read_text() for path in (*runs.glob("*/train.log"), *cached.glob("*.txt"))]
+    assert len(texts) > 2 * len(outputs) + 2
+    for text in texts:
+        assert not re.search(r"[^\n -~]|^error: all|^all your", text, re.MULTILINE), text

@@ -1,8 +1,10 @@
 """detect.py from end to end with a tiny untrained model, and the files that it writes."""
 
 import errno
+import itertools
 import json
 import os
+import pkgutil
 import re
 import shutil
 import signal
@@ -32,7 +34,6 @@ from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 from utils.structures import DetectionTable
 from utils.threads import Ahead
-from utils.visualize import detection_writer
 from utils.visualize.detection_writer import DetectionFiles, MediaWriter, UniqueStems, written_suffix
 from utils.visualize.written_files import RECORD
 
@@ -289,8 +290,9 @@ def test_flags_change_what_is_drawn_and_saved(weights, pictures, tmp_path):
     variants = [drawing("--hide-labels"), drawing("--hide-conf"), drawing("--line-thickness", "4")]
     assert all((plain != v).any() for v in variants)
     assert (variants[0] != variants[1]).any()
-    one = run(weights, pictures / "a.png", tmp_path, "--classes", "1", "--save-txt")
+    one, named = (run(weights, pictures / "a.png", tmp_path, "--classes", c, "--save-txt") for c in ("1", NAMES[1]))
     assert set(read_txt(one / "labels" / "a.txt")[:, 0]) <= {1.0}
+    assert (named / "labels" / "a.txt").read_text() == (one / "labels" / "a.txt").read_text()
     none = run(weights, pictures / "a.png", tmp_path, "--conf-thres", "1", "--save-txt", "--save-json")
     assert (none / "labels" / "a.txt").read_text() == ""
     assert json.loads((none / "predictions.json").read_text()) == []
@@ -370,6 +372,7 @@ def test_autocast_and_canvas_size_are_applied(weights, pictures, tmp_path, amp):
         (["--overlap", "0.2"], "--overlap: has no effect without --tile"),
         (["--no-tile-full-image"], "--no-tile-full-image: has no effect without --tile"),
         (["--classes", "0", "2"], "classes 0 to 1"),
+        (["--classes", "dics"], "--classes dics: the model has no class of this name (did you mean 'disc'?)"),
         (["--save-conf"], "give --save-txt"),
         (["--save-txt", "--save-conf", "--save-format", "coco", "yolo"], "leave --save-conf out"),
         (["--amp", "fp16"], "not on a CPU"),
@@ -533,35 +536,66 @@ def test_threads_and_batches_change_neither_results_nor_lines(
         np.testing.assert_allclose(read_txt(many / "labels" / name), read_txt(one / "labels" / name), atol=1e-4)
 
 
-@pytest.mark.parametrize("source", ["images", "video"])
-def test_a_full_disk_ends_detection_with_what_was_written_before(weights, clip, tmp_path, capsys, monkeypatch, source):
-    """Also if later images and frames were detected already, and there is space for them."""
-    folder = tmp_path / "in"
-    folder.mkdir()
+def failing_once(function, error):
+    """``function``, which raises ``error`` in its fourth call."""
+    calls = itertools.count(1)
+
+    def call(*given):
+        if next(calls) == 4:
+            raise error
+        return function(*given)
+
+    return call
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device", "runs/exp")
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("utils.visualize.detection_writer.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
+        ("utils.visualize.detection_writer.shutil.disk_usage", FULL, "runs/exp: the disk is full; free some space or"),
+        (
+            "data.sources.read_image",
+            OSError(errno.EIO, "Input/output error", "3.jpg"),
+            "3.jpg: input/output error; the",
+        ),
+    ],
+)
+def test_an_error_of_a_disk_ends_detection_with_what_was_written_before(
+    weights, clip, tmp_path, capsys, monkeypatch, name, error, message
+):
+    """Also if later images and frames were read and detected already, and the disk works again."""
+    source = tmp_path / "in"
+    source.mkdir()
     for number in range(9):
-        cv2.imwrite(str(folder / f"{number}.jpg"), np.full((64, 64, 3), 20 * number, np.uint8))
-    calls = []
-
-    def full_once(function):
-        def call(path, *content):
-            calls.append(path)
-            if len(calls) == 4:
-                raise OSError(errno.ENOSPC, "No space left on device", str(path))
-            return function(path, *content)
-
-        return call
-
-    name = "write_whole" if source == "images" else "shutil.disk_usage"
-    true = detection_writer.write_whole if source == "images" else shutil.disk_usage
-    monkeypatch.setattr(f"utils.visualize.detection_writer.{name}", full_once(true))
+        cv2.imwrite(str(source / f"{number}.jpg"), np.full((64, 64, 3), 20 * number, np.uint8))
+    source = clip if "disk_usage" in name else source
+    module, _, function = name.rpartition(".")
+    monkeypatch.setattr(name, failing_once(getattr(pkgutil.resolve_name(module), function), error))
     monkeypatch.setattr(detection, "Ahead", lambda _: Ahead(4))
     flags = ("--weights", weights, "--device", "cpu", "--project", tmp_path / "runs")
-    line = error_of(capsys, detect.main, "--source", folder if source == "images" else clip, *flags)
-    assert re.fullmatch(r"error: .*: the disk is full; free some space or choose another --project", line)
-    written = names_in(tmp_path / "runs" / "exp")
-    assert written == (["0.jpg", "1.jpg", "2.jpg"] if source == "images" else ["clip.mp4"])
-    if source == "video":
-        assert len(frames_of(tmp_path / "runs" / "exp" / "clip.mp4")) == 3
+    assert error_of(capsys, detect.main, "--source", source, *flags).startswith(f"error: {message}")
+    folder = tmp_path / "runs" / "exp"
+    assert names_in(folder) == (["clip.mp4"] if source == clip else ["0.jpg", "1.jpg", "2.jpg"])
+    if source == clip:
+        assert len(frames_of(folder / "clip.mp4")) == 3
+
+
+def test_a_video_whose_results_cannot_be_written_is_skipped(weights, pictures, clip, tmp_path, capsys, monkeypatch):
+    shutil.copytree(pictures, tmp_path / "in")
+    shutil.copy(clip, tmp_path / "in")
+    monkeypatch.setattr(detection, "Ahead", lambda _: Ahead(4))
+    monkeypatch.setattr("utils.visualize.detection_writer.cv2.VideoWriter.isOpened", lambda _: False)
+    with pytest.raises(
+        UserError, match=r"1 of 4 files could not be used \(first: .*clip.mp4: this OpenCV cannot write"
+    ):
+        run(weights, tmp_path / "in", tmp_path, "--save-txt")
+    out = capsys.readouterr().out
+    assert (out.count("cannot write mp4 videos"), out.count("clip.mp4 frame")) == (1, 1)
+    labels = ["labels/a-2.txt", "labels/a.txt", "labels/clip_000000.txt", "labels/schön 猫.txt"]
+    assert names_in(tmp_path / "runs" / "exp") == ["a-2.png", "a.jpg", *labels, "schön 猫.bmp"]
 
 
 def test_ctrl_c_leaves_whole_files(weights, tmp_path):

@@ -290,7 +290,7 @@ def test_training_continues_without_a_lost_node(world, tmp_path):
         time.sleep(1)
         lost.torchrun(options, *more)
         first.until((tmp_path / "exp" / "last.pt").exists)
-        assert "2 process(es)" in first.output() + lost.output()
+        assert "2 processes" in first.output() + lost.output()
         lost.kill_all()  # the first one hosts the rendezvous
         assert first.codes() == [0], first.output()
         assert "resume: processes 2 -> 1" in first.output()
@@ -314,6 +314,7 @@ def test_a_failing_rank_ends_the_others(world, tmp_path, kind):
     assert len(re.findall(r"^error: built to refuse$", text, re.M)) == (kind == "refuse"), text
     assert len(re.findall(r"^.*RuntimeError: built to fail$", text, re.M)) == (kind == "raise"), text
     assert text.count("Traceback") == (kind == "raise"), text
+    assert text.count("error: process 1 of 2 ended without a message") == (kind == "kill"), text
 
 
 def test_a_stall_writes_the_stacks_of_every_rank(world, tmp_path):

@@ -75,7 +75,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, fine_tuned)
     same_content(read_checkpoint(whole / "last.pt"), read_checkpoint(broken / "last.pt"))
     assert rows(whole / "results.csv") == rows(broken / "results.csv")
     finished = run([sys.executable, "train.py", "--resume", str(whole / "last.pt")], expect=2)
-    assert "all 4 epochs are done" in finished.stderr
+    assert "all epochs are done (4)" in finished.stderr
     run([sys.executable, "train.py", "--resume", str(whole / "last.pt"), "--epochs", "5"])
     assert len(rows(whole / "results.csv")) == 5
 
@@ -139,7 +139,7 @@ def test_training_options_work_together(world, tmp_path):
     second = ["--quad", "--cache", "ram", "--nominal-batch", "8", "--val-every", "2", "--no-channels-last",
               "--weights", str(tmp_path / "first" / "last.pt"), "--epochs", "3", "--offline", "--exist-ok"]  # fmt: skip
     done = train(world, tmp_path, *second, "--model", str(model), "--name", "second")
-    assert "2 batch(es) each" in done.stdout + done.stderr
+    assert "each of 2 batches of 4 images at 64 px" in done.stdout + done.stderr
     table = rows(tmp_path / "second" / "results.csv")
     assert [row["metrics/AP"] != "" for row in table] == [False, True, True]
     train(world, tmp_path, "--rect", "--epochs", "1", "--noautoanchor", "--name", "third")

@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import torch
 import yaml
 
+import export
 import train
 import val
 from data.index.dataset_yaml import load_dataset_spec
@@ -22,7 +24,7 @@ from data.index.index import load_index
 from engine.evaluation.tide import KINDS
 from models.detector import build_detector
 from tests.helpers.scripts import SMALL
-from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
+from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model, write_weights
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 from utils.structures import DetectionTable, GroundTruth
@@ -95,6 +97,18 @@ def test_val_scores_a_checkpoint_and_writes_all_files(tiny, tmp_path, capsys):
     assert cv2.imread(str(folder / "errors.png")) is not None
     assert not (folder / "sizes.csv").exists()
     assert "sizes" not in results
+
+
+def test_spreadsheets_compute_no_class_name(tmp_path):
+    data, names = render_set(tmp_path / "set"), ["=1+1", "@box"]
+    data.write_text(yaml.safe_dump(yaml.safe_load(data.read_text()) | {"names": names}))
+    weights = write_weights(tmp_path / "best.pt", names)
+    val.main(flags((data, weights), tmp_path, "--data", str(data), "--per-size", "--noplots"))
+    for table in ("classes.csv", "sizes.csv"):
+        with open(tmp_path / "runs/exp" / table, newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [*dict.fromkeys(row["class"] for row in rows)] == ["all", "'=1+1", "'@box"]
+        assert all(not cell.startswith("'") for row in rows for column, cell in row.items() if column != "class")
 
 
 def test_the_written_predictions_score_the_same_with_pycocotools(tiny, tmp_path):
@@ -316,6 +330,44 @@ def test_an_image_of_one_tile_scores_as_without_tiles(tmp_path):
     assert tiles == plain
     with pytest.raises(UserError, match="--tile 70: not a multiple of the model's stride 32; use 64 or 96"):
         val.main([*given, "--tile", "70"])
+
+
+def test_val_fraction_holds_out_the_same_images_everywhere(tmp_path):
+    """With another seed, on two processes and staged; when the run resumes with more images; in val.py, also of an
+    exported file."""
+    root, runs = tmp_path / "set", tmp_path / "runs"
+    data = write_dataset(root, train=12, val=1)
+    data.write_text(yaml.safe_dump({"train": "images/train", "names": ["light", "dark"]}))
+    command = ["--data", data, "--model", write_model(tmp_path / "tiny.yaml"), "--project", runs, *SMALL]
+    command += ["--cache-dir", tmp_path / "cache", "--epochs", "1", "--val-fraction", "0.25"]
+    train.main([str(word) for word in [*command, "--name", "one"]])
+    more = ["--name", "two", "--seed", "4", "--spawn", "2", "--stage", tmp_path / "stage"]
+    subprocess.run(
+        [sys.executable, "train.py", *map(str, [*command, *more])], cwd=ROOT, check=True, capture_output=True
+    )
+    one, two = (read_checkpoint(runs / name / "last.pt") for name in ("one", "two"))
+    assert one["val_images"] == two["val_images"] == read_checkpoint(runs / "one" / "best.pt")["val_images"]
+    assert len(one["val_images"]) == 3
+    assert one["data"]["fingerprint"] == two["data"]["fingerprint"]
+    for i in range(20, 29):
+        for folder, suffix in (("images", ".png"), ("labels", ".txt")):
+            name = (root / folder / "train" / "000").with_suffix(suffix)
+            name.with_name(f"{i:03}{suffix}").write_bytes(name.read_bytes())
+    train.main(["--resume", str(runs / "one" / "last.pt"), "--epochs", "2"])
+    assert read_checkpoint(runs / "one" / "last.pt")["val_images"] == one["val_images"]
+    with pytest.raises(UserError, match=r"--val-fraction 0\.5: the run being resumed has 0\.25"):
+        train.main(["--resume", str(runs / "one" / "last.pt"), "--epochs", "3", "--val-fraction", "0.5"])
+    export.main(["--weights", str(runs / "one" / "best.pt"), "--format", "torchscript", "--no-check"])
+    stems = {int(Path(name).stem) for name in one["val_images"]}
+    for name, extra in (("best.pt", []), ("best.pt", ["--stage", str(tmp_path / "stage")]), ("best.torchscript", [])):
+        val.main(
+            ["--weights", str(runs / "one" / name), "--device", "cpu", "--workers", "0", "--noplots", *extra,
+             "--cache-dir", str(tmp_path / "cache"), "--project", str(tmp_path / "val"), "--exist-ok", "--save-json"]
+        )  # fmt: skip
+        folder = tmp_path / "val" / "exp"
+        assert json.loads((folder / "results.json").read_text())["images"] == 3
+        assert {row["image_id"] for row in json.loads((folder / "predictions.json").read_text())} == stems
+        shutil.rmtree(folder)
 
 
 @pytest.mark.slow

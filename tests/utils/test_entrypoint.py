@@ -151,7 +151,8 @@ def test_ctrl_c_while_spawned_processes_start_ends_them_without_traceback(tmp_pa
 @pytest.mark.parametrize("script", ["train.py", "val.py"])
 def test_the_parent_of_spawned_processes_does_not_import_torch(tmp_path, script):
     """An import in the parent would come first and double the time until a training starts."""
-    asked = ["--weights", str(tmp_path / "none.pt")] if script == "val.py" else ["--data", str(tmp_path / "none.yaml")]
+    (tmp_path / "bad.pt").touch()
+    asked = ["--weights", str(tmp_path / "bad.pt")] if script == "val.py" else ["--batch-size", "1"]
     command = [sys.executable, script, *asked, "--spawn", "2", "--device", "cpu", "--project", str(tmp_path)]
     environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -159,6 +160,40 @@ def test_the_parent_of_spawned_processes_does_not_import_torch(tmp_path, script)
     lines = done.stderr.splitlines()
     assert len([line for line in lines if line.split("|")[-1].strip() == "torch"]) == 2
     assert len([line for line in lines if line.startswith("error: ")]) == 1
+
+
+MISSPELLED = """
+import sys
+from importlib import import_module
+from utils.entrypoint import run_main
+weights, none = sys.argv[1:]
+for name, *flags in (
+    ("train", "--data", f"{none}.yaml"), ("train", "--model", f"{none}.yaml"), ("train", "--weights", f"{none}.pt"),
+    ("train", "--resume", f"{none}.pt"), ("train", "--hyp", none), ("val", "--weights", f"{none}.pt"),
+    ("val", "--weights", weights, "--data", f"{none}.yaml"), ("detect", "--weights", f"{none}.pt", "--source", "0"),
+    ("detect", "--weights", weights, "--source", f"{none}.jpg"), ("export", "--weights", f"{none}.pt"),
+    ("export", "--weights", weights, "--data", f"{none}.yaml"), ("export", "--weights", weights, "--half", "--int8"),
+    ("engine.kfold.__main__", "--data", f"{none}.yaml"), ("engine.compare", weights, f"{none}.pt"),
+    ("data.check.__main__", "demo", "--weights", f"{none}.pt"),
+):
+    try:
+        run_main(import_module(name).main, flags)
+    except SystemExit as ended:
+        assert ended.code == 2, (name, flags)
+    assert "torch" not in sys.modules, (name, flags)
+"""
+
+
+def test_misspelled_paths_are_refused_before_torch_is_imported(tmp_path):
+    """To import it takes seconds."""
+    weights = tmp_path / "best.pt"
+    weights.touch()
+    command = [sys.executable, "-c", MISSPELLED, str(weights), str(tmp_path / "none")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 15
+    assert all(line.startswith("error: ") for line in lines)
 
 
 def print_start_method() -> None:

@@ -27,6 +27,16 @@ def test_the_main_process_writes_plain_lines_once(capsys, tmp_path):
     assert (tmp_path / "deep" / "log.txt").read_text() == expected
 
 
+def test_a_record_is_one_line(capsys, tmp_path):
+    """Whatever the names in it contain; bytes that are not UTF-8 are escaped."""
+    configure_logging(True, tmp_path / "log.txt")
+    get_logger().info("%s: %d boxes", "a\nerror: the disk is full\x1b[31m\r\u2028\x9b2J\u202e.jpg", 3)
+    get_logger().warning("%s: skipped", Path("caf\udce9\t.jpg"))
+    expected = "a error: the disk is full [31m 2J .jpg: 3 boxes\nwarning: caf\\udce9 .jpg: skipped\n"
+    assert capsys.readouterr().out == expected
+    assert (tmp_path / "log.txt").read_text() == expected
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_log_that_cannot_be_written_causes_one_warning(capfd, tmp_path):
     configure_logging(True, Path("/dev/full"))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from utils.structures import Batch, image_ids_of, pad_targets
+from utils.structures import Batch, pad_targets
 
 
 def padded_by_loop(targets: torch.Tensor, batch_size: int, max_targets: int):
@@ -49,21 +49,3 @@ def test_moving_a_batch_moves_its_tensors_and_keeps_the_rest():
     assert (moved.max_targets, moved.paths) == (16, ("a.jpg",))
     assert batch.images.device.type == "cpu"
     assert np.all(batch.images.numpy() == 0)
-
-
-@pytest.mark.parametrize(
-    ("stems", "ids"),
-    [
-        (["000000000139", "7"], (139, 7)),
-        ([], ()),
-        (["1", "01"], ("1", "01")),  # one number
-        (["1", "a"], ("1", "a")),
-        (["1", "clip_000002"], ("1", "clip_000002")),
-        (["1", "\u0662"], ("1", "\u0662")),  # an Arabic digit
-        (["1", "-2"], ("1", "-2")),
-        (["1", "9" * 19], ("1", "9" * 19)),  # beyond int64
-        (["1", ""], ("1", "")),
-    ],
-)
-def test_image_ids_are_numbers_if_all_stems_are(stems, ids):
-    assert image_ids_of(stems) == ids

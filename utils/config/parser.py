@@ -18,11 +18,20 @@ from typing import Any, TypeVar
 import yaml
 
 from utils.config.search_settings import KfoldConfig, SearchConfig
-from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
+from utils.config.settings import (
+    TOPICS,
+    DetectConfig,
+    ExportConfig,
+    Hyperparameters,
+    TrainConfig,
+    ValConfig,
+    changed_settings,
+    default_of,
+)
 from utils.config.yaml_files import TOO_LONG, fits_64_bits, load_yaml, parse_yaml, suggestion
 from utils.config.yolo_command import Program, command_line, is_yolo_command, recipe, unknown_hyperparameter
 from utils.config.yolo_flags import advice, translated
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
 
 T = TypeVar("T")
@@ -83,11 +92,15 @@ def from_mapping(cls: type[T], values: Any, where: str) -> T:
     values = _renamed(cls, values, where)
     for key in values:
         if key not in known:
-            unknown = f"unknown key '{key}'{suggestion(str(key), known)}"
-            if cls is Hyperparameters:
-                unknown = unknown_hyperparameter(str(key), _program("train"))
-            raise UserError(f"{where}: {unknown}")
+            raise UserError(f"{where}: {unknown_key(cls, str(key))}")
     return cls(**{k: _check(v, known[k], cls, f"{where}: {k}") for k, v in values.items()})
+
+
+def unknown_key(cls: type, key: str) -> str:
+    """Says what to do about a key that is not a field of ``cls``."""
+    if cls is Hyperparameters:
+        return unknown_hyperparameter(key, _program("train"))
+    return f"unknown key '{key}'{suggestion(key, [f.name for f in dataclasses.fields(cls)])}"
 
 
 def _renamed(cls: type, values: dict[Any, Any], where: str) -> dict[Any, Any]:
@@ -157,7 +170,7 @@ class _Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments: "):
             flag = message.split(": ", 1)[1].split()[0].split("=")[0]
             message += suggestion(flag, self._option_string_actions)
-        self.exit(2, f"error: {' '.join(message.splitlines())}\n")
+        self.exit(2, f"error: {one_line(message)}\n")
 
 
 def _dashed(argument: str) -> str:
@@ -167,37 +180,61 @@ def _dashed(argument: str) -> str:
     return flag.replace("_", "-") + separator + value
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Defaults that say nothing are left out: most help texts say what an empty value means."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, "", []) else super()._get_help_string(action)
+
+
 def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
     """A parser with one flag per field, written with ``-`` or ``_``; booleans have ``--x`` and ``--no-x``."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    required = [field for field in fields.values() if default_of(field) is MISSING]
     parser = _Parser(
         script=_name(cls),
+        prog=f"python -m {module.name.removesuffix('.__main__')}" if module else None,
         description=description,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        usage=" ".join(["%(prog)s", *map(_usage, required), "[flags]"]),
+        formatter_class=_Help,
         allow_abbrev=False,
     )
-    for field in dataclasses.fields(cls):
-        kind, _ = type_of(field, cls)
-        origin = typing.get_origin(kind) or kind
-        meta = field.metadata
-        default = field.default_factory() if field.default_factory is not MISSING else field.default
-        options: dict[str, Any] = {"dest": field.name, "help": meta["help"]}
-        options |= {"required": True} if default is MISSING else {"default": default}
-        if origin is bool:
-            options["action"] = argparse.BooleanOptionalAction
-        elif origin is list:
-            element = (typing.get_args(kind) or (str,))[0]
-            options |= {"nargs": "+", "type": element, "choices": meta["choices"]}
-            if field.name == "override":
-                options |= {"action": "extend", "metavar": "KEY=VALUE"}
-        else:
-            options |= {"type": origin, "choices": meta["choices"]}
-            if meta["bare"] is not None:
-                options |= {"nargs": "?", "const": meta["bare"]}
-        if meta["positional"]:
-            parser.add_argument(field.name, help=meta["help"], nargs=options["nargs"], type=options["type"])
-            continue
-        parser.add_argument("--" + field.name.replace("_", "-"), *meta["aliases"], **options)
+    for topic, names in TOPICS.items():
+        if shown := [fields[name] for name in names.split() if name in fields]:
+            group = parser.add_argument_group(topic)
+            for field in shown:
+                _add_flag(group, field, cls)
     return parser
+
+
+def _usage(field: dataclasses.Field) -> str:
+    name = field.name.upper()
+    return f"{name} ..." if field.metadata["positional"] else f"--{field.name} {name}"
+
+
+def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: type) -> None:
+    kind, _ = type_of(field, owner)
+    origin = typing.get_origin(kind) or kind
+    meta = field.metadata
+    default = default_of(field)
+    options: dict[str, Any] = {"dest": field.name, "help": meta["help"]}
+    options |= {"required": True} if default is MISSING else {"default": default}
+    if origin is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    elif origin is list:
+        element = (typing.get_args(kind) or (str,))[0]
+        options |= {"nargs": "+", "type": element, "choices": meta["choices"]}
+        if field.name == "override":
+            options |= {"action": "extend", "metavar": "KEY=VALUE"}
+    else:
+        options |= {"type": origin, "choices": meta["choices"]}
+        if meta["bare"] is not None:
+            options |= {"nargs": "?", "const": meta["bare"]}
+    if meta["positional"]:
+        group.add_argument(field.name, help=meta["help"], nargs=options["nargs"], type=options["type"])
+    else:
+        group.add_argument("--" + field.name.replace("_", "-"), *meta["aliases"], **options)
 
 
 def parse_config(cls: type[T], argv: Sequence[str] | None, description: str) -> T:
@@ -210,11 +247,8 @@ def parse_config(cls: type[T], argv: Sequence[str] | None, description: str) -> 
 def flags_of(config: Any) -> list[str]:
     """The command line that `parse_config` turns into ``config``."""
     flags = []
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if value == (field.default if field.default_factory is MISSING else field.default_factory()):
-            continue
-        flag = "--" + field.name.replace("_", "-")
+    for name, value in changed_settings(config).items():
+        flag = "--" + name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(flag if value else f"--no-{flag[2:]}")
         elif isinstance(value, list):

@@ -25,11 +25,12 @@ COMMANDS: dict[str, type] = {
 INTRODUCTION = """\
 # Settings
 
-This page is generated from `utils/config/settings.py` by `python -m utils.config.reference > docs/settings.md`.
+This page is generated from the dataclasses in `utils/config/settings.py` and `search_settings.py` by
+`python -m utils.config.reference > docs/settings.md`.
 
 Flags may be written with `-` or `_`. A flag `--x / --no-x` takes no value. `--help` of a command prints the same
 reference. A run stores all its settings in `settings.yaml` in its folder, and in its checkpoints.
-`python -m data.check`, `data.cache`, `models.weights` and `engine.compare` list their flags with `--help`.
+`python -m data.check`, `data.cache` and `models.weights` list theirs with `--help`.
 """
 HYPERPARAMETERS = """\
 ## Hyper-parameters
@@ -82,9 +83,8 @@ def _names(field: dataclasses.Field, cls: type) -> str:
 
 
 def _default(field: dataclasses.Field) -> str:
-    if field.default_factory is not dataclasses.MISSING:
-        return _text(field.default_factory())
-    return "required" if field.default is dataclasses.MISSING else _text(field.default)
+    default = settings.default_of(field)
+    return "required" if default is dataclasses.MISSING else _text(default)
 
 
 def _text(value: Any) -> str:

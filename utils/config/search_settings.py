@@ -55,6 +55,11 @@ class SearchConfig(KfoldConfig):
     )
     project: str = setting("runs/search", help="folder of searches")
 
+    @property
+    def unit(self) -> str:
+        """After which a trial reports its fitness."""
+        return "fold" if self.folds else "epoch"
+
 
 def train_config(config: TrainConfig, **changes: Any) -> TrainConfig:
     """The settings of one training of ``config``."""
@@ -67,6 +72,8 @@ def check_started_once(config: KfoldConfig) -> None:
     for flag, given in (("--resume", config.resume is not None), ("--exist-ok", config.exist_ok)):
         if given:
             raise UserError(f"{flag}: leave it out; the same command continues the work in {folder_of(config)}")
+    if config.val_fraction and config.folds:
+        raise UserError("--val-fraction: leave it out; each fold is held out in turn")
 
 
 def folder_of(config: KfoldConfig) -> Path:

@@ -28,6 +28,26 @@ _WORKERS_HELP = (
 )
 
 
+TOPICS = {  # the sections of --help: the settings of all commands
+    "data": "data val_fraction task source single_cls verify max_bad cache cache_dir stage groups folds "
+    "near_duplicates vid_stride max_frames",
+    "model and weights": "runs model weights trust offline freeze noautoanchor format layout imgsz batch dynamic half "
+    "int8 opset",
+    "images": "rect multi_scale quad tile overlap tile_full_image image_weights render_on",
+    "training": "epochs batch_size resume hyp override optimizer cos_lr accumulate nominal_batch label_smoothing "
+    "skip_zero_grads max_bad_steps seed deterministic",
+    "validation": "fitness patience min_gain val_every check check_images calibration_images draws",
+    "search": "trials pruner prune_after",
+    "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta classes max_det",
+    "device and precision": "device amp channels_last compile threads workers",
+    "processes": "spawn local_rank local_world_size sync_bn sync_bn_group compress_grads zero virtual_ranks "
+    "stall_minutes",
+    "output": "project name exist_ok save_period save_minutes save_steps callbacks tracker tracker_weights csv_names "
+    "noplots save_json per_size verbose nosave save_txt save_conf save_format save_crop view_img line_thickness "
+    "hide_labels hide_conf",
+}
+
+
 def setting(
     default: Any = MISSING,
     *,
@@ -57,6 +77,16 @@ def setting(
     metadata = {"help": help, "choices": choices, "low": low, "high": high}
     metadata |= {"also": also, "aliases": aliases, "bare": bare, "formerly": formerly, "positional": positional}
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
+
+
+def default_of(field: dataclasses.Field) -> Any:
+    """The default of a setting; MISSING if it is required."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def changed_settings(config: Any) -> dict[str, Any]:
+    """The settings that are not at their defaults, by name."""
+    return {f.name: value for f in dataclasses.fields(config) if (value := getattr(config, f.name)) != default_of(f)}
 
 
 def closing_epochs(setting: int | None, epochs: int) -> int:
@@ -121,7 +151,7 @@ class Hyperparameters:
 
 @dataclass(frozen=True, kw_only=True)
 class _RunConfig:
-    """Flags of all three scripts."""
+    """Flags of all commands but export.py."""
 
     name: str = setting("exp", help="name of this run")
     exist_ok: bool = setting(False, help="write into an existing run folder")
@@ -143,7 +173,7 @@ class _TileConfig(_RunConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class _DataConfig(_RunConfig):
-    """Flags of train.py and val.py, which read a data set."""
+    """Flags of the commands that train, and of val.py."""
 
     single_cls: bool = setting(False, help="treat all classes as one")
     max_bad: float = setting(0.1, low=0, high=1, help="stop if more than this fraction of the images is bad")
@@ -165,6 +195,13 @@ class TrainConfig(_DataConfig):
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
     data: str = setting("demo", help="data set YAML, or 'demo' for the built-in data set")
+    val_fraction: float = setting(
+        0.0,
+        low=0.05,
+        high=0.5,
+        also=0.0,
+        help="hold out this part of the training images if there is no 'val'; 0: none",
+    )
     model: str = setting("", aliases=("--cfg",), help="model name or YAML; empty: the model of --weights, or yolov8n")
     weights: str = setting("", help="checkpoint to start from, or a public name such as yolov8n; empty: from scratch")
     hyp: str = setting("auto", help="scratch, finetune, debug or a YAML; auto: finetune with --weights, else scratch")
@@ -296,7 +333,7 @@ class DetectConfig(_TileConfig):
     box_voting: bool = setting(True, help="let boxes that NMS suppresses move the kept one and raise its score")
     nms: bool = setting(False, help="use the one-to-many head of NMS-free models, with NMS")
     max_det: int = setting(300, low=1, high=MOST_DETECTIONS, help="maximum number of detections per image")
-    classes: list[int] = setting(factory=list, help="keep only these classes")
+    classes: list[str] = setting(factory=list, help="keep only these classes, given by number or name")
     agnostic_nms: bool = setting(False, help="class-agnostic NMS")
     device: str = setting("", help="cpu, mps or 0; empty: the best available device")
     amp: str = setting("off", choices=("auto", "off", "bf16", "fp16"), help="autocast type")

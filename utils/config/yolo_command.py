@@ -57,14 +57,12 @@ _SETTINGS: dict[str, dict[tuple[str, str], str]] = {
     },
     "val": {
         ("plots", "false"): "--noplots",
-        ("half", "true"): "--amp fp16",
         ("amp", "false"): "",
         ("augment", "true"): "--tta",
         ("end2end", "false"): "--nms",
         ("nms", _ANY): "",  # of export; our --nms chooses a branch
     },
     "detect": {
-        ("half", "true"): "--amp fp16",
         ("amp", "false"): "",
         ("save", "false"): "--nosave",
         ("show", "true"): "--view-img",
@@ -91,10 +89,8 @@ _NOT_OF_THE_RUN = ("cfg", "mode", "save_dir", "task", "tracker")  # in args.yaml
 _CHOSEN_BY_AUTO = ("lr0", "momentum", "warmup_bias_lr")  # not used there with optimizer: auto
 _SIGNS_OF_YOLOV5 = {"fl_gamma", "iou_t", "obj_pw"}
 # Hyper-parameters of YOLOv5 that do not exist or mean something else here: the value without effect, and the reason.
-_NO_WEIGHTS, _OTHER_SCALE = (
-    "the losses have no positive weights",
-    "for YOLOv5's losses, which are divided differently",
-)
+_NO_WEIGHTS = "the losses have no positive weights"
+_OTHER_SCALE = "for YOLOv5's losses, which are divided differently"
 _OF_YOLOV5 = {
     "box": (r"0\.05", _OTHER_SCALE),
     "cls": (r"0\.5", _OTHER_SCALE),
@@ -114,9 +110,8 @@ class Program(NamedTuple):
 
     flags: Mapping[str, argparse.Action]  # by name, such as --epochs
     hyperparameters: Collection[str]  # that --set accepts
-    changes: Callable[
-        [Sequence[str]], Mapping[str, Any]
-    ]  # what flags set to other values than the defaults; raises UserError
+    # The settings that flags change from their defaults; raises UserError for mistakes.
+    changes: Callable[[Sequence[str]], Mapping[str, Any]]
 
 
 def is_yolo_command(arguments: Sequence[str]) -> bool:
@@ -160,7 +155,7 @@ def recipe(values: dict[Any, Any], where: str, programs: Callable[[str], Program
     for key, text in texts.items():
         off, why = of_yolov5.get(key, (None, ""))
         if off and re.fullmatch(off, _plain(text)):
-            unused.setdefault(why, []).append(f"{key} {text}")
+            unused.setdefault(why, []).append(f"{key} {text[:40]}")
         elif not off and key in program.hyperparameters:
             kept[key] = values[key]
         elif off or _has_effect(str(key), text, program):
@@ -294,7 +289,8 @@ def _flags(script: str, key: str, value: str, program: Program) -> list[str]:
         if plain in ("false", "none") and key in _OFF:
             return []
         raise UserError(_OTHER_MEANING.get(key) or reason(script, flag))
-    if plain in ("true", "false") and (action.nargs == "?" or isinstance(action, argparse.BooleanOptionalAction)):
+    takes_none = fixed or action.nargs == "?" or isinstance(action, argparse.BooleanOptionalAction)
+    if takes_none and plain in ("true", "false"):
         off = [f"--no-{name[2:]}"] if action.default is True else []
         return [name, *fixed] if plain == "true" else off
     if name == "--format" and conversion(plain):
@@ -304,7 +300,7 @@ def _flags(script: str, key: str, value: str, program: Program) -> list[str]:
         parts *= 2  # [3] is one layer, but a number alone means all layers before it
     if parts[0].startswith("-"):
         return [f"{name}={parts[0]}", *parts[1:]]
-    return [name, *fixed, *parts]
+    return [name, *parts]
 
 
 def _parts(value: str, action: argparse.Action) -> list[str]:

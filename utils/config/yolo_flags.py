@@ -159,15 +159,15 @@ def advice(
             following = arguments[number + 1] if number + 1 < len(arguments) else "--"
             value = value if separator else "VALUE" if following.startswith("--") else following
             return f"{flag}: is a hyper-parameter; write --set {shlex.quote(f'{key}={value}')}"
-    for flag in ("--imgsz", "--img", "--img-size"):
-        values = _values(arguments, flag)[:2]
-        if script != "export" and len(values) == 2 and all(v.isdigit() for v in values):
-            longer = max(values, key=int)
-            return f"{flag} {' '.join(values)}: takes one number, the longer side in pixels; write {flag} {longer}"
-    for flag in ("--format", "--include"):
-        found = [f"{name}: {conversion(name)}" for name in _values(arguments, flag) if conversion(name)]
-        if script == "export" and found:
+    for flag in ("--format", "--include") if script == "export" else ():
+        names = itertools.chain(*_values(arguments, flag))
+        if found := [f"{name}: {conversion(name)}" for name in names if conversion(name)]:
             return f"{flag} {'; '.join(found)}"
+    for flag in ("--imgsz", "--img", "--img-size") if script != "export" else ():
+        for values in _values(arguments, flag):
+            if len(values) == 2 and all(v.isdigit() for v in values):
+                longer = max(values, key=int)
+                return f"{flag} {' '.join(values)}: takes one number, the longer side in pixels; write {flag} {longer}"
     return None
 
 
@@ -181,8 +181,15 @@ def reason(script: str, flag: str) -> str:
     return _ADVICE[script].get(flag, "").removesuffix(". Leave it out")
 
 
-def _values(arguments: Sequence[str], flag: str) -> list[str]:
-    """What follows ``flag``, up to the next one."""
-    rest = list(itertools.dropwhile(lambda a: a.partition("=")[0] != flag, arguments))
-    following = itertools.takewhile(lambda a: not a.startswith("-"), rest[1:])
-    return [*rest[0].split("=", 1)[1:], *following] if rest else []
+def _values(arguments: Sequence[str], flag: str) -> list[list[str]]:
+    """What follows each ``flag``, up to the next one."""
+    found: list[list[str]] = []
+    is_flag = False
+    for argument in arguments:
+        if argument.startswith("-"):
+            name, *value = argument.split("=", 1)
+            is_flag = name == flag
+            found += [value] if is_flag else []
+        elif is_flag:
+            found[-1].append(argument)
+    return found

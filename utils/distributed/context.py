@@ -8,10 +8,12 @@ from __future__ import annotations
 import datetime
 import gc
 import itertools
+import multiprocessing
 import os
+import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ import torch.distributed as dist
 
 from utils.distributed.launch import Launch, read_launch
 from utils.distributed.rendezvous import all_gather_json, launcher_name, open_store, rendezvous_error
+from utils.distributed.store_barrier import has_died
 from utils.errors import PeerFailure, Stopped, UserError
 from utils.machine.resources import boot_id
 
@@ -224,7 +227,7 @@ def _identities(devices: Sequence[torch.device]) -> list[str]:
 @contextmanager
 def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
     """Reports each failure once. If several ranks raise a `UserError`, it becomes `PeerFailure` on all but the first of
-    them; so does the failure of a collective after another process has ended."""
+    them; so does the failure of a collective after another process has ended, unless that left no message."""
     try:
         yield
     except PeerFailure:
@@ -235,7 +238,10 @@ def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
         raise PeerFailure(str(error)) from None
     except RuntimeError as error:
         text = str(error)
-        if ctx.store is None or not (isinstance(error, dist.DistError) or any(mark in text for mark in _BROKEN)):
+        if ctx.store is None:
+            raise
+        if not (isinstance(error, dist.DistError) or any(mark in text for mark in _BROKEN)):
+            _is_reporter(ctx.store)
             raise
         if "timed out" in text.lower() and _is_reporter(ctx.store):
             raise UserError(f"another process did not answer in time: {text.splitlines()[0]}") from None
@@ -243,10 +249,29 @@ def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
             raise UserError(
                 "NCCL needs more space in /dev/shm; start the container with --shm-size=8g or --ipc=host"
             ) from None
+        # `spawn` prints with which status a process has ended.
+        if multiprocessing.parent_process() is None and _is_reporter(ctx.store):
+            raise UserError(f"{_ended_process(ctx)} ended without a message; was it killed, or does it exit?") from None
         raise PeerFailure("another process of this run has ended") from None
+    except BaseException:
+        if ctx.store is not None:
+            _is_reporter(ctx.store)
+        raise
+
+
+def _ended_process(ctx: DistributedContext) -> str:
+    """Names a process that has ended, as far as this machine can observe it."""
+    with suppress(dist.DistError):
+        for _ in range(20):  # its connections are closed a moment before it is gone
+            for rank in range(ctx.world_size):
+                if has_died(ctx.store.get(f"process/{rank}").decode()):
+                    return f"process {rank} of {ctx.world_size}"
+            time.sleep(0.05)
+    return "another process of this run"
 
 
 def _is_reporter(store: dist.Store) -> bool:
+    """Whether this process is the first that reports an error."""
     try:
         return store.add("user_error", 1) == 1
     except dist.DistError:  # the store is gone, and with it the rank that has reported

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from utils.distributed.launch import Launch, restarts_of_launcher
-from utils.distributed.store_barrier import process_identity
+from utils.distributed.store_barrier import process_identity, this_process
 from utils.errors import UserError
 from utils.logger import get_logger
 
@@ -125,6 +125,7 @@ def _check_in(store: dist.Store, launch: Launch, waiting: _Wait) -> None:
     size = store.compare_set("world size", "", str(launch.world_size)).decode()
     if size != str(launch.world_size):
         raise UserError(f"{own}: another process of this run has WORLD_SIZE={size}")
+    store.set(f"process/{launch.rank}", this_process())
     store.set(f"here/{launch.rank}", own)
     arrived = store.add("arrived", 1)
     while arrived < launch.world_size:

@@ -26,20 +26,30 @@ STOP_S, FAILED_S = 60.0, 4.0  # how long `spawn` waits for the other processes a
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
-def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] = ()) -> None:
+def spawn(
+    function: Callable[..., object],
+    processes: int,
+    args: Sequence[Any] = (),
+    *,
+    run: Callable[[Callable[..., None]], object] | None = None,
+) -> None:
     """Runs ``function(*args)`` in ``processes`` processes of this machine, each with the variables of torchrun.
 
     Stop signals are forwarded. If a process fails, the others are stopped.
 
+    Args:
+        run: calls the function in each process and reports its errors, as `utils.entrypoint.run_main` does.
+
     Raises:
         PeerFailure: a process failed and has printed why.
         Stopped: a process was stopped by a signal.
-        UserError: a process was killed.
+        UserError: a process was killed, or exited by itself.
     """
     port = free_port()
     context = multiprocessing.get_context("spawn")
+    returned = [context.Pipe(duplex=False) for _ in range(processes)]
     group: list[BaseProcess] = [
-        context.Process(target=_spawned, args=(rank, processes, port, function, tuple(args)))
+        context.Process(target=_spawned, args=(rank, processes, port, function, tuple(args), run, returned[rank][1]))
         for rank in range(processes)
     ]
     # Ctrl-C is blocked until all processes have started. Starting the tracker later would unblock it.
@@ -65,24 +75,24 @@ def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] =
         signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
-        failed = _first_failure(group)
+        failed = _first_failure(group, [reader.poll for reader, _ in returned])
         if failed is not None:
             _stop(group, STOP_S if signals else FAILED_S)
     finally:
         for number in stop_signals():
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     if failed is not None:
-        _report(failed, group, signals)
+        _report(failed, group, signals, has_returned=returned[failed][0].poll())
 
 
-def _first_failure(group: Sequence[BaseProcess]) -> int | None:
+def _first_failure(group: Sequence[BaseProcess], has_returned: Sequence[Callable[[], bool]]) -> int | None:
     """Waits until all processes have succeeded, or one has failed. Returns the rank of the failed one, or None."""
     left = dict(enumerate(group))
     while left:
         connection.wait([process.sentinel for process in left.values()], timeout=1)
         for rank, process in list(left.items()):
             if not process.is_alive():
-                if process.exitcode:
+                if process.exitcode or not has_returned[rank]():
                     return rank
                 del left[rank]
     return None
@@ -100,7 +110,7 @@ def _stop(group: Sequence[BaseProcess], timeout_s: float) -> None:
             process.join(None if end is BaseProcess.kill else max(deadline - time.monotonic(), 0))
 
 
-def _report(rank: int, group: Sequence[BaseProcess], signals: Sequence[int]) -> None:
+def _report(rank: int, group: Sequence[BaseProcess], signals: Sequence[int], *, has_returned: bool) -> None:
     code = group[rank].exitcode or 0
     if code in (REQUEUE, INTERRUPTED):
         raise Stopped(code)
@@ -109,6 +119,8 @@ def _report(rank: int, group: Sequence[BaseProcess], signals: Sequence[int]) -> 
     name = f"process {rank} of {len(group)}"
     if code < 0:  # it could not print anything itself
         raise UserError(f"{name} was killed by {signal_name(-code)}; is there enough memory?")
+    if not has_returned:
+        raise UserError(f"{name} ended with status {code} and without a message; does a callback or a library exit?")
     raise PeerFailure(f"{name} failed")
 
 
@@ -119,7 +131,16 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _spawned(index: int, processes: int, port: int, function: Callable[..., object], args: tuple) -> None:
+def _spawned(
+    index: int,
+    processes: int,
+    port: int,
+    function: Callable[..., object],
+    args: tuple,
+    run: Callable[[Callable[..., None]], object] | None,
+    returned: connection.Connection,
+) -> None:
+    """``returned`` receives a message when ``function`` has returned or raised: what follows prints why it failed."""
     end_with_parent()
     os.environ |= torchrun_variables(index, processes, port)
     # A spawned process would spawn its loader workers too, each of which would then import torch again.
@@ -128,7 +149,15 @@ def _spawned(index: int, processes: int, port: int, function: Callable[..., obje
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    function(*args)
+
+    def work(*_: object) -> None:
+        try:
+            function(*args)
+        finally:
+            if not isinstance(sys.exc_info()[1], SystemExit):  # by which a library exits
+                returned.send_bytes(b"")
+
+    run(work) if run else work()
 
 
 def end_with_parent(number: int = signal.SIGINT) -> None:

@@ -16,7 +16,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from utils.files.safe_io import atomic_write, open_regular
+from utils.files.checked_open import open_own
+from utils.files.safe_io import atomic_write
 
 _MAGIC = b"LKSTIDX1"
 _FIXED = struct.Struct("<8sIII")
@@ -64,16 +65,17 @@ def _read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
 
 def read_meta(path: Path) -> dict[str, Any]:
     """Returns the metadata without reading the arrays. Raises as `open_arrays` does."""
-    with open_regular(path) as file:
+    with open(path, "rb", opener=open_own) as file:
         return _read_header(file)[0]["meta"]
 
 
 def open_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns the metadata, and read-only arrays that are views of the mapped file.
 
-    Raises CacheError if the file is damaged or has another layout, OSError if it cannot be opened.
+    Raises CacheError if the file is damaged or has another layout, OSError if it cannot be opened or belongs to another
+    user.
     """
-    with open_regular(path) as file:
+    with open(path, "rb", opener=open_own) as file:
         header, body_crc = _read_header(file)
         start = file.tell()
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

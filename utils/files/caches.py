@@ -21,8 +21,10 @@ from typing import Any
 
 from utils.errors import UserError
 from utils.files.array_file import CacheError, read_meta
+from utils.files.checked_open import open_own
 from utils.files.locks import flock
 from utils.logger import get_logger
+from utils.strings import counted
 
 LIMIT_VARIABLE = "LOCKSTEP_CACHE_GB"
 DEFAULT_LIMIT = 200e9  # bytes
@@ -56,10 +58,26 @@ class CacheFile:
 def hold(owner: Any, path: Path) -> None:
     """Marks ``path`` as just used, and as in use while ``owner`` exists (if the file system has locks)."""
     with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
+        handle = open_own(path)
         weakref.finalize(owner, close_quietly, handle).atexit = False
         flock(handle, shared=True)
-        os.utime(path)
+        os.utime(handle)
+
+
+def discard(flag: str, reason: Exception, *files: Path) -> None:
+    """Removes the ``files`` of a cache, the last of which cannot be used, with a warning. Raises UserError if that is
+    impossible."""
+    why = reason.strerror if isinstance(reason, OSError) else reason
+    for file in files:
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            refusal = str(error.strerror).lower()
+            raise UserError(
+                f"{flag}: {file}: cannot be used ({why}) nor removed ({refusal}); ask its owner to remove it, or use "
+                "another --cache"
+            ) from None
+    get_logger().warning("%s: %s cannot be used (%s); it is created again", flag, files[-1], why)
 
 
 def close_quietly(handle: int) -> None:
@@ -84,7 +102,7 @@ def list_caches(folder: Path, shared_memory: Path | None = None) -> list[CacheFi
             meta = {}
         source, split, single = meta.get("origin") or ("a data set of an older program", match["split"], False)
         images = meta.get("totals", {}).get("images", 0)
-        described[version] = f"{source}, {split}{', as one class' if single else ''} ({images:,} images)"
+        described[version] = f"{source}, {split}{', as one class' if single else ''} ({counted(images, 'image')})"
         with contextlib.suppress(OSError):
             status = path.stat()
             found.append(_cache_file(path, status, version, f"index of {described[version]}"))
@@ -107,8 +125,8 @@ def list_caches(folder: Path, shared_memory: Path | None = None) -> list[CacheFi
 
 def _files(folder: Path) -> list[Path]:
     try:
-        own = os.getuid()
-        return [Path(entry.path) for entry in os.scandir(folder) if entry.is_file() and entry.stat().st_uid == own]
+        own, entries = os.getuid(), [e for e in os.scandir(folder) if e.is_file(follow_symlinks=False)]
+        return [Path(entry.path) for entry in entries if entry.stat(follow_symlinks=False).st_uid == own]
     except OSError:
         return []
 
@@ -128,7 +146,7 @@ def _lock(path: Path, stack: contextlib.ExitStack) -> bool:
     """Locks a cache until ``stack`` is closed; returns False if another process has locked it."""
     for file in (path.with_suffix(".lock"), path):  # the first is locked by the process that fills the cache
         try:
-            handle = os.open(file, os.O_RDWR)
+            handle = open_own(file, os.O_RDWR)
         except FileNotFoundError:
             continue
         stack.callback(os.close, handle)
@@ -182,8 +200,8 @@ def make_room(folder: Path, needed: int, keep: Path) -> None:
             removed.append(cache.size)
     if removed:
         get_logger().info(
-            "%s: removed %d cache(s) of other data sets or versions, %s, to make room (limit %s; %s sets another)",
-            folder, len(removed), format_bytes(sum(removed)), format_bytes(limit), LIMIT_VARIABLE,
+            "%s: removed %s of other data sets or versions, %s, to make room (limit %s; %s sets another)",
+            folder, counted(len(removed), "cache"), format_bytes(sum(removed)), format_bytes(limit), LIMIT_VARIABLE,
         )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
+import math
 import os
 import shutil
 import tempfile
@@ -82,7 +83,7 @@ def temporary_folder(path: str | Path) -> Iterator[Path]:
         with contextlib.suppress(FileNotFoundError):  # another process removed it before it was locked
             descriptor = os.open(folder, os.O_RDONLY)
             with contextlib.suppress(OSError):  # a file system without locks
-                flock(descriptor, waits=True)
+                flock(descriptor, patience_s=math.inf)
             if is_still_named(descriptor, folder):
                 break
             os.close(descriptor)

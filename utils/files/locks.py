@@ -21,24 +21,33 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from utils.files.checked_open import open_direct, open_own
 from utils.logger import get_logger
 
 _POLL_S = 0.1
 _held: set[int] = set()  # descriptors of this process's FileLocks
 
 
-def flock(descriptor: int, *, shared: bool = False, waits: bool = False) -> None:
+def flock(descriptor: int, *, shared: bool = False, patience_s: float = 0.0) -> None:
     """Locks an open file until its last descriptor is closed, also in forked children. Converts an existing lock.
 
     Raises:
-        BlockingIOError: another process holds a lock, and ``waits`` is false.
+        BlockingIOError: another process has held a lock for ``patience_s`` seconds.
         OSError: the system or the file system has no locks.
     """
     try:
         import fcntl
     except ImportError:
         raise OSError(errno.ENOTSUP, "this system has no file locks") from None
-    fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if waits else fcntl.LOCK_NB))
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_POLL_S)
 
 
 def remove_abandoned(paths: Iterable[Path]) -> None:
@@ -46,7 +55,7 @@ def remove_abandoned(paths: Iterable[Path]) -> None:
     nothing."""
     for path in paths:
         with contextlib.suppress(OSError):
-            handle = os.open(path, os.O_RDONLY)
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # it may be a pipe
             try:
                 flock(handle)
                 if path.is_dir():
@@ -63,14 +72,16 @@ class FileLock:
     If the file system or the operating system has no locks, `acquire` always succeeds.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, own: bool = False) -> None:
+        """``own``: refuse the lock file of another user, who could hold the lock forever."""
         self.path = Path(path)
+        self._open = open_own if own else open_direct
         self._descriptor = -1
 
     def acquire(self, patience_s: float = 0.0) -> str:
         """Acquires the lock and returns "", or returns a description of its holder after ``patience_s`` seconds.
 
-        Raises OSError, which names the file, if it cannot be written.
+        Raises OSError, which names the file, if it cannot be opened or written.
         """
         deadline = time.monotonic() + patience_s
         while holder := self._try():
@@ -105,7 +116,7 @@ class FileLock:
 
     def _try(self) -> str:
         while True:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = self._open(self.path, os.O_RDWR | os.O_CREAT)
             try:
                 flock(descriptor)
             except BlockingIOError:

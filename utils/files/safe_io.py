@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
-import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from utils.errors import UserError
+from utils.files.checked_open import open_descriptor
+
+_FORMULA = (*"=+-@\t\r\n", *"\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
 
 
 @contextlib.contextmanager
@@ -58,6 +61,27 @@ def write_whole(path: str | Path, content: bytes | str) -> None:
     """Replaces ``path`` atomically by ``content``. Text is UTF-8; undecodable bytes of file names are escaped."""
     with atomic_write(path) as file:
         file.write(content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace"))
+
+
+def write_csv(path: str | Path, rows: Iterable[Iterable[Any]]) -> None:
+    """Replaces ``path`` atomically by a table; text is that of `csv_cell`."""
+    import csv  # not for --help
+
+    text = io.StringIO()
+    csv.writer(text).writerows(map(csv_cell, row) for row in rows)
+    write_whole(path, text.getvalue())
+
+
+def csv_cell(value: Any) -> Any:
+    """``value``, with an apostrophe before text that spreadsheets would compute as a formula (OWASP, CSV injection).
+    Numbers stay, also as text."""
+    if not isinstance(value, str) or not value.startswith(_FORMULA):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def _sync_folder(folder: Path) -> None:
@@ -106,18 +130,9 @@ def read_text(path: str | os.PathLike, most: int | None = None) -> str:
 
 def _descriptor(path: str | os.PathLike, most: int | None) -> tuple[int, int]:
     """An open file and its size in bytes."""
-    # Without O_NONBLOCK, opening a pipe would wait until somebody writes to it.
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
-    try:
-        status = os.fstat(handle)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, "is a folder, not a file", os.fspath(path))
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "is a pipe or device, not a file", os.fspath(path))
-        if most is not None and status.st_size > most:
-            reason = f"has {status.st_size / 2**30:,.2f} GiB, more than such a file can need"
-            raise OSError(errno.EFBIG, reason, os.fspath(path))
-    except BaseException:
+    handle, status = open_descriptor(path)
+    if most is not None and status.st_size > most:
         os.close(handle)
-        raise
+        reason = f"has {status.st_size / 2**30:,.2f} GiB, more than such a file can need"
+        raise OSError(errno.EFBIG, reason, os.fspath(path))
     return handle, status.st_size

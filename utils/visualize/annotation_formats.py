@@ -20,7 +20,8 @@ import yaml
 
 from utils.boxes import scale_boxes, xyxy_to_cxcywh, xyxy_to_xywh
 from utils.files.safe_io import write_whole
-from utils.structures import DetectionTable, image_ids_of
+from utils.strings import image_ids_of
+from utils.structures import DetectionTable
 
 # Of pixels: the precision of a float32 box. With boxes rounded to thousandths of a pixel, one of BCCD crossed IoU 0.95
 # (AP 0.5929 became 0.5935).

@@ -19,7 +19,8 @@ from utils.boxes import xyxy_to_xywh
 from utils.config.settings import DetectConfig
 from utils.errors import UserError
 from utils.files.safe_io import atomic_write, write_whole
-from utils.structures import DetectionTable, GroundTruth, image_ids_of
+from utils.strings import image_ids_of
+from utils.structures import DetectionTable, GroundTruth
 from utils.visualize.annotation_formats import (
     BOX_DIGITS,
     FORMATS,

@@ -67,7 +67,7 @@ def _default_font() -> str:
     """The path of DejaVu Sans; empty without matplotlib, for Pillow's built-in font."""
     try:
         import matplotlib
-    except ImportError:
+    except (ImportError, ValueError):  # ValueError: MPLBACKEND names a backend that this Python lacks
         return ""
     path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
     return str(path) if path.is_file() else ""

@@ -12,8 +12,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from utils.errors import UserError
+from utils.files.checked_open import open_direct
 from utils.files.safe_io import read_text, write_whole
 from utils.logger import get_logger
+from utils.strings import counted
 
 RECORD = ".annotation_files.jsonl"  # in the folder: a line a file, with its path, size and time of modification
 
@@ -30,7 +32,7 @@ class WrittenFiles:
         """Records a file that was just written. The record is complete also if the process is killed."""
         name, status = path.relative_to(self._folder).as_posix(), path.stat()
         self._own[name] = status.st_size, status.st_mtime_ns
-        with open(self._folder / RECORD, "a", encoding="utf-8") as record:
+        with open(self._folder / RECORD, "a", encoding="utf-8", opener=open_direct) as record:
             record.write(_line(name, self._own[name]))
 
     def remove_earlier(self, sources: Iterable[str]) -> None:
@@ -54,7 +56,7 @@ class WrittenFiles:
         left = {name: state for name, state in stale.items() if _image(name) in kept}
         write_whole(self._folder / RECORD, "".join(_line(*row) for row in (left | self._own).items()))
         if removed:
-            get_logger().info("%s: %d annotation files of earlier calls were removed", self._folder, len(removed))
+            get_logger().info("%s: removed %s of earlier calls", self._folder, counted(len(removed), "annotation file"))
         if left:
             get_logger().warning(
                 "%s: annotation files of earlier calls that were edited since are kept (first: %s)",

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,8 +17,10 @@ import numpy as np
 import pytest
 
 from data.cache import disk as disk_cache
+from data.cache import ram as ram_cache
 from data.cache.open import open_image_cache
 from data.image_io.decode import read_source, reduced_sizes
+from tests.helpers.hostile_files import TAKEN, take_name
 from tests.helpers.ranks import run_ranks
 from tests.helpers.synthetic_index import write_dataset
 from utils.distributed.collectives import gather_arrays, torch_distributed_zero_first
@@ -113,6 +116,74 @@ def test_a_new_run_removes_the_memory_of_a_killed_run(index, tmp_path):
         path.write_bytes(b"x")
     cache = open_image_cache(index, imgsz=64, **options("ram", tmp_path))
     assert sorted(files(tmp_path)) == sorted([cache.path, stranger])
+
+
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+@pytest.mark.parametrize("taken", TAKEN)
+def test_what_is_not_our_cache_but_has_its_name_is_replaced_or_refused(kind, taken, index, tmp_path):
+    """A file has the right size, too. Nothing of it is used, and nothing is waited for."""
+    path = open_image_cache(index, imgsz=64, **options("disk", tmp_path)).path
+    size = path.stat().st_size
+    disk_cache._environment.cache_clear()
+    if kind == "ram":
+        cache = open_image_cache(index, imgsz=64, **options(kind, tmp_path))
+        path, size = cache.path, cache.path.stat().st_size
+        del cache
+    take_name(path, taken, size)
+    if taken == "folder":
+        with pytest.raises(
+            UserError, match=rf"--cache {kind}: .*: cannot be used \(is a folder, not a file\) nor remo"
+        ):
+            open_image_cache(index, imgsz=64, **options(kind, tmp_path))
+        return
+    cache = open_image_cache(index, imgsz=64, **options(kind, tmp_path))
+    assert same_as_the_files(cache, index)
+    assert cache.path == path
+    assert stat.S_ISREG(path.lstat().st_mode)
+    assert path.lstat().st_uid == os.geteuid()
+    if taken == "link":
+        assert path.with_name("target").stat().st_size == size
+
+
+def test_a_cache_in_memory_that_stays_locked_is_replaced(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(ram_cache, "_PATIENCE_S", 0.3)
+    path = open_image_cache(index, imgsz=64, **options("ram", tmp_path)).path
+    take_name(path, "bytes", 9)
+    hold = "import fcntl, sys, time; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", hold, str(path)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"\n"
+        assert same_as_the_files(open_image_cache(index, imgsz=64, **options("ram", tmp_path)), index)
+        holder.kill()
+
+
+def test_a_lock_of_another_user_is_refused(index, tmp_path):
+    path = open_image_cache(index, imgsz=64, **options("disk", tmp_path)).path
+    path.unlink()
+    take_name(path.with_suffix(".lock"), "another user's")
+    with pytest.raises(PermissionError, match=r"belongs to another user \(uid 65534\): '.*\.lock'"):
+        open_image_cache(index, imgsz=64, **options("disk", tmp_path))
+
+
+def test_a_cache_of_a_killed_run_is_used_if_its_checksums_are_right(index, tmp_path, monkeypatch):
+    given, decoded = options("ram", tmp_path), []
+    monkeypatch.setattr(ram_cache, "read_source", lambda p, *sizes: decoded.append(p) or read_source(p, *sizes))
+    cache = open_image_cache(index, imgsz=64, **given)
+    path, content = cache.path, cache.path.read_bytes()
+    del cache
+    for harm in (None, 0, 5000, len(content) - 1):  # the last is in a checksum
+        found = bytearray(content)
+        if harm is not None:
+            found[harm] ^= 1
+        path.write_bytes(found)
+        path.chmod(0o600)
+        decoded.clear()
+        cache = open_image_cache(index, imgsz=64, **given)
+        assert same_as_the_files(cache, index)
+        assert len(decoded) == (0 if harm is None else len(index))
+        del cache
+    path.write_bytes(content)
+    path.chmod(0o666)  # anybody could change the pixels later
+    assert open_image_cache(index, imgsz=64, **given).path.stat().st_mode & 0o777 == 0o600
 
 
 def lmdbs(tmp_path: Path) -> list[Path]:

@@ -127,7 +127,7 @@ def test_near_duplicates_are_pairs_from_both_splits(data, tmp_path):
     read, _ = page_of(data, tmp_path / "out")
     assert galleries(read)["Near-duplicates"] == [[[ACROSS, "train"], [ACROSS, "val"]], [[WITHIN, "train"]]]
     text = read.sections["Near-duplicates"]
-    assert "1 group(s) of near-duplicates across splits; 1 group(s) of near-duplicates within a split" in text
+    assert "1 group of near-duplicates across splits; 1 group of near-duplicates within a split" in text
     assert "train: images/train/0.png" in text
     assert "val: images/val/copy.png" in text
     assert "2 more are like these." in text

@@ -155,7 +155,7 @@ def test_copies_of_one_image_by_roboflow(data, capsys):
     data.add("train/b_jpg.rf.0a1b", smooth_image(rng, 96, 96))
     (issue,) = issues_of(capsys, data)
     assert issue["kind"] == AUGMENTED
-    assert (issue["split"], issue["text"]) == ("train", "3 of 8 images are Roboflow's copies of 1 image(s)")
+    assert (issue["split"], issue["text"]) == ("train", "3 of 8 images are Roboflow's copies of 1 image")
     data.add("val/b_jpg.rf.2c3d", smooth_image(rng, 96, 96))
     across, within = issues_of(capsys, data)
     assert across["kind"] == COPIED

@@ -234,6 +234,7 @@ def test_public_data_sets_are_found_by_name(tmp_path, monkeypatch):
     def opened(data: str):
         return open_dataset(data, ("train",), stage="", cache_dir="", ctx=DistributedContext.single())
 
+    (tmp_path / "datasets" / "coco128" / "images" / "train2017").mkdir(parents=True)
     for data in ("coco128", "coco128.yaml"):
         assert opened(data).source == str(CONFIGS / "coco128.yaml")
     where = (

@@ -18,6 +18,7 @@ from data.index import scan
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.files import list_split
 from data.index.index import load_index
+from tests.helpers.hostile_files import TAKEN, take_name
 from tests.helpers.synthetic_index import index_of
 from utils.errors import UserError
 from utils.files import array_file as index_cache
@@ -212,6 +213,40 @@ def test_numeric_stems_are_numbers_and_a_coco_json_keeps_its_ids(tmp_path):
     assert ids("annotations: coco.json\n") == ("139", "0042", "007")
     picture(tmp_path / "images/007.jpg", 8, 8)  # the number of 7.jpg
     assert ids("") == ("000000000139", "007", "42", "7")
+
+
+@pytest.mark.parametrize("label", ["annotations: voc\n", "", "annotations: instances.json\n"])
+def test_images_that_are_held_out_are_the_validation_split(root, tmp_path, lines, label):
+    (root / "images/train/x.gif").write_bytes(b"GIF89a")
+    write_yaml(root, label)
+    (root / "d.yaml").write_text((root / "d.yaml").read_text().replace("val: images/train\n", ""))
+    whole, spec = load(root, tmp_path / "cache"), load_dataset_spec(root / "d.yaml")
+    names = ["images/train/b.png", "images/train/sub/c.jpg", "images/train/gone.jpg"]
+    told(lines)
+    parts = {
+        split: load_index(spec.hold_out(names), split, cache_dir=str(tmp_path / "cache"), progress=False)
+        for split in ("train", "val")
+    }
+    said = [line for line in told(lines) if not line.startswith("image without")]
+    assert said[0].startswith("train: 3 images, ")
+    assert said[1] == "val: 2 images, 0 backgrounds, 2 boxes, 0 problems (cached)"
+    assert list(parts["val"].paths) == names[:2]
+    assert sorted([*parts["train"].paths, *parts["val"].paths]) == list(whole.paths)
+    assert list(parts["train"].report.lines) == list(whole.report.lines)
+    assert len({whole.fingerprint, *(part.fingerprint for part in parts.values())}) == 3
+    truth = whole.ground_truth()
+    for part in parts.values():
+        assert part.report.totals["images"] == len(part)
+        assert part.report.totals["boxes"] == len(part.classes)
+        for i, path in enumerate(part.paths):
+            j = list(whole.paths).index(path)
+            np.testing.assert_array_equal(part.labels(i), whole.labels(j))
+            assert part.ground_truth().image_ids[i] == truth.image_ids[j]
+            assert part.image_hw[i].tolist() == whole.image_hw[j].tolist()
+    with pytest.raises(
+        UserError, match="'train' has none of the 1 images that were held out for validation when the run"
+    ):
+        load_index(spec.hold_out(names[2:]), "val", cache_dir=str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("label", ["annotations: voc\n", "", "annotations: instances.json\n"])
@@ -537,9 +572,9 @@ def test_missing_and_empty_data_is_one_line(root, tmp_path):
             "Annotations/a.xml Annotations/c.xml",
             "2 .xml files: if they are Pascal VOC's, add 'annotations: {train: Anno",
         ),
-        ("labels/train/a.xml labels/train/z.txt", "labels/train has 1 .xml files: if they are Pascal VOC's, add"),
-        ("images/train/a.txt images/train/notes.txt", "images/train has 1 .txt files: move them to {}/labels/train"),
-        ("labels/a.txt", "{}/labels has 1 .txt files: move them to {}/labels/train"),
+        ("labels/train/a.xml labels/train/z.txt", "labels/train has 1 .xml file: if they are Pascal VOC's, add"),
+        ("images/train/a.txt images/train/notes.txt", "images/train has 1 .txt file: move them to {}/labels/train"),
+        ("labels/a.txt", "{}/labels has 1 .txt file: move them to {}/labels/train"),
         ("Labels/train/a.txt", "expected at {}/labels/train/a.txt; '{}/Labels' exists"),
         ("labels /train/a.txt", "; '{}/labels ' exists"),
         ("labels/train/1.txt", "; {}/labels/train has 1.txt"),
@@ -634,15 +669,25 @@ def test_moving_the_folder_keeps_the_cache(root, tmp_path, lines, label, monkeyp
     assert Path(after.path(0)).exists()
 
 
-@pytest.mark.parametrize("kind", ["index", "partial"])
-def test_a_pipe_in_place_of_a_cache_does_not_block(root, tmp_path, kind):
+@pytest.mark.parametrize("kind", ["index", "partial", "txt"])
+@pytest.mark.parametrize("taken", TAKEN)
+def test_what_is_not_our_file_but_has_its_name_is_neither_read_nor_waited_for(root, tmp_path, kind, taken):
     index = load(root, tmp_path / "cache")
     (path,) = (tmp_path / "cache").glob("*.index")
+    whole = path.read_bytes()
     path.unlink()
-    os.mkfifo(path if kind == "index" else path.with_name(f"{path.stem}-sample.partial"))
+    place = path.with_name(f"{path.stem}-sample.partial") if kind == "partial" else path.with_suffix(f".{kind}")
+    take_name(place, taken, 500)
+    if taken == "another user's" and kind == "index":
+        place.write_bytes(whole)
     again = load(root, tmp_path / "cache")
-    assert (len(again), again.fingerprint) == (len(index), index.fingerprint)
-    assert path.is_file()
+    assert_same(index, again)
+    if taken != "folder":
+        assert path.is_file()
+        assert path.lstat().st_uid == os.geteuid()
+        assert not path.is_symlink()
+    if taken == "link":
+        assert (place.parent / "target").stat().st_size == 500
 
 
 def test_damaged_caches_are_rebuilt_and_reported(root, tmp_path, lines):
@@ -745,7 +790,7 @@ def test_a_synthetic_index_is_consistent():
     index = index_of(["a"], ["/x/p.jpg", "/x/q.jpg"], [(10, 20), (10, 10)], [0, 1, 1], [(0, 0, 10, 5)], [0])
     np.testing.assert_allclose(index.labels(0), [[0, 0.25, 0.25, 0.5, 0.5]])
     assert index.path(1) == "/x/q.jpg"
-    assert index.report.summary() == "2 images, 1 backgrounds, 1 boxes, 0 problems"
+    assert index.report.summary() == "2 images, 1 background, 1 box, 0 problems"
     np.testing.assert_array_equal(index.ground_truth().area_px, [50])
 
 

@@ -255,6 +255,16 @@ def test_coco_and_voc_annotations_are_copied(tmp_path):
         assert len(ours.classes) == 1
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_the_copy_of_another_user_is_refused(tmp_path):
+    source = write_dataset(tmp_path / "set", train=2, val=1)
+    stage(source, tmp_path / "stage")
+    (copy,) = (tmp_path / "stage").iterdir()
+    os.chown(copy, 65534, 65534)
+    with pytest.raises(UserError, match=rf"^--stage: {copy}: belongs to another user \(uid 65534\); name a writable"):
+        stage(source, tmp_path / "stage")
+
+
 def test_mistakes_are_one_line(tmp_path, monkeypatch):
     source = write_dataset(tmp_path / "set", train=2, val=1)
     with pytest.raises(UserError, match=r"is inside the data set"):
@@ -323,4 +333,4 @@ def test_train_and_val_use_the_copy(tmp_path):
         _run_script(tmp_path, "train.py", "--data", "set/data.yaml", "--model", str(model), *small, *own, "disk")
         assert counter.counts() == every_file_once(source.parent)
     said = _run_script(tmp_path, "val.py", "--weights", "runs/exp/last.pt", *own, "disk", "--name", "val")
-    assert "--stage: 4 files are complete" in said
+    assert "(4 files)" in said

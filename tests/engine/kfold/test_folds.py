@@ -13,7 +13,14 @@ import pytest
 
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import load_index
-from engine.kfold.folds import assign_folds, class_counts, groups_of, pooled_index, rare_classes
+from engine.kfold.folds import (
+    assign_folds,
+    class_counts,
+    groups_of,
+    pooled_index,
+    rare_classes,
+    validation_images,
+)
 from engine.kfold.lists import data_of, write_folds
 from tests.helpers.tiny import write_dataset
 from utils.config.search_settings import KfoldConfig
@@ -128,6 +135,51 @@ def test_groups_from_names_files_and_near_duplicates(config, tmp_path):
     assert len(set(groups_of(more, "", False))) == 19
 
 
+@pytest.mark.parametrize(("fraction", "images"), [(0.1, 2), (0.25, 5), (0.5, 9), (0.05, 1)])
+def test_a_part_of_each_class_is_held_out(config, fraction, images):
+    index = pooled_index(load_dataset_spec(config.data), config)
+    names = validation_images(index, fraction)
+    assert abs(len(names) - images) <= 1
+    assert names == validation_images(index, fraction)
+    taken = index.take(np.array([list(index.paths).index(name) for name in names]))
+    assert list(taken.paths) == names
+    counts, of_all = class_counts(taken).sum(0), class_counts(index).sum(0)
+    assert (np.abs(counts - fraction * of_all) <= 3).all()
+
+
+def test_whole_groups_are_held_out(config):
+    index = pooled_index(load_dataset_spec(config.data), config)
+    for number in range(6):  # six images of three copies
+        for copy in range(2):
+            new = index.path(number).replace(".png", f"_png.rf.{copy}.png")
+            shutil.copy(index.path(number), new)
+            shutil.copy(label_of(index.path(number)), label_of(new))
+        renamed = index.path(number).replace(".png", "_png.rf.2.png")
+        shutil.move(index.path(number), renamed)
+        shutil.move(label_of(index.path(number)), label_of(renamed))
+    index = pooled_index(load_dataset_spec(config.data), config)
+    names = {name.partition("_png.rf.")[0] for name in validation_images(index, 0.4) if ".rf." in name}
+    assert names
+    assert sum(name.startswith(f"{stem}_png.rf.") for stem in names for name in index.paths) == 3 * len(names)
+    one = index.take(np.flatnonzero([next(iter(names)) in name for name in index.paths]))
+    with pytest.raises(UserError, match="--val-fraction: the 3 training images are near-duplicates of each other"):
+        validation_images(one, 0.2)
+    assert len(validation_images(index.take(np.array([0, 17])), 0.05)) == 1  # of two groups
+
+
+def test_a_table_of_folds_tells_the_groups_again(config, tmp_path):
+    """Also of images whose paths would be formulas."""
+    (tmp_path / "set" / "images" / "train").rename(tmp_path / "set" / "=train")
+    shutil.copytree(tmp_path / "set" / "labels" / "train", tmp_path / "set" / "=train", dirs_exist_ok=True)
+    data = Path(config.data)
+    data.write_text(data.read_text().replace("images/train", "=train"))
+    index = pooled_index(load_dataset_spec(data), config)
+    group = np.arange(len(index)) % 5
+    write_folds(tmp_path, load_dataset_spec(data), index, group, group % 3)
+    assert "'=train/000.png" in (tmp_path / "folds.csv").read_text()
+    assert (groups_of(index, str(tmp_path / "folds.csv"), False) == group).all()
+
+
 def label_of(image: str) -> str:
     return image.replace("images", "labels").replace(".png", ".txt")
 
@@ -205,5 +257,5 @@ def test_rare_classes_are_named(config):
     assert rare_classes(index, 2) == ""
     few = class_counts(index).sum(0)
     note = rare_classes(index, int(few.max()) + 1)
-    assert note.startswith("2 class(es) have fewer boxes than there are folds")
+    assert note.startswith("2 classes with fewer boxes than there are folds")
     assert f"light ({few[0]})" in note

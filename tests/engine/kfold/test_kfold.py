@@ -14,6 +14,7 @@ import pytest
 from engine.evaluation.metrics import score_detections
 from engine.kfold.__main__ import main
 from engine.kfold.scores import ScoredFold, pool, read_fold, result_of
+from tests.helpers.html_page import check_self_contained
 from tests.helpers.processes import Processes
 from tests.helpers.scoring import coco_evaluate, random_case
 from tests.helpers.scripts import error_of
@@ -72,6 +73,16 @@ def test_a_killed_cross_validation_continues(world, tmp_path, capsys):
     whole = root / "whole"
     assert "pooled" in capsys.readouterr().out
     assert [row["fold"] for row in table(whole)] == ["1", "2", "pooled"]
+    page = check_self_contained((whole / "kfold.html").read_text())
+    assert [row[0] for row in page.tables["Scores of the folds"]] == [
+        "fold",
+        "fold 1",
+        "fold 2",
+        "mean",
+        "std",
+        "pooled",
+    ]
+    assert {row[0] for row in page.tables["AP by class"]} == {"class", "light", "dark"}
     assert [int(row["images"]) for row in table(whole)] == [6, 6, 12]
     folds = [read_fold(whole / f"fold{n}" / "detections.npz") for n in (1, 2)]
     stats, _ = coco_evaluate(*vars(pool(folds)).values())
@@ -102,6 +113,10 @@ def test_mistakes_are_one_line(world, capsys):
     for wrong in ("tiny2.yaml", "tiny3.yaml"):  # nothing has been trained, so the settings may change
         assert wrong in error_of(capsys, main, *flags, "--name", "model", "--model", str(root / wrong))
     assert not (root / "typo").exists()
+    data = write_dataset(root / "names", train=4, val=2)
+    (root / "names" / "images" / "train" / "000.png").rename(root / "names" / "images" / "train" / "a\nb.png")
+    named = [*flags, "--data", str(data), "--name", "names", "--no-near-duplicates", "--folds", "2"]
+    assert "a\\nb.png': lists cannot hold such a name" in error_of(capsys, main, *named)
 
 
 @pytest.mark.parametrize("fitness", ["AP", "dark"])

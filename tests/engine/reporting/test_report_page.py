@@ -26,7 +26,7 @@ from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.structures import FlatStrings
+from utils.strings import FlatStrings
 
 HOSTILE = "<script>alert(1)</script>"
 MOST_BYTES = 5_000_000
@@ -114,7 +114,7 @@ def test_numbers_are_those_of_the_metrics(index, tmp_path):
     summary = page.sections["Summary"]
     assert f"Recommended confidence threshold: {result.best_confidence:.3f}" in summary
     assert f"AP {result.ap:.3f}, AP50 {result.metrics['AP50']:.3f}" in summary
-    assert "2 of 4 epochs are done, in 1:01." in summary
+    assert "Epoch 2 of 4 is complete, after 1:01." in summary
     assert "38% of the time, training waits for images" in summary
     (matrix,) = (rows for name, rows in page.tables.items() if name.startswith("Objects and detections"))
     assert [[int(cell or 0) for cell in row[1:]] for row in matrix[1:]] == result.confusion.tolist()
@@ -163,7 +163,7 @@ def test_what_is_not_known_is_said(index, tmp_path):
     assert "No detection is correct at any confidence." in page.sections["Summary"]
     assert "Nothing was detected" in page.sections["Reliability of confidences"]
     assert "There are none." in page.sections["Suspicious labels"]
-    assert "None of the 3 images without labels has a detection." in page.sections["Worst backgrounds"]
+    assert "None of 3 images without labels has a detection." in page.sections["Worst backgrounds"]
 
 
 def test_a_split_without_objects(tmp_path):
@@ -172,9 +172,9 @@ def test_a_split_without_objects(tmp_path):
     result = score_detections(empty.ground_truth(), detections, 1)
     ReportPage(tmp_path, subject_of(empty)).write({}, Validation(result, detections, epoch=1))
     page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
-    assert "have no objects: nothing can be scored" in page.sections["Summary"]
+    assert "There are no objects in 4 validation images: nothing can be scored" in page.sections["Summary"]
     assert "The train split has no boxes." in page.sections["Data"]
-    assert "1 detection(s), the best a (0.90)" in page.sections["Worst backgrounds"]
+    assert "1 detection, the best a (0.90)" in page.sections["Worst backgrounds"]
     assert "nan" not in " ".join(page.sections.values())
 
 
@@ -292,7 +292,7 @@ def test_training_and_validation_write_the_page(tmp_path):
     own = [str(a) for a in ("--data", data, "--cache-dir", tmp_path / "cache", "--project", tmp_path / "runs")]
     train.main([*own, "--model", str(model), *SMALL, "--no-noplots", "--epochs", "2"])
     page = check_self_contained((tmp_path / "runs" / "exp" / FILE_NAME).read_text(encoding="utf-8"))
-    assert "2 of 2 epochs are done" in page.sections["Summary"]
+    assert "Epoch 2 of 2 is complete" in page.sections["Summary"]
     assert "Training images per second" in page.sections["Training"]
     weights = str(tmp_path / "runs" / "exp" / "last.pt")
     more = ["--weights", weights, "--device", "cpu", "--workers", "0", "--name", "val"]

@@ -162,7 +162,10 @@ def test_an_interrupted_search_finds_the_same(world, tmp_path, capsys):
     assert best.ema_tau == 2.0
     assert best.lr0 == pytest.approx(float(max(table(whole), key=lambda row: float(row["recall"]))["lr0"]))
     assert best.box == Hyperparameters().box
-    check_self_contained((whole / "search.html").read_text())
+    read = check_self_contained((whole / "search.html").read_text())
+    assert [row[1] for row in read.tables["All trials"]][:2] == ["state", "complete, baseline"]
+    assert "epochs" in read.tables["All trials"][0]
+    assert "The baseline, trial 0 with the recipe's own values, has 0." in read.sections["Summary"]
     kept = [path.parent.parent.name for path in whole.rglob("best.pt")]
     assert len(kept) == 1
     for more, line in (
@@ -231,9 +234,9 @@ def test_a_hopeless_trial_ends_early(world, pruner):
     with open(folder / "trials" / "0005" / "run" / "results.csv", newline="") as file:
         epochs = len(list(csv.DictReader(file)))
     if pruner == "none":
-        assert (row["state"], row["steps"], epochs) == ("complete", "12", 12)
+        assert (row["state"], row["epochs"], epochs) == ("complete", "12", 12)
     else:
-        assert (row["state"], row["steps"]) == ("ended early", "2")
+        assert (row["state"], row["epochs"]) == ("ended early", "2")
         assert 2 <= epochs < 12
     assert not list((folder / "trials" / "0005").rglob("*.pt"))  # it is not the best
 
@@ -355,4 +358,4 @@ def test_trials_are_scored_by_cross_validation(world, capsys):
             pooled = list(csv.DictReader(file))[-1]
         assert (pooled["fold"], int(pooled["images"])) == ("pooled", 12)
         assert float(row["recall"]) == pytest.approx(float(pooled["recall"]), abs=1e-6)
-        assert row["steps"] == "2"
+        assert row["folds"] == "2"

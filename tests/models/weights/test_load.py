@@ -162,7 +162,7 @@ def test_transfer_maps_class_rows_by_name(tmp_path: Path, name: str) -> None:
     assert report.classes == ("dog ",)
     assert len(report.partly) == 6
     assert not report.skipped
-    assert "6 more for 1 common classes (dog )" in report.lines()[0]
+    assert "6 more for 1 common class (dog )" in report.lines()[0]
     old, new = source.state_dict(), target.state_dict()
     for key in report.taken:
         assert torch.equal(new[key], old[key])
@@ -223,7 +223,7 @@ def test_transfer_reports_what_does_not_fit(tmp_path: Path) -> None:
     ],
 )
 def test_pickled_library_calls_are_refused(tmp_path: Path, module: str, name: str) -> None:
-    path = zip_around(opcode_call(module, name, f"touch {tmp_path}/touched"), tmp_path / "evil.pt")
+    path = zip_around(opcode_call(module, name, f"touch '{tmp_path}/touched'"), tmp_path / "evil.pt")
     with pytest.raises(UserError, match=r"evil\.pt: refused: it asks for ") as caught:
         load_detector(path)
     assert "\n" not in str(caught.value)
@@ -232,7 +232,7 @@ def test_pickled_library_calls_are_refused(tmp_path: Path, module: str, name: st
 
 def test_code_in_a_pickle_does_not_run(tmp_path: Path) -> None:
     marker = tmp_path / "touched"
-    evil = pickle.dumps({"model": Touch((os.system, (f"touch {marker}",)))}, protocol=2)
+    evil = pickle.dumps({"model": Touch((os.system, (f"touch '{marker}'",)))}, protocol=2)
     pickle.loads(evil)
     assert marker.exists()  # the attack is real
     marker.unlink()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,9 @@ from utils.config.parser import (
     read_recipe,
     with_overrides,
 )
+from utils.config.reference import COMMANDS
 from utils.config.search_settings import KfoldConfig, SearchConfig
-from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
+from utils.config.settings import TOPICS, DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 
@@ -236,6 +238,18 @@ def test_every_setting_has_help_and_a_valid_default(cls):
     from_mapping(cls, dataclasses.asdict(cls(**required)), "defaults")
 
 
+@pytest.mark.parametrize("cls", [*COMMANDS.values()])
+def test_help_lists_each_flag_once_by_topic(cls):
+    text = build_parser(cls, "").format_help()
+    topics = " ".join(TOPICS.values()).split()
+    for field in dataclasses.fields(cls):
+        assert topics.count(field.name) == 1, field.name
+        shown = field.name if field.metadata["positional"] else f"--{field.name.replace('_', '-')}"
+        assert len(re.findall(rf"^  {shown}[ ,\n]", text, re.M)) == 1, shown
+    assert "(default: None)" not in text
+    assert "(default: )" not in text
+
+
 def test_old_names_are_still_read():
     assert from_mapping(Hyperparameters, {"lr_share": 0.5}, "x.yaml").lr_mult == 0.5
     assert from_mapping(TrainConfig, {"augment": "device"}, "a.pt: config").render_on == "device"
@@ -259,6 +273,15 @@ assert not heavy, heavy
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "usage:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["engine.search", "engine.compare", "engine.kfold", "data.check", "data.cache", "data.demo", "models.weights"],
+)
+def test_help_names_the_command(name):
+    done = subprocess.run([sys.executable, "-m", name, "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"usage: python -m {name} [-h]")
 
 
 def test_the_listed_hyperparameters_are_the_defaults():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.hostile_files import take_name
 from utils.files.locks import FileLock, flock, remove_abandoned
 from utils.logger import configure_logging
 
@@ -135,6 +136,16 @@ def test_waiting_for_a_lock_names_its_holder(held, capsys):
     assert f"warning: waiting for another run (process {holder.pid} on " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_only_a_file_is_locked(tmp_path, kind):
+    """A lock file is emptied, which must not happen to what a symbolic link leads to."""
+    take_name(tmp_path / "lock", kind, 9)
+    with pytest.raises(PermissionError, match=r"is a (pipe or device|symbolic link|folder)"):
+        FileLock(tmp_path / "lock").acquire()
+    if kind == "link":
+        assert (tmp_path / "target").stat().st_size == 9
+
+
 def test_only_abandoned_files_are_removed(tmp_path):
     written, abandoned = tmp_path / "a.tmp", tmp_path / "b.tmp"
     abandoned.touch()
@@ -142,5 +153,7 @@ def test_only_abandoned_files_are_removed(tmp_path):
         flock(file.fileno())
         remove_abandoned(tmp_path.glob("*.tmp"))
         assert list(tmp_path.iterdir()) == [written]
-    remove_abandoned([written, tmp_path / "none"])
-    assert not list(tmp_path.iterdir())
+    os.mkfifo(tmp_path / "pipe.tmp")  # opening it would wait
+    (tmp_path / "link.tmp").symlink_to(tmp_path / "none")
+    remove_abandoned([written, tmp_path / "none", tmp_path / "pipe.tmp", tmp_path / "link.tmp"])
+    assert [path.name for path in tmp_path.iterdir()] == ["link.tmp"]

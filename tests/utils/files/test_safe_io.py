@@ -1,12 +1,14 @@
 """Atomic writes, and reading text."""
 
+import csv
 import errno
 import stat
+from pathlib import Path
 
 import pytest
 
 from utils.errors import UserError
-from utils.files.safe_io import atomic_write, read_text, write_whole
+from utils.files.safe_io import atomic_write, read_text, write_csv, write_whole
 
 
 def test_an_atomic_write_leaves_only_the_complete_file(tmp_path):
@@ -21,6 +23,25 @@ def test_an_atomic_write_leaves_only_the_complete_file(tmp_path):
     plain = tmp_path / "plain"
     plain.write_text("")
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)  # the permissions of other files
+
+
+def test_spreadsheets_compute_no_text_of_a_table(tmp_path):
+    """Numbers stay numbers."""
+    formulas = ["=1+1", "+cmd|'/C calc'!A0", "-1+1", "@SUM(1)", "\t=1", "\r=1", "\uff1d1", "-"]
+    plain = ["a=b", "'=1", "", "-0.5", "+3", "-1e-05", "dog, cat", 'a "b"', -0.25, 7, None]
+    write_csv(tmp_path / "a.csv", [formulas, plain])
+    with open(tmp_path / "a.csv", encoding="utf-8", newline="") as file:
+        first, second = csv.reader(file)
+    assert first == [f"'{text}" for text in formulas]
+    assert second == ["" if cell is None else str(cell) for cell in plain]
+
+
+def test_tables_have_one_writer():
+    """Beside that of results.csv, whose cells are numbers."""
+    root = Path(__file__).parents[3]
+    modules = [path for folder in ("data", "engine", "models", "utils") for path in (root / folder).rglob("*.py")]
+    writers = {path.name for path in modules if "csv.writer(" in path.read_text(encoding="utf-8")}
+    assert writers == {"safe_io.py", "results_csv.py"}
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])

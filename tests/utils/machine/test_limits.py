@@ -171,7 +171,7 @@ def test_closed_standard_streams_are_tolerated(world, tmp_path):
         ["sh", "-c", 'exec "$@" <&- >&-', "sh", *command], stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False
     )
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "done: 1 epochs" in (tmp_path / "runs" / "exp" / "train.log").read_text()
+    assert "done: 1 epoch;" in (tmp_path / "runs" / "exp" / "train.log").read_text()
 
 
 @pytest.mark.parametrize(

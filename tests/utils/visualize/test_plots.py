@@ -1,4 +1,8 @@
 import builtins
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -123,6 +127,19 @@ def test_figures_are_not_registered_with_pyplot(tmp_path):
     from matplotlib import _pylab_helpers
 
     assert not _pylab_helpers.Gcf.figs
+
+
+@pytest.mark.parametrize("backend", ["module://no_such.backend_inline", "nonsense"])
+def test_a_backend_that_is_not_there_changes_nothing(tmp_path, backend):
+    """Notebooks set MPLBACKEND for the scripts that a cell starts, also for another Python."""
+    plot = "run_main(lambda argv: plot_confusion(np.eye(2, dtype=int), ['a'], Path('c.png')))"
+    for work in (plot, "text_mask('a', 12)"):
+        code = "from pathlib import Path; import numpy as np; from utils.visualize.draw import text_mask; "
+        code += f"from utils.visualize.plots import plot_confusion; from utils.entrypoint import run_main; {work}"
+        environ = {**os.environ, "MPLBACKEND": backend, "PYTHONPATH": str(Path(__file__).parents[3])}
+        ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True)
+        assert (ended.returncode, ended.stderr) == (0, "")
+    assert picture_of(tmp_path / "c.png").any()
 
 
 def test_class_colors_are_fixed_and_distinct():

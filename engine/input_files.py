@@ -1,0 +1,47 @@
+"""Checks of the files that a command names. They need no torch, so a misspelled path ends a command at once.
+
+Commands of several processes leave out these checks: one of the processes finds the same mistakes later, for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from data.index.dataset_yaml import check_dataset
+from models.spec import load_spec
+from utils.config.parser import read_recipe
+from utils.config.search_settings import KfoldConfig, SearchConfig
+from utils.config.settings import TrainConfig
+from utils.distributed.launch import is_launched
+from utils.download import check_weights
+from utils.errors import UserError
+
+
+def check_training_files(config: TrainConfig) -> None:
+    """Raises UserError for a data set, a model or starting weights that are missing, or YAMLs that cannot be read."""
+    if is_launched():
+        return
+    if config.resume is not None:  # the checkpoint names the others
+        if config.resume and not Path(config.resume).exists():
+            raise UserError(f"{config.resume}: no such file")
+        return
+    needs_no_val = isinstance(config, KfoldConfig) or config.val_fraction
+    check_dataset(config.data, ("train",) if needs_no_val else ("train", "val"))
+    if config.model:
+        load_spec(config.model)
+    if config.weights:
+        check_weights(config.weights)
+    if not isinstance(config, SearchConfig):  # whose --hyp names ranges
+        read_recipe(config.hyp, config.override, pretrained=bool(config.weights))
+
+
+def check_scoring_files(weights: Sequence[str], data: str, splits: Sequence[str] = ()) -> None:
+    """Raises UserError for weights that are missing, or a data set that cannot be read; ``data`` "": that of the
+    weights."""
+    if is_launched():
+        return
+    if data:
+        check_dataset(data, splits)
+    for path in weights:
+        check_weights(path)

@@ -1,0 +1,63 @@
+"""Processes that `spawn` starts: how their ends are reported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.helpers.processes import ROOT
+
+PROGRAM = """
+import os, signal, sys, time
+from utils.distributed.spawn import spawn
+from utils.entrypoint import run_main
+from utils.errors import PeerFailure, UserError
+
+def work(end):
+    if os.environ["RANK"] == "0" and end != "'nothing'":
+        time.sleep(60)
+    exec(end)
+
+def main(argv):
+    spawn(work, 2, argv, run=run_main)
+    print("all done")
+
+if __name__ == "__main__":
+    run_main(main, sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "line"),
+    [
+        ("os._exit(3)", 2, "error: process 1 of 2 ended with status 3 and without a message"),
+        ("os._exit(1)", 2, "error: process 1 of 2 ended with status 1 and without a message"),
+        ("os._exit(0)", 2, "error: process 1 of 2 ended with status 0 and without a message"),
+        ("sys.exit(4)", 2, "error: process 1 of 2 ended with status 4 and without a message"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 2, "error: process 1 of 2 was killed by SIGKILL; is there enough"),
+        ("raise UserError('wrong flag')", 2, "error: wrong flag"),
+        ("raise ValueError('a bug')", 2, "ValueError: a bug"),
+        ("'nothing'", 0, ""),
+    ],
+)
+def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py"), end],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == code, done.stderr
+    last = done.stderr.splitlines()[-1:]
+    assert [text[: len(line)] for text in last] == ([line] if line else [])
+    assert done.stderr.count("rror: ") == bool(line), done.stderr
+    assert done.stdout == ("" if code else "all done\n")
+    assert time.monotonic() - begun < 50

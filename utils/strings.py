@@ -1,0 +1,62 @@
+"""Counts in words, names in one line, image ids, and many strings in two arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+_ID_DIGITS = 18  # of a number that fits into int64
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 image``, ``2,000 images``, ``2 boxes``. ``noun`` may have adjectives before it."""
+    plural = "es" if noun.endswith(("s", "x", "sh", "tch")) else "s"
+    return f"{count:,} {noun}{'' if count == 1 else plural}"
+
+
+def image_ids_of(stems: Sequence[str]) -> tuple[int, ...] | tuple[str, ...]:
+    """COCO's image ids for file names without suffix: numbers if all are digits (``000000000139`` is image 139) and
+    give different numbers, else the names themselves."""
+    if all(stem.isascii() and stem.isdigit() and len(stem) <= _ID_DIGITS for stem in stems):
+        numbers = tuple(map(int, stems))
+        if len(set(numbers)) == len(numbers):
+            return numbers
+    return tuple(stems)
+
+
+@dataclass(frozen=True, slots=True)
+class FlatStrings:
+    """An immutable sequence of strings in two arrays, so that the garbage collector has no elements to track. File
+    names that are not UTF-8 are kept (surrogateescape)."""
+
+    data: np.ndarray  # uint8 (P,) UTF-8, one string after another
+    offsets: np.ndarray  # int64 (N + 1,): string i is data[offsets[i]:offsets[i + 1]]
+
+    @classmethod
+    def of(cls, strings: Iterable[str]) -> FlatStrings:
+        encoded = list(map(_encoded, strings))
+        offsets = np.zeros(len(encoded) + 1, np.int64)
+        np.cumsum([len(e) for e in encoded], out=offsets[1:])
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, i: int) -> str:
+        n = len(self)
+        if not -n <= i < n:
+            raise IndexError(f"{i} of {n} strings")
+        i %= n
+        return self.data[self.offsets[i] : self.offsets[i + 1]].tobytes().decode("utf-8", "surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[i] for i in range(len(self)))
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half a surrogate pair, from an escape in JSON; not a file name
+        return text.encode("utf-8", "backslashreplace")
