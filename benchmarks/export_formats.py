@@ -26,8 +26,8 @@ FORMATS = {"onnx": ".onnx", "openvino": "_openvino_model", "torchscript": ".torc
 LAYOUTS = ("raw", "end2end", "deepstream")
 LOW_PRECISION = ("onnx", "openvino")  # the formats that are measured in less than float32
 FIGURES = re.compile(
-    r"AP (?P<ap>\S+) \(checkpoint (?P<ap0>\S+)\), F1 at \S+ (?P<f1>\S+) \((?P<f10>\S+)\); (?P<both>\d+) detections of "
-    r"both differ by at most (?P<box>\S+) of a box's size and (?P<score>\S+) in score, (?P<one>\d+) of one only"
+    r"AP (?P<ap>\S+) \(checkpoint (?P<ap0>\S+)\), F1 at \S+ (?P<f1>\S+) \((?P<f10>\S+)\); detections: (?P<both>\d+) of "
+    r"both, at most (?P<box>\S+) of a box's size and (?P<score>\S+) in score apart, (?P<one>\d+) of one only"
 )
 FAILURE = "failed: "
 

@@ -24,7 +24,7 @@ def check_training_files(config: TrainConfig) -> None:
         return
     if config.resume is not None:  # the checkpoint names the others
         if config.resume and not Path(config.resume).exists():
-            raise UserError(f"{config.resume}: no such file")
+            raise UserError(f"{config.resume}: no such checkpoint")
         return
     needs_no_val = isinstance(config, KfoldConfig) or config.val_fraction
     check_dataset(config.data, ("train",) if needs_no_val else ("train", "val"))

@@ -35,7 +35,7 @@ def names_for(count: int, names: tuple[str, ...] | None, source: str | Path) -> 
     coco = load_yaml(COCO)["names"]
     if count != len(coco):
         return None
-    get_logger().info("%s: no class names in the file; those of COCO are taken (%d)", source, count)
+    get_logger().info("%s: no class names in the file; its %d classes are taken to be COCO's", source, count)
     return tuple(coco[i] for i in range(count))
 
 

@@ -13,7 +13,7 @@ import pytest
 import train
 from engine.callbacks import load_hooks
 from tests.helpers.scripts import SMALL, error_of
-from tests.helpers.tiny import write_dataset, write_model
+from tests.helpers.tiny import write_dataset, write_empty_dataset, write_model
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
 from utils.logger import get_logger
@@ -209,8 +209,8 @@ def test_a_wrong_object_is_one_line_before_anything_is_read(folder, capsys, sour
     assert "\n" not in str(refused.value)
     at = next(number for number, text in enumerate(HOOKS.splitlines(), 1) if "ValueError" in text)
     assert line.replace("LINE", str(at)) in str(refused.value)
-    absent = ["--data", "absent.yaml", "--model", "absent.yaml"]
-    assert error_of(capsys, train.main, *SMALL, *absent, "--callbacks", source) == f"error: {refused.value}"
+    unread = ["--data", str(write_empty_dataset(folder / "set"))]
+    assert error_of(capsys, train.main, *SMALL, *unread, "--callbacks", source) == f"error: {refused.value}"
     assert not (folder / "runs").exists()
 
 
@@ -314,7 +314,7 @@ def test_two_processes_end_together(folder):
     first, second = (seen(folder, f"seen{rank}of2.json") for rank in range(2))
     assert first == second
     done = run(folder, "--callbacks", "user_hooks:StopAtEpoch", "--name", "two", "--epochs", "4", processes=2)
-    assert done.stdout.count("ended by a callback after 1 epochs") == 1
+    assert done.stdout.count("ended by a callback after 1 epoch") == 1
 
 
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])

@@ -19,7 +19,7 @@ SINGLE = DistributedContext.single("cpu")
     [
         (3, {"sync_bn_group": 2}, "groups of 2 processes do not divide the 3 of this run"),
         (3, {"deterministic": True}, "--deterministic on 3 processes: use 2, 4, 8"),
-        (4, {"virtual_ranks": 2}, "--virtual-ranks 2: must be a power of two that the 4"),
+        (4, {"virtual_ranks": 2}, "--virtual-ranks 2: must be a power of two and a multiple of"),
         (2, {"compress_grads": True, "deterministic": True}, "--compress-grads is for plain DDP"),
         (2, {"sync_bn_group": 2, "deterministic": True}, "--sync-bn takes statistics over the whole batch"),
     ],

@@ -45,7 +45,7 @@ def test_an_orderly_stop_is_not_cut_short_when_another_rank_has_ended(error, cod
     program = f"""
     peer = subprocess.Popen([sys.executable, "-c", ""])
     with StopSignals() as signals, watchdog.Watchdog(signals) as dog:
-        dog._peers = {1: this_process().replace(str(os.getpid()), str(peer.pid), 1)}
+        dog._peers = {{1: this_process().replace(str(os.getpid()), str(peer.pid), 1)}}
         try:
             with dog.training(Path("."), 0):
                 raise {error}

@@ -16,7 +16,7 @@ import val
 from data.check.__main__ import main as check_data
 from engine.kfold.__main__ import main as kfold_main
 from tests.helpers.scripts import SMALL, error_of
-from tests.helpers.tiny import write_dataset, write_model
+from tests.helpers.tiny import write_dataset, write_empty_dataset, write_model
 from utils.entrypoint import run_main
 from utils.files.checkpoint import read_checkpoint
 
@@ -101,8 +101,9 @@ def test_bad_training_flags_are_one_line(world, tmp_path, capsys, given, line):
 )
 def test_impossible_settings_are_refused_before_data_is_read(tmp_path, capsys, given, line):
     """Copying and scanning data may take hours, which a mistake in the flags must not waste."""
-    assert line in error_of(capsys, train.main, "--data", tmp_path / "none.yaml", *SMALL, "--project", tmp_path, *given)
-    assert not list(tmp_path.iterdir())
+    unread = write_empty_dataset(tmp_path / "set")
+    assert line in error_of(capsys, train.main, "--data", unread, *SMALL, "--project", tmp_path / "runs", *given)
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -117,10 +118,9 @@ def test_impossible_settings_are_refused_before_data_is_read(tmp_path, capsys, g
     ],
 )
 def test_a_validation_split_is_in_the_data_or_held_out(world, tmp_path, capsys, splits, given, line):
-    """Both or neither is an error, before the model is built."""
     data = world / "set" / f"{'-'.join(splits)}.yaml"
     data.write_text(yaml.safe_dump({split: f"images/{split}" for split in splits} | {"names": ["light", "dark"]}))
-    error = error_of(capsys, train.main, *flags(world), "--data", data, *given, "--model", "none.yaml")
+    error = error_of(capsys, train.main, *flags(world), "--data", data, *given)
     assert f"{data}: {line}" in error or f"{data} {line}" in error
     kfold = error_of(capsys, kfold_main, "--data", data, "--val-fraction", "0.2")
     assert "--val-fraction: leave it out; each fold is held out in turn" in kfold
@@ -241,7 +241,7 @@ def test_own_checkpoints_with_missing_or_wrong_parts_are_one_line(world, tmp_pat
     torch.save({**content, key: "seven"}, path)
     assert f"'{key}' is no" in error_of(capsys, train.main, "--resume", path, "--epochs", "3")
     assert f"'{key}' is no" in error_of(capsys, val.main, "--weights", path, "--project", tmp_path)
-    assert f"'{key}' is no" in error_of(capsys, detect.main, "--weights", path, "--source", tmp_path)
+    assert f"'{key}' is no" in error_of(capsys, detect.main, "--weights", path, "--source", world / "set/images/val")
     torch.save({k: v for k, v in content.items() if k != key}, path)
     if key in ("version", "imgsz"):
         return
@@ -252,7 +252,7 @@ def test_own_checkpoints_with_missing_or_wrong_parts_are_one_line(world, tmp_pat
 def test_bad_sources_and_weights_of_detect_are_one_line(world, tmp_path, capsys):
     weights = world / "runs" / "exp" / "best.pt"
     assert "--source: is empty" in error_of(capsys, detect.main, "--weights", weights, "--source", " ")
-    line = error_of(capsys, detect.main, "--weights", "yolov8n.pt", "--offline", "--source", tmp_path)
+    line = error_of(capsys, detect.main, "--weights", "yolov8n.pt", "--offline", "--source", world / "set/images/val")
     assert "yolov8n.pt: not on this machine and --offline is set" in line
 
 

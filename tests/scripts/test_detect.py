@@ -372,7 +372,7 @@ def test_autocast_and_canvas_size_are_applied(weights, pictures, tmp_path, amp):
         (["--overlap", "0.2"], "--overlap: has no effect without --tile"),
         (["--no-tile-full-image"], "--no-tile-full-image: has no effect without --tile"),
         (["--classes", "0", "2"], "classes 0 to 1"),
-        (["--classes", "dics"], "--classes dics: the model has no class of this name (did you mean 'disc'?)"),
+        (["--classes", "dics"], "--classes dics: the model has no class of this name .did you mean 'disc'"),
         (["--save-conf"], "give --save-txt"),
         (["--save-txt", "--save-conf", "--save-format", "coco", "yolo"], "leave --save-conf out"),
         (["--amp", "fp16"], "not on a CPU"),
@@ -587,7 +587,8 @@ def test_a_video_whose_results_cannot_be_written_is_skipped(weights, pictures, c
     shutil.copytree(pictures, tmp_path / "in")
     shutil.copy(clip, tmp_path / "in")
     monkeypatch.setattr(detection, "Ahead", lambda _: Ahead(4))
-    monkeypatch.setattr("utils.visualize.detection_writer.cv2.VideoWriter.isOpened", lambda _: False)
+    closed = cv2.VideoWriter()
+    monkeypatch.setattr("utils.visualize.detection_writer.cv2.VideoWriter", lambda *_: closed)
     with pytest.raises(
         UserError, match=r"1 of 4 files could not be used \(first: .*clip.mp4: this OpenCV cannot write"
     ):

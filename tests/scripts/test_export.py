@@ -82,7 +82,7 @@ def test_all_formats_are_checked_and_scored(weights: Path, capsys: pytest.Captur
 
 @pytest.mark.parametrize("name", ["openvino", "torchscript", "pt2"])
 def test_own_exports_need_no_trust_until_they_are_changed(
-    weights: Path, tmp_path: Path, name: str, capsys, monkeypatch
+    weights: Path, data: Path, tmp_path: Path, name: str, capsys, monkeypatch
 ):
     if name == "openvino":
         for package in ("onnx", "onnxscript", "openvino"):
@@ -93,11 +93,12 @@ def test_own_exports_need_no_trust_until_they_are_changed(
     moved.parent.mkdir()
     os.rename(made, moved)
     expected = load(moved, device="cpu").model.info
+    images = data.parent / "images" / "val"
     weights_file = next(moved.glob("*.bin")) if moved.is_dir() else moved
     content = bytearray(weights_file.read_bytes())
     content[len(content) // 2] ^= 1
     weights_file.write_bytes(content)
-    assert "--trust" in error_of(capsys, detect.main, "--weights", moved, "--source", tmp_path, "--device", "cpu")
+    assert "--trust" in error_of(capsys, detect.main, "--weights", moved, "--source", images, "--device", "cpu")
     content[len(content) // 2] ^= 1
     weights_file.write_bytes(content)
     assert load(moved, device="cpu").model.info == expected
@@ -118,7 +119,7 @@ def test_weights_that_are_not_finite_are_refused_in_one_line(tmp_path: Path, dat
         (export.main, common),
         (export.main, [*common, "--no-check"]),
         (val.main, [*common, *VAL]),
-        (detect.main, ["--weights", weights, "--source", data.parent, "--device", "cpu"]),
+        (detect.main, ["--weights", weights, "--source", data.parent / "images" / "val", "--device", "cpu"]),
         (train.main, [*common, *SMALL, "--epochs", "1", "--project", tmp_path]),
     ):
         line = error_of(capsys, main, *flags)
@@ -168,7 +169,7 @@ def test_too_few_images_to_calibrate_are_one_line(weights: Path, capsys: pytest.
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     message = error_of(capsys, export.main, "--weights", weights, "--int8", "--batch", "8", "--no-check")
-    assert "--batch 8: is more than the 6 images to calibrate --int8 with" in message
+    assert "--batch 8: is more than there are images to calibrate --int8 with (6)" in message
 
 
 def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: pytest.MonkeyPatch):

@@ -302,7 +302,7 @@ def test_a_failing_rank_ends_the_others(world, tmp_path, kind):
     with Processes(tmp_path / "log.txt", odd=f"{kind}:1:5" if kind != "kill" else "slow:0.1") as run:
         run.ranks(2, *flags(world, tmp_path, "--save-steps", "2"))
         if kind == "kill":
-            run.until(lambda: "SGD," in run.output())
+            run.until(lambda: "SGD (--optimizer)" in run.output())
             time.sleep(1)
             run.started[1].kill()
         run.started[1].wait(120)

@@ -391,8 +391,9 @@ def test_val_in_the_autocast_type_of_training_gives_trainings_ap(tmp_path, capsy
 @pytest.mark.parametrize("flag", [["--tta"], ["--amp", "bf16"]])
 def test_flags_that_an_exported_file_cannot_follow_are_named(tiny, tmp_path, flag):
     """Before the file is opened."""
+    (tmp_path / "a.onnx").touch()
     with pytest.raises(UserError, match=flag[0]):
-        val.main(flags(tiny, tmp_path, "--weights", "a.onnx", *flag))
+        val.main(flags(tiny, tmp_path, "--weights", str(tmp_path / "a.onnx"), *flag))
 
 
 def test_flags_of_the_report_are_named_where_several_files_give_none(tiny, tmp_path, capsys):

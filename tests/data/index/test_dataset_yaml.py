@@ -259,6 +259,7 @@ def test_public_data_sets_are_found_by_name(tmp_path, monkeypatch):
     for folder in (".", "/"):
         with pytest.raises(UserError, match=r"is a folder, not a YAML file"):
             opened(folder)
+    (tmp_path / "images").mkdir()
     (tmp_path / "coco128.yaml").write_text("train: images\nnames: [a]\n")
     assert opened("coco128.yaml").names == ("a",)
 

@@ -18,7 +18,7 @@ from data.render.table import (
     level_image,
     levels_for,
 )
-from tests.engine.test_train_step import _NoSync
+from tests.engine.test_train_step import NoSync
 from tests.helpers.plans import draw_plan
 from tests.helpers.synthetic_index import GEOMETRIES, smooth_image
 from utils.config.settings import Hyperparameters
@@ -160,5 +160,5 @@ def test_regions_of_a_smaller_level_stay_inside_it(images):
 def test_no_operation_waits_for_the_device(images):
     plans = draw(Hyperparameters(mixup=0.5, degrees=5, perspective=0.0005), 4, (64, 64))
     table, pixels = packed(plans, images)
-    with _NoSync():
+    with NoSync():
         render_table(table, pixels)

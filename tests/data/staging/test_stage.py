@@ -276,7 +276,7 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch):
         stage(Path("demo"), tmp_path / "stage")
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1 << 30, 1 << 30, 9000))
-        with pytest.raises(UserError, match=r"--stage: 6 files of 52 kB .*, where 9 kB are free") as caught:
+        with pytest.raises(UserError, match=r"--stage: 6 files, 52 kB, .*, where 9 kB are free") as caught:
             stage(source, tmp_path / "small")
         assert "\n" not in str(caught.value)
     assert not list((tmp_path / "small").rglob("*.png"))

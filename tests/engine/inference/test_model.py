@@ -113,7 +113,7 @@ def test_batches_are_padded_and_cut_to_a_fixed_number(images: int):
 @pytest.mark.parametrize(
     ("shape", "metadata", "message"),
     [
-        ((7, 5), replace(OURS, names=("a",)), "does not fit its 1 classes"),
+        ((7, 5), replace(OURS, names=("a",)), "does not fit 1 class"),
         ((300, 6), ExportMetadata(), "no class names"),
         ((5,), OURS, "not one of a detector"),
     ],

@@ -132,7 +132,7 @@ def test_a_service_that_never_works_is_reported_at_the_end(tmp_path, capsys):
     service.down = True
     process(tmp_path, service, range(1, 4))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "warning: Memory lacks 3 epochs, which results.csv has"
+    assert lines[-1] == "warning: Memory lacks 3 epochs that results.csv has"
     assert len(lines) == 2
     assert not service.ends
 

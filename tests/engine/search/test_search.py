@@ -76,7 +76,7 @@ def test_the_ready_ranges_are_valid(path):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("lr: [0, 1]", "'lr': unknown hyper-parameter (did you mean 'lrf'?)"),
+        ("lr: [0, 1]", "unknown key 'lr' (did you mean 'lr0'?)"),
         ("epochs: [1, 5]", "'epochs': is a flag, not a hyper-parameter"),
         ("lr0: [0.1]", "lr0: expected [FROM, TO]"),
         ("lr0: [0.1, 0.2, 0.3]", "lr0: expected [FROM, TO]"),

@@ -49,7 +49,7 @@ def commands(world: Path, weights: Path | str, out: Path) -> dict[str, tuple]:
     return {
         "train": (train.main, "--data", data, "--weights", weights, "--project", out, *SMALL),
         "val": (val.main, "--data", data, "--weights", weights, "--project", out, "--device", "cpu", "--workers", "0"),
-        "detect": (detect.main, "--source", world / "set" / "images", "--weights", weights, "--project", out),
+        "detect": (detect.main, "--source", world / "set" / "images" / "val", "--weights", weights, "--project", out),
         "show": (weights_command.main, "show", weights),
         "convert": (weights_command.main, "convert", weights, out / "converted.safetensors"),
     }
@@ -124,4 +124,4 @@ def test_impossible_conversions_are_one_line(world, tmp_path, capsys):
         capsys, weights_command.main, "convert", tmp_path / "other.pt", tmp_path / "o2.pt"
     )
     run_main(weights_command.main, ["convert", str(tmp_path / "other.pt"), str(tmp_path / "other.safetensors")])
-    assert "1 tensors written to" in capsys.readouterr().out
+    assert "1 tensor written to" in capsys.readouterr().out
