@@ -13,10 +13,11 @@ demo: $(STAMP)
 	$(BIN)/python val.py --weights demo/train/best.pt --project demo --name val --exist-ok
 	$(BIN)/python detect.py --weights demo/train/best.pt --source demo/data/images/val --project demo --name detect --exist-ok
 
+# Bytecode is kept: hundreds of processes import the same modules.
 test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

@@ -140,9 +140,10 @@ def gpu_script(tmp_path: Path, *flags: str, **environment: str) -> subprocess.Co
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "parts"),
-    [*(pytest.param(call, "", marks=pytest.mark.slow) for call in CALLS), ("compiled", "renderer|share")],
+    [*((call, "") for call in CALLS), ("compiled", "renderer|share")],
 )
 def test_a_dry_run_passes_and_its_table_names_every_part(tmp_path: Path, call: str, parts: str):
     """Parts whose packages are missing are skipped."""

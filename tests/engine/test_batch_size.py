@@ -329,7 +329,12 @@ def test_the_search_is_allowed_on_a_gpu():
 def test_the_search_is_refused_before_data_is_read(tmp_path):
     command = [sys.executable, "train.py", "--device", "cpu", "--batch-size", "-1"]
     done = subprocess.run(
-        [*command, "--data", str(write_empty_dataset(tmp_path / "set")), "--project", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [*command, "--data", str(write_empty_dataset(tmp_path / "set")), "--project", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 2
     assert done.stderr == "error: --batch-size -1: finds what fits on a GPU, and this run is on cpu; use a number\n"

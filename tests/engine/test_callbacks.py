@@ -317,7 +317,7 @@ def test_two_processes_end_together(folder):
     assert done.stdout.count("ended by a callback after 1 epoch") == 1
 
 
-@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_hook_that_raises_ends_the_run_with_a_checkpoint_and_one_line(folder, processes):
     done = run(folder, "--callbacks", "user_hooks:Breaks", expect=2, processes=processes)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

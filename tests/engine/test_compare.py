@@ -112,6 +112,7 @@ def test_runs_of_one_class_and_with_bad_images_can_be_compared(runs, tmp_path):
     assert len(content["baseline"]) == 2
 
 
+@pytest.mark.slow
 def test_an_exported_file_is_compared_on_its_canvas(runs, tmp_path):
     """Otherwise the checkpoint would get other padding, and the difference would be that of the canvases."""
     flags = ["--data", runs / "set" / "data.yaml", "--model", runs / "tiny.yaml", *SMALL, "--cache-dir", runs]

@@ -38,6 +38,19 @@ def _mode() -> _Mode:
     return _Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
 
 
+def _of_channels(x: Tensor, count: int) -> list[Tensor]:
+    return [x.new_empty(x.shape[1], dtype=torch.float32) for _ in range(count)]
+
+
+_SYNC_BN = {  # kernels of CUDA whose results torch 2.15 does not know without a GPU
+    "batch_norm_stats": lambda x, eps: _of_channels(x, 2),
+    "batch_norm_gather_stats_with_counts": lambda x, *rest: _of_channels(x, 2),
+    "batch_norm_elemt": lambda x, *rest: torch.empty_like(x),
+    "batch_norm_backward_reduce": lambda grad, x, *rest: _of_channels(x, 4),
+    "batch_norm_backward_elemt": lambda grad, x, *rest: torch.empty_like(x),
+}
+
+
 @contextmanager
 def fake_gpu() -> Iterator[None]:
     """Inside, tensors have no values, and may be on ``cuda``; `nn.Module.to` moves models there that were built before.
@@ -53,6 +66,7 @@ def fake_gpu() -> Iterator[None]:
         mock.patch("torch.cuda.amp.common.amp_definitely_not_available", return_value=False),
         mock.patch("torch.empty", lambda *shape, pin_memory=False, **options: empty(*shape, **options)),
         mock.patch("torch._fused_sgd_", _check_devices),  # as of torch 2.15 its result is not known without a GPU
+        mock.patch.multiple(torch, **_SYNC_BN),
         _mode(),
     ):
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # copy.deepcopy does

@@ -25,6 +25,7 @@ def run_faults(folder: Path, *options: str) -> None:
     assert f"{count} of {count} runs right" in ended.stdout
 
 
+@pytest.mark.slow
 def test_five_file_system_faults_do_not_change_the_result(tmp_path: Path):
     run_faults(tmp_path, "--runs", "5", "--seed", "1")
 

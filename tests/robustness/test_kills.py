@@ -9,6 +9,7 @@ import pytest
 from tests.robustness.kills import prove, prove_phases
 
 
+@pytest.mark.slow
 def test_six_kills_do_not_change_the_result(tmp_path: Path):
     """On one rank and on two."""
     prove(tmp_path, kills=6, worlds=[1, 1, 2], seed=1)

@@ -347,7 +347,10 @@ run_main(export.main, sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("formats", [["torchscript"], ["pt2", "torchscript"], ["openvino"]])
+@pytest.mark.parametrize(
+    "formats",
+    [["torchscript"], *(pytest.param(f, marks=pytest.mark.slow) for f in (["pt2", "torchscript"], ["openvino"]))],
+)
 def test_a_full_disk_is_one_line_and_older_exports_stay(weights: Path, formats: list[str]):
     """No temporary file stays behind, and no half file has a final name."""
     if "openvino" in formats:

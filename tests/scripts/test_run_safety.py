@@ -108,6 +108,7 @@ def test_a_signal_during_validation_keeps_the_epochs_steps(world, whole, tmp_pat
     same_run(whole, tmp_path / "exp")
 
 
+@pytest.mark.slow
 def test_a_kill_during_validation_keeps_the_epochs_steps(world, whole, tmp_path):
     """They are saved before it, unless they took less than a minute (here: than no time)."""
     odd = "slowval:30;set:engine.stop_coordinator:SAVE_BEFORE_VALIDATION_S:0"
@@ -144,6 +145,7 @@ def test_a_second_training_is_refused_in_the_same_run_folder(world, tmp_path):
     assert not (tmp_path / "exp" / ".lock").exists()
 
 
+@pytest.mark.slow
 def test_resuming_in_another_setup_prints_the_changes(tmp_path):
     """A run that was saved by time and killed is resumed on one process instead of two, for one more epoch, with moved
     data."""

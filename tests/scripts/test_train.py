@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import train as train_script
 from tests.helpers.same_content import same_content, untimed
+from tests.helpers.scripts import error_of
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model
 from utils.files.checkpoint import read_checkpoint
 
@@ -49,7 +52,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return untimed(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("fine_tuned", [False, True])
+@pytest.mark.parametrize("fine_tuned", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, fine_tuned):
     """Also, the same command gives the same table twice, and --resume may have larger --epochs. In fine-tuning,
     pretrained parameters have another rate than new ones."""
@@ -84,8 +87,11 @@ def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, fine_tuned)
     "launcher",
     [
         [*TORCHRUN, "--nproc_per_node", "2"],
-        [sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node", "2", "--master_port", "29617"],
-        "spawn",
+        pytest.param(
+            [sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node", "2", "--master_port", "29617"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("spawn", marks=pytest.mark.slow),
     ],
     ids=["torchrun", "old launcher", "spawn"],
 )
@@ -119,6 +125,7 @@ def test_a_run_resumes_on_another_number_of_processes(world, tmp_path):
         assert len(rows(tmp_path / name / "results.csv")) == 2
 
 
+@pytest.mark.slow
 def test_training_options_work_together(world, tmp_path):
     """An anchor model with all options that can be combined; then the others."""
     hyp = tmp_path / "hyp.yaml"
@@ -174,14 +181,8 @@ def test_frozen_layers_do_not_change(world, tmp_path):
         (["--amp", "fp16"], "not on a CPU"),
     ],
 )
-def test_mistakes_end_in_one_line(world, tmp_path, more, complaint):
-    import re
-
-    done = train(world, tmp_path, "--epochs", "1", *more, expect=2)
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1, done.stderr
-    assert re.search(complaint, errors[0]), errors[0]
-    assert "Traceback" not in done.stderr
+def test_mistakes_end_in_one_line(world, tmp_path, capsys, more, complaint):
+    assert re.search(complaint, error_of(capsys, train_script.main, *flags(world, tmp_path, "--epochs", "1", *more)))
 
 
 def test_a_batch_smaller_than_the_number_of_ranks_is_refused(world, tmp_path):

@@ -150,6 +150,7 @@ def lasting(folder):
     return {**results, "extras": None}
 
 
+@pytest.mark.slow
 def test_results_with_tta_are_equal_on_1_2_and_3_processes(tiny, tmp_path, capsys):
     more = ["--tta", "--per-size", "--conf-thres", "0.0001"]
     val.main(flags(tiny, tmp_path, "--name", "1", *more))
@@ -250,7 +251,6 @@ def test_mistakes_are_user_errors(tiny, tmp_path, more, words):
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        (["--imgsz", "65"], "error: --imgsz 65"),
         (["--imgsz", "65", "--spawn", "2"], "error: --imgsz 65"),  # both processes fail
         (["--project", "/proc/runs", "--spawn", "2"], "error: /proc/runs/exp: cannot be created"),  # only the first
     ],
@@ -293,6 +293,7 @@ def test_predictions_keep_the_ids_of_the_ground_truth(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_tiles_score_the_same_on_1_and_2_processes(tmp_path):
     """Images larger and smaller than a tile. Enlarged weights make the detections of an untrained model vary."""
     data = write_dataset(tmp_path / "set", val=5, size=150)

@@ -187,7 +187,7 @@ def test_half_stores_float16_and_decodes_in_float32(half, name: str):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("layout", ["end2end", "deepstream"])
+@pytest.mark.parametrize("layout", ["end2end", pytest.param("deepstream", marks=pytest.mark.slow)])
 def test_rows(tmp_path: Path, packages: None, layout: str):
     fused = lively(TINY_MODEL, NAMES).fuse()
     write_all(tmp_path, fused, layout=layout)

@@ -37,7 +37,8 @@ def write_openvino(folder: Path) -> Path:
 def test_a_hostile_file_is_refused_in_one_line_by_every_program(tmp_path: Path, capsys: pytest.CaptureFixture):
     marker = tmp_path / "ran"
     programs = write_hostile_programs(tmp_path, marker)
-    (tmp_path / "a.png").touch()
+    for name in ("a.png", "b.onnx"):
+        (tmp_path / name).touch()
     ran = set()
     for kind, path in programs.items():
         with pytest.raises(UserError):  # none is a detector
@@ -71,7 +72,8 @@ def test_a_hostile_file_is_refused_in_one_line_by_every_program(tmp_path: Path, 
 def test_trust_is_passed_on(tmp_path: Path, capsys: pytest.CaptureFixture):
     path = tmp_path / "a.torchscript"
     path.write_bytes(b"not TorchScript")
-    (tmp_path / "a.png").touch()
+    for name in ("a.png", "b.onnx"):
+        (tmp_path / name).touch()
     for call in (load, hubconf.custom):
         with pytest.raises(UserError, match="cannot be opened"):
             call(path, trust=True)

@@ -79,6 +79,7 @@ def test_a_deterministic_run_adds_gradients_of_the_loss_in_a_fixed_order():
     assert not plan_compilation(config, GPU, pictures=16, shards=1).loss
 
 
+@pytest.mark.slow
 def test_one_loss_graph_serves_all_numbers_of_images_and_boxes(monkeypatch):
     """In training; in validation the loss is not compiled."""
     graphs, real = [], torch.compile

@@ -124,6 +124,7 @@ def steps_of(files: list[Path]) -> list[int]:
     return steps
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_store")
 def test_a_killed_and_resumed_training_is_one_tracked_run(tmp_path):
     write_dataset(tmp_path / "set", train=12, val=4)
@@ -147,6 +148,7 @@ def test_a_killed_and_resumed_training_is_one_tracked_run(tmp_path):
     assert {a.path for a in client.list_artifacts(run.info.run_id)} >= {"results.csv", "settings.yaml"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_store")
 def test_a_server_that_is_down_costs_a_warning(tmp_path):
     write_dataset(tmp_path / "set", train=8, val=4)

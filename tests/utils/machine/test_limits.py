@@ -14,7 +14,7 @@ import torch
 import train
 import val
 from tests.helpers.scripts import SMALL, error_of
-from tests.helpers.tiny import write_dataset, write_empty_dataset, write_model
+from tests.helpers.tiny import write_dataset, write_empty_dataset, write_model, write_weights
 from utils.distributed.context import DistributedContext
 from utils.entrypoint import run_main
 from utils.errors import UserError
@@ -135,7 +135,9 @@ def test_missing_packages_are_reported_only_where_needed(world, tmp_path, capsys
     line = error_of(capsys, train.main, *given, "--data", write_empty_dataset(tmp_path / "set"), *wanting)
     assert f"the package {package} is not installed; pip install {package}, or use --" in line
     if package == "matplotlib":
-        assert "pip install matplotlib" in error_of(capsys, val.main, "--weights", "none.pt", "--device", "cpu")
+        assert "pip install matplotlib" in error_of(
+            capsys, val.main, "--weights", write_weights(tmp_path / "a.pt", ["a"]), "--device", "cpu"
+        )
     run_main(train.main, [*given, "--noplots"])
     assert (tmp_path / "runs" / "exp" / "last.pt").exists()
 
