@@ -7,14 +7,14 @@ import math
 import os
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
 import numpy as np
 
-from data.image_io.decode import IMAGE_SUFFIXES, read_image
+from data.image_io.decode import IMAGE_SUFFIXES, read_image, unread_image, unread_summary
 from utils.errors import UserError
 from utils.files.safe_io import open_regular
 from utils.logger import get_logger
@@ -123,7 +123,10 @@ def open_source(
     source = str(source)
     if _is_stream(source):
         return _stream_frames(source, _open_stream(source), vid_stride, max_frames, ahead)
-    return _file_frames(_list_files(source), source, vid_stride, max_frames, threads, ahead)
+    files, unread = _list_files(source)
+    if unread:
+        get_logger().warning("%s: %s", source, unread_summary(unread))
+    return _file_frames(files, source, vid_stride, max_frames, threads, ahead)
 
 
 def check_source(source: str) -> None:
@@ -141,30 +144,42 @@ def _kind_of(path: Path) -> str:
     return "image" if suffix in IMAGE_SUFFIXES else "video" if suffix in VIDEO_SUFFIXES else ""
 
 
-def _list_files(source: str) -> list[Path]:
-    """The images and videos that ``source`` names, at least one."""
+def _check_kind(path: Path, named: str) -> None:
+    """Raises UserError, which begins with ``named``, if ``path`` is neither an image nor a video."""
+    if not _kind_of(path):
+        what = f"neither an image nor a video by its suffix '{path.suffix}'"
+        raise UserError(f"{named}: {unread_image(path) or what}")
+
+
+def _select(paths: Iterable[Path], nothing: str) -> tuple[list[Path], list[str]]:
+    """See `_list_files`. Raises UserError, which begins with ``nothing``, if there is neither an image nor a video."""
+    files, unread = [], []
+    for path in sorted(path for path in paths if not path.is_dir()):
+        if _kind_of(path):
+            files.append(path)  # a broken link is reported later, like any file that cannot be read
+        elif what := unread_image(path):
+            unread.append(f"{path}: {what}")
+    if not files:
+        raise UserError(f"{nothing}; {unread_summary(unread)}" if unread else nothing)
+    return files, unread
+
+
+def _list_files(source: str) -> tuple[list[Path], list[str]]:
+    """The images and videos that ``source`` names, at least one, and what `unread_summary` takes about others."""
     if not source.strip():
         raise UserError("--source: is empty; name an image, folder, glob, video, list, webcam or URL")
     path = Path(source).expanduser()
     if path.is_dir():
-        # A broken link is reported later, like any file that cannot be read.
-        files = sorted(entry for entry in path.iterdir() if _kind_of(entry) and not entry.is_dir())
-        if not files:
-            raise UserError(
-                f"{source}: no image or video in this folder (use a glob for its subfolders: {source}/**/*)"
-            )
-        return files
+        nothing = f"{source}: no image or video in this folder (use a glob for its subfolders: {source}/**/*)"
+        return _select(path.iterdir(), nothing)
     if path.is_file():
         if path.suffix.lower() == ".txt":
-            return _read_list(path)
-        if not _kind_of(path):
-            raise UserError(f"{source}: neither an image nor a video by its suffix '{path.suffix}'")
-        return [path]
+            return _read_list(path), []
+        _check_kind(path, source)
+        return [path], []
     if any(sign in source for sign in "*?["):
-        files = sorted(p for p in map(Path, glob.glob(str(path), recursive=True)) if _kind_of(p) and not p.is_dir())
-        if not files:
-            raise UserError(f"{source}: the pattern matches no image or video")
-        return files
+        found = map(Path, glob.glob(str(path), recursive=True))
+        return _select(found, f"{source}: the pattern matches no image or video")
     raise UserError(f"{source}: no such file or folder; a source is an image, folder, glob, video, list, webcam or URL")
 
 
@@ -180,8 +195,7 @@ def _read_list(path: Path) -> list[Path]:
         file = path.parent / Path(line.strip()).expanduser()
         if not file.is_file():
             raise UserError(f"{path}:{number}: {line.strip()}: no such file")
-        if not _kind_of(file):
-            raise UserError(f"{path}:{number}: {line.strip()}: neither an image nor a video by its suffix")
+        _check_kind(file, f"{path}:{number}: {line.strip()}")
         files.append(file)
     if not files:
         raise UserError(f"{path}: the list names no file")

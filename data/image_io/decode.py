@@ -13,8 +13,9 @@ Python, so every path that the system can open works.
 from __future__ import annotations
 
 import os
+import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import cv2
@@ -22,12 +23,33 @@ import numpy as np
 
 from utils.decoder_warnings import watched
 from utils.errors import UserError
-from utils.files.safe_io import read_regular
+from utils.files.safe_io import open_regular, read_regular
 from utils.machine.limits import explanation
+from utils.strings import counted
 
 # Lower case. All OpenCV packages on PyPI can decode these.
-_SUFFIXES = ".jpg .jpeg .jpe .mpo .png .bmp .dib .webp .tif .tiff .jp2 .pbm .pgm .ppm .pnm"
+_SUFFIXES = (
+    ".jpg .jpeg .jpe .jfif .jif .pjpeg .pjp .mpo .png .apng .bmp .dib .webp .tif .tiff .jp2 .j2k .pbm .pgm .ppm .pnm"
+)
 IMAGE_SUFFIXES = frozenset(_SUFFIXES.split(" "))
+# Image formats that are not supported.
+_UNREAD = ".arw .avif .cr2 .cr3 .dng .exr .gif .hdr .heic .heif .ico .jxl .nef .orf .pcx .pfm .psd .raf .rw2 .svg .tga"
+_UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
+# Files that lie beside images. They are not opened.
+_OTHERS = ".txt .xml .json .jsonl .yaml .yml .csv .tsv .md .html .pdf .cache .npy .npz .mat .pt .zip .tar .gz .lmdb"
+_OTHER_SUFFIXES = frozenset(_OTHERS.split(" "))
+# The first bytes of image files.
+_SIGNATURES = {
+    ".jpg": rb"\xff\xd8\xff",
+    ".png": rb"\x89PNG\r\n\x1a\n",
+    ".webp": rb"RIFF.{4}WEBP",
+    ".bmp": rb"BM.{4}\0{4}",
+    ".tif": rb"II\*\0|MM\0\*",
+    ".jp2": rb"\0{3}\x0cjP  ",
+    ".gif": rb"GIF8[79]a",
+    ".avif": rb".{4}ftypavi[fs]",
+    ".heic": rb".{4}ftyp(?:hei|hev|mif1|msf1)",
+}
 
 # Older versions of OpenCV decode only to BGR, which needs another pass over the pixels.
 _IS_RGB = hasattr(cv2, "IMREAD_COLOR_RGB")
@@ -61,6 +83,36 @@ class Header(NamedTuple):
         """Height and width after orientation. Must not be called without a size."""
         height, width = self.size
         return (width, height) if self.orientation >= 5 else (height, width)
+
+
+def unread_image(path: str | os.PathLike) -> str:
+    """Why an image file is not read, and what to do: its format is not supported, or its suffix is not that of an image
+    and its first bytes are. "" for an image that is read, and for any other file.
+
+    Raises OSError when the disk fails.
+    """
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix in _UNREAD_SUFFIXES:
+        return f"{suffix} is not read; convert it to JPEG or PNG"
+    if suffix in IMAGE_SUFFIXES or suffix in _OTHER_SUFFIXES:
+        return ""
+    try:
+        with open_regular(path) as file:
+            start = file.read(16)
+    except OSError as error:
+        if explanation(error):
+            raise
+        return ""
+    kind = next((kind for kind, signature in _SIGNATURES.items() if re.match(signature, start, re.DOTALL)), None)
+    if kind is None:
+        return ""
+    remedy = f"rename it to end in {kind}" if kind in IMAGE_SUFFIXES else "convert it to JPEG or PNG"
+    return f"its content is that of a {kind} file, its suffix is not; {remedy}"
+
+
+def unread_summary(unread: Sequence[str]) -> str:
+    """A line about files that are left out. ``unread``: the name of each, and what `unread_image` says of it."""
+    return f"{counted(len(unread), 'file')} left out, first {unread[0]}"
 
 
 def read_image(path: str | os.PathLike, complain: Complain | None = None) -> np.ndarray:

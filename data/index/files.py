@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from data.image_io.decode import IMAGE_SUFFIXES
+from data.image_io.decode import IMAGE_SUFFIXES, unread_image, unread_summary
 from data.index.dataset_yaml import FORMATS, DatasetSpec, SplitSource, what_exists
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding, relative_name
 from data.labels.label_format import FileStamp, ImageFile, LabelFile, LabelFormat
@@ -24,11 +24,8 @@ from utils.logger import get_logger
 from utils.machine.limits import explanation
 from utils.strings import counted
 
-# Image formats that are not supported. They are reported; other files (txt, json, ...) are ignored.
-_UNREAD = ".avif .cr2 .dng .exr .gif .heic .heif .jxl .nef .pfm .svg"
 _MAX_LIST_BYTES = 1 << 31
 NO_FILE = "a pipe or device, not a file; left out"
-_UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
 # What to do with files of the images' stems, and with other files, that are not where labels are read.
 _OF_IMAGES = {
     ".txt": "move them to {there}",
@@ -78,10 +75,17 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
                 found[image.name] = image
     if not found:
         searched = ", ".join(map(str, source.images))
-        raise UserError(f"{searched}: no images found for '{split}' (looked for {' '.join(sorted(IMAGE_SUFFIXES))})")
+        text = f"{searched}: no images found for '{split}' (looked for {' '.join(sorted(IMAGE_SUFFIXES))})"
+        unread = unread_files(findings)
+        raise UserError(f"{text}; {unread_summary(unread)}" if unread else text)
     images = [found[name] for name in sorted(found)]
     label_format, labels = _list_labels(images, source, spec)
     return Listing(images, labels, label_format, findings, lists)
+
+
+def unread_files(findings: Iterable[Finding]) -> list[str]:
+    """The files that `unread_summary` is about."""
+    return [f"{finding.where}: {finding.text}" for finding in findings if finding.kind == UNSUPPORTED]
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, list[os.DirEntry]]]:
@@ -135,10 +139,9 @@ def _in_folder(folder: Path, root: Path, findings: list[Finding]) -> Iterator[tu
             if _query(entry.is_dir):
                 continue
             name = entry.name if base == "." else f"{base}/{entry.name}"
-            suffix = os.path.splitext(entry.name)[1].lower()
-            if suffix in _UNREAD_SUFFIXES:
-                findings.append(Finding(name, UNSUPPORTED, f"{suffix} is not read; convert it to JPEG or PNG"))
-            if suffix not in IMAGE_SUFFIXES:
+            if not _is_image(entry.name):
+                if what := unread_image(entry.path):
+                    findings.append(Finding(name, UNSUPPORTED, what))
                 continue
             stamp = _stamp(entry)
             if stamp is None or not _query(entry.is_file):

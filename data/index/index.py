@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from data.image_io.decode import unread_summary
 from data.index.dataset_yaml import DatasetSpec
-from data.index.files import Listing, labels_elsewhere, list_split
+from data.index.files import Listing, labels_elsewhere, list_split, unread_files
 from data.index.scan import scan_split
 from data.labels.clean import PARSER_VERSION
 from data.labels.findings import NO_LABEL, ScanReport
@@ -174,6 +175,8 @@ def load_index(
     details = f"; report: {report_path}" if index.report.problems and report_path.exists() else ""
     get_logger().info("%s: %s%s%s", part, index.report.summary(), " (cached)" if cached else "", details)
     if part == split:
+        if unread := unread_files(listing.findings):
+            get_logger().warning("%s: %s", split, unread_summary(unread))
         _warn_of_missing_labels(listing, spec, split)
     _check_bad_images(whole, split, max_bad, details)
     _check_some_objects(index, listing, spec, part)

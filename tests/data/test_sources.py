@@ -1,4 +1,5 @@
 import itertools
+import logging
 import os
 import threading
 from functools import partial
@@ -69,6 +70,28 @@ def test_broken_links_and_pipes_are_reported(tmp_path):
         reasons = {Path(problem.path).name: problem.reason for problem in problems if problem.is_skipped}
         assert reasons.keys() == {"gone.png", "gone.mp4", "pipe.mp4"}
         assert "is a pipe or device" in reasons["pipe.mp4"]
+
+
+def test_images_that_are_not_read_are_named_in_one_line(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("lockstep"), "propagate", True)
+    jpeg = save_image(tmp_path / "a.jpg", 50).rename(tmp_path / "a.JFIF").read_bytes()
+    (tmp_path / "photo").write_bytes(jpeg)
+    (tmp_path / "scan.heic").write_bytes(bytes(20))
+    (tmp_path / "notes").write_text("x")
+    (tmp_path / "folder.heic").mkdir()
+    why = f"{tmp_path}/photo: its content is that of a .jpg file, its suffix is not; rename it to end in .jpg"
+    for source in (tmp_path, tmp_path / "*"):
+        assert [frame.path for frame in open_source(str(source))] == [str(tmp_path / "a.JFIF")]
+        assert caplog.messages == [f"{source}: 2 files left out, first {why}"]
+        caplog.clear()
+    with pytest.raises(UserError, match=f"^{why}$"):
+        open_source(str(tmp_path / "photo"))
+    (tmp_path / "list.txt").write_text("scan.heic\n")
+    with pytest.raises(UserError, match=r"list\.txt:1: scan\.heic: \.heic is not read; convert it to JPEG or PNG$"):
+        open_source(str(tmp_path / "list.txt"))
+    (tmp_path / "a.JFIF").unlink()
+    with pytest.raises(UserError, match=f"no image or video in this folder .*; 2 files left out, first {why}$"):
+        open_source(str(tmp_path))
 
 
 def test_globs_and_lists_are_sources(tmp_path):

@@ -1,6 +1,7 @@
 """Images of every format are decoded upright, as 8-bit RGB; damaged ones are detected."""
 
 import io
+import re
 import struct
 import zlib
 
@@ -8,7 +9,8 @@ import cv2
 import numpy as np
 import pytest
 
-from data.image_io.decode import read_image, read_reduced
+from data.image_io import decode
+from data.image_io.decode import IMAGE_SUFFIXES, read_image, read_reduced, unread_image
 from data.image_io.verify import check_image
 from utils.errors import UserError
 
@@ -154,6 +156,55 @@ def test_non_ascii_paths_are_read(tmp_path):
     path = tmp_path / "Größe 图像 ñ.png"
     path.write_bytes(cv2.imencode(".png", gradient()[..., ::-1])[1].tobytes())
     np.testing.assert_array_equal(read_image(path), gradient())
+
+
+@pytest.mark.parametrize("suffix", sorted(IMAGE_SUFFIXES))
+def test_files_of_every_suffix_are_read(tmp_path, suffix):
+    """Also if only their content is an image's, it is recognised."""
+    formats = {
+        ".jif": ".jpg",
+        ".jfif": ".jpg",
+        ".pjpeg": ".jpg",
+        ".pjp": ".jpg",
+        ".mpo": ".jpg",
+        ".j2k": ".jp2",
+        ".pbm": ".ppm",
+        ".pgm": ".ppm",
+    }
+    data = cv2.imencode(formats.get(suffix, suffix), gradient(64, 64)[..., ::-1])[1].tobytes()
+    if suffix == ".j2k":  # the bare codestream
+        data = data[data.index(b"\xff\x4f\xff\x51") :]
+    path = tmp_path / f"image{suffix.upper()}"
+    path.write_bytes(data)
+    assert read_image(path).shape == (64, 64, 3)
+    assert check_image(path) == (64, 64)
+    assert not unread_image(path)
+    bare = path.rename(tmp_path / "image")
+    is_text = suffix in (".j2k", ".pbm", ".pgm", ".ppm", ".pnm")  # or too few fixed bytes
+    assert ("rename it to end in" in unread_image(bare)) != is_text
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "told"),
+    [
+        ("a.HEIC", b"", r"^\.heic is not read; convert it to JPEG or PNG$"),
+        ("a.jpg_large", b"\xff\xd8\xff\xe0", r"is that of a \.jpg file, its suffix is not; rename it to end in \.jpg$"),
+        ("a", b"\0\0\0\x18ftypheic", r"is that of a \.heic file, its suffix is not; convert it to JPEG or PNG$"),
+        ("a", b"GIF89a", r"is that of a \.gif file"),
+        ("a", b"BM the letters", "^$"),
+        ("a.txt", b"\xff\xd8\xff\xe0", "^$"),
+        ("a.log", b"", "^$"),
+    ],
+)
+def test_images_that_are_not_read_are_told_from_other_files(tmp_path, name, start, told):
+    (tmp_path / name).write_bytes(start + bytes(20))
+    assert re.search(told, unread_image(tmp_path / name))
+
+
+def test_other_files_are_not_opened(tmp_path, monkeypatch):
+    monkeypatch.setattr(decode, "open_regular", lambda path: pytest.fail(f"{path} is opened"))
+    for name in ("a.jpg", "a.JSON", "a.txt", "a.npy", "a.heic"):
+        unread_image(tmp_path / name)
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".bmp"])

@@ -229,7 +229,8 @@ def test_images_that_are_held_out_are_the_validation_split(root, tmp_path, lines
     }
     said = [line for line in told(lines) if not line.startswith("image without")]
     assert said[0].startswith("train: 3 images, ")
-    assert said[1] == "val: 2 images, 0 backgrounds, 2 boxes, 0 problems (cached)"
+    assert said[1].startswith("train: 1 file left out, first images/train/x.gif: .gif is not read; ")
+    assert said[2] == "val: 2 images, 0 backgrounds, 2 boxes, 0 problems (cached)"
     assert list(parts["val"].paths) == names[:2]
     assert sorted([*parts["train"].paths, *parts["val"].paths]) == list(whole.paths)
     assert list(parts["train"].report.lines) == list(whole.report.lines)
@@ -272,6 +273,22 @@ def test_the_number_of_threads_does_not_change_the_index(root, tmp_path, workers
     assert (
         next((tmp_path / "c0").glob("*.index")).read_bytes()
         == next((tmp_path / f"c{workers}").glob("*.index")).read_bytes()
+    )
+
+
+def test_images_that_are_not_read_are_named_in_one_line(root, tmp_path, lines):
+    """The others are used, whatever the suffix that their format has."""
+    (root / "images/train/a.jpg").rename(root / "images/train/a.JFIF")
+    (root / "images/train/f.heic").write_bytes(bytes(20))
+    (root / "images/train/sub/g").write_bytes((root / "images/train/sub/c.jpg").read_bytes())
+    line = "train: 2 files left out, first images/train/f.heic: .heic is not read; convert it to JPEG or PNG"
+    for _ in range(2):  # also from the cache
+        index = load(root, tmp_path / "cache")
+        assert index.paths[0] == "images/train/a.JFIF"
+        assert len(index.labels(0)) == 2
+        assert line in told(lines)
+    assert (
+        "images/train/sub/g: file of an unsupported kind: its content is that of a .jpg file" in index.report.lines[1]
     )
 
 
@@ -318,7 +335,7 @@ def test_each_defect_is_reported_on_its_own_line(root, tmp_path, lines):
     assert (totals["images"], totals["backgrounds"], totals["boxes"]) == (3, 2, 2)
     assert (totals["bad row"], totals["unknown class"], totals["box without area"]) == (2, 2, 4)
     assert (index.report.bad_images, index.report.problems) == (3, 16)
-    message, _ = told(lines)
+    message, *_ = told(lines)
     start = "train: 3 images, 2 backgrounds (1 without a label file), 2 boxes, 16 problems (4 box without area, "
     assert message.startswith(start)
     written = Path(message.split("report: ")[1])
@@ -544,7 +561,8 @@ def test_missing_and_empty_data_is_one_line(root, tmp_path):
     with pytest.raises(UserError, match=r"images/train: not found \(named by .*d\.yaml\); correct its paths"):
         load(root, tmp_path / "cache")
     (root / "images/train").mkdir()
-    with pytest.raises(UserError, match="no images found for 'train'"):
+    (root / "images/train/a").write_bytes(b"\xff\xd8\xff")
+    with pytest.raises(UserError, match=r"no images found for 'train' .*; 1 file left out, first images/train/a: its "):
         load(root, tmp_path / "cache")
     write_yaml(root, "download: https://example.org/set.zip\nannotations: nowhere\n")
     picture(root / "images/train/a.jpg", 8, 8)
