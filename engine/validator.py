@@ -182,7 +182,7 @@ def _report(
     log, gt = get_logger(), evaluator.ground_truth
     folder = increment_path(config.project, config.name, config.exist_ok)
     rows = report.result_rows(result, gt, names)
-    lines = [*report.format_table(report.COLUMNS, rows, verbose=config.verbose), *report.format_summary(result)]
+    lines = [*report.format_table(report.COLUMNS, rows, verbose=config.verbose), *report.format_summary(result, names)]
     analysis = analyze(gt, evaluator.detections, len(names), threshold=result.best_confidence, per_size=config.per_size)
     if analysis.sizes is not None:
         by_size = list(report.size_rows(analysis.sizes, names))
@@ -199,7 +199,7 @@ def _report(
         report.plot_errors(analysis.errors, folder / "errors.png")
         report.plot_reliability(analysis.calibration, folder / "calibration.png")
         plot_metric_curves(result, names, folder)
-        plot_confusion(result.confusion, names, folder / "confusion_matrix.png")
+        plot_confusion(result.confusion, names, result.confusion_confidence, folder / "confusion_matrix.png")
         _draw_preview(evaluator, names, folder / "predictions.jpg")
         ReportPage(folder, subject).write({}, Validation(result, evaluator.detections, analysis=analysis))
     log.info("results are in %s", folder)

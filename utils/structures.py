@@ -177,6 +177,7 @@ class EvalResult:
     ap_large: float
     class_targets: np.ndarray  # int64 (C,) boxes that are not crowd
     confusion: np.ndarray  # int64 (C + 1, C + 1): rows predicted, columns true, last is background
+    confusion_confidence: float  # the least confidence of its detections: `threshold`, or a default without one
     curve_confidence: np.ndarray  # float64 (S,)
     curve_precision: np.ndarray  # float64 (C, S) against confidence
     curve_recall: np.ndarray  # float64 (C, S)
@@ -199,6 +200,11 @@ class EvalResult:
     def threshold(self) -> float | None:
         """The confidence with the best mean F1; None if no confidence finds anything."""
         return self.best_confidence if self.metrics["f1"] > 0 else None
+
+    @property
+    def silenced(self) -> np.ndarray:
+        """The classes of which `threshold` finds no object, but a lower confidence does: int64 (n,)."""
+        return np.flatnonzero((self.class_metrics["recall"] == 0) & (self.curve_recall[:, 0] > 0))
 
 
 def pad_targets(targets: Tensor, batch_size: int, max_targets: int) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,8 @@ from utils.structures import DetectionTable, EvalResult, GroundTruth
 
 RECALL_POINTS = np.linspace(0.0, 1.0, 101)  # COCO's R
 CONFIDENCES = np.linspace(0.0, 1.0, 1000)  # S
-CONFUSION_CONFIDENCE, CONFUSION_IOU = 0.25, 0.45
+CONFUSION_IOU = 0.45
+_CONFUSION_CONFIDENCE = 0.25  # if no confidence finds anything
 _SPACING = np.spacing(1)  # COCO adds it to the count of detections
 
 
@@ -77,6 +78,7 @@ def score_detections(gt: GroundTruth, table: DetectionTable, num_classes: int, *
     mean_f1 = mean_known(curve_f1, axis=0)
     best = 0 if np.isnan(mean_f1).all() else int(np.argmax(mean_f1))
     scores = Scores(precision, curve_precision, curve_recall, curve_f1, mean_f1, best)
+    confusion_confidence = float(CONFIDENCES[best]) if mean_f1[best] > 0 else _CONFUSION_CONFIDENCE
     values = {m.name: m.values(scores) for m in METRICS}
     ap_small, ap_medium, ap_large = (float(mean_known(precision[:, area])) for area in (1, 2, 3))
     return EvalResult(
@@ -87,7 +89,8 @@ def score_detections(gt: GroundTruth, table: DetectionTable, num_classes: int, *
         ap_medium=ap_medium,
         ap_large=ap_large,
         class_targets=np.bincount(gt.classes[~gt.crowd], minlength=num_classes).astype(np.int64),
-        confusion=confusion_matrix(gt, table, num_classes),
+        confusion=confusion_matrix(gt, table, num_classes, confusion_confidence),
+        confusion_confidence=confusion_confidence,
         curve_confidence=CONFIDENCES.copy(),
         curve_precision=curve_precision,
         curve_recall=curve_recall,
@@ -170,17 +173,17 @@ def mean_known(values: np.ndarray, axis: int | tuple[int, ...] | None = None) ->
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def confusion_matrix(gt: GroundTruth, table: DetectionTable, num_classes: int) -> np.ndarray:
+def confusion_matrix(gt: GroundTruth, table: DetectionTable, num_classes: int, confidence: float) -> np.ndarray:
     """Counts by predicted and true class, matched without regard to class, larger IoU first, then larger score.
 
     The sum of a column is the number of objects of that class, without crowd regions. The sum of a row is the number of
-    detections of that class at or above `CONFUSION_CONFIDENCE`, without those that match no object and lie in a crowd
-    region of their class.
+    detections of that class at or above ``confidence``, without those that match no object and lie in a crowd region of
+    their class.
 
     Returns:
         int64 (C + 1, C + 1): rows predicted, columns true, the last of each is background.
     """
-    rows = np.flatnonzero(table.scores >= CONFUSION_CONFIDENCE)
+    rows = np.flatnonzero(table.scores >= confidence)
     rows = rows[np.argsort(table.image_index[rows], kind="stable")]
     image, boxes = table.image_index[rows], table.boxes_xyxy_px[rows]
     predicted, scores = table.classes[rows], table.scores[rows]

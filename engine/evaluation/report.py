@@ -91,15 +91,33 @@ def format_files(rows: Sequence[FileRow]) -> list[str]:
     return lines
 
 
-def format_summary(result: EvalResult) -> list[str]:
-    """AP by size, the confidence of P, R and F1, and the time per image: one or two lines."""
+def format_summary(result: EvalResult, names: Sequence[str]) -> list[str]:
+    """AP by size, the confidence of P, R and F1, the classes of which nothing is found there, and the time per image:
+    one to three lines."""
     sizes = zip(SIZES[1:], (result.ap_small, result.ap_medium, result.ap_large))
     by_size = ", ".join(f"{name} {number_text(value)}" for name, value in sizes)
     lines = [f"AP by size: {by_size}; P, R and F1 at confidence {result.best_confidence:.3f}"]
+    lines += [silenced] if (silenced := silenced_text(result, names)) else []
     times = ", ".join(f"{k[3:]} {v:.1f}" for k, v in result.extras.items() if k.startswith("ms/"))
     if times:
         lines.append(f"ms an image: {times}; {result.extras['data_wait']:.0%} of the time waiting for data")
     return lines
+
+
+def silenced_text(result: EvalResult, names: Sequence[str]) -> str:
+    """A sentence about the classes of which the best confidence finds no object, and where each is found best; "" if
+    there is none."""
+    silenced = result.silenced
+    if not silenced.size:
+        return ""
+    precision, recall = result.curve_precision[silenced], result.curve_recall[silenced]
+    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
+    best = zip(silenced[:5], f1.max(1), result.curve_confidence[f1.argmax(1)])
+    listed = ", ".join(f"{names[c]} (best F1 {value:.3f} at {confidence:.3f})" for c, value, confidence in best)
+    text = (
+        f"No object of {counted(silenced.size, 'class')} is found at confidence {result.best_confidence:.3f}: {listed}"
+    )
+    return text + ", ..." * (silenced.size > 5)
 
 
 def format_errors(errors: ErrorSplit) -> list[str]:
@@ -159,6 +177,7 @@ def write_results_json(
         "confusion": {
             "rows": "predicted, last: background",
             "columns": "true, last: background",
+            "confidence": result.confusion_confidence,
             "counts": result.confusion.tolist(),
         },
         **(analysis or {}),

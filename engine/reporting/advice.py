@@ -11,6 +11,7 @@ import numpy as np
 from data.check.census import Census, remedy_for_small_boxes
 from engine.evaluation.analysis import Calibration
 from engine.evaluation.fitness import Fitness
+from engine.evaluation.report import silenced_text
 from engine.evaluation.tide import KINDS, ErrorSplit
 from engine.reporting.progress_bar import format_duration
 from utils.strings import counted
@@ -106,6 +107,8 @@ def _score(found: Findings) -> Iterator[str]:
             f"Recommended confidence threshold: {result.threshold:.3f} (the best mean F1, {result.metrics['f1']:.3f}); "
             f"there precision is {result.metrics['precision']:.3f} and recall {result.metrics['recall']:.3f}."
         )
+    if silenced := silenced_text(result, found.names):
+        yield f"{silenced}; detect.py --conf-thres sets another threshold."
     if objects < FEW_OBJECTS:
         yield f"With only {counted(objects, 'object')}, differences of some points of AP are chance."
 

@@ -167,7 +167,8 @@ class RunPlots:
         if result is None:
             return
         plots.plot_metric_curves(result, self.model.names, self.folder)
-        plots.plot_confusion(result.confusion, self.model.names, self.folder / "confusion_matrix.png")
+        matrix = self.folder / "confusion_matrix.png"
+        plots.plot_confusion(result.confusion, self.model.names, result.confusion_confidence, matrix)
         self.tracker.pr_curves(result, self.model.names, epoch)
         if self.evaluator.preview is not None:
             batch, detections = self.evaluator.preview

@@ -29,7 +29,6 @@ from engine.evaluation.image_errors import (
     suspicious_labels,
     worst_backgrounds,
 )
-from engine.evaluation.metrics import CONFUSION_CONFIDENCE
 from engine.reporting import score_parts
 from engine.reporting.advice import Findings, how_it_went, what_to_do, where_it_is_wrong
 from engine.reporting.gallery import KIND_STYLES, KIND_WORDS, MOST_SUSPECTS, Galleries
@@ -123,8 +122,7 @@ class ReportPage:
             analysis = validation.analysis or analyze(
                 truth, validation.detections, len(names), threshold=result.best_confidence
             )
-            threshold = CONFUSION_CONFIDENCE if result.threshold is None else result.threshold
-            errors = find_image_errors(truth, validation.detections, len(names), threshold)
+            errors = find_image_errors(truth, validation.detections, len(names), result.confusion_confidence)
         out = page.Page(subject.title, self._subtitle(validation))
         out.section("Summary", *self._summary(history, validation, analysis, errors))
         out.section("Settings and machine", *_settings_parts(subject))

@@ -8,7 +8,7 @@ import numpy as np
 from markupsafe import Markup
 
 from engine.evaluation.analysis import Calibration, Reliability
-from engine.evaluation.metrics import CONFUSION_CONFIDENCE, CONFUSION_IOU, METRICS
+from engine.evaluation.metrics import CONFUSION_IOU, METRICS
 from engine.evaluation.tide import KINDS, ErrorSplit
 from engine.reporting.advice import confused_pairs
 from utils.structures import EvalResult
@@ -120,10 +120,14 @@ def confusion_parts(result: EvalResult, names: Sequence[str]) -> list[page.Conte
     """The matrix of the classes that are confused most, and the pairs."""
     confusion = np.asarray(result.confusion)
     if not confusion.any():
-        return [f"No object, and no detection at confidence {CONFUSION_CONFIDENCE} or above: nothing to compare."]
+        return [
+            f"No object, and no detection at confidence {result.confusion_confidence:g} or above: nothing to compare."
+        ]
     wrong = confusion.sum(0)[:-1] + confusion.sum(1)[:-1] - 2 * np.diag(confusion)[:-1]
     chosen = np.arange(len(names))
-    caption = f"Objects and detections at confidence {CONFUSION_CONFIDENCE} or above, matched at IoU {CONFUSION_IOU}"
+    threshold = f"confidence {result.confusion_confidence:.3f}"
+    threshold += " (the recommended threshold)" if result.threshold is not None else ""
+    caption = f"Objects and detections at {threshold} or above, matched at IoU {CONFUSION_IOU}"
     if len(names) > MOST_SHOWN:
         chosen = np.sort(np.argsort(-wrong, kind="stable")[:MOST_SHOWN])
         caption += f"; the {MOST_SHOWN} of {len(names)} classes with the most errors"

@@ -85,6 +85,7 @@ def test_val_scores_a_checkpoint_and_writes_all_files(tiny, tmp_path, capsys):
     results = json.loads((folder / "results.json").read_text())
     assert results["images"] == 7
     assert [c["instances"] for c in results["classes"]] == [sum(c) for c in zip(*results["confusion"]["counts"])][:2]
+    assert results["confusion"]["confidence"] == results["best_confidence"] or not results["f1"]
     assert results["settings"]["imgsz"] == SIZE
     with open(folder / "classes.csv", newline="") as file:
         rows = list(csv.DictReader(file))

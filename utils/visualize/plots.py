@@ -175,9 +175,9 @@ def _plot_lines(
     save_figure(figure, out)
 
 
-def plot_confusion(confusion: np.ndarray, names: Sequence[str], out: Path) -> None:
-    """Plots a confusion matrix (C + 1, C + 1): rows predicted, columns true, last background. Colors show fractions of
-    a column."""
+def plot_confusion(confusion: np.ndarray, names: Sequence[str], confidence: float, out: Path) -> None:
+    """Plots a confusion matrix (C + 1, C + 1) of the detections from ``confidence`` on: rows predicted, columns true,
+    last background. Colors show fractions of a column."""
     confusion = np.asarray(confusion)
     labels = [*map(_label, names), "background"]
     fractions = confusion / np.maximum(confusion.sum(0, keepdims=True), 1)
@@ -190,7 +190,8 @@ def plot_confusion(confusion: np.ndarray, names: Sequence[str], out: Path) -> No
     ticks = np.arange(0, len(labels), step)
     axes.set_xticks(ticks, [labels[i] for i in ticks], rotation=90, fontsize=8)
     axes.set_yticks(ticks, [labels[i] for i in ticks], fontsize=8)
-    axes.set(xlabel="true class", ylabel="predicted class", title="boxes matched at IoU 0.45")
+    title = f"detections from confidence {confidence:.3f} on, matched at IoU 0.45"
+    axes.set(xlabel="true class", ylabel="predicted class", title=title)
     if len(labels) <= MANY_CLASSES + 1:
         for row, column in np.argwhere(confusion > 0):
             ink = "white" if fractions[row, column] > 0.5 else "black"

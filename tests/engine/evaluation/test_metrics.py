@@ -10,6 +10,7 @@ import pytest
 
 from engine.evaluation.matching import Pairs, match_by_overlap
 from engine.evaluation.metrics import confusion_matrix, score_detections
+from engine.evaluation.report import format_summary, silenced_text
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case
 from utils.boxes import xywh_to_xyxy
 from utils.structures import GroundTruth
@@ -136,10 +137,32 @@ def test_perfect_detections_score_one():
     np.testing.assert_array_equal(result.confusion, np.diag([*result.class_targets, 0]))
 
 
+def test_the_confusion_matrix_is_that_of_the_best_threshold_and_the_classes_that_it_silences_are_named():
+    """Of the five classes, b is found with scores that are too low for it, c never, and e has no object."""
+    names, corners = "abcde", np.array([[0, 0], [100, 0], [0, 100], [100, 100]])
+    objects, none = np.c_[corners, np.full((4, 2), 50)], np.zeros(4, bool)
+    gt = make_ground_truth(objects, np.arange(4), none, np.full(4, 2500), np.zeros(4, int), 1, 5)
+    far = np.arange(6)[:, None] * [60, 0, 60, 0] + [300, 300, 350, 350]  # false positives
+    boxes = np.r_[xywh_to_xyxy(objects.astype(float))[[0, 3, 1]], far, far[:1]]
+    table = make_table([0] * 10, boxes, [0.9, 0.9, 0.03, *[0.05] * 6, 0.02], [0, 3, 1, 0, 0, 0, 3, 3, 3, 1])
+    result = score_detections(gt, table, 5)
+    assert 0.05 < result.threshold < 0.06
+    assert result.confusion_confidence == result.threshold
+    np.testing.assert_array_equal(result.confusion, confusion_matrix(gt, table, 5, result.threshold))
+    assert result.confusion.diagonal().tolist() == [1, 0, 0, 1, 0, 0]
+    assert result.silenced.tolist() == [1]
+    text = "No object of 1 class is found at confidence 0.050: b (best F1 1.000 at 0.020)"
+    assert silenced_text(result, names) == text
+    assert text in format_summary(result, names)
+    nothing = score_detections(gt, empty_table(), 5)
+    assert (nothing.threshold, nothing.confusion_confidence, nothing.silenced.size) == (None, 0.25, 0)
+    assert len(format_summary(nothing, names)) == 1
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_confusion_matrix_totals_equal_the_numbers_of_boxes(seed):
     gt, table, num_classes = random_case(seed, crowd_share=0)
-    matrix = confusion_matrix(gt, table, num_classes)
+    matrix = confusion_matrix(gt, table, num_classes, 0.25)
     kept = table.scores >= 0.25
     np.testing.assert_array_equal(matrix[:, :-1].sum(0), np.bincount(gt.classes, minlength=num_classes))
     np.testing.assert_array_equal(matrix[:-1].sum(1), np.bincount(table.classes[kept], minlength=num_classes))
@@ -160,7 +183,7 @@ def test_the_confusion_matrix_ignores_detections_in_crowd():
     table = make_table([0] * 4, boxes, [0.9] * 4, [0, 1, 0, 1])
     # class 1 detected as 0; one in another class's crowd, one false positive
     expected = [[0, 1, 0], [0, 0, 2], [0, 0, 0]]
-    np.testing.assert_array_equal(confusion_matrix(gt, table, 2), expected)
+    np.testing.assert_array_equal(confusion_matrix(gt, table, 2, 0.25), expected)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -116,7 +116,8 @@ def test_numbers_are_those_of_the_metrics(index, tmp_path):
     assert f"AP {result.ap:.3f}, AP50 {result.metrics['AP50']:.3f}" in summary
     assert "Epoch 2 of 4 is complete, after 1:01." in summary
     assert "38% of the time, training waits for images" in summary
-    (matrix,) = (rows for name, rows in page.tables.items() if name.startswith("Objects and detections"))
+    title = f"Objects and detections at confidence {result.threshold:.3f} (the recommended threshold) or above, matched"
+    (matrix,) = (rows for name, rows in page.tables.items() if name.startswith(title))
     assert [[int(cell or 0) for cell in row[1:]] for row in matrix[1:]] == result.confusion.tolist()
     errors = analyze(truth, detections, 3, threshold=result.best_confidence).errors
     (costs,) = (rows for name, rows in page.tables.items() if name.startswith("AP50 to be gained"))

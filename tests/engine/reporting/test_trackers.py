@@ -29,8 +29,9 @@ def make_result(classes: int = 2) -> EvalResult:
     return EvalResult(
         metrics={"AP50": 0.7}, class_metrics={"AP50": per_class}, best_confidence=0.4, ap_small=0.1,
         ap_medium=0.5, ap_large=np.nan, class_targets=np.array([8] + [0] * (classes - 1)),
-        confusion=np.eye(classes + 1, dtype=np.int64), curve_confidence=confidence, curve_precision=precision,
-        curve_recall=recall, pr_recall=np.linspace(0, 1, 101), pr_precision=np.full((classes, 101), 0.5), num_images=4,
+        confusion=np.eye(classes + 1, dtype=np.int64), confusion_confidence=0.4,
+        curve_confidence=confidence, curve_precision=precision, curve_recall=recall,
+        pr_recall=np.linspace(0, 1, 101), pr_precision=np.full((classes, 101), 0.5), num_images=4,
     )  # fmt: skip
 
 

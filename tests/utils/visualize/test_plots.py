@@ -38,7 +38,7 @@ def make_result(targets=(5, 0, 3, 1)) -> EvalResult:
     return EvalResult(
         metrics={"AP50": 0.7}, class_metrics={"AP50": per_class}, best_confidence=0.4, ap_small=np.nan,
         ap_medium=0.5, ap_large=np.nan, class_targets=np.array(targets),
-        confusion=np.diag([5, 0, 3, 1, 0])[: n + 1, : n + 1], curve_confidence=confidence,
+        confusion=np.diag([5, 0, 3, 1, 0])[: n + 1, : n + 1], confusion_confidence=0.4, curve_confidence=confidence,
         curve_precision=np.where(present[:, None], confidence, np.nan), curve_recall=recall,
         pr_recall=np.linspace(0, 1, 101), pr_precision=np.where(present[:, None], np.linspace(1, 0, 101), np.nan),
         num_images=4,
@@ -85,7 +85,7 @@ def test_metric_curves_confusion_matrix_and_labels_are_drawn(tmp_path):
     result = make_result()
     paths = plot_metric_curves(result, NAMES, tmp_path)
     assert [p.name for p in paths] == ["PR_curve.png", "F1_curve.png", "P_curve.png", "R_curve.png"]
-    plot_confusion(result.confusion, NAMES, tmp_path / "confusion.png")
+    plot_confusion(result.confusion, NAMES, 0.25, tmp_path / "confusion.png")
     boxes = np.array([[0.5, 0.5, 0.2, 0.4], [0.2, 0.3, 0.1, 0.1], [0.5, 0.5, 1, 1]])
     plot_labels(np.array([0, 2, 2]), boxes, NAMES, tmp_path / "labels.png")
     for path in [*paths, tmp_path / "confusion.png", tmp_path / "labels.png"]:
@@ -95,7 +95,7 @@ def test_metric_curves_confusion_matrix_and_labels_are_drawn(tmp_path):
 @pytest.mark.filterwarnings("error")
 def test_many_classes_and_no_classes_are_drawn(tmp_path):
     many = [f"c{i}" for i in range(90)]
-    plot_confusion(np.eye(91, dtype=int), many, tmp_path / "many.png")
+    plot_confusion(np.eye(91, dtype=int), many, 0.25, tmp_path / "many.png")
     picture_of(tmp_path / "many.png")
     plot_labels(np.empty(0, int), np.empty((0, 4)), many, tmp_path / "empty.png")
     assert plot_metric_curves(make_result((0, 0, 0, 0)), NAMES, tmp_path) == []
@@ -112,7 +112,7 @@ def test_names_are_drawn_as_text(tmp_path, recwarn, name, shown):
     for last in (name, shown or name):
         names = ("a", "b", "c", last)
         plot_metric_curves(make_result(), names, tmp_path)
-        plot_confusion(np.eye(5, dtype=int), names, tmp_path / "confusion.png")
+        plot_confusion(np.eye(5, dtype=int), names, 0.25, tmp_path / "confusion.png")
         plot_labels(np.arange(4), np.full((4, 4), 0.5), names, tmp_path / "labels.png")
         (tmp_path / "results.csv").write_text(f"epoch,metrics/AP:{name}\n1,0.5\n2,0.25\n", encoding="utf-8")
         plot_curves(tmp_path / "results.csv", tmp_path / "curves.png")
@@ -123,7 +123,7 @@ def test_names_are_drawn_as_text(tmp_path, recwarn, name, shown):
 
 
 def test_figures_are_not_registered_with_pyplot(tmp_path):
-    plot_confusion(np.eye(2, dtype=int), ["a"], tmp_path / "c.png")
+    plot_confusion(np.eye(2, dtype=int), ["a"], 0.25, tmp_path / "c.png")
     from matplotlib import _pylab_helpers
 
     assert not _pylab_helpers.Gcf.figs
@@ -132,7 +132,7 @@ def test_figures_are_not_registered_with_pyplot(tmp_path):
 @pytest.mark.parametrize("backend", ["module://no_such.backend_inline", "nonsense"])
 def test_a_backend_that_is_not_there_changes_nothing(tmp_path, backend):
     """Notebooks set MPLBACKEND for the scripts that a cell starts, also for another Python."""
-    plot = "run_main(lambda argv: plot_confusion(np.eye(2, dtype=int), ['a'], Path('c.png')))"
+    plot = "run_main(lambda argv: plot_confusion(np.eye(2, dtype=int), ['a'], 0.25, Path('c.png')))"
     for work in (plot, "text_mask('a', 12)"):
         code = "from pathlib import Path; import numpy as np; from utils.visualize.draw import text_mask; "
         code += f"from utils.visualize.plots import plot_confusion; from utils.entrypoint import run_main; {work}"
