@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from utils.config.parser import given_flags, parse_config
+from utils.config.parser import errors_name_typed_flags, given_flags, parse_config
 from utils.config.settings import TrainConfig
 from utils.distributed.launch import is_launched
 from utils.distributed.spawn import spawn
@@ -14,6 +14,7 @@ from utils.entrypoint import run_main
 from utils.machine.limits import explained, memory_advice
 
 
+@errors_name_typed_flags(TrainConfig)
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     config = parse_config(TrainConfig, argv, "Trains a detector.")

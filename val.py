@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from utils.config.parser import given_flags, parse_config
+from utils.config.parser import errors_name_typed_flags, given_flags, parse_config
 from utils.config.settings import ValConfig
 from utils.distributed.launch import is_launched
 from utils.distributed.spawn import spawn
@@ -24,6 +24,7 @@ from utils.machine.limits import explained, memory_advice
 REPORT_SETTINGS = frozenset({"project", "name", "exist_ok", "save_json", "per_size", "verbose"})  # of a single file
 
 
+@errors_name_typed_flags(ValConfig)
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     config = parse_config(ValConfig, argv, __doc__.split("\n")[0])

@@ -7,10 +7,11 @@ import contextlib
 import dataclasses
 import functools
 import math
+import re
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, TypeVar
@@ -242,6 +243,32 @@ def parse_config(cls: type[T], argv: Sequence[str] | None, description: str) -> 
     values = vars(build_parser(cls, description).parse_args(argv))
     known = {f.name: f for f in dataclasses.fields(cls)}
     return cls(**{k: _check(v, known[k], cls, "--" + k.replace("_", "-")) for k, v in values.items()})
+
+
+def errors_name_typed_flags(cls: type) -> Callable[[Callable], Callable]:
+    """Decorates a ``main(argv)``: its UserErrors name the flags of ``cls`` as they were typed (``--img``)."""
+
+    def decorated(main: Callable) -> Callable:
+        @functools.wraps(main)
+        def run(argv: Sequence[str] | None = None) -> None:
+            try:
+                main(argv)
+            except UserError as error:
+                error.args = (_as_typed(str(error), cls, sys.argv[1:] if argv is None else argv),)
+                raise
+
+        return run
+
+    return decorated
+
+
+def _as_typed(message: str, cls: type, argv: Sequence[str]) -> str:
+    ours = {alias: f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(cls) for alias in f.metadata["aliases"]}
+    for flag in (_dashed(argument).partition("=")[0] for argument in argv):
+        canonical = ours.get(flag) or " ".join(translated(_name(cls), [flag]))
+        if canonical != flag:
+            message = re.sub(rf"(?<![\w-]){re.escape(canonical)}(?![\w-])", flag, message)
+    return message
 
 
 def flags_of(config: Any) -> list[str]:

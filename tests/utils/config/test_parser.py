@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import detect
+import train
+from engine import compare
 from utils.config import yolo_flags
 from utils.config.parser import (
     build_parser,
+    errors_name_typed_flags,
     from_mapping,
     given_flags,
     hyperparameters_from,
@@ -130,6 +134,40 @@ def test_unsupported_flags_of_other_yolos_are_one_line(cls, argv, line, capsys):
     assert line in text
     assert text.startswith("error: ")
     assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("main", "argv", "line"),
+    [
+        (train.main, ["--batch", "0"], "--batch: must be at least 1 or -1, got 0"),
+        (train.main, ["--cfg=x.yaml", "--img_size", "8"], "--img-size: must be at least 64, got 8"),
+        (detect.main, ["--weights", "a.pt", "--source", "a.jpg", "--conf=3"], "--conf: must be at most 1, got 3.0"),
+        (
+            detect.main,
+            ["--weights", "a.pt", "--source", "a.jpg", "--conf-thres", "3"],
+            "--conf-thres: must be at most 1",
+        ),
+        (compare.main, ["a.pt", "--batch", "0"], "--batch: must be at least 1, got 0"),
+    ],
+)
+def test_errors_name_flags_as_they_were_typed(main, argv, line):
+    with pytest.raises(UserError, match=f"^{line}"):
+        main(argv)
+
+
+def test_errors_name_translated_flags_as_they_were_typed(monkeypatch):
+    message = "--amp fp16: not on a CPU; use --amp bf16, --amp fp16-x or --batch-size-y"
+
+    @errors_name_typed_flags(ValConfig)
+    def main(argv: list[str] | None = None) -> None:
+        raise UserError(message)
+
+    for argv, expected in ((["--half", "--batch=1"], message.replace("--amp fp16:", "--half:")), (["--amp"], message)):
+        monkeypatch.setattr(sys, "argv", ["val.py", *argv])
+        for given in (argv, None):
+            with pytest.raises(UserError) as caught:
+                main(given)
+            assert str(caught.value) == expected
 
 
 def test_advice_never_hides_an_own_flag_and_names_only_existing_flags():
