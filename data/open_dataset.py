@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 from data.demo import ensure_demo
 from data.index.dataset_yaml import DatasetSpec, check_exists, known_by_name, load_dataset_spec
 from data.staging.stage import stage_dataset
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
+from utils.errors import UserError
 from utils.files.folders import cache_folder
 
 
@@ -21,6 +25,7 @@ def open_dataset(
     ctx: DistributedContext,
     known_root: str = "",
     optional: Sequence[str] = (),
+    stored_in: str = "",
 ) -> DatasetSpec:
     """Opens the data set ``data`` without reading its images. Every process of the run must call this.
 
@@ -32,19 +37,34 @@ def open_dataset(
         cache_dir: the cache folder, which contains the demo set; empty: ~/.cache/lockstep.
         known_root: see `load_dataset_spec`.
         optional: more splits to stage, if the data set has them.
+        stored_in: the checkpoint or exported file that names ``data``, for messages; empty: the command line does.
 
     Raises:
         UserError: the YAML does not exist or cannot be read; see also `stage_dataset` and `ensure_demo`.
     """
-    if data != "demo":
-        data = known_by_name(data)
-    if stage:
-        return stage_dataset(data, stage, splits, ctx, known_root=known_root, optional=optional)
-    if data != "demo":
-        check_exists(data)
-        spec = load_dataset_spec(data, known_root)
-        for split in splits:  # what is missing is known before weights are read
-            spec.check_split(split)
-        return spec
-    with torch_distributed_zero_first(ctx):
-        return load_dataset_spec(ensure_demo(cache_folder(cache_dir) / "demo"))
+    note = f" ({stored_in} stores the path of this data set; --data names another)" if stored_in else ""
+    with _errors_with(note):
+        if data != "demo":
+            data = known_by_name(data)
+        if stage:
+            return stage_dataset(data, stage, splits, ctx, known_root=known_root, optional=optional)
+        if data != "demo":
+            if stored_in and not Path(data).exists():
+                raise UserError(f"{data}: no such file")
+            check_exists(data)
+            spec = load_dataset_spec(data, known_root)
+            for split in splits:  # what is missing is known before weights are read
+                spec.check_split(split)
+            return replace(spec, if_missing=spec.if_missing + note)
+        with torch_distributed_zero_first(ctx):
+            return load_dataset_spec(ensure_demo(cache_folder(cache_dir) / "demo"))
+
+
+@contextmanager
+def _errors_with(note: str) -> Iterator[None]:
+    """Appends ``note`` to the UserErrors of the block."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (f"{error}{note}",)
+        raise

@@ -134,6 +134,7 @@ def open_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
     the main process chooses the validation images of a new run; a resumed run has those of its checkpoint."""
     config, splits = run.config, ("train", "val")
     where = {"stage": config.stage, "cache_dir": config.cache_dir, "ctx": ctx, "known_root": run.data_root}
+    where["stored_in"] = str(run.checkpoint.path) if run.checkpoint and run.data_root else ""
     if not config.val_fraction:
         spec = open_dataset(config.data, splits, **where)
         for split in splits:

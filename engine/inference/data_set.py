@@ -36,10 +36,11 @@ def open_data(
     Raises:
         UserError: no data set is named, it cannot be opened, or a model has other classes.
     """
-    root = ""
+    root = stored_in = ""
     for model in models:
         if not data:
             data, root = stored_location(model)
+            stored_in = str(model.path)
     if not data:
         raise UserError(f"{models[0].path}: does not name its data set; name a YAML with --data{instead}")
     held_out = next((names for model in models if (names := held_out_images(model))), [])
@@ -47,6 +48,7 @@ def open_data(
         splits = dict.fromkeys("train" if split == "val" else split for split in splits)
     optional = ("val",) if held_out else ()
     where = {"stage": stage, "cache_dir": cache_dir, "ctx": ctx, "known_root": root, "optional": optional}
+    where["stored_in"] = stored_in
     spec = open_dataset(data, tuple(splits), **where)
     if held_out and "train" in spec.splits and "val" not in spec.splits:
         spec = spec.hold_out(held_out)

@@ -12,6 +12,7 @@ import yaml
 
 import export
 import train
+import val
 from engine import compare
 from engine.compare import Difference, differences, differing_settings, entries_of, stored_settings
 from engine.evaluation.bootstrap import draw_images
@@ -151,6 +152,27 @@ def test_two_processes_share_the_images_and_one_reports(runs):
     )
     assert missing.stderr.count("error: ") == 1
     assert "absent" in missing.stderr
+
+
+@pytest.mark.parametrize("gone", ["data.yaml", "images"])
+def test_a_data_set_that_is_gone_is_named_with_the_checkpoint_that_stores_its_path(runs, capsys, gone):
+    last, of_b = (str(runs / name / "last.pt") for name in "ab")
+    (runs / "set" / gone).rename(runs / "set" / "moved")
+    commands = (
+        (train.main, "--resume", last, "--epochs", "3"),
+        (val.main, "--weights", last, "--device", "cpu"),
+        (export.main, "--weights", last, "--format", "torchscript"),
+        (compare.main, last, of_b, "--device", "cpu"),
+    )
+    try:
+        lines = [error_of(capsys, *command) for command in commands]
+        staged = error_of(capsys, *commands[0], "--stage", str(runs / "stage"))
+    finally:
+        (runs / "set" / "moved").rename(runs / "set" / gone)
+    for line in (*lines, staged):
+        assert f"{runs}/set/{gone}" in line
+        assert line.endswith(f"({last} stores the path of this data set; --data names another)")
+        assert "--data " + str(runs) not in line
 
 
 def test_differences_pair_the_draws():
