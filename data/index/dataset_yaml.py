@@ -144,7 +144,7 @@ def check_exists(data: str) -> None:
         files = _yaml_files_nearby(path)
         nearby = {file.parent.name if file.stem == "data" else file.stem: str(file) for file in files}
         close = difflib.get_close_matches(path.stem, [*known, *nearby], n=1)
-        hint = f" (did you mean '{nearby.get(close[0], close[0])}'?)" if close else ""
+        hint = f" (did you mean '{nearby.get(close[0], close[0])}'?)" if close else what_exists(path) if data else ""
     named = data or "''"
     raise UserError(f"--data {named}: no such file{hint}; known by name: {', '.join(known)}")
 

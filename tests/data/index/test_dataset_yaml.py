@@ -256,6 +256,8 @@ def test_public_data_sets_are_found_by_name(tmp_path, monkeypatch):
     for data, near in (("racoon.yaml", "datasets/raccoon/data.yaml"), ("cone", "cones.yaml"), ("coc", "coco")):
         with pytest.raises(UserError, match=rf"no such file .did you mean '{near}'\?"):
             opened(data)
+    with pytest.raises(UserError, match=r"no such file; 'datasets/raccoon' exists"):
+        opened("datasets/racoons/set.yaml")
     for folder in (".", "/"):
         with pytest.raises(UserError, match=r"is a folder, not a YAML file"):
             opened(folder)
