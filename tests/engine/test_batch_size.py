@@ -275,6 +275,7 @@ def test_kernels_are_searched_for_at_the_final_size_only():
     assert _search_for_kernels(CPU, [peak_bytes(1) // 2]) == (4, [*tries, True, True])
 
 
+@pytest.mark.slow
 def test_the_processes_agree_on_a_size_that_fits_with_the_kernels_of_all():
     (own, first), (other, second) = run_ranks(2, _search_for_kernels, [0, peak_bytes(1) // 2])
     assert own == other == 2 * 4
@@ -294,6 +295,7 @@ def test_the_processes_agree_on_the_smallest_result(settings, factor):
     assert run_ranks(2, _search_on_rank, settings, limits) == [4 * factor] * 2
 
 
+@pytest.mark.slow
 def test_processes_that_share_batch_statistics_search_independently():
     huge = [peak_bytes(2) * 100, peak_bytes(1) * 30]
     first, second = run_ranks(2, _search_on_rank, {"sync_bn": True}, huge)

@@ -290,7 +290,7 @@ def test_what_the_import_of_hooks_changes_is_undone(folder, caplog, monkeypatch)
     assert f"--callbacks user_moves:Watch: its import has changed the working folder ({folder}, now /)" in caplog.text
 
 
-@pytest.mark.parametrize("status", [3, 0])
+@pytest.mark.parametrize("status", [pytest.param(3, marks=pytest.mark.slow), 0])
 def test_a_process_that_a_hook_ends_is_named_with_its_status(folder, status):
     done = run(folder, "--callbacks", "user_hooks:Exits", "--seed", str(status), expect=2, processes=2)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -307,6 +307,7 @@ def test_a_run_that_a_hook_ends_is_saved_and_continues_with_its_hooks(folder):
     assert len((folder / "runs" / "exp" / "results.csv").read_text().splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_two_processes_end_together(folder):
     """The last rank asks in a step, rank 0 after an epoch."""
     done = run(folder, "--callbacks", "user_hooks:StopAtStep", "--epochs", "4", processes=2)

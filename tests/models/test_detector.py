@@ -140,7 +140,7 @@ def test_batch_of_images_equals_single_images(nano: dict[str, Detector], name: s
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["yolov5n", "yolo11n"])
+@pytest.mark.parametrize("name", [pytest.param("yolov5n", marks=pytest.mark.slow), "yolo11n"])
 def test_the_whole_graph_compiles_in_one_piece(nano: dict[str, Detector], name: str) -> None:
     detector, images = nano[name].eval(), torch.rand(1, 3, 64, 64)
 

@@ -118,6 +118,7 @@ def in_mit_names(detector: Detector) -> dict[str, Tensor]:
     return state | {f"{head + 16}.heads.0.anchor_conv.0.conv.weight": torch.zeros(8, 4, 3, 3)}
 
 
+@pytest.mark.slow
 def test_mit_licensed_names_are_recognized(tmp_path: Path) -> None:
     original = build_detector("yolov9t", 5, seed=3)
     state = in_mit_names(original)

@@ -152,6 +152,7 @@ def test_training_options_work_together(world, tmp_path):
     train(world, tmp_path, "--rect", "--epochs", "1", "--noautoanchor", "--name", "third")
 
 
+@pytest.mark.slow
 def test_frozen_layers_do_not_change(world, tmp_path):
     train(world, tmp_path, "--epochs", "1", "--freeze", "0", "2", "--save-period", "1", "--name", "a")
     train(

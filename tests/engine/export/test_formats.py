@@ -299,6 +299,7 @@ print("telemetry" if "openvino_telemetry" in sys.modules else "silent")
 """
 
 
+@pytest.mark.slow
 def test_openvino_sends_nothing(tmp_path: Path, packages: None):
     """The package openvino-telemetry reports imports and conversions unless it is kept out."""
     done = subprocess.run(

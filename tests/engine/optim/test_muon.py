@@ -252,7 +252,7 @@ def test_very_different_shapes_are_not_padded_to_one():
     assert plan_batches([]) == []
 
 
-@pytest.mark.parametrize(("is_padded", "most"), [(True, 140), (False, 760)])
+@pytest.mark.parametrize(("is_padded", "most"), [pytest.param(True, 140, marks=pytest.mark.slow), (False, 760)])
 def test_a_padded_step_launches_few_kernels(monkeypatch, is_padded, most):
     """With small batches a GPU is limited by their number: without padding, yolov8n's 63 matrices take about 740."""
     monkeypatch.setattr(muon, "pads_matrices", lambda device: is_padded)

@@ -48,7 +48,7 @@ def errors_of(log: Path, first: list[str], second: list[str], script: str = "tra
     [
         (["--set", "lr0=0.5"], "hyper-parameter lr0 is null on rank 0, 0.5 on rank 1"),
         (["--batch-size", "8"], "--batch-size is 4 on rank 0, 8 on rank 1"),
-        (["--sync-bn"], "--sync-bn is false on rank 0, true on rank 1"),
+        pytest.param(["--sync-bn"], "--sync-bn is false on rank 0, true on rank 1", marks=pytest.mark.slow),
         pytest.param(["--seed", "3"], "--seed is 0 on rank 0, 3 on rank 1", marks=pytest.mark.slow),
         pytest.param(
             ["--optimizer", "AdamW"], "--optimizer is auto on rank 0, AdamW on rank 1", marks=pytest.mark.slow
@@ -91,6 +91,7 @@ def test_two_machines_with_different_data_end_with_one_line(world, tmp_path, wha
     assert wanted in error
 
 
+@pytest.mark.slow
 def test_copies_with_different_file_times_are_the_same_data(world, tmp_path):
     """The index's fingerprint contains modification times; the compared one contains what was read."""
     for rank in range(2):
@@ -159,6 +160,7 @@ def _compare_often(ctx):
     return True
 
 
+@pytest.mark.slow
 def test_a_comparison_may_be_repeated():
     """What a rank reads is of the same turn, however far another is ahead."""
     assert run_ranks(2, _compare_often) == [True, True]

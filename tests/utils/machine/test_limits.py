@@ -141,6 +141,7 @@ def test_missing_packages_are_reported_only_where_needed(world, tmp_path, capsys
         assert "pip install matplotlib" in error_of(capsys, val.main, "--weights", last, "--device", "cpu")
 
 
+@pytest.mark.slow
 def test_training_works_without_tqdm_and_tensorboard(world, tmp_path):
     """It prints plain lines instead of bars, no traceback, and one line about TensorBoard."""
     program = (
