@@ -10,7 +10,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -25,10 +24,10 @@ from utils.distributed.stop_signals import StopSignals
 from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError
 from utils.files.checked_open import open_direct
 from utils.files.checkpoint import read_checkpoint
-from utils.files.folders import PROJECT
 from utils.files.locks import FileLock
 from utils.files.results_csv import read_columns
 from utils.machine.limits import DISK_FULL
+from utils.program import start_of
 
 POLL_S = 0.2
 PATIENCE_S = 60.0  # for the processes of a training whose parent was killed, which save before they end
@@ -87,7 +86,7 @@ def train(
         return report.new_epochs()
     with signals.deferred(), open(folder / ERRORS, "wb", opener=open_direct) as errors:
         child = subprocess.Popen(
-            [sys.executable, str(PROJECT / "train.py"), *flags_of(config)],
+            [*start_of("train"), *flags_of(config)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,

@@ -17,6 +17,7 @@ from engine.inference.metadata import PREPROCESSING, ExportMetadata
 from engine.inference.model import CheckpointModel
 from utils.distributed.agreement import product_version
 from utils.files.folders import PROJECT
+from utils.program import COMMANDS, VERSION
 from utils.strings import counted
 
 
@@ -48,7 +49,7 @@ def export_metadata(
         description=f"{detector.spec.get('name', 'detector')}, {counted(detector.num_classes, 'class')}",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         author="Lockstep",
-        version=product_version(),
+        version=f"{VERSION}+{product_version()}",
         license=license,
         details={
             "half": options.half,
@@ -105,8 +106,8 @@ def model_card(
     rows = {
         "Model": metadata.description,
         "Exported from": weights.name,
-        "Command": " ".join(["export.py", *sys.argv[1:]]),
-        "Program": f"Lockstep, commit {git_commit()}",
+        "Command": " ".join([COMMANDS["export"], *sys.argv[1:]]),
+        "Program": f"Lockstep {VERSION}, commit {git_commit()}",
         "Data set": f"{Path(info.get('data', {}).get('source', UNKNOWN)).name}, "
         f"fingerprint {info.get('data', {}).get('fingerprint', UNKNOWN)}",
         "Epochs": f"{progress.get('epoch', UNKNOWN)} of {config.get('epochs', UNKNOWN)}",

@@ -22,6 +22,7 @@ from utils.distributed.stop_signals import StopSignals
 from utils.errors import UserError
 from utils.files.locks import FileLock
 from utils.logger import get_logger
+from utils.program import COMMANDS
 from utils.strings import counted
 
 SETTINGS = "search.yaml"
@@ -114,4 +115,4 @@ def _check_failures(trials: list[FrozenTrial]) -> None:
 def _command(config: SearchConfig) -> str:
     """train.py with the settings of the search."""
     kept = train_config(config, hyp="auto", override=[], project="runs/train", name="exp", noplots=False)
-    return shlex.join(["python", "train.py", *flags_of(kept)])
+    return f"{COMMANDS['train']} {shlex.join(flags_of(kept))}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from models.detector import Detector
 from models.weights.load import detector_of
 from models.weights.read import COUNTERS, METADATA_KEY, read_weights
+from utils import program
 from utils.distributed.context import DistributedContext
 from utils.download import fetch_weights
 from utils.entrypoint import run_main
@@ -23,7 +24,10 @@ from utils.logger import configure_logging, get_logger
 from utils.strings import counted
 
 # Keys of our checkpoints that are written anew, and those of a run, which are not converted.
-NOT_COPIED = ("format", "version", "model", "ema", "optimizer", "scaler", "progress", "run", "config", "rank_buffers")
+NOT_COPIED = (
+    *("format", "version", "program", "model", "ema"),
+    *("optimizer", "scaler", "progress", "run", "config", "rank_buffers"),
+)
 
 
 def convert(source: str | Path, target: str | Path) -> str:
@@ -52,7 +56,7 @@ def convert(source: str | Path, target: str | Path) -> str:
     if target.suffix == ".pt":
         write_checkpoint({**description, "model": {}, "ema": detector.state_dict()}, target)
     else:
-        text = json.dumps({"version": VERSION, **description}, ensure_ascii=False)
+        text = json.dumps({"version": VERSION, "program": program.VERSION, **description}, ensure_ascii=False)
         write_safetensors(target, weights, {"format": "pt", METADATA_KEY: text})
     return f"{describe(detector, source)} -> {target}"
 
@@ -71,6 +75,8 @@ def _show(path: Path) -> None:
     log.info("%s", describe(detector, path))
     log.info("classes: %s", ", ".join(detector.names))
     log.info("image size: %d", stored.content["imgsz"])
+    if "program" in stored.content:
+        log.info("written by Lockstep %s", stored.content["program"])
     if detector.head.anchors is not None:
         for stride, level in zip(detector.strides, detector.head.anchors.tolist()):
             pairs = ", ".join(f"{w * stride:g} x {h * stride:g}" for w, h in level)

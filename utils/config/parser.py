@@ -34,6 +34,7 @@ from utils.config.yolo_command import Program, command_line, is_yolo_command, re
 from utils.config.yolo_flags import advice, translated
 from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
+from utils.program import COMMANDS
 
 T = TypeVar("T")
 
@@ -191,11 +192,10 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 def build_parser(cls: type, description: str) -> argparse.ArgumentParser:
     """A parser with one flag per field, written with ``-`` or ``_``; booleans have ``--x`` and ``--no-x``."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    module = getattr(sys.modules["__main__"], "__spec__", None)
     required = [field for field in fields.values() if default_of(field) is MISSING]
     parser = _Parser(
         script=_name(cls),
-        prog=f"python -m {module.name.removesuffix('.__main__')}" if module else None,
+        prog=COMMANDS[_name(cls)],
         description=description,
         usage=" ".join(["%(prog)s", *map(_usage, required), "[flags]"]),
         formatter_class=_Help,

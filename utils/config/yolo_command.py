@@ -15,15 +15,8 @@ from typing import Any, NamedTuple
 from utils.config.yaml_files import suggestion
 from utils.config.yolo_flags import SYNONYMS, conversion, reason, translated
 from utils.errors import UserError
+from utils.program import COMMANDS
 
-_PROGRAMS = {
-    "train": "train.py",
-    "val": "val.py",
-    "detect": "detect.py",
-    "export": "export.py",
-    "search": "-m engine.search",
-    "kfold": "-m engine.kfold",
-}
 _MODES = {"train": "train", "val": "val", "predict": "detect", "export": "export", "tune": "search"}
 _OTHER_TASKS = {
     "segment": "there are no masks, only boxes",
@@ -246,7 +239,7 @@ def _translation(
         if action.required and not any(word.partition("=")[0] == name for word in line):
             line += [name, action.dest.upper()]
     ending = f". Without an equivalent: {', '.join(without)}" if without else ""
-    return f"settings are flags here; write python {_PROGRAMS[script]} {shlex.join(line)}".rstrip() + ending
+    return f"settings are flags here; write {COMMANDS[script]} {shlex.join(line)}".rstrip() + ending
 
 
 def _with_our_keys(given: Mapping[str, str], program: Program) -> dict[str, str]:

@@ -17,7 +17,7 @@ from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import PeerFailure, UserError
 from utils.files.folders import PROJECT
 
-_PACKAGES = ("utils", "data", "models", "engine")
+_PACKAGES = ("utils", "data", "models", "engine", "scripts")  # "scripts": of the installed package
 _LISTED_FACTS, _SHOWN_CHARACTERS = 4, 60
 _LINGER_S = 5.0
 

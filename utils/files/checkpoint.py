@@ -17,12 +17,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from utils import program
 from utils.errors import UserError
 from utils.files.safe_io import atomic_write, open_regular
 from utils.machine.limits import explanation
 
 FORMAT = "lockstep"
-VERSION = 1
+VERSION = 1  # of the format
 MAX_DIMENSIONS = 16
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
@@ -30,7 +31,7 @@ _KINDS = {  # of a checkpoint's entries
     **dict.fromkeys(("version", "imgsz"), int),
     **dict.fromkeys(("model_spec", "model", "ema", "optimizer", "scaler", "progress", "run"), dict),
     **dict.fromkeys(("config", "hyp", "data", "metrics"), dict),
-    "names": list,
+    **{"names": list, "program": str},
 }
 _OLDER_HYP = {"close_scale": 0}  # hyper-parameters that older files lack, as their runs had them
 
@@ -40,7 +41,7 @@ def write_checkpoint(content: dict[str, Any], path: str | Path) -> None:
     with atomic_write(path, durable=True) as file:
         sink = _Sink(file)
         try:
-            torch.save({"format": FORMAT, "version": VERSION, **content}, sink)
+            torch.save({"format": FORMAT, "version": VERSION, "program": program.VERSION, **content}, sink)
         except RuntimeError as error:
             raise sink.error or error from None
 

@@ -1,0 +1,5 @@
+"""Trains YOLO detectors."""
+
+from utils.program import VERSION as __version__
+
+__all__ = ["__version__"]

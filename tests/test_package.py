@@ -1,0 +1,242 @@
+"""The package that pip installs: what is in it, and that it runs beside a user's own modules of the same names."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import train
+from lockstep.__main__ import DESCRIPTIONS
+from tests.helpers.scripts import SMALL
+from tests.helpers.tiny import write_dataset, write_model
+from utils.program import COMMANDS, VERSION
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("data", "engine", "models", "utils")
+
+
+def load_backend(root: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("backend", root / "packaging" / "backend.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    return folder / load_backend(ROOT).build_wheel(str(folder))
+
+
+@pytest.fixture(scope="module")
+def site(wheel, tmp_path_factory) -> Path:
+    """A folder into which pip has installed the wheel."""
+    folder = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-compile", "--target", folder]
+    done = subprocess.run([*pip, wheel], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_two_builds_and_one_from_the_source_distribution_are_equal(wheel, tmp_path):
+    backend, name = load_backend(ROOT), ""
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        folder.mkdir()
+        name = backend.build_sdist(str(folder))
+    assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+    with tarfile.open(tmp_path / "first" / name) as archive:
+        archive.extractall(tmp_path / "source", filter="data")
+    (source,) = (tmp_path / "source").iterdir()
+    for number, root in enumerate((ROOT, source)):
+        (tmp_path / str(number)).mkdir()
+        built = tmp_path / str(number) / load_backend(root).build_wheel(str(tmp_path / str(number)))
+        assert built.read_bytes() == wheel.read_bytes()
+
+
+def test_the_wheel_has_one_package_and_says_what_it_needs(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = archive.read(f"lockstep-{VERSION}.dist-info/METADATA").decode()
+    assert {name.partition("/")[0] for name in names} == {"lockstep", f"lockstep-{VERSION}.dist-info"}
+    assert {"lockstep/scripts/train.py", "lockstep/configs/weights.yaml", "lockstep/launch/slurm.sbatch"} <= set(names)
+    needed = re.findall(r"^Requires-Dist: (.+)$", metadata, re.M)
+    assert [line for line in needed if line.startswith("torch")] == ["torch>=2.10"]
+    assert not any(line.startswith(("pytest", "ruff", "torchvision")) for line in needed)
+    assert any(re.fullmatch(r'optuna\S+; extra == "search"', line) for line in needed)
+    assert re.findall(r"^Provides-Extra: (.+)$", metadata, re.M) == ["export", "search", "trackers"]
+
+
+def module_names(tree: ast.Module) -> list[str]:
+    """What a module imports, and its strings that are the name of a module of the repository."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            found.append(node.module)
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"\w+(\.\w+)+", str(node.value)):
+            place = ROOT / str(node.value).replace(".", "/")
+            found += [node.value] if place.is_dir() or place.with_suffix(".py").is_file() else []
+    return found
+
+
+def shape_of(tree: ast.Module) -> str:
+    """The code of a module, without texts and with the names of modules as in the repository."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            node.module = re.sub(rf"^lockstep\.(scripts\.)?(?=({'|'.join((*FOLDERS, *COMMANDS))})\b)", "", node.module)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = ""
+    return ast.dump(tree)
+
+
+def test_only_imports_and_texts_differ_from_the_repository_and_nothing_names_it(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        modules = {name: archive.read(name).decode() for name in archive.namelist() if name.endswith(".py")}
+    modules.pop("lockstep/scripts/__init__.py")
+    assert len(modules) > 200
+    for name, text in modules.items():
+        path = name if (ROOT / name).is_file() else name.removeprefix("lockstep/").removeprefix("scripts/")
+        original, tree = (ROOT / path).read_text(encoding="utf-8"), ast.parse(text)
+        of_repository = {top.partition(".")[0] for top in module_names(tree)} & {*FOLDERS, *COMMANDS}
+        assert not of_repository, f"{path} names modules of {of_repository}"
+        assert text.count("\n") == original.count("\n"), path
+        assert shape_of(tree) == shape_of(ast.parse(original)), path
+        if path != "utils/config/reference.py":  # its command is for work on the repository
+            named = re.search(r"(?<![\w/.])(?:train|val|detect|export)\.py\b|python -m (?!torch|lockstep)[\w.]+", text)
+            assert named is None, (path, named)
+
+
+def test_an_import_that_cannot_be_rewritten_is_refused():
+    backend = load_backend(ROOT)
+    with pytest.raises(ValueError, match=r"line 2: import engine.build: write from"):
+        backend.with_imports("x = 1\nimport engine.build\n")
+    assert (
+        backend.with_imports("if a:\n    from data import b  # data\n")
+        == "if a:\n    from lockstep.data import b  # data\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "installed"),
+    [
+        ("python train.py --data a", "lockstep train --data a"),
+        ("use export.py.", "use lockstep export."),
+        ("torchrun --nproc_per_node 2 val.py --tta", "torchrun --nproc_per_node 2 -m lockstep val --tta"),
+        ("as data.check finds them, or python -m engine.kfold.", "as lockstep check finds them, or lockstep kfold."),
+        ("/home/me/train.py my_train.py data.checks engine.search.trial", None),
+    ],
+)
+def test_texts_name_the_command_that_is_installed(text, installed):
+    assert load_backend(ROOT).with_commands(text) == (installed or text)
+
+
+def test_the_lists_of_commands_agree():
+    assert list(DESCRIPTIONS) == list(COMMANDS)
+    mains = [str(path.relative_to(ROOT)) for name in FOLDERS for path in (ROOT / name).rglob("__main__.py")]
+    named = {command.split()[-1].replace(".", "/") for command in COMMANDS.values()}
+    assert {str(Path(path).parent) for path in mains} <= named
+
+
+class Installed:
+    """Runs the installed package in a folder of a user whose own modules have the names of our folders."""
+
+    def __init__(self, site: Path, folder: Path) -> None:
+        self.site, self.folder = site, folder
+        for name in ("utils.py", "data/__init__.py", "models/__init__.py", "engine/__init__.py", "train.py"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text("OWN = True\n")
+        self._environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        self._environment |= {"PYTHONPATH": str(site), "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+
+    def run(self, *words: str | Path, code: int = 0) -> str:
+        """The output of ``python WORDS``."""
+        done = subprocess.run(
+            [sys.executable, *map(str, words)], cwd=self.folder, env=self._environment, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout
+        return done.stdout
+
+
+@pytest.fixture
+def installed(site, tmp_path) -> Installed:
+    (tmp_path / "user").mkdir()
+    return Installed(site, tmp_path / "user")
+
+
+def flags_in(folder: Path) -> list[str]:
+    data, model = write_dataset(folder / "set", train=6, val=3), write_model(folder / "tiny.yaml")
+    return ["--data", str(data), "--model", str(model), "--epochs", "1", *SMALL]
+
+
+def weights_of(path: Path) -> dict[str, torch.Tensor]:
+    return torch.load(path, weights_only=True)["ema"]
+
+
+HOOKS = """
+import data, engine, models, train, utils
+assert all(module.OWN for module in (data, engine, models, train, utils))
+class Hooks:
+    def on_end(self, run):
+        print("hook", type(run).__module__)
+"""
+
+
+def test_the_command_trains_the_same_bits_beside_the_users_own_modules(installed, tmp_path, monkeypatch):
+    flags = [*flags_in(tmp_path), "--threads", "1"]
+    (installed.folder / "hooks.py").write_text(HOOKS)
+    said = installed.run(installed.site / "bin" / "lockstep", "train", *flags, "--callbacks", "hooks:Hooks")
+    assert "hook lockstep.engine.callbacks" in said
+    train.main([*flags, "--project", str(tmp_path)])
+    folders = tmp_path / "exp", installed.folder / "runs" / "train" / "exp"
+    ours, theirs = (weights_of(folder / "best.pt") for folder in folders)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert torch.load(folders[1] / "last.pt", weights_only=True)["program"] == VERSION
+
+
+def test_messages_name_the_command_that_is_installed(installed):
+    assert installed.run("-m", "lockstep", "train", "--help").startswith("usage: lockstep train [flags]")
+    assert installed.run("-m", "lockstep", "check", "--help").startswith("usage: lockstep check [-h]")
+    said = installed.run("-m", "lockstep", "train", "predict", "model=a.pt", code=2)
+    assert said == "error: settings are flags here; write lockstep detect --weights a.pt --source SOURCE\n"
+    assert "did you mean 'train'?" in installed.run("-m", "lockstep", "trian", code=2)
+    assert installed.run("-m", "lockstep", "--version") == f"lockstep {VERSION}\n"
+
+
+@pytest.mark.slow
+def test_all_ways_to_start_work_installed(installed, tmp_path):
+    flags, lockstep = flags_in(tmp_path), ("-m", "lockstep")
+    installed.run(*lockstep, "train", *flags, "--spawn", "2", "--name", "spawned")
+    torchrun = ("-m", "torch.distributed.run", "--nproc_per_node", "2")
+    installed.run(*torchrun, *lockstep, "train", *flags, "--name", "launched")
+    runs = installed.folder / "runs" / "train"
+    spawned, launched = (weights_of(runs / name / "best.pt") for name in ("spawned", "launched"))
+    assert all(torch.equal(spawned[name], launched[name]) for name in spawned)
+    assert "resuming" in installed.run(*lockstep, "train", "--resume", runs / "spawned", "--epochs", "2")
+    best = runs / "spawned" / "best.pt"
+    assert "results are in" in installed.run(*lockstep, "val", "--weights", best, "--device", "cpu", "--noplots")
+    installed.run(*lockstep, "export", "--weights", best, "--format", "torchscript", "--no-check")
+    assert best.with_suffix(".torchscript").is_file()
+    installed.run(*lockstep, "detect", "--weights", best, "--source", tmp_path / "set" / "images" / "val")
+    assert "results are in" in installed.run(*lockstep, "kfold", *flags, "--folds", "2")
+    assert "nothing to report" in installed.run(*lockstep, "check", tmp_path / "set" / "data.yaml", "--noplots")
+    assert "written by Lockstep" in installed.run(*lockstep, "weights", "show", best)
+
+
+def test_help_imports_nothing_heavy():
+    code = "import sys; from lockstep.__main__ import main; main(['--help']); print({*sys.modules} & {'torch', 'cv2'})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert all(f"  {command} " in done.stdout for command in COMMANDS)
+    assert done.stdout.splitlines()[-1] == "set()"
