@@ -18,6 +18,7 @@ import train
 from tests.helpers.documents import ROOT, Command, commands, documents
 from utils.entrypoint import run_main
 from utils.errors import UserError
+from utils.program import COMMANDS
 
 ALL = [command for page in documents() for command in commands(page)]
 REST = {"...", "…"}  # the rest of a command line, as in a line above it
@@ -63,6 +64,8 @@ def acceptance(monkeypatch: pytest.MonkeyPatch) -> Acceptance:
 
 def check_python(words: list[str], acceptance: Acceptance, *, in_text: bool = False) -> None:
     """``FILE.py ...`` or ``-m MODULE ...``, as after ``python``. In a sentence, the name alone stands for a program."""
+    if words[:2] == ["-m", "lockstep"]:
+        words = [*COMMANDS[words[2]].split()[1:], *words[3:]]
     is_module = words[0] == "-m"
     name = words[1] if is_module else words[0].removesuffix(".py").replace("/", ".")
     assert is_module or words[0].endswith(".py"), words
@@ -119,13 +122,16 @@ def test_the_program_accepts_the_command(command: Command, acceptance, capsys):
     program, *words = command.words
     if program in ("python", "python3"):
         check_python(words, acceptance, in_text=command.in_text)
+    elif program == "lockstep":
+        if words not in (["--help"], ["--version"], ["completion", "bash"]):
+            check_python(["-m", "lockstep", *words], acceptance, in_text=command.in_text)
     elif program in ("srun", "mpirun"):  # their own options cannot be checked here
         check_python(words[words.index("python") + 1 :], acceptance)
     elif program == "torchrun":
         if [word for word in words if not word.startswith("-") and not word.isdigit() and word != "N"]:
             options = get_args_parser().parse_args(words)
             script = ["-m", options.training_script] if options.module else [options.training_script]
-            check_python([*script, *options.training_script_args], acceptance)
+            check_python([*script, *options.training_script_args], acceptance, in_text=command.in_text)
         else:  # only an option, named in a sentence
             options = ["1" if word == "N" else word for word in words]
             get_args_parser().parse_args([*options, "train.py"])
