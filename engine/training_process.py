@@ -19,7 +19,7 @@ from pathlib import Path
 from engine.checkpoint.run import LOCK_NAME
 from utils.config.parser import flags_of
 from utils.config.settings import TrainConfig
-from utils.distributed.spawn import end_with_parent, signal_name
+from utils.distributed.spawn import end_with_parent, failure_reason
 from utils.distributed.stop_signals import StopSignals
 from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError
 from utils.files.checked_open import open_direct
@@ -103,7 +103,8 @@ def train(
     if signals.stop or signals.interrupt or code in (REQUEUE, INTERRUPTED):
         raise Stopped(signals.code if signals.stop or signals.interrupt else code)
     if code:
-        reason = _reason(code, folder)
+        printed = (folder / ERRORS).read_text(encoding="utf-8", errors="replace")
+        reason = failure_reason(code, printed.splitlines())
         is_full = any(text in reason for text in _DISK_FULL)
         raise TrainingFailed(reason, refused=code == 2 and (is_full or not accepted.exists()))
     return True
@@ -149,13 +150,3 @@ def fitness_by_epoch(table: Path, column: str) -> Iterator[tuple[int, float]]:
     for epoch, fitness in zip(columns.get("epoch", ()), columns.get(column, ())):
         if not math.isnan(fitness):
             yield int(epoch), float(fitness)
-
-
-def _reason(code: int, folder: Path) -> str:
-    """Why the child has failed: the line that it printed, without its prefix."""
-    if code < 0:
-        return f"killed by {signal_name(-code)}; is there enough memory?"
-    text = (folder / ERRORS).read_text(encoding="utf-8", errors="replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    found = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
-    return found.removeprefix("error: ") or f"exit status {code}"

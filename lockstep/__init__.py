@@ -1,5 +1,31 @@
-"""Trains YOLO detectors."""
+"""Trains YOLO detectors from Python.
 
+import lockstep
+
+run = lockstep.train("bccd.yaml", weights="yolov8n.pt", epochs=20, imgsz=320)
+print(run.metrics["AP"], run.report)
+(result,) = run.load()("a.jpg")
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lockstep.api import check, export, resume, train, val
+from lockstep.run import Run
+from utils.errors import UserError as Error
 from utils.program import VERSION as __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from engine.predictor import load
+
+__all__ = ["Error", "Run", "__version__", "check", "export", "load", "resume", "train", "val"]
+
+
+def __getattr__(name: str) -> Any:
+    """`load`, which imports torch."""
+    if name == "load":
+        from engine.predictor import load
+
+        return load
+    raise AttributeError(f"module 'lockstep' has no attribute {name!r}")

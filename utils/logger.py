@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import logging.handlers
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +22,7 @@ T = TypeVar("T")
 
 LINE_EVERY_S = 15.0
 LINE_EVERY_FRACTION = 0.1
+TERMINAL_VARIABLE = "LOCKSTEP_TERMINAL"  # set if another process shows on a terminal what this one prints
 KEPT_RECORDS = 100_000  # until `continue_in_file`
 
 
@@ -74,7 +76,7 @@ class _LogFile(logging.FileHandler):
 
 def terminal_bars(stream: TextIO) -> type | None:
     """The class ``tqdm`` for a terminal; None for any other ``stream`` or without the package."""
-    if not stream.isatty():
+    if not stream.isatty() and not os.environ.get(TERMINAL_VARIABLE):
         return None
     try:
         from tqdm import tqdm

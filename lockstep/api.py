@@ -1,0 +1,273 @@
+"""The program's commands as functions. Each runs in processes of its own: its memory is free afterwards, and several
+devices work from notebooks and from scripts without ``if __name__ == "__main__"``.
+
+Ctrl-C, or interrupting a notebook's kernel, reaches the command once. A training saves, and the function returns.
+"""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import hashlib
+import inspect
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, TypeVar, Unpack
+
+from lockstep.run import Run
+from lockstep.settings import ExportSettings, TrainSettings, ValSettings
+from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
+from utils.distributed.spawn import end_with_parent, failure_reason
+from utils.errors import INTERRUPTED, REQUEUE, UserError
+from utils.logger import TERMINAL_VARIABLE
+from utils.program import start_of
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Data = str | os.PathLike[str] | Mapping[str, Any]
+_HYPERPARAMETERS = {field.name for field in dataclasses.fields(Hyperparameters)}
+_STOPPED = (-signal.SIGINT, INTERRUPTED, REQUEUE)  # exit codes
+# What the commands print about what they have written.
+_TRAINED = r"run folder (.+) \(settings\.yaml: all settings\)"
+_SCORED = r"results are in (.+)"
+_EXPORTED = r"(.+): [\d.]+ MB, .*"
+
+
+def _with_settings(names: type, *configs: type) -> Callable[[Function], Function]:
+    """Gives a function, at runtime, the signature and the documentation that its ``**settings`` mean: the fields of
+    ``configs`` that ``names`` has."""
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        *own, _ = signature.parameters.values()
+        known = [field for config in configs for field in dataclasses.fields(config)]
+        fields = [field for field in known if field.name in names.__annotations__]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        named = [inspect.Parameter(f.name, kind, default=default_of(f), annotation=f.type) for f in fields]
+        function.__signature__ = signature.replace(parameters=[*own, *named])
+        lines = [f"    {field.name}: {field.metadata['help']}" for field in fields]
+        function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Settings:", *lines])
+        return function
+
+    return decorate
+
+
+@_with_settings(TrainSettings, TrainConfig, Hyperparameters)
+def train(
+    data: Data = "demo", *, devices: int = 1, callbacks: str | Callable | None = None, **settings: Unpack[TrainSettings]
+) -> Run:
+    """Trains a detector, as the command ``lockstep train``. Returns the run, also if it was interrupted and has saved.
+
+    Args:
+        data: the YAML of a data set, its name, or its content, in which paths are relative to the working folder.
+        devices: processes of this machine that train together, each on its own GPU if there are GPUs.
+        callbacks: MODULE:OBJECT, or a class or function of a module that other processes can import.
+
+    Raises:
+        UserError (`lockstep.Error`): with the line that the command prints.
+        KeyboardInterrupt: interrupted before there was anything to save.
+    """
+    flags = [f"--data={_data_file(data, settings.get('project', TrainConfig.project))}"]
+    flags += [f"--spawn={devices}"] if devices > 1 else []
+    flags += [f"--callbacks={_callbacks_name(callbacks)}"] if callbacks is not None else []
+    return _train([*flags, *_flags(settings)])
+
+
+@_with_settings(TrainSettings, TrainConfig, Hyperparameters)
+def resume(run: Run | str | os.PathLike[str] = "", *, devices: int = 1, **settings: Unpack[TrainSettings]) -> Run:
+    """Continues a training that was interrupted, or trains it for more ``epochs``, with the settings that it has.
+
+    Args:
+        run: the run, its folder or a checkpoint; "": the newest run.
+        devices: as of `train`.
+
+    Raises as `train`.
+    """
+    flags = [f"--resume={run.folder if isinstance(run, Run) else os.fspath(run)}"]
+    return _train([*flags, *([f"--spawn={devices}"] if devices > 1 else []), *_flags(settings)])
+
+
+@_with_settings(ValSettings, ValConfig)
+def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: Unpack[ValSettings]) -> Run:
+    """Scores a checkpoint or an exported file. The result has its ``metrics`` and ``report``.
+
+    Args:
+        weights: the file.
+        data: as of `train`; None: the data set that the file was trained on.
+
+    Raises UserError (`lockstep.Error`) with the line that the command prints.
+    """
+    flags = [f"--weights={os.fspath(weights)}"]
+    flags += [] if data is None else [f"--data={_data_file(data, settings.get('project', ValConfig.project))}"]
+    return Run(_found(_SCORED, _finished(*_run("val", [*flags, *_flags(settings)])))[-1])
+
+
+@_with_settings(ExportSettings, ExportConfig)
+def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) -> list[Path]:
+    """Exports a checkpoint in each ``format``, and compares the files with it. Returns the files, beside the weights.
+
+    Raises UserError (`lockstep.Error`) with the line that the command prints.
+    """
+    output = _finished(*_run("export", [f"--weights={os.fspath(weights)}", *_flags(settings)]))
+    return [Path(path) for path in _found(_EXPORTED, output)]
+
+
+def check(
+    data: Data,
+    *,
+    split: list[str] | tuple[str, ...] = (),
+    weights: str | os.PathLike[str] = "",
+    out: str | os.PathLike[str] = "",
+    **settings: Any,
+) -> dict[str, Any]:
+    """Checks a data set. Returns what ``lockstep check --json`` prints: "issues" is a list, "report" the page.
+
+    Args:
+        data: as of `train`.
+        split: the splits to check; empty: all.
+        weights: a checkpoint that was trained on this data; adds the label errors that it sees.
+        out: the folder of the report; "": runs/check/exp, exp2, ...
+        settings: imgsz, trust, min_score, device, workers, verify, noplots: flags of the command.
+
+    Raises UserError (`lockstep.Error`) with the line that the command prints.
+    """
+    given = {"split": list(split), "weights": weights or None, "out": out or None, **settings}
+    flags = _flags({name: value for name, value in given.items() if value is not False})
+    with tempfile.TemporaryFile() as content:
+        code, output = _run("check", [os.fspath(_data_file(data, "runs/check")), "--json", *flags], content)
+        content.seek(0)
+        text = content.read()
+        _finished(0 if code == 1 and text else code, output)  # 1: there are issues
+        return json.loads(text)
+
+
+def _train(flags: list[str]) -> Run:
+    code, output = _run("train", flags)
+    folders = _found(_TRAINED, output)
+    run = Run(folders[-1]) if folders else None
+    if run is None or not run.last.is_file() or code not in _STOPPED:
+        _finished(code, output)
+    return run
+
+
+def _finished(code: int, output: list[str]) -> list[str]:
+    """``output`` of a command that has succeeded. Raises UserError or KeyboardInterrupt for any other."""
+    if code in _STOPPED:
+        raise KeyboardInterrupt
+    if code:
+        raise UserError(failure_reason(code, output))
+    return output
+
+
+def _found(pattern: str, output: list[str]) -> list[str]:
+    return [match[1] for line in output if (match := re.fullmatch(pattern, line))]
+
+
+def _run(command: str, flags: list[str], stdout: IO[bytes] | None = None) -> tuple[int, list[str]]:
+    """Runs a command and shows here what it prints, but for its error: bars on terminals and in notebooks, else lines.
+
+    Args:
+        stdout: receives its standard output instead.
+
+    Returns:
+        its exit status, and its lines.
+    """
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    if sys.stdout.isatty() or "ipykernel" in sys.modules:
+        columns, lines = shutil.get_terminal_size()
+        environment |= {TERMINAL_VARIABLE: "1", "COLUMNS": str(columns), "LINES": str(lines)}
+    child = subprocess.Popen(
+        [*start_of(command), *flags],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout or subprocess.PIPE,
+        stderr=subprocess.PIPE if stdout else subprocess.STDOUT,
+        env=environment,
+        process_group=0,  # a terminal's Ctrl-C reaches this process only, which passes it on
+        preexec_fn=end_with_parent,
+    )
+    pipe, decoder = child.stderr or child.stdout, codecs.getincrementaldecoder("utf-8")("replace")
+    lines, shown = [""], ""
+    try:
+        while True:
+            try:
+                while data := os.read(pipe.fileno(), 1 << 16):
+                    text = decoder.decode(data)
+                    *complete, last = (lines.pop() + text).split("\n")
+                    lines += [line.rpartition("\r")[2] for line in (*complete, last)]
+                    shown += text
+                    error = re.search(r"^error: .*\Z", shown, re.MULTILINE)  # perhaps not yet complete
+                    rest = shown[error.start() :] if error else ""
+                    sys.stdout.write(re.sub(r"(?m)^error: .*\n?", "", shown))
+                    sys.stdout.flush()
+                    shown = rest
+                return child.wait(), lines
+            except KeyboardInterrupt:
+                child.send_signal(signal.SIGINT)
+    finally:
+        pipe.close()
+        if child.poll() is None:  # an error here
+            child.terminate()
+            child.wait()
+
+
+def _flags(settings: Mapping[str, Any]) -> list[str]:
+    """The flags of a command that mean ``settings``, hyper-parameters among them; None: not given."""
+    flags = []
+    for name, value in settings.items():
+        flag = "--" + name.replace("_", "-")
+        if value is None:
+            continue
+        if name in _HYPERPARAMETERS:
+            flags.append(f"--set={name}={json.dumps(value, default=float)}")  # JSON is YAML
+        elif isinstance(value, bool):
+            flags.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, list | tuple):
+            flags += [flag, *map(str, value)] if value else []
+        else:
+            flags.append(f"{flag}={value}")
+    return flags
+
+
+def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """The file of a data set. One that is given by its content is written to ``project``, from which checkpoints name
+    it."""
+    if not isinstance(data, Mapping):
+        return data
+    import yaml
+
+    content = {**_plain(data), "path": os.path.abspath(data.get("path", ""))}
+    try:
+        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    except yaml.YAMLError as error:
+        raise UserError(f"data: must hold texts, numbers, lists and mappings ({error})") from None
+    file = Path(project, f"data-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.yaml")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _callbacks_name(callbacks: str | Callable) -> str:
+    if isinstance(callbacks, str):
+        return callbacks
+    module, name = getattr(callbacks, "__module__", "__main__"), getattr(callbacks, "__qualname__", "")
+    if module == "__main__" or not name.isidentifier():
+        raise UserError(
+            f"callbacks: {name or type(callbacks).__name__}: the processes of the training cannot import it; put a "
+            "class or a function into a file of its own, such as hooks.py, and give callbacks='hooks:NAME'"
+        )
+    return f"{module}:{name}"

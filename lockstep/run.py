@@ -1,0 +1,64 @@
+"""What a training or a validation has written."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from engine.predictor import Predictor
+
+
+class Run:
+    """The folder of a run, of a training or a validation. Each attribute reads its file anew."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder).absolute()
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
+    @property
+    def best(self) -> Path:
+        """The weights of the best epoch; there are none without a validation."""
+        return self.folder / "best.pt"
+
+    @property
+    def last(self) -> Path:
+        """The newest checkpoint, from which `lockstep.resume` continues."""
+        return self.folder / "last.pt"
+
+    @property
+    def report(self) -> Path:
+        """A page for browsers."""
+        return self.folder / "report.html"
+
+    @property
+    def history(self) -> dict[str, np.ndarray]:
+        """The columns of results.csv: float64 (epochs,), nan where there is no value. Raises UserError without it."""
+        from utils.files.results_csv import read_columns
+
+        return read_columns(self.folder / "results.csv")
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The scores of best.pt in the training's validation ("AP", "AP50", "precision", ...), or the numbers in
+        results.json of a validation ("ap", "ap50", ...). Raises UserError if there is neither."""
+        results = self.folder / "results.json"
+        if results.is_file():
+            content = json.loads(results.read_text(encoding="utf-8"))
+            return {name: value for name, value in content.items() if isinstance(value, int | float)}
+        from utils.files.checkpoint import read_checkpoint
+
+        stored = read_checkpoint(self.best)["metrics"]
+        return {name.removeprefix("metrics/"): value for name, value in stored.items() if name.startswith("metrics/")}
+
+    def load(self, **settings: Any) -> Predictor:
+        """The best weights, or without a validation the newest, as a model for detection: `lockstep.load`."""
+        from engine.predictor import load
+
+        return load(self.best if self.best.is_file() else self.last, **settings)

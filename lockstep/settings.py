@@ -1,0 +1,289 @@
+"""The settings as keyword arguments of the package's functions, for editors and type checkers.
+
+Generated from utils/config/settings.py by `python -m utils.config.reference types > lockstep/settings.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+
+class Hyperparameters(TypedDict, total=False):
+    lr0: float | None
+    """initial learning rate; null: the default of the optimizer"""
+    lr_mult: float
+    """learning rate multiplier of parameters loaded from --weights"""
+    lrf: float
+    """final learning rate as a fraction of lr0"""
+    momentum: float
+    """momentum of SGD and Muon, beta1 of Adam"""
+    weight_decay: float
+    """weight decay; biases and norms are not decayed"""
+    warmup_epochs: float
+    """length of the warm-up in epochs, at most a quarter of the run; may be fractional"""
+    warmup_momentum: float
+    """momentum at step 0"""
+    warmup_bias_lr: float
+    """learning rate of biases at step 0"""
+    clip_norm: float
+    """maximum norm of the gradients; 0: no clipping"""
+    ema_decay: float
+    """final decay of the weight EMA"""
+    ema_tau: float
+    """EMA ramp in steps: decay * (1 - exp(-step / tau))"""
+    box: float
+    """box loss gain"""
+    cls: float
+    """class loss gain"""
+    dfl: float
+    """distance loss gain (anchor-free heads): DFL, or L1 if reg_max is 1"""
+    obj: float
+    """objectness loss gain (anchor heads, YOLOX)"""
+    one2one: float
+    """gain of the whole one-to-one loss (models with end2end)"""
+    anchor_t: float
+    """maximum width or height ratio between an anchor and its target"""
+    tal_topk: int
+    """candidates per target in task-aligned assignment"""
+    tal_alpha: float
+    """exponent of the class score in task-aligned assignment"""
+    tal_beta: float
+    """exponent of the IoU in task-aligned assignment"""
+    hsv_h: float
+    """hue jitter, +- fraction of the color circle"""
+    hsv_s: float
+    """saturation jitter, +- fraction"""
+    hsv_v: float
+    """value jitter, +- fraction"""
+    degrees: float
+    """rotation, +- degrees"""
+    translate: float
+    """translation, +- fraction of the canvas"""
+    scale: float
+    """scale jitter, +- fraction"""
+    shear: float
+    """shear, +- degrees"""
+    perspective: float
+    """perspective coefficients, +-"""
+    flipud: float
+    """probability of a vertical flip"""
+    fliplr: float
+    """probability of a horizontal flip"""
+    mosaic: float
+    """probability of a four-image mosaic"""
+    mosaic_block: int
+    """draw mosaic and mixup partners from blocks of n samples, decoded once; 0: from all images"""
+    mixup: float
+    """probability of mixing a sample with a second one"""
+    close_mosaic: int | None
+    """disable mosaic and mixup in the last n epochs; null: 10, at most half of the run"""
+    close_scale: int | None
+    """shrink the scale jitter linearly over the last n epochs; null: 10, at most half of the run"""
+    multi_scale_range: float
+    """range of --multi-scale, +- fraction of --imgsz"""
+    albumentations: list[dict]
+    """pixel- or box-level transforms, e.g. [{name: Blur, p: 0.1}, {name: CLAHE}]"""
+
+
+class RunSettings(TypedDict, total=False):
+    name: str
+    """name of this run"""
+    exist_ok: bool
+    """write into an existing run folder"""
+    offline: bool
+    """never download weights"""
+
+
+class DataSettings(RunSettings, total=False):
+    single_cls: bool
+    """treat all classes as one"""
+    max_bad: float
+    """stop if more than this fraction of the images is bad"""
+    verify: Literal["sample", "full"]
+    """images decoded by the scan: suspicious ones and a sample, or all"""
+    cache_dir: str
+    """folder of index and disk caches; empty: ~/.cache/lockstep"""
+    stage: str
+    """copy the data to this folder of each node's local disk first; may hold {node_rank}"""
+    device: str
+    """cpu, mps, 0 or 0,1; empty: the best available device"""
+    workers: int
+    """loader workers per rank; -1: an equal part of the cores, at most 8; on GPUs, of all cores but two, at most 16"""
+    noplots: bool
+    """do not write plots"""
+    spawn: int
+    """start this many processes on this machine without torchrun"""
+
+
+class TileSettings(RunSettings, total=False):
+    tile: int
+    """cut images into overlapping tiles of n x n pixels at full resolution; 0: scale them to --imgsz"""
+    overlap: float | None
+    """overlap of neighboring tiles, fraction of a tile; default: 0.2"""
+    tile_full_image: bool
+    """in addition to the tiles, use the whole image scaled to --imgsz"""
+
+
+class ValSettings(TileSettings, DataSettings, total=False):
+    trust: bool
+    """open TorchScript, pt2 and OpenVINO files that you have not exported; they may run code in them"""
+    task: Literal["train", "val", "test"]
+    """split to evaluate"""
+    batch_size: int
+    """images per batch and process"""
+    imgsz: int
+    """longer image side, pixels; 0: the checkpoint's"""
+    rect: bool
+    """rectangular batches of similar aspect ratio, with minimum padding, if the file takes them"""
+    conf_thres: float
+    """confidence threshold"""
+    iou_thres: float | None
+    """IoU threshold of NMS; default: by head (0.7, 0.65, 0.6, or no NMS)"""
+    box_voting: bool
+    """let boxes that NMS suppresses move the kept one and raise its score"""
+    nms: bool
+    """evaluate the one-to-many head of NMS-free models, with NMS"""
+    tta: bool
+    """test-time augmentation: also use a flipped and a flipped, enlarged view"""
+    max_det: int
+    """maximum number of detections per image"""
+    amp: Literal["auto", "off", "bf16", "fp16"]
+    """autocast type"""
+    save_json: bool
+    """write predictions.json in COCO format"""
+    per_size: bool
+    """print and write AP and AR of small, medium and large objects per class"""
+    verbose: bool
+    """print one line per class"""
+    project: str
+    """folder of runs"""
+
+
+class ExportSettings(TypedDict, total=False):
+    format: list[Literal["onnx", "openvino", "torchscript", "pt2"]] | Literal["onnx", "openvino", "torchscript", "pt2"]
+    """one or several file formats"""
+    imgsz: list[int] | int
+    """size of the images, or height and width, pixels; default: the checkpoint's"""
+    batch: int
+    """images that the model takes at once"""
+    dynamic: bool
+    """any batch, height and width instead of fixed ones"""
+    half: bool
+    """float16 weights and convolutions"""
+    int8: bool
+    """8-bit convolutions, calibrated on training images (onnx, openvino)"""
+    layout: Literal["raw", "end2end", "deepstream"]
+    """output: all boxes and scores; at most 300 detections after NMS; or boxes with their best class"""
+    nms: bool
+    """export the one-to-many branch of NMS-free models, which needs NMS"""
+    iou_thres: float | None
+    """IoU threshold of NMS; default: by head (0.7, 0.6 or 0.65)"""
+    box_voting: bool
+    """box voting in the NMS of end2end, as in val.py"""
+    opset: int
+    """ONNX opset; torch's exporter writes no valid files below 18"""
+    data: str
+    """data set YAML to check and calibrate with; empty: the checkpoint's"""
+    check: bool
+    """compare the exported model with the checkpoint on validation images"""
+    check_images: int
+    """number of validation images to compare on"""
+    calibration_images: int
+    """number of training images for --int8"""
+    cache_dir: str
+    """folder of index caches; empty: ~/.cache/lockstep"""
+    offline: bool
+    """never download weights"""
+
+
+class TrainSettings(DataSettings, Hyperparameters, total=False):
+    val_fraction: float
+    """hold out this part of the training images if there is no 'val'; 0: none"""
+    model: str
+    """model name or YAML; empty: the model of --weights, or yolov8n"""
+    weights: str
+    """checkpoint to start from, or a public name such as yolov8n; empty: from scratch"""
+    hyp: str
+    """scratch, finetune, debug or a YAML; auto: finetune with --weights, else scratch"""
+    epochs: int
+    """number of epochs"""
+    batch_size: int
+    """images per global batch; -1: what fits on the GPUs"""
+    imgsz: int
+    """size of square training images, pixels"""
+    rect: bool
+    """shuffled rectangular batches of similar aspect ratio"""
+    cache: Literal["none", "ram", "disk", "device"]
+    """keep decoded images, one copy per node; device: in GPU memory"""
+    render_on: Literal["host", "device"]
+    """where training images are augmented"""
+    image_weights: bool
+    """sample images of classes with low AP more often"""
+    multi_scale: bool
+    """vary the image size from step to step"""
+    quad: bool
+    """collate some groups of four images into one of twice the size"""
+    optimizer: Literal["auto", "SGD", "Adam", "AdamW", "Muon"]
+    """optimizer"""
+    cos_lr: bool
+    """decay the learning rate by a cosine instead of linearly"""
+    accumulate: int
+    """batches per optimizer step"""
+    nominal_batch: int
+    """accumulate gradients up to this many images per step; 0: do not"""
+    amp: Literal["auto", "off", "bf16", "fp16"]
+    """autocast type; auto: bf16 if supported"""
+    channels_last: bool
+    """NHWC memory format"""
+    compile: bool
+    """torch.compile the model, with CUDA graphs on a GPU if sizes are fixed"""
+    sync_bn: bool
+    """synchronize batch norm statistics over all processes"""
+    sync_bn_group: int
+    """synchronize batch norm statistics over groups of n processes; 0: off"""
+    compress_grads: bool
+    """exchange gradients as bfloat16, which halves the traffic (plain DDP)"""
+    zero: bool
+    """shard the optimizer state over the processes (ZeRO stage 1)"""
+    virtual_ranks: int
+    """cut each batch into n shards; bitwise equal on 1, 2, 4, ... n processes; 0: one per process"""
+    threads: int
+    """CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs"""
+    skip_zero_grads: bool
+    """skip weight updates where the gradient is exactly zero"""
+    freeze: list[int] | int
+    """layers to freeze: one number n freezes 0..n-1, several name layers"""
+    label_smoothing: float
+    """label smoothing of the classes"""
+    fitness: str
+    """what best.pt and --patience go by: AP, AP50, AP75, F1, precision, recall, or of one class, AP:NAME"""
+    patience: int
+    """stop after this many epochs without a better --fitness; 0: never"""
+    min_gain: float
+    """--patience waits for the fitness to rise by more than this"""
+    save_period: int
+    """keep an additional checkpoint every n epochs; 0: never"""
+    save_minutes: float
+    """also save within an epoch every n minutes; 0: never"""
+    save_steps: int
+    """also save within an epoch every n steps; 0: never"""
+    stall_minutes: float
+    """write stack traces after n minutes without a step; 0: never"""
+    val_every: int
+    """validate every n epochs and at the end; 0: at the end only"""
+    noautoanchor: bool
+    """never refit anchors"""
+    seed: int
+    """seed of all random numbers"""
+    deterministic: bool
+    """use deterministic kernels"""
+    max_bad_steps: int
+    """stop after this many consecutive non-finite steps"""
+    tracker: list[Literal["mlflow", "wandb"]] | Literal["mlflow", "wandb"]
+    """services that also receive settings, results and reports"""
+    tracker_weights: bool
+    """--tracker also receives best.pt"""
+    csv_names: Literal["lockstep", "ultralytics", "yolov5"]
+    """column names of results.csv: this program's, or those that scripts for other programs expect"""
+    project: str
+    """folder of runs"""
