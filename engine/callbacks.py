@@ -1,6 +1,7 @@
 """``--callbacks MODULE:OBJECT``: functions of the user, called while a run goes on.
 
-The object has any of the methods `HOOKS`, each of which takes a `RunState`. They are called on every rank.
+The object has any of the methods `HOOKS`, or is a function of such a name. Each takes a `RunState`. They are called on
+every rank.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
@@ -140,6 +141,8 @@ def _import(name: str, flag: str) -> ModuleType:
 
 def _hooks_of(found: object, flag: str) -> dict[str, Hook]:
     known = ", ".join(HOOKS)
+    if inspect.isroutine(found):
+        found = SimpleNamespace(**{found.__name__: found})
     names = [name for name in dir(found) if name.startswith("on_")]
     for name in names:
         if name not in HOOKS:

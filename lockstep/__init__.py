@@ -18,14 +18,19 @@ from utils.program import VERSION as __version__
 
 if TYPE_CHECKING:
     from engine.predictor import load
+    from models.postprocess.tiling import Tiles
 
-__all__ = ["Error", "Run", "__version__", "check", "export", "load", "resume", "train", "val"]
+__all__ = ["Error", "Run", "Tiles", "__version__", "check", "export", "load", "resume", "train", "val"]
 
 
 def __getattr__(name: str) -> Any:
-    """`load`, which imports torch."""
+    """What imports torch."""
     if name == "load":
         from engine.predictor import load
 
         return load
+    if name == "Tiles":
+        from models.postprocess.tiling import Tiles
+
+        return Tiles
     raise AttributeError(f"module 'lockstep' has no attribute {name!r}")

@@ -18,7 +18,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar, Unpack
 
@@ -183,38 +186,55 @@ def _run(command: str, flags: list[str], stdout: IO[bytes] | None = None) -> tup
     if sys.stdout.isatty() or "ipykernel" in sys.modules:
         columns, lines = shutil.get_terminal_size()
         environment |= {TERMINAL_VARIABLE: "1", "COLUMNS": str(columns), "LINES": str(lines)}
-    child = subprocess.Popen(
-        [*start_of(command), *flags],
-        stdin=subprocess.DEVNULL,
-        stdout=stdout or subprocess.PIPE,
-        stderr=subprocess.PIPE if stdout else subprocess.STDOUT,
-        env=environment,
-        process_group=0,  # a terminal's Ctrl-C reaches this process only, which passes it on
-        preexec_fn=end_with_parent,
-    )
-    pipe, decoder = child.stderr or child.stdout, codecs.getincrementaldecoder("utf-8")("replace")
-    lines, shown = [""], ""
+    with _interrupts() as interrupts:
+        child = subprocess.Popen(
+            [*start_of(command), *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout or subprocess.PIPE,
+            stderr=subprocess.PIPE if stdout else subprocess.STDOUT,
+            env=environment,
+            process_group=0,  # a terminal's Ctrl-C reaches this process only, which passes it on
+            preexec_fn=end_with_parent,
+        )
+        interrupts.append(partial(child.send_signal, signal.SIGINT))
+        try:
+            lines = _shown(child.stderr or child.stdout)
+            return child.wait(), lines
+        finally:
+            if child.poll() is None:  # an error here
+                child.terminate()
+                child.wait()
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[Callable[[], object]]]:
+    """In the block, an interrupt raises nothing, which could lose output, but calls the functions in the list."""
+    functions: list[Callable[[], object]] = []
+    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
+        yield functions
+        return
+    previous = signal.signal(signal.SIGINT, lambda *_: [function() for function in functions])
     try:
-        while True:
-            try:
-                while data := os.read(pipe.fileno(), 1 << 16):
-                    text = decoder.decode(data)
-                    *complete, last = (lines.pop() + text).split("\n")
-                    lines += [line.rpartition("\r")[2] for line in (*complete, last)]
-                    shown += text
-                    error = re.search(r"^error: .*\Z", shown, re.MULTILINE)  # perhaps not yet complete
-                    rest = shown[error.start() :] if error else ""
-                    sys.stdout.write(re.sub(r"(?m)^error: .*\n?", "", shown))
-                    sys.stdout.flush()
-                    shown = rest
-                return child.wait(), lines
-            except KeyboardInterrupt:
-                child.send_signal(signal.SIGINT)
+        yield functions
     finally:
-        pipe.close()
-        if child.poll() is None:  # an error here
-            child.terminate()
-            child.wait()
+        signal.signal(signal.SIGINT, previous)
+
+
+def _shown(pipe: IO[bytes]) -> list[str]:
+    """Shows what comes through ``pipe`` until it is closed, but for errors. Returns the lines."""
+    decoder, lines, shown = codecs.getincrementaldecoder("utf-8")("replace"), [""], ""
+    with pipe:
+        while data := os.read(pipe.fileno(), 1 << 16):
+            text = decoder.decode(data)
+            complete = (lines.pop() + text).split("\n")
+            lines += [line.rpartition("\r")[2] for line in complete]  # without the states of a bar
+            shown += text
+            error = re.search(r"^error: .*\Z", shown, re.MULTILINE)  # perhaps not yet complete
+            rest = shown[error.start() :] if error else ""
+            sys.stdout.write(re.sub(r"(?m)^error: .*\n?", "", shown))
+            sys.stdout.flush()
+            shown = rest
+    return lines
 
 
 def _flags(settings: Mapping[str, Any]) -> list[str]:

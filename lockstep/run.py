@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from engine.predictor import Predictor
 
+_SCORES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}  # in results.json, and in results.csv and here
+
 
 class Run:
     """The folder of a run, of a training or a validation. Each attribute reads its file anew."""
@@ -46,15 +48,16 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The scores of best.pt in the training's validation ("AP", "AP50", "precision", ...), or the numbers in
-        results.json of a validation ("ap", "ap50", ...). Raises UserError if there is neither."""
+        """The scores ("AP", "AP50", "precision", ...) of a validation, or of best.pt in its training. Raises UserError
+        if there is neither."""
         results = self.folder / "results.json"
         if results.is_file():
             content = json.loads(results.read_text(encoding="utf-8"))
-            return {name: value for name, value in content.items() if isinstance(value, int | float)}
+            numbers = {name: value for name, value in content.items() if isinstance(value, int | float)}
+            return {_SCORES.get(name, name): value for name, value in numbers.items()}
         from utils.files.checkpoint import read_checkpoint
 
-        stored = read_checkpoint(self.best)["metrics"]
+        stored = read_checkpoint(self.best).get("metrics", {})
         return {name.removeprefix("metrics/"): value for name, value in stored.items() if name.startswith("metrics/")}
 
     def load(self, **settings: Any) -> Predictor:

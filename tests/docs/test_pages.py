@@ -6,8 +6,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import re
-import shutil
 from pathlib import Path
+from typing import IO
 
 import cv2
 import numpy as np
@@ -23,8 +23,9 @@ from tests.helpers.documents import ROOT, Block, anchors, blocks, documents, lin
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model, write_weights
 from utils.config import reference, search_settings, settings
-from utils.config.parser import hyperparameters_from
+from utils.config.parser import hyperparameters_from, parse_config
 from utils.files.caches import format_bytes
+from utils.files.checkpoint import read_checkpoint, write_checkpoint
 
 PAGES = documents()
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -79,6 +80,11 @@ def test_the_readme_is_short():
 def test_the_reference_of_settings_is_current():
     written = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     assert written == "\n".join(reference.page()), "python -m utils.config.reference > docs/settings.md"
+
+
+def test_the_types_of_settings_are_current():
+    written = (ROOT / "lockstep" / "settings.py").read_text(encoding="utf-8")
+    assert written == "\n".join(reference.types()), "python -m utils.config.reference types > lockstep/settings.py"
 
 
 def test_the_reference_has_every_command():
@@ -136,8 +142,11 @@ def folder_of_examples(tmp_path_factory) -> Path:
     """A folder with the files that the examples name: weights, images, a video, and an exported file."""
     folder = tmp_path_factory.mktemp("examples")
     weights = write_weights(folder / "best.pt", ["cat", "dog"])
-    (folder / "runs" / "train" / "exp").mkdir(parents=True)
-    shutil.copy(weights, folder / "runs" / "train" / "exp" / "best.pt")
+    for kind in ("train", "val"):
+        (folder / "runs" / kind / "exp").mkdir(parents=True)
+    scored = {**read_checkpoint(weights), "metrics": {"metrics/AP": 0.5}}
+    write_checkpoint(scored, folder / "runs" / "train" / "exp" / "best.pt")
+    (folder / "runs" / "val" / "exp" / "results.json").write_text('{"ap50": 0.5}')
     (folder / "runs" / "train" / "exp" / "results.csv").write_text("epoch,metrics/mAP50-95(B)\n1,0.5\n2,\n")
     rng = np.random.default_rng(0)
     for name in ("a.jpg", "b.jpg"):
@@ -155,6 +164,16 @@ def runnable_code() -> list:
     return [pytest.param(b, marks=[pytest.mark.slow] * ("best.onnx" in b.text), id=str(b)) for b in found]
 
 
+def run_in_name(command: str, flags: list[str], stdout: IO[bytes] | None = None) -> tuple[int, list[str]]:
+    """In place of the process of a command: fails unless the command accepts the flags, and names a run's folder."""
+    if command == "check":
+        stdout.write(b'{"issues": []}')
+    else:
+        config = {"train": settings.TrainConfig, "val": settings.ValConfig, "export": settings.ExportConfig}[command]
+        parse_config(config, flags, "")
+    return 0, ["run folder runs/train/exp (settings.yaml: all settings)", "results are in runs/val/exp"]
+
+
 @pytest.mark.parametrize("block", runnable_code())
 def test_python_code_runs(block: Block, folder_of_examples: Path, monkeypatch: pytest.MonkeyPatch):
     for package in OPTIONAL:
@@ -170,6 +189,7 @@ def test_python_code_runs(block: Block, folder_of_examples: Path, monkeypatch: p
         export.main([*arguments, "--format", "onnx"])
         text += '\nprint(detect("a.jpg", confidence=0.0))\n'
     monkeypatch.chdir(folder_of_examples)
+    monkeypatch.setattr("lockstep.api._run", run_in_name)
     exec(compile(text, str(block), "exec"), {"__name__": "__main__"})
 
 

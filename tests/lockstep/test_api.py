@@ -1,0 +1,178 @@
+"""The functions of the package lockstep. Most of these tests replace the command by a few lines of Python."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from lockstep import api
+from tests.helpers.tiny import write_dataset, write_model
+from utils.config.parser import parse_config
+from utils.config.settings import TrainConfig, ValConfig
+from utils.logger import terminal_bars
+
+ROOT = Path(__file__).parents[2]
+SMALL = {"imgsz": 64, "batch": 4, "device": "cpu", "workers": 0, "amp": "off", "noplots": True}
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """Replaces the commands by a program; returns a function that sets its text."""
+    monkeypatch.chdir(tmp_path)
+
+    def replace(text: str) -> None:
+        text = f"import os, pathlib, signal, sys, time\n{text}"
+        monkeypatch.setattr(api, "start_of", lambda name: [sys.executable, "-c", text, name])
+
+    return replace
+
+
+def test_settings_become_the_flags_of_the_command(command, tmp_path, capsys):
+    command("print(sys.argv[1:])")
+    with pytest.raises(IndexError):  # it names no folder
+        lockstep.val(tmp_path / "best.pt", device=0, rect=False, tta=True, iou_thres=None, imgsz=320)
+    words = eval(capsys.readouterr().out)
+    config = parse_config(ValConfig, words[1:], "")
+    assert words[0] == "val"
+    assert (config.weights, config.device, config.rect, config.tta) == ([str(tmp_path / "best.pt")], "0", False, True)
+    flags = api._flags({"lr0": 0.01, "close_mosaic": 3, "freeze": [1, 2], "cache": True, "batch": 8, "tracker": []})
+    config = parse_config(TrainConfig, flags, "")
+    assert config.override == ["lr0=0.01", "close_mosaic=3"]
+    assert (config.freeze, config.cache, config.batch_size) == ([1, 2], "ram", 8)
+
+
+def test_an_error_is_the_line_of_the_command_and_not_shown_twice(command, capsys):
+    command("print('a line'); print('error: data.yaml: is wrong', file=sys.stderr); sys.exit(2)")
+    with pytest.raises(lockstep.Error, match=r"^data\.yaml: is wrong$"):
+        lockstep.train()
+    assert capsys.readouterr().out == "a line\n"
+    command("os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(lockstep.Error, match="killed by SIGKILL; is there enough memory"):
+        lockstep.export("best.pt")
+
+
+def test_an_interrupt_is_passed_on_once_and_returns_the_run(command, tmp_path):
+    command("""
+def stop(*_):
+    pathlib.Path("count").open("a").write("x")
+    pathlib.Path("last.pt").touch()
+    time.sleep(0.2)
+    sys.exit(130)
+signal.signal(signal.SIGINT, stop)
+print("run folder . (settings.yaml: all settings)")
+os.kill(os.getppid(), signal.SIGINT)
+time.sleep(20)
+""")
+    run = lockstep.train()
+    assert run.folder == tmp_path
+    assert (tmp_path / "count").read_text() == "x"
+
+
+def test_an_interrupt_without_a_checkpoint_is_an_interrupt(command):
+    command("os.kill(os.getppid(), signal.SIGINT); time.sleep(20)")
+    with pytest.raises(KeyboardInterrupt):
+        lockstep.train()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_bar_is_shown_as_it_moves_and_lines_are_found_after_it(command, capsys):
+    command(r"""sys.stderr.write("\r10%|#   \r20%|##  "); sys.stderr.flush(); time.sleep(0.3)
+sys.stderr.write("\r          \r"); print("results are in runs/val/exp")""")
+    assert lockstep.val("best.pt").folder.parts[-3:] == ("runs", "val", "exp")
+    assert capsys.readouterr().out == "\r10%|#   \r20%|##  \r          \rresults are in runs/val/exp\n"
+
+
+def test_bars_are_drawn_for_the_process_that_shows_them(monkeypatch, capsys):
+    assert terminal_bars(sys.stderr) is None
+    monkeypatch.setenv("LOCKSTEP_TERMINAL", "1")
+    assert terminal_bars(sys.stderr) is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"epochs": 0}, "--epochs: must be at least 1"), ({"epocs": 1}, "did you mean '--epochs'"), ({"lr0": "x"}, "lr0")],
+)
+def test_mistakes_in_settings(given, message):
+    with pytest.raises(lockstep.Error, match=message):
+        lockstep.train(**given)
+
+
+class Hooks:
+    def on_end(self, run):
+        (run.folder / "done.txt").touch()
+
+
+def on_end(run):
+    (run.folder / "done.txt").touch()
+
+
+def test_callbacks_that_another_process_cannot_import_are_refused():
+    class Local:
+        pass
+
+    main = type("Hooks", (), {"__module__": "__main__"})
+    for callbacks in (Local, Hooks(), main, lambda run: None):
+        with pytest.raises(lockstep.Error, match="give callbacks='hooks:NAME'"):
+            lockstep.train(callbacks=callbacks)
+
+
+def test_help_and_editors_know_the_settings():
+    parameters = inspect.signature(lockstep.train).parameters
+    assert list(parameters)[:3] == ["data", "devices", "callbacks"]
+    assert (parameters["epochs"].default, parameters["epochs"].kind) == (100, inspect.Parameter.KEYWORD_ONLY)
+    assert {"lr0", "batch_size", "weights"} <= set(parameters)
+    assert not {"resume", "local_rank"} & set(parameters)
+    assert "    epochs: number of epochs" in lockstep.train.__doc__
+    assert "format" in inspect.signature(lockstep.export).parameters
+
+
+def test_a_data_set_is_given_by_its_content(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_dataset(tmp_path / "set", train=5, val=2)
+    data = {"path": "set", "train": Path("images/train"), "val": ["images/val"], "names": {0: "light", 1: "dark"}}
+    run = lockstep.train(data, model=write_model(tmp_path / "tiny.yaml"), epochs=1, lr0=0.01, callbacks=on_end, **SMALL)
+    assert run.folder == tmp_path / "runs" / "train" / "exp"
+    assert run.best.is_file()
+    assert run.last.is_file()
+    assert (run.folder / "done.txt").is_file()
+    assert run.history["epoch"].tolist() == [1.0]
+    assert run.metrics["AP"] == run.history["metrics/AP"][0]
+    assert run.load().names == {0: "light", 1: "dark"}
+    with pytest.raises(lockstep.Error, match="must hold texts"):
+        lockstep.train({"train": object()})
+
+
+SCRIPT = """
+import sys
+
+import lockstep
+
+small = dict(imgsz=64, device="cpu", workers=0, amp="off", noplots=True)
+run = lockstep.train("set/data.yaml", model="tiny.yaml", epochs=1, batch=4, devices=2, **small)
+assert not {"torch", "numpy"} & set(sys.modules)
+assert lockstep.resume(run, epochs=2).history["epoch"].tolist() == [1, 2]
+assert lockstep.val(run.best, "set/data.yaml", device="cpu", workers=0, noplots=True).metrics["images"] == 2
+(file,) = lockstep.export(run.best, format="torchscript", check=False)
+assert file.is_file()
+checked = lockstep.check("set/data.yaml", out="checked")
+assert checked["report"] == "checked/report.html" and checked["issues"] == []
+print("finished")
+"""
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_does_everything_on_two_processes(tmp_path):
+    write_dataset(tmp_path / "set", train=5, val=2)
+    write_model(tmp_path / "tiny.yaml")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.stdout.endswith("finished\n"), done.stdout + done.stderr
