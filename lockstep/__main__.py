@@ -23,7 +23,7 @@ DESCRIPTIONS = {
 }
 MORE = (
     "lockstep COMMAND --help lists the flags.",
-    "lockstep completion bash prints a completion for bash, zsh or tcsh.",
+    "lockstep completion bash prints a completion for the shell.",
 )
 
 
@@ -85,9 +85,13 @@ def _main_of(command: str) -> Callable[[Sequence[str]], None]:
 
 
 def _print_completion(shell: str) -> None:
-    """Prints the completion of all commands and flags for "bash", "zsh" or "tcsh"."""
+    """Prints the completion of all commands and flags. Raises UserError for an unknown ``shell``."""
     import shtab
 
+    from utils.errors import UserError
+
+    if shell not in shtab.SUPPORTED_SHELLS:
+        raise UserError(f"completion {shell}: must be one of {', '.join(shtab.SUPPORTED_SHELLS)}")
     root = argparse.ArgumentParser("lockstep")
     commands = root.add_subparsers()
     for command, text in DESCRIPTIONS.items():

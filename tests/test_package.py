@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib.util
 import os
@@ -17,8 +18,8 @@ import pytest
 import torch
 
 import train
-from lockstep.__main__ import DESCRIPTIONS
-from tests.helpers.scripts import SMALL
+from lockstep.__main__ import DESCRIPTIONS, main
+from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.program import COMMANDS, VERSION
 
@@ -233,6 +234,32 @@ def test_all_ways_to_start_work_installed(installed, tmp_path):
     assert "results are in" in installed.run(*lockstep, "kfold", *flags, "--folds", "2")
     assert "nothing to report" in installed.run(*lockstep, "check", tmp_path / "set" / "data.yaml", "--noplots")
     assert "written by Lockstep" in installed.run(*lockstep, "weights", "show", best)
+    small = {"imgsz": 64, "device": "cpu", "workers": 0, "noplots": True}
+    given = {"data": flags[1], "model": flags[3], "epochs": 1, "name": "python", "callbacks": "hooks:Hooks", **small}
+    (installed.folder / "hooks.py").write_text(HOOKS)
+    code = f"import utils, lockstep; print(utils.OWN, lockstep.train(**{given}).load().names)"
+    said = installed.run("-c", code)
+    assert "hook lockstep.engine.callbacks" in said
+    assert said.endswith("True {0: 'light', 1: 'dark'}\n")
+
+
+def test_the_completion_knows_all_flags(monkeypatch, capsys):
+    """Of the package shtab, as far as this program uses it."""
+
+    def complete(root: argparse.ArgumentParser, shell: str) -> str:
+        parsers = root._actions[-1].choices
+        return "\n".join(f"{name} {' '.join(parser._option_string_actions)}" for name, parser in parsers.items())
+
+    shtab = ModuleType("shtab")
+    shtab.complete, shtab.SUPPORTED_SHELLS = complete, ["bash"]
+    monkeypatch.setitem(sys.modules, "shtab", shtab)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", argparse.ArgumentParser.parse_args)  # is replaced
+    main(["completion", "bash"])
+    flags = {words[0]: words[1:] for words in map(str.split, capsys.readouterr().out.splitlines())}
+    assert list(flags) == list(COMMANDS)
+    assert "--epochs" in flags["train"]
+    assert "--min-score" in flags["check"]
+    assert error_of(capsys, main, "completion", "cmd").startswith("error: completion cmd: must be one of bash")
 
 
 def test_help_imports_nothing_heavy():
