@@ -7,8 +7,8 @@ python -m utils.config.reference types > lockstep/settings.py
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import sys
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -61,7 +61,9 @@ _OF_LAUNCHERS = ("local_rank", "local_world_size")
 
 
 def main() -> None:
-    print("\n".join(types() if sys.argv[1:] == ["types"] else page()), end="")
+    parser = argparse.ArgumentParser(prog="python -m utils.config.reference", description="Prints generated files.")
+    parser.add_argument("file", nargs="?", choices=("page", "types"), default="page", help="docs/settings.md or types")
+    print("\n".join(types() if parser.parse_args().file == "types" else page()), end="")
 
 
 def types() -> Iterator[str]:
