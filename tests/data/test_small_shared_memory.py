@@ -55,7 +55,10 @@ def crowded(tmp_path_factory) -> list[str]:
     return ["--data", str(data), "--model", str(model), *SMALL, *more]
 
 
-@pytest.mark.parametrize(("kind", "more"), [("large", []), ("large", ["--render-on", "device"]), ("crowded", [])])
+CROWDED = pytest.param("crowded", [], marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("kind", "more"), [("large", []), ("large", ["--render-on", "device"]), CROWDED])
 def test_training_needs_no_shared_memory_of_the_file_system(request, tmp_path, kind, more):
     flags = [*request.getfixturevalue(kind), "--workers", "1", *more, "--project", str(tmp_path)]
     done = in_small_memory(sys.executable, "train.py", *flags)

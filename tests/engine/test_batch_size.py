@@ -268,6 +268,7 @@ def _search_for_kernels(
     return found.config.batch_size, memory.searched
 
 
+@pytest.mark.slow
 def test_kernels_are_searched_for_at_the_final_size_only():
     tries = [False] * len(_search_for_kernels(CPU, [0], benchmark=False)[1])
     assert _search_for_kernels(CPU, [0], benchmark=False) == (5, tries)

@@ -259,7 +259,8 @@ def test_hooks_follow_the_run_and_change_nothing(folder):
     assert calls[-1][5] == sum(v.numel() for k, v in plain["model"].items() if k.endswith(("weight", "bias")))
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
 def test_what_a_hook_changes_of_the_process_is_undone_and_named(folder, processes):
     """A process that it forks ends where it leaves the hook, instead of training on, saving and joining collectives."""
     run(folder, "--name", "plain", processes=processes)

@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from torch.utils._device import _device_constructors
 
 
 class _Mode(FakeTensorMode):
@@ -56,6 +57,7 @@ def fake_gpu() -> Iterator[None]:
     """Inside, tensors have no values, and may be on ``cuda``; `nn.Module.to` moves models there that were built before.
     Backward passes run in Python, because torch's engine needs CUDA streams for them."""
     empty = torch.empty
+    _device_constructors()  # cached by torch; not with the stand-ins for constructors below
     with (
         warnings.catch_warnings(),
         mock.patch.object(Tensor, "backward", _backward),

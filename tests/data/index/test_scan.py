@@ -41,6 +41,7 @@ def processes_of(tmp_path: Path) -> dict[int, bytes]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 def test_a_leader_that_is_killed_during_the_scan_ends_the_run(tmp_path):
     data = write_dataset(tmp_path / "set")

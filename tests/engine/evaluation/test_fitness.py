@@ -107,6 +107,7 @@ def rows(folder):
         return untimed(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_a_killed_run_stops_at_the_same_epoch(world, tmp_path):
     root, flags = world
     train.main([*flags, "--name", "whole"])

@@ -103,6 +103,7 @@ def test_copies_with_different_file_times_are_the_same_data(world, tmp_path):
         assert run.codes() == [0, 0], run.output()
 
 
+@pytest.mark.slow
 def test_two_machines_with_different_model_files_end_with_one_line(world, tmp_path):
     for rank, channels in enumerate((16, 24)):
         (tmp_path / f"machine{rank}").mkdir()
