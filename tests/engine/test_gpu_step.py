@@ -146,3 +146,17 @@ def test_mistakes_in_the_step_are_found(batch):
         step.criterion = loss
         with NoSync():
             step([batch], [4], 1)
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("dtype", "backend"), [(torch.float32, "Cudnn"), (torch.float16, "Cudnn"), (torch.bfloat16, "Native")]
+)
+def test_batch_norms_that_cudnn_computes(dtype, backend, layout, is_training):
+    """Those of bfloat16 are left to torch's own kernels, which are slower. A version of torch that changes this is seen
+    here, and `--amp auto` should be measured again."""
+    with fake_gpu():
+        x = torch.zeros(4, 8, 16, 16, dtype=dtype, device=CUDA).contiguous(memory_format=layout)
+        weights = [torch.zeros(8, device=CUDA) for _ in range(4)]
+        assert torch._C._select_batch_norm_backend(x, *weights, is_training, 1e-3).name == backend
