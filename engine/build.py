@@ -136,10 +136,7 @@ def open_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
     where = {"stage": config.stage, "cache_dir": config.cache_dir, "ctx": ctx, "known_root": run.data_root}
     where["stored_in"] = str(run.checkpoint.path) if run.checkpoint and run.data_root else ""
     if not config.val_fraction:
-        spec = open_dataset(config.data, splits, **where)
-        for split in splits:
-            spec.split(split)
-        return spec
+        return open_dataset(config.data, splits, **where)
     spec = open_dataset(config.data, ("train",), **where, optional=("val",))
     if "val" in spec.splits:
         raise UserError(

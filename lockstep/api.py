@@ -27,6 +27,7 @@ from typing import IO, Any, TypeVar, Unpack
 
 from lockstep.run import Run
 from lockstep.settings import ExportSettings, TrainSettings, ValSettings
+from utils.config.parser import flag_of
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.spawn import end_with_parent, failure_reason
 from utils.errors import INTERRUPTED, REQUEUE, UserError
@@ -241,17 +242,12 @@ def _flags(settings: Mapping[str, Any]) -> list[str]:
     """The flags of a command that mean ``settings``, hyper-parameters among them; None: not given."""
     flags = []
     for name, value in settings.items():
-        flag = "--" + name.replace("_", "-")
         if value is None:
             continue
         if name in _HYPERPARAMETERS:
             flags.append(f"--set={name}={json.dumps(value, default=float)}")  # JSON is YAML
-        elif isinstance(value, bool):
-            flags.append(flag if value else f"--no-{flag[2:]}")
-        elif isinstance(value, list | tuple):
-            flags += [flag, *map(str, value)] if value else []
-        else:
-            flags.append(f"{flag}={value}")
+        elif value not in ([], ()):
+            flags += flag_of(name, value)
     return flags
 
 

@@ -34,7 +34,7 @@ from models.build import freeze_layers
 from models.detector import build_detector
 from tests.helpers.ranks import run_ranks
 from tests.helpers.scripts import SMALL
-from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_empty_dataset, write_model
+from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_model
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.entrypoint import run_main
@@ -332,7 +332,7 @@ def test_the_search_is_allowed_on_a_gpu():
 def test_the_search_is_refused_before_data_is_read(tmp_path):
     command = [sys.executable, "train.py", "--device", "cpu", "--batch-size", "-1"]
     done = subprocess.run(
-        [*command, "--data", str(write_empty_dataset(tmp_path / "set")), "--project", str(tmp_path)],
+        [*command, "--data", str(write_dataset(tmp_path / "set", train=0, val=0)), "--project", str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -13,7 +13,7 @@ import pytest
 import train
 from engine.callbacks import load_hooks
 from tests.helpers.scripts import SMALL, error_of
-from tests.helpers.tiny import write_dataset, write_empty_dataset, write_model
+from tests.helpers.tiny import write_dataset, write_model
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
 from utils.logger import get_logger
@@ -209,7 +209,7 @@ def test_a_wrong_object_is_one_line_before_anything_is_read(folder, capsys, sour
     assert "\n" not in str(refused.value)
     at = next(number for number, text in enumerate(HOOKS.splitlines(), 1) if "ValueError" in text)
     assert line.replace("LINE", str(at)) in str(refused.value)
-    unread = ["--data", str(write_empty_dataset(folder / "set"))]
+    unread = ["--data", str(write_dataset(folder / "set", train=0, val=0))]
     assert error_of(capsys, train.main, *SMALL, *unread, "--callbacks", source) == f"error: {refused.value}"
     assert not (folder / "runs").exists()
 

@@ -69,15 +69,6 @@ def write_dataset(root: Path, *, train: int = 10, val: int = 5, size: int = 64) 
     return path
 
 
-def write_empty_dataset(root: Path) -> Path:
-    """The YAML of a data set without images, for mistakes that are reported before data is read."""
-    for split in ("train", "val"):
-        (root / "images" / split).mkdir(parents=True)
-    path = root / "data.yaml"
-    path.write_text(yaml.safe_dump({"train": "images/train", "val": "images/val", "names": ["light", "dark"]}))
-    return path
-
-
 def make_batch(images: int, *, size: int = 64, seed: int = 0, targets_per_image: int = 2) -> Batch:
     """Random images; the targets of image i depend only on ``seed`` and i. ``targets_per_image`` 0: none."""
     generator = torch.Generator().manual_seed(seed)

@@ -16,7 +16,7 @@ import val
 from data.check.__main__ import main as check_data
 from engine.kfold.__main__ import main as kfold_main
 from tests.helpers.scripts import SMALL, error_of
-from tests.helpers.tiny import write_dataset, write_empty_dataset, write_model
+from tests.helpers.tiny import write_dataset, write_model
 from utils.entrypoint import run_main
 from utils.files.checkpoint import read_checkpoint
 
@@ -101,7 +101,7 @@ def test_bad_training_flags_are_one_line(world, tmp_path, capsys, given, line):
 )
 def test_impossible_settings_are_refused_before_data_is_read(tmp_path, capsys, given, line):
     """Copying and scanning data may take hours, which a mistake in the flags must not waste."""
-    unread = write_empty_dataset(tmp_path / "set")
+    unread = write_dataset(tmp_path / "set", train=0, val=0)
     assert line in error_of(capsys, train.main, "--data", unread, *SMALL, "--project", tmp_path / "runs", *given)
     assert not (tmp_path / "runs").exists()
 

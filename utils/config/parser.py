@@ -273,16 +273,17 @@ def _as_typed(message: str, cls: type, argv: Sequence[str]) -> str:
 
 def flags_of(config: Any) -> list[str]:
     """The command line that `parse_config` turns into ``config``."""
-    flags = []
-    for name, value in changed_settings(config).items():
-        flag = "--" + name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(flag if value else f"--no-{flag[2:]}")
-        elif isinstance(value, list):
-            flags += [flag, *map(str, value)]
-        else:
-            flags.append(f"{flag}={value}")
-    return flags
+    return [word for name, value in changed_settings(config).items() for word in flag_of(name, value)]
+
+
+def flag_of(name: str, value: Any) -> list[str]:
+    """The words of a command line that set the field ``name``."""
+    flag = "--" + name.replace("_", "-")
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag[2:]}"]
+    if isinstance(value, list | tuple):
+        return [flag, *map(str, value)]
+    return [f"{flag}={value}"]
 
 
 def given_flags(cls: type, argv: Sequence[str] | None) -> set[str]:

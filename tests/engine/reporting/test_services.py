@@ -17,7 +17,7 @@ from engine.reporting.services import MlflowService, WandbService, check_service
 from engine.reporting.trackers import CompositeTracker, CsvTracker
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import SMALL, error_of
-from tests.helpers.tiny import write_dataset, write_empty_dataset, write_model
+from tests.helpers.tiny import write_dataset, write_model
 from utils.errors import UserError
 
 ROOT = Path(__file__).parents[3]
@@ -166,7 +166,7 @@ def test_a_server_that_is_down_costs_a_warning(tmp_path):
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
 def test_a_missing_package_is_one_line_before_anything_is_read(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
-    unread = write_empty_dataset(tmp_path)
+    unread = write_dataset(tmp_path, train=0, val=0)
     line = error_of(capsys, train.main, *SMALL, "--data", unread, "--tracker", name)
     assert line.startswith(f"error: --tracker {name}: the package {name} ")
     assert line.endswith(f"pip install {name}, or leave out --tracker {name}")

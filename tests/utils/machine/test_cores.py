@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from utils.config.settings import TrainConfig, ValConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.machine.resources import available_cores
+from utils.strings import counted
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,8 @@ def test_the_default_number_of_workers_is_an_equal_part_of_the_cores(
     monkeypatch.setattr("data.loading.build.available_cores", lambda: has)
     with caplog.at_level(logging.INFO, logger="lockstep"):
         assert loader_workers(-1, on_node(processes, device), "val") == expected
-    assert re.search(rf"{expected} per process \({has} cores?, {processes} process(es)? on this node\)", caplog.text)
+    where = f"{counted(has, 'core')}, {counted(processes, 'process')} on this node"
+    assert f"{expected} per process ({where})" in caplog.text
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

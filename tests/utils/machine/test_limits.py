@@ -14,7 +14,7 @@ import torch
 import train
 import val
 from tests.helpers.scripts import SMALL, error_of
-from tests.helpers.tiny import write_dataset, write_empty_dataset, write_model
+from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed.context import DistributedContext
 from utils.entrypoint import run_main
 from utils.errors import UserError
@@ -132,7 +132,7 @@ def test_missing_packages_are_reported_only_where_needed(world, tmp_path, capsys
     for name in {package, *loaded}:
         monkeypatch.setitem(sys.modules, name, None)
     given = [f for f in flags(world, tmp_path) if f != "--noplots"]
-    line = error_of(capsys, train.main, *given, "--data", write_empty_dataset(tmp_path / "set"), *wanting)
+    line = error_of(capsys, train.main, *given, "--data", write_dataset(tmp_path / "set", train=0, val=0), *wanting)
     assert f"the package {package} is not installed; pip install {package}, or use --" in line
     run_main(train.main, [*given, "--noplots"])
     last = tmp_path / "runs" / "exp" / "last.pt"
