@@ -59,7 +59,7 @@ def test_an_error_is_raised_once_and_pending_content_is_dropped():
 def squares_that_fail_at(bad: int, called: list[int]):
     def square(number: int) -> int:
         called.append(number)
-        time.sleep(0.002 * (number % 3))
+        time.sleep(0.002 * (number % 3) if number <= bad or bad < 0 else 0.5)
         if number == bad:
             raise OSError("full")
         return number * number
@@ -87,8 +87,9 @@ def test_after_an_error_in_a_map_no_later_call_begins(threads):
     with pytest.raises(OSError, match="full"):
         next(results)
     begun = len(called)
+    assert begun <= 7 + threads
     time.sleep(0.05)
-    assert len(called) == begun < 40
+    assert len(called) == begun
     assert list(results) == []
 
 
