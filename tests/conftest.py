@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,13 @@ SHARED = Path(__file__).parents[2] / "shared"
 pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that PYTHONOPTIMIZE leaves their checks in
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("PYTHONOPTIMIZE", None)  # programs that tests start check with ``assert``
+    from tests.helpers.preloaded import preloaded_python  # after the registration above
+
+    server = contextlib.ExitStack()
+    server.enter_context(preloaded_python())
+    config.add_cleanup(server.close)
 
 
 @pytest.fixture(scope="session")

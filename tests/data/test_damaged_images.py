@@ -25,6 +25,7 @@ from data.image_io.verify import HiddenDamageError, check_image, coded_data_defe
 from data.index import partial_scan, scan
 from tests.data.index.test_index import lines, load, told  # noqa: F401
 from tests.helpers.hostile_files import TAKEN, take_name
+from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_model
 from utils import decoder_warnings
@@ -186,7 +187,7 @@ def test_images_are_decoded_without_standard_error(tmp_path):
         "import os, sys; os.close(2); from data.image_io.decode import read_image; print(read_image(sys.argv[1]).shape)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "a.jpg")],
+        [python(), "-c", code, str(tmp_path / "a.jpg")],
         cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout == "(320, 320, 3)\n"

@@ -7,7 +7,6 @@ import pickle
 import random
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import cv2
@@ -19,6 +18,7 @@ from data import dataset
 from data.cache.open import open_image_cache
 from data.dataset import LoadImagesAndLabels
 from data.user_transforms import UserTransforms
+from tests.helpers.preloaded import python
 from tests.helpers.synthetic_index import OBJECT, write_dataset
 from utils.boxes import cxcywh_to_xyxy, scale_boxes, xywh_to_xyxy
 from utils.config.settings import Hyperparameters
@@ -241,4 +241,4 @@ def test_importing_albumentations_opens_no_connection_and_keeps_the_environment(
     )
     environment = {k: v for k, v in os.environ.items() if k != "NO_ALBUMENTATIONS_UPDATE"}
     assert socket is not None
-    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], env=environment, check=True)
+    subprocess.run([python(), "-c", script], cwd=Path(__file__).parents[2], env=environment, check=True)

@@ -6,7 +6,6 @@ import gc
 import random
 import re
 import subprocess
-import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +31,7 @@ from engine.batch_size import (
 from engine.checkpoint.run import Run
 from models.build import freeze_layers
 from models.detector import build_detector
+from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_model
@@ -330,7 +330,7 @@ def test_the_search_is_allowed_on_a_gpu():
 
 
 def test_the_search_is_refused_before_data_is_read(tmp_path):
-    command = [sys.executable, "train.py", "--device", "cpu", "--batch-size", "-1"]
+    command = [python(), "train.py", "--device", "cpu", "--batch-size", "-1"]
     done = subprocess.run(
         [*command, "--data", str(write_dataset(tmp_path / "set", train=0, val=0)), "--project", str(tmp_path)],
         cwd=ROOT,

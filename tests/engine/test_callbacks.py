@@ -12,6 +12,7 @@ import pytest
 
 import train
 from engine.callbacks import load_hooks
+from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.errors import UserError
@@ -229,7 +230,7 @@ def run(folder: Path, *flags: str, expect: int = 0, epochs: int = 2, processes: 
         write_model(folder / "tiny.yaml")
     given = ["--data", "set/data.yaml", "--model", "tiny.yaml", "--project", "runs", "--epochs", str(epochs), *SMALL]
     given = given if "--resume" not in flags else []
-    command = [sys.executable, str(ROOT / "train.py"), *given, *flags]
+    command = [python(), str(ROOT / "train.py"), *given, *flags]
     command += ["--spawn", str(processes)] if processes > 1 else []
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(

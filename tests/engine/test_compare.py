@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from engine import compare
 from engine.compare import Difference, differences, differing_settings, entries_of, stored_settings
 from engine.evaluation.bootstrap import draw_images
 from tests.helpers.html_page import check_self_contained
+from tests.helpers.preloaded import python
 from tests.helpers.processes import LAUNCHED, ROOT
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model, write_weights
@@ -130,7 +130,7 @@ def test_an_exported_file_is_compared_on_its_canvas(runs, tmp_path):
 def test_two_processes_share_the_images_and_one_reports(runs):
     flags = ["--device", "cpu", "--workers", "0", "--project", runs / "out", "--cache-dir", runs, "--draws", "200"]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "engine.compare"]
-    command = [sys.executable, *launcher, runs / "a", runs / "b", *flags, "--name", "two"]
+    command = [python(), *launcher, runs / "a", runs / "b", *flags, "--name", "two"]
     environment = {k: v for k, v in os.environ.items() if k not in LAUNCHED} | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([*map(str, command)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ import engine.inference.results
 import hubconf
 from engine.hub import HubModel
 from engine.predictor import load
+from tests.helpers.preloaded import python
 from tests.helpers.tiny import write_weights
 from utils.errors import UserError
 
@@ -80,7 +81,7 @@ def test_torch_hub_load_from_another_folder(weights, tmp_path):
     (cache / "lockstep" / "weights" / "yolov8n.pt").write_bytes(weights.read_bytes())  # no download
     environment = os.environ | {"XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "script.py", ROOT, weights, "a.png"],
+        [python(), "script.py", ROOT, weights, "a.png"],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.helpers.preloaded import python
 from utils.distributed.spawn import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ class Processes:
         for rank in range(world):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
             launched = place | {"MASTER_PORT": port} if world > 1 else {}
-            self.start([sys.executable, "tests/robustness/odd_train.py", *flags], **launched)
+            self.start([python(), "tests/robustness/odd_train.py", *flags], **launched)
 
     def pair(self, flags: list[list[str]], *, script: str = "train.py", folders: list[Path] | None = None) -> None:
         """Starts two ranks of ``script`` with separate flags, and in separate working folders if these are given."""
@@ -52,12 +52,10 @@ class Processes:
             if folders:  # two machines
                 place |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(rank)}
             folder = folders[rank] if folders else ROOT
-            self.start([sys.executable, str(ROOT / script), *given], folder, **place)
+            self.start([python(), str(ROOT / script), *given], folder, **place)
 
     def torchrun(self, options: list[str], *flags: str) -> subprocess.Popen:
-        return self.start(
-            [sys.executable, "-m", "torch.distributed.run", *options, "tests/robustness/odd_train.py", *flags]
-        )
+        return self.start([python(), "-m", "torch.distributed.run", *options, "tests/robustness/odd_train.py", *flags])
 
     def alive(self) -> list[int]:
         """Process ids of the remaining processes of this launch."""

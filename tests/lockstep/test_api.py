@@ -12,6 +12,7 @@ import pytest
 
 import lockstep
 from lockstep import api
+from tests.helpers.preloaded import python
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig, ValConfig
@@ -28,7 +29,7 @@ def command(monkeypatch, tmp_path):
 
     def replace(text: str) -> None:
         text = f"import os, pathlib, signal, sys, time\n{text}"
-        monkeypatch.setattr(api, "start_of", lambda name: [sys.executable, "-c", text, name])
+        monkeypatch.setattr(api, "start_of", lambda name: [python(), "-c", text, name])
 
     return replace
 
@@ -172,7 +173,7 @@ def test_a_script_without_a_guard_does_everything_on_two_processes(tmp_path):
     write_model(tmp_path / "tiny.yaml")
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
+        [python(), "script.py"], cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.stdout.endswith("finished\n"), done.stdout + done.stderr

@@ -24,6 +24,7 @@ from engine.predictor import Predictor
 from models.detector import build_detector
 from models.postprocess.detections import select_detections
 from models.postprocess.tiling import TiledDetector, Tiles
+from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import TINY_MODEL
@@ -438,7 +439,7 @@ def test_mistake_on_the_command_line_exits_with_2_and_help_is_quick():
         "from utils.entrypoint import run_main\n"
         "run_main(detect.main, ['--weights', 'a', '--source', 'b', '--save-conf'])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run([python(), "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: --save-conf: adds the confidence to the txt labels; give --save-txt too\n"
 
@@ -621,7 +622,7 @@ def test_ctrl_c_leaves_whole_files(weights, tmp_path):
         "--max-det",
         "2",
     ]
-    command = [sys.executable, "detect.py", "--weights", weights, *flags, "--save-txt", "--save-json"]
+    command = [python(), "detect.py", "--weights", weights, *flags, "--save-txt", "--save-json"]
     with Processes(tmp_path / "log") as processes:
         process = processes.start([str(word) for word in command])
         processes.until(lambda: len(list(run_dir.glob("labels/*.txt"))) > 20)

@@ -21,6 +21,7 @@ from engine.export import run
 from engine.inference.runtime import open_model
 from engine.predictor import load
 from tests.helpers.exports import lively, write_weights
+from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import TINY_MODEL, write_dataset
 from utils.entrypoint import run_main
@@ -359,7 +360,7 @@ def test_a_full_disk_is_one_line_and_older_exports_stay(weights: Path, formats: 
     old = weights.with_name("best.torchscript")
     old.write_text("an older export")
     args = ["--weights", str(weights), "--format", *formats, "--no-check"]
-    done = subprocess.run([sys.executable, "-c", LIMITED, *args], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run([python(), "-c", LIMITED, *args], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert "cannot be written (file too large)" in line or "is the disk full?" in line

@@ -7,12 +7,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.documents import ROOT, blocks, commands
+from tests.helpers.preloaded import python
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
 
 DETECT = "\nprint(len(names), [len(part) for part in detect({image!r}, confidence=0.0)])\n"
@@ -38,7 +38,7 @@ class Clone:
         """Runs a command with some of its words replaced; returns what it prints."""
         assert set(changes) <= set(words), (changes, words)
         done = subprocess.run(
-            [sys.executable, *(changes.get(word, word) for word in words[1:])],
+            [python(), *(changes.get(word, word) for word in words[1:])],
             cwd=self.folder,
             env={**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(self._home)},
             capture_output=True,
@@ -94,7 +94,7 @@ def test_from_clone_to_onnx(tmp_path: Path):
     (code,) = [b.text for b in blocks("docs/export.md") if "InferenceSession" in b.text]
     (tmp_path / "mine.py").write_text(code + DETECT.format(image=str(image)))
     done = subprocess.run(
-        [sys.executable, tmp_path / "mine.py"], cwd=clone.folder / FOLDER, capture_output=True, text=True, timeout=60
+        [python(), tmp_path / "mine.py"], cwd=clone.folder / FOLDER, capture_output=True, text=True, timeout=60
     )
     assert re.fullmatch(r"2 \[(\d+), \1, \1\]\n", done.stdout), done.stderr
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from engine.reporting.trackers import CsvTracker
+from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content, untimed
 from tests.helpers.tiny import write_dataset, write_model
@@ -180,7 +180,7 @@ def test_resuming_in_another_setup_prints_the_changes(tmp_path):
 @pytest.mark.slow
 def test_spawn_forwards_signals(world, tmp_path):
     with Processes(tmp_path / "log.txt") as run:
-        parent = run.start([sys.executable, "train.py", *flags(world, tmp_path, "--epochs", "50", "--save-steps", "2"),
+        parent = run.start([python(), "train.py", *flags(world, tmp_path, "--epochs", "50", "--save-steps", "2"),
                             "--spawn", "2"])  # fmt: skip
         run.until((tmp_path / "exp" / "last.pt").exists)
         parent.send_signal(signal.SIGTERM)
@@ -334,7 +334,7 @@ def test_a_stall_writes_the_stacks_of_every_rank(world, tmp_path):
 def test_a_disk_that_fills_up_mid_epoch_is_one_line(world, tmp_path):
     """A limit on file sizes stands in for a full disk; all ranks end."""
     with Processes(tmp_path / "log.txt") as run:
-        command = [sys.executable, "-c", LIMITED, *flags(world, tmp_path, "--save-steps", "2", "--spawn", "2")]
+        command = [python(), "-c", LIMITED, *flags(world, tmp_path, "--save-steps", "2", "--spawn", "2")]
         run.start(command)
         assert run.codes() == [2], run.output()
         run.wait_gone(10)
@@ -350,5 +350,5 @@ def test_a_disk_that_fills_up_mid_epoch_is_one_line(world, tmp_path):
 LIMITED = """
 import os, resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
-os.execv(sys.executable, [sys.executable, "train.py", *sys.argv[1:]])
+os.execv(python(), [python(), "train.py", *sys.argv[1:]])
 """

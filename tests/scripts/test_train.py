@@ -6,20 +6,20 @@ import csv
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import train as train_script
+from tests.helpers.preloaded import python
 from tests.helpers.same_content import same_content, untimed
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model
 from utils.files.checkpoint import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+TORCHRUN = [python(), "-m", "torch.distributed.run", "--standalone"]
 COMMON = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
 
 
@@ -44,7 +44,7 @@ def flags(world: dict[str, str], project: Path, *more: str) -> list[str]:
 
 
 def train(world, project: Path, *more: str, launcher: list[str] | None = None, **options):
-    return run([*(launcher or [sys.executable]), "train.py", *flags(world, project, *more)], **options)
+    return run([*(launcher or [python()]), "train.py", *flags(world, project, *more)], **options)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -72,14 +72,14 @@ def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, fine_tuned)
     for name in ("epoch2.pt", "results.csv"):
         (broken / name).write_bytes((whole / name).read_bytes())
     (broken / "epoch2.pt").rename(broken / "last.pt")
-    done = run([sys.executable, "train.py", "--resume", "--project", str(broken.parent), "--workers", "1"])
+    done = run([python(), "train.py", "--resume", "--project", str(broken.parent), "--workers", "1"])
     assert "after epoch 2 of 4" in done.stdout + done.stderr
     assert "workers 0 -> 1" in done.stdout + done.stderr
     same_content(read_checkpoint(whole / "last.pt"), read_checkpoint(broken / "last.pt"))
     assert rows(whole / "results.csv") == rows(broken / "results.csv")
-    finished = run([sys.executable, "train.py", "--resume", str(whole / "last.pt")], expect=2)
+    finished = run([python(), "train.py", "--resume", str(whole / "last.pt")], expect=2)
     assert "all epochs are done (4)" in finished.stderr
-    run([sys.executable, "train.py", "--resume", str(whole / "last.pt"), "--epochs", "5"])
+    run([python(), "train.py", "--resume", str(whole / "last.pt"), "--epochs", "5"])
     assert len(rows(whole / "results.csv")) == 5
 
 
@@ -88,7 +88,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, fine_tuned)
     [
         [*TORCHRUN, "--nproc_per_node", "2"],
         pytest.param(
-            [sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node", "2", "--master_port", "29617"],
+            [python(), "-m", "torch.distributed.launch", "--nproc_per_node", "2", "--master_port", "29617"],
             marks=pytest.mark.slow,
         ),
         pytest.param("spawn", marks=pytest.mark.slow),
@@ -118,7 +118,7 @@ def test_a_run_resumes_on_another_number_of_processes(world, tmp_path):
     two = [*TORCHRUN, "--nproc_per_node", "2"]
     train(world, tmp_path, *more, "--name", "two", launcher=two)
     train(world, tmp_path, *more, "--name", "one")
-    run([sys.executable, "train.py", "--resume", str(tmp_path / "two" / "last.pt"), "--epochs", "2"])
+    run([python(), "train.py", "--resume", str(tmp_path / "two" / "last.pt"), "--epochs", "2"])
     run([*two, "train.py", "--resume", str(tmp_path / "one" / "last.pt"), "--epochs", "2"])
     for name in ("one", "two"):
         assert read_checkpoint(tmp_path / name / "last.pt")["progress"]["epoch"] == 2
@@ -141,7 +141,7 @@ def test_training_options_work_together(world, tmp_path):
     fresh = read_checkpoint(tmp_path / "first" / "best.pt")
     assert fresh["progress"]["updates"] <= 4  # three batches an epoch, two a step
     last = tmp_path / "first" / "last.pt"
-    run([sys.executable, "train.py", "--resume", str(last), "--epochs", "4", "--no-image-weights", "--patience", "0"])
+    run([python(), "train.py", "--resume", str(last), "--epochs", "4", "--no-image-weights", "--patience", "0"])
     assert read_checkpoint(last)["progress"]["epoch"] == 4
     second = ["--quad", "--cache", "ram", "--nominal-batch", "8", "--val-every", "2", "--no-channels-last",
               "--weights", str(tmp_path / "first" / "last.pt"), "--epochs", "3", "--offline", "--exist-ok"]  # fmt: skip
@@ -187,7 +187,7 @@ def test_mistakes_end_in_one_line(world, tmp_path, capsys, more, complaint):
 
 
 def test_a_batch_smaller_than_the_number_of_ranks_is_refused(world, tmp_path):
-    done = run([sys.executable, "train.py", *flags(world, tmp_path, "--batch-size", "1", "--spawn", "2")], expect=2)
+    done = run([python(), "train.py", *flags(world, tmp_path, "--batch-size", "1", "--spawn", "2")], expect=2)
     assert "batch" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -202,7 +202,7 @@ def test_a_busy_port_is_one_line(world, tmp_path):
         environment = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                        "MASTER_PORT": port}  # fmt: skip
         done = subprocess.run(
-            [sys.executable, "train.py", *flags(world, tmp_path)], cwd=ROOT, env=environment, capture_output=True,
+            [python(), "train.py", *flags(world, tmp_path)], cwd=ROOT, env=environment, capture_output=True,
             text=True, timeout=120, check=False,
         )  # fmt: skip
     assert done.returncode == 2, done.stderr

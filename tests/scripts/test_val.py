@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import cv2
@@ -23,6 +22,7 @@ from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import load_index
 from engine.evaluation.tide import KINDS
 from models.detector import build_detector
+from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model, write_weights
 from utils.errors import UserError
@@ -159,7 +159,7 @@ def test_results_with_tta_are_equal_on_1_2_and_3_processes(tiny, tmp_path, capsy
     for words in ("error at IoU 0.5", *KINDS, "all false positives", "calibration: error", "medium"):
         assert words in printed
     for world in ("2", "3"):
-        command = [sys.executable, "val.py", *flags(tiny, tmp_path, "--name", world, "--spawn", world, *more)]
+        command = [python(), "val.py", *flags(tiny, tmp_path, "--name", world, "--spawn", world, *more)]
         one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as here: the number of ranks decides how a sum is rounded
         ended = subprocess.run(command, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
@@ -257,7 +257,7 @@ def test_mistakes_are_user_errors(tiny, tmp_path, more, words):
     ],
 )
 def test_the_script_prints_an_error_once_and_exits_with_2(tiny, tmp_path, more, line):
-    command = [sys.executable, "val.py", *flags(tiny, tmp_path, *more)]
+    command = [python(), "val.py", *flags(tiny, tmp_path, *more)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
@@ -266,7 +266,7 @@ def test_the_script_prints_an_error_once_and_exits_with_2(tiny, tmp_path, more, 
 
 def test_help_imports_no_heavy_package():
     program = "import sys, val; sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'cv2')))"
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
+    assert subprocess.run([python(), "-c", program], cwd=ROOT, check=False).returncode == 0
 
 
 def test_predictions_file_without_detections_is_a_list(tmp_path):
@@ -305,7 +305,7 @@ def test_tiles_score_the_same_on_1_and_2_processes(tmp_path):
     write_checkpoint({**content, "ema": weights}, tmp_path / "best.pt")
     given = flags((data, tmp_path / "best.pt"), tmp_path, "--data", str(data), "--tile", "64", "--conf-thres", "0.0001")
     val.main([*given, "--name", "1"])
-    command = [sys.executable, "val.py", *given, "--name", "2", "--spawn", "2"]
+    command = [python(), "val.py", *given, "--name", "2", "--spawn", "2"]
     env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -344,9 +344,7 @@ def test_val_fraction_holds_out_the_same_images_everywhere(tmp_path):
     command += ["--cache-dir", tmp_path / "cache", "--epochs", "1", "--val-fraction", "0.25"]
     train.main([str(word) for word in [*command, "--name", "one"]])
     more = ["--name", "two", "--seed", "4", "--spawn", "2", "--stage", tmp_path / "stage"]
-    subprocess.run(
-        [sys.executable, "train.py", *map(str, [*command, *more])], cwd=ROOT, check=True, capture_output=True
-    )
+    subprocess.run([python(), "train.py", *map(str, [*command, *more])], cwd=ROOT, check=True, capture_output=True)
     one, two = (read_checkpoint(runs / name / "last.pt") for name in ("one", "two"))
     assert one["val_images"] == two["val_images"] == read_checkpoint(runs / "one" / "best.pt")["val_images"]
     assert len(one["val_images"]) == 3

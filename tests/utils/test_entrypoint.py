@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from utils.distributed.spawn import spawn
 from utils.entrypoint import run_main
@@ -79,7 +79,7 @@ def test_a_closed_output_pipe_causes_no_traceback():
     program = "from utils.entrypoint import run_main\nrun_main(lambda _: [print('x' * 1000) for _ in range(10000)])"
     read, write = os.pipe()
     os.close(read)
-    ended = subprocess.run([sys.executable, "-c", program], stdout=write, stderr=subprocess.PIPE, cwd=ROOT, check=False)
+    ended = subprocess.run([python(), "-c", program], stdout=write, stderr=subprocess.PIPE, cwd=ROOT, check=False)
     os.close(write)
     assert ended.returncode == 141
     assert ended.stderr == b""
@@ -138,7 +138,7 @@ def test_ctrl_c_while_spawned_processes_start_ends_them_without_traceback(tmp_pa
     """They are importing torch, before our handlers are installed: there is no traceback, and no process is left."""
     (tmp_path / "starts.py").write_text(SPAWNING)
     with Processes(tmp_path / "log") as launch:
-        launch.start([sys.executable, str(tmp_path / "starts.py")], PYTHONPATH=str(ROOT))
+        launch.start([python(), str(tmp_path / "starts.py")], PYTHONPATH=str(ROOT))
         launch.until(lambda: len(launch.alive()) == 4)  # the parent, multiprocessing's tracker, and two
         time.sleep(0.3)
         for pid in launch.alive():  # as a terminal does
@@ -153,7 +153,7 @@ def test_the_parent_of_spawned_processes_does_not_import_torch(tmp_path, script)
     """An import in the parent would come first and double the time until a training starts."""
     (tmp_path / "bad.pt").touch()
     asked = ["--weights", str(tmp_path / "bad.pt")] if script == "val.py" else ["--batch-size", "1"]
-    command = [sys.executable, script, *asked, "--spawn", "2", "--device", "cpu", "--project", str(tmp_path)]
+    command = [python(), script, *asked, "--spawn", "2", "--device", "cpu", "--project", str(tmp_path)]
     environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -188,7 +188,7 @@ def test_misspelled_paths_are_refused_before_torch_is_imported(tmp_path):
     """To import it takes seconds."""
     weights = tmp_path / "best.pt"
     weights.touch()
-    command = [sys.executable, "-c", MISSPELLED, str(weights), str(tmp_path / "none")]
+    command = [python(), "-c", MISSPELLED, str(weights), str(tmp_path / "none")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()

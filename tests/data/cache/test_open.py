@@ -8,7 +8,6 @@ import pickle
 import shutil
 import stat
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from data.cache import ram as ram_cache
 from data.cache.open import open_image_cache
 from data.image_io.decode import read_source, reduced_sizes
 from tests.helpers.hostile_files import TAKEN, take_name
+from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
 from tests.helpers.synthetic_index import write_dataset
 from utils.distributed.collectives import gather_arrays, torch_distributed_zero_first
@@ -97,7 +97,7 @@ def test_a_run_that_ends_leaves_nothing_in_memory(index, tmp_path):
     )
     (tmp_path / "index").write_bytes(pickle.dumps(index))
     run = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "index"), str(memory)],
+        [python(), "-c", script, str(tmp_path / "index"), str(memory)],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[3],
@@ -150,7 +150,7 @@ def test_a_cache_in_memory_that_stays_locked_is_replaced(index, tmp_path, monkey
     path = open_image_cache(index, imgsz=64, **options("ram", tmp_path)).path
     take_name(path, "bytes", 9)
     hold = "import fcntl, sys, time; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX); print(flush=True); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", hold, str(path)], stdout=subprocess.PIPE) as holder:
+    with subprocess.Popen([python(), "-c", hold, str(path)], stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"\n"
         assert same_as_the_files(open_image_cache(index, imgsz=64, **options("ram", tmp_path)), index)
         holder.kill()
@@ -241,7 +241,7 @@ def test_images_cached_before_a_kill_are_kept(index, tmp_path, monkeypatch):
         "open_image_cache(index, 'disk', imgsz=64, show_progress=False, cache_dir=sys.argv[2], threads=1)\n"
     )
     (tmp_path / "index").write_bytes(pickle.dumps(index))
-    command = [sys.executable, "-c", script, str(tmp_path / "index"), str(tmp_path / "disk")]
+    command = [python(), "-c", script, str(tmp_path / "index"), str(tmp_path / "disk")]
     assert subprocess.run(command, cwd=Path(__file__).parents[3], check=False).returncode == -9
     decoded = []
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import cv2
@@ -30,6 +29,7 @@ from data.check.issues import (
 from data.labels.findings import BAD_IMAGE, CLIPPED, NO_LABEL
 from tests.helpers.editable_set import NAMES, ROWS, EditableSet
 from tests.helpers.html_page import check_self_contained
+from tests.helpers.preloaded import python
 from tests.helpers.scripts import error_of
 from tests.helpers.synthetic_index import smooth_image
 from tests.helpers.tiny import write_weights
@@ -197,7 +197,7 @@ def test_a_line_break_in_a_file_name_does_not_split_the_line(data, capsys):
 def test_json_is_alone_on_standard_output(data, capsys):
     """In a process of its own; progress and warnings go to standard error."""
     data.write("train/0", "0 0.95 0.5 0.3 0.3\n")
-    command = [sys.executable, "-m", "data.check", str(data.yaml), "--json", "--noplots"]
+    command = [python(), "-m", "data.check", str(data.yaml), "--json", "--noplots"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     content = json.loads(done.stdout)

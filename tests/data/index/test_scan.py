@@ -6,19 +6,19 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.preloaded import python
 from tests.helpers.tiny import write_dataset, write_model
 
 ROOT = Path(__file__).parents[3]
 
 
 def start(tmp_path: Path, data: Path, odd: str = "") -> subprocess.Popen:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command += ["tests/robustness/odd_train.py" if odd else "train.py"]
     command += ["--data", str(data), "--model", str(write_model(tmp_path / "tiny.yaml")), "--project", str(tmp_path)]
     command += ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--epochs", "1", "--noplots"]

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from itertools import islice
@@ -22,6 +21,7 @@ from data.loading.loader import InfiniteDataLoader
 from data.loading.worker import collate
 from data.sampler import BatchRequest, Cell, EpochOrder, KeyedDistributedSampler
 from data.shared_memory import new_pixels
+from tests.helpers.preloaded import python
 from tests.helpers.synthetic_index import write_dataset
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.context import DistributedContext
@@ -318,7 +318,7 @@ def test_an_interrupt_leaves_no_worker_and_no_traceback(tmp_path, how):
     script = tmp_path / "interrupted.py"
     script.write_text(_INTERRUPTED)
     process = subprocess.Popen(
-        [sys.executable, str(script), str(Path(__file__).parents[3]), str(tmp_path / "images")],
+        [python(), str(script), str(Path(__file__).parents[3]), str(tmp_path / "images")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -376,4 +376,4 @@ def test_a_worker_ends_if_its_parent_was_killed_during_its_setup():
         "import os, time; from data.loading.worker import init_worker; init_worker(os.getppid() + 1, 0); time.sleep(60)"
     )
     root = Path(__file__).parents[3]
-    assert subprocess.run([sys.executable, "-c", program], cwd=root, timeout=50, check=False).returncode == 0
+    assert subprocess.run([python(), "-c", program], cwd=root, timeout=50, check=False).returncode == 0

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -26,6 +25,7 @@ from data.index.index import load_index
 from data.staging import copy as stage_copy
 from data.staging.stage import stage_dataset
 from tests.helpers.open_counter import OpenCounter
+from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed.context import DistributedContext
@@ -317,7 +317,7 @@ def test_parts_of_the_nodes_are_disjoint_and_even():
 def _run_script(cwd: Path, *words: str) -> str:
     root = Path(__file__).parents[3]
     environment = dict(os.environ) | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    command = [sys.executable, str(root / words[0]), *words[1:]]
+    command = [python(), str(root / words[0]), *words[1:]]
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -5,7 +5,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from engine.optim.build import build_optimizer
 from engine.optim.ema import ModelEma
 from models.detector import build_detector
 from models.weights.load import load_detector
+from tests.helpers.preloaded import python
 from tests.helpers.same_content import same_content
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -255,9 +255,7 @@ for number in range(10**6):
 def test_a_kill_during_writing_leaves_a_complete_file(tmp_path):
     path = tmp_path / "last.pt"
     for attempt in range(4):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-        )
+        writer = subprocess.Popen([python(), "-c", WRITER, str(path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         for _ in range(3 + attempt):
             written = int(writer.stdout.readline())
         time.sleep(0.0017 * attempt)

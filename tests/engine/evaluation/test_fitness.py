@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import os
 import signal
-import sys
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ import train
 from engine.checkpoint.checkpoint import Progress
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import score_detections
+from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content, untimed
 from tests.helpers.scoring import coco_evaluate, random_case
@@ -120,7 +120,7 @@ def test_a_killed_run_stops_at_the_same_epoch(world, tmp_path):
     assert progress["patience_epoch"] == len(table) - 3
     killed = root / "killed"
     with Processes(tmp_path / "log") as processes:
-        process = processes.start([sys.executable, "train.py", *flags, "--name", "killed"])
+        process = processes.start([python(), "train.py", *flags, "--name", "killed"])
         processes.until(lambda: (killed / "last.pt").exists() and len(rows(killed)) >= 2)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

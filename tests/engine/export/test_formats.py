@@ -7,7 +7,6 @@ import json
 import pickle
 import shutil
 import subprocess
-import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,6 +24,7 @@ from engine.inference.metadata import ExportMetadata
 from engine.inference.runtime import is_exported
 from engine.predictor import Predictor
 from tests.helpers.exports import FAMILIES, lively, noise, options, small, write_weights
+from tests.helpers.preloaded import python
 from tests.helpers.tiny import TINY_MODEL
 from utils.errors import UserError
 
@@ -303,7 +303,7 @@ print("telemetry" if "openvino_telemetry" in sys.modules else "silent")
 def test_openvino_sends_nothing(tmp_path: Path, packages: None):
     """The package openvino-telemetry reports imports and conversions unless it is kept out."""
     done = subprocess.run(
-        [sys.executable, "-c", GUARDED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [python(), "-c", GUARDED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "silent"
@@ -331,7 +331,7 @@ os.kill(os.getpid(), signal.SIGUSR1)
 
 def test_a_signal_after_openvino_models_were_closed_by_another_thread(tiny, packages: None):
     """OpenVINO installs a signal stack and unmaps it with its last `Core`."""
-    command = [sys.executable, "-c", SIGNALLED, str(tiny[0] / "a_openvino_model")]
+    command = [python(), "-c", SIGNALLED, str(tiny[0] / "a_openvino_model")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
 
@@ -368,7 +368,7 @@ def test_foreign_and_damaged_programs_of_torch_are_one_line(tiny, tmp_path: Path
         "    except UserError as error:\n        print(error)\n"
     )
     paths = [str(path), str(tmp_path / "damaged.pt2")]
-    done = subprocess.run([sys.executable, "-c", code, *paths], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run([python(), "-c", code, *paths], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert len(lines) == 2

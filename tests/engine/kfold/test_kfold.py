@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import os
 import signal
-import sys
 from dataclasses import fields
 
 import numpy as np
@@ -15,6 +14,7 @@ from engine.evaluation.metrics import score_detections
 from engine.kfold.__main__ import main
 from engine.kfold.scores import ScoredFold, pool, read_fold, result_of
 from tests.helpers.html_page import check_self_contained
+from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scoring import coco_evaluate, random_case
 from tests.helpers.scripts import error_of
@@ -89,7 +89,7 @@ def test_a_killed_cross_validation_continues(world, tmp_path, capsys):
     assert float(table(whole)[-1]["AP"]) == pytest.approx(max(stats[0], 0), abs=1e-6)
     killed = root / "killed"
     with Processes(tmp_path / "log") as processes:
-        process = processes.start([sys.executable, "-m", "engine.kfold", *flags, "--name", "killed"])
+        process = processes.start([python(), "-m", "engine.kfold", *flags, "--name", "killed"])
         processes.until(lambda: (killed / "fold2" / "last.pt").exists())
         os.kill(process.pid, signal.SIGKILL)
         processes.wait_gone(20)  # the training, too

@@ -18,6 +18,7 @@ from engine.parallel.ddp import DataParallel, bucket_mebibytes, parallelize, unu
 from engine.train_step import drop_zero_gradients
 from tests.engine.test_train_step import global_batch, make_step, weights_of
 from tests.helpers.fake_gpu import fake_gpu
+from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
@@ -200,7 +201,7 @@ def test_ranks_that_round_differently_have_one_model_after_each_epoch(tmp_path):
     (tmp_path / "hooks.py").write_text(_ROUNDS_DIFFERENTLY)
     data, model = write_dataset(tmp_path / "set"), write_model(tmp_path / "tiny.yaml")
     flags = ["--data", str(data), "--model", str(model), *SMALL, "--epochs", "2", "--optimizer", "Muon"]
-    command = [sys.executable, str(ROOT / "train.py"), *flags, "--spawn", "2", "--callbacks", "hooks:Hooks"]
+    command = [python(), str(ROOT / "train.py"), *flags, "--spawn", "2", "--callbacks", "hooks:Hooks"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False

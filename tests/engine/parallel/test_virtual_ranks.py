@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 
 from engine.parallel.virtual_ranks import SubtreeSum, sum_over_processes
 from tests.engine.test_train_step import global_batch, make_step, weights_of
+from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
 from tests.helpers.same_content import same_content
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_model
@@ -93,7 +93,7 @@ def test_every_process_gets_the_same_tree_sum(length):
 
 
 def train(processes: int, world: Path, name: str, *more: str, workers: int = 0) -> dict:
-    launch = [sys.executable]
+    launch = [python()]
     if processes > 1:
         launch += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}

@@ -15,6 +15,7 @@ import train
 from engine.reporting.background import BackgroundTracker, RunNote
 from engine.reporting.services import MlflowService, WandbService, check_services
 from engine.reporting.trackers import CompositeTracker, CsvTracker
+from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
@@ -131,7 +132,7 @@ def test_a_killed_and_resumed_training_is_one_tracked_run(tmp_path):
     model, project = write_model(tmp_path / "tiny.yaml"), tmp_path / "runs"
     flags = ["--data", str(tmp_path / "set" / "data.yaml"), "--model", str(model), "--project", str(project), *SMALL]
     with Processes(tmp_path / "log") as processes:
-        script = [sys.executable, "train.py"]
+        script = [python(), "train.py"]
         process = processes.start([*script, *flags, "--epochs", "400", "--tracker", "mlflow"], ROOT)
         table = project / "exp" / "results.csv"
         processes.until(lambda: table.exists() and len(table.read_text().splitlines()) > 5)
@@ -153,7 +154,7 @@ def test_a_killed_and_resumed_training_is_one_tracked_run(tmp_path):
 def test_a_server_that_is_down_costs_a_warning(tmp_path):
     write_dataset(tmp_path / "set", train=8, val=4)
     model = write_model(tmp_path / "tiny.yaml")
-    command = [sys.executable, "train.py", "--data", str(tmp_path / "set" / "data.yaml"), "--model", str(model)]
+    command = [python(), "train.py", "--data", str(tmp_path / "set" / "data.yaml"), "--model", str(model)]
     command += ["--project", str(tmp_path / "runs"), "--epochs", "2", "--tracker", "mlflow", *SMALL]
     environment = os.environ | {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=240)
@@ -191,7 +192,7 @@ def test_the_key_of_wandb_is_checked_without_its_server(tmp_path, variables, lin
     kept = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
     environment = kept | {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "PYTHONPATH": str(ROOT)} | variables
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        [python(), "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.count("\n") == (1 if line else 0), done.stdout
     assert done.stdout.startswith(line)
@@ -199,5 +200,5 @@ def test_the_key_of_wandb_is_checked_without_its_server(tmp_path, variables, lin
 
 def test_without_the_flag_nothing_is_imported():
     code = "import sys, engine.build; print([m for m in ('mlflow', 'wandb', 'sqlalchemy') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([python(), "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -6,13 +6,13 @@ import csv
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
 from engine.search.__main__ import main
 from tests.helpers.html_page import check_self_contained
+from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_model
@@ -138,7 +138,7 @@ def test_an_interrupted_search_finds_the_same(world, tmp_path, capsys):
     whole, broken = root / "whole", root / "broken"
     assert "2 trials: 2 complete" in printed
     assert f"--fitness=recall --hyp {whole / 'best.yaml'}" in printed
-    command = [sys.executable, "-m", "engine.search", *flags, "--name", "broken"]
+    command = [python(), "-m", "engine.search", *flags, "--name", "broken"]
     with Processes(tmp_path / "log") as processes:
         process = processes.start(command)
         processes.until(lambda: (broken / "trials" / "0000" / "run" / "last.pt").exists())
@@ -189,7 +189,7 @@ def test_two_processes_share_the_trials(world, tmp_path):
     folder = root / "shared"
     with Processes(tmp_path / "log") as processes:
         for _ in range(2):
-            processes.start([sys.executable, "-m", "engine.search", *flags])
+            processes.start([python(), "-m", "engine.search", *flags])
         assert processes.codes() == [0, 0], processes.output()
     rows = table(folder)
     assert [row["trial"] for row in rows] == ["0", "1", "2", "3"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.helpers.preloaded import python
 from tests.helpers.processes import LAUNCHED, ROOT
 from utils.distributed import context as distributed
 from utils.distributed.launch import Launch, _first_node, is_launched, read_launch, torchrun_variables
@@ -109,7 +109,7 @@ def test_a_program_for_one_process_says_so_once_under_a_launcher(command):
     base = {k: v for k, v in os.environ.items() if k not in LAUNCHED} | {"OMP_NUM_THREADS": "1"}
     done = [
         subprocess.run(
-            [sys.executable, *command, *weights],
+            [python(), *command, *weights],
             cwd=ROOT, env=base | torchrun_variables(rank, 2, 29500), capture_output=True, text=True,
         )
         for rank in range(2)
@@ -144,7 +144,7 @@ def run_positions(environments: list[dict[str, str]]) -> list[list[int]]:
     rank."""
     base = {k: v for k, v in os.environ.items() if k not in LAUNCHED} | {"OMP_NUM_THREADS": "1"}
     started = [
-        subprocess.Popen([sys.executable, "-c", REPORT], cwd=ROOT, env=base | e, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([python(), "-c", REPORT], cwd=ROOT, env=base | e, stdout=subprocess.PIPE, text=True)
         for e in environments
     ]
     outputs = [process.communicate(timeout=120)[0] for process in started]
@@ -227,7 +227,7 @@ def test_positions_follow_from_machine_names_without_launcher_variables():
 
 def test_the_local_world_size_flag_of_examples_is_accepted(tmp_path):
     """``--local_world_size=1``, as in the examples, is not an unknown flag."""
-    command = [sys.executable, "train.py", "--local_world_size=1", "--data", str(tmp_path / "none.yaml"),
+    command = [python(), "train.py", "--local_world_size=1", "--data", str(tmp_path / "none.yaml"),
                "--project", str(tmp_path), "--device", "cpu"]  # fmt: skip
     done = subprocess.run(command, cwd=Path(ROOT), capture_output=True, text=True, check=False)
     assert done.returncode == 2

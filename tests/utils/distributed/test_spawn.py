@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 
 import pytest
 
+from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
 
 PROGRAM = """
@@ -48,7 +48,7 @@ def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
     (tmp_path / "program.py").write_text(PROGRAM)
     begun = time.monotonic()
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "program.py"), end],
+        [python(), str(tmp_path / "program.py"), end],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -13,6 +13,7 @@ import torch
 
 import train
 import val
+from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed.context import DistributedContext
@@ -68,7 +69,7 @@ def flags(world: Path, project: Path) -> list[str]:
 
 
 def run(program: str, *argv: str, **environment: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", program, *argv]
+    command = [python(), "-c", program, *argv]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False, timeout=120)
 
@@ -149,7 +150,7 @@ def test_training_works_without_tqdm_and_tensorboard(world, tmp_path):
         "import train; from utils.entrypoint import run_main; run_main(train.main)"
     )
     ours, theirs = os.openpty()
-    command = [sys.executable, "-c", program, *flags(world, tmp_path)]
+    command = [python(), "-c", program, *flags(world, tmp_path)]
     started = subprocess.Popen(
         command, cwd=ROOT, stdout=theirs, stderr=theirs, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
@@ -168,7 +169,7 @@ def test_training_works_without_tqdm_and_tensorboard(world, tmp_path):
 
 def test_closed_standard_streams_are_tolerated(world, tmp_path):
     """A training continues silently, and no file of the run gets the file descriptor of standard output."""
-    command = [sys.executable, str(ROOT / "train.py"), *flags(world, tmp_path)]
+    command = [python(), str(ROOT / "train.py"), *flags(world, tmp_path)]
     ended = subprocess.run(
         ["sh", "-c", 'exec "$@" <&- >&-', "sh", *command], stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False
     )

@@ -1,0 +1,233 @@
+"""A Python interpreter that has imported torch already, for tests that start processes.
+
+Importing torch takes two to three seconds, and the tests start hundreds of processes. `serve` imports it once and forks
+a process for each start that a client asks for. The client is a program that takes the arguments of ``python``, passes
+on its open files, folder, environment and signals, and ends as the forked process does. Tests name it as `python`;
+torchrun (by ``PYTHON_EXEC``) and multiprocessing start their processes with it.
+
+Not for tests that look at memory, at what is imported or at SIGSTOP: the process id is that of the client. All
+processes of a session share one seed of string hashes; real interpreters have one each.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import fcntl
+import gc
+import importlib
+import io
+import json
+import multiprocessing
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+_VARIABLE = "LOCKSTEP_TEST_PYTHON"
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_PRELOADED = (
+    "torch", "torch.distributed", "torch._dynamo", "torch.utils.tensorboard", "torchvision", "cv2", "yaml", "tqdm",
+)  # fmt: skip
+
+# Runs without site-packages, in 20 ms.
+_CLIENT = """\
+#!{python} -IS
+import json, os, signal, socket, sys
+argv = sys.argv[1:]
+if not argv or (argv[0].startswith("-") and argv[0] not in ("-c", "-m", "-u")):
+    os.execv({python!r}, [{python!r}, *argv])
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+mask = os.umask(0)
+os.umask(mask)
+job = dict(argv=argv, folder=os.getcwd(), environment=dict(os.environ), group=os.getpgrp(), umask=mask)
+numbers = [n for n in map(int, os.listdir("/proc/self/fd")) if n != server.fileno()]
+job["numbers"] = numbers = [n for n in numbers if os.path.exists(f"/proc/self/fd/{{n}}")]
+content = json.dumps(job).encode()
+socket.send_fds(server, [len(content).to_bytes(8, "big")], numbers)
+server.sendall(content)
+for number in numbers:
+    os.close(number)
+answer = server.makefile("r")
+child = int(answer.readline())
+def forward(number, frame):
+    try:
+        os.kill(child, number)
+    except ProcessLookupError:
+        pass
+for number in {forwarded}:
+    signal.signal(number, forward)
+status = int(answer.readline())
+if os.WIFSIGNALED(status):
+    signal.signal(os.WTERMSIG(status), signal.SIG_DFL) if os.WTERMSIG(status) != signal.SIGKILL else None
+    os.kill(os.getpid(), os.WTERMSIG(status))
+os._exit(os.WEXITSTATUS(status))
+"""
+
+
+def python() -> str:
+    """The client of this session's server, or a real interpreter where no session began one."""
+    return os.environ.get(_VARIABLE, sys.executable)
+
+
+@contextlib.contextmanager
+def preloaded_python() -> Iterator[None]:
+    """Runs the server, and makes `python` name its client in this process and all that it starts: pytest's workers."""
+    if _VARIABLE in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        address, client = f"{folder}/socket", Path(folder, "python")
+        client.write_text(_CLIENT.format(python=sys.executable, address=address, forwarded=[*map(int, _FORWARDED)]))
+        client.chmod(0o755)
+        with subprocess.Popen([sys.executable, __file__, address], start_new_session=True) as server:
+            while not os.path.exists(address):
+                assert server.poll() is None
+                time.sleep(0.02)
+            os.environ |= {_VARIABLE: str(client), "PYTHON_EXEC": str(client)}
+            try:
+                yield
+            finally:
+                del os.environ[_VARIABLE], os.environ["PYTHON_EXEC"]
+                server.kill()
+
+
+def serve(address: str) -> dict:
+    """Forks a process for each job. Returns in these: the job, as the client wrote it."""
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    gc.freeze()  # their pages stay shared
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address + "~")
+    listener.listen(64)
+    os.rename(address + "~", address)
+    selector = selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ)
+    clients: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor of the process: its id
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is listener:
+                client, _ = listener.accept()
+                size, received, _, _ = socket.recv_fds(client, 8, 250)
+                job = json.loads(client.makefile("rb").read(int.from_bytes(size, "big")))
+                child = os.fork()
+                if child == 0:
+                    for other in (listener, client, *(one for _, one in clients.values())):
+                        other.close()
+                    for descriptor in clients:
+                        os.close(descriptor)
+                    selector.close()
+                    return job | {"received": received}
+                for descriptor in received:
+                    os.close(descriptor)
+                client.sendall(f"{child}\n".encode())
+                descriptor = os.pidfd_open(child)
+                clients[descriptor] = child, client
+                selector.register(descriptor, selectors.EVENT_READ, descriptor)
+                selector.register(client, selectors.EVENT_READ, descriptor)
+            elif key.data in clients:
+                child, client = clients[key.data]
+                if key.fileobj is client:  # the client was killed
+                    os.kill(child, signal.SIGKILL)
+                _, status = os.waitpid(child, 0)
+                with contextlib.suppress(BrokenPipeError):
+                    client.sendall(f"{status}\n".encode())
+                for one in (key.data, client):
+                    selector.unregister(one)
+                client.close()
+                os.close(key.data)
+                del clients[key.data]
+
+
+def become(job: dict) -> None:
+    """Gives this process what a new interpreter would have had from its client."""
+    # Above the numbers that they get, so that none is replaced before it has been used.
+    received = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 1000) for descriptor in job["received"]]
+    os.closerange(0, 1000)
+    for number, descriptor in zip(job["numbers"], received, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if number not in job["numbers"]:
+            setattr(sys, name, None)
+    with contextlib.suppress(OSError):
+        os.setpgid(0, job["group"])
+    os.umask(job["umask"])
+    os.chdir(job["folder"])
+    os.environ.clear()
+    os.environ |= job["environment"]
+    time.tzset()
+    tempfile.tempdir = None
+    multiprocessing.set_executable(os.environ[_VARIABLE])
+    sys.orig_argv = [sys.executable, *job["argv"]]
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        import torch
+
+        torch.set_num_threads(int(threads))
+
+
+def run(argv: list[str]) -> None:
+    """Runs a script, ``-m`` a module or ``-c`` a program, as ``python`` does."""
+    if argv[0] == "-u":
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(write_through=True)
+        argv = argv[1:]
+    first = 0 if argv[0] not in ("-c", "-m") else 1
+    kind, what, sys.argv = argv[0], argv[first], argv[first:]
+    main = types.ModuleType("__main__")
+    main.__builtins__ = builtins
+    sys.modules["__main__"] = main
+    extra = [os.path.abspath(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    sys.path[:1] = [os.getcwd() if kind == "-m" else "" if first else os.path.dirname(os.path.realpath(what)), *extra]
+    if kind == "-m":
+        runpy._run_module_as_main(what)
+    elif first:
+        sys.argv[0] = "-c"
+        exec(compile(what, "<string>", "exec"), main.__dict__)
+    else:
+        main.__file__ = what
+        main.__cached__ = None
+        exec(compile(Path(what).read_bytes(), what, "exec"), main.__dict__)
+
+
+def end(error: BaseException | None) -> None:
+    """Ends this process as an interpreter would, but does not take its modules apart, which costs a second."""
+    status = 0
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    elif error is not None:
+        status = 1
+        sys.excepthook(type(error), error, error.__traceback__)
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status & 0xFF)
+
+
+if __name__ == "__main__":
+    job = serve(sys.argv[1])
+    become(job)
+    try:
+        run(job["argv"])
+    except BaseException as error:
+        end(error)
+    end(None)
