@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,17 +16,19 @@ import torch
 
 from utils.logger import get_logger
 
-SHARED = Path(__file__).parents[2] / "shared"
 pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that PYTHONOPTIMIZE leaves their checks in
+from tests.helpers.preloaded import preloaded_python, python  # noqa: E402
+
+SHARED = Path(__file__).parents[2] / "shared"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("PYTHONOPTIMIZE", None)  # programs that tests start check with ``assert``
-    from tests.helpers.preloaded import preloaded_python  # after the registration above
-
-    server = contextlib.ExitStack()
-    server.enter_context(preloaded_python())
-    config.add_cleanup(server.close)
+    session = contextlib.ExitStack()
+    session.enter_context(preloaded_python())
+    if "MPLCONFIGDIR" not in os.environ:  # Matplotlib lists the fonts of the machine once, not once per test
+        os.environ["MPLCONFIGDIR"] = session.enter_context(tempfile.TemporaryDirectory())
+    config.add_cleanup(session.close)
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +45,12 @@ def _one_thread_and_own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that the tested code itself starts begin with torch imported: `tests.helpers.preloaded`."""
+    monkeypatch.setattr(sys, "executable", python())
 
 
 @pytest.fixture(autouse=True)

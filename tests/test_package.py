@@ -45,7 +45,7 @@ def wheel(tmp_path_factory) -> Path:
 def site(wheel, tmp_path_factory) -> Path:
     """A folder into which pip has installed the wheel."""
     folder = tmp_path_factory.mktemp("site")
-    pip = [python(), "-m", "pip", "install", "--no-deps", "--no-index", "--no-compile", "--target", folder]
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-compile", "--target", folder]
     done = subprocess.run([*pip, wheel], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder
@@ -265,6 +265,6 @@ def test_the_completion_knows_all_flags(monkeypatch, capsys):
 
 def test_help_imports_nothing_heavy():
     code = "import sys; from lockstep.__main__ import main; main(['--help']); print({*sys.modules} & {'torch', 'cv2'})"
-    done = subprocess.run([python(), "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert all(f"  {command} " in done.stdout for command in COMMANDS)
     assert done.stdout.splitlines()[-1] == "set()"

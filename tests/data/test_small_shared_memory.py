@@ -7,12 +7,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 
@@ -61,13 +61,13 @@ CROWDED = pytest.param("crowded", [], marks=pytest.mark.slow)
 @pytest.mark.parametrize(("kind", "more"), [("large", []), ("large", ["--render-on", "device"]), CROWDED])
 def test_training_needs_no_shared_memory_of_the_file_system(request, tmp_path, kind, more):
     flags = [*request.getfixturevalue(kind), "--workers", "1", *more, "--project", str(tmp_path)]
-    done = in_small_memory(python(), "train.py", *flags)
+    done = in_small_memory(sys.executable, "train.py", *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "exp" / "last.pt").is_file()
 
 
 def test_a_memory_cache_that_does_not_fit_is_refused(large, tmp_path):
-    done = in_small_memory(python(), "train.py", *large, "--cache", "ram", "--project", tmp_path)
+    done = in_small_memory(sys.executable, "train.py", *large, "--cache", "ram", "--project", tmp_path)
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == 2, done.stdout + done.stderr
     assert len(lines) == 1

@@ -13,6 +13,8 @@ from utils.config.parser import flags_of, parse_config
 from utils.config.settings import TrainConfig
 from utils.distributed.stop_signals import StopSignals
 
+pytestmark = pytest.mark.usefixtures("preloaded")
+
 
 @pytest.mark.parametrize(
     "argv",

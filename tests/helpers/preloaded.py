@@ -51,7 +51,8 @@ server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
 mask = os.umask(0)
 os.umask(mask)
-job = dict(argv=argv, folder=os.getcwd(), environment=dict(os.environ), group=os.getpgrp(), umask=mask)
+job = dict(argv=argv, folder=os.getcwd(), environment=dict(os.environ), group=os.getpgrp(), umask=mask,
+           client=os.getpid())
 numbers = [n for n in map(int, os.listdir("/proc/self/fd")) if n != server.fileno()]
 job["numbers"] = numbers = [n for n in numbers if os.path.exists(f"/proc/self/fd/{{n}}")]
 content = json.dumps(job).encode()
@@ -85,6 +86,7 @@ def python() -> str:
 def preloaded_python() -> Iterator[None]:
     """Runs the server, and makes `python` name its client in this process and all that it starts: pytest's workers."""
     if _VARIABLE in os.environ:
+        multiprocessing.set_executable(python())
         yield
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -96,24 +98,27 @@ def preloaded_python() -> Iterator[None]:
                 assert server.poll() is None
                 time.sleep(0.02)
             os.environ |= {_VARIABLE: str(client), "PYTHON_EXEC": str(client)}
+            multiprocessing.set_executable(python())
             try:
                 yield
             finally:
                 del os.environ[_VARIABLE], os.environ["PYTHON_EXEC"]
+                multiprocessing.set_executable(sys.executable)
                 server.kill()
 
 
 def serve(address: str) -> dict:
     """Forks a process for each job. Returns in these: the job, as the client wrote it."""
-    for name in _PRELOADED:
-        importlib.import_module(name)
-    gc.freeze()  # their pages stay shared
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address + "~")
     listener.listen(64)
     os.rename(address + "~", address)
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
+    selector.select()  # a session that starts no process imports nothing
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    gc.freeze()  # their pages stay shared
     clients: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor of the process: its id
     while True:
         for key, _ in selector.select():
@@ -163,13 +168,16 @@ def become(job: dict) -> None:
             setattr(sys, name, None)
     with contextlib.suppress(OSError):
         os.setpgid(0, job["group"])
+    parent, me, stat = os.getppid, os.getpid(), Path(f"/proc/{job['client']}/stat")
+    # Its parent is the client's, not the server. What it forks has parents as usual.
+    os.getppid = lambda: int(stat.read_text().rsplit(")", 1)[1].split()[1]) if os.getpid() == me else parent()
     os.umask(job["umask"])
     os.chdir(job["folder"])
     os.environ.clear()
     os.environ |= job["environment"]
     time.tzset()
     tempfile.tempdir = None
-    multiprocessing.set_executable(os.environ[_VARIABLE])
+    multiprocessing.set_executable(python())
     sys.orig_argv = [sys.executable, *job["argv"]]
     if threads := os.environ.get("OMP_NUM_THREADS"):
         import torch

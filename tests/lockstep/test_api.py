@@ -21,6 +21,8 @@ from utils.logger import terminal_bars
 ROOT = Path(__file__).parents[2]
 SMALL = {"imgsz": 64, "batch": 4, "device": "cpu", "workers": 0, "amp": "off", "noplots": True}
 
+pytestmark = pytest.mark.usefixtures("preloaded")
+
 
 @pytest.fixture
 def command(monkeypatch, tmp_path):

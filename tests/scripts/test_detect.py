@@ -439,7 +439,7 @@ def test_mistake_on_the_command_line_exits_with_2_and_help_is_quick():
         "from utils.entrypoint import run_main\n"
         "run_main(detect.main, ['--weights', 'a', '--source', 'b', '--save-conf'])\n"
     )
-    done = subprocess.run([python(), "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: --save-conf: adds the confidence to the txt labels; give --save-txt too\n"
 

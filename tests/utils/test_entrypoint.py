@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -79,7 +80,7 @@ def test_a_closed_output_pipe_causes_no_traceback():
     program = "from utils.entrypoint import run_main\nrun_main(lambda _: [print('x' * 1000) for _ in range(10000)])"
     read, write = os.pipe()
     os.close(read)
-    ended = subprocess.run([python(), "-c", program], stdout=write, stderr=subprocess.PIPE, cwd=ROOT, check=False)
+    ended = subprocess.run([sys.executable, "-c", program], stdout=write, stderr=subprocess.PIPE, cwd=ROOT, check=False)
     os.close(write)
     assert ended.returncode == 141
     assert ended.stderr == b""
@@ -188,7 +189,7 @@ def test_misspelled_paths_are_refused_before_torch_is_imported(tmp_path):
     """To import it takes seconds."""
     weights = tmp_path / "best.pt"
     weights.touch()
-    command = [python(), "-c", MISSPELLED, str(weights), str(tmp_path / "none")]
+    command = [sys.executable, "-c", MISSPELLED, str(weights), str(tmp_path / "none")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()

@@ -24,6 +24,8 @@ from utils.files.checkpoint import read_checkpoint
 
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--epochs", "2"]
 
+pytestmark = pytest.mark.usefixtures("preloaded")
+
 
 def test_pooled_scores_are_those_of_pycocotools_on_the_union():
     cases = [random_case(seed, num_images=n) for seed, n in ((0, 7), (1, 12), (2, 5))]

@@ -26,6 +26,8 @@ optuna = pytest.importorskip("optuna")
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off"]
 RANGES = "lr0: [0.001, 0.05, log]\nmosaic: {choice: [0, 1]}\nclose_mosaic: [0, 3]\nema_tau: 2\n"
 
+pytestmark = pytest.mark.usefixtures("preloaded")
+
 
 def space_of(tmp_path, text: str, **settings):
     from engine.search.ranges import read_space

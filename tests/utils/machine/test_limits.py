@@ -69,7 +69,7 @@ def flags(world: Path, project: Path) -> list[str]:
 
 
 def run(program: str, *argv: str, **environment: str) -> subprocess.CompletedProcess:
-    command = [python(), "-c", program, *argv]
+    command = [python() if "PYTHONPATH" not in environment else sys.executable, "-c", program, *argv]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False, timeout=120)
 
