@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -20,12 +21,16 @@ LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"
 class Processes:
     """One launch: the started processes and all their descendants, which are found by a mark in their environment."""
 
-    def __init__(self, log: Path, odd: str = "") -> None:
+    def __init__(self, log: Path, odd: str = "", *, real: bool = False) -> None:
+        """``real``: interpreters of their own, in place of those of `tests.helpers.preloaded`."""
         self.mark = uuid.uuid4().hex
         self.log = log
         self.started: list[subprocess.Popen] = []
         self._environment = {k: v for k, v in os.environ.items() if k not in LAUNCHED}
         self._environment |= {"OMP_NUM_THREADS": "1", "TEST_MARK": self.mark, "ODD": odd}
+        self.python = sys.executable if real else python()
+        if real:
+            self._environment.pop("PYTHON_EXEC", None)
 
     def start(self, command: list[str], folder: Path = ROOT, **environment: str) -> subprocess.Popen:
         with open(self.log, "ab") as file:
@@ -41,7 +46,7 @@ class Processes:
         for rank in range(world):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
             launched = place | {"MASTER_PORT": port} if world > 1 else {}
-            self.start([python(), "tests/robustness/odd_train.py", *flags], **launched)
+            self.start([self.python, "tests/robustness/odd_train.py", *flags], **launched)
 
     def pair(self, flags: list[list[str]], *, script: str = "train.py", folders: list[Path] | None = None) -> None:
         """Starts two ranks of ``script`` with separate flags, and in separate working folders if these are given."""
@@ -52,10 +57,12 @@ class Processes:
             if folders:  # two machines
                 place |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(rank)}
             folder = folders[rank] if folders else ROOT
-            self.start([python(), str(ROOT / script), *given], folder, **place)
+            self.start([self.python, str(ROOT / script), *given], folder, **place)
 
     def torchrun(self, options: list[str], *flags: str) -> subprocess.Popen:
-        return self.start([python(), "-m", "torch.distributed.run", *options, "tests/robustness/odd_train.py", *flags])
+        return self.start(
+            [sys.executable, "-m", "torch.distributed.run", *options, "tests/robustness/odd_train.py", *flags]
+        )
 
     def alive(self) -> list[int]:
         """Process ids of the remaining processes of this launch."""

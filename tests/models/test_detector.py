@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from models.layers.conv import BN_EPS, Conv, Upsample
 from models.layers.csp import Attention
 from models.layers.gelan import ADown
 from models.spec import MODEL_FOLDER, known_models, load_spec
-from tests.helpers.preloaded import python
 from tests.helpers.tiny import scatter_norms
 from utils.errors import UserError
 
@@ -312,7 +312,7 @@ build_detector("yolov8n", 80)
 assert not {"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules)
 """
     done = subprocess.run(
-        [python(), "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 

@@ -124,7 +124,7 @@ def test_a_kill_during_validation_keeps_the_epochs_steps(world, whole, tmp_path)
 def test_a_second_training_is_refused_in_the_same_run_folder(world, tmp_path):
     """The second gets a line that names the first, however it was started; a killed one blocks nobody, nor do its
     remaining loader processes."""
-    with Processes(tmp_path / "log.txt", odd="slow:0.2") as run:
+    with Processes(tmp_path / "log.txt", odd="slow:0.2", real=True) as run:
         run.ranks(1, *flags(world, tmp_path, "--save-steps", "2", "--epochs", "50"))
         run.until((tmp_path / "exp" / "last.pt").exists)
         first = run.started[0]
@@ -350,5 +350,5 @@ def test_a_disk_that_fills_up_mid_epoch_is_one_line(world, tmp_path):
 LIMITED = """
 import os, resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
-os.execv(python(), [python(), "train.py", *sys.argv[1:]])
+os.execv(sys.executable, [sys.executable, "train.py", *sys.argv[1:]])
 """

@@ -95,9 +95,10 @@ def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, fine_tuned)
     ],
     ids=["torchrun", "old launcher", "spawn"],
 )
-def test_two_processes_equal_one_process_up_to_rounding(world, tmp_path, launcher):
+def test_two_processes_equal_one_process_up_to_rounding(world, tmp_path, launcher, monkeypatch):
     """Only one process writes files, and the results equal those of one process up to rounding, with synchronized batch
-    statistics."""
+    statistics. The processes of torchrun are interpreters of their own, each with its own seed of string hashes."""
+    monkeypatch.delenv("PYTHON_EXEC")
     more = ["--epochs", "2", "--optimizer", "SGD", "--sync-bn"]
     if launcher == "spawn":
         train(world, tmp_path, *more, "--spawn", "2")

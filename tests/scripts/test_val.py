@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import cv2
@@ -266,7 +267,7 @@ def test_the_script_prints_an_error_once_and_exits_with_2(tiny, tmp_path, more, 
 
 def test_help_imports_no_heavy_package():
     program = "import sys, val; sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'cv2')))"
-    assert subprocess.run([python(), "-c", program], cwd=ROOT, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
 
 
 def test_predictions_file_without_detections_is_a_list(tmp_path):
