@@ -45,7 +45,7 @@ _CLIENT = """\
 #!{python} -IS
 import json, os, signal, socket, sys
 argv = sys.argv[1:]
-if not argv or (argv[0].startswith("-") and argv[0] not in ("-c", "-m", "-u")):
+if not argv or (argv[0].startswith("-") and argv[0] not in ("-c", "-m", "-u", "-B")):
     os.execv({python!r}, [{python!r}, *argv])
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
@@ -187,6 +187,9 @@ def become(job: dict) -> None:
 
 def run(argv: list[str]) -> None:
     """Runs a script, ``-m`` a module or ``-c`` a program, as ``python`` does."""
+    if "-B" in argv[:2]:  # multiprocessing passes it on
+        sys.dont_write_bytecode = True
+        argv.remove("-B")
     if argv[0] == "-u":
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
