@@ -18,7 +18,7 @@ DESCRIPTIONS = {
     "kfold": "train and score by cross-validation",
     "search": "search hyper-parameters",
     "cache": "list and remove caches of data sets",
-    "weights": "show and convert checkpoints",
+    "weights": "list public weights, show and convert checkpoints",
     "demo": "write the demo data set to a folder",
 }
 MORE = (

@@ -43,6 +43,13 @@ class WeightsEntry:
     license: str = setting("unknown", formerly=("licence",), help="the file's license")
     sha256: str = setting("", help="hex digest; empty: not known")
     size: int = setting(0, low=0, help="bytes; 0: not known")
+    ap: float = setting(0.0, low=0, high=100, help="published AP50-95 on COCO val2017, percent; 0: not known")
+
+
+def known_weights(catalog: Path = CATALOG) -> dict[str, WeightsEntry]:
+    """The entries of the catalog by name, in its order: permissive licenses first."""
+    entries = load_yaml(catalog) or {}
+    return {name: from_mapping(WeightsEntry, entry, f"{catalog}: {name}") for name, entry in entries.items()}
 
 
 def is_url(text: str) -> bool:

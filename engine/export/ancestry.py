@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from models.weights.read import read_weights
-from utils.config.parser import from_mapping
-from utils.config.yaml_files import load_yaml
-from utils.download import CATALOG, SUFFIXES, WeightsEntry, catalog_name
+from utils.download import CATALOG, SUFFIXES, catalog_name, known_weights
 from utils.errors import UserError
 from utils.files.folders import cache_folder
 
@@ -77,8 +75,7 @@ def _public_file(path: Path, given: str) -> Ancestry:
         path: the file, which may be missing.
         given: its name or path, as the user gave it.
     """
-    catalog = load_yaml(CATALOG) or {}
-    entries = {name: from_mapping(WeightsEntry, entry, f"{CATALOG}: {name}") for name, entry in catalog.items()}
+    entries = known_weights(CATALOG)
     digest = ""
     if path.is_file():
         with open(path, "rb") as file:

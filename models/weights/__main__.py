@@ -1,5 +1,6 @@
-"""Shows the contents of a checkpoint file, or converts it.
+"""Lists the public weights, shows the contents of a checkpoint file, or converts it.
 
+python -m models.weights list
 python -m models.weights show yolov8n.pt
 python -m models.weights convert yolov8n.pt yolov8n.safetensors
 """
@@ -16,7 +17,7 @@ from models.weights.load import detector_of
 from models.weights.read import COUNTERS, METADATA_KEY, read_weights
 from utils import program
 from utils.distributed.context import DistributedContext
-from utils.download import fetch_weights
+from utils.download import fetch_weights, known_weights
 from utils.entrypoint import run_main
 from utils.errors import UserError
 from utils.files.checkpoint import VERSION, write_checkpoint, write_safetensors
@@ -83,9 +84,20 @@ def _show(path: Path) -> None:
             log.info("anchors of stride %d, pixels: %s", stride, pairs)
 
 
+def _list() -> None:
+    rows = [("name", "license", "file, MB", "AP")]
+    for name, entry in known_weights().items():
+        rows.append((name, entry.license, f"{entry.size / 1e6:.1f}" if entry.size else "-", f"{entry.ap:.1f}"))
+    for name, license, size, ap in rows:
+        get_logger().info("%s", f"{name:14}{license:12}{size:>8}{ap:>7}")
+    get_logger().info("AP: AP50-95 on COCO val2017 in percent, as published. -: not known")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m models.weights", description="Shows and converts checkpoints.")
+    description = "Lists public weights, shows and converts checkpoints."
+    parser = argparse.ArgumentParser(prog="python -m models.weights", description=description)
     commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="list the public weights with their licenses, permissive ones first")
     show = commands.add_parser("show", help="show the contents of a checkpoint")
     to_file = commands.add_parser("convert", help="write its weights to another file")
     for command in (show, to_file):
@@ -94,6 +106,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     to_file.add_argument("target", help="file to write: .safetensors, or .pt for our own format")
     given = parser.parse_args(argv)
     configure_logging(True)
+    if given.command == "list":
+        _list()
+        return
     path = fetch_weights(given.source, ctx=DistributedContext.single(), offline=given.offline)
     if given.command == "convert":
         get_logger().info("%s", convert(path, given.target))

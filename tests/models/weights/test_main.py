@@ -4,10 +4,12 @@ determine the model.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import detect
 import train
@@ -15,9 +17,11 @@ import val
 from models.detector import build_detector
 from models.weights import __main__ as weights_command
 from models.weights.load import load_detector
+from tests.helpers.documents import ROOT
 from tests.helpers.hostile_files import write_hostile_files
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import TINY_MODEL, write_dataset
+from utils.download import CATALOG
 from utils.entrypoint import run_main
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 
@@ -111,6 +115,27 @@ def test_converting_keeps_the_detector(world, tmp_path, capsys, suffix):
     command = commands(world, tmp_path / f"new{suffix}", tmp_path)["val"]
     run_main(command[0], [*map(str, command[1:]), "--imgsz", "64", "--noplots"])
     assert "AP" in capsys.readouterr().out
+
+
+def test_the_list_and_the_documentation_show_the_catalog(capsys):
+    run_main(weights_command.main, ["list"])
+    _, *rows, _ = (line.split() for line in capsys.readouterr().out.splitlines())
+    expected = []
+    for name, content in yaml.safe_load(CATALOG.read_text()).items():
+        size = f"{content['size'] / 1e6:.1f}" if "size" in content else "-"
+        expected.append([name, content["license"], size, f"{content['ap']:.1f}"])
+    assert rows == expected
+    permissive = [license in ("Apache-2.0", "MIT") for _, license, _, _ in rows]
+    assert permissive == sorted(permissive, reverse=True)
+    assert sum(permissive) == 10
+    page = (ROOT / "docs" / "training.md").read_text()
+    found = [
+        row.split(" | ") for row in re.findall(r"^\| ((?:yolo[\w.-]+ )+\| \S+ \| [\d. -]+ \| [\d. ]+) \|$", page, re.M)
+    ]
+    split = [(names.split(), license, sizes.split(), aps.split()) for names, license, sizes, aps in found]
+    assert [
+        [n, license, s, ap] for names, license, *rest in split for n, s, ap in zip(names, *rest, strict=True)
+    ] == expected
 
 
 def test_impossible_conversions_are_one_line(world, tmp_path, capsys):
