@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from models.detector import Detector, build_detector, build_on_meta
 from models.layers.conv import Conv
@@ -15,6 +15,7 @@ from models.layers.gelan import AConv, ADown, RepConv
 from models.spec import load_spec
 from models.weights.layouts import from_mit_yolov9, ungrouped
 from models.weights.load import load_detector
+from tests.helpers.public_layouts import grouped, in_mit_names
 from tests.helpers.tiny import scatter_norms
 from utils.config.settings import Hyperparameters
 
@@ -87,35 +88,6 @@ def test_downsampling_equals_its_formula() -> None:
 
 
 # The MIT-licensed weights
-
-
-def grouped(kernel: Tensor, groups: int) -> Tensor:
-    """The diagonal blocks of a full kernel."""
-    out, width = kernel.shape[:2]
-    blocks = kernel.view(groups, out // groups, groups, width // groups, *kernel.shape[2:])
-    return torch.cat([blocks[g, :, g] for g in range(groups)])
-
-
-def in_mit_names(detector: Detector) -> dict[str, Tensor]:
-    """The detector's tensors under the MIT-licensed names, written out by hand, with its box layers in four groups."""
-    state = {}
-    for name, tensor in detector.state_dict().items():
-        layer, rest = re.fullmatch(r"model\.(\d+)\.(.+)", name).groups()
-        module = type(detector.model[int(layer)]).__name__
-        if module == "AnchorFreeHead":
-            rest = re.sub(r"^cv2\.(\d)", r"heads.\1.anchor_conv", rest)
-            rest = re.sub(r"^cv3\.(\d)", r"heads.\1.class_conv", rest)
-            if re.search(r"anchor_conv\.(1\.conv|2)\.weight", rest):
-                tensor = grouped(tensor, 4)
-        elif module == "AConv":
-            rest = rest.replace("cv1", "conv")
-        rest = re.sub(r"\bm\.(\d)", r"bottleneck.\1", re.sub(r"\bcv(\d)", r"conv\1", rest))
-        if not rest.startswith("dfl"):
-            state[f"{layer}.{rest}"] = tensor
-    head = len(detector.model) - 1
-    state |= {f"{head}.heads.{i}.anc2vec.anc2vec.weight": torch.arange(16.0).view(1, 16, 1, 1, 1) for i in range(3)}
-    state |= {f"{head + 8}.conv1.conv.weight": torch.zeros(4, 4, 1, 1)}
-    return state | {f"{head + 16}.heads.0.anchor_conv.0.conv.weight": torch.zeros(8, 4, 3, 3)}
 
 
 @pytest.mark.slow

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from models.detector import Detector, build_detector
 from models.heads.yolox import YOLOXHead
 from models.spec import load_spec
-from models.weights.layouts import LAYERS, STEM, without_focus
+from models.weights.layouts import STEM, without_focus
 from models.weights.load import load_detector
+from tests.helpers.public_layouts import in_yolox_names
 from tests.helpers.tiny import scatter_norms
 from utils.config.settings import Hyperparameters
 from utils.errors import UserError
@@ -139,16 +140,6 @@ def test_two_branches_need_no_nms(tmp_path: Path) -> None:
 
 
 # Public checkpoints
-
-
-def in_yolox_names(detector: Detector) -> dict[str, Tensor]:
-    """The detector's tensors under YOLOX's names, except for the first kernel, which is unchanged."""
-    prefixes = {f"model.{index}.": prefix for prefix, index in LAYERS.items()}
-    renamed = {}
-    for name, tensor in detector.state_dict().items():
-        layer = ".".join(name.split(".")[:2]) + "."
-        renamed[prefixes[layer] + name.removeprefix(layer).replace("cv", "conv")] = tensor
-    return renamed
 
 
 def focus(images: Tensor) -> Tensor:
