@@ -185,7 +185,7 @@ def _run(command: str, flags: list[str], stdout: IO[bytes] | None = None) -> tup
     """
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     if sys.stdout.isatty() or "ipykernel" in sys.modules:
-        columns, lines = shutil.get_terminal_size()
+        columns, lines = shutil.get_terminal_size((120, 24))
         environment |= {TERMINAL_VARIABLE: "1", "COLUMNS": str(columns), "LINES": str(lines)}
     with _interrupts() as interrupts:
         child = subprocess.Popen(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from utils.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -13,6 +17,8 @@ if TYPE_CHECKING:
     from engine.predictor import Predictor
 
 _SCORES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}  # in results.json, and in results.csv and here
+_CURVES = ("epoch", "train/", "val/", "metrics/AP")  # columns of results.csv that notebooks show
+_CURVES_DPI = 65
 
 
 class Run:
@@ -65,3 +71,24 @@ class Run:
         from engine.predictor import load
 
         return load(self.best if self.best.is_file() else self.last, **settings)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the scores, and by epoch the losses and AP of a training."""
+        from markupsafe import Markup
+
+        from utils.visualize.page import data_uri, number
+        from utils.visualize.plots import curves_figure
+
+        html = Markup("<p>{}</p>").format(self.folder)
+        with contextlib.suppress(UserError):
+            cells = [Markup("<tr><th>{}</th><td>{}</td></tr>").format(k, number(v)) for k, v in self.metrics.items()]
+            html += Markup("<table>{}</table>").format(Markup("").join(cells))
+        with contextlib.suppress(UserError):
+            columns = {name: values for name, values in self.history.items() if name.startswith(_CURVES)}
+            if figure := curves_figure(columns):
+                png = io.BytesIO()
+                figure.savefig(png, format="png", dpi=_CURVES_DPI)
+                html += Markup('<img alt="losses and AP by epoch" src="{}">').format(
+                    data_uri(png.getvalue(), "image/png")
+                )
+        return str(html)

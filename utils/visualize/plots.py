@@ -83,12 +83,17 @@ def _label(text: str) -> str:
 
 
 def plot_curves(csv_path: Path, out: Path) -> None:
-    """Plots results.csv over epochs, with one panel per quantity, which training and validation share. Writes nothing
-    if there is no finite value."""
-    columns = read_columns(csv_path)
+    """Plots results.csv over epochs. Writes nothing if there is no finite value."""
+    if figure := curves_figure(read_columns(csv_path)):
+        save_figure(figure, out)
+
+
+def curves_figure(columns: Mapping[str, np.ndarray]) -> Figure | None:
+    """The columns of results.csv over epochs, with one panel per quantity, which training and validation share; None if
+    there is no finite value."""
     epochs, panels = columns.get("epoch", np.empty(0)), panels_of(columns)
     if not panels:
-        return
+        return None
     across = min(5, len(panels))
     down = math.ceil(len(panels) / across)
     figure = new_figure(3.2 * across, 2.6 * down)
@@ -105,7 +110,7 @@ def plot_curves(csv_path: Path, out: Path) -> None:
             axes.legend(fontsize=7)
     for axes in figure.axes[len(panels) :]:
         axes.set_visible(False)
-    save_figure(figure, out)
+    return figure
 
 
 def plot_run_curves(csv_paths: Mapping[str, Path], out: Path) -> None:
