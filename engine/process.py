@@ -24,6 +24,7 @@ from utils.errors import UserError
 from utils.files.checked_open import open_direct
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, continue_in_file, get_logger
+from utils.machine.resources import cpu_multiplies_bf16
 from utils.strings import counted
 
 # Settings of a process or its machine: they change neither the numbers nor which processes wait for each other.
@@ -126,22 +127,10 @@ def resolve_amp(choice: str, device: torch.device) -> torch.dtype | None:
     if choice == "auto":
         if device.type == "cuda":
             return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-        return torch.bfloat16 if device.type == "cpu" and _cpu_multiplies_bf16() else None
+        return torch.bfloat16 if device.type == "cpu" and cpu_multiplies_bf16() else None
     if choice == "fp16" and device.type == "cpu":
         raise UserError("--amp fp16: not on a CPU; use --amp bf16 or --amp off")
     return _AMP_DTYPES[choice]
-
-
-def _cpu_multiplies_bf16() -> bool:
-    """Whether the CPU has matrix instructions for bfloat16; without them it is emulated, many times slower.
-
-    Not timed at start-up: beside a busy process timing went either way (0.5 to 2.0 times float32 in five tries), and
-    the same command must give the same run.
-    """
-    if hasattr(torch.cpu, "get_capabilities"):  # torch >= 2.11
-        capabilities = torch.cpu.get_capabilities()
-        return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def _settings(run: Run) -> dict[str, dict[str, Any]]:

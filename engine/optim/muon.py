@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import accumulate, combinations
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from utils.flat_tensors import dense_format, flatten_as, views_as
+from utils.machine.resources import cpu_multiplies_bf16
 
 # The quintic of the reference implementation: steepest at 0, singular values end in about [0.7, 1.2].
 _A, _B, _C = 3.4445, -4.7750, 2.0315
@@ -30,10 +32,16 @@ def pads_matrices(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+@cache
+def iteration_dtype(device_type: str) -> torch.dtype:
+    """bfloat16, or float32 on a CPU that emulates bfloat16, where its products take ten times as long."""
+    return torch.float32 if device_type == "cpu" and not cpu_multiplies_bf16() else torch.bfloat16
+
+
 def orthogonalize(matrices: Tensor, steps: int = 5, eps: float = 1e-7) -> Tensor:
     """Maps each of ``matrices`` (n, rows, columns) to about its nearest semi-orthogonal matrix, by Newton-Schulz
-    iteration in bfloat16."""
-    x = matrices.bfloat16()
+    iteration in `iteration_dtype`."""
+    x = matrices.to(iteration_dtype(matrices.device.type))
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT
