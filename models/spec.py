@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,7 @@ from utils.logger import get_logger
 MODEL_FOLDER = CONFIGS / "models"
 DEEP_SCALES = ("m", "l", "x")  # public convention: at these scales every C3k2 is deep
 IMAGE = -1  # as a source: the input image
+_MOST = 1 << 62  # torch cannot take sizes above 2^63
 
 PLAIN_KEYS = ("anchors", "activation", "reg_max", "end2end", "backbone", "head")  # kept as they are
 SCALE_KEYS = ("scales", "scale", "depth_multiple", "width_multiple", "max_channels")
@@ -236,11 +238,21 @@ def _layer(row: Any, label: str, section: str, index: int) -> LayerSpec:
         raise UserError(f"{where} (module): must be a name, got {module!r}")
     if not isinstance(args, list):
         raise UserError(f"{where} (args): must be a list, got {args!r}")
+    if large := [n for n in _numbers(args) if abs(n) > _MOST]:
+        raise UserError(f"{where} (args): {large[0]} is too large")
     sources = tuple(_source(s, index, f"{where} (from)") for s in (source if isinstance(source, list) else [source]))
     if not sources:
         raise UserError(f"{where} (from): names no layer")
     args = tuple(None if arg == "None" else arg for arg in args)  # YAML writes null, model YAMLs write None
     return LayerSpec(label, section, index, sources, repeats, module, args)
+
+
+def _numbers(args: list[Any]) -> Iterator[int]:
+    for arg in args:
+        if isinstance(arg, list):
+            yield from _numbers(arg)
+        elif isinstance(arg, int):
+            yield arg
 
 
 def _source(source: Any, index: int, where: str) -> int:

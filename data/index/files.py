@@ -58,6 +58,8 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     findings: list[Finding] = []
     lists: dict[Path, list[str]] = {}
     for entry in source.images:
+        if entry == Path(entry.anchor):
+            raise UserError(f"{spec.source}: '{split}' is {entry}, the whole disk; name the folder of its images")
         files: Iterable[tuple[str, ImageFile]]
         if entry.is_dir():
             files = _in_folder(entry, spec.root, findings)
@@ -122,6 +124,8 @@ def _query(call: Callable[..., T], *args: str) -> T | None:
     except OSError as error:
         if explanation(error):
             raise
+        return None
+    except ValueError:  # a null character in its name
         return None
 
 

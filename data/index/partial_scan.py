@@ -92,7 +92,7 @@ class PartialScan:
             first, images, rows, text_bytes, crc = _HEADER.unpack_from(data, at)
             at += _HEADER.size
             end = at + 8 * images + 8 * NUM_COLUMNS * rows + text_bytes
-            if end > len(data) or zlib.crc32(data[at:end]) != crc:
+            if not images or end > len(data) or zlib.crc32(data[at:end]) != crc:
                 break
             if first in starts and images == min(size, count - first):
                 found[first] = _unpacked(first, images, rows, data[at:end])

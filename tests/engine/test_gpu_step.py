@@ -106,6 +106,8 @@ OTHER = [("yolov8", "Muon", 2), ("yolov5", "SGD", 2), ("yolo26", "Muon", 0), ("y
     [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER)],
 )
 def test_the_step_stays_on_the_device(batch, kind, optimizer, virtual_ranks):
+    if kind == "yolo26" and torch.__version__ < "2.12":
+        pytest.skip("before torch 2.12, FakeTensorMode copies no tensors on meta, as the second head is made")
     with fake_gpu():
         take_steps(build_step(kind, optimizer=optimizer, virtual_ranks=virtual_ranks), batch)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from utils.distributed.spawn import spawn
 from utils.entrypoint import run_main
@@ -138,8 +137,8 @@ if __name__ == "__main__":
 def test_ctrl_c_while_spawned_processes_start_ends_them_without_traceback(tmp_path):
     """They are importing torch, before our handlers are installed: there is no traceback, and no process is left."""
     (tmp_path / "starts.py").write_text(SPAWNING)
-    with Processes(tmp_path / "log") as launch:
-        launch.start([python(), str(tmp_path / "starts.py")], PYTHONPATH=str(ROOT))
+    with Processes(tmp_path / "log", real=True) as launch:
+        launch.start([launch.python, str(tmp_path / "starts.py")], PYTHONPATH=str(ROOT))
         launch.until(lambda: len(launch.alive()) == 4)  # the parent, multiprocessing's tracker, and two
         time.sleep(0.3)
         for pid in launch.alive():  # as a terminal does
@@ -154,7 +153,7 @@ def test_the_parent_of_spawned_processes_does_not_import_torch(tmp_path, script)
     """An import in the parent would come first and double the time until a training starts."""
     (tmp_path / "bad.pt").touch()
     asked = ["--weights", str(tmp_path / "bad.pt")] if script == "val.py" else ["--batch-size", "1"]
-    command = [python(), script, *asked, "--spawn", "2", "--device", "cpu", "--project", str(tmp_path)]
+    command = [sys.executable, script, *asked, "--spawn", "2", "--device", "cpu", "--project", str(tmp_path)]
     environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import shutil
+import time
 from pathlib import Path
 
 import cv2
@@ -479,7 +480,7 @@ def test_txt_lists_of_images_are_read(root, tmp_path, lines):
     both = load(root, tmp_path / "cache", "val")
     assert_same(expected, both)
     assert both.report.lines[0] == "list.txt:3: image listed twice: images/train/sub/c.jpg is there already; used once"
-    (root / "list.txt").write_text("images/train/a.jpg\nimages/train/nowhere.jpg\nnotes.md\n")
+    (root / "list.txt").write_text("images/train/a.jpg\nimages/train/no\0where.jpg\nnotes.md\n")
     (root / "lists").mkdir()
     index = load(root, tmp_path / "cache", max_bad=0.5)
     assert [line.split(": ")[:2] for line in index.report.lines] == [
@@ -567,6 +568,9 @@ def test_missing_and_empty_data_is_one_line(root, tmp_path):
     write_yaml(root, "download: https://example.org/set.zip\nannotations: nowhere\n")
     picture(root / "images/train/a.jpg", 8, 8)
     with pytest.raises(UserError, match=r"nowhere: not found .* never run"):
+        load(root, tmp_path / "cache")
+    (root / "d.yaml").write_text("train: /\nnames: [cat, dog, cow]\n")
+    with pytest.raises(UserError, match="'train' is /, the whole disk; name the folder of its images"):
         load(root, tmp_path / "cache")
     write_yaml(root, "annotations: d.yaml\n")
     with pytest.raises(UserError, match=r"d\.yaml: neither .*a COCO \.json"):
@@ -706,6 +710,17 @@ def test_what_is_not_our_file_but_has_its_name_is_neither_read_nor_waited_for(ro
         assert not path.is_symlink()
     if taken == "link":
         assert (place.parent / "target").stat().st_size == 500
+
+
+def test_an_unfinished_scan_of_zeros_is_not_read_to_its_end(root, tmp_path):
+    index = load(root, tmp_path / "cache")
+    (path,) = (tmp_path / "cache").glob("*.index")
+    path.unlink()
+    with open(path.with_name(f"{path.stem}-sample.partial"), "wb") as file:
+        file.truncate(200 << 20)
+    started = time.monotonic()
+    assert_same(index, load(root, tmp_path / "cache"))
+    assert time.monotonic() - started < 5
 
 
 def test_damaged_caches_are_rebuilt_and_reported(root, tmp_path, lines):
