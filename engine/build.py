@@ -133,7 +133,8 @@ def open_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
     """The training and validation splits of the run's data set, staged first with ``--stage``. With ``--val-fraction``
     the main process chooses the validation images of a new run; a resumed run has those of its checkpoint."""
     config, splits = run.config, ("train", "val")
-    where = {"stage": config.stage, "cache_dir": config.cache_dir, "ctx": ctx, "known_root": run.data_root}
+    where = {name: getattr(config, name) for name in ("classes", "stage", "cache_dir")}
+    where |= {"ctx": ctx, "known_root": run.data_root}
     where["stored_in"] = str(run.checkpoint.path) if run.checkpoint and run.data_root else ""
     if not config.val_fraction:
         return open_dataset(config.data, splits, **where)

@@ -95,6 +95,8 @@ class RunSettings(TypedDict, total=False):
 
 
 class DataSettings(RunSettings, total=False):
+    classes: list[str] | str
+    """use only these classes of the data set, given by number or name; default: all, or the checkpoint's"""
     single_cls: bool
     """treat all classes as one"""
     max_bad: float
@@ -197,6 +199,8 @@ class ExportSettings(TypedDict, total=False):
 
 
 class TrainSettings(DataSettings, Hyperparameters, total=False):
+    fraction: float
+    """train on this part of the training images, chosen at random by --seed"""
     val_fraction: float
     """hold out this part of the training images if there is no 'val'; 0: none"""
     model: str

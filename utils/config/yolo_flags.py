@@ -56,8 +56,6 @@ _ADVICE: dict[str, dict[str, str]] = {
         **dict.fromkeys(("--erasing", "--auto-augment", "--bgr", "--augmentations"), _NO_SUCH_AUGMENTATION),
         "--pretrained": "use --weights to name the weights to start from; without it a run starts from scratch",
         "--half": "use --amp bf16 or --amp fp16; --amp auto uses bf16 if the device supports it",
-        "--fraction": "the data set's YAML lists the images to train on; 'train' may name a .txt list of them",
-        "--classes": "a run trains on all classes of the data set's YAML",
         "--time": "use --epochs; a run stopped by SIGTERM or SIGUSR1 is continued with --resume",
         "--plots": _PLOTS,
         "--save": "checkpoints are always written. Leave it out",
@@ -71,7 +69,6 @@ _ADVICE: dict[str, dict[str, str]] = {
         **_NO_TRACKING,
         **dict.fromkeys(("--save-txt", "--save-conf", "--save-hybrid"), _LABEL_FILES),
         "--plots": _PLOTS,
-        "--classes": "all classes are scored, and classes.csv has a line for each. Leave it out",
         "--agnostic-nms": "detections are scored class by class; detect.py has this flag. Leave it out",
     },
     "detect": {
