@@ -277,6 +277,8 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     """validate every n epochs and at the end; 0: at the end only"""
     noautoanchor: bool
     """never refit anchors"""
+    export: list[Literal["onnx", "openvino", "torchscript", "pt2"]] | Literal["onnx", "openvino", "torchscript", "pt2"]
+    """export best.pt after the last epoch; tried before the first one"""
     seed: int
     """seed of all random numbers"""
     deterministic: bool

@@ -24,6 +24,7 @@ _MOST_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average nev
 CLOSING_EPOCHS = 10  # at most half of the run
 _IMGSZ = ("--img", "--img-size")
 _CACHES = ("none", "ram", "disk", "device")
+EXPORT_FORMATS = ("onnx", "openvino", "torchscript", "pt2")
 _TRUST_HELP = "open TorchScript, pt2 and OpenVINO files that you have not exported; they may run code in them"
 _CLASSES_HELP = "use only these classes of the data set, given by number or name; default: all, or the checkpoint's"
 _WORKERS_HELP = (
@@ -45,8 +46,8 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "device and precision": "device amp channels_last compile threads workers",
     "processes": "spawn local_rank local_world_size sync_bn sync_bn_group compress_grads zero virtual_ranks "
     "stall_minutes",
-    "output": "project name exist_ok save_period save_minutes save_steps callbacks tracker tracker_weights csv_names "
-    "noplots save_json per_size verbose nosave save_txt save_conf save_format save_crop view_img line_thickness "
+    "output": "project name exist_ok export save_period save_minutes save_steps callbacks tracker tracker_weights "
+    "csv_names noplots save_json per_size verbose nosave save_txt save_conf save_format save_crop view_img line_thickness "
     "hide_labels hide_conf",
 }
 
@@ -264,6 +265,9 @@ class TrainConfig(_DataConfig):
     stall_minutes: float = setting(10.0, low=0, help="write stack traces after n minutes without a step; 0: never")
     val_every: int = setting(1, low=0, help="validate every n epochs and at the end; 0: at the end only")
     noautoanchor: bool = setting(False, help="never refit anchors")
+    export: list[str] = setting(
+        factory=list, choices=EXPORT_FORMATS, help="export best.pt after the last epoch; tried before the first one"
+    )
     seed: int = setting(0, low=0, help="seed of all random numbers")
     deterministic: bool = setting(False, help="use deterministic kernels")
     max_bad_steps: int = setting(20, low=1, help="stop after this many consecutive non-finite steps")
@@ -370,7 +374,7 @@ class ExportConfig:
     weights: str = setting(help="checkpoint, or a public name such as yolov8n")
     format: list[str] = setting(
         factory=lambda: ["onnx"],
-        choices=("onnx", "openvino", "torchscript", "pt2"),
+        choices=EXPORT_FORMATS,
         aliases=("--include",),
         help="one or several file formats",
     )
