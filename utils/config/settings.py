@@ -47,8 +47,8 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "processes": "spawn local_rank local_world_size sync_bn sync_bn_group compress_grads zero virtual_ranks "
     "stall_minutes",
     "output": "project name exist_ok export save_period save_minutes save_steps callbacks tracker tracker_weights "
-    "csv_names noplots save_json per_size verbose nosave save_txt save_conf save_format save_crop view_img line_thickness "
-    "hide_labels hide_conf",
+    "csv_names noplots save_json per_size verbose nosave save_txt save_conf save_format save_crop view_img "
+    "line_thickness hide_labels hide_conf",
 }
 
 
