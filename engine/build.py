@@ -86,7 +86,7 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
                 try_formats(model, config.export, config.imgsz)
     with open_folder(ctx, run) as run, closing(build_tracker(ctx, run)) as tracker:
         plan, criterion = step_plan(config, len(train_loader)), build_loss(ctx, run, model)
-        if ctx.is_main:
+        if ctx.is_main and not config.time:
             warn_of_few_steps(plan, from_weights=bool(config.weights))
         pictures = train_loader.global_pictures(0)
         step = build_step(ctx, run, model, criterion, pretrained=pretrained, plan=plan, pictures=pictures)

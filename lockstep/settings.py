@@ -211,6 +211,8 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     """scratch, finetune, debug or a YAML; auto: finetune with --weights, else scratch"""
     epochs: int
     """number of epochs"""
+    time: float
+    """train for this many hours: the number of epochs follows from how long they take; 0: --epochs"""
     batch_size: int
     """images per global batch; -1: what fits on the GPUs"""
     imgsz: int

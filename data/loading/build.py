@@ -100,6 +100,7 @@ def build_train_loader(
         workers=workers,
         pin_memory=ctx.device.type == "cuda",
         weighted=config.image_weights,
+        by_epoch=config.time > 0,
         after_batch=partial(damaged.check, log=ctx.is_main),
         **(_render_on_device(ctx, config, dataset, workers) if config.render_on == "device" else {}),
     )

@@ -38,7 +38,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "model and weights": "runs model weights trust offline freeze noautoanchor format layout imgsz batch dynamic half "
     "int8 opset",
     "images": "rect multi_scale quad tile overlap tile_full_image image_weights render_on",
-    "training": "epochs batch_size resume hyp override optimizer cos_lr accumulate nominal_batch label_smoothing "
+    "training": "epochs time batch_size resume hyp override optimizer cos_lr accumulate nominal_batch label_smoothing "
     "skip_zero_grads max_bad_steps seed deterministic",
     "validation": "fitness patience min_gain val_every check check_images calibration_images draws",
     "search": "trials pruner prune_after",
@@ -215,6 +215,9 @@ class TrainConfig(_DataConfig):
     hyp: str = setting("auto", help="scratch, finetune, debug or a YAML; auto: finetune with --weights, else scratch")
     override: list[str] = setting(factory=list, aliases=("--set",), help="hyper-parameters that override --hyp")
     epochs: int = setting(100, low=1, help="number of epochs")
+    time: float = setting(
+        0.0, low=0, help="train for this many hours: the number of epochs follows from how long they take; 0: --epochs"
+    )
     batch_size: int = setting(
         16,
         low=1,

@@ -57,7 +57,6 @@ _ADVICE: dict[str, dict[str, str]] = {
         **dict.fromkeys(("--erasing", "--auto-augment", "--bgr", "--augmentations"), _NO_SUCH_AUGMENTATION),
         "--pretrained": "use --weights to name the weights to start from; without it a run starts from scratch",
         "--half": "use --amp bf16 or --amp fp16; --amp auto uses bf16 if the device supports it",
-        "--time": "use --epochs; a run stopped by SIGTERM or SIGUSR1 is continued with --resume",
         "--plots": _PLOTS,
         "--save": "checkpoints are always written. Leave it out",
         "--split": "'train' and 'val' of the data set's YAML are used; val.py --task chooses a split",
