@@ -252,10 +252,10 @@ class KeyedDistributedSampler(DistributedSampler):
         start, end = shard_bounds(self.global_pictures(batch), self.rank, self.num_replicas)
         if self.quad:
             quads = (self._quad(indices, epoch, first + 4 * i, canvas) for i in range(start, end))
-            keys, canvas = chain.from_iterable(quads), (2 * canvas[0], 2 * canvas[1])
-        else:
-            keys = self._keys(indices, epoch, range(first + start, first + end), canvas)
-        return BatchRequest(tuple(keys), canvas, epochs=self.epochs)
+            size = (2 * canvas[0], 2 * canvas[1])
+            return BatchRequest(tuple(chain.from_iterable(quads)), size, epochs=self.epochs)
+        keys = tuple(self._keys(indices, epoch, range(first + start, first + end), canvas))
+        return BatchRequest(keys, canvas, epochs=self.epochs)
 
     def _keys(self, indices: np.ndarray, epoch: int, positions: range, canvas: tuple[int, int]) -> Iterator[SampleKey]:
         bounds, block = (0, 0), ()
