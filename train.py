@@ -43,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 advice = partial(memory_advice, *size, least_batch=ctx.world_size, device=ctx.device.type)
                 with explained(advice), build_run(ctx, run, signals, watchdog) as trainer:
                     trainer.fit()
+    if ctx.is_main and trainer.config.export:  # signals end it as they end export.py
+        from engine.export.run import export_best
+
+        export_best(trainer.run.folder / "best.pt", trainer.config)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = parse_config(ValConfig, argv, __doc__.split("\n")[0])
     from engine.input_files import check_scoring_files  # it and what follows take longer to import than --help may
 
-    check_scoring_files(config.weights, config.data, (config.task,))
+    check_scoring_files(config.weights, config.data, (config.task,), config.classes)
     if config.spawn > 1 and not is_launched():
         spawn(main, config.spawn, (argv,), run=run_main)
         return

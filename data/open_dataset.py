@@ -9,17 +9,22 @@ from pathlib import Path
 
 from data.demo import ensure_demo
 from data.index.dataset_yaml import DatasetSpec, check_exists, known_by_name, load_dataset_spec
+from data.index.index import class_names
 from data.staging.stage import stage_dataset
+from utils.config.settings import typed_classes
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import cache_folder
+from utils.logger import get_logger
+from utils.strings import counted
 
 
 def open_dataset(
     data: str,
     splits: Sequence[str],
     *,
+    classes: Sequence[str] = (),
     stage: str,
     cache_dir: str,
     ctx: DistributedContext,
@@ -33,6 +38,7 @@ def open_dataset(
         data: a YAML, the name of one in configs/data ("coco" or "coco.yaml"), or "demo" for the data set that is
             rendered into the cache folder.
         splits: those that will be read; the others are not staged.
+        classes: the only ones that are used, as ``--classes`` names them; empty: all.
         stage: folder on a local disk of each node to which the splits are copied first; empty: no copy.
         cache_dir: the cache folder, which contains the demo set; empty: ~/.cache/lockstep.
         known_root: see `load_dataset_spec`.
@@ -47,17 +53,29 @@ def open_dataset(
         if data != "demo":
             data = known_by_name(data)
         if stage:
-            return stage_dataset(data, stage, splits, ctx, known_root=known_root, optional=optional)
-        if data != "demo":
+            spec = stage_dataset(data, stage, splits, ctx, known_root=known_root, optional=optional)
+        elif data != "demo":
             if stored_in and not Path(data).exists():
                 raise UserError(f"{data}: no such file")
             check_exists(data)
             spec = load_dataset_spec(data, known_root)
             for split in splits:  # what is missing is known before weights are read
                 spec.check_split(split)
-            return replace(spec, if_missing=spec.if_missing + note)
-        with torch_distributed_zero_first(ctx):
-            return load_dataset_spec(ensure_demo(cache_folder(cache_dir) / "demo"))
+            spec = replace(spec, if_missing=spec.if_missing + note)
+        else:
+            with torch_distributed_zero_first(ctx):
+                spec = load_dataset_spec(ensure_demo(cache_folder(cache_dir) / "demo"))
+    return with_classes(spec, typed_classes(classes))
+
+
+def with_classes(spec: DatasetSpec, classes: Sequence[int | str]) -> DatasetSpec:
+    """`DatasetSpec.use_classes`, with a line in the log."""
+    spec = spec.use_classes(classes)
+    if spec.classes:
+        names = class_names(spec, single_cls=False)
+        text = "%d of %s used: %s; boxes of other classes are left out"
+        get_logger().info(text, len(names), counted(len(spec.names), "class"), ", ".join(names))
+    return spec
 
 
 @contextmanager

@@ -162,6 +162,7 @@ class BatchRequest:
     keys: tuple[SampleKey, ...]
     canvas_hw: tuple[int, int]  # of the pictures
     slot: int | None = None  # of `data.shared_memory`, to render into
+    epochs: int | None = None  # of the whole run; None: as the data set knows
 
     @property
     def pictures(self) -> int:
@@ -208,6 +209,7 @@ class KeyedDistributedSampler(DistributedSampler):
         self.order = order
         self.quad = quad
         self.multi_scale = multi_scale
+        self.epochs: int | None = None  # of the whole run, if it has changed
 
     @property
     def num_batches(self) -> int:
@@ -250,8 +252,10 @@ class KeyedDistributedSampler(DistributedSampler):
         start, end = shard_bounds(self.global_pictures(batch), self.rank, self.num_replicas)
         if self.quad:
             quads = (self._quad(indices, epoch, first + 4 * i, canvas) for i in range(start, end))
-            return BatchRequest(tuple(chain.from_iterable(quads)), (2 * canvas[0], 2 * canvas[1]))
-        return BatchRequest(tuple(self._keys(indices, epoch, range(first + start, first + end), canvas)), canvas)
+            size = (2 * canvas[0], 2 * canvas[1])
+            return BatchRequest(tuple(chain.from_iterable(quads)), size, epochs=self.epochs)
+        keys = tuple(self._keys(indices, epoch, range(first + start, first + end), canvas))
+        return BatchRequest(keys, canvas, epochs=self.epochs)
 
     def _keys(self, indices: np.ndarray, epoch: int, positions: range, canvas: tuple[int, int]) -> Iterator[SampleKey]:
         bounds, block = (0, 0), ()

@@ -24,6 +24,8 @@ from engine.checkpoint.resume import check_classes, resumed_position
 from engine.checkpoint.run import Run
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.fitness import Fitness
+from engine.export.options import require_packages
+from engine.export.run import try_formats
 from engine.idle_settings import idle_on_head, idle_settings
 from engine.kfold.folds import scan_options, validation_images
 from engine.optim.build import RULES, SHORT_RUN
@@ -78,9 +80,13 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
         warn_of_shared_images(spec, train_loader.index, val_loader.index)
         warn_of_small_boxes(train_loader.index, imgsz=config.imgsz, stride=model.stride)
     load_or_fit_anchors(run, model, train_loader)
+    if config.export:
+        with torch_distributed_zero_first(ctx):
+            if ctx.is_main:
+                try_formats(model, config.export, config.imgsz)
     with open_folder(ctx, run) as run, closing(build_tracker(ctx, run)) as tracker:
         plan, criterion = step_plan(config, len(train_loader)), build_loss(ctx, run, model)
-        if ctx.is_main:
+        if ctx.is_main and not config.time:
             warn_of_few_steps(plan, from_weights=bool(config.weights))
         pictures = train_loader.global_pictures(0)
         step = build_step(ctx, run, model, criterion, pretrained=pretrained, plan=plan, pictures=pictures)
@@ -124,6 +130,7 @@ def check_settings(ctx: DistributedContext, run: Run) -> None:
         require_package("matplotlib", "plots", "use --noplots")
     if ctx.is_main:
         check_services(run.config.tracker, run.folder.parent)
+        require_packages(run.config.export)
     check_batch_search(ctx, run.config)
     check_step_settings(ctx, run.config)
     check_loader_settings(ctx, run.config, run.hyp)
@@ -133,7 +140,8 @@ def open_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
     """The training and validation splits of the run's data set, staged first with ``--stage``. With ``--val-fraction``
     the main process chooses the validation images of a new run; a resumed run has those of its checkpoint."""
     config, splits = run.config, ("train", "val")
-    where = {"stage": config.stage, "cache_dir": config.cache_dir, "ctx": ctx, "known_root": run.data_root}
+    where = {name: getattr(config, name) for name in ("classes", "stage", "cache_dir")}
+    where |= {"ctx": ctx, "known_root": run.data_root}
     where["stored_in"] = str(run.checkpoint.path) if run.checkpoint and run.data_root else ""
     if not config.val_fraction:
         return open_dataset(config.data, splits, **where)

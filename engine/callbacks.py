@@ -245,6 +245,10 @@ class Callbacks:
         self._flag = f"--callbacks {state.settings['callbacks']}"  # a hook may change its copy of the settings
         self._failure: str | None = None
 
+    def set_epochs(self, epochs: int) -> None:
+        """Tells the hooks another number of epochs of the whole run."""
+        self.state.epochs = epochs
+
     def started(self) -> bool:
         """Before the first step. Returns whether the run ends, on all ranks the same."""
         self._call("on_start")

@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     entries = entries_of(config.runs)
     from engine.input_files import check_scoring_files
 
-    check_scoring_files([str(entry.weights) for entry in entries], config.data, (config.task,))
+    check_scoring_files([str(entry.weights) for entry in entries], config.data, (config.task,), config.classes)
     from utils.distributed.context import DistributedContext, report_errors_once
 
     ctx = DistributedContext.from_environment(config.device, None, None)
@@ -140,8 +140,9 @@ def compare(config: CompareConfig, entries: Sequence[Entry], ctx: DistributedCon
     log = get_logger()
     validation = ValConfig(
         weights=[str(entry.weights) for entry in entries],
-        **{name: getattr(config, name) for name in ("data", "task", "imgsz", "batch_size", "device", "workers")},
-        **{name: getattr(config, name) for name in ("single_cls", "max_bad", "cache_dir", "offline", "trust")},
+        **{name: getattr(config, name) for name in ("data", "task", "classes", "imgsz", "batch_size", "device")},
+        **{name: getattr(config, name) for name in ("workers", "single_cls", "max_bad", "cache_dir", "offline")},
+        trust=config.trust,
     )
     models, spec = open_models(validation, ctx)
     with torch_distributed_zero_first(ctx):  # before the work, as in val.py

@@ -16,7 +16,7 @@ from data.sources import FileProblem, Frame, open_source
 from engine.inference.results import describe_counts, label_texts
 from engine.predictor import Detected, Predictor, open_weights
 from models.postprocess.tiling import Tiles
-from utils.config.settings import DetectConfig
+from utils.config.settings import DetectConfig, typed_classes
 from utils.errors import UserError
 from utils.files.folders import increment_path
 from utils.logger import configure_logging, get_logger
@@ -44,7 +44,7 @@ def detect(config: DetectConfig) -> Path:
         iou=config.iou_thres,
         box_voting=config.box_voting,
         max_det=config.max_det,
-        classes=[int(c) if c.lstrip("-").isdecimal() else c for c in config.classes],
+        classes=typed_classes(config.classes),
         agnostic=config.agnostic_nms,
         amp=config.amp,
         tiles=Tiles.of(config),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from models.heads.base import DetectionHead
@@ -62,11 +63,12 @@ def _idle_in_steps(config: TrainConfig) -> Iterator[str]:
 
 def _idle_in_epochs(config: TrainConfig, hyp: Hyperparameters) -> Iterator[str]:
     closing, length = closing_epochs(hyp.close_mosaic, config.epochs), counted(config.epochs, "epoch")
-    if config.epochs <= closing and (hyp.mosaic or hyp.mixup) and not config.rect:
+    epochs = math.inf if config.time else config.epochs
+    if epochs <= closing and (hyp.mosaic or hyp.mixup) and not config.rect:
         yield f"mosaic and mixup do nothing: close_mosaic is {closing} and the run has {length}"
-    if config.save_period > config.epochs:
+    if config.save_period > epochs:
         yield f"--save-period {config.save_period} does nothing: the run has {length}"
-    if config.patience >= config.epochs:
+    if config.patience >= epochs:
         yield f"--patience {config.patience} does nothing: the run has {length}"
     elif config.min_gain and not config.patience:
         yield f"--min-gain {config.min_gain:g} does nothing without --patience"
@@ -93,7 +95,7 @@ def _idle_rates(config: TrainConfig, hyp: Hyperparameters, asked: set[str]) -> I
         yield "--set lr_mult does nothing without --weights"
     if config.cos_lr and hyp.lrf == 1:
         yield "--cos-lr does nothing: lrf 1 keeps the learning rate where it is"
-    if "warmup_epochs" in asked and hyp.warmup_epochs > config.epochs / 4:
+    if "warmup_epochs" in asked and hyp.warmup_epochs > config.epochs / 4 and not config.time:
         yield (
             f"--set warmup_epochs={hyp.warmup_epochs:g} is cut: the warm-up takes at most a quarter of the run, here "
             f"{config.epochs / 4:g} epochs"

@@ -27,7 +27,7 @@ def check_training_files(config: TrainConfig) -> None:
             raise UserError(f"{config.resume}: no such checkpoint")
         return
     needs_no_val = isinstance(config, KfoldConfig) or config.val_fraction
-    check_dataset(config.data, ("train",) if needs_no_val else ("train", "val"))
+    check_dataset(config.data, ("train",) if needs_no_val else ("train", "val"), config.classes)
     if config.model:
         load_spec(config.model)
     if config.weights:
@@ -36,12 +36,14 @@ def check_training_files(config: TrainConfig) -> None:
         read_recipe(config.hyp, config.override, pretrained=bool(config.weights))
 
 
-def check_scoring_files(weights: Sequence[str], data: str, splits: Sequence[str] = ()) -> None:
-    """Raises UserError for weights that are missing, or a data set that cannot be read; ``data`` "": that of the
-    weights."""
+def check_scoring_files(
+    weights: Sequence[str], data: str, splits: Sequence[str] = (), classes: Sequence[str] = ()
+) -> None:
+    """Raises UserError for weights that are missing, or a data set that cannot be read or does not have ``classes``;
+    ``data`` "": that of the weights."""
     if is_launched():
         return
     if data:
-        check_dataset(data, splits)
+        check_dataset(data, splits, classes)
     for path in weights:
         check_weights(path)

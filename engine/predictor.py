@@ -28,8 +28,7 @@ from engine.inference.runtime import is_exported, open_model
 from engine.process import resolve_amp
 from models.postprocess.detections import DETECTION_IOU
 from models.postprocess.tiling import Tiles
-from utils.config.settings import check_image_size
-from utils.config.yaml_files import suggestion
+from utils.config.settings import check_image_size, class_numbers
 from utils.distributed.context import DistributedContext, parse_devices
 from utils.download import fetch_weights
 from utils.errors import UserError, one_line
@@ -229,7 +228,9 @@ class Predictor:
         max_det = self.max_det if max_det is None else max_det
         classes = self.classes if classes is None else classes
         try:
-            classes = self._class_numbers(() if classes is None else classes)
+            if isinstance(classes, str):
+                raise TypeError
+            classes = class_numbers(() if classes is None else classes, self.names, "the model")
             max_det = operator.index(max_det)
         except TypeError:
             raise UserError(
@@ -248,22 +249,6 @@ class Predictor:
         if iou is None and (agnostic or self.model.nms_iou is not None):
             iou = DETECTION_IOU
         return Selection(conf, iou, max_det, classes, agnostic, box_voting)
-
-    def _class_numbers(self, classes: Sequence[int | str]) -> tuple[int, ...]:
-        """Raises TypeError for what is neither a number nor a name, UserError for a class that the model lacks."""
-        if isinstance(classes, str):
-            raise TypeError
-        numbers = {name: number for number, name in self.names.items()}
-        found = []
-        for c in classes:
-            if isinstance(c, str) and c not in numbers:
-                hint = suggestion(c, numbers) or f"; its classes: {', '.join(numbers)}"
-                raise UserError(f"--classes {c}: the model has no class of this name{hint}")
-            number = numbers[c] if isinstance(c, str) else operator.index(c)
-            if number not in self.names:
-                raise UserError(f"--classes {number}: the model has classes 0 to {len(self.names) - 1}")
-            found.append(number)
-        return tuple(found)
 
 
 def _batches(items: Iterator[Frame | FileProblem], ahead: Ahead) -> Iterator[list[Frame | FileProblem | Exception]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
@@ -15,7 +16,7 @@ from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.run import Run
 from engine.evaluation.fitness import Fitness
-from engine.optim.schedule import StepPlan, build_schedule
+from engine.optim.schedule import StepPlan, build_schedule, epochs_in_time
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.prefetcher import Prefetcher
 from engine.reporting.progress_bar import EpochBar, log_start_time
@@ -33,7 +34,7 @@ from utils.structures import Batch, EvalResult
 
 log = logging.getLogger("lockstep")
 
-EpochEnd = Callable[[int, EvalResult | None], None]
+EpochEnd = Callable[[int, int, EvalResult | None], None]
 Validate = Callable[..., EvalResult | None]
 
 
@@ -50,8 +51,8 @@ class Trainer:
         watchdog: of this process, entered.
         progress: the run's position and its best result; updated in place.
         callbacks: the user's hooks.
-        on_epoch_end: called on every rank after each epoch, with its number and its result (None on other ranks than 0,
-            and where the epoch was not validated).
+        on_epoch_end: called on every rank after each epoch, with its number, the number of all epochs, and its result
+            (None on other ranks than 0, and where the epoch was not validated).
     """
 
     def __init__(
@@ -202,7 +203,8 @@ class Trainer:
         per_epoch, done, accumulate = len(self.train_loader), self.progress.batch, self.plan.accumulate
         if done < per_epoch:
             return min(accumulate, per_epoch - done)
-        is_known = self.train_loader.class_weights is None and self.progress.epoch + 1 < self.config.epochs
+        is_known = self.train_loader.class_weights is None and not self.config.time
+        is_known &= self.progress.epoch + 1 < self.config.epochs
         return min(accumulate, per_epoch) if is_known else 0
 
     def _read(self, *, leave: int) -> StepFlags:
@@ -283,6 +285,8 @@ class Trainer:
                 average_buffers(model, self.ctx)
                 broadcast_parameters(model, self.ctx)
             progress.joined = True
+        if self.config.time:
+            self._fit_into_time()
         if self._validates_after(progress.epoch + 1) and self.stops.save_is_due_before_validation():
             self._save()
         result = self._validate()
@@ -298,8 +302,22 @@ class Trainer:
             log.info("epoch %d: %s", progress.epoch, "  ".join(shown))
         self._save(is_best=is_best, metrics=metrics)
         if self.on_epoch_end is not None:
-            self.on_epoch_end(progress.epoch, result)
+            self.on_epoch_end(progress.epoch, self.config.epochs, result)
         self._is_ended = self.callbacks.epoch_ended(row)
+
+    def _fit_into_time(self) -> None:
+        """Decides before a validation how many epochs the run has, by rank 0's clock."""
+        done, before = self.progress.epoch + 1, self.config.epochs
+        seconds = time.monotonic() - self._started + self._epoch_end_s
+        epochs = broadcast_object(self.ctx, epochs_in_time(done, seconds, self.config.time * 3600))
+        if epochs == before:
+            return
+        log.info("--time %g: %s", self.config.time, counted(epochs, "epoch"))
+        self.config = replace(self.config, epochs=epochs)
+        self.plan = replace(self.plan, total=self.plan.steps * epochs)
+        self.schedule = build_schedule(self.run.hyp, self.plan, cosine=self.config.cos_lr)
+        for part in (self.train_loader, self.checkpointer, self.callbacks):
+            part.set_epochs(epochs)
 
     def _validates_after(self, epochs_done: int) -> bool:
         val_every = self.config.val_every

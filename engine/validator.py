@@ -13,7 +13,7 @@ from data.loading.build import build_val_loader
 from engine.evaluation import report
 from engine.evaluation.analysis import analyze
 from engine.evaluation.evaluator import IMAGES_IN_CACHE, Evaluator
-from engine.inference.data_set import open_data
+from engine.inference.data_set import class_columns, open_data
 from engine.inference.model import InferenceModel
 from engine.inference.runtime import is_exported, open_model
 from engine.process import check_same_model, check_same_start, resolve_amp
@@ -72,6 +72,7 @@ def open_models(config: ValConfig, ctx: DistributedContext) -> tuple[list[Infere
         cache_dir=config.cache_dir,
         ctx=ctx,
         single_cls=config.single_cls,
+        classes=config.classes,
     )
     for model in models:
         check_same_model(ctx, model, model.state_dict().values())
@@ -128,6 +129,7 @@ def score(
         iou_thres=config.iou_thres,
         max_det=config.max_det,
         single_cls=config.single_cls,
+        classes=class_columns(model, spec),
         box_voting=config.box_voting,
     )
     evaluator = Evaluator(

@@ -95,6 +95,8 @@ class RunSettings(TypedDict, total=False):
 
 
 class DataSettings(RunSettings, total=False):
+    classes: list[str] | str
+    """use only these classes of the data set, given by number or name; default: all, or the checkpoint's"""
     single_cls: bool
     """treat all classes as one"""
     max_bad: float
@@ -197,6 +199,8 @@ class ExportSettings(TypedDict, total=False):
 
 
 class TrainSettings(DataSettings, Hyperparameters, total=False):
+    fraction: float
+    """train on this part of the training images, chosen at random by --seed"""
     val_fraction: float
     """hold out this part of the training images if there is no 'val'; 0: none"""
     model: str
@@ -207,6 +211,8 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     """scratch, finetune, debug or a YAML; auto: finetune with --weights, else scratch"""
     epochs: int
     """number of epochs"""
+    time: float
+    """train for this many hours: the number of epochs follows from how long they take; 0: --epochs"""
     batch_size: int
     """images per global batch; -1: what fits on the GPUs"""
     imgsz: int
@@ -273,6 +279,8 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     """validate every n epochs and at the end; 0: at the end only"""
     noautoanchor: bool
     """never refit anchors"""
+    export: list[Literal["onnx", "openvino", "torchscript", "pt2"]] | Literal["onnx", "openvino", "torchscript", "pt2"]
+    """export best.pt after the last epoch; tried before the first one"""
     seed: int
     """seed of all random numbers"""
     deterministic: bool

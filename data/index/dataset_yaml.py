@@ -19,6 +19,7 @@ from data.labels.coco import COCO
 from data.labels.label_format import LabelFormat
 from data.labels.voc import VOC
 from data.labels.yolo import YOLO
+from utils.config.settings import class_numbers, typed_classes
 from utils.config.yaml_files import load_yaml, suggestion
 from utils.errors import UserError, one_line
 from utils.files.folders import CONFIGS
@@ -63,6 +64,7 @@ class DatasetSpec:
     source: str  # path of the YAML, for messages
     if_missing: str = "correct its paths"  # what to do if the data is missing
     held_out: frozenset[str] = frozenset()  # names of the training images that are the split "val"
+    classes: tuple[int, ...] = ()  # numbers in ``names`` of those that are used, ascending; empty: all
 
     def split(self, name: str) -> SplitSource:
         """The split ``name``. Raises UserError if the YAML does not have it."""
@@ -83,6 +85,12 @@ class DatasetSpec:
     def hold_out(self, names: Iterable[str]) -> DatasetSpec:
         """The data set with the training images ``names``, relative to its folder, as the split "val"."""
         return replace(self, splits=self.splits | {"val": self.split("train")}, held_out=frozenset(names))
+
+    def use_classes(self, classes: Sequence[int | str]) -> DatasetSpec:
+        """The data set with all images, but the boxes of ``classes`` only, given by number or name; empty: all. Raises
+        UserError for a class that it does not have."""
+        numbers = sorted(set(class_numbers(classes, dict(enumerate(self.names)), self.source)))
+        return replace(self, classes=tuple(numbers) if len(numbers) < len(self.names) else ())
 
     def missing(self, path: Path) -> UserError:
         """The error for a missing part of the data set."""
@@ -111,16 +119,16 @@ def what_exists(path: Path) -> str:
     return f"; {parent} has {', '.join(names[:5])}{', ...' * (len(names) > 5)}" if is_last and names else ""
 
 
-def check_dataset(data: str, splits: Sequence[str]) -> None:
-    """Raises UserError for what can be seen at once to be wrong with ``data``, as ``--data`` names it. Names that stand
-    in annotations alone are left for later: to read them may take long."""
+def check_dataset(data: str, splits: Sequence[str], classes: Sequence[str] = ()) -> None:
+    """Raises UserError for what can be seen at once to be wrong with ``data``, as ``--data`` names it, or with
+    ``--classes``. Names that stand in annotations alone are left for later: to read them may take long."""
     if data == "demo":
         return
     data = known_by_name(data)
     check_exists(data)
     values = load_yaml(data)
     if not isinstance(values, dict) or values.get("names") is not None or "annotations" not in values:
-        spec = load_dataset_spec(data)
+        spec = load_dataset_spec(data).use_classes(typed_classes(classes))
         for split in splits:
             spec.check_split(split)
 

@@ -8,6 +8,7 @@ import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.caches import hold, make_room
 from utils.files.folders import cache_folder
 from utils.logger import get_logger
+from utils.rng import keyed_generator, named_stream
 from utils.strings import FlatStrings, counted, image_ids_of
 from utils.structures import GroundTruth
 
@@ -127,6 +129,8 @@ def load_index(
     max_bad: float = 0.1,
     single_cls: bool = False,
     verify: str = "sample",
+    fraction: float = 1.0,
+    seed: int = 0,
     progress: bool = True,
 ) -> DatasetIndex:
     """Opens the index of a split from its cache file, or scans the split and writes that file. Never writes to the
@@ -138,6 +142,7 @@ def load_index(
         max_bad: largest fraction of images that may be left out because they or their labels cannot be used.
         single_cls: treat all classes as one.
         verify: "sample" or "full", see `data.index.scan.scan_split`.
+        fraction: of the usable images, chosen at random by ``seed``; a smaller one is a part of a larger one.
         progress: show a progress bar.
 
     Raises:
@@ -145,13 +150,14 @@ def load_index(
             the labels, or more than ``max_bad`` of the images are bad.
     """
     part, split = split, "train" if spec.held_out and split == "val" else split
+    merged = single_cls and not spec.classes  # by the scan, which then checks no class
     listing = list_split(spec, split)
     if what := without_labels(listing, spec, split):  # before its images are read
         raise UserError(what)
-    fingerprint = _fingerprint(spec, split, listing, single_cls, verify)
+    fingerprint = _fingerprint(spec, split, listing, merged, verify)
     folder = cache_folder(cache_dir)
     path = folder / f"{split}-{fingerprint}.index"
-    names = class_names(spec, single_cls)
+    names = class_names(replace(spec, classes=()), merged)
     index = open_cached(path, names, spec.root, fingerprint)
     cached = index is not None
     if index is None:
@@ -160,16 +166,20 @@ def load_index(
             split,
             listing,
             workers=workers,
-            single_cls=single_cls,
+            single_cls=merged,
             show_progress=progress,
             verify=verify,
             partial=folder / f"{split}-{fingerprint}",
         )
         index = DatasetIndex(names=names, root=spec.root, fingerprint=fingerprint, **scan.split._asdict())
-        write_cache(path, index, origin=(os.path.abspath(spec.source), split, single_cls))
+        write_cache(path, index, origin=(os.path.abspath(spec.source), split, merged))
     whole = index.report
     if spec.held_out and split == "train":
         index = _part(index, part, spec)
+    if spec.classes:
+        index = _of_classes(index, spec, single_cls)
+    if fraction < 1:
+        index = _sampled(index, fraction, seed)
     hold(index, path)
     report_path = path.with_suffix(".txt")
     details = f"; report: {report_path}" if index.report.problems and report_path.exists() else ""
@@ -193,14 +203,48 @@ def _part(index: DatasetIndex, split: str, spec: DatasetSpec) -> DatasetIndex:
             "when the run began; name its data set with --data"
         )
     part = index.take(np.flatnonzero(is_held_out == (split == "val")))
-    crowd = int(part.crowd.sum())
-    totals = {"images": len(part), "backgrounds": int((np.diff(part.offsets) == 0).sum())}
-    totals |= {"boxes": len(part.classes) - crowd, "crowd": crowd}
-    report = ScanReport(totals, FlatStrings.of(()))
+    report = ScanReport(_totals(part), FlatStrings.of(()))
     if split == "train":
-        report = replace(index.report, totals=index.report.totals | totals | {NO_LABEL: 0})
-    digest = hashlib.blake2b(json.dumps([split, index.fingerprint, sorted(spec.held_out)]).encode(), digest_size=16)
-    return replace(part, report=report, fingerprint=digest.hexdigest())
+        report = replace(index.report, totals=index.report.totals | _totals(part) | {NO_LABEL: 0})
+    return replace(part, report=report, fingerprint=_digest(split, index.fingerprint, sorted(spec.held_out)))
+
+
+def _sampled(index: DatasetIndex, fraction: float, seed: int) -> DatasetIndex:
+    order = keyed_generator(seed, named_stream("fraction")).permutation(len(index))
+    part = index.take(np.sort(order[: max(round(fraction * len(index)), 1)]))
+    get_logger().info("--fraction %g: %d of %d training images", fraction, len(part), len(index))
+    report = replace(index.report, totals=index.report.totals | _totals(part) | {NO_LABEL: 0})
+    return replace(part, report=report, fingerprint=_digest(index.fingerprint, fraction, seed))
+
+
+def _digest(*values: Any) -> str:
+    """32 hex digits."""
+    return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()
+
+
+def _of_classes(index: DatasetIndex, spec: DatasetSpec, single_cls: bool) -> DatasetIndex:
+    """The images of ``index``, which has all classes, with the boxes of ``spec.classes`` only, numbered from 0; with
+    ``single_cls`` all are 0. The fingerprint stays: images and files are the same."""
+    numbers = np.full(len(spec.names), -1, np.int32)
+    numbers[list(spec.classes)] = 0 if single_cls else np.arange(len(spec.classes))
+    classes = numbers[index.classes]
+    used = classes >= 0
+    category_ids = index.category_ids or range(len(spec.names))
+    chosen = replace(
+        index,
+        names=class_names(spec, single_cls),
+        offsets=np.r_[0, np.cumsum(used)][index.offsets],
+        classes=classes[used],
+        **{name: getattr(index, name)[used] for name in ("boxes_xywh_px", "crowd", "area_px")},
+        category_ids=() if single_cls else tuple(category_ids[number] for number in spec.classes),
+    )
+    return replace(chosen, report=replace(index.report, totals=index.report.totals | _totals(chosen)))
+
+
+def _totals(index: DatasetIndex) -> dict[str, int]:
+    crowd = int(index.crowd.sum())
+    backgrounds = int((np.diff(index.offsets) == 0).sum())
+    return {"images": len(index), "backgrounds": backgrounds, "boxes": len(index.classes) - crowd, "crowd": crowd}
 
 
 def _unlabeled(listing: Listing) -> list[str]:
@@ -234,7 +278,8 @@ def _check_some_objects(index: DatasetIndex, listing: Listing, spec: DatasetSpec
     if len(index.classes):
         return
     first = next((file.name for file in listing.labels if file.stamp is not None), listing.labels[0].name)
-    text = f"{spec.source}: '{split}' has {counted(len(index), 'image')} and no object (first label file: "
+    of = f" of the class {' or '.join(index.names[:5])}" if spec.classes else ""
+    text = f"{spec.source}: '{split}' has {counted(len(index), 'image')} and no object{of} (first label file: "
     text += f"{_absolute(spec, first)})"
     if split == "train":
         raise UserError(f"{text}; there is nothing to train on")
@@ -257,8 +302,10 @@ def _check_bad_images(report: ScanReport, split: str, max_bad: float, details: s
 
 
 def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
-    """Class names of a model trained on this data set. With ``single_cls`` a data set's only class keeps its name."""
-    return (SINGLE_CLASS_NAME,) if single_cls and len(spec.names) > 1 else spec.names
+    """Class names of a model trained on this data set. With ``single_cls`` the only class that is used keeps its
+    name."""
+    names = tuple(spec.names[number] for number in spec.classes) or spec.names
+    return (SINGLE_CLASS_NAME,) if single_cls and len(names) > 1 else names
 
 
 def _fingerprint(spec: DatasetSpec, split: str, listing: Listing, single_cls: bool, verify: str) -> str:

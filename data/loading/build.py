@@ -67,6 +67,7 @@ def build_train_loader(
         workers=workers,
         cache="none" if config.cache == "device" else config.cache,
         imgsz=config.imgsz,
+        fraction=config.fraction,
         hyp=hyp,
         augment=True,
         seed=config.seed,
@@ -99,6 +100,7 @@ def build_train_loader(
         workers=workers,
         pin_memory=ctx.device.type == "cuda",
         weighted=config.image_weights,
+        by_epoch=config.time > 0,
         after_batch=partial(damaged.check, log=ctx.is_main),
         **(_render_on_device(ctx, config, dataset, workers) if config.render_on == "device" else {}),
     )
@@ -253,6 +255,7 @@ def _open_split(
     *,
     workers: int,
     cache: str,
+    fraction: float = 1.0,
     **options: Any,
 ) -> tuple[LoadImagesAndLabels, DamagedImages]:
     """The samples of a split, scanned and cached, and the list of its damaged images.
@@ -260,6 +263,7 @@ def _open_split(
     Args:
         workers: of the loader that will be made.
         cache: "none", "ram" or "disk".
+        fraction: of the images, chosen by the option ``seed``.
         options: of `LoadImagesAndLabels`.
     """
     leaders = _cache_leaders(ctx, cache, bool(config.stage))
@@ -272,6 +276,8 @@ def _open_split(
             max_bad=config.max_bad,
             single_cls=config.single_cls,
             verify=config.verify,
+            fraction=fraction,
+            seed=options.get("seed", 0),
             progress=ctx.is_node_leader,
         )
     check_same_data(ctx, split, index)  # before nodes send each other images of it

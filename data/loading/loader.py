@@ -76,7 +76,7 @@ class _RequestLoader(DataLoader):
         uses_slots = workers > 0 and make_batch is None
         self._slots = open_slots(slots, 3 * most_pixels, page_lock) if uses_slots else None
         super().__init__(
-            RequestDataset(make_batch or partial(render_batch, dataset, self._slots), self._slots),
+            RequestDataset(dataset, make_batch or partial(render_batch, dataset, self._slots), self._slots),
             batch_size=None,
             sampler=requests if self._slots is None else _SlottedRequests(requests, self._slots),
             num_workers=workers,
@@ -138,6 +138,7 @@ class InfiniteDataLoader(_RequestLoader):
         sampler: KeyedDistributedSampler,
         *,
         weighted: bool = False,
+        by_epoch: bool = False,
         renderer: Callable[[Any], Batch] | None = None,
         **options: Any,
     ) -> None:
@@ -146,6 +147,7 @@ class InfiniteDataLoader(_RequestLoader):
             dataset: renders the samples.
             sampler: chooses the samples.
             weighted: draw images by class weights; see `set_class_weights`.
+            by_epoch: prefetch nothing across epochs, so that `set_epochs` can be called between them.
             renderer: turns what ``make_batch`` returns into a `Batch` on the device; None: it is a `Batch` on the host.
             options: ``workers``, ``pin_memory``, ``make_batch`` and ``after_batch``, as of the base class.
         """
@@ -155,7 +157,7 @@ class InfiniteDataLoader(_RequestLoader):
         # float64 (C,); None if images are not drawn by weight. To be saved with a position inside an epoch.
         self.class_weights: np.ndarray | None = None
         super().__init__(dataset, self._requests, sampler.most_pixels, **options)
-        self._weighted = weighted
+        self._weighted, self._by_epoch = weighted, weighted or by_epoch
         if weighted:
             self.set_class_weights(inverse_frequency_weights(self.index.classes, len(self.index.names)))
 
@@ -163,11 +165,11 @@ class InfiniteDataLoader(_RequestLoader):
         return self._keys.num_batches
 
     def __iter__(self) -> Iterator[Any]:
-        if not self._weighted:
+        if not self._by_epoch:
             yield from super().__iter__()
             return
-        # An epoch's order depends on weights that are set when the one before has ended, so each epoch is a separate
-        # iteration, and nothing is prefetched across epochs.
+        # An epoch depends on what is set when the one before has ended, so each epoch is a separate iteration, and
+        # nothing is prefetched across epochs.
         epoch, batch = self._requests.start
         self._requests.one_epoch = True
         while True:
@@ -192,6 +194,12 @@ class InfiniteDataLoader(_RequestLoader):
     def global_pictures(self, batch: int) -> int:
         """Pictures in batch ``batch`` of an epoch, over all ranks."""
         return self._keys.global_pictures(batch)
+
+    def set_epochs(self, epochs: int) -> None:
+        """Sets the number of epochs of the whole run, for epochs that begin after this call."""
+        if not self._by_epoch:
+            raise ValueError("this loader prefetches across epochs")
+        self._keys.epochs = epochs
 
     def set_class_weights(self, weights: np.ndarray) -> None:
         """Sets class weights (C,), not negative and the same on every rank, for epochs that begin after this call.

@@ -91,12 +91,24 @@ class RequestDataset:
     """The data set as torch's DataLoader sees it, indexed by requests. UserErrors and failures of the machine are
     returned as `Failure`."""
 
-    def __init__(self, make_batch: Callable[[BatchRequest], Any], slots: BatchSlots | None = None) -> None:
-        """``slots``: ``make_batch`` renders into the one that a request names."""
+    def __init__(
+        self,
+        samples: LoadImagesAndLabels,
+        make_batch: Callable[[BatchRequest], Any],
+        slots: BatchSlots | None = None,
+    ) -> None:
+        """
+        Args:
+            samples: renders the samples; requests may change its number of epochs.
+            make_batch: makes a batch of them.
+            slots: ``make_batch`` renders into the one that a request names.
+        """
+        self.samples = samples
         self.make_batch = make_batch
         self.slots = slots
 
     def __getitem__(self, request: BatchRequest) -> Any:
+        self.samples.epochs = request.epochs or self.samples.epochs
         try:
             batch = self.make_batch(request)
             return batch if get_worker_info() is None else SentBatch(batch, self.slots, request.slot)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,11 @@ class Checkpointer:
     @property
     def best(self) -> Path:
         return self.folder / "best.pt"
+
+    def set_epochs(self, epochs: int) -> None:
+        """Stores another number of epochs of the run, with which it resumes."""
+        description = self.description
+        self.description = replace(description, config=description.config | {"epochs": epochs})
 
     def save(
         self,

@@ -54,6 +54,7 @@ def export_metadata(
         details={
             "half": options.half,
             "int8": options.int8,
+            "classes": info.get("config", {}).get("classes", []),
             "val_images": info.get("val_images", []),
             "data_fingerprint": info.get("data", {}).get("fingerprint"),
             "ap": _training_ap(info),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from utils.config.settings import ExportConfig, check_image_size
 from utils.errors import UserError
+from utils.machine.limits import require_package
 
 if TYPE_CHECKING:
     from models.detector import Detector
@@ -33,6 +35,12 @@ class ExportOptions:
         """B, 3, H, W of the example input."""
         # torch.export takes a side of one cell, or a batch of one, for a constant.
         return (max(self.batch, 2 if self.dynamic else 1), 3, *self.imgsz_hw)
+
+
+def require_packages(formats: Iterable[str]) -> None:
+    """Raises UserError if a package that writes or runs one of the formats is missing."""
+    for package in dict.fromkeys(package for name in formats for package in PACKAGES.get(name, ())):
+        require_package(package, "export", "choose other formats")
 
 
 def check_flags(config: ExportConfig) -> None:

@@ -192,6 +192,15 @@ def _postprocess(
     )
 
 
+@torch.no_grad()
+def largest_difference(model: InferenceModel, exported: InferenceModel, images: Tensor) -> tuple[float, float]:
+    """The largest difference of a coordinate, as a fraction of the longer side of ``images`` (B, 3, H, W), and of a
+    score, over all boxes of two models that return them in the same order; nan if one has nan."""
+    (boxes, scores), (other_boxes, other_scores) = (m.decode(m(images)) for m in (model, exported))
+    box = (boxes - other_boxes).abs().max().item() / max(images.shape[2:])
+    return box, (scores - other_scores).abs().max().item()
+
+
 class Matches(NamedTuple):
     """Detections of two models: P pairs, and Q of either that the other lacks."""
 

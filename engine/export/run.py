@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,8 +23,8 @@ from engine.export.layouts import make_layout
 from engine.export.metadata import checked, export_metadata, labels_text, model_card
 from engine.export.onnx_file import build_onnx, write_onnx
 from engine.export.openvino_folder import build_openvino, write_openvino
-from engine.export.options import PACKAGES, ExportOptions, resolve_options
-from engine.export.parity import Parity, Reference, tolerance
+from engine.export.options import ExportOptions, require_packages, resolve_options
+from engine.export.parity import Parity, Reference, largest_difference, tolerance
 from engine.export.torch_files import build_pt2, build_torchscript, write_pt2, write_torchscript
 from engine.inference.data_set import open_data
 from engine.inference.metadata import ExportMetadata
@@ -31,7 +33,7 @@ from engine.inference.own_exports import record_export
 from engine.inference.runtime import OPENVINO_FOLDER, is_exported, open_model
 from models.detector import Detector
 from models.weights.load import load_detector
-from utils.config.settings import ExportConfig
+from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.download import fetch_weights
 from utils.errors import FailedCheck, UserError
@@ -54,8 +56,7 @@ def export(config: ExportConfig) -> list[Path]:
     too much from the checkpoint is kept as NAME.failed, and the error is a FailedCheck.
     """
     configure_logging(True)
-    for package in dict.fromkeys(package for name in config.format for package in PACKAGES.get(name, ())):
-        require_package(package, "export", "choose another --format")
+    require_packages(config.format)
     if config.int8:
         require_package("onnxruntime", "--int8", "leave it out")
     if is_exported(config.weights):
@@ -97,6 +98,43 @@ def export(config: ExportConfig) -> list[Path]:
         kind = FailedCheck if all(isinstance(e, FailedCheck) for e in failed.values()) else UserError
         raise kind(f"{len(failed)} of {len(formats)} formats failed (first: {name}: {_summary(error)})")
     return list(done)
+
+
+def export_best(best: Path, config: TrainConfig) -> None:
+    """The exports that ``--export`` asks for after the last epoch, beside ``best``, the best checkpoint of the run."""
+    if best.is_file():
+        export(ExportConfig(weights=str(best), format=config.export, cache_dir=config.cache_dir))
+    else:
+        get_logger().warning("--export: no epoch could be scored, so there is no best.pt to export")
+
+
+def try_formats(detector: Detector, formats: Sequence[str], imgsz: int) -> None:
+    """Exports ``detector``, which need not be trained, to a temporary folder, and runs each file on noise.
+
+    Raises what `export` raises. Its check compares detections, of which there may be none before training: here all
+    boxes and scores are compared.
+    """
+    started = time.monotonic()
+    require_packages(formats)
+    with tempfile.TemporaryDirectory() as folder:
+        config = ExportConfig(weights=str(Path(folder, "untrained.pt")), format=list(formats), check=False)
+        detector = copy.deepcopy(detector).to(CPU)
+        model = CheckpointModel(detector.fuse(), {"imgsz": imgsz}, Path(config.weights), CPU)
+        job = _Job(config, resolve_options(config, model.detector, imgsz), detector, model, None)
+        images = torch.rand(job.options.input_shape, generator=torch.Generator().manual_seed(0))
+        for name in dict.fromkeys(formats):
+            file_name, write = job.writer(name)
+            path = Path(folder, file_name)
+            write(path, job.metadata)
+            box, score = largest_difference(model, open_model(path, device=CPU, trust=True), images)
+            allowed = tolerance(half=False, int8=False)
+            if not (box <= allowed.box and score <= allowed.score):
+                raise FailedCheck(
+                    f"--export {name}: the file does not compute what the model does: boxes differ by {box:.2g} of the "
+                    f"image, scores by {score:.2g}"
+                )
+    seconds = time.monotonic() - started
+    get_logger().info("--export: tried with the model as it is: %s (%.0f s)", ", ".join(formats), seconds)
 
 
 def _summary(error: Exception) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from data.index.dataset_yaml import DatasetSpec
-from data.open_dataset import open_dataset
+from data.index.index import class_names
+from data.open_dataset import open_dataset, with_classes
 from engine.inference.model import InferenceModel
+from utils.config.settings import typed_classes
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.folders import find_location
@@ -23,6 +25,7 @@ def open_data(
     cache_dir: str,
     ctx: DistributedContext,
     single_cls: bool,
+    classes: Sequence[str] = (),
     instead: str = "",
 ) -> DatasetSpec:
     """Opens ``data``, or the data set of the first model that names one. Every process of the run must call this.
@@ -31,6 +34,7 @@ def open_data(
         data: see `open_dataset`; empty: as the models say.
         splits, stage, cache_dir: see `open_dataset`.
         single_cls: all classes count as one, so that the names need not be the models'.
+        classes: see `open_dataset`; empty: those with which a model was trained.
         instead: how to do without a data set, for messages.
 
     Raises:
@@ -49,13 +53,19 @@ def open_data(
     optional = ("val",) if held_out else ()
     where = {"stage": stage, "cache_dir": cache_dir, "ctx": ctx, "known_root": root, "optional": optional}
     where["stored_in"] = stored_in
-    spec = open_dataset(data, tuple(splits), **where)
+    spec = open_dataset(data, tuple(splits), classes=classes, **where)
     if held_out and "train" in spec.splits and "val" not in spec.splits:
         spec = spec.hold_out(held_out)
         for model in models:
             if held_out_images(model) not in ([], held_out):
                 text = "%s was trained with other validation images: it may have been trained on those that are scored"
                 get_logger().warning(text, model.path)
+    trained_on_some = [(model, stored) for model in models if (stored := stored_classes(model))]
+    if trained_on_some and not classes:
+        model, stored = trained_on_some[0]
+        chosen = typed_classes(stored) if single_cls else model.names
+        if single_cls or set(chosen).issubset(spec.names):
+            spec = with_classes(spec, chosen)
     if not single_cls:
         for model in models:
             check_names(model.names, spec, str(model.path))
@@ -69,6 +79,20 @@ def stored_location(model: InferenceModel) -> tuple[str, str]:
     return find_location(model.info.get("data", {}), folder if is_inside else file)
 
 
+def stored_classes(model: InferenceModel) -> list[str]:
+    """The ``--classes`` with which the model was trained; empty: all of its data set."""
+    words = model.info.get("config", {}).get("classes") or model.info.get("details", {}).get("classes")
+    return [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
+
+
+def class_columns(model: InferenceModel, spec: DatasetSpec) -> list[int] | None:
+    """The numbers in the model of the classes of ``spec`` that are used; None: those of all its classes."""
+    names = class_names(spec, single_cls=False)
+    if not spec.classes or not set(names).issubset(model.names):
+        return None
+    return [model.names.index(name) for name in names]
+
+
 def held_out_images(model: InferenceModel) -> list[str]:
     """The names of the training images that ``--val-fraction`` held out when the model was trained."""
     names = model.info.get("val_images") or model.info.get("details", {}).get("val_images")
@@ -76,11 +100,15 @@ def held_out_images(model: InferenceModel) -> list[str]:
 
 
 def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
-    """Raises UserError unless the model's classes are the data set's, in the same order."""
-    if what := class_difference(names, spec.names):
+    """Raises UserError unless the model's classes are the data set's, in the same order, or the model has all of the
+    data set's that are used and more."""
+    used = class_names(spec, single_cls=False)
+    if spec.classes and (missing := [name for name in used if name not in names]):
+        raise UserError(f"{weights}: has no class {missing[0]}, only {', '.join(names)}; choose others with --classes")
+    if what := "" if spec.classes else class_difference(names, used):
         raise UserError(
             f"{weights} and {spec.source} do not have the same classes ({what}); name its own data set with --data "
-            "(val.py and engine.compare: or score all classes as one with --single-cls)"
+            "(val.py and engine.compare: or score common --classes, or all classes as one with --single-cls)"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data.index.dataset_yaml import DatasetSpec
@@ -79,7 +79,8 @@ def prepare(config: KfoldConfig) -> tuple[Path, DatasetSpec, Fitness, tuple[str,
 
     Returns the folder, the data, what is compared, and the names of the classes. Raises UserError.
     """
-    spec = open_dataset(config.data, (), stage="", cache_dir=config.cache_dir, ctx=DistributedContext.single())
+    where = {"stage": "", "cache_dir": config.cache_dir, "ctx": DistributedContext.single()}
+    spec = open_dataset(config.data, (), classes=config.classes, **where)
     names = class_names(spec, config.single_cls)
     fitness = Fitness.parse(config.fitness, names)
     check_run_dir(config.project, config.name, exist_ok=True)
@@ -101,6 +102,8 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fi
     check_objects(group, fold, counts, config.folds, fitness)
     if note := rare_classes(index, config.folds):
         get_logger().warning("%s", note)
+    if spec.classes:  # each training chooses among all
+        index = pooled_index(replace(spec, classes=()), replace(config, single_cls=False))
     write_folds(folder, spec, index, group, fold)
     get_logger().info(
         "%s in %s, %d folds; lists: %s",

@@ -31,6 +31,14 @@ def step_plan(config: TrainConfig, epoch_batches: int) -> StepPlan:
     return StepPlan(accumulate, steps, steps * config.epochs)
 
 
+def epochs_in_time(done: int, seconds: float, total_s: float) -> int:
+    """The number of epochs, at least ``done``, that ``total_s`` seconds are enough for if ``done`` took ``seconds``.
+
+    An epoch that would exceed the time by less than a twentieth of itself counts, as durations vary.
+    """
+    return done + max(math.floor((total_s - seconds) / seconds * done + 0.05), 0)
+
+
 def warn_of_few_steps(plan: StepPlan, *, from_weights: bool) -> None:
     """Warns if a run has so few steps that its detector will be poor, with the number of epochs that are enough."""
     least = LEAST_STEPS_FROM_WEIGHTS if from_weights else LEAST_STEPS

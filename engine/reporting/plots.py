@@ -41,10 +41,10 @@ def plot_run(
     val_loader: ValidationLoader,
     evaluator: Evaluator,
     fitness: Fitness,
-) -> Iterator[Callable[[int, EvalResult | None], None] | None]:
-    """Yields the function to call after each epoch with its number and result; None with ``--noplots`` and on other
-    ranks than 0. Labels, batches and the graph are drawn at once, and pending plots when the block ends. ``model`` has
-    the averaged weights.
+) -> Iterator[Callable[[int, int, EvalResult | None], None] | None]:
+    """Yields the function to call after each epoch with its number, the number of all epochs, and its result; None with
+    ``--noplots`` and on other ranks than 0. Labels, batches and the graph are drawn at once, and pending plots when the
+    block ends. ``model`` has the averaged weights.
     """
     if not ctx.is_main or run.config.noplots:
         yield None
@@ -60,12 +60,14 @@ def plot_run(
         indexes={"train": train_loader.index, "val": val_loader.index},
         fitness=fitness,
     )
-    report = RunReport(run.folder, ReportPage(run.folder, subject), evaluator, is_resumed=run.checkpoint is not None)
+    page = ReportPage(run.folder, subject)
+    report = RunReport(run.folder, page, evaluator, is_resumed=run.checkpoint is not None)
     if run.checkpoint is None:
         run_plots.before()
         report.write()
 
-    def after_epoch(epoch: int, result: EvalResult | None) -> None:
+    def after_epoch(epoch: int, epochs: int, result: EvalResult | None) -> None:
+        page.set_epochs(epochs)
         run_plots.after_epoch(epoch, result)
         report.after_epoch(epoch, result)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,10 @@ class ReportPage:
         self._photos = Photos()
         self._censuses: list[Census] | None = None
         self._warning = ""
+
+    def set_epochs(self, epochs: int) -> None:
+        """Of the run."""
+        self._subject = replace(self._subject, config=replace(self._subject.config, epochs=epochs))
 
     def write(self, history: dict[str, np.ndarray], validation: Validation | None) -> None:
         """Replaces the page. A failure is no reason to end a run: it costs a warning.

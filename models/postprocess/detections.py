@@ -76,21 +76,34 @@ def detections_to_score(
     iou_thres: float | None = None,
     max_det: int = 300,
     single_cls: bool = False,
+    classes: Sequence[int] | None = None,
     box_voting: bool = True,
 ) -> Detections:
     """The detections of a detector's raw maps for validation; the default thresholds keep nearly the whole PR curve.
 
     ``model`` has ``decode`` and ``nms_iou``, as a `Detector`.
 
-    ``iou_thres``: see `suppression_iou`. With ``single_cls`` all classes count as one.
+    ``iou_thres``: see `suppression_iou`. With ``single_cls`` all classes count as one. ``classes``:
+    numbers of the model's classes that are detected, numbered anew in this order; None: all.
     """
     boxes, scores = model.decode(raw)
     if single_cls:
-        scores = scores.amax(-1, keepdim=True)
-    iou_thres = suppression_iou(model.nms_iou, iou_thres)
-    return select_detections(
-        boxes, scores, conf_thres=conf_thres, iou_thres=iou_thres, max_det=max_det, box_voting=box_voting
+        scores = (scores if classes is None else scores[..., classes]).amax(-1, keepdim=True)
+        classes = None
+    found = select_detections(
+        boxes,
+        scores,
+        conf_thres=conf_thres,
+        iou_thres=suppression_iou(model.nms_iou, iou_thres),
+        max_det=max_det,
+        classes=classes,
+        box_voting=box_voting,
     )
+    if classes is None:
+        return found
+    number = found.classes.new_zeros(scores.shape[-1])
+    number[classes] = torch.arange(len(classes), device=number.device)
+    return found._replace(classes=number[found.classes])
 
 
 def suppression_iou(of_model: float | None, given: float | None = None, default: float | None = None) -> float | None:

@@ -375,3 +375,42 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(tmp_path:
     with open(weights, "rb") as file:  # nobody, not even root, can create a file beside this name
         message = error_of(capsys, export.main, "--weights", f"/proc/self/fd/{file.fileno()}", "--no-check")
     assert "exported files are written beside the weights, but this folder cannot be written to (" in message
+
+
+def training(data: Path, tmp_path: Path, *more: str) -> list[str]:
+    """A training that leaves the weights of a lively model as they are."""
+    weights = write_weights(tmp_path / "lively.pt", lively(TINY_MODEL, NAMES))
+    flags = ["--data", data, "--weights", weights, "--set", "lr0=0", "--project", tmp_path / "runs", *SMALL]
+    return [str(flag) for flag in (*flags, "--epochs", "1", "--cache-dir", tmp_path / "cache", *more)]
+
+
+def test_a_training_tries_an_export_before_and_exports_its_best_checkpoint(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    train.main(training(data, tmp_path, "--export", "torchscript"))
+    printed = capsys.readouterr().out
+    tried, trained = printed.index("tried with the model as it is: torchscript"), printed.index("epoch 1/1")
+    assert tried < trained < printed.index("best.torchscript: ")
+    folder = tmp_path / "runs" / "exp"
+    assert open_model(folder / "best.torchscript", device=CPU).info["details"]["checked"] == "yes"
+
+
+def test_an_export_that_cannot_succeed_ends_the_training_before_it_begins(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    build = run.build_torchscript
+
+    def build_other(module: torch.nn.Module, *rest):
+        for parameter in module.parameters():
+            parameter.mul_(1.1)
+        return build(module, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "build_torchscript", build_other)
+        line = error_of(capsys, train.main, *training(data, tmp_path, "--export", "torchscript"), code=1)
+        assert "--export torchscript: the file does not compute what the model does: boxes differ by" in line
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "onnxscript", None)
+        line = error_of(capsys, train.main, *training(data, tmp_path, "--export", "onnx"))
+        assert "the package onnxscript is not installed; pip install onnxscript, or choose other formats" in line
+    assert not (tmp_path / "runs").exists()

@@ -154,6 +154,24 @@ def test_training_options_work_together(world, tmp_path):
 
 
 @pytest.mark.slow
+def test_epochs_fit_into_the_time(world, tmp_path):
+    """The schedule ends with the last epoch, which is validated; a resumed run has the number of its checkpoint."""
+    done = train(world, tmp_path, "--time", "0.001", "--save-period", "1", "--val-every", "0", "--optimizer", "SGD")
+    folder = tmp_path / "exp"
+    table, last = rows(folder / "results.csv"), read_checkpoint(folder / "last.pt")
+    assert len(table) == last["progress"]["epoch"] == last["config"]["epochs"] != 100
+    assert f"--time 0.001: {len(table)} epoch" in done.stdout
+    assert table[-1]["metrics/AP"]
+    assert float(table[-1]["lr/weight"]) == pytest.approx(0.01 * 0.01)
+    first = read_checkpoint(folder / "epoch1.pt")
+    assert first["config"]["epochs"] < 100
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "last.pt").write_bytes((folder / "epoch1.pt").read_bytes())
+    again = run([python(), "train.py", "--resume", str(tmp_path / "again" / "last.pt"), "--time", "1e-9"])
+    assert f"after epoch 1 of {first['config']['epochs']}" in again.stdout
+    assert read_checkpoint(tmp_path / "again" / "last.pt")["config"]["epochs"] == 2
+
+
 def test_frozen_layers_do_not_change(world, tmp_path):
     train(world, tmp_path, "--epochs", "1", "--freeze", "0", "2", "--save-period", "1", "--name", "a")
     train(

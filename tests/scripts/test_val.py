@@ -23,6 +23,8 @@ from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import load_index
 from engine.evaluation.tide import KINDS
 from models.detector import build_detector
+from tests.helpers.exports import lively
+from tests.helpers.exports import write_weights as lively_weights
 from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model, write_weights
@@ -225,6 +227,33 @@ def test_single_cls_merges_labels_and_scores(tiny, tmp_path):
     assert not (tmp_path / "runs/exp/predictions.json").exists()
 
 
+def test_some_classes_are_scored_as_among_all(tmp_path):
+    names = ["disc", "box"]
+    data, weights = render_set(tmp_path / "set"), tmp_path / "lively.pt"
+    lively_weights(weights, lively(TINY_MODEL, tuple(names)))
+
+    def scored(name: str, *chosen: str) -> tuple[dict[str, str], list[dict]]:
+        more = ["--data", str(data), "--max-det", "5000", "--imgsz", "256", "--name", name, "--noplots", *chosen]
+        val.main(flags((data, weights), tmp_path, *more))
+        folder = tmp_path / "runs" / name
+        with open(folder / "classes.csv", newline="") as file:
+            rows = {row["class"]: [row[name] for name in ("AP", "AP50", "AP75")] for row in csv.DictReader(file)}
+        return rows, json.loads((folder / "predictions.json").read_text())
+
+    rows, found = scored("all")
+    assert len({row["category_id"] for row in found}) == 2
+    some_rows, some_found = scored("some", "--classes", "box")
+    assert list(some_rows) == ["all", "box"]
+    assert some_rows["box"] == rows["box"]
+    assert some_found == [row for row in found if row["category_id"] == 1]
+    data.write_text(yaml.safe_dump({"path": ".", "val": "images/val", "names": ["disc", "box", "fly"]}))
+    both_rows, both_found = scored("both", "--classes", "1", "disc")  # which are all of the model
+    assert both_found == found
+    assert both_rows == rows
+    with pytest.raises(UserError, match=r"lively.pt: has no class fly, only disc, box; choose others with --classes"):
+        scored("none", "--classes", "fly")
+
+
 def test_classes_that_differ_from_the_models_are_refused(tiny, tmp_path):
     for names, words in ((["disc", "ball"], "class 1 is 'box' against 'ball'"), (["disc"], "2 classes against 1")):
         other = tmp_path / "other.yaml"
@@ -369,6 +398,28 @@ def test_val_fraction_holds_out_the_same_images_everywhere(tmp_path):
         assert json.loads((folder / "results.json").read_text())["images"] == 3
         assert {row["image_id"] for row in json.loads((folder / "predictions.json").read_text())} == stems
         shutil.rmtree(folder)
+
+
+def test_a_run_of_some_classes_is_scored_on_them_without_a_flag(tmp_path, capsys):
+    """When it resumes, too, and as an exported file; beside a model of all classes."""
+    runs, data = tmp_path / "runs", write_dataset(tmp_path / "set", train=8, val=4)
+    command = ["--data", data, "--model", write_model(tmp_path / "tiny.yaml"), "--project", runs, *SMALL]
+    command = [str(word) for word in [*command, "--cache-dir", tmp_path / "cache", "--epochs", "1"]]
+    train.main([*command, "--name", "some", "--classes", "dark"])
+    assert "1 of 2 classes used: dark; boxes of other classes are left out" in capsys.readouterr().out
+    last, best = (runs / "some" / name for name in ("last.pt", "best.pt"))
+    train.main(["--resume", str(last), "--epochs", "2"])
+    assert read_checkpoint(last)["names"] == ["dark"]
+    export.main(["--weights", str(best), "--format", "torchscript", "--no-check"])
+    train.main([*command, "--name", "all"])
+    base = ["--device", "cpu", "--workers", "0", "--noplots", "--cache-dir", str(tmp_path / "cache")]
+    for weights in (best, best.with_suffix(".torchscript")):
+        val.main(["--weights", str(weights), *base, "--project", str(tmp_path / "val"), "--name", weights.suffix[1:]])
+        results = json.loads((tmp_path / "val" / weights.suffix[1:] / "results.json").read_text())
+        assert [row["class"] for row in results["classes"]] == ["dark"]
+    capsys.readouterr()
+    val.main(["--weights", str(runs / "all" / "best.pt"), str(best), *base])
+    assert "1 of 2 classes used: dark" in capsys.readouterr().out
 
 
 @pytest.mark.slow

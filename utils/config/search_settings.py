@@ -72,6 +72,8 @@ def check_started_once(config: KfoldConfig) -> None:
     for flag, given in (("--resume", config.resume is not None), ("--exist-ok", config.exist_ok)):
         if given:
             raise UserError(f"{flag}: leave it out; the same command continues the work in {folder_of(config)}")
+    if config.time:
+        raise UserError("--time: leave it out; trainings that are compared have the same --epochs")
     if config.val_fraction and config.folds:
         raise UserError("--val-fraction: leave it out; each fold is held out in turn")
 

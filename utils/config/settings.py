@@ -8,10 +8,12 @@ checked.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any
 
+from utils.config.yaml_files import suggestion
 from utils.errors import UserError
 
 FIND_BATCH_SIZE = -1  # as --batch-size
@@ -22,29 +24,31 @@ _MOST_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average nev
 CLOSING_EPOCHS = 10  # at most half of the run
 _IMGSZ = ("--img", "--img-size")
 _CACHES = ("none", "ram", "disk", "device")
+EXPORT_FORMATS = ("onnx", "openvino", "torchscript", "pt2")
 _TRUST_HELP = "open TorchScript, pt2 and OpenVINO files that you have not exported; they may run code in them"
+_CLASSES_HELP = "use only these classes of the data set, given by number or name; default: all, or the checkpoint's"
 _WORKERS_HELP = (
     "loader workers per rank; -1: an equal part of the cores, at most 8; on GPUs, of all cores but two, at most 16"
 )
 
 
 TOPICS = {  # the sections of --help: the settings of all commands
-    "data": "data val_fraction task source single_cls verify max_bad cache cache_dir stage groups folds "
-    "near_duplicates vid_stride max_frames",
+    "data": "data fraction val_fraction task source classes single_cls verify max_bad cache cache_dir stage groups "
+    "folds near_duplicates vid_stride max_frames",
     "model and weights": "runs model weights trust offline freeze noautoanchor format layout imgsz batch dynamic half "
     "int8 opset",
     "images": "rect multi_scale quad tile overlap tile_full_image image_weights render_on",
-    "training": "epochs batch_size resume hyp override optimizer cos_lr accumulate nominal_batch label_smoothing "
+    "training": "epochs time batch_size resume hyp override optimizer cos_lr accumulate nominal_batch label_smoothing "
     "skip_zero_grads max_bad_steps seed deterministic",
     "validation": "fitness patience min_gain val_every check check_images calibration_images draws",
     "search": "trials pruner prune_after",
-    "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta classes max_det",
+    "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta max_det",
     "device and precision": "device amp channels_last compile threads workers",
     "processes": "spawn local_rank local_world_size sync_bn sync_bn_group compress_grads zero virtual_ranks "
     "stall_minutes",
-    "output": "project name exist_ok save_period save_minutes save_steps callbacks tracker tracker_weights csv_names "
-    "noplots save_json per_size verbose nosave save_txt save_conf save_format save_crop view_img line_thickness "
-    "hide_labels hide_conf",
+    "output": "project name exist_ok export save_period save_minutes save_steps callbacks tracker tracker_weights "
+    "csv_names noplots save_json per_size verbose nosave save_txt save_conf save_format save_crop view_img "
+    "line_thickness hide_labels hide_conf",
 }
 
 
@@ -175,6 +179,7 @@ class _TileConfig(_RunConfig):
 class _DataConfig(_RunConfig):
     """Flags of the commands that train, and of val.py."""
 
+    classes: list[str] = setting(factory=list, help=_CLASSES_HELP)
     single_cls: bool = setting(False, help="treat all classes as one")
     max_bad: float = setting(0.1, low=0, high=1, help="stop if more than this fraction of the images is bad")
     verify: str = setting(
@@ -195,6 +200,9 @@ class TrainConfig(_DataConfig):
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
     data: str = setting("demo", help="data set YAML, or 'demo' for the built-in data set")
+    fraction: float = setting(
+        1.0, low=1e-6, high=1, help="train on this part of the training images, chosen at random by --seed"
+    )
     val_fraction: float = setting(
         0.0,
         low=0.05,
@@ -207,6 +215,9 @@ class TrainConfig(_DataConfig):
     hyp: str = setting("auto", help="scratch, finetune, debug or a YAML; auto: finetune with --weights, else scratch")
     override: list[str] = setting(factory=list, aliases=("--set",), help="hyper-parameters that override --hyp")
     epochs: int = setting(100, low=1, help="number of epochs")
+    time: float = setting(
+        0.0, low=0, help="train for this many hours: the number of epochs follows from how long they take; 0: --epochs"
+    )
     batch_size: int = setting(
         16,
         low=1,
@@ -257,6 +268,9 @@ class TrainConfig(_DataConfig):
     stall_minutes: float = setting(10.0, low=0, help="write stack traces after n minutes without a step; 0: never")
     val_every: int = setting(1, low=0, help="validate every n epochs and at the end; 0: at the end only")
     noautoanchor: bool = setting(False, help="never refit anchors")
+    export: list[str] = setting(
+        factory=list, choices=EXPORT_FORMATS, help="export best.pt after the last epoch; tried before the first one"
+    )
     seed: int = setting(0, low=0, help="seed of all random numbers")
     deterministic: bool = setting(False, help="use deterministic kernels")
     max_bad_steps: int = setting(20, low=1, help="stop after this many consecutive non-finite steps")
@@ -363,7 +377,7 @@ class ExportConfig:
     weights: str = setting(help="checkpoint, or a public name such as yolov8n")
     format: list[str] = setting(
         factory=lambda: ["onnx"],
-        choices=("onnx", "openvino", "torchscript", "pt2"),
+        choices=EXPORT_FORMATS,
         aliases=("--include",),
         help="one or several file formats",
     )
@@ -405,6 +419,7 @@ class CompareConfig(_RunConfig):
     batch_size: int = setting(16, low=1, aliases=("--batch",), help="images per batch")
     device: str = setting("", help="cpu, mps or 0; empty: the best available device")
     workers: int = setting(-1, low=-1, help=_WORKERS_HELP)
+    classes: list[str] = setting(factory=list, help=_CLASSES_HELP)
     single_cls: bool = setting(False, help="treat all classes as one")
     max_bad: float = setting(0.1, low=0, high=1, help="stop if more than this fraction of the images is bad")
     cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep")
@@ -412,6 +427,29 @@ class CompareConfig(_RunConfig):
     seed: int = setting(0, low=0, help="seed of the draws")
     noplots: bool = setting(False, help="do not write curves.png")
     project: str = setting("runs/compare", help="folder of runs")
+
+
+def class_numbers(classes: Iterable[int | str], names: Mapping[int, str], owner: str) -> tuple[int, ...]:
+    """The numbers of ``classes``, given by number or name, among ``names`` of ``owner`` ("the model").
+
+    Raises TypeError for what is neither a number nor a name, UserError for a class that is not among ``names``.
+    """
+    numbers = {name: number for number, name in names.items()}
+    found = []
+    for c in classes:
+        if isinstance(c, str) and c not in numbers:
+            hint = suggestion(c, numbers) or f"; its classes: {', '.join(numbers)}"
+            raise UserError(f"--classes {c}: {owner} has no class of this name{hint}")
+        number = numbers[c] if isinstance(c, str) else operator.index(c)
+        if number not in names:
+            raise UserError(f"--classes {number}: {owner} has classes 0 to {len(names) - 1}")
+        found.append(number)
+    return tuple(found)
+
+
+def typed_classes(words: Iterable[str]) -> list[int | str]:
+    """The numbers and names that the words after ``--classes`` mean."""
+    return [int(word) if word.lstrip("-").isdecimal() else word for word in words]
 
 
 def check_image_size(imgsz: int, stride: int, *, least_cells: int = 1, flag: str = "--imgsz") -> None:

@@ -299,7 +299,8 @@ def _flags(script: str, key: str, value: str, program: Program) -> list[str]:
 def _parts(value: str, action: argparse.Action) -> list[str]:
     """A value, or those of a list such as ``[0, 1]``, as words after a flag: one word unless the flag takes several."""
     is_list = value[:1] in ("[", "(")
-    if not is_list and not (action.nargs == "+" and action.type is int):
+    is_list |= action.nargs == "+" and (action.type is int or (action.dest == "classes" and "," in value))
+    if not is_list:
         return [next((choice for choice in action.choices or () if choice.lower() == value.lower()), value)]
     parts = [part.strip("'\"") for part in re.split(r"[,\s]+", value.strip("[]() "))]
     if action.nargs == "+":

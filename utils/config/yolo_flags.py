@@ -37,6 +37,7 @@ _NO_SEARCH = "search hyper-parameters with python -m engine.search (--help lists
 _LABEL_FILES = "label files are written by detect.py (--save-txt, --save-conf); val.py writes predictions.json"
 _ONE_VIEW = "detect.py has no test-time augmentation; val.py --tta evaluates a model with it. Leave it out"
 _NO_SUCH_FORMAT = "belongs to a format that is not supported; --format takes onnx, openvino, torchscript and pt2"
+_NOT_COMPILED = "only train.py compiles; export.py writes faster files. Leave it out"
 _PLOTS = "plots are drawn unless --noplots is given"
 _FILES_BESIDE_WEIGHTS = "exported files lie beside the weights. Leave it out"
 _EVERYWHERE = {"--dnn": "only .pt, .pth and .safetensors weights are supported, and PyTorch runs them. Leave it out"}
@@ -56,13 +57,11 @@ _ADVICE: dict[str, dict[str, str]] = {
         **dict.fromkeys(("--erasing", "--auto-augment", "--bgr", "--augmentations"), _NO_SUCH_AUGMENTATION),
         "--pretrained": "use --weights to name the weights to start from; without it a run starts from scratch",
         "--half": "use --amp bf16 or --amp fp16; --amp auto uses bf16 if the device supports it",
-        "--fraction": "the data set's YAML lists the images to train on; 'train' may name a .txt list of them",
-        "--classes": "a run trains on all classes of the data set's YAML",
-        "--time": "use --epochs; a run stopped by SIGTERM or SIGUSR1 is continued with --resume",
         "--plots": _PLOTS,
         "--save": "checkpoints are always written. Leave it out",
         "--split": "'train' and 'val' of the data set's YAML are used; val.py --task chooses a split",
         "--val": "every epoch is validated; use --val-every N to validate less often, 0 to validate at the end only",
+        "--cls-pw": "the losses have no weights of classes; --image-weights shows images of weak classes more often",
         "--dropout": "detectors have no dropout. Leave it out",
         "--profile": "benchmarks/ has scripts that measure speed. Leave it out",
     },
@@ -71,8 +70,9 @@ _ADVICE: dict[str, dict[str, str]] = {
         **_NO_TRACKING,
         **dict.fromkeys(("--save-txt", "--save-conf", "--save-hybrid"), _LABEL_FILES),
         "--plots": _PLOTS,
-        "--classes": "all classes are scored, and classes.csv has a line for each. Leave it out",
         "--agnostic-nms": "detections are scored class by class; detect.py has this flag. Leave it out",
+        "--visualize": "feature maps are not drawn; report.html shows the worst images. Leave it out",
+        "--compile": _NOT_COMPILED,
     },
     "detect": {
         **_EVERYWHERE,
@@ -81,6 +81,12 @@ _ADVICE: dict[str, dict[str, str]] = {
         "--data": "the checkpoint contains the class names. Leave it out",
         **dict.fromkeys(("--augment", "--tta"), _ONE_VIEW),
         "--visualize": "feature maps are not drawn. Leave it out",
+        "--compile": _NOT_COMPILED,
+        "--rect": "each image is padded to whole strides only. Leave it out",
+        "--embed": "there are no embeddings, only detections. Leave it out",
+        "--stream-buffer": "of a stream, the newest frame is taken. Leave it out",
+        "--save-frames": "an annotated video is written as a video. Leave it out",
+        "--show-boxes": "detections are drawn with their boxes; use --nosave to draw nothing",
         "--update": "checkpoints are not changed. Leave it out",
         "--save-csv": "use --save-txt or --save-json",
         **dict.fromkeys(("--batch-size", "--batch"), "images are processed one by one. Leave it out"),
@@ -91,6 +97,7 @@ _ADVICE: dict[str, dict[str, str]] = {
     },
     "export": {
         **_ONE_LOG,
+        "--fraction": "use --calibration-images to calibrate --int8 with fewer images",
         "--simplify": "graphs are always simplified. Leave it out",
         "--end2end": "use --layout end2end",
         "--device": "models are exported on the CPU. Leave it out",
@@ -118,6 +125,14 @@ _CONVERSIONS = {
     "(--format torchscript)",
     "paddle": "x2paddle --framework=onnx --model=best.onnx --save_dir=best_paddle makes it from the ONNX file, if "
     "X2Paddle knows its operators (opset 18)",
+}
+_IN_PIXELS = "labels are fractions of the image, as YOLO reads them; --save-json writes boxes in pixels"
+_SPEED = "every validation prints the milliseconds an image takes. Leave it out"
+# What a flag of the same name here does not take.
+_VALUES = {
+    "val": {"--task": {"speed": _SPEED, "study": "validate with each --imgsz in turn"}},
+    "detect": {"--save-format": {"0": f"{_IN_PIXELS}. Leave it out", "1": _IN_PIXELS}},
+    "export": dict.fromkeys(("--format", "--include"), _CONVERSIONS),
 }
 # The other programs that train have the flags of train.py.
 _ADVICE = _ADVICE | dict.fromkeys(("kfold", "search"), _ADVICE["train"])
@@ -159,9 +174,9 @@ def advice(
             following = arguments[number + 1] if number + 1 < len(arguments) else "--"
             value = value if separator else "VALUE" if following.startswith("--") else following
             return f"{flag}: is a hyper-parameter; write --set {shlex.quote(f'{key}={value}')}"
-    for flag in ("--format", "--include") if script == "export" else ():
+    for flag, reasons in _VALUES.get(script, {}).items():
         names = itertools.chain(*_values(arguments, flag))
-        if found := [f"{name}: {conversion(name)}" for name in names if conversion(name)]:
+        if found := [f"{name}: {reasons[name]}" for name in names if name in reasons]:
             return f"{flag} {'; '.join(found)}"
     for flag in ("--imgsz", "--img", "--img-size") if script != "export" else ():
         for values in _values(arguments, flag):

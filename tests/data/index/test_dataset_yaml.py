@@ -80,6 +80,27 @@ def test_splits_names_and_nc_are_read(tmp_path):
     assert "val" in load_dataset_spec(write(tmp_path, "train: t\nvalidation: v\nnames: [a]\n")).splits
 
 
+@pytest.mark.parametrize(
+    ("classes", "used"),
+    [
+        (["cow", 0], (0, 2)),
+        ([1, "dog", "dog"], (1,)),
+        ([2, 1, 0], ()),  # all
+        ([], ()),
+        (["dig"], r"--classes dig: .*d.yaml has no class of this name \(did you mean 'dog'\?\)"),
+        ([3], r"--classes 3: .*d.yaml has classes 0 to 2"),
+    ],
+)
+def test_classes_are_chosen_by_number_or_name(tmp_path, classes, used):
+    (tmp_path / "d.yaml").write_text("train: a\nnames: [cat, dog, cow]\n")
+    spec = load_dataset_spec(tmp_path / "d.yaml")
+    if isinstance(used, tuple):
+        assert spec.use_classes(classes).classes == used
+    else:
+        with pytest.raises(UserError, match=used):
+            spec.use_classes(classes)
+
+
 def test_parent_folder_entries_of_exports_resolve_to_the_yamls_folder(tmp_path):
     """A labeling service exports ``../train/images`` although ``train/images`` is next to the YAML."""
     (tmp_path / "set" / "train" / "images").mkdir(parents=True)

@@ -263,6 +263,54 @@ def test_single_cls_merges_all_classes(root, tmp_path, label):
     assert len(load(root, tmp_path / "cache", single_cls=True).classes) == 4
 
 
+@pytest.mark.parametrize("label", ["annotations: voc\n", "", "annotations: instances.json\n"])
+@pytest.mark.parametrize("single_cls", [False, True])
+def test_some_classes_are_those_among_all_and_share_their_cache(root, tmp_path, lines, label, single_cls):
+    write_yaml(root, label)
+    whole, spec = load(root, tmp_path / "cache"), load_dataset_spec(root / "d.yaml")
+    files = sorted((tmp_path / "cache").iterdir())
+    told(lines)
+    some = load_index(
+        spec.use_classes(["cow", 0]), "train", cache_dir=str(tmp_path / "cache"), progress=False, single_cls=single_cls
+    )
+    assert sorted((tmp_path / "cache").iterdir()) == files
+    unlabeled = " (1 without a label file)" if label in ("", "annotations: voc\n") else ""
+    assert told(lines)[0].startswith(f"train: 5 images, 3 backgrounds{unlabeled}, 3 boxes, ")
+    assert some.names == (("object",) if single_cls else ("cat", "cow"))
+    ids = (10, 30) if "json" in label else (0, 2)
+    assert some.ground_truth().category_ids == ((0,) if single_cls else ids)
+    new = {0: 0, 2: 0 if single_cls else 1}
+    for i, path in enumerate(whole.paths):
+        expected = [[new[c], *box] for c, *box in whole.labels(i).tolist() if c in new]
+        assert some.paths[i] == path
+        assert some.labels(i).tolist() == expected
+    assert some.fingerprint == whole.fingerprint  # of the images, which caches of decoded images share
+    assert_same(load(root, tmp_path / "cache"), whole)
+    write_yaml(root, label, names=(*NAMES, "fly"))
+    flies = load_dataset_spec(root / "d.yaml").use_classes(["fly"])
+    with pytest.raises(UserError, match=r"'train' has 5 images and no object of the class fly \(first label file"):
+        load_index(flies, "train", cache_dir=str(tmp_path / "cache"), progress=False)
+
+
+def test_a_fraction_of_the_images_is_chosen_by_the_seed(root, tmp_path, lines):
+    whole = load(root, tmp_path / "cache")
+    labels = {path: whole.labels(i).tolist() for i, path in enumerate(whole.paths)}
+    told(lines)
+    parts = {n: load(root, tmp_path / "cache", fraction=n / 5) for n in (1, 3, 5)}
+    assert "--fraction 0.6: 3 of 5 training images" in told(lines)
+    assert [len(parts[n]) for n in (1, 3, 5)] == [1, 3, 5]
+    assert set(parts[1].paths) < set(parts[3].paths) < set(whole.paths)
+    assert list(parts[3].paths) == sorted(parts[3].paths)
+    for part in parts.values():
+        assert {path: part.labels(i).tolist() for i, path in enumerate(part.paths)}.items() <= labels.items()
+        assert part.report.totals["boxes"] == len(part.classes)
+    assert list(load(root, tmp_path / "cache", fraction=0.6).paths) == list(parts[3].paths)
+    seeds = [load(root, tmp_path / "cache", fraction=0.4, seed=seed) for seed in range(8)]
+    assert len({tuple(part.paths) for part in seeds}) > 3
+    assert len({whole.fingerprint, parts[1].fingerprint, parts[3].fingerprint, *(p.fingerprint for p in seeds)}) == 11
+    assert len(load(root, tmp_path / "cache", fraction=1e-6)) == 1
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_number_of_threads_does_not_change_the_index(root, tmp_path, workers, monkeypatch):
     monkeypatch.setattr(scan, "_CHUNK", 2)

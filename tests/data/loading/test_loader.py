@@ -66,6 +66,11 @@ def assert_same(a, b):
     assert (a.max_targets, a.paths) == (b.max_targets, b.paths)
 
 
+def targets_of(batch):
+    """Also of a batch that is planned for the device."""
+    return getattr(batch, "rest", batch).targets
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_number_of_workers_does_not_change_the_batches(open_loader, workers):
     for training, count in ((True, 7), (False, 3)):
@@ -181,6 +186,24 @@ def test_class_weights_apply_from_the_next_epoch(open_loader, index, workers):
         assert_same(a, b)
     with pytest.raises(ValueError, match="does not draw"):
         open_loader().set_class_weights(np.ones(3))
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 2}, {"render_on": "device", "workers": 1}])
+def test_another_number_of_epochs_applies_from_the_next_epoch(open_loader, options):
+    """Workers know of it: the last epochs have neither mosaic nor mixup."""
+    loader, shorter = open_loader(time=1.0, **options), open_loader(**options | {"epochs": 2, "workers": 0})
+    usual = list(islice(open_loader(**options), 6))
+    stream = iter(loader)
+    first = [next(stream) for _ in range(3)]
+    loader.set_epochs(2)
+    second = [next(stream) for _ in range(3)]
+    shorter.start_at(1)
+    for batches, expected in ((first, usual), (second, islice(shorter, 3))):
+        for a, b in zip(batches, expected):
+            assert torch.equal(targets_of(a), targets_of(b))
+    assert any(not torch.equal(targets_of(a), targets_of(b)) for a, b in zip(second, usual[3:]))
+    with pytest.raises(ValueError, match="prefetches across epochs"):
+        open_loader().set_epochs(2)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

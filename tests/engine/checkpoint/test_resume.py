@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -74,11 +75,13 @@ def test_an_older_checkpoint_does_not_overwrite_later_epochs(tmp_path):
     check_is_newest(Checkpoint.read(tmp_path / "epoch1.pt"))
 
 
-def test_other_frozen_layers_are_refused():
-    stored = dataclasses.asdict(TrainConfig(freeze=[1]))
-    assert resumed_config(stored, TrainConfig(freeze=[1]), {"freeze"}, "x.pt")[1] == []
-    with pytest.raises(UserError, match=r"--freeze \[2\]: the run being resumed has \[1\]"):
-        resumed_config(stored, TrainConfig(freeze=[2]), {"freeze"}, "x.pt")
+@pytest.mark.parametrize(("name", "old", "new"), [("freeze", [1], [2]), ("classes", ["car"], ["bus"])])
+def test_what_a_run_cannot_change_is_refused(name, old, new):
+    before, now = TrainConfig(**{name: old}), TrainConfig(**{name: new})
+    stored = dataclasses.asdict(before)
+    assert resumed_config(stored, before, {name}, "x.pt") == (before, [])
+    with pytest.raises(UserError, match=re.escape(f"--{name} {new}: the run being resumed has {old}")):
+        resumed_config(stored, now, {name}, "x.pt")
 
 
 def test_changed_images_restart_the_epoch():

@@ -13,6 +13,8 @@ import pytest
 
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import load_index
+from engine.evaluation.fitness import Fitness
+from engine.kfold.cross_validate import make_folds
 from engine.kfold.folds import (
     assign_folds,
     class_counts,
@@ -225,6 +227,22 @@ def test_the_lists_give_the_same_labels(config, tmp_path, layout):
     assert len(seen) == len(set(seen)) == len(pooled)
     with open(folder / "folds.csv", newline="") as file:
         assert [int(row["fold"]) - 1 for row in csv.DictReader(file)] == fold.tolist()
+
+
+def test_the_lists_of_some_classes_have_the_labels_of_all(config, tmp_path):
+    """The trainings of the folds choose among the classes by number or name."""
+    spec = as_coco(load_dataset_spec(config.data), config, tmp_path)
+    config = replace(config, data=spec.source, classes=["1"], folds=2)
+    folder = tmp_path / "lists"
+    folder.mkdir()
+    make_folds(config, spec.use_classes([1]), folder, Fitness.parse("AP", spec.names[1:]))
+    pooled = pooled_index(spec, config)
+    boxes = 0
+    for split in ("train", "val"):
+        part = load_index(load_dataset_spec(data_of(folder, 0)), split, cache_dir=config.cache_dir)
+        assert part.names == pooled.names
+        boxes += len(part.classes)
+    assert boxes == len(pooled.classes)
 
 
 def as_coco(spec, config, tmp_path):

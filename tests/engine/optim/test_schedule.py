@@ -2,7 +2,15 @@ import math
 
 import pytest
 
-from engine.optim.schedule import Schedule, StepPlan, build_schedule, new_layers_lr_mult, step_plan, warn_of_few_steps
+from engine.optim.schedule import (
+    Schedule,
+    StepPlan,
+    build_schedule,
+    epochs_in_time,
+    new_layers_lr_mult,
+    step_plan,
+    warn_of_few_steps,
+)
 from utils.config.settings import Hyperparameters, TrainConfig
 
 
@@ -39,6 +47,19 @@ def test_warmup_interpolates_rates_and_momentum():
     assert s.momentum_at(0) == 0.8
     assert s.momentum_at(5) == pytest.approx(0.85)
     assert s.momentum_at(10) == 0.9
+
+
+@pytest.mark.parametrize(("done", "seconds", "total_s", "epochs"), [
+    (1, 60, 600, 10),
+    (3, 150, 600, 12),
+    (9, 544, 600, 9),  # there is no time for another
+    (9, 542, 600, 10),  # nearly
+    (9, 540, 600, 10),
+    (1, 900, 600, 1),
+    (1, 1e-9, 1e9, 10**18),
+])  # fmt: skip
+def test_epochs_follow_from_the_time(done, seconds, total_s, epochs):
+    assert epochs_in_time(done, seconds, total_s) == pytest.approx(epochs)
 
 
 def test_a_run_of_one_step_has_a_schedule():

@@ -9,10 +9,11 @@ import pytest
 import yaml
 
 from tests.helpers.yolo_lines import PROGRAMS, YOLOV5_HYPERPARAMETERS, check_line, draw_arguments, said
-from utils.config.parser import read_recipe, with_overrides
+from utils.config.parser import parse_config, read_recipe, with_overrides
 from utils.config.settings import Hyperparameters
 from utils.errors import UserError
 
+ROOT = Path(__file__).parents[3]
 # The defaults of Ultralytics' args.yaml, where they are not those of YOLOv5's hyper-parameters; all of a detector's.
 ARGS = """
 task: detect
@@ -140,6 +141,7 @@ save_dir: runs/detect/train
         ("train.py", "device=[0, 1] freeze=[0,1] name='my run'", "train.py --device 0,1 --freeze 0 1 --name 'my run'"),
         ("train.py", "freeze=[3] imgsz=[640,480]", "train.py --freeze 3 3 --imgsz 640"),
         ("train.py", "freeze=3 nbs=64 device=None classes=[]", "train.py --freeze 3 --nominal-batch 64"),
+        ("train.py", "classes=0,2 fraction=0.5", "train.py --classes 0 2 --fraction 0.5"),
         ("train.py", "optimizer=sgd", "train.py --optimizer SGD"),
         ("train.py", "copy_paste=0 erasing=0.4 iou=.70 verbose=True save_period=-1", "train.py"),
         ("val.py", "model=a.onnx split=test half=True", "val.py --weights a.onnx --task test --amp fp16"),
@@ -164,7 +166,7 @@ def test_arguments_of_the_yolo_command_become_flags(script: str, arguments: str,
         ("train.py", "tracker=botsort.yaml cfg=c.yaml", r"train.py. .*: tracker \(object .*\), cfg \(flags.*\)"),
         ("train.py", "pretrained=b.pt model=a.pt", r"train.py --weights a.pt. .*: pretrained \(use --weights .*\)"),
         ("train.py", "model=a.pt --nosave", r"train.py --weights a.pt. .*: --nosave \(--nosave: last.pt is .*\)"),
-        ("train.py", "model= fraction=0.5 mode=x detct", r"train.py. .*: model \(.*\), fraction \(.*\), mode, detct"),
+        ("train.py", "model= split=test mode=x detct", r"train.py. .*: model \(.*\), split \(.*\), mode, detct"),
         ("train.py", "mosaic=2", r"train.py. .*: mosaic \(--set: mosaic: must be at most 1, got 2.0\)"),
         ("train.py", "'name=a\nb'", r"train.py. .*: name \(its value is empty or has several lines\)"),
         ("val.py", "model=a.pt batch=0.7 val=x", r"val.py --weights a.pt. .*: batch \(.*invalid int.*\), val"),
@@ -177,6 +179,69 @@ def test_arguments_without_an_equivalent_are_named_with_the_reason(script: str, 
     text = said(PROGRAMS[script], shlex.split(arguments))
     assert re.fullmatch(rf"error: settings are flags here; write python {line}\n", text), text
     assert check_line(text)
+
+
+REQUIRED = {
+    "val.py": ["--weights", "b.pt"],
+    "detect.py": ["--weights", "b.pt", "--source", "c"],
+    "export.py": ["--weights", "b.pt"],
+}
+
+
+def rows_of_the_documentation() -> list[tuple[str, str, str]]:
+    """The script, what is typed, and what docs/migration.md says of it."""
+    text = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8").split("\n## Flags\n")[1].split("\n## ")[0]
+    found = []
+    for part in text.split("\n### ")[1:]:
+        script, *lines = part.splitlines()
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")][2:]
+        found += [(script, typed.strip("`"), here) for *cells, here in rows for typed in cells if typed]
+    return found
+
+
+@pytest.mark.parametrize(("script", "typed", "here"), rows_of_the_documentation())
+def test_the_documentation_says_what_a_flag_becomes(script: str, typed: str, here: str):
+    cls, required = PROGRAMS[script], REQUIRED.get(script, [])
+    is_flag = typed.startswith("--")
+    text = said(cls, [*required, *typed.split()] if is_flag else [*typed.split(), *required])
+    if not here.startswith("`"):
+        nothing = f"error: settings are flags here; write python {shlex.join([script, *required])}\n"
+        reason = here.removeprefix("nothing: ")
+        assert reason in text or (reason.startswith("it has no effect") and text == nothing)
+        return
+    assert text == "" if is_flag else check_line(text)
+    ours = re.match("`(.*?)`", here)[1].split()
+    become = [*required, *typed.split()] if is_flag else shlex.split(text.split(f" python {script}")[1])
+    assert parse_config(cls, become, "") == parse_config(cls, [*required, *ours], "")
+
+
+def test_the_documentation_names_many_flags_of_both_programs():
+    typed = [typed for _, typed, _ in rows_of_the_documentation()]
+    assert min(sum(t.startswith("--") for t in typed), sum("=" in t and t[0] != "-" for t in typed)) > 45
+
+
+@pytest.mark.parametrize(
+    ("script", "typed", "line"),
+    [
+        ("train.py", "--img 640 --batch 16 --epochs 3 --data coco128.yaml --weights yolov5s.pt", ""),
+        ("train.py", "--data coco.yaml --epochs 300 --weights '' --cfg yolov5n.yaml --batch-size 128", ""),
+        ("train.py", "--data coco128.yaml --weights yolov5s.pt --img 640 --freeze 10", ""),
+        ("train.py", "--img 640 --rect --cache disk --noval --nosave", "--nosave: last.pt is always written"),
+        ("train.py", "--batch 64 --data coco.yaml --weights yolov5s.pt --device 0,1 --sync-bn --exist-ok", ""),
+        ("train.py", "--hyp hyp.scratch-low.yaml --multi-scale --image-weights --quad --label-smoothing 0.1", ""),
+        ("train.py", "--epochs 10 --data coco128.yaml --cache --evolve", "--evolve: search hyper-parameters"),
+        ("train.py", "--resume runs/train/exp/weights/last.pt", ""),
+        ("val.py", "--weights yolov5x.pt --data coco.yaml --img 640 --half", ""),
+        ("val.py", "--weights yolov5x.pt --data coco.yaml --img 832 --augment --half --iou 0.65 --verbose", ""),
+        ("val.py", "--task speed --data coco.yaml --weights yolov5s.pt --batch 1", "--task speed: every validation"),
+        ("detect.py", "--weights yolov5s.pt --source 0 --conf 0.25 --classes 0 2 --nosave --view-img", ""),
+        ("detect.py", "--weights yolov5s.pt --source a.mp4 --img 640 480", "--img 640 480: .* write --img 640"),
+        ("export.py", "--weights yolov5s.pt --include torchscript onnx --imgsz 640 640 --dynamic", ""),
+        ("export.py", "--weights yolov5s.pt --include onnx coreml --simplify", "--simplify: graphs are"),
+    ],
+)  # fmt: skip
+def test_command_lines_of_yolov5_are_accepted_or_told_what_to_write(script: str, typed: str, line: str):
+    assert re.fullmatch(f"error: {line}.*\n" if line else "", said(PROGRAMS[script], shlex.split(typed)))
 
 
 @pytest.mark.parametrize(
