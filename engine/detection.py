@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -44,7 +45,7 @@ def detect(config: DetectConfig) -> Path:
         iou=config.iou_thres,
         box_voting=config.box_voting,
         max_det=config.max_det,
-        classes=[int(c) if c.lstrip("-").isdecimal() else c for c in config.classes],
+        classes=[int(c) if re.fullmatch("-?[0-9]{1,9}", c) else c for c in config.classes],
         agnostic=config.agnostic_nms,
         amp=config.amp,
         tiles=Tiles.of(config),
