@@ -83,7 +83,7 @@ _ADVICE: dict[str, dict[str, str]] = {
         "--visualize": "feature maps are not drawn. Leave it out",
         "--update": "checkpoints are not changed. Leave it out",
         "--save-csv": "use --save-txt or --save-json",
-        **dict.fromkeys(("--batch-size", "--batch"), "images are processed one by one. Leave it out"),
+        **dict.fromkeys(("--batch-size", "--batch"), "a GPU takes up to 16 images at once, a CPU one. Leave it out"),
         "--save": "results are saved unless --nosave is given",
         "--retina-masks": _BOXES_ONLY,
         "--show": "use --view-img",
