@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from utils.config.parser import errors_name_typed_flags, parse_config
 from utils.config.settings import DetectConfig
 from utils.distributed.launch import require_one_process
-from utils.entrypoint import run_main
+from utils.entrypoint import exit_on_signals, run_main
 from utils.errors import UserError
 
 
@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_scoring_files([config.weights], "")
     from engine.detection import detect  # imports torch, once the flags and files are known to be valid
 
-    detect(config)
+    with exit_on_signals():
+        detect(config)
 
 
 if __name__ == "__main__":

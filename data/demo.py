@@ -40,7 +40,7 @@ def ensure_demo(root: Path, *, train_images: int = 320, val_images: int = 80, si
     Raises:
         UserError: ``root`` holds something else, or cannot be written.
     """
-    root = Path(root).expanduser()
+    root = Path(os.path.expanduser(root))
     wanted = {"version": VERSION, "train": train_images, "val": val_images, "size": size, "seed": seed}
     if _is_complete(root, wanted):
         return root / YAML_NAME

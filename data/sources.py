@@ -5,8 +5,8 @@ from __future__ import annotations
 import glob
 import math
 import os
+import re
 import threading
-import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +76,7 @@ EARLY_END = 0.95  # fraction of the frames; containers only estimate their numbe
 class Frame:
     """One image of a source."""
 
-    path: str  # file, URL, or number of a webcam
+    path: str  # file, URL without user and password, or number of a webcam
     index: int  # in its video or stream; 0 for an image file
     image: np.ndarray  # uint8 (H, W, 3) RGB
     fps: float  # of the video or stream; 0 for an image file
@@ -109,7 +109,7 @@ def open_source(
 
     Args:
         source: a file, a folder (its files, sorted), a glob (``**`` allowed), a .txt list of files (relative to the
-            list's folder), the number of a webcam, or the URL of a stream.
+            list's folder; each is read once), the number of a webcam, or the URL of a stream.
         vid_stride: read every n-th frame of videos and streams.
         max_frames: read at most this many frames of each video or stream; 0: all.
         threads: that decode image files; a video is decoded in one.
@@ -122,7 +122,7 @@ def open_source(
     """
     source = str(source)
     if _is_stream(source):
-        return _stream_frames(source, _open_stream(source), vid_stride, max_frames, ahead)
+        return _stream_frames(_shown(source), _open_stream(source), vid_stride, max_frames, ahead)
     files, unread = _list_files(source)
     if unread:
         get_logger().warning("%s: %s", source, unread_summary(unread))
@@ -136,7 +136,17 @@ def check_source(source: str) -> None:
 
 
 def _is_stream(source: str) -> bool:
-    return source.isdigit() or urllib.parse.urlsplit(source).scheme.lower() in STREAM_SCHEMES
+    scheme, separator, _ = source.partition("://")
+    return _is_webcam(source) or (bool(separator) and scheme.lower() in STREAM_SCHEMES)
+
+
+def _is_webcam(source: str) -> bool:
+    return bool(re.fullmatch("[0-9]{1,9}", source))
+
+
+def _shown(source: str) -> str:
+    """A URL without its user and password, which do not belong in logs, file names and results."""
+    return re.sub("(?<=://)[^/?#]*@", "", source)
 
 
 def _kind_of(path: Path) -> str:
@@ -168,7 +178,7 @@ def _list_files(source: str) -> tuple[list[Path], list[str]]:
     """The images and videos that ``source`` names, at least one, and what `unread_summary` takes about others."""
     if not source.strip():
         raise UserError("--source: is empty; name an image, folder, glob, video, list, webcam or URL")
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if path.is_dir():
         nothing = f"{source}: no image or video in this folder (use a glob for its subfolders: {source}/**/*)"
         return _select(path.iterdir(), nothing)
@@ -192,14 +202,14 @@ def _read_list(path: Path) -> list[Path]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        file = path.parent / Path(line.strip()).expanduser()
+        file = path.parent / os.path.expanduser(line.strip())
         if not file.is_file():
             raise UserError(f"{path}:{number}: {line.strip()}: no such file")
         _check_kind(file, f"{path}:{number}: {line.strip()}")
         files.append(file)
     if not files:
         raise UserError(f"{path}: the list names no file")
-    return files
+    return list(dict.fromkeys(files))
 
 
 def _file_frames(
@@ -265,10 +275,11 @@ def _open_video(path: Path) -> cv2.VideoCapture:
 
 
 def _open_stream(source: str) -> cv2.VideoCapture:
-    capture = _open_capture(int(source) if source.isdigit() else source)
+    capture = _open_capture(int(source) if _is_webcam(source) else source)
     if not capture.isOpened():
-        what = f"webcam {source}: is not there, or is in use" if source.isdigit() else f"{source}: cannot be opened"
-        raise UserError(what)
+        if _is_webcam(source):
+            raise UserError(f"webcam {source}: is not there, or is in use")
+        raise UserError(f"{_shown(source)}: cannot be opened")
     return capture
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import os
 import re
 import ssl
 import time
@@ -80,7 +81,7 @@ def find_entry(name_or_path: str, catalog: Path = CATALOG) -> WeightsEntry:
 
 def check_weights(name_or_path: str) -> None:
     """Raises UserError unless there is such a file or folder, or `fetch_weights` can download it."""
-    if not Path(name_or_path).expanduser().exists():
+    if not os.path.exists(os.path.expanduser(name_or_path)):
         find_entry(name_or_path)
 
 
@@ -263,7 +264,7 @@ def fetch_weights(
     """
     from utils.distributed.collectives import torch_distributed_zero_first  # imports torch
 
-    path = Path(name_or_path).expanduser()
+    path = Path(os.path.expanduser(name_or_path))
     with torch_distributed_zero_first(ctx):
         if path.is_file():
             return path

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from utils.decoder_warnings import pass_on
@@ -100,6 +100,26 @@ def _thread_ended(ended: threading.ExceptHookArgs) -> None:
     error = ended.exc_value
     if not (isinstance(error, OSError) and (error.errno in _REFUSED or explanation(error))):
         threading.__excepthook__(ended)
+
+
+@contextlib.contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """Within the block, SIGTERM (``timeout``, ``docker stop``) and SIGHUP (the terminal is closed) end the main thread
+    by an exception, as Ctrl-C does, so that files are finished. Signals that are ignored (``nohup``) stay so."""
+
+    def leave(number: int, _: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    signals = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    is_main = threading.current_thread() is threading.main_thread()  # others cannot set handlers
+    signals = [number for number in signals if is_main and signal.getsignal(number) == signal.SIG_DFL]
+    for number in signals:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in signals:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _ignore_repeated_interrupts() -> None:

@@ -8,6 +8,7 @@ processes of a node wait for their leader. The next run continues an interrupted
 from __future__ import annotations
 
 import dataclasses
+import os
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ def stage_dataset(
     if source == "demo":
         raise UserError("--stage: the demo set cannot be staged, since each node renders it; omit --stage")
     leaders = one_per_node_group(ctx)
-    local_folder = Path(folder.replace("{node_rank}", str(ctx.node_rank))).expanduser().absolute()
+    local_folder = Path(os.path.expanduser(folder.replace("{node_rank}", str(ctx.node_rank)))).absolute()
     with torch_distributed_zero_first(ctx):
         if not ctx.is_node_leader:
             assert ctx.store is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,7 +55,7 @@ def ancestry_of(info: Mapping[str, Any], path: Path) -> Ancestry:
 
 def _file_of(start: str) -> Path:
     """The file that ``--weights`` named; if there is none, the one that was downloaded under this name."""
-    path, downloads = Path(start).expanduser(), cache_folder() / "weights"
+    path, downloads = Path(os.path.expanduser(start)), cache_folder() / "weights"
     candidates = [path, *(downloads / f"{catalog_name(start)}{suffix}" for suffix in SUFFIXES)]
     return next((candidate for candidate in candidates if candidate.is_file()), path)
 

@@ -99,7 +99,7 @@ def test_globs_and_lists_are_sources(tmp_path):
     one, two = save_image(tmp_path / "deep" / "1.png", 1), save_image(tmp_path / "deep" / "er" / "2.png", 2)
     assert [f.path for f in open_source(f"{tmp_path}/**/*.png")] == [str(one), str(two)]
     listing = tmp_path / "deep" / "list.txt"
-    listing.write_text(f"\ufeff./er/2.png\n\n{one}\n", encoding="utf-8")
+    listing.write_text(f"\ufeff./er/2.png\n\n{one}\n{one}\n", encoding="utf-8")
     assert [int(f.image.mean()) for f in open_source(str(listing))] == [2, 1]
 
 
@@ -130,13 +130,14 @@ def test_a_video_can_be_read_from_a_url(video, monkeypatch):
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            frames = list(open_source(f"http://127.0.0.1:{server.server_address[1]}/clip%20%C3%A4.mp4"))
+            frames = list(open_source(f"http://me:secret@127.0.0.1:{server.server_address[1]}/clip%20%C3%A4.mp4"))
         except UserError:
             pytest.skip("this OpenCV has no network back end")
         finally:
             server.shutdown()
             thread.join()
     assert numbers(frames) == list(range(10))
+    assert not [frame.path for frame in frames if "secret" in frame.path]
 
 
 @pytest.mark.parametrize(
@@ -149,6 +150,12 @@ def test_a_video_can_be_read_from_a_url(video, monkeypatch):
         ("empty.txt", "names no file"),
         ("list.txt", r"list.txt:2: gone.png: no such file"),
         ("bad.txt", r"bad.txt:1: notes.md: neither"),
+        ("/~nobody-here/a.jpg", "no such file"),
+        ("/²", "no such file"),
+        ("/12345678901234567890", "no such file"),
+        ("///[a", "matches no image"),
+        ("/http://[a", "http://.a: cannot be opened"),
+        ("/rtsp://me:secret@[a", "^rtsp://.a: cannot be opened"),
     ],
 )
 def test_mistakes_are_reported_before_anything_is_read(tmp_path, source, message):
@@ -159,7 +166,7 @@ def test_mistakes_are_reported_before_anything_is_read(tmp_path, source, message
     (tmp_path / "list.txt").write_text("here.jpg\ngone.png\n")
     (tmp_path / "bad.txt").write_text("notes.md\n")
     with pytest.raises(UserError, match=message):
-        open_source(str(tmp_path / source))
+        open_source(source[1:] if source.startswith("/") else str(tmp_path / source))
 
 
 def test_a_missing_webcam_is_one_line(capfd):

@@ -450,6 +450,7 @@ def test_stems_are_unique_and_safe():
     stems = [stem(source) for source in sources]
     assert stems[:5] == ["a", "a-2", "A-3", "a", "webcam0"]
     assert stems[5] == "me_cam_8554_live_x=1"
+    assert len(stem(f"https://host/clip.mp4?signature={'0' * 500}")) == 100  # file systems take 255 bytes
     assert all(s and not set(s) & set("/\\:*?") for s in stems)
 
 
@@ -600,7 +601,8 @@ def test_a_video_whose_results_cannot_be_written_is_skipped(weights, pictures, c
     assert names_in(tmp_path / "runs" / "exp") == ["a-2.png", "a.jpg", *labels, "schön 猫.bmp"]
 
 
-def test_ctrl_c_leaves_whole_files(weights, tmp_path):
+@pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_stopped_run_leaves_whole_files(weights, tmp_path, stop, code):
     folder, run_dir = tmp_path / "in", tmp_path / "runs" / "exp"
     folder.mkdir()
     noise = cv2.resize(np.random.default_rng(0).integers(0, 255, (8, 8, 3)).astype(np.uint8), (320, 240))
@@ -626,8 +628,8 @@ def test_ctrl_c_leaves_whole_files(weights, tmp_path):
     with Processes(tmp_path / "log") as processes:
         process = processes.start([str(word) for word in command])
         processes.until(lambda: len(list(run_dir.glob("labels/*.txt"))) > 20)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130, processes.output()
+        process.send_signal(stop)
+        assert process.wait(10) == code, processes.output()
         assert "Traceback" not in processes.output()
     stems = {path.stem for path in run_dir.glob("labels/*.txt")}
     assert {record["image_id"] for record in json.loads((run_dir / "predictions.json").read_text())} == stems
@@ -644,6 +646,17 @@ def test_a_source_is_never_overwritten(weights, pictures, tmp_path):
     with pytest.raises(UserError, match="is in the folder of the results"):
         run(weights, folder, tmp_path, "--exist-ok")
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("fps", [1000 / 3, 237.457, 119.743, 30000 / 1001, 14.985, 0.0125, 1e-6])
+def test_any_frame_rate_can_be_written(tmp_path, fps):
+    media = MediaWriter(tmp_path)
+    for _ in range(3):
+        path = media.frame("s", np.zeros((32, 48, 3), np.uint8), fps)
+    media.close()
+    assert len(frames_of(path)) == 3
+    if fps > 0.1:
+        assert cv2.VideoCapture(str(path)).get(cv2.CAP_PROP_FPS) == pytest.approx(fps, rel=1e-3)
 
 
 def test_a_full_disk_leaves_a_playable_video(tmp_path, monkeypatch):

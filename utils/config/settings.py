@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any
@@ -449,7 +450,7 @@ def class_numbers(classes: Iterable[int | str], names: Mapping[int, str], owner:
 
 def typed_classes(words: Iterable[str]) -> list[int | str]:
     """The numbers and names that the words after ``--classes`` mean."""
-    return [int(word) if word.lstrip("-").isdecimal() else word for word in words]
+    return [int(word) if re.fullmatch("-?[0-9]{1,9}", word) else word for word in words]
 
 
 def check_image_size(imgsz: int, stride: int, *, least_cells: int = 1, flag: str = "--imgsz") -> None:

@@ -89,7 +89,7 @@ _ADVICE: dict[str, dict[str, str]] = {
         "--show-boxes": "detections are drawn with their boxes; use --nosave to draw nothing",
         "--update": "checkpoints are not changed. Leave it out",
         "--save-csv": "use --save-txt or --save-json",
-        **dict.fromkeys(("--batch-size", "--batch"), "images are processed one by one. Leave it out"),
+        **dict.fromkeys(("--batch-size", "--batch"), "a GPU takes up to 16 images at once, a CPU one. Leave it out"),
         "--save": "results are saved unless --nosave is given",
         "--retina-masks": _BOXES_ONLY,
         "--show": "use --view-img",

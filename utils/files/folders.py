@@ -22,7 +22,7 @@ SHARED_MEMORY = Path("/dev/shm")  # a file system in memory
 
 def check_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> None:
     """Raises the UserError that `increment_path` would raise, as far as that can be predicted without side effects."""
-    base = Path(project) / name
+    base = _base(project, name, exist_ok)
     try:
         if exist_ok and base.exists() and not base.is_dir():
             raise FileExistsError
@@ -41,7 +41,7 @@ def increment_path(project: str | Path, name: str, exist_ok: bool = False) -> Pa
     Two runs that start at the same time get different folders. With ``exist_ok``, an existing ``project/name`` is
     returned. Raises UserError if the folder cannot be created.
     """
-    base = Path(project) / name
+    base = _base(project, name, exist_ok)
     try:
         base.parent.mkdir(parents=True, exist_ok=True)
         path, number = base, 1
@@ -56,6 +56,13 @@ def increment_path(project: str | Path, name: str, exist_ok: bool = False) -> Pa
             path = base.with_name(f"{base.name}{number}")
     except OSError as error:
         raise _refusal(base, error) from None
+
+
+def _base(project: str | Path, name: str, exist_ok: bool) -> Path:
+    base = Path(project) / name
+    if not base.name and not exist_ok:  # "." or "/"
+        raise UserError(f"{base}: is an existing folder; choose another --name, or write into it with --exist-ok")
+    return base
 
 
 def _refusal(base: Path, error: OSError) -> UserError:
@@ -167,7 +174,7 @@ def cache_folder(cache_dir: str = "") -> Path:
     Raises UserError if the user has no home folder.
     """
     if cache_dir:
-        return Path(cache_dir).expanduser()
+        return Path(os.path.expanduser(cache_dir))
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep"
     except RuntimeError:

@@ -111,10 +111,13 @@ class MediaWriter:
     def _open(self, path: Path, hw: tuple[int, int], fps: float) -> None:
         self.close()
         self._size, self._video_path = (hw[1], hw[0]), path
+        # OpenCV writes a frame rate as a fraction with powers of ten, whose numerator MPEG-4 limits to 65,535.
+        fps = max(round(fps, 1 if fps > 65 else 3), 0.002)
         self._video = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), fps, self._size)
         if not self._video.isOpened():
             self._video = None
-            raise UserError(f"{path}: this OpenCV cannot write mp4 videos; use --nosave with --save-txt or --save-json")
+            what = f"mp4 videos of {hw[1]}x{hw[0]} pixels"
+            raise UserError(f"{path}: this OpenCV cannot write {what}; use --nosave with --save-txt or --save-json")
 
 
 class Window:
@@ -154,7 +157,7 @@ class UniqueStems:
 
     def __call__(self, source: str, *, is_video: bool = False) -> str:
         if source not in self._stems:
-            base = source.split("://", 1)[1] if "://" in source else Path(source).stem
+            base = source.split("://", 1)[1][:100] if "://" in source else Path(source).stem
             base = f"webcam{source}" if source.isdigit() else safe_name(base)
             stem, number = base, 1
             while self._is_taken(stem.casefold(), is_video):  # some file systems ignore case
