@@ -10,6 +10,7 @@ import gc
 import itertools
 import multiprocessing
 import os
+import re
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -154,7 +155,7 @@ def parse_devices(device: str) -> tuple[torch.device, ...]:
             raise UserError("--device mps: no Apple GPU is available here; use --device cpu")
         return (torch.device("mps"),)
     numbers = ["0"] if text in ("", "cuda") else [part.strip() for part in text.split(",") if part.strip()]
-    if not numbers or not all(part.isdigit() for part in numbers):
+    if not numbers or not all(re.fullmatch("[0-9]{1,9}", part) for part in numbers):
         raise UserError(f"--device {device}: must be cpu, mps, a GPU number, or several such as 0,1")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     absent = [part for part in numbers if int(part) >= count]

@@ -58,6 +58,7 @@ def test_given_flags_are_only_those_on_the_command_line():
         (["--nominal-batch", "9" * 400], "--nominal-batch: a number of more than 64 bits$"),
         (["--seed", str(2**63)], "--seed: a number of more than 64 bits$"),
         (["--freeze", "3", str(-(10**20))], "--freeze: a number of more than 64 bits$"),
+        (["--workers", "99999999"], "--workers: must be at most 1024, got 99999999"),
         (["--threads", "4000000000000"], "--threads: must be at most 4096, got 4000000000000"),
     ],
 )

@@ -49,7 +49,8 @@ def test_an_incomplete_environment_is_refused(monkeypatch, names):
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"), [("tpu", "must be cpu"), ("0,", "no GPU 0"), ("7", "no GPU 7"), ("0,x", "must be cpu")]
+    ("text", "complaint"),
+    [("tpu", "must be cpu"), ("0,", "no GPU 0"), ("7", "no GPU 7"), ("0,x", "must be cpu"), ("²", "must be cpu")],
 )
 def test_absent_devices_are_one_line(monkeypatch, text, complaint):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
