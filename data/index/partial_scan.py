@@ -81,24 +81,21 @@ class PartialScan:
         do not have ``size`` images (fewer for the last one) are ignored."""
         if self._path is None:
             return []
-        try:
-            with open(self._path, "rb", opener=open_own) as file:
-                data = file.read(_MAX_BYTES)
-        except OSError:
-            return []
         found: dict[int, ScannedChunk] = {}
-        at = complete_to = 0
-        while at + _HEADER.size <= len(data):
-            first, images, rows, text_bytes, crc = _HEADER.unpack_from(data, at)
-            at += _HEADER.size
-            end = at + 8 * images + 8 * NUM_COLUMNS * rows + text_bytes
-            if not images or end > len(data) or zlib.crc32(data[at:end]) != crc:
-                break
-            if first in starts and images == min(size, count - first):
-                found[first] = _unpacked(first, images, rows, data[at:end])
-            at = complete_to = end
-        if complete_to < len(data):  # chunks appended after an incomplete one would not be found
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), open(self._path, "rb", opener=open_own) as file:
+            complete_to, length = 0, os.fstat(file.fileno()).st_size
+            while len(header := file.read(_HEADER.size)) == _HEADER.size:
+                first, images, rows, text_bytes, crc = _HEADER.unpack(header)
+                end = file.tell() + (content_bytes := 8 * images + 8 * NUM_COLUMNS * rows + text_bytes)
+                if not images or end > length or content_bytes > _MAX_BYTES:
+                    break
+                content = file.read(content_bytes)
+                if zlib.crc32(content) != crc:
+                    break
+                if first in starts and images == min(size, count - first):
+                    found[first] = _unpacked(first, images, rows, content)
+                complete_to = end
+            if complete_to < length:  # chunks appended after an incomplete one would not be found
                 os.truncate(self._path, complete_to)
         return list(found.values())
 
