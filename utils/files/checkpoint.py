@@ -24,6 +24,7 @@ from utils.machine.limits import explanation
 
 FORMAT = "lockstep"
 VERSION = 1  # of the format
+_IS_FOLDER = 0x10  # among an entry's attributes
 MAX_DIMENSIONS = 16
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
@@ -127,6 +128,8 @@ def open_zip(path: str | Path) -> zipfile.ZipFile:
     why = ""
     if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
         why = "its entries are compressed, which PyTorch's are not"
+    elif any(e.is_dir() or e.external_attr & _IS_FOLDER for e in entries):  # torch reads nothing, and says nothing
+        why = "it holds folders"
     elif min((e.header_offset for e in entries), default=0):  # torch would read that data, which is not checked here
         why = "there is data before the archive"
     elif len({e.filename for e in entries}) < len(entries):

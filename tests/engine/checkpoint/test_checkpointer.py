@@ -275,6 +275,18 @@ def test_bytes_before_the_archive_are_not_read(tmp_path):
         read_checkpoint(path)
 
 
+def test_an_entry_that_is_marked_as_a_folder_is_refused(tmp_path):
+    """torch would take its tensor for whatever lies in the memory, although its checksum is right."""
+    path = tmp_path / "last.pt"
+    write_checkpoint({"x": torch.arange(50)}, path)
+    whole = bytearray(path.read_bytes())
+    entry = whole.index(b"/data/0", whole.index(b"PK\1\2"))
+    whole[whole.rindex(b"PK\1\2", 0, entry) + 38] = 0x10  # external attributes
+    path.write_bytes(whole)
+    with pytest.raises(UserError, match="refused: it holds folders"):
+        read_checkpoint(path)
+
+
 def test_a_flipped_bit_is_refused(tmp_path):
     """torch does not verify the checksums in its files."""
     save(tmp_path, parts())
