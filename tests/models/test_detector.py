@@ -432,7 +432,7 @@ MISTAKES = [
     ("[16, True]", "['16']", r"backbone layer 2 \(args\): C2f needs its output channels first, got '16'"),
     ("[16, True]", "16", r"backbone layer 2 \(args\): must be a list, got 16"),
     ("[16, True]", "[16, True, 5]", r"backbone layer 2 \(args\): C2f in_channels must be divisible by groups"),
-    ("[8, 3, 2]", f"[8, 3, {10**20}]", r"backbone layer 0 \(args\): 1(0{20}) is too large"),
+    ("[8, 3, 2]", f"[8, 3, {5 * 10**18}]", r"backbone layer 0 \(args\): 5(0{18}) is too large"),
     ("[8, 3, 2]", "[8, 0, 2]", r"backbone layer 0 \(args\): Conv: kernel must be positive, got 0"),
     (
         "[-1, 1, Conv, [16, 3, 2]]",
