@@ -124,8 +124,14 @@ def serve(address: str) -> dict:
         for key, _ in selector.select():
             if key.fileobj is listener:
                 client, _ = listener.accept()
-                size, received, _, _ = socket.recv_fds(client, 8, 250)
-                job = json.loads(client.makefile("rb").read(int.from_bytes(size, "big")))
+                received: list[int] = []
+                try:
+                    size, received, _, _ = socket.recv_fds(client, 8, 250)
+                    job = json.loads(client.makefile("rb").read(int.from_bytes(size, "big")))
+                except (ConnectionError, json.JSONDecodeError):  # the client was killed before it had sent all
+                    for descriptor in (*received, client.detach()):
+                        os.close(descriptor)
+                    continue
                 child = os.fork()
                 if child == 0:
                     for other in (listener, client, *(one for _, one in clients.values())):
@@ -136,7 +142,8 @@ def serve(address: str) -> dict:
                     return job | {"received": received}
                 for descriptor in received:
                     os.close(descriptor)
-                client.sendall(f"{child}\n".encode())
+                with contextlib.suppress(BrokenPipeError):  # the client was killed: seen below
+                    client.sendall(f"{child}\n".encode())
                 descriptor = os.pidfd_open(child)
                 clients[descriptor] = child, client
                 selector.register(descriptor, selectors.EVENT_READ, descriptor)
