@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     check_source(config.source)
     check_scoring_files([config.weights], "")
-    from engine.detection import detect  # imports torch, once the flags and files are known to be valid
+    from engine.inference.detection import detect  # imports torch, once the flags and files are known to be valid
 
     with exit_on_signals():
         detect(config)

@@ -5,7 +5,7 @@
     results = model(["a.jpg", "b.jpg"], size=640)
     results.print()
 
-engine/hub.py describes the model and its results.
+engine/inference/hub.py describes the model and its results.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import typing
 
 if typing.TYPE_CHECKING:
-    from engine.hub import HubModel
+    from engine.inference.hub import HubModel
 
 dependencies = ["torch", "cv2", "numpy", "yaml", "PIL"]
 _ROOT = pathlib.Path(__file__).resolve().parent
@@ -41,7 +41,7 @@ def custom(
     """
     if not autoshape:
         raise ValueError("autoshape=False: use models.weights.load.load_detector for the bare module")
-    from engine.hub import HubModel
+    from engine.inference.hub import HubModel
     from utils.logger import configure_logging
 
     if _verbose:
@@ -60,8 +60,8 @@ def _public(name: str, pretrained: bool = True, **settings: typing.Any) -> HubMo
 
 
 def _names() -> list[str]:
+    from models.weights.download import CATALOG
     from utils.config.yaml_files import load_yaml
-    from utils.download import CATALOG
 
     return list(load_yaml(CATALOG))
 

@@ -25,16 +25,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         spawn(main, config.spawn, (argv,), run=run_main)
         return
     # What imports torch is imported once the flags and files are known to be valid.
-    from engine.watchdog import Watchdog
+    from engine.train.watchdog import Watchdog
     from utils.distributed.context import DistributedContext, report_errors_once
-    from utils.distributed.stop_signals import StopSignals
+    from utils.machine.stop_signals import StopSignals
 
     with StopSignals() as signals, Watchdog(signals) as watchdog:
         ctx = DistributedContext.from_environment(config.device, config.local_rank, config.local_world_size)
         with ctx.closing(), report_errors_once(ctx):
-            from engine.build import build_run  # in here, so that only one process reports a failing import
             from engine.checkpoint.run import open_run
-            from engine.process import check_same_start
+            from engine.train.build import build_run  # in here, so that only one process reports a failing import
+            from engine.train.process import check_same_start
 
             watchdog.watch_peers(ctx)
             check_same_start(ctx, config)

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     advice = partial(memory_advice, config.batch_size, config.imgsz or 640, least_batch=1, device="")
     with ctx.closing(), report_errors_once(ctx), explained(advice):
-        from engine.validator import validate  # in here, so that only one process reports a failing import
+        from engine.tools.validator import validate  # in here, so that only one process reports a failing import
 
         validate(config, ctx)
 

@@ -104,7 +104,7 @@ def supervision_reader(model: Path, confidence: float, repository: Path) -> Dete
     sys.path.insert(0, str(repository))
     import supervision
 
-    from engine.predictor import load
+    from engine.inference.predictor import load
 
     predictor = load(model, device="cpu", conf=confidence)
     predictor.iou, predictor.box_voting = predictor.model.nms_iou, False  # as the other consumers
@@ -137,7 +137,7 @@ def sahi_reader(model: Path, confidence: float, predictor: object = None) -> Det
 
 def our_predictor(model: Path, confidence: float, repository: Path) -> object:
     sys.path.insert(0, str(repository))
-    from engine.predictor import load
+    from engine.inference.predictor import load
 
     predictor = load(model, device="cpu", conf=confidence, color="bgr")
     predictor.iou, predictor.box_voting = predictor.model.nms_iou, False  # as the other consumers

@@ -35,7 +35,7 @@ from data.index.index import DatasetIndex, load_index
 from engine.export.images import check_set
 from engine.export.options import ExportOptions
 from engine.export.parity import Reference
-from engine.inference.runtime import open_model
+from engine.inference.runtimes.open import open_model
 from utils.boxes import xyxy_to_cxcywh, xyxy_to_xywh
 from utils.structures import GroundTruth
 

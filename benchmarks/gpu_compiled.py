@@ -12,7 +12,7 @@ from benchmarks.our_side import seconds_of
 from benchmarks.training_step import build_step, make_batches
 
 if TYPE_CHECKING:
-    from engine.train_step import StepValues, TrainStep
+    from engine.train.step import StepValues, TrainStep
 
 WHOLE, ACCUMULATED, PARTIAL = "whole", "accumulated", "partial"
 COURSE = (WHOLE, WHOLE, WHOLE, WHOLE, PARTIAL, WHOLE, ACCUMULATED, WHOLE)

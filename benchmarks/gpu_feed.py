@@ -16,8 +16,8 @@ def compare_batches(options: argparse.Namespace) -> Iterator[str]:
     """Lines with figures; SystemExit if a batch does not arrive as it was rendered, or is not pinned."""
     import torch
 
+    from data.loading.prefetcher import Prefetcher
     from data.shared_memory import PageLock
-    from engine.prefetcher import Prefetcher
     from utils.distributed.context import DistributedContext
     from utils.structures import Batch
 

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.our_side import seconds_of
 from benchmarks.training_step import build_step, loss_pass, make_batches, stepper
-from engine.train_step import TrainStep
+from engine.train.step import TrainStep
 
 LOSS_GOAL = ("yolov8n", 64, 64, 0.1)  # model, images, boxes an image, and the most of the step that the loss may take
 NAME_WIDTH, TOP = 70, 20

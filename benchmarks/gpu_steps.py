@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.training_step import build_step, make_batches
-from engine.train_step import TrainStep
+from engine.train.step import TrainStep
 
 MOMENTA = ("momentum_buffer", "exp_avg", "exp_avg_sq")
 HEADROOM_STEPS = 8  # until a loss scale that is far too high has come down

@@ -181,7 +181,7 @@ def waits_of_loop(options: argparse.Namespace) -> Iterator[str]:
 
 def waits_of_training(options: argparse.Namespace, flags: list[str]) -> list[WarnedWaits | WaitingOperations]:
     import train
-    from engine.train_step import TrainStep
+    from engine.train.step import TrainStep
 
     found, take_step, taken = watchers(options.device), TrainStep.__call__, 0
     begins = {WARM + STEPS * number: watcher for number, watcher in enumerate(found)}

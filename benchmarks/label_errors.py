@@ -25,7 +25,7 @@ from benchmarks.report import ROOT, append_log
 from data.check.issues import LABEL_ERRORS, MISSED
 from data.check.scanned import CheckedSplit, scan_dataset
 from data.index.dataset_yaml import load_dataset_spec
-from engine.label_errors import label_issues, open_predictor
+from engine.tools.check.label_errors import label_issues, open_predictor
 from utils.boxes import cxcywh_to_xyxy, scale_boxes, xywh_to_xyxy
 from utils.structures import DetectionTable
 

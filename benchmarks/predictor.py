@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.report import Comparison, show
 from data.sources import Frame, open_source
-from engine.predictor import Predictor, load
+from engine.inference.predictor import Predictor, load
 
 
 def main() -> None:

@@ -94,7 +94,7 @@ def sync_bn_rank(folder: str, model: str, steps: int) -> None:
     from engine.optim.ema import ModelEma
     from engine.optim.schedule import Schedule
     from engine.parallel.ddp import parallelize
-    from engine.train_step import TrainStep
+    from engine.train.step import TrainStep
     from models.detector import build_detector
     from tests.helpers.tiny import make_batch
     from utils.config.settings import Hyperparameters

@@ -22,7 +22,7 @@ from benchmarks.turns import ROOT
 from data.image_io.decode import read_image
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import DatasetIndex, load_index
-from utils.visualize.draw import write_image
+from utils.drawing.draw import write_image
 
 MOST_GAP = 60  # pixels between images
 VARIANTS = {

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from engine.train_step import TrainStep
+    from engine.train.step import TrainStep
     from utils.distributed.context import DistributedContext
     from utils.structures import Batch
 
@@ -53,7 +53,7 @@ def build_step(
 
     from engine.checkpoint.run import Run
     from engine.optim.schedule import step_plan
-    from engine.train_step import build_step as build
+    from engine.train.step import build_step as build
     from models.detector import build_detector
     from utils.config.parser import hyperparameters_from
     from utils.config.settings import TrainConfig

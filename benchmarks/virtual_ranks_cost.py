@@ -24,7 +24,7 @@ def build(ctx: DistributedContext, model: str, virtual_ranks: int, amp: torch.dt
     from engine.optim.build import build_optimizer
     from engine.optim.ema import ModelEma
     from engine.parallel.ddp import parallelize
-    from engine.train_step import TrainStep
+    from engine.train.step import TrainStep
     from models.detector import build_detector
     from utils.config.settings import Hyperparameters
 

@@ -2,8 +2,8 @@
 
 Torch creates a shared segment for each batch, whose pages the kernel has to find, clear and map, which takes longer
 than rendering a picture. Here the parent assigns each request a slot of one mapping. A slot is free again when the last
-tensor of its batch is deleted, so a tensor must be kept while a device copies from it (`engine.prefetcher`). If there
-is no such memory (it exists only on Linux) or no free slot, new memory is allocated for a batch (`new_pixels`).
+tensor of its batch is deleted, so a tensor must be kept while a device copies from it (`data.loading.prefetcher`). If
+there is no such memory (it exists only on Linux) or no free slot, new memory is allocated for a batch (`new_pixels`).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from data.image_io.decode import IMAGE_SUFFIXES, read_image, unread_image, unrea
 from utils.errors import UserError
 from utils.files.safe_io import open_regular
 from utils.logger import get_logger
-from utils.threads import iterate_ahead, map_ahead
+from utils.machine.threads import iterate_ahead, map_ahead
 
 
 class LiveStream:

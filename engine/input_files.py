@@ -10,11 +10,11 @@ from pathlib import Path
 
 from data.index.dataset_yaml import check_dataset
 from models.spec import load_spec
+from models.weights.download import check_weights
 from utils.config.parser import read_recipe
 from utils.config.search_settings import KfoldConfig, SearchConfig
 from utils.config.settings import TrainConfig
 from utils.distributed.launch import is_launched
-from utils.download import check_weights
 from utils.errors import UserError
 
 

@@ -17,7 +17,7 @@ from utils.errors import UserError as Error
 from utils.program import VERSION as __version__
 
 if TYPE_CHECKING:
-    from engine.predictor import load
+    from engine.inference.predictor import load
     from models.postprocess.tiling import Tiles
 
 __all__ = ["Error", "Run", "Tiles", "__version__", "check", "export", "load", "resume", "train", "val"]
@@ -26,7 +26,7 @@ __all__ = ["Error", "Run", "Tiles", "__version__", "check", "export", "load", "r
 def __getattr__(name: str) -> Any:
     """What imports torch."""
     if name == "load":
-        from engine.predictor import load
+        from engine.inference.predictor import load
 
         return load
     if name == "Tiles":

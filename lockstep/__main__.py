@@ -68,13 +68,13 @@ def _main_of(command: str) -> Callable[[Sequence[str]], None]:
         case "export":
             from export import main
         case "check":
-            from data.check.__main__ import main
+            from engine.tools.check.__main__ import main
         case "compare":
-            from engine.compare import main
+            from engine.tools.compare import main
         case "kfold":
-            from engine.kfold.__main__ import main
+            from engine.kfold import main
         case "search":
-            from engine.search.__main__ import main
+            from engine.search import main
         case "cache":
             from data.cache.__main__ import main
         case "weights":

@@ -14,7 +14,7 @@ from utils.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
 
-    from engine.predictor import Predictor
+    from engine.inference.predictor import Predictor
 
 _SCORES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}  # in results.json, and in results.csv and here
 _CURVES = ("epoch", "train/", "val/", "metrics/AP")  # columns of results.csv that notebooks show
@@ -68,7 +68,7 @@ class Run:
 
     def load(self, **settings: Any) -> Predictor:
         """The best weights, or without a validation the newest, as a model for detection: `lockstep.load`."""
-        from engine.predictor import load
+        from engine.inference.predictor import load
 
         return load(self.best if self.best.is_file() else self.last, **settings)
 
@@ -76,8 +76,8 @@ class Run:
         """What notebooks show: the scores, and by epoch the losses and AP of a training."""
         from markupsafe import Markup
 
-        from utils.visualize.page import data_uri, number
-        from utils.visualize.plots import curves_figure
+        from utils.drawing.page import data_uri, number
+        from utils.drawing.plots import curves_figure
 
         html = Markup("<p>{}</p>").format(self.folder)
         with contextlib.suppress(UserError):

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from models.detector import Detector, build_detector
+from models.weights.download import fetch_weights
 from models.weights.load import model_of
 from models.weights.read import read_weights
 from models.weights.transfer import transfer_weights
 from utils.config.settings import TrainConfig, check_image_size
 from utils.distributed.context import DistributedContext
-from utils.download import fetch_weights
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.strings import counted

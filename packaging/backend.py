@@ -1,6 +1,6 @@
 """Builds the package lockstep from the folders of this repository: the hooks of PEP 517, without other packages.
 
-In the repository the folders are imported under their own names (``from engine.trainer import Trainer``), which a
+In the repository the folders are imported under their own names (``from engine.train.trainer import Trainer``), which a
 user's own modules may have, too. The wheel has them inside of one package: imports become those of ``lockstep.engine``,
 and texts name the command ``lockstep train`` instead of ``python train.py``. Lines keep their numbers.
 

@@ -28,7 +28,7 @@ from data.index.index import load_index
 from engine.evaluation.metrics import score_detections
 from engine.export.parity import Parity
 from tests.helpers.tiny import write_dataset
-from utils.visualize.detection_writer import write_predictions
+from utils.drawing.detection_writer import write_predictions
 
 SIDE = """
 import sys

@@ -122,8 +122,8 @@ def test_only_imports_and_texts_differ_from_the_repository_and_nothing_names_it(
 
 def test_an_import_that_cannot_be_rewritten_is_refused():
     backend = load_backend(ROOT)
-    with pytest.raises(ValueError, match=r"line 2: import engine.build: write from"):
-        backend.with_imports("x = 1\nimport engine.build\n")
+    with pytest.raises(ValueError, match=r"line 2: import engine.train.build: write from"):
+        backend.with_imports("x = 1\nimport engine.train.build\n")
     assert (
         backend.with_imports("if a:\n    from data import b  # data\n")
         == "if a:\n    from lockstep.data import b  # data\n"
@@ -137,7 +137,7 @@ def test_an_import_that_cannot_be_rewritten_is_refused():
         ("use export.py.", "use lockstep export."),
         ("torchrun --nproc_per_node 2 val.py --tta", "torchrun --nproc_per_node 2 -m lockstep val --tta"),
         ("as data.check finds them, or python -m engine.kfold.", "as lockstep check finds them, or lockstep kfold."),
-        ("/home/me/train.py my_train.py data.checks engine.search.trial", None),
+        ("/home/me/train.py my_train.py data.checks engine.tools.search.trial", None),
     ],
 )
 def test_texts_name_the_command_that_is_installed(text, installed):

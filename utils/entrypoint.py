@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
-from utils.decoder_warnings import pass_on
 from utils.errors import INTERRUPTED, FailedCheck, PeerFailure, Stopped, UserError, one_line
+from utils.machine.decoder_warnings import pass_on
 from utils.machine.limits import DISK_FULL, explanation
 from utils.machine.resources import keep_freed_memory
 

@@ -15,8 +15,8 @@ from utils.distributed.groups import node_group, shard_bounds
 from utils.errors import UserError
 from utils.logger import get_logger, progress
 from utils.machine.resources import available_memory
+from utils.machine.threads import map_ahead
 from utils.strings import counted
-from utils.threads import map_ahead
 
 MAX_FRACTION = 0.7  # of the device's free memory that the cache may take; training needs the rest
 BROADCAST_BYTES = 2**28

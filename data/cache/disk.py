@@ -2,7 +2,7 @@
 
 The page cache keeps what they read, once per node. Images are committed in batches: an interrupted run loses the last
 batch, and the next run continues from there. A file is read only after it is complete, and then never written again.
-On several nodes, each image can be decoded once in the whole run (`utils.distributed.file_exchange`).
+On several nodes, each image can be decoded once in the whole run (`data.staging.file_exchange`).
 
 LMDB has no checksums, and follows damaged page numbers beyond the end of its file, which kills the process. Therefore
 each image has a checksum, verified when it is first read. The pages without pixels (a thousandth of the file) have one
@@ -26,8 +26,8 @@ import numpy as np
 
 from data.image_io.decode import Complain, read_source, reduced_sizes
 from data.index.index import DatasetIndex
+from data.staging.file_exchange import Piece, exchange_items
 from utils.distributed.context import DistributedContext
-from utils.distributed.file_exchange import Piece, exchange_items
 from utils.distributed.groups import Subgroup
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
@@ -38,7 +38,7 @@ from utils.files.folders import cache_folder
 from utils.files.locks import FileLock
 from utils.logger import get_logger, progress
 from utils.machine.limits import DISK_FULL
-from utils.threads import map_ahead
+from utils.machine.threads import map_ahead
 
 if TYPE_CHECKING:
     import lmdb

@@ -35,8 +35,8 @@ from utils.files.locks import flock, is_still_named, remove_abandoned
 from utils.logger import get_logger, progress
 from utils.machine.limits import DISK_FULL
 from utils.machine.resources import available_memory
+from utils.machine.threads import map_ahead
 from utils.strings import counted
-from utils.threads import map_ahead
 
 _SUFFIX = ".pixels"
 _LAYOUT = 3  # part of the file name; increase it when the layout or `read_source` changes

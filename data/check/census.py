@@ -10,9 +10,9 @@ from markupsafe import Markup
 
 from data.index.index import DatasetIndex
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
+from utils.drawing import page
+from utils.drawing.charts import heat_map, histogram, legend
 from utils.logger import get_logger
-from utils.visualize import page
-from utils.visualize.charts import heat_map, histogram, legend
 
 SMALL_PX = 16.0  # two cells of stride 8, the finest of most models
 LARGEST_ADVISED = 2048  # px; larger images leave few models and GPUs a batch

@@ -1,6 +1,6 @@
 """Small pictures of a data set's images on a page, and boxes drawn over them.
 
-Photos are small JPEG files inside the page (utils/visualize/page.py). Boxes are SVG, in pixels of the page.
+Photos are small JPEG files inside the page (utils/drawing/page.py). Boxes are SVG, in pixels of the page.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 from markupsafe import Markup
 
 from data.image_io.decode import read_reduced
+from utils.drawing.page import Page
 from utils.errors import UserError
 from utils.structures import GRAY
-from utils.visualize.page import Page
 
 PHOTO_SIDE, CROP_SIDE = 420, 300  # pixels
 DENSITY = 1.3  # pixels of a photo per pixel of the page

@@ -21,9 +21,9 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from utils.decoder_warnings import watched
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, read_regular
+from utils.machine.decoder_warnings import watched
 from utils.machine.limits import explanation
 from utils.strings import counted
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from data.cache.device import open_device_cache
 from data.cache.open import open_image_cache
-from data.damaged_images import DamagedImages
 from data.dataset import LoadImagesAndLabels
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex, load_index
+from data.loading.damaged_images import DamagedImages
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.loading.worker import plan_batch
 from data.render.device import DeviceRenderer

@@ -17,8 +17,8 @@ from typing import IO
 import numpy as np
 
 from data.labels.label_format import FileStamp
+from data.staging.file_exchange import Piece, digest_of
 from data.staging.plan import StagePlan, from_line, is_under, to_line
-from utils.distributed.file_exchange import Piece, digest_of
 from utils.errors import UserError
 from utils.files.caches import USABLE_FRACTION, format_bytes
 from utils.files.checked_open import check_owner
@@ -26,8 +26,8 @@ from utils.files.locks import FileLock
 from utils.files.safe_io import write_whole
 from utils.logger import progress
 from utils.machine.limits import DISK_FULL
+from utils.machine.threads import map_ahead
 from utils.strings import counted
-from utils.threads import map_ahead
 
 NODE_NOTE = ".node-"  # prefix of the files by which nodes detect that they use one folder
 _READ_BYTES = 4 << 20

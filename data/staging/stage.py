@@ -20,10 +20,10 @@ import torch.distributed as dist
 from data.index.dataset_yaml import DatasetSpec, load_dataset_spec
 from data.labels.findings import relative_name
 from data.staging.copy import NODE_NOTE, StageCopy
+from data.staging.file_exchange import Piece, exchange_items
 from data.staging.plan import StagePlan, is_under, plan_stage
 from utils.distributed.collectives import torch_distributed_zero_first
 from utils.distributed.context import DistributedContext
-from utils.distributed.file_exchange import Piece, exchange_items
 from utils.distributed.groups import Subgroup, one_per_node_group
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError

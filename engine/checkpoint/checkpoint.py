@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from engine.optim.build import OptimizerSet
 from engine.optim.ema import ModelEma
+from engine.optim.flat_tensors import copy_from_flat, flatten, float_buffers
 from utils.distributed.collectives import gather_arrays, is_parallel, unwrap
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
-from utils.flat_tensors import copy_from_flat, flatten, float_buffers
 
 
 @dataclass

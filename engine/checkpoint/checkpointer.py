@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription, gather_rank_buffers, put_means
 from engine.optim.build import OptimizerSet
 from engine.optim.ema import ModelEma
+from engine.optim.flat_tensors import copy_from_flat, flatten
 from utils.distributed.collectives import unwrap
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint import write_checkpoint
-from utils.flat_tensors import copy_from_flat, flatten
-from utils.threads import BackgroundWriter
+from utils.machine.threads import BackgroundWriter
 
 
 class Snapshot:

@@ -14,10 +14,10 @@ from engine.evaluation.analysis import SIZES, Analysis, Calibration, Reliability
 from engine.evaluation.matching import AREA_RANGES
 from engine.evaluation.metrics import METRICS, mean_known
 from engine.evaluation.tide import KINDS, ErrorSplit
+from utils.drawing.plots import new_figure, save_figure
 from utils.files.safe_io import write_csv, write_whole
 from utils.strings import counted
 from utils.structures import EvalResult, GroundTruth
-from utils.visualize.plots import new_figure, save_figure
 
 COLUMNS = ("class", "images", "instances", *(metric.column for metric in METRICS))
 SIZE_COLUMNS = ("class", "size", "instances", "AP50", "AP75", "AP", "AR")

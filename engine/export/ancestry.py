@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from models.weights.download import CATALOG, SUFFIXES, catalog_name, known_weights
 from models.weights.read import read_weights
-from utils.download import CATALOG, SUFFIXES, catalog_name, known_weights
 from utils.errors import UserError
 from utils.files.folders import cache_folder
 

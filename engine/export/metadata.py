@@ -13,8 +13,8 @@ from typing import Any
 from engine.export.ancestry import UNKNOWN, Ancestry
 from engine.export.options import ExportOptions, remaining_nms
 from engine.export.parity import Parity
-from engine.inference.metadata import PREPROCESSING, ExportMetadata
 from engine.inference.model import CheckpointModel
+from engine.inference.runtimes.metadata import PREPROCESSING, ExportMetadata
 from utils.distributed.agreement import product_version
 from utils.files.folders import PROJECT
 from utils.program import COMMANDS, VERSION

@@ -17,25 +17,25 @@ import torch
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex
 from engine.export.ancestry import Ancestry, ancestry_of
+from engine.export.formats.int8 import activation_ranges, quantize
+from engine.export.formats.onnx_file import build_onnx, write_onnx
+from engine.export.formats.openvino_folder import build_openvino, write_openvino
+from engine.export.formats.torch_files import build_pt2, build_torchscript, write_pt2, write_torchscript
 from engine.export.images import calibration_images, check_set, open_split
-from engine.export.int8 import activation_ranges, quantize
 from engine.export.layouts import make_layout
 from engine.export.metadata import checked, export_metadata, labels_text, model_card
-from engine.export.onnx_file import build_onnx, write_onnx
-from engine.export.openvino_folder import build_openvino, write_openvino
 from engine.export.options import ExportOptions, require_packages, resolve_options
 from engine.export.parity import Parity, Reference, largest_difference, tolerance
-from engine.export.torch_files import build_pt2, build_torchscript, write_pt2, write_torchscript
 from engine.inference.data_set import open_data
-from engine.inference.metadata import ExportMetadata
 from engine.inference.model import CheckpointModel
-from engine.inference.own_exports import record_export
-from engine.inference.runtime import OPENVINO_FOLDER, is_exported, open_model
+from engine.inference.runtimes.metadata import ExportMetadata
+from engine.inference.runtimes.open import OPENVINO_FOLDER, is_exported, open_model
+from engine.inference.runtimes.own_exports import record_export
 from models.detector import Detector
+from models.weights.download import fetch_weights
 from models.weights.load import load_detector
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.download import fetch_weights
 from utils.errors import FailedCheck, UserError
 from utils.files.folders import describe_location, file_bytes, replace_path, temporary_folder
 from utils.files.safe_io import write_whole

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.inference.metadata import ExportMetadata
+from engine.inference.runtimes.metadata import ExportMetadata
 from models.detector import Detector
 from utils.boxes import cxcywh_to_xyxy
 from utils.errors import UserError

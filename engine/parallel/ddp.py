@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
+from engine.optim.flat_tensors import copy_from_flat, flatten, float_buffers
 from engine.parallel.sync_bn import convert_sync_bn
 from utils.distributed.context import DistributedContext
-from utils.flat_tensors import copy_from_flat, flatten, float_buffers
 
 log = logging.getLogger("lockstep")
 

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from engine.optim.build import OptimizerSet
+from engine.optim.flat_tensors import copy_from_flat, flatten, flatten_as, float_buffers, views_as
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import shard_bounds
 from utils.errors import UserError
-from utils.flat_tensors import copy_from_flat, flatten, flatten_as, float_buffers, views_as
 from utils.structures import Batch
 
 

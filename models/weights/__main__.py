@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from models.detector import Detector
+from models.weights.download import fetch_weights, known_weights
 from models.weights.load import detector_of
 from models.weights.read import COUNTERS, METADATA_KEY, read_weights
 from utils import program
 from utils.distributed.context import DistributedContext
-from utils.download import fetch_weights, known_weights
 from utils.entrypoint import run_main
 from utils.errors import UserError
 from utils.files.checkpoint import VERSION, write_checkpoint, write_safetensors

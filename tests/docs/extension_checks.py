@@ -17,7 +17,7 @@ import train
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import load_index
 from data.labels.yolo import YOLO
-from engine.inference.runtime import open_model
+from engine.inference.runtimes.open import open_model
 from engine.optim.build import build_optimizer
 from models.detector import build_detector
 from models.weights.load import load_detector

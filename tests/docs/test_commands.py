@@ -57,6 +57,9 @@ def _stopping(parse: Callable) -> Callable:
     return parse_and_stop
 
 
+SHORT_NAMES = {"data.check": "engine.tools.check.__main__", "engine.compare": "engine.tools.compare"}
+
+
 @pytest.fixture
 def acceptance(monkeypatch: pytest.MonkeyPatch) -> Acceptance:
     return Acceptance(monkeypatch)
@@ -84,7 +87,8 @@ def check_python(words: list[str], acceptance: Acceptance, *, in_text: bool = Fa
     assert (path / "__main__.py" if is_package else path.with_suffix(".py")).is_file(), path
     if in_text and not arguments:
         return
-    module = importlib.import_module(f"{name}.__main__" if is_package else name)
+    code = SHORT_NAMES.get(name) or (f"{name}.__main__" if is_package else name)
+    module = importlib.import_module(code)
     if hasattr(module, "parse_config") or "argparse" in Path(module.__file__).read_text(encoding="utf-8"):
         acceptance.check(module, arguments)
     else:

@@ -16,7 +16,7 @@ import yaml
 
 from benchmarks import models as model_table
 from data.index.dataset_yaml import load_dataset_spec
-from engine.search.ranges import read_space
+from engine.tools.search.ranges import read_space
 from models.detector import build_on_meta
 from models.spec import load_spec
 from tests.helpers.documents import ROOT, Block, anchors, blocks, documents, links, prose

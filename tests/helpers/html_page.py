@@ -1,4 +1,4 @@
-"""Reads a page of utils/visualize/page.py."""
+"""Reads a page of utils/drawing/page.py."""
 
 from __future__ import annotations
 

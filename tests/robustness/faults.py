@@ -279,7 +279,7 @@ class Bench:
 
     def difference(self, name: str) -> str:
         """How the finished run differs from the undisturbed one; "" if it does not."""
-        from engine.reporting.trackers import CsvTracker
+        from engine.report.trackers import CsvTracker
         from tests.helpers.same_content import same_content, untimed
         from utils.files.checkpoint import read_checkpoint
 
@@ -356,7 +356,7 @@ def newest_run(folder: Path) -> Path | None:
 
 def _stop_itself(step: int) -> None:
     """Sends SIGTERM to this process before ``step``."""
-    from engine.train_step import TrainStep
+    from engine.train.step import TrainStep
 
     take = TrainStep.__call__
 

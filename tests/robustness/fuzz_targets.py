@@ -43,7 +43,6 @@ import train
 import val
 from data.cache import disk as disk_cache
 from data.cache.open import open_image_cache
-from data.damaged_images import DamagedImages
 from data.image_io.decode import read_image, read_source, reduced_sizes
 from data.image_io.verify import check_image
 from data.index.dataset_yaml import load_dataset_spec
@@ -51,17 +50,18 @@ from data.index.files import list_split
 from data.index.index import DatasetIndex, load_index
 from data.index.partial_scan import PartialScan
 from data.labels.findings import NO_LABEL
+from data.loading.damaged_images import DamagedImages
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.resume import resumed_config, resumed_hyperparameters, resumed_position
-from engine.export.onnx_file import write_onnx
-from engine.export.openvino_folder import build_openvino, write_openvino
-from engine.export.torch_files import write_pt2, write_torchscript
-from engine.inference.backends import import_openvino, quiet
-from engine.inference.metadata import ExportMetadata
-from engine.inference.own_exports import is_own_export, record_export
-from engine.inference.runtime import open_model
-from engine.predictor import Predictor
-from engine.reporting.trackers import CsvTracker
+from engine.export.formats.onnx_file import write_onnx
+from engine.export.formats.openvino_folder import build_openvino, write_openvino
+from engine.export.formats.torch_files import write_pt2, write_torchscript
+from engine.inference.predictor import Predictor
+from engine.inference.runtimes.backends import import_openvino, quiet
+from engine.inference.runtimes.metadata import ExportMetadata
+from engine.inference.runtimes.open import open_model
+from engine.inference.runtimes.own_exports import is_own_export, record_export
+from engine.report.trackers import CsvTracker
 from models.detector import build_on_meta
 from models.spec import load_spec
 from models.weights.__main__ import convert
@@ -74,12 +74,12 @@ from tests.helpers.tiny import write_model
 from tests.robustness import fuzz_inputs
 from utils.config.parser import read_recipe
 from utils.config.settings import Hyperparameters, TrainConfig
+from utils.drawing.plots import plot_curves
 from utils.entrypoint import run_main
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, read_safetensors
 from utils.logger import get_logger
 from utils.machine.limits import require_package
-from utils.visualize.plots import plot_curves
 
 MOST_CHARACTERS = 2000  # of a line
 SAFETENSORS_DTYPES = {

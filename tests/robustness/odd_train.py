@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 def make_odd(kind: str, *args: str) -> None:
     from engine.evaluation.evaluator import Evaluator
-    from engine.train_step import TrainStep
+    from engine.train.step import TrainStep
     from utils.errors import UserError
 
     take, score = TrainStep.__call__, Evaluator.run

@@ -18,9 +18,9 @@ import pytest
 import torch
 
 import detect
-from engine import detection
+from engine.inference import detection
 from engine.inference.pipeline import Pipeline
-from engine.predictor import Predictor
+from engine.inference.predictor import Predictor
 from models.detector import build_detector
 from models.postprocess.detections import select_detections
 from models.postprocess.tiling import TiledDetector, Tiles
@@ -31,12 +31,12 @@ from tests.helpers.tiny import TINY_MODEL
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
+from utils.drawing.detection_writer import DetectionFiles, MediaWriter, UniqueStems, written_suffix
+from utils.drawing.written_files import RECORD
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
+from utils.machine.threads import Ahead
 from utils.structures import DetectionTable
-from utils.threads import Ahead
-from utils.visualize.detection_writer import DetectionFiles, MediaWriter, UniqueStems, written_suffix
-from utils.visualize.written_files import RECORD
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("disc", "box/größe")
@@ -556,8 +556,8 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "runs/exp")
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("utils.visualize.detection_writer.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
-        ("utils.visualize.detection_writer.shutil.disk_usage", FULL, "runs/exp: the disk is full; free some space or"),
+        ("utils.drawing.detection_writer.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
+        ("utils.drawing.detection_writer.shutil.disk_usage", FULL, "runs/exp: the disk is full; free some space or"),
         (
             "data.sources.read_image",
             OSError(errno.EIO, "Input/output error", "3.jpg"),
@@ -590,7 +590,7 @@ def test_a_video_whose_results_cannot_be_written_is_skipped(weights, pictures, c
     shutil.copy(clip, tmp_path / "in")
     monkeypatch.setattr(detection, "Ahead", lambda _: Ahead(4))
     closed = cv2.VideoWriter()
-    monkeypatch.setattr("utils.visualize.detection_writer.cv2.VideoWriter", lambda *_: closed)
+    monkeypatch.setattr("utils.drawing.detection_writer.cv2.VideoWriter", lambda *_: closed)
     with pytest.raises(
         UserError, match=r"1 of 4 files could not be used \(first: .*clip.mp4: this OpenCV cannot write"
     ):
@@ -665,7 +665,7 @@ def test_a_full_disk_leaves_a_playable_video(tmp_path, monkeypatch):
     for _ in range(3):
         media.frame("s", frame, 5.0)
     full = shutil.disk_usage(tmp_path)._replace(free=frame.nbytes)
-    monkeypatch.setattr("utils.visualize.detection_writer.shutil.disk_usage", lambda _: full)
+    monkeypatch.setattr("utils.drawing.detection_writer.shutil.disk_usage", lambda _: full)
     with pytest.raises(OSError, match="No space left") as caught:
         media.frame("s", frame, 5.0)
     assert caught.value.filename == str(tmp_path / "s.mp4")

@@ -13,7 +13,7 @@ import train
 import val
 from engine.optim.build import build_optimizer
 from engine.optim.ema import ModelEma
-from engine.train_step import TrainStep
+from engine.train.step import TrainStep
 from models.assigners.task_aligned import PairGroup, TaskAlignedAssigner
 from models.detector import build_detector
 from models.heads.base import ONE_TO_ONE

@@ -18,8 +18,8 @@ import export
 import train
 import val
 from engine.export import run
-from engine.inference.runtime import open_model
-from engine.predictor import load
+from engine.inference.predictor import load
+from engine.inference.runtimes.open import open_model
 from tests.helpers.exports import lively, write_weights
 from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL, error_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import train
-from engine.prefetcher import Prefetcher
+from data.loading.prefetcher import Prefetcher
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
@@ -35,7 +35,7 @@ def trained(flags: list[str], folder: Path, *more: str) -> dict:
 def test_cache_prefetching_and_resuming_do_not_change_a_bit(world, tmp_path, monkeypatch):
     shared = ["--virtual-ranks", "2", "--accumulate", "2", "--image-weights"]
     expected = trained(world, tmp_path / "one", *shared, "--cache", "device", "--save-period", "1")
-    monkeypatch.setattr("engine.trainer.Prefetcher", partial(Prefetcher, ahead=True))
+    monkeypatch.setattr("engine.train.trainer.Prefetcher", partial(Prefetcher, ahead=True))
     same_content(expected, trained(world, tmp_path / "two", *shared))
     middle = tmp_path / "one" / "exp" / "epoch1.pt"
     last = tmp_path / "one" / "exp" / "last.pt"

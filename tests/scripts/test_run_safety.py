@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.reporting.trackers import CsvTracker
+from engine.report.trackers import CsvTracker
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import same_content, untimed
@@ -111,7 +111,7 @@ def test_a_signal_during_validation_keeps_the_epochs_steps(world, whole, tmp_pat
 @pytest.mark.slow
 def test_a_kill_during_validation_keeps_the_epochs_steps(world, whole, tmp_path):
     """They are saved before it, unless they took less than a minute (here: than no time)."""
-    odd = "slowval:30;set:engine.stop_coordinator:SAVE_BEFORE_VALIDATION_S:0"
+    odd = "slowval:30;set:engine.train.control:SAVE_BEFORE_VALIDATION_S:0"
     with Processes(tmp_path / "log.txt", odd=odd) as run:
         run.ranks(2, *flags(world, tmp_path, "--save-minutes", "10"))
         run.until((tmp_path / "exp" / "last.pt").exists)

@@ -28,10 +28,10 @@ from tests.helpers.exports import write_weights as lively_weights
 from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model, write_weights
+from utils.drawing.detection_writer import write_predictions
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 from utils.structures import DetectionTable, GroundTruth
-from utils.visualize.detection_writer import write_predictions
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("disc", "box")

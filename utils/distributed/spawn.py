@@ -19,8 +19,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from utils.distributed.launch import torchrun_variables
-from utils.distributed.stop_signals import stop_signals
 from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
+from utils.machine.stop_signals import stop_signals
 
 STOP_S, FAILED_S = 60.0, 4.0  # how long `spawn` waits for the other processes after one was stopped or failed
 _PR_SET_PDEATHSIG = 1  # of prctl(2)

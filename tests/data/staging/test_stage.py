@@ -23,13 +23,13 @@ import yaml
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import load_index
 from data.staging import copy as stage_copy
+from data.staging.file_exchange import assign
 from data.staging.stage import stage_dataset
 from tests.helpers.open_counter import OpenCounter
 from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed.context import DistributedContext
-from utils.distributed.file_exchange import assign
 from utils.errors import PeerFailure, UserError
 
 BOTH = ("train", "val")
@@ -154,8 +154,8 @@ def test_an_interrupted_copy_is_resumed(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(stage_copy, "_read_checked", killed)
-        patch.setattr("utils.distributed.file_exchange._MAX_CHUNK", 100)
-        patch.setattr("utils.distributed.file_exchange._MIN_CHUNK", 100)
+        patch.setattr("data.staging.file_exchange._MAX_CHUNK", 100)
+        patch.setattr("data.staging.file_exchange._MIN_CHUNK", 100)
         with pytest.raises(KeyboardInterrupt):
             stage(source, tmp_path / "stage")
     (folder,) = (tmp_path / "stage").iterdir()

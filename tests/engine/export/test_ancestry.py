@@ -11,10 +11,10 @@ import yaml
 
 from engine.export import ancestry
 from engine.export.ancestry import ancestry_of
+from models.weights.download import CATALOG
 from tests.helpers.exports import lively, write_weights
 from tests.helpers.tiny import TINY_MODEL
 from utils.config.yaml_files import load_yaml
-from utils.download import CATALOG
 from utils.files.checkpoint import read_checkpoint
 
 FREE = "yours to choose (trained from random weights)"

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.export.formats.onnx_file import build_onnx, write_onnx
+from engine.export.formats.openvino_folder import build_openvino, write_openvino
+from engine.export.formats.torch_files import build_pt2, build_torchscript, write_pt2, write_torchscript
 from engine.export.layouts import make_layout
-from engine.export.onnx_file import build_onnx, write_onnx
-from engine.export.openvino_folder import build_openvino, write_openvino
-from engine.export.torch_files import build_pt2, build_torchscript, write_pt2, write_torchscript
-from engine.inference import runtime
-from engine.inference.metadata import ExportMetadata
-from engine.inference.runtime import is_exported
-from engine.predictor import Predictor
+from engine.inference.predictor import Predictor
+from engine.inference.runtimes import open as runtime
+from engine.inference.runtimes.metadata import ExportMetadata
+from engine.inference.runtimes.open import is_exported
 from tests.helpers.exports import FAMILIES, lively, noise, options, small, write_weights
 from tests.helpers.preloaded import python
 from tests.helpers.tiny import TINY_MODEL
@@ -312,7 +312,7 @@ def test_openvino_sends_nothing(tmp_path: Path, packages: None):
 
 SIGNALLED = """
 import gc, os, signal, sys, threading, torch
-from engine.inference.runtime import open_model
+from engine.inference.runtimes.open import open_model
 
 signal.signal(signal.SIGUSR1, lambda *_: print("handled", flush=True))
 opened = [open_model(sys.argv[1], device=torch.device("cpu"), trust=True) for _ in range(2)]
@@ -363,7 +363,7 @@ def test_foreign_and_damaged_programs_of_torch_are_one_line(tiny, tmp_path: Path
         for name in good.namelist():
             bad.writestr(name, b"{}" if name.endswith("models/model.json") else good.read(name))
     code = (
-        "import sys, torch\nfrom engine.inference.runtime import open_model\nfrom utils.errors import UserError\n"
+        "import sys, torch\nfrom engine.inference.runtimes.open import open_model\nfrom utils.errors import UserError\n"
         "for path in sys.argv[1:]:\n    try:\n        open_model(path, device=torch.device('cpu'), trust=True)\n"
         "    except UserError as error:\n        print(error)\n"
     )

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from data.index.dataset_yaml import load_dataset_spec
+from engine.export.formats.torch_files import build_torchscript, write_torchscript
 from engine.export.images import calibration_images, check_set, open_split, spread
 from engine.export.layouts import make_layout
 from engine.export.parity import FLOAT16, FLOAT32, INT8, Reference, Tolerance, match_tables
-from engine.export.torch_files import build_torchscript, write_torchscript
-from engine.inference.metadata import ExportMetadata
 from engine.inference.model import CheckpointModel
-from engine.inference.runtime import open_model
+from engine.inference.runtimes.metadata import ExportMetadata
+from engine.inference.runtimes.open import open_model
 from models.detector import build_detector
 from tests.helpers.exports import lively, options
 from tests.helpers.tiny import TINY_MODEL, write_dataset

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.inference.metadata import ExportMetadata, parse_metadata
 from engine.inference.model import ExportedModel, Session
-from engine.inference.runtime import open_model
+from engine.inference.runtimes.metadata import ExportMetadata, parse_metadata
+from engine.inference.runtimes.open import open_model
 from models.detector import build_detector
 from models.postprocess.detections import detections_to_score, select_detections, suppression_iou
 from tests.helpers.tiny import TINY_MODEL

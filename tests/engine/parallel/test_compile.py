@@ -11,10 +11,10 @@ import torch
 from torch import fx
 
 from benchmarks.gpu_compiled import compare_steps
-from engine import train_step as step_setup
 from engine.optim.schedule import StepPlan
 from engine.parallel import compile as compilation
 from engine.parallel.compile import UNCOMPILED, Compilation, check_compilation, plan_compilation
+from engine.train import step as step_setup
 from models.detector import build_detector
 from tests.engine.test_train_step import make_step, weights_of
 from tests.helpers.ranks import run_ranks

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import export
 import train
 import val
-from engine import build
-from engine.inference.runtime import open_model
+from engine.inference.runtimes.open import open_model
+from engine.train import build
 from models.detector import Detector, build_detector
 from models.weights.layouts import ungrouped
 from models.weights.load import load_detector, names_for

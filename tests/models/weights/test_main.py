@@ -16,12 +16,12 @@ import train
 import val
 from models.detector import build_detector
 from models.weights import __main__ as weights_command
+from models.weights.download import CATALOG
 from models.weights.load import load_detector
 from tests.helpers.documents import ROOT
 from tests.helpers.hostile_files import write_hostile_files
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import TINY_MODEL, write_dataset
-from utils.download import CATALOG
 from utils.entrypoint import run_main
 from utils.files.checkpoint import read_checkpoint, write_checkpoint
 

@@ -10,7 +10,7 @@ import pytest
 
 import detect
 import train
-from engine import compare
+from engine.tools import compare
 from utils.config import yolo_flags
 from utils.config.parser import (
     build_parser,

@@ -6,10 +6,10 @@ import io
 import numpy as np
 import pytest
 
-from engine.reporting.trackers import CsvTracker
+from engine.report.trackers import CsvTracker
+from utils.drawing.plots import plot_run_curves
 from utils.errors import UserError
 from utils.files.results_csv import NAMES, ResultsTable, read_columns
-from utils.visualize.plots import plot_run_curves
 
 ROWS = {
     1: {"time": 3.5, "train/box": 1.25, "train/cls": 2.5, "train/dfl": 0.75, "lr/weight": 0.01, "lr/norm": 0.02,

@@ -40,7 +40,7 @@ run_main(limited)
 KILLING = """
 import multiprocessing, os, signal, sys
 import train
-from engine.train_step import TrainStep
+from engine.train.step import TrainStep
 from utils.entrypoint import run_main
 
 take = TrainStep.__call__

@@ -1,0 +1,148 @@
+"""8-bit ONNX models: static quantization of the convolutions, calibrated on training images."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.export.formats.onnx_file import INPUT, quiet
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+SILU_IS_ZERO = -10.0  # what a SiLU makes of lower values is between -0.0005 and 0: no steps are spent on them
+
+
+def last_convolutions(proto: ModelProto) -> list[str]:
+    """Names of the convolutions that no other one follows: the output layers of the head."""
+    after: set[str] = set()  # tensors on the way from a convolution's output to the end, walked backwards
+    last = []
+    for node in reversed(proto.graph.node):
+        leads_to_convolution = any(output in after for output in node.output)
+        if node.op_type == "Conv" and not leads_to_convolution:
+            last.append(node.name)
+        if node.op_type == "Conv" or leads_to_convolution:
+            after.update(node.input)
+    return last
+
+
+def quantize(proto: ModelProto, ranges: dict[str, tuple[float, float]], *, outputs: bool) -> ModelProto:
+    """A copy whose convolutions compute with 8-bit integers, except the head's output layers: these, the decoding of
+    boxes and everything else stay as they are.
+
+    Args:
+        ranges: see `activation_ranges`.
+        outputs: round the results of the convolutions to 8 bits too. ONNX Runtime computes with integers only then;
+            OpenVINO does in any case.
+    """
+    import onnx
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    copied = onnx.ModelProto()  # the quantizer changes what it is given
+    copied.CopyFrom(proto)
+    shape = [dim.dim_value or 64 for dim in proto.graph.input[0].type.tensor_type.shape.dim]
+    batches = iter([{INPUT: np.zeros(shape, np.float32)}])
+
+    class Reader(CalibrationDataReader):
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(batches, None)
+
+    limits = {name: [{"rmin": np.float32(low), "rmax": np.float32(high)}] for name, (low, high) in ranges.items()}
+    with TemporaryDirectory() as folder, quiet(), _silent_root(), contextlib.redirect_stdout(io.StringIO()):
+        target = Path(folder) / "int8.onnx"
+        quantize_static(
+            copied,
+            target,
+            Reader(),  # the quantizer wants an image, but all ranges are given
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=["Conv"],
+            nodes_to_exclude=last_convolutions(proto),
+            per_channel=True,
+            activation_type=QuantType.QUInt8,  # with signed ones OpenVINO 2026.4 computes nonsense
+            weight_type=QuantType.QInt8,
+            reduce_range=True,  # weights of 7 bits: CPUs without VNNI add products in 16 bits, which 8 bits overflow
+            extra_options={
+                "TensorQuantOverrides": limits,
+                "OpTypesToExcludeOutputQuantization": [] if outputs else ["Conv"],
+            },
+        )
+        return onnx.load(target)
+
+
+def activation_ranges(proto: ModelProto, images: Iterable[np.ndarray]) -> dict[str, tuple[float, float]]:
+    """The range (low <= 0 <= high) of each tensor that `quantize` rounds.
+
+    ``high`` is halfway between the mean and the highest of the images' maxima: some models suffer more from large
+    values that are cut off, and some from coarse steps.
+
+    Args:
+        images: batches float32 (B, 3, H, W) to calibrate with.
+
+    Raises:
+        UserError: there are none.
+    """
+    import onnx
+    import onnxruntime as ort
+
+    excluded = last_convolutions(proto)
+    nodes = [node for node in proto.graph.node if node.op_type == "Conv" and node.name not in excluded]
+    names = list(dict.fromkeys(name for node in nodes for name in (node.input[0], node.output[0])))
+    computed = [name for name in names if name != INPUT]
+    observed = onnx.ModelProto()
+    observed.CopyFrom(proto)
+    del observed.graph.output[:]
+    for name in computed:
+        observed.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    options = ort.SessionOptions()
+    options.log_severity_level = 3  # errors
+    session = ort.InferenceSession(observed.SerializeToString(), options, ["CPUExecutionProvider"])
+    lows: dict[str, list[float]] = {name: [] for name in names}
+    highs: dict[str, list[float]] = {name: [] for name in names}
+    for batch in images:
+        for name, values in zip([INPUT, *computed], [batch, *session.run(computed, {INPUT: batch})], strict=True):
+            lows[name].append(float(values.min()))
+            highs[name].append(float(values.max()))
+    if not highs[INPUT]:
+        raise UserError("--int8: there is no batch of training images to calibrate with; choose a smaller --batch")
+    activated = silu_inputs(proto)
+    ranges = {}
+    for name in names:
+        low = min(0.0, *lows[name])
+        high = max(0.0, (np.mean(highs[name]) + max(highs[name])) / 2)
+        ranges[name] = (max(low, SILU_IS_ZERO) if name in activated else low, high if high > low else 1.0)
+    return ranges
+
+
+def silu_inputs(proto: ModelProto) -> set[str]:
+    """Tensors that only a SiLU, x * sigmoid(x), reads."""
+    readers: dict[str, list[NodeProto]] = {}
+    for node in proto.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    found = set()
+    for name, nodes in readers.items():
+        kinds = {node.op_type: node for node in nodes}
+        alone = len(nodes) == 2 and kinds.keys() == {"Sigmoid", "Mul"}
+        if alone and kinds["Sigmoid"].output[0] in kinds["Mul"].input:
+            found.add(name)
+    return found
+
+
+@contextlib.contextmanager
+def _silent_root() -> Iterator[None]:
+    """The quantizer logs its advice to the root logger."""
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.setLevel(level)

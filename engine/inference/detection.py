@@ -1,0 +1,241 @@
+"""Detection on images, videos and streams: the work of detect.py."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import time
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from data.sources import FileProblem, Frame, open_source
+from engine.inference.predictor import Detected, Predictor, open_weights
+from engine.inference.results import describe_counts, label_texts
+from models.postprocess.tiling import Tiles
+from utils.config.settings import DetectConfig, typed_classes
+from utils.drawing.detection_writer import DetectionFiles, MediaWriter, UniqueStems, Window, written_suffix
+from utils.drawing.draw import class_colors, draw_boxes, encode_image
+from utils.errors import UserError
+from utils.files.folders import increment_path
+from utils.logger import configure_logging, get_logger
+from utils.machine.threads import Ahead, map_ahead
+from utils.strings import counted
+from utils.structures import DetectionTable
+
+LOGGED_FRAMES = 20  # these get a line each, later ones at most one every LINE_EVERY_S
+LINE_EVERY_S = 5.0
+
+
+def detect(config: DetectConfig) -> Path:
+    """Runs the detector over the source; returns the folder with the results.
+
+    If there are several files, one that cannot be read, or whose results cannot be written, is logged and skipped; a
+    UserError at the end counts them.
+    """
+    configure_logging(True)
+    predictor = Predictor(
+        open_weights(config.weights, device=config.device, nms=config.nms, offline=config.offline, trust=config.trust),
+        imgsz=config.imgsz,
+        conf=config.conf_thres,
+        iou=config.iou_thres,
+        box_voting=config.box_voting,
+        max_det=config.max_det,
+        classes=typed_classes(config.classes),
+        agnostic=config.agnostic_nms,
+        amp=config.amp,
+        tiles=Tiles.of(config),
+    )
+    if config.conf_thres is None:
+        _log_threshold(predictor, config.weights)
+    if config.nms and predictor.model.ignores_nms:
+        get_logger().warning("%s: --nms does nothing: the model has one branch", config.weights)
+    if not config.box_voting and predictor.iou is None and predictor.model.nms_iou is None and not config.agnostic_nms:
+        get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", config.weights)
+    failed: dict[str, str] = {}
+    ahead = Ahead(0 if config.view_img else predictor.pipeline.images_at_once())
+    items = open_source(
+        config.source,
+        vid_stride=config.vid_stride,
+        max_frames=config.max_frames,
+        threads=predictor.threads,
+        ahead=ahead,
+    )
+    # Of a video whose results cannot be written, later frames are left out.
+    items = (item for item in items if isinstance(item, FileProblem) or item.path not in failed)
+    results = predictor.detect_each(items, ahead)
+    for first in results:  # an unreadable source is refused before a folder is made
+        if isinstance(first, Detected):
+            break
+        _report(first, failed)
+    window = Window() if config.view_img else None
+    output = Output(increment_path(config.project, config.name, config.exist_ok), predictor.model.names, config, failed)
+    drawn = map_ahead(output.draw, itertools.chain([first], results), threads=predictor.threads, ahead=ahead)
+    written = map_ahead(output.write, drawn, threads=1, ahead=ahead)
+    try:
+        for shown in written:
+            if window and shown and not window.show(shown.pixels, wait=not shown.item.frame.is_video):
+                break
+    finally:
+        for stage in (written, drawn, results, items):  # waits for the files that are being written
+            stage.close()
+        output.close()
+        if window:
+            window.close()
+    output.remove_earlier()
+    output.log.summarise()
+    get_logger().info("results are in %s", output.run_dir)
+    if failed:
+        why = next(iter(failed.values()))
+        raise UserError(f"{len(failed)} of {len(output.seen | failed.keys())} files could not be used (first: {why})")
+    return output.run_dir
+
+
+def _log_threshold(predictor: Predictor, weights: str) -> None:
+    """Logs where the default threshold is from. It is an estimate: validation's NMS leaves more boxes an object than
+    detection's."""
+    if predictor.model.confidence is None:
+        text = f"{predictor.conf:g}: {weights} does not store a better one"
+    else:
+        text = f"{predictor.conf:.3f}, of the best F1 in validation"
+    get_logger().info("confidence threshold %s (--conf-thres sets another)", text)
+
+
+def _reason(error: Exception, path: str) -> str:
+    """Why one file failed. Raises ``error`` if its cause is not that file: a full disk, or a bug."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ):
+        return f"{path}: its results cannot be written ({(error.strerror or str(error)).lower()})"
+    if isinstance(error, MemoryError):
+        return f"{path}: takes more memory than there is"
+    if isinstance(error, cv2.error):
+        return f"{path}: cannot be drawn or written ({getattr(error, 'err', '') or error})"
+    raise error
+
+
+def _report(item: FileProblem | Exception, failed: dict[str, str]) -> None:
+    """Logs a problem. Raises an error, which has ended the source."""
+    if isinstance(item, Exception):
+        raise item
+    item.log()
+    if item.is_skipped:
+        failed[item.path] = item.reason
+
+
+class Drawing(NamedTuple):
+    """What is detected, with its boxes drawn."""
+
+    item: Detected | FileProblem | Exception
+    pixels: np.ndarray | None = None  # uint8 (H, W, 3) RGB, if they are needed
+    encoded: bytes = b""  # of an image file, if it is written
+    error: Exception | None = None
+
+
+class Output:
+    """Logs each frame and its detections, and writes them to the files that the flags ask for.
+
+    Attributes:
+        seen: the files that had frames.
+        failed: the reason by file that could not be used.
+    """
+
+    def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig, failed: dict[str, str]) -> None:
+        self.run_dir, self.failed, self._names, self._config = run_dir, failed, names, config
+        self.seen: set[str] = set()
+        self.log = DetectionLog(names)
+        self._stem_of = UniqueStems()
+        self._media = None if config.nosave else MediaWriter(run_dir)
+        self._files = DetectionFiles(run_dir, names, config)
+
+    def draw(self, item: Detected | FileProblem | Exception) -> Drawing:
+        """Draws and encodes; several threads may call it."""
+        is_unused = self._media is None and not self._config.view_img
+        if is_unused or not isinstance(item, Detected) or isinstance(item.found, Exception):
+            return Drawing(item)
+        try:
+            pixels, encoded = self._draw(item.frame.image, item.found), b""
+            if self._media is not None and not item.frame.is_video:
+                encoded = encode_image(pixels, written_suffix(item.frame.path), item.frame.path)
+        except Exception as error:
+            return Drawing(item, error=error)
+        return Drawing(item, None if encoded and not self._config.view_img else pixels, encoded)
+
+    def write(self, drawing: Drawing) -> Drawing | None:
+        """Logs and writes the next frame. None if there is nothing to show."""
+        item = drawing.item
+        if not isinstance(item, Detected):
+            return _report(item, self.failed)
+        path = item.frame.path
+        self.seen.add(path)
+        if path in self.failed:  # a later frame of a video
+            return None
+        try:
+            if isinstance(item.found, Exception):
+                raise item.found
+            self.log.add(item.frame, item.found, sum(item.speed.values()))
+            self._write(item.frame, item.found, drawing)
+        except Exception as error:
+            self.failed[path] = _reason(error, path)
+            get_logger().warning("%s; skipped", self.failed[path])
+            return None
+        return drawing if self._config.view_img else None
+
+    def _write(self, frame: Frame, found: DetectionTable, drawing: Drawing) -> None:
+        if Path(frame.path).resolve().parent == self.run_dir.resolve():
+            raise UserError(f"{frame.path}: is in the folder of the results and could be overwritten; choose another")
+        stem = self._stem_of(frame.path, is_video=frame.is_video)
+        self._files.write(frame.path, stem, frame.index if frame.is_video else None, frame.image, found)
+        if drawing.error is not None:
+            raise drawing.error
+        if self._media is not None and frame.is_video:
+            self._media.frame(stem, drawing.pixels, frame.fps / self._config.vid_stride)
+        elif self._media is not None:
+            self._media.image(stem, written_suffix(frame.path), drawing.encoded)
+
+    def close(self) -> None:
+        if self._media is not None:
+            self._media.close()
+        self._files.close()
+
+    def remove_earlier(self) -> None:
+        """See `DetectionFiles.remove_earlier`."""
+        self._files.remove_earlier(self.seen | self.failed.keys())
+
+    def _draw(self, image: np.ndarray, found: DetectionTable) -> np.ndarray:
+        labels = None
+        if not self._config.hide_labels:
+            labels = label_texts(self._names, found.classes, None if self._config.hide_conf else found.scores)
+        colors = class_colors(found.classes)
+        return draw_boxes(image, found.boxes_xyxy_px, labels, colors, thickness=self._config.line_thickness)
+
+
+class DetectionLog:
+    """Logs what is found: a line a frame at first, then one every few seconds, and the totals at the end."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+        self._frames, self._milliseconds, self._logged_at = 0, 0.0, 0.0
+        self._counts: Counter[int] = Counter()
+
+    def add(self, frame: Frame, found: DetectionTable, milliseconds: float) -> None:
+        counts = Counter(found.classes.tolist())
+        self._counts += counts
+        self._frames += 1
+        self._milliseconds += milliseconds
+        now = time.monotonic()
+        if self._frames <= LOGGED_FRAMES or now - self._logged_at >= LINE_EVERY_S:
+            self._logged_at = now
+            name = frame.path
+            if frame.is_video:
+                name += f" frame {frame.index + 1}" + (f"/{frame.total}" if frame.total else "")
+            get_logger().info("%s: %s (%.1f ms)", name, describe_counts(counts, self._names), milliseconds)
+
+    def summarise(self) -> None:
+        mean_ms = self._milliseconds / max(self._frames, 1)
+        get_logger().info(
+            "%s: %s; %.1f ms each", counted(self._frames, "image"), describe_counts(self._counts, self._names), mean_ms
+        )

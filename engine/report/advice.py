@@ -1,0 +1,256 @@
+"""The text at the top of a report: how training went, where the model is wrong, and what to do next. Each sentence
+follows from numbers by a rule; a rule whose numbers are unknown says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from data.check.census import Census, remedy_for_small_boxes
+from engine.evaluation.analysis import Calibration
+from engine.evaluation.fitness import Fitness
+from engine.evaluation.report import silenced_text
+from engine.evaluation.tide import KINDS, ErrorSplit
+from engine.report.progress_bar import format_duration
+from utils.strings import counted
+from utils.structures import EvalResult
+
+RISING_AP = 0.005  # a rise that more epochs may continue
+FALLING_AP = 0.02
+MOST_DATA_WAIT = 0.2
+LEAST_COST = 0.01  # AP50 that a kind of error costs
+FEW_OBJECTS = 100  # in a validation split: its AP varies by several points by chance
+FEW_BOXES = 50  # of a class, for training
+BIASED = 0.1  # mean confidence minus precision
+WEAK = 0.6  # of the mean AP
+REMEDIES = {
+    "class": "classes are confused: see the confusion matrix; compare the labels of these classes, add images of them",
+    "location": "boxes are inaccurate: check that labels are tight and consistent; small objects need a larger --imgsz",
+    "both": "objects are taken for others nearby: check whether their labels are complete",
+    "duplicate": "objects are detected twice: lower the IoU threshold of NMS, or check for objects labeled twice",
+    "background": "the model sees objects where no label is: check for missing labels, or add images without objects",
+    "missed": "objects are not found: add images of such objects, train longer, or with a larger --imgsz or model",
+}
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the rules read; None or empty where it is not known."""
+
+    history: dict[str, np.ndarray]  # columns of results.csv, float (epochs,)
+    epochs: int  # of the whole run; 0 for the validation of a checkpoint
+    names: Sequence[str]
+    imgsz: int
+    stride: int
+    train: Census | None
+    result: EvalResult | None
+    errors: ErrorSplit | None
+    calibration: Calibration | None
+    suspects: int  # labels that confident detections contradict
+    backgrounds: int  # images without objects that have detections
+    fitness: Fitness = Fitness("AP", "AP")  # what decides which epoch is the best
+
+
+def how_it_went(found: Findings) -> list[str]:
+    lines = [*_progress(found), *_trend(found)]
+    if _overfits(found):
+        lines.append("The validation loss rises while the training loss falls: the model overfits.")
+    return [*lines, *_score(found)]
+
+
+def where_it_is_wrong(found: Findings) -> list[str]:
+    return [*_costs(found), *_confusions(found), *_weak_classes(found), *_bias(found)]
+
+
+def what_to_do(found: Findings) -> list[str]:
+    return [*_do_about_training(found), *_do_about_data(found), *_do_about_errors(found)]
+
+
+def _column(found: Findings, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The epochs at which a column of the history is known, and its values."""
+    values = found.history.get(name)
+    if values is None:
+        return np.zeros(0), np.zeros(0)
+    known = np.isfinite(values)
+    return found.history["epoch"][known], values[known]
+
+
+def _progress(found: Findings) -> Iterator[str]:
+    if not found.epochs:
+        return
+    epochs, seconds = _column(found, "time")
+    if not epochs.size:
+        yield f"No epoch of {found.epochs} is complete yet."
+        return
+    yield f"Epoch {epochs[-1]:.0f} of {found.epochs} is complete, after {format_duration(seconds[-1])}."
+
+
+def _score(found: Findings) -> Iterator[str]:
+    result = found.result
+    if result is None:
+        yield "There is no validation yet, so nothing is known about the detections."
+        return
+    objects = int(result.class_targets.sum())
+    if not objects:
+        yield f"There are no objects in {counted(result.num_images, 'validation image')}: nothing can be scored."
+        return
+    yield (
+        f"On {counted(result.num_images, 'image')} with {counted(objects, 'object')}: AP {result.ap:.3f}, AP50 "
+        f"{result.metrics['AP50']:.3f}."
+    )
+    if result.threshold is None:
+        yield "No detection is correct at any confidence."
+    else:
+        yield (
+            f"Recommended confidence threshold: {result.threshold:.3f} (the best mean F1, {result.metrics['f1']:.3f}); "
+            f"there precision is {result.metrics['precision']:.3f} and recall {result.metrics['recall']:.3f}."
+        )
+    if silenced := silenced_text(result, found.names):
+        yield f"{silenced}; detect.py --conf-thres sets another threshold."
+    if objects < FEW_OBJECTS:
+        yield f"With only {counted(objects, 'object')}, differences of some points of AP are chance."
+
+
+def _trend(found: Findings) -> Iterator[str]:
+    name = found.fitness.name
+    epochs, values = _column(found, found.fitness.column)
+    if values.size < 2:
+        return
+    best = int(np.argmax(values))
+    newest = f"the newest, in epoch {epochs[-1]:.0f}, is {values[-1]:.3f}"
+    yield f"The best {name} was {values[best]:.3f} in epoch {epochs[best]:.0f}; {newest}."
+    if _is_rising(values):
+        yield f"{name} was still rising in the last third of the validations."
+    elif values[best] - values[-1] > FALLING_AP:
+        yield f"{name} has fallen by {values[best] - values[-1]:.3f} since the best epoch."
+
+
+def _is_rising(values: np.ndarray) -> bool:
+    """Whether the best of the last third exceeds the best before by `RISING_AP`."""
+    third = values.size // 3
+    return third >= 1 and values[-third:].max() - values[:-third].max() > RISING_AP
+
+
+def _overfits(found: Findings) -> bool:
+    """Over the last third, the sums of the losses that both splits have move apart by more than 2 % each."""
+    shared = [n for n in found.history if n.startswith("train/") and f"val/{n[6:]}" in found.history]
+    if not shared:
+        return False
+    train = sum(found.history[name] for name in shared)
+    val = sum(found.history[f"val/{name[6:]}"] for name in shared)
+    known = np.isfinite(train) & np.isfinite(val)
+    train, val, third = train[known], val[known], int(known.sum()) // 3
+    if third < 2:
+        return False
+    return bool(val[-1] > 1.02 * val[-third - 1] and train[-1] < 0.98 * train[-third - 1])
+
+
+def _scored(found: Findings) -> bool:
+    return found.result is not None and bool(found.result.class_targets.any())
+
+
+def _costs(found: Findings) -> Iterator[str]:
+    if found.errors is None or not _scored(found):
+        return
+    order = np.argsort(-found.errors.cost)
+    costly = [f"{KINDS[k]} {found.errors.cost[k]:.3f}" for k in order if found.errors.cost[k] >= LEAST_COST]
+    if costly:
+        listed = ", ".join(costly[:3])
+        yield f"AP50 is {found.errors.ap:.3f}. Without one kind of error it would rise by: {listed}."
+    else:
+        yield f"No kind of error costs {LEAST_COST} of AP50 ({found.errors.ap:.3f}) or more."
+
+
+def confused_pairs(confusion: np.ndarray) -> list[tuple[int, int, int]]:
+    """Pairs of classes by the number of objects that are taken for another class: count, predicted, true."""
+    between = np.array(confusion[:-1, :-1])
+    np.fill_diagonal(between, 0)
+    pairs = np.argwhere(between > 0)
+    return sorted(((int(between[p, t]), int(p), int(t)) for p, t in pairs), key=lambda pair: (-pair[0], *pair[1:]))
+
+
+def _confusions(found: Findings) -> Iterator[str]:
+    if not _scored(found):
+        return
+    pairs = confused_pairs(found.result.confusion)
+    if pairs:
+        count, predicted, true = pairs[0]
+        of = int(found.result.class_targets[true])
+        yield f"The most frequent confusion: {count} of {of} {found.names[true]} are seen as {found.names[predicted]}."
+
+
+def weak_classes(result: EvalResult) -> np.ndarray:
+    """Classes with less than `WEAK` of the mean AP, the weakest first."""
+    ap = np.where(result.class_targets > 0, result.class_ap, np.nan)
+    order = np.argsort(ap)
+    return order[ap[order] < WEAK * result.ap]
+
+
+def _weak_classes(found: Findings) -> Iterator[str]:
+    if not _scored(found):
+        return
+    result = found.result
+    weak = weak_classes(result)
+    if weak.size:
+        listed = ", ".join(f"{found.names[c]} ({result.class_ap[c]:.3f})" for c in weak[:5])
+        more = f" and {weak.size - 5} more" if weak.size > 5 else ""
+        yield f"The weakest classes by AP: {listed}{more}."
+    unscored = np.flatnonzero(result.class_targets == 0)
+    if unscored.size:
+        listed = ", ".join(found.names[c] for c in unscored[:5]) + (", ..." if unscored.size > 5 else ".")
+        yield f"{counted(unscored.size, 'class')} without validation objects, hence without a score: {listed}"
+
+
+def _bias(found: Findings) -> Iterator[str]:
+    shown = found.calibration.shown if found.calibration is not None else None
+    if shown is None or not shown.counts.any() or abs(shown.bias) < BIASED:
+        return
+    kind, way = ("over", "above") if shown.bias > 0 else ("under", "below")
+    yield (
+        f"Confidences are not probabilities: from the threshold on, the model is {kind}confident, on average by "
+        f"{abs(shown.bias):.2f} {way} the fraction of correct detections."
+    )
+
+
+def _do_about_training(found: Findings) -> Iterator[str]:
+    epochs, values = _column(found, found.fitness.column)
+    if found.epochs and epochs.size and epochs[-1] >= found.epochs and _is_rising(values):
+        yield f"Train longer: --resume --epochs {2 * found.epochs} continues this run."
+    if _overfits(found):
+        yield "Against overfitting: more images, stronger augmentation, a smaller model, or fewer epochs."
+    _, waits = _column(found, "speed/data_wait")
+    if waits.size and np.median(waits) > MOST_DATA_WAIT:
+        yield (
+            f"{np.median(waits):.0%} of the time, training waits for images: more --workers, --cache ram, or "
+            "--render-on device on a GPU."
+        )
+
+
+def _do_about_data(found: Findings) -> Iterator[str]:
+    census = found.train
+    if census is None:
+        return
+    if remedy := remedy_for_small_boxes(census.median_side_px, found.imgsz, found.stride):
+        yield (
+            f"At --imgsz {found.imgsz}, half of the boxes have sides below {census.median_side_px:.1f} px: {remedy}."
+        )
+    few = np.flatnonzero(census.class_boxes < FEW_BOXES)
+    if few.size:
+        order = few[np.argsort(census.class_boxes[few], kind="stable")]
+        listed = ", ".join(f"{found.names[c]} ({census.class_boxes[c]})" for c in order[:5])
+        yield f"{counted(few.size, 'class')} with fewer than {FEW_BOXES} training boxes; label more: {listed}" + (
+            ", ..." if few.size > 5 else "."
+        )
+
+
+def _do_about_errors(found: Findings) -> Iterator[str]:
+    if found.errors is not None and _scored(found):
+        worst = int(np.argmax(found.errors.cost))
+        if found.errors.cost[worst] >= LEAST_COST:
+            yield f"Most AP50 is lost because {REMEDIES[KINDS[worst]]}."
+    if found.suspects:
+        yield f"Check {counted(found.suspects, 'label')} that the model contradicts: section Suspicious labels."
+    if found.backgrounds:
+        yield f"Check {counted(found.backgrounds, 'image')} with detections but without labels: labels may be missing."

@@ -1,0 +1,186 @@
+"""The plots of a run: labels, training batches and the graph at the start, curves and predictions as it trains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from data.loading.loader import InfiniteDataLoader, ValidationLoader
+from engine.checkpoint.run import Run
+from engine.evaluation.evaluator import Evaluator
+from engine.evaluation.fitness import Fitness
+from engine.report.page import ReportPage, Subject, Validation
+from engine.report.trackers import Tracker
+from models.detector import Detector
+from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
+from utils.distributed.context import DistributedContext
+from utils.drawing import plots
+from utils.drawing.draw import write_image
+from utils.files.results_csv import read_columns
+from utils.structures import EvalResult, GroundTruth
+
+PICTURED_BATCHES = 3
+# Of the run, at most, spent after epochs.
+PLOTS_TIME_SHARE = 0.03
+REPORT_TIME_SHARE = 0.02
+
+
+@contextmanager
+def plot_run(
+    ctx: DistributedContext,
+    run: Run,
+    tracker: Tracker,
+    model: Detector,
+    train_loader: InfiniteDataLoader,
+    val_loader: ValidationLoader,
+    evaluator: Evaluator,
+    fitness: Fitness,
+) -> Iterator[Callable[[int, int, EvalResult | None], None] | None]:
+    """Yields the function to call after each epoch with its number, the number of all epochs, and its result; None with
+    ``--noplots`` and on other ranks than 0. Labels, batches and the graph are drawn at once, and pending plots when the
+    block ends. ``model`` has the averaged weights.
+    """
+    if not ctx.is_main or run.config.noplots:
+        yield None
+        return
+    run_plots = RunPlots(run.folder, tracker, model, train_loader, evaluator)
+    subject = Subject(
+        title=f"Training run {run.folder.name}",
+        config=run.config,
+        hyp=run.hyp,
+        ctx=ctx,
+        imgsz=run.config.imgsz,
+        stride=model.stride,
+        indexes={"train": train_loader.index, "val": val_loader.index},
+        fitness=fitness,
+    )
+    page = ReportPage(run.folder, subject)
+    report = RunReport(run.folder, page, evaluator, is_resumed=run.checkpoint is not None)
+    if run.checkpoint is None:
+        run_plots.before()
+        report.write()
+
+    def after_epoch(epoch: int, epochs: int, result: EvalResult | None) -> None:
+        page.set_epochs(epochs)
+        run_plots.after_epoch(epoch, result)
+        report.after_epoch(epoch, result)
+
+    yield after_epoch
+    run_plots.finish()
+    report.write()
+
+
+class TimeShare:
+    """Allows work after an epoch only if, with its last duration, it takes at most a ``share`` of the run."""
+
+    def __init__(self, share: float) -> None:
+        self._share, self._done_at, self._cost_s = share, time.monotonic(), 0.0
+
+    def allows(self) -> bool:
+        return time.monotonic() - self._done_at >= self._cost_s / self._share
+
+    @contextmanager
+    def spent(self) -> Iterator[None]:
+        """Measures the work in the block."""
+        started = time.monotonic()
+        yield
+        self._done_at = time.monotonic()
+        self._cost_s = self._done_at - started
+
+
+class RunReport:
+    """Writes report.html after epochs, with the newest validation of this process.
+
+    A resumed run keeps the page of the former process until its first validation.
+    """
+
+    def __init__(self, folder: Path, report: ReportPage, evaluator: Evaluator, *, is_resumed: bool) -> None:
+        self._table, self._report, self._evaluator = folder / "results.csv", report, evaluator
+        self._is_resumed, self._time = is_resumed, TimeShare(REPORT_TIME_SHARE)
+        self._validation: Validation | None = None
+        self._is_current = False
+
+    def after_epoch(self, epoch: int, result: EvalResult | None) -> None:
+        if result is not None and self._evaluator.detections is not None:
+            self._validation = Validation(result, self._evaluator.detections, epoch)
+        self._is_current = False
+        if self._time.allows():
+            self.write()
+
+    def write(self) -> None:
+        """Writes the page unless nothing has changed."""
+        if self._is_current or (self._is_resumed and self._validation is None):
+            return
+        with self._time.spent():
+            self._report.write(read_columns(self._table) if self._table.exists() else {}, self._validation)
+        self._is_current = True
+
+
+@dataclass
+class RunPlots:
+    """Draws into ``folder`` and hands the same pictures to the tracker."""
+
+    folder: Path
+    tracker: Tracker
+    model: Detector
+    train_loader: InfiniteDataLoader
+    evaluator: Evaluator
+    _pending: tuple[int, EvalResult | None] | None = None
+    _time: TimeShare = field(default_factory=lambda: TimeShare(PLOTS_TIME_SHARE))
+
+    def before(self) -> None:
+        """labels.png, train_batch0.jpg to train_batch2.jpg (augmented, as the model sees them), and the graph."""
+        loader = self.train_loader
+        self._labels(loader.index.ground_truth())
+        for number in range(min(PICTURED_BATCHES, len(loader))):
+            batch = loader.render(0, number)
+            sheet = plots.draw_batch(batch.images, batch.targets, batch.paths, self.model.names)
+            if sheet is not None:
+                write_image(self.folder / f"train_batch{number}.jpg", sheet)
+                self.tracker.image(f"train/batch{number}", sheet, 0)
+        side = 2 * self.model.stride  # the graph of larger images is the same
+        self.tracker.graph(self.model, torch.zeros(1, 3, side, side))
+
+    def after_epoch(self, epoch: int, result: EvalResult | None) -> None:
+        """Draws the epoch, unless plots would take more than `PLOTS_TIME_SHARE` of the run; then it stays pending."""
+        self._pending = (epoch, result)
+        if self._time.allows():
+            self.finish()
+
+    def finish(self) -> None:
+        """Draws the pending epoch, if there is one."""
+        if self._pending is None:
+            return
+        with self._time.spent():
+            self._draw(*self._pending)
+        self._pending = None
+
+    def _draw(self, epoch: int, result: EvalResult | None) -> None:
+        """results.png; after a validation also its curves, confusion matrix and val_predictions.jpg."""
+        table = self.folder / "results.csv"
+        if table.exists():
+            plots.plot_curves(table, self.folder / "results.png")
+        if result is None:
+            return
+        plots.plot_metric_curves(result, self.model.names, self.folder)
+        matrix = self.folder / "confusion_matrix.png"
+        plots.plot_confusion(result.confusion, self.model.names, result.confusion_confidence, matrix)
+        self.tracker.pr_curves(result, self.model.names, epoch)
+        if self.evaluator.preview is not None:
+            batch, detections = self.evaluator.preview
+            sheet = plots.draw_detections(batch.images, detections, batch.targets, batch.paths, self.model.names)
+            if sheet is not None:
+                write_image(self.folder / "val_predictions.jpg", sheet)
+                self.tracker.image("val/predictions", sheet, epoch)
+
+    def _labels(self, truth: GroundTruth) -> None:
+        sizes = np.repeat(truth.image_hw, np.diff(truth.offsets), axis=0).astype(np.float64)
+        boxes = xyxy_to_cxcywh(xywh_to_xyxy(truth.boxes_xywh_px))
+        boxes_norm = scale_boxes(boxes, 1 / sizes[:, 1], 1 / sizes[:, 0])
+        plots.plot_labels(truth.classes, boxes_norm, self.model.names, self.folder / "labels.png")

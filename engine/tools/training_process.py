@@ -1,0 +1,152 @@
+"""A training in a process of its own, for commands that train several times.
+
+train.py runs as a child process, so what ends a training (no memory, a crash) does not end the command, and what it
+used is free afterwards. The child ends with its parent, also if that is killed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from engine.checkpoint.run import LOCK_NAME
+from utils.config.parser import flags_of
+from utils.config.settings import TrainConfig
+from utils.distributed.spawn import end_with_parent, failure_reason
+from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError
+from utils.files.checked_open import open_direct
+from utils.files.checkpoint import read_checkpoint
+from utils.files.locks import FileLock
+from utils.files.results_csv import read_columns
+from utils.machine.limits import DISK_FULL
+from utils.machine.stop_signals import StopSignals
+from utils.program import start_of
+
+POLL_S = 0.2
+PATIENCE_S = 60.0  # for the processes of a training whose parent was killed, which save before they end
+_DISK_FULL = ("the disk is full", *map(os.strerror, DISK_FULL))  # in error lines
+ERRORS = "errors.txt"  # in the folder of the run: what the child wrote to standard error
+
+
+class TrainingFailed(UserError):
+    """The training has failed; the message says why.
+
+    ``refused``: another training would fail, too, as the settings or the data are wrong, or the disk is full.
+    """
+
+    def __init__(self, reason: str, *, refused: bool) -> None:
+        super().__init__(reason)
+        self.refused = refused
+
+
+def train(
+    config: TrainConfig,
+    folder: Path,
+    column: str,
+    signals: StopSignals,
+    on_epoch: Callable[[int, float], bool] = lambda epoch, fitness: True,
+) -> bool:
+    """Trains in ``folder``, from its last.pt if there is one. Returns False if ``on_epoch`` has ended it early.
+
+    Args:
+        column: of results.csv, the fitness.
+        signals: of this process, entered.
+        on_epoch: called with the epoch and its fitness after each validation, those of former processes too; whether to
+            train on.
+
+    Raises:
+        TrainingFailed: see there.
+        UserError: another process trains in ``folder``.
+        Stopped: a signal to this process or to the child ended the training, which can be resumed.
+    """
+    with FileLock(folder / LOCK_NAME) as lock:
+        if holder := lock.acquire(PATIENCE_S):
+            raise UserError(f"{folder}: another process is training this run ({holder}); wait for it, or stop it")
+    table, last, accepted = (folder / name for name in ("results.csv", "last.pt", "settings.yaml"))
+    config = replace(config, project=str(folder.parent), name=folder.name, exist_ok=True)
+    if last.is_file():
+        try:
+            done = read_checkpoint(last)["progress"]["epoch"] >= config.epochs
+        except UserError as error:  # damaged
+            raise TrainingFailed(str(error), refused=False) from None
+        config = replace(config, resume=str(last))
+    else:
+        done = False
+        for path in (table, accepted):
+            path.unlink(missing_ok=True)
+    report = _Reporter(table, column, on_epoch)
+    if done:
+        return report.new_epochs()
+    with signals.deferred(), open(folder / ERRORS, "wb", opener=open_direct) as errors:
+        child = subprocess.Popen(
+            [*start_of("train"), *flags_of(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            preexec_fn=partial(end_with_parent, signal.SIGKILL),
+        )
+        try:
+            code = _wait(child, report, signals)
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+    if not report.goes_on:
+        return False
+    if signals.stop or signals.interrupt or code in (REQUEUE, INTERRUPTED):
+        raise Stopped(signals.code if signals.stop or signals.interrupt else code)
+    if code:
+        printed = (folder / ERRORS).read_text(encoding="utf-8", errors="replace")
+        reason = failure_reason(code, printed.splitlines())
+        is_full = any(text in reason for text in _DISK_FULL)
+        raise TrainingFailed(reason, refused=code == 2 and (is_full or not accepted.exists()))
+    return True
+
+
+class _Reporter:
+    """Calls ``on_epoch`` for each new row of results.csv."""
+
+    def __init__(self, table: Path, column: str, on_epoch: Callable[[int, float], bool]) -> None:
+        self._table, self._column, self._on_epoch = table, column, on_epoch
+        self._reported = 0
+        self.goes_on = True
+
+    def new_epochs(self) -> bool:
+        """Returns whether to train on."""
+        for epoch, fitness in fitness_by_epoch(self._table, self._column):
+            if self.goes_on and epoch > self._reported:
+                self._reported, self.goes_on = epoch, self._on_epoch(epoch, fitness)
+        return self.goes_on
+
+
+def _wait(child: subprocess.Popen, report: _Reporter, signals: StopSignals) -> int:
+    """Waits until the child has ended, which is stopped when a signal comes or the training is not worth more."""
+    is_stopping = False
+    while True:
+        code = child.poll()
+        goes_on = report.new_epochs()
+        if code is not None:
+            return code
+        if not is_stopping and (not goes_on or signals.stop or signals.interrupt):
+            child.terminate()  # it saves
+            is_stopping = True
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(POLL_S)
+
+
+def fitness_by_epoch(table: Path, column: str) -> Iterator[tuple[int, float]]:
+    """The epochs of results.csv that have a fitness; nothing if there is no such file yet."""
+    columns = {}
+    if table.exists():
+        with suppress(UserError):  # the child has just removed it
+            columns = read_columns(table)
+    for epoch, fitness in zip(columns.get("epoch", ()), columns.get(column, ())):
+        if not math.isnan(fitness):
+            yield int(epoch), float(fitness)

@@ -1,0 +1,215 @@
+"""Validation of checkpoints and exported files on a split: the work of val.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+from data.index.dataset_yaml import DatasetSpec
+from data.index.index import DatasetIndex
+from data.loading.build import build_val_loader
+from engine.evaluation import report
+from engine.evaluation.analysis import analyze
+from engine.evaluation.evaluator import IMAGES_IN_CACHE, Evaluator
+from engine.inference.data_set import class_columns, open_data
+from engine.inference.model import InferenceModel
+from engine.inference.runtimes.open import is_exported, open_model
+from engine.report.page import ReportPage, Subject, Validation
+from engine.train.process import check_same_model, check_same_start
+from models.postprocess.detections import detections_to_score, suppression_iou
+from models.postprocess.tiling import TiledDetector, Tiles
+from models.postprocess.tta import TestTimeAugmentation
+from models.weights.download import fetch_weights
+from utils.config.settings import ValConfig
+from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext
+from utils.drawing.detection_writer import write_predictions
+from utils.drawing.draw import write_image
+from utils.drawing.plots import draw_detections, plot_confusion, plot_metric_curves
+from utils.errors import UserError
+from utils.files.folders import check_run_dir, file_bytes, increment_path
+from utils.logger import get_logger, progress
+from utils.machine.amp import resolve_amp
+from utils.machine.limits import require_package
+from utils.structures import EvalResult
+
+
+def validate(config: ValConfig, ctx: DistributedContext) -> None:
+    """Scores ``config.weights``. All processes of the run call it; the main one prints and writes. One file gets a
+    report in a folder of its own, several get a table."""
+    if ctx.is_main and not config.noplots:
+        require_package("matplotlib", "plots", "use --noplots")
+    if len(ctx.devices) > 1:
+        get_logger().warning("one process scores on one device, %s; torchrun uses all", ctx.device)
+    check_same_start(ctx, config)
+    models, spec = open_models(config, ctx)
+    canvas_hw = _common_canvas(models)
+    if len(models) == 1:
+        _validate_one(config, models[0], spec, canvas_hw, ctx)
+        return
+    rows = []
+    for model in models:
+        result, _, _ = score(config, model, spec, model.input_hw or canvas_hw, ctx)
+        if result is not None:
+            rows.append(report.FileRow(str(model.path), result, file_bytes(model.path)))
+    if ctx.is_main:
+        for line in report.format_files(rows):
+            get_logger().info("%s", line)
+
+
+def open_models(config: ValConfig, ctx: DistributedContext) -> tuple[list[InferenceModel], DatasetSpec]:
+    """The files of ``config.weights`` and the data to score them on. Every process of the run must call this.
+
+    Raises UserError for a file that cannot be opened, and for one whose classes are not those of the data set.
+    """
+    models = [_open_model(config, weights, ctx) for weights in config.weights]
+    spec = open_data(
+        models,
+        config.data,
+        (config.task,),
+        stage=config.stage,
+        cache_dir=config.cache_dir,
+        ctx=ctx,
+        single_cls=config.single_cls,
+        classes=config.classes,
+    )
+    for model in models:
+        check_same_model(ctx, model, model.state_dict().values())
+    return models, spec
+
+
+def _open_model(config: ValConfig, weights: str, ctx: DistributedContext) -> InferenceModel:
+    path = Path(weights) if is_exported(weights) else fetch_weights(weights, ctx=ctx, offline=config.offline)
+    if config.tta and is_exported(weights):
+        raise UserError(f"{weights}: --tta: only checkpoints are evaluated with several views; leave it out")
+    if config.amp in ("bf16", "fp16") and is_exported(weights):
+        raise UserError(f"{weights}: --amp {config.amp}: computes in the type it was exported with; leave it out")
+    # The views' boxes of an object are left to NMS.
+    model = open_model(path, device=ctx.device, nms=config.nms or config.tta, trust=config.trust)
+    if config.nms and model.ignores_nms:
+        get_logger().warning("%s: --nms does nothing: the model has one branch", weights)
+    if not config.box_voting and config.iou_thres is None and model.nms_iou is None:
+        get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", weights)
+    if model.votes and not config.box_voting:
+        raise UserError(f"{weights}: --no-box-voting: box voting is inside; export the file with --no-box-voting")
+    if config.imgsz and model.input_hw and config.imgsz != max(model.input_hw):
+        raise UserError(f"{weights}: --imgsz {config.imgsz}: takes images of {model.imgsz} pixels only; leave it out")
+    return model
+
+
+def _common_canvas(models: Sequence[InferenceModel]) -> tuple[int, int] | None:
+    """The canvas on which all files are compared: the one that a file of fixed size takes; None if all take any."""
+    canvas_hw = next((model.input_hw for model in models if model.input_hw), None)
+    if canvas_hw and len(models) > 1:
+        text = "all files that take any size are scored on canvases of %dx%d pixels, as %s needs"
+        get_logger().info(text, *canvas_hw, next(model.path for model in models if model.input_hw))
+    return canvas_hw
+
+
+def score(
+    config: ValConfig,
+    model: InferenceModel,
+    spec: DatasetSpec,
+    canvas_hw: tuple[int, int] | None,
+    ctx: DistributedContext,
+    before: Callable[[], None] = lambda: None,
+) -> tuple[EvalResult | None, Evaluator, DatasetIndex]:
+    """The scores of a file on rank 0, None elsewhere; the evaluator, with the detections; and the data.
+
+    Args:
+        canvas_hw: the canvas of every image, as a file of fixed size needs it; None: as ``config`` says.
+        before: called when the data is open.
+    """
+    imgsz = max(canvas_hw) if canvas_hw else config.imgsz or model.imgsz
+    loader = build_val_loader(ctx, replace(config, imgsz=imgsz), spec, stride=model.stride, canvas_hw=canvas_hw)
+    find = partial(
+        detections_to_score,
+        conf_thres=config.conf_thres,
+        iou_thres=config.iou_thres,
+        max_det=config.max_det,
+        single_cls=config.single_cls,
+        classes=class_columns(model, spec),
+        box_voting=config.box_voting,
+    )
+    evaluator = Evaluator(
+        ground_truth=loader.index.ground_truth(),
+        num_classes=len(loader.index.names),
+        postprocess=TiledDetector.stitch if config.tile else find,
+        ctx=ctx,
+        amp_dtype=broadcast_object(ctx, resolve_amp(config.amp if model.format == "checkpoint" else "off", ctx.device)),
+        progress=partial(progress, desc=config.task, total=len(loader), enabled=ctx.is_main),
+    )
+    before()
+    scored = TestTimeAugmentation(model.detector) if config.tta else model
+    if tiles := Tiles.of(config):
+        tiles.check(model.stride, model.input_hw)
+        scored = TiledDetector(
+            scored,
+            find,
+            tiles=tiles,
+            stride=model.stride,
+            imgsz=imgsz,
+            input_hw=model.input_hw,
+            batch=IMAGES_IN_CACHE if ctx.device.type == "cpu" else config.batch_size,
+            iou_thres=suppression_iou(model.nms_iou, config.iou_thres),
+            max_det=config.max_det,
+        )
+    return evaluator.run(scored, loader), evaluator, loader.index
+
+
+def _validate_one(
+    config: ValConfig,
+    model: InferenceModel,
+    spec: DatasetSpec,
+    canvas_hw: tuple[int, int] | None,
+    ctx: DistributedContext,
+) -> None:
+    def check_folder() -> None:
+        with torch_distributed_zero_first(ctx):  # before the work; the folder is made when there is something to write
+            if ctx.is_main:
+                check_run_dir(config.project, config.name, config.exist_ok)
+
+    result, evaluator, index = score(config, model, spec, canvas_hw, ctx, check_folder)
+    if ctx.is_main:
+        imgsz = max(canvas_hw) if canvas_hw else config.imgsz or model.imgsz
+        subject = Subject.of_checkpoint(replace(config, imgsz=imgsz), ctx, index, model.stride)
+        _report(config, result, evaluator, index.names, subject)
+
+
+def _report(
+    config: ValConfig, result: EvalResult, evaluator: Evaluator, names: Sequence[str], subject: Subject
+) -> None:
+    """Prints the tables and writes the run's folder."""
+    log, gt = get_logger(), evaluator.ground_truth
+    folder = increment_path(config.project, config.name, config.exist_ok)
+    rows = report.result_rows(result, gt, names)
+    lines = [*report.format_table(report.COLUMNS, rows, verbose=config.verbose), *report.format_summary(result, names)]
+    analysis = analyze(gt, evaluator.detections, len(names), threshold=result.best_confidence, per_size=config.per_size)
+    if analysis.sizes is not None:
+        by_size = list(report.size_rows(analysis.sizes, names))
+        lines += report.format_table(report.SIZE_COLUMNS, by_size, verbose=config.verbose)
+        report.write_rows(folder / "sizes.csv", report.SIZE_COLUMNS, by_size)
+    for line in (*lines, *report.format_errors(analysis.errors), report.format_calibration(analysis.calibration)):
+        log.info("%s", line)
+    settings = asdict(subject.config) | {"weights": config.weights[0]}
+    report.write_results_json(folder / "results.json", result, rows, settings, report.analysis_content(analysis, names))
+    report.write_rows(folder / "classes.csv", report.COLUMNS, rows)
+    if config.save_json:
+        write_predictions(folder / "predictions.json", evaluator.detections, gt)
+    if not config.noplots:
+        report.plot_errors(analysis.errors, folder / "errors.png")
+        report.plot_reliability(analysis.calibration, folder / "calibration.png")
+        plot_metric_curves(result, names, folder)
+        plot_confusion(result.confusion, names, result.confusion_confidence, folder / "confusion_matrix.png")
+        _draw_preview(evaluator, names, folder / "predictions.jpg")
+        ReportPage(folder, subject).write({}, Validation(result, evaluator.detections, analysis=analysis))
+    log.info("results are in %s", folder)
+
+
+def _draw_preview(evaluator: Evaluator, names: Sequence[str], out: Path) -> None:
+    """The first batch with its labels and detections."""
+    if evaluator.preview is not None:
+        batch, detections = evaluator.preview
+        write_image(out, draw_detections(batch.images, detections, batch.targets, batch.paths, names))

@@ -1,0 +1,278 @@
+"""``--batch-size -1``: finds the largest batch that fits on the GPUs by taking steps.
+
+The steps use a copy of the run's model, its loss, optimizer, averaged weights and floating-point type, the largest
+canvas and many boxes, with batches of different sizes. Each process searches on its own device. The batch of the run is
+the smallest result times the number of shards.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from engine.checkpoint.run import Run
+from engine.evaluation.evaluator import without_kernel_search
+from engine.optim.schedule import StepPlan, step_plan
+from engine.parallel.compile import plan_compilation
+from engine.parallel.sync_bn import convert_sync_bn
+from engine.parallel.virtual_ranks import resolve_virtual_ranks
+from engine.train.step import build_step
+from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
+from utils.distributed.collectives import max_over_ranks
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.logger import get_logger
+from utils.strings import counted
+from utils.structures import Batch, bucketed
+
+MOST_PICTURES = 512  # per shard: more are not more efficient, and the host keeps 36 batches with 16 workers
+BOXES = 128  # per picture, as mosaics of COCO have; targets are padded to the number of the fullest picture
+HEADROOM = 0.1  # fraction of the free memory for fragmentation, communication, and pictures with more boxes
+PATIENCE = 10  # sizes tried by linear interpolation before the search bisects
+# Errors besides torch.OutOfMemoryError that mean that memory ran out: cuDNN tries kernels until one has enough.
+_EXHAUSTED = ("unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "out of memory")
+
+TakeStep = Callable[[], None]
+
+
+class CudaMemory:
+    """Measures memory as torch's allocator reserves it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def limit(self) -> int:
+        """The number of bytes that this process may use in total."""
+        self._release()
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return torch.cuda.memory_reserved(self._device) + int((1 - HEADROOM) * free)
+
+    def peak_of(self, prepare: Callable[[], TakeStep]) -> int | None:
+        """The peak number of bytes in the second call of the step that ``prepare`` returns; None if memory runs out.
+        Afterwards all memory of the step is released."""
+        peak = self._measure(prepare)
+        self._release()
+        return peak
+
+    def _measure(self, prepare: Callable[[], TakeStep]) -> int | None:
+        try:
+            take_step = prepare()
+            take_step()  # if cuDNN searches for kernels, it does so here, and needs memory for that only once
+            self._release()
+            take_step()
+            torch.cuda.synchronize(self._device)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or any(mark in str(error) for mark in _EXHAUSTED):
+                return None
+            raise
+        return torch.cuda.max_memory_reserved(self._device)
+
+    def _release(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+
+def check_batch_search(ctx: DistributedContext, config: TrainConfig) -> None:
+    """Raises UserError if ``--batch-size -1`` is given and not supported for this run."""
+    if config.batch_size != FIND_BATCH_SIZE:
+        return
+    if ctx.device.type != "cuda":
+        raise UserError(f"--batch-size -1: finds what fits on a GPU, and this run is on {ctx.device}; use a number")
+    if len(ctx.devices) > 1:
+        raise UserError("--batch-size -1: one device a process; start with torchrun instead of --device 0,1")
+    if config.render_on == "device":
+        raise UserError("--batch-size -1: the GPU memory that --render-on device takes is not known; use a number")
+
+
+def with_batch_that_fits(
+    ctx: DistributedContext, run: Run, model: nn.Module, criterion: nn.Module, *, memory: CudaMemory | None = None
+) -> Run:
+    """Returns ``run`` with the largest global batch that fits, and logs its size. All processes must call this.
+
+    Args:
+        model: a detector on its device, in training mode; it is not changed, nor are its gradients.
+        criterion: its loss, on the same device.
+        memory: measures the device's memory; None: `CudaMemory`.
+
+    Raises:
+        UserError: not even one picture per shard fits.
+    """
+    memory = memory or CudaMemory(ctx.device)
+    config = run.config
+    shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
+    side = largest_side(run, model)
+    copies = 2 if plan_compilation(config, ctx, pictures=shards, shards=shards).cuda_graphs else 1
+    with _own_group(ctx, config) as group:
+
+        def peak_bytes_of(pictures: int) -> int | None:
+            peak = memory.peak_of(lambda: prepare_step(ctx, run, model, criterion, pictures, group))
+            # CUDA graphs keep their memory, and an epoch's last, smaller batch, which runs without them, needs more.
+            return None if peak is None else copies * peak
+
+        def exceeds(pictures: int) -> bool:
+            peak = peak_bytes_of(pictures)
+            return peak is None or peak > limit
+
+        with without_kernel_search():  # it would begin anew for each of a dozen sizes
+            peak_bytes_of(1)  # loads the kernels, which need memory themselves
+            limit = memory.limit()
+            own = largest_that_fits(peak_bytes_of, limit)
+        if own == 0:
+            raise UserError(
+                f"--batch-size -1: not even one picture of {side} px fits in the {limit / 2**30:.1f} GiB of memory "
+                f"that {ctx.device} has left; use a smaller --imgsz or model"
+            )
+        own = -max_over_ranks(ctx, -own)
+        # The kernels that the run will search for may need more memory.
+        while own > 1 and torch.backends.cudnn.benchmark and max_over_ranks(ctx, exceeds(own)):
+            own = _rounded(own - 1)
+    images = own * shards * config.images_per_picture
+    get_logger().info(
+        "--batch-size -1: %s a step (%s of %s of %d px, up to %d boxes each, in %.1f GiB)",
+        counted(images, "image"), counted(shards, "shard"), counted(own, "picture"), side,
+        BOXES * config.images_per_picture, limit / 2**30,
+    )  # fmt: skip
+    return replace(run, config=replace(config, batch_size=images))
+
+
+def largest_that_fits(
+    peak_bytes_of: Callable[[int], int | None], limit_bytes: int, *, most: int = MOST_PICTURES
+) -> int:
+    """The largest number of pictures that fits, a multiple of 8 from 16 on; 0 if none fits.
+
+    Memory is nearly linear in the number, so two measurements predict the next number to try. The result has been
+    measured to fit and the next larger number not to, unless the result is ``most``.
+
+    Args:
+        peak_bytes_of: measures the memory that a number of pictures takes; None if it ran out.
+        limit_bytes: the memory that they may take.
+    """
+    fits: list[tuple[int, int]] = []  # pictures and bytes, ascending
+    too_many: tuple[int, int | None] | None = None
+    number, tries = 1, 0
+    while True:
+        peak, tries = peak_bytes_of(number), tries + 1
+        if peak is None or peak > limit_bytes:
+            if not fits:
+                return 0
+            too_many = (number, peak)
+        else:
+            fits.append((number, peak))
+        fitting = fits[-1][0]
+        least, largest = fitting + (1 if fitting < 16 else 8), _rounded(too_many[0] - 1 if too_many else most)
+        if least > largest:
+            return fitting
+        guess = _guess(fits, too_many, limit_bytes, most, is_linear=tries < PATIENCE)
+        number = min(max(_rounded(guess), least), largest)
+
+
+def _guess(
+    fits: list[tuple[int, int]], too_many: tuple[int, int | None] | None, limit: int, most: int, *, is_linear: bool
+) -> int:
+    """Estimates the number that fits, by linear interpolation or by bisection."""
+    low, low_peak = fits[-1]
+    if too_many is None and len(fits) < 4:
+        return 2 * low  # the first measurements are too small to extrapolate
+    high, high_peak = too_many or (fits[-2] if is_linear else (most, None))
+    if high_peak is None or not is_linear:
+        return (low + high) // 2
+    slope = (high_peak - low_peak) / (high - low)
+    return low + int((limit - low_peak) / slope) if slope > 0 else most
+
+
+def _rounded(number: int) -> int:
+    return number if number < 16 else number // 8 * 8
+
+
+def largest_side(run: Run, model: nn.Module) -> int:
+    """The largest side of the run's canvases, pixels."""
+    config, side = run.config, run.config.imgsz
+    if config.multi_scale:
+        side = round(side * (1 + run.hyp.multi_scale_range) / model.stride) * model.stride
+    return 2 * side if config.quad else side
+
+
+def prepare_step(
+    ctx: DistributedContext,
+    run: Run,
+    model: nn.Module,
+    criterion: nn.Module,
+    pictures: int,
+    group: dist.ProcessGroup | None = None,
+) -> TakeStep:
+    """Returns a step like the run's, on copies of the run's objects, which does not wait for other processes.
+
+    Under DDP the run keeps all gradients allocated. Here the second copy of the model takes their place.
+
+    Args:
+        pictures: per shard of the batch; the step takes this process's shards.
+        group: a group of this process alone, for ``--sync-bn``; None without it.
+    """
+    config = run.config
+    virtual = resolve_virtual_ranks(ctx, config)
+    own, shards = max(virtual // ctx.world_size, 1), virtual or ctx.world_size
+    images = pictures * shards * config.images_per_picture
+    accumulate = step_plan(replace(config, batch_size=images), 1).accumulate
+    alone = {"compile": False, "zero": False, "compress_grads": False, "sync_bn": False, "sync_bn_group": 0}
+    model = copy.deepcopy(model)
+    step = build_step(
+        DistributedContext.single(ctx.device),
+        replace(run, config=replace(config, batch_size=images, virtual_ranks=own if virtual else 0, **alone)),
+        model,
+        criterion,
+        pretrained={},
+        plan=StepPlan(accumulate, 1, 1),
+        pictures=own * pictures,
+    )
+    if group is not None:  # after the EMA has copied the model, as under DDP
+        convert_sync_bn(model, group)
+    # The prefetcher keeps this step's batches and the next one's. Gradients are accumulated from the second batch on.
+    side, boxes = largest_side(run, model), BOXES * config.images_per_picture
+    batches = [blank_batch(own * pictures, side, boxes, model.num_classes, ctx.device) for _ in range(2 * accumulate)]
+
+    def take_step() -> None:
+        used = batches[: min(accumulate, 2)]
+        step(used, [own * pictures] * len(used), 1)
+        step.reader.pop(leave=0)
+
+    return take_step
+
+
+@contextmanager
+def _own_group(ctx: DistributedContext, config: TrainConfig) -> Iterator[dist.ProcessGroup | None]:
+    """A group of this process alone, since each process searches independently; None without ``--sync-bn``."""
+    if not (ctx.is_distributed and (config.sync_bn or config.sync_bn_group)):
+        yield None
+        return
+    group = dist.new_group([ctx.rank], backend=ctx.backend, use_local_synchronization=True)
+    try:
+        yield group
+    finally:
+        dist.destroy_process_group(group)
+
+
+def blank_batch(pictures: int, side: int, boxes: int, classes: int, device: torch.device) -> Batch:
+    """Black pictures with ``boxes`` small boxes each, in rows."""
+    number = torch.arange(boxes)
+    centers = torch.stack([(number % 16 + 0.5) / 16, (number // 16 % 16 + 0.5) / 16], 1)
+    own = torch.cat([(number % classes)[:, None], centers, torch.full((boxes, 2), 0.05)], 1)
+    image = torch.arange(pictures).repeat_interleave(boxes)[:, None]
+    batch = Batch(
+        images=torch.empty(0, dtype=torch.uint8),
+        targets=torch.cat([image, own.repeat(pictures, 1)], 1),
+        max_targets=bucketed(boxes),
+        indices=torch.arange(pictures),
+        original_hw=torch.full((pictures, 2), side, dtype=torch.int32),
+        letterbox=torch.zeros((pictures, 4), dtype=torch.float64),
+        counts=(boxes,) * pictures,
+    )
+    images = torch.zeros((pictures, side, side, 3), dtype=torch.uint8, device=device).permute(0, 3, 1, 2)
+    return replace(batch.to(device, non_blocking=False), images=images)

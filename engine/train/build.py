@@ -1,0 +1,293 @@
+"""A training run, put together from its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from functools import partial
+
+import torch
+from torch import nn
+
+from data.check.census import warn_of_small_boxes
+from data.folds import scan_options, validation_images
+from data.index.dataset_yaml import DatasetSpec
+from data.index.index import class_names, load_index
+from data.loading.build import build_train_loader, build_val_loader, check_loader_settings, warn_of_shared_images
+from data.loading.loader import InfiniteDataLoader, ValidationLoader
+from data.open_dataset import open_dataset
+from engine.checkpoint.checkpoint import Progress, RunDescription
+from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.resume import check_classes, resumed_position
+from engine.checkpoint.run import Run
+from engine.evaluation.evaluator import Evaluator
+from engine.evaluation.fitness import Fitness
+from engine.export.options import require_packages
+from engine.export.run import try_formats
+from engine.optim.build import RULES, SHORT_RUN
+from engine.optim.schedule import StepPlan, step_plan, warn_of_few_steps
+from engine.report.background import BackgroundTracker
+from engine.report.plots import plot_run
+from engine.report.services import check_services, open_service
+from engine.report.trackers import CompositeTracker, CsvTracker, TensorBoardTracker, Tracker
+from engine.train.batch_size import check_batch_search, with_batch_that_fits
+from engine.train.callbacks import Callbacks, RunState, load_hooks
+from engine.train.control import StopCoordinator
+from engine.train.idle_settings import idle_on_head, idle_settings
+from engine.train.process import check_same_model, check_same_run, open_folder, prepare_process
+from engine.train.step import TrainStep, build_step, check_step_settings
+from engine.train.trainer import Trainer
+from engine.train.watchdog import Watchdog
+from models.autoanchor import check_anchors
+from models.build import build_starting_model
+from models.detector import Detector
+from models.postprocess.detections import detections_to_score
+from utils.config.settings import FIND_BATCH_SIZE
+from utils.distributed.collectives import broadcast_object, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError, errors_of
+from utils.files.folders import describe_location
+from utils.logger import get_logger
+from utils.machine.limits import require_package
+from utils.machine.stop_signals import StopSignals
+from utils.strings import counted
+
+
+@contextmanager
+def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Watchdog) -> Iterator[Trainer]:
+    """Yields the trainer of a run. Everything that can be rejected is checked before the run's folder is made.
+
+    Args:
+        signals, watchdog: entered by the caller.
+    """
+    check_same_run(ctx, run)
+    check_settings(ctx, run)
+    hooks = load_hooks(run.config.callbacks)
+    prepare_process(ctx, run)
+    spec = open_data(ctx, run)
+    fitness = Fitness.parse(run.config.fitness, class_names(spec, run.config.single_cls))
+    model, pretrained = build_model(ctx, run, spec)
+    if run.config.batch_size == FIND_BATCH_SIZE:
+        run = with_batch_that_fits(ctx, run, model, build_loss(ctx, run, model))
+        check_settings(ctx, run)
+    config = run.config
+    _warn_of_idle_settings(ctx, run, model)
+    train_loader = build_train_loader(ctx, config, run.hyp, spec, stride=model.stride)
+    val_loader = build_val_loader(ctx, config, spec, stride=model.stride)
+    fitness.check_objects(val_loader.index.ground_truth())
+    if ctx.is_main:
+        warn_of_shared_images(spec, train_loader.index, val_loader.index)
+        warn_of_small_boxes(train_loader.index, imgsz=config.imgsz, stride=model.stride)
+    load_or_fit_anchors(run, model, train_loader)
+    if config.export:
+        with torch_distributed_zero_first(ctx):
+            if ctx.is_main:
+                try_formats(model, config.export, config.imgsz)
+    with open_folder(ctx, run) as run, closing(build_tracker(ctx, run)) as tracker:
+        plan, criterion = step_plan(config, len(train_loader)), build_loss(ctx, run, model)
+        if ctx.is_main and not config.time:
+            warn_of_few_steps(plan, from_weights=bool(config.weights))
+        pictures = train_loader.global_pictures(0)
+        step = build_step(ctx, run, model, criterion, pretrained=pretrained, plan=plan, pictures=pictures)
+        _log_plan(run, step, plan)
+        # It depends on modification times, which differ if machines have copies of their own: rank 0's is used.
+        fingerprint = broadcast_object(ctx, train_loader.index.fingerprint)
+        progress = _restore(ctx, run, step, plan, epoch_batches=len(train_loader), fingerprint=fingerprint)
+        tracker.start({**asdict(config), **asdict(run.hyp)}, progress.epoch + 1)
+        description = _describe(run, spec, model, step.optimizer.name, pretrained, fingerprint)
+        evaluator = build_evaluator(ctx, step, val_loader)
+        stops = StopCoordinator(ctx, signals, config)
+        state = RunState(ctx, run, step, progress, steps_per_epoch=plan.steps, request_end=stops.request_end)
+        callbacks = Callbacks(hooks, state, ctx, stops, last=run.folder / "last.pt")
+        with plot_run(ctx, run, tracker, step.ema.module, train_loader, val_loader, evaluator, fitness) as on_epoch_end:
+            trainer = Trainer(
+                ctx,
+                run,
+                take_step=step,
+                plan=plan,
+                train_loader=train_loader,
+                validate=partial(evaluator.run, loader=val_loader),
+                fitness=fitness,
+                checkpointer=Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period),
+                stops=stops,
+                watchdog=watchdog,
+                tracker=tracker,
+                progress=progress,
+                callbacks=callbacks,
+                on_epoch_end=on_epoch_end,
+            )
+            yield trainer
+        tracker.finish(run.folder)
+        callbacks.ended()
+        trainer.log_result()
+
+
+def check_settings(ctx: DistributedContext, run: Run) -> None:
+    """Raises UserError for what the settings and the processes alone rule out: at once, not after hours of copying or
+    scanning images."""
+    if ctx.is_main and not run.config.noplots:
+        require_package("matplotlib", "plots", "use --noplots")
+    if ctx.is_main:
+        check_services(run.config.tracker, run.folder.parent)
+        require_packages(run.config.export)
+    check_batch_search(ctx, run.config)
+    check_step_settings(ctx, run.config)
+    check_loader_settings(ctx, run.config, run.hyp)
+
+
+def open_data(ctx: DistributedContext, run: Run) -> DatasetSpec:
+    """The training and validation splits of the run's data set, staged first with ``--stage``. With ``--val-fraction``
+    the main process chooses the validation images of a new run; a resumed run has those of its checkpoint."""
+    config, splits = run.config, ("train", "val")
+    where = {name: getattr(config, name) for name in ("classes", "stage", "cache_dir")}
+    where |= {"ctx": ctx, "known_root": run.data_root}
+    where["stored_in"] = str(run.checkpoint.path) if run.checkpoint and run.data_root else ""
+    if not config.val_fraction:
+        return open_dataset(config.data, splits, **where)
+    spec = open_dataset(config.data, ("train",), **where, optional=("val",))
+    if "val" in spec.splits:
+        raise UserError(
+            f"--val-fraction {config.val_fraction:g}: {spec.source} has a 'val' split; leave out one of the two"
+        )
+    names = run.checkpoint.val_images if run.checkpoint else []
+    with torch_distributed_zero_first(ctx):
+        if ctx.is_main and not names:
+            index = load_index(spec, "train", **scan_options(config))
+            names = validation_images(index, config.val_fraction)
+            text = "--val-fraction %g: %d of %d training images are held out for validation"
+            get_logger().info(text, config.val_fraction, len(names), len(index))
+    return spec.hold_out(broadcast_object(ctx, names))
+
+
+def build_model(ctx: DistributedContext, run: Run, spec: DatasetSpec) -> tuple[Detector, dict[str, tuple[int, ...]]]:
+    """The detector on its device, with starting weights and frozen layers; a resumed run's weights are loaded later.
+    Also the parameters that came from weights when the run began: by name, the rows that were random."""
+    names, checkpoint = class_names(spec, run.config.single_cls), run.checkpoint
+    if checkpoint is None:
+        model, pretrained = build_starting_model(ctx, run.config, names, resumed=None)
+        state = model.state_dict()
+        from_files = [state[name] for name in pretrained]
+    else:
+        check_classes(checkpoint, names, spec.source)
+        with errors_of(checkpoint.path):
+            model, _ = build_starting_model(ctx, run.config, names, resumed=checkpoint.model_spec)
+        pretrained = checkpoint.parameters_from_weights(model)
+        from_files = list(checkpoint.model.values())
+    check_same_model(ctx, model, from_files)
+    return model, pretrained
+
+
+def build_tracker(ctx: DistributedContext, run: Run) -> Tracker:
+    """The trackers of the main process; other processes track nothing."""
+    if not ctx.is_main:
+        return Tracker()
+    results = CsvTracker(run.folder / "results.csv", run.config.csv_names)
+    if results.table.rows and results.table.names != run.config.csv_names:
+        get_logger().warning("%s keeps the column names that it has, %s", results.path, results.table.names)
+    weights = run.config.tracker_weights
+    names = dict.fromkeys(run.config.tracker)
+    services = [BackgroundTracker(open_service(name, run), results, weights=weights) for name in names]
+    return CompositeTracker([results, TensorBoardTracker(run.folder), *services])
+
+
+def build_loss(ctx: DistributedContext, run: Run, model: Detector) -> nn.Module:
+    """The loss of the model's head, on the device. It copies the anchors, so they must be final."""
+    return model.head.build_loss(run.hyp, label_smoothing=run.config.label_smoothing).to(ctx.device)
+
+
+def load_or_fit_anchors(run: Run, model: Detector, train_loader: InfiniteDataLoader) -> None:
+    """Loads the weights of a resumed run, its anchors among them; in a new run fits the anchors to the training boxes,
+    alike on all processes. The loss copies anchors, so it is built afterwards."""
+    if run.checkpoint is not None:
+        run.checkpoint.load_model(model)
+    elif model.head.anchors is not None:
+        config, sides = run.config, train_loader.index.sides_at(run.config.imgsz)
+        refit = not config.noautoanchor
+        report = check_anchors(sides, model, anchor_t=run.hyp.anchor_t, refit=refit, seed=config.seed)
+        get_logger().info("%s", report.line)
+
+
+def build_evaluator(ctx: DistributedContext, step: TrainStep, val_loader: ValidationLoader) -> Evaluator:
+    """Validates the averaged weights as in training: in the autocast type, with the loss."""
+    return Evaluator(
+        ground_truth=val_loader.index.ground_truth(),
+        num_classes=step.ema.module.num_classes,
+        postprocess=detections_to_score,
+        ctx=ctx,
+        amp_dtype=step.amp_dtype,
+        for_inference=lambda model: model.fuse(one_to_one=None),
+        criterion=step.criterion,
+    )
+
+
+def _warn_of_idle_settings(ctx: DistributedContext, run: Run, model: Detector) -> None:
+    if ctx.is_main:
+        for line in (*idle_settings(ctx, run.config, run.hyp), *idle_on_head(model.head, run.config, run.hyp)):
+            get_logger().warning("%s", line)
+
+
+def _log_plan(run: Run, step: TrainStep, plan: StepPlan) -> None:
+    """Logs the optimizer and its rates with the reasons for them, and what a step is."""
+    config, hyp, optimizer = run.config, run.hyp, step.optimizer
+    why = "--optimizer"
+    if config.optimizer == "auto":
+        why = f"auto: {'at most' if plan.total <= SHORT_RUN else 'more than'} {SHORT_RUN:,} steps"
+    rates = {group["is_new"]: group["initial_lr"] for group in optimizer.param_groups}
+    base = RULES[optimizer.name].lr if hyp.lr0 is None else hyp.lr0
+    reasons = [f"its default {base:g}" if hyp.lr0 is None else "lr0"]
+    reasons += ["raised for new layers in few steps"] if rates.get(True, base) > base else []
+    reasons += [f"lr_mult {hyp.lr_mult:g}"] if False in rates else []
+    get_logger().info(
+        "%s (%s), learning rate %s (%s)",
+        optimizer.name, why,
+        f"{rates[True]:g}, of loaded weights {rates[False]:g}" if len(rates) == 2 else f"{min(rates.values()):g}",
+        ", ".join(reasons),
+    )  # fmt: skip
+    get_logger().info(
+        "%s (%s of %d), each of %s of %s at %d px, in %s",
+        counted(plan.total, "step"), counted(config.epochs, "epoch"), plan.steps, counted(plan.accumulate, "batch"),
+        counted(config.batch_size, "image"), config.imgsz, str(step.amp_dtype or torch.float32).removeprefix("torch."),
+    )  # fmt: skip
+
+
+def _restore(
+    ctx: DistributedContext, run: Run, step: TrainStep, plan: StepPlan, *, epoch_batches: int, fingerprint: str
+) -> Progress:
+    """Loads the state of a resumed run into its parts, frees the checkpoint's copy of it, and returns where the run
+    continues."""
+    if run.checkpoint is None:
+        return Progress()
+    run.checkpoint.restore(ctx=ctx, model=step.model, ema=step.ema, optimizer=step.optimizer, scaler=step.scaler)
+    progress, lines = resumed_position(
+        run.checkpoint,
+        fingerprint=fingerprint,
+        batch_size=run.config.batch_size,
+        epoch_batches=epoch_batches,
+        accumulate=plan.accumulate,
+        epochs=run.config.epochs,
+    )
+    for line in lines:
+        get_logger().info("%s", line)
+    run.checkpoint.release_tensors()
+    return progress
+
+
+def _describe(
+    run: Run, spec: DatasetSpec, model: Detector, rule: str, pretrained: dict[str, tuple[int, ...]], fingerprint: str
+) -> RunDescription:
+    root = "" if run.config.stage else str(spec.root)  # a staged copy is of this node alone
+    data = describe_location(spec.source, root, run.folder) | {"fingerprint": fingerprint}
+    config = asdict(run.config) | {"optimizer": rule}  # a longer run must not choose another when it resumes
+    if config["data"] != "demo":
+        config["data"] = data["source"]  # valid from any working folder
+    return RunDescription(
+        model_spec=model.spec,
+        names=list(model.names),
+        pretrained={name: list(rows) for name, rows in pretrained.items()},
+        imgsz=run.config.imgsz,
+        hyp=asdict(run.hyp),
+        config=config,
+        data=data,
+        val_images=sorted(spec.held_out),
+    )

@@ -1,0 +1,135 @@
+"""A thread per rank that writes stack traces of a hanging run, and ends processes that cannot end themselves."""
+
+from __future__ import annotations
+
+import datetime
+import faulthandler
+import logging
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from utils.distributed.collectives import all_objects
+from utils.distributed.context import DistributedContext
+from utils.distributed.store_barrier import has_died, this_process
+from utils.errors import Stopped
+from utils.files.checked_open import open_direct
+from utils.machine.decoder_warnings import pass_on
+from utils.machine.stop_signals import StopSignals
+
+log = logging.getLogger("lockstep")
+
+CHECK_EVERY_S = 0.5
+PEER_DEAD_S = 3.0  # without a step after another process of this machine has ended; gloo itself notices sooner
+STOP_TIMEOUT_S = 25.0  # without a step after a signal: batch systems give 30 s before they kill
+STOP_TIMEOUT_BEFORE_TRAINING_S = 4.0  # the same before training starts, when there is nothing to save
+PEER_LOST = 2
+
+
+class Watchdog:
+    """Watches this process from `__enter__` until training is over or an exception leaves the block.
+
+    - If another process of this machine has died and no step has ended since (nor an error begun), the main thread may
+      be stuck in a collective that will never end, so this process is ended. (Else it notices sooner by itself.)
+    - If a signal has arrived and no step has ended since, likewise; before training starts, after a shorter time.
+    - If torchrun itself has died, nobody would stop this process, so it sends itself SIGTERM.
+    - While `training`, if there is no step or validation batch (`beat`) for some time, the stacks of all threads are
+      written to ``stall_rankN.txt``, once per stall. If one rank hangs, the others wait for it, so each writes its own.
+    """
+
+    def __init__(self, signals: StopSignals) -> None:
+        self._signals = signals
+        self._ctx: DistributedContext | None = None
+        self._stall_s, self._folder = 0.0, Path()
+        self._stop_timeout_s = STOP_TIMEOUT_BEFORE_TRAINING_S
+        self._beat_at = time.monotonic()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._peers: dict[int, str] = {}  # by rank
+        self._parent = os.getppid()
+
+    def __enter__(self) -> Watchdog:
+        self._thread.start()
+        return self
+
+    def watch_peers(self, ctx: DistributedContext) -> None:
+        """Collects the process ids of the other ranks; every rank must call it."""
+        own = this_process()
+        self._peers = {rank: process for rank, process in enumerate(all_objects(ctx, own)) if process != own}
+        self._ctx = ctx
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def beat(self) -> None:
+        """Records that a step has ended."""
+        self._beat_at = time.monotonic()
+
+    @contextmanager
+    def training(self, folder: Path, stall_s: float) -> Iterator[None]:
+        """Around the training: a beat is expected every ``stall_s`` seconds (0: never); stacks go to ``folder``.
+        Afterwards, also after a stop by a signal, processes may end one by one, so watching stops."""
+        self.beat()
+        self._folder, self._stall_s, self._stop_timeout_s = folder, stall_s, STOP_TIMEOUT_S
+        try:
+            yield
+        except Stopped:
+            self._closed.set()
+            raise
+        except BaseException:
+            self.beat()  # what follows, as removing the folder of a run without a checkpoint, takes time of its own
+            raise
+        self._closed.set()
+
+    def stop_agreed(self) -> None:
+        """The ranks have agreed to stop and now write the checkpoint, which may take as long as it needs."""
+        self._stop_timeout_s = math.inf
+
+    def _watch(self) -> None:
+        written_for = -1.0  # the beat after which a stall was written
+        signal_at: float | None = None
+        peer_died_at: float | None = None
+        while not self._closed.wait(min(CHECK_EVERY_S, self._stall_s / 5) if self._stall_s else CHECK_EVERY_S):
+            now, beat = time.monotonic(), self._beat_at
+            if self._stall_s and now - beat > self._stall_s and beat != written_for:
+                written_for = beat
+                self._write_stacks(now - beat)
+            if self._signals.has_come() and signal_at is None:
+                signal_at = now
+            if peer_died_at is None:
+                dead = next((rank for rank, process in self._peers.items() if has_died(process)), None)
+                peer_died_at = None if dead is None else now
+            if signal_at is None and self._ctx is not None and self._ctx.launcher and os.getppid() != self._parent:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if signal_at is not None and now - max(signal_at, beat) > self._stop_timeout_s:
+                training = self._stop_timeout_s == STOP_TIMEOUT_S
+                self._end("asked to stop, but no step ends; no new checkpoint" if training else "", self._signals.code)
+            if peer_died_at is not None and now - max(peer_died_at, beat) > PEER_DEAD_S:
+                self._end(f"process {dead} of {len(self._peers) + 1} has ended", PEER_LOST)
+
+    def _write_stacks(self, silent_s: float) -> None:
+        rank = self._ctx.rank if self._ctx is not None else 0
+        title = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} rank {rank}: no step for {silent_s:.1f} s\n"
+        path = self._folder / f"stall_rank{rank}.txt"
+        try:
+            with open(path, "a", encoding="utf-8", opener=open_direct) as file:
+                file.write(title)
+                file.flush()
+                faulthandler.dump_traceback(file, all_threads=True)
+        except OSError as error:
+            log.warning("rank %d: no step for %.1f s; %s: %s", rank, silent_s, path, error.strerror)
+            return
+        log.warning("rank %d: no step for %.1f s; its stacks are in %s", rank, silent_s, path)
+
+    def _end(self, reason: str, code: int) -> None:
+        if reason:
+            print(f"error: {reason}; ended", file=sys.stderr, flush=True)
+        pass_on()
+        os._exit(code)

@@ -1,0 +1,425 @@
+"""Damaged JPEGs: found by the scan, or when they are first decoded if only decoding reveals the damage; always reported
+by name.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+import train
+from data.image_io.decode import read_image
+from data.image_io.verify import HiddenDamageError, check_image, coded_data_defect, plain_jpeg
+from data.index import partial_scan, scan
+from data.loading.damaged_images import DamagedImages
+from tests.data.index.test_index import lines, load, told  # noqa: F401
+from tests.helpers.hostile_files import TAKEN, take_name
+from tests.helpers.preloaded import python
+from tests.helpers.scripts import SMALL, error_of
+from tests.helpers.tiny import write_model
+from utils.drawing.draw import encode_image
+from utils.errors import UserError
+from utils.files.checked_open import open_own
+from utils.machine import decoder_warnings
+from utils.machine.decoder_warnings import pass_on, watched
+
+
+def photo(seed: int, side: int = 320, quality: int = 90) -> bytes:
+    """An image with some thousand bytes of coded data."""
+    rng = np.random.default_rng(seed)
+    picture = cv2.resize(rng.integers(0, 256, (side // 4, side // 4, 3), dtype=np.uint8), (side, side))
+    return cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, quality])[1].tobytes()
+
+
+def with_middle(data: bytes, kind: str) -> bytes:
+    """The file with its middle third replaced."""
+    rng = np.random.default_rng(0)
+    first, last = len(data) // 3, 2 * len(data) // 3
+    count = last - first
+    middle = {
+        "zeros": bytes(count),
+        "ones": b"\xff" * count,
+        "pattern": (b"\x12\x34" * count)[:count],
+        "text": (b"the quick brown fox " * count)[:count],
+        "random": rng.integers(0, 256, count, np.uint8).tobytes(),
+        "other": photo(77)[first:last],
+    }[kind]
+    return data[:first] + middle + data[last:]
+
+
+def write_set(root: Path, images: int = 24, *, damaged: int = 0, kind: str = "zeros") -> Path:
+    for split in ("train", "val"):
+        for folder in ("images", "labels"):
+            (root / folder / split).mkdir(parents=True)
+        for i in range(images if split == "train" else 2):
+            data = photo(i)
+            if split == "train" and i < damaged:
+                data = with_middle(data, kind)
+            (root / "images" / split / f"{i:03}.jpg").write_bytes(data)
+            (root / "labels" / split / f"{i:03}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    path = root / "d.yaml"
+    path.write_text("train: images/train\nval: images/val\nnames: [a, b]\n")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["zeros", "ones", "pattern", "text", "random"])
+def test_a_damaged_middle_is_detected_from_the_bytes(kind):
+    for seed in range(8):
+        data = photo(seed, 1024)
+        assert coded_data_defect(data, plain_jpeg(data)) == ""
+        data = with_middle(data, kind)
+        assert coded_data_defect(data, plain_jpeg(data))
+
+
+def test_files_with_zeros_in_the_middle_are_bad(tmp_path, lines, capfd):  # noqa: F811
+    root = tmp_path / "set"
+    write_set(root, damaged=20)
+    with pytest.raises(
+        UserError, match=r"'train': 20 of 24 images can't be used .*000\.jpg: unreadable image: damaged"
+    ):
+        load(root, tmp_path / "cache")
+    index = load(root, tmp_path / "cache", max_bad=0.9)
+    assert [os.path.basename(p) for p in index.paths] == ["020.jpg", "021.jpg", "022.jpg", "023.jpg"]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_uniform_image_is_not_damaged(tmp_path):
+    """Its coded data repeat, so it is decoded, and found to be undamaged."""
+    for name, value in (("white", 255), ("gray", 90)):
+        data = cv2.imencode(".jpg", np.full((600, 600, 3), value, np.uint8))[1].tobytes()
+        assert coded_data_defect(data, plain_jpeg(data))
+        (tmp_path / name).write_bytes(data)
+        assert check_image(tmp_path / name) == (600, 600)
+
+
+def test_damage_in_the_sample_causes_all_images_to_be_decoded(tmp_path, lines, monkeypatch):  # noqa: F811
+    """Parts of other JPEGs look like valid coded data."""
+    root = tmp_path / "set"
+    write_set(root, damaged=12, kind="other")
+    monkeypatch.setattr(scan, "SAMPLED", 0)
+    assert len(load(root, tmp_path / "c0", max_bad=0)) == 24
+    full = load(root, tmp_path / "c1", max_bad=0.9, verify="full")
+    assert len(full) == 12
+    monkeypatch.setattr(scan, "SAMPLED", 8)
+    told(lines)
+    sampled = load(root, tmp_path / "c2", max_bad=0.9)
+    assert list(sampled.paths) == list(full.paths)
+    assert "of 8 sampled images are damaged; decoding all images" in "".join(told(lines))
+
+
+def test_each_kind_of_verification_has_its_own_index(tmp_path):
+    root = tmp_path / "set"
+    write_set(root, 4)
+    sampled, full = load(root, tmp_path / "c"), load(root, tmp_path / "c", verify="full")
+    assert sampled.fingerprint != full.fingerprint
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_training_names_images_that_the_decoder_reports_as_damaged(tmp_path, monkeypatch, capfd, workers):
+    """After a scan that did not find the damage. More than ``--max-bad`` of them end the run."""
+    data = write_set(tmp_path / "set", damaged=3, kind="other")
+    monkeypatch.setattr(scan, "SAMPLED", 0)
+    model = write_model(tmp_path / "tiny.yaml")
+    flags = ["--data", str(data), "--model", str(model), "--project", str(tmp_path / "runs"), *SMALL]
+    flags += ["--workers", workers, "--epochs", "2"]
+    train.main([*flags, "--max-bad", "0.2"])
+    out, err = capfd.readouterr()
+    assert "24 images, 0 backgrounds" in out
+    for i in range(3):
+        assert out.count(f"{tmp_path}/set/images/train/{i:03}.jpg is damaged (Corrupt JPEG data: ") == 1, out
+    assert "Corrupt" not in err
+    error = error_of(capfd, train.main, *flags, "--max-bad", "0.1")
+    assert "'train': 3 of 24 images are damaged or left out (--max-bad is 0.1" in error
+    assert "--verify full leaves them out" in error
+
+
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+def test_filling_a_cache_names_damaged_images(tmp_path, monkeypatch, capfd, kind):
+    data = write_set(tmp_path / "set", damaged=3, kind="other")
+    monkeypatch.setattr(scan, "SAMPLED", 0)
+    flags = ["--data", data, "--model", write_model(tmp_path / "tiny.yaml"), "--project", tmp_path / "runs", *SMALL]
+    error = error_of(capfd, train.main, *flags, "--epochs", "1", "--cache", kind)
+    assert "'train': 3 of 24 images are damaged or left out" in error
+
+
+def test_decoder_warnings_are_attributed_to_the_right_thread(tmp_path, capfd):
+    sound, damaged = photo(1), with_middle(photo(2), "other")
+
+    def decode(data):
+        return watched(lambda: cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR))
+
+    stop = threading.Event()
+
+    def chatter():
+        while not stop.wait(0.001):
+            print("chatter", file=sys.__stderr__, flush=True)
+
+    thread = threading.Thread(target=chatter)
+    thread.start()
+    wanted = [i % 7 == 3 for i in range(200)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(decode, [damaged if bad else sound for bad in wanted]))
+    stop.set()
+    thread.join()
+    assert [bool(complaint) for _, complaint in found] == wanted
+    assert all(image is not None for image, _ in found)
+    err = capfd.readouterr().err
+    # A line and its line break may be written separately, with another thread's output between them.
+    assert err.replace("chatter", "").split() == []
+    print("after", file=sys.__stderr__, flush=True)
+    assert capfd.readouterr().err == "after\n"
+
+
+def test_images_are_decoded_without_standard_error(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(photo(0))
+    code = (
+        "import os, sys; os.close(2); from data.image_io.decode import read_image; print(read_image(sys.argv[1]).shape)"
+    )
+    done = subprocess.run(
+        [python(), "-c", code, str(tmp_path / "a.jpg")],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "(320, 320, 3)\n"
+
+
+def test_all_processes_together_count_each_damaged_file_once(tmp_path):
+    root = tmp_path / "set"
+    write_set(root, 4)
+    index = load(root, tmp_path / "c")
+    ours, theirs = (DamagedImages(index, "train", cache_dir=str(tmp_path / "c"), max_bad=0.5) for _ in range(2))
+    for _ in range(2):
+        theirs.add(index.path(0), "Corrupt")
+        ours.add(index.path(0), "Corrupt")
+        ours.add(index.path(1), "Corrupt")
+    ours.check()
+    theirs.check()
+    theirs.add(index.path(2), "Corrupt")
+    with pytest.raises(UserError, match="3 of 4 images are damaged"):
+        ours.check()
+
+
+@pytest.mark.parametrize("by", ["folder", "list"])
+def test_a_pipe_named_jpg_is_a_bad_file(tmp_path, by):
+    root = tmp_path / "set"
+    path = write_set(root, 4)
+    os.mkfifo(root / "images/train/pipe.jpg")
+    os.symlink("/dev/zero", root / "images/train/zero.jpg")
+    if by == "list":
+        names = sorted((root / "images/train").iterdir())
+        (root / "list.txt").write_text("".join(f"images/train/{p.name}\n" for p in names))
+        path.write_text(path.read_text().replace("train: images/train", "train: list.txt"))
+    with pytest.raises(UserError, match=r"2 of 6 images can't be used .*a pipe or device, not a file"):
+        load(root, tmp_path / "cache")
+    assert len(load(root, tmp_path / "cache", max_bad=0.5)) == 4
+    with pytest.raises(UserError, match="is a pipe or device, not a file"):
+        read_image(root / "images/train/pipe.jpg")
+
+
+def test_an_empty_folder_named_like_an_image_is_reported(tmp_path):
+    root = tmp_path / "set"
+    write_set(root, 4)
+    (root / "images/train/extra.jpg").mkdir()
+    (root / "images/train/more.gif").mkdir()
+    (root / "images/train/pages.png").mkdir()
+    (root / "images/train/003.jpg").rename(root / "images/train/pages.png/003.jpg")
+    with pytest.raises(UserError, match=r"1 of 5 images can't be used .*extra.jpg: .*an empty folder, not a file"):
+        load(root, tmp_path / "cache")
+    assert len(load(root, tmp_path / "cache", max_bad=0.5)) == 4
+
+
+@pytest.mark.parametrize("torn", [0, 7])
+def test_an_interrupted_scan_is_resumed(tmp_path, monkeypatch, torn):
+    root = tmp_path / "set"
+    write_set(root, 24, damaged=1)
+    (root / "labels/train/003.txt").write_text("0 0.5 0.5 0.2 0.2\nnonsense\n")
+    monkeypatch.setattr(scan, "_CHUNK", 4)
+    monkeypatch.setattr(partial_scan, "SAVE_EVERY_S", 0.0)
+    expected = load(root, tmp_path / "whole", workers=0, max_bad=0.5)
+    read, true_check = [], scan.check_image
+
+    def interrupted(path, **options):
+        if len(read) == 14:
+            raise KeyboardInterrupt
+        read.append(path)
+        return true_check(path, **options)
+
+    monkeypatch.setattr(scan, "check_image", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load(root, tmp_path / "cache", workers=0, max_bad=0.5)
+    (partial,) = (tmp_path / "cache").glob("*.partial")
+    if torn:
+        partial.write_bytes(partial.read_bytes()[:-torn])
+    read.clear()
+    monkeypatch.setattr(scan, "check_image", lambda path, **options: read.append(path) or true_check(path, **options))
+    index = load(root, tmp_path / "cache", workers=0, max_bad=0.5)
+    assert len(read) == (16 if torn else 12)
+    assert not list((tmp_path / "cache").glob("*.partial"))
+    assert list(index.report.lines) == list(expected.report.lines)
+    for name in ("image_hw", "offsets", "boxes_xywh_px", "classes"):
+        np.testing.assert_array_equal(getattr(index, name), getattr(expected, name))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "hole"])
+def test_a_label_file_that_is_not_regular_is_named_at_once(tmp_path, kind):
+    """Reading a pipe would block forever; a sparse file of a terabyte would fill the memory."""
+    root = tmp_path / "set"
+    write_set(root, 4)
+    path = root / "labels" / "train" / "001.txt"
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 2**40)
+    index = load(root, tmp_path / "cache", max_bad=0.5)
+    assert len(index) == 3
+    what = {"folder": "is a folder", "hole": "has 1,024.00 GiB"}.get(kind, "is a pipe or device")
+    assert any("labels/train/001.txt" in line and what in line for line in index.report.lines)
+
+
+def test_a_sparse_file_named_jpg_is_a_bad_file(tmp_path):
+    root = tmp_path / "set"
+    write_set(root, 4)
+    os.truncate(root / "images" / "train" / "001.jpg", 2**40)
+    index = load(root, tmp_path / "cache", max_bad=0.5)
+    assert any("001.jpg" in line and "more than such a file can need" in line for line in index.report.lines)
+
+
+@pytest.mark.parametrize("taken", [*TAKEN, "another user's folder"])
+def test_without_a_cache_folder_the_list_is_in_a_folder_of_this_user(tmp_path, monkeypatch, taken):
+    """Others may create files in the folder of temporary files."""
+    index = load(write_set(tmp_path / "set", 4).parent, tmp_path / "cache")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "file").touch()
+    images = DamagedImages(index, "train", cache_dir=str(tmp_path / "file" / "cache"), max_bad=0)
+    folder = tmp_path / f"lockstep-{os.getuid()}"
+    if taken == "folder":
+        images.add(index.path(0), "damaged")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        with pytest.raises(UserError, match=rf"first: .*000\.jpg\); the damaged ones are listed in {folder}/"):
+            images.check()
+        return
+    take_name(folder, taken.removesuffix(" folder"))
+    if taken.endswith("folder"):
+        folder.unlink()
+        folder.mkdir()
+        os.chown(folder, 65534, 65534)
+    reason = r"belongs to another user \(uid 65534\)" if taken.endswith("folder") else "is not a folder"
+    with pytest.raises(UserError, match=rf"^{folder}: {reason}; name a writable folder with --cache-dir or TMPDIR"):
+        images.add(index.path(0), "damaged")
+
+
+def test_an_incomplete_line_of_the_damage_list_does_not_hide_the_next(tmp_path):
+    """A killed process may have left an incomplete line, and other lines may contain anything."""
+    root = tmp_path / "set"
+    write_set(root, 4)
+    index = load(root, tmp_path / "c")
+    path = tmp_path / "c" / f"train-{index.fingerprint}.damaged"
+    path.write_bytes(b'5\n[["a"], 1]\n[1, 2]\n\xff\n["images/tra')
+    damaged = DamagedImages(index, "train", cache_dir=str(tmp_path / "c"), max_bad=0.2)
+    damaged.add(index.path(1), "Corrupt")
+    with pytest.raises(UserError, match=r"1 of 4 images are damaged .*001\.jpg"):
+        damaged.check()
+
+
+def test_a_stray_marker_at_the_end_is_reported_as_damage(tmp_path):
+    """OpenCV does not report it: it invents the blocks that are lost after the marker."""
+    data = photo(0)
+    path = tmp_path / "x.jpg"
+    path.write_bytes(data[:-2] + b"\xff\xa9" + data[-2:])
+    read_image(path, lambda *_: pytest.fail("the decoder complains"))
+    with pytest.raises(HiddenDamageError, match=r"x\.jpg: damaged image \(marker 0xffa9 among the coded data"):
+        check_image(path, decode=True)
+    path.write_bytes(data)
+    assert check_image(path, decode=True) == (320, 320)
+
+
+def test_the_error_of_an_encoder_is_not_taken_for_damage_of_an_image_that_is_decoded_meanwhile(capfd, monkeypatch):
+    printed, wide = threading.Event(), np.zeros((1, 70000, 3), np.uint8)
+    true = cv2.imencode
+    monkeypatch.setattr("utils.drawing.draw.cv2.imencode", lambda *given: (true(*given), printed.set())[0])
+    with ThreadPoolExecutor(1) as pool:
+        _, complaint = watched(lambda: (pool.submit(encode_image, wide, ".jpg", "wide.jpg"), printed.wait(20)))
+    assert printed.is_set()
+    assert complaint == ""
+    assert "ERROR" not in capfd.readouterr().err
+
+
+def test_output_printed_during_decoding_is_kept_when_the_process_ends(capfd):
+    inside, goes_on = threading.Event(), threading.Event()
+    decoder = threading.Thread(target=watched, args=(lambda: inside.set() or goes_on.wait(20),))
+    decoder.start()
+    inside.wait(20)
+    os.write(2, b"Premature end of JPEG file\nerror: x\n")
+    assert capfd.readouterr().err == ""
+    pass_on()
+    assert capfd.readouterr().err == "error: x\n"
+    os.write(2, b"later\n")
+    assert capfd.readouterr().err == "later\n"
+    goes_on.set()
+    decoder.join()
+    assert watched(lambda: os.write(2, b"Corrupt JPEG data: x\ny\n")) == (23, "Corrupt JPEG data: x")
+    assert capfd.readouterr().err == "y\n"
+
+
+@pytest.mark.parametrize(("name", "error"), [("pread", MemoryError()), ("dup", OSError(24, "Too many open files"))])
+def test_standard_error_still_works_after_a_failed_capture(capfd, monkeypatch, name, error):
+    def refuse(*_: object) -> int:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"utils.machine.decoder_warnings.os.{name}", refuse)
+        with pytest.raises(type(error)):
+            watched(lambda: os.write(2, b"x\n"))
+    capfd.readouterr()
+    os.write(2, b"error: y\n")
+    assert capfd.readouterr().err == "error: y\n"
+    assert watched(lambda: 1) == (1, "")
+
+
+def test_threads_that_start_decoding_together_share_the_captured_standard_error(capfd, monkeypatch):
+    """As at the beginning of a scan."""
+    make, start = decoder_warnings._Watch.__init__, threading.Barrier(8)
+
+    def slowly(self) -> None:
+        time.sleep(0.05)
+        make(self)
+
+    monkeypatch.setattr(decoder_warnings._Watch, "__init__", slowly)
+    monkeypatch.setattr(decoder_warnings, "_watches", {})
+    files = len(os.listdir("/proc/self/fd"))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: (start.wait(20), watched(lambda: time.sleep(0.01))), range(8)))
+    os.write(2, b"error: x\n")
+    assert capfd.readouterr().err == "error: x\n"
+    assert len(os.listdir("/proc/self/fd")) <= files + 1
+
+
+def test_decoder_warnings_of_many_threads_are_all_counted(tmp_path, monkeypatch):
+    def slowly(path, flags):
+        time.sleep(0.002)
+        return open_own(path, flags)
+
+    monkeypatch.setattr("data.loading.damaged_images.open_own", slowly)
+    root = write_set(tmp_path / "set", damaged=0).parent
+    index = load(root, tmp_path / "cache")
+    images = DamagedImages(index, "train", cache_dir=str(tmp_path / "cache"), max_bad=0.5)
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda i: images.add(index.path(i), "damaged"), range(20)))
+    with pytest.raises(UserError, match="'train': 20 of 24 images are damaged"):
+        images.check(log=False)

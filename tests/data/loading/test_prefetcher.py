@@ -1,0 +1,103 @@
+"""Prefetching: batches arrive in order, as many as requested, and never across a decision that depends on
+validation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from data.loading.prefetcher import Prefetcher
+from engine.train.trainer import Trainer
+from tests.helpers.tiny import make_batch
+from utils.structures import Batch
+
+CPU = torch.device("cpu")
+
+
+class Loader:
+    """Yields ten batches and counts those that were fetched."""
+
+    def __init__(self) -> None:
+        self.fetched = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        for number in range(10):
+            self.fetched += 1
+            yield replace(make_batch(1, seed=number), indices=torch.tensor([number]))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_batches_arrive_in_order_and_are_fetched_one_ahead(ahead):
+    loader = Loader()
+    prefetcher = Prefetcher(iter(loader), device=CPU, ahead=ahead)
+    seen, fetched = [], []
+    for wanted in (1, 1, 2, 2, 1, 0, 0):
+        seen.append(int(next(prefetcher).indices))
+        prefetcher.prefetch(wanted)
+        fetched.append(loader.fetched)
+    assert seen == list(range(7))
+    assert fetched == ([2, 3, 5, 6, 6, 6, 7] if ahead else [1, 2, 3, 4, 5, 6, 7])
+    assert [int(b.indices) for b in prefetcher] == [7, 8, 9]
+    assert prefetcher.take_wait() > 0 == prefetcher.take_wait()
+
+
+def test_without_a_gpu_no_batch_is_fetched_ahead():
+    loader = Loader()
+    prefetcher = Prefetcher(iter(loader), device=CPU)
+    prefetcher.prefetch(3)
+    assert loader.fetched == 0
+
+
+def test_each_batch_is_rendered_once():
+    rendered = []
+
+    def render(batch: Batch) -> Batch:
+        rendered.append(int(batch.indices))
+        return replace(batch, paths=("rendered",))
+
+    prefetcher = Prefetcher(iter(Loader()), device=CPU, render=render, ahead=True)
+    for number in range(4):
+        assert next(prefetcher).paths == ("rendered",)
+        prefetcher.prefetch(1)
+        assert rendered == list(range(number + 2))
+
+
+def test_errors_in_the_data_are_raised():
+    def broken() -> Iterator[Batch]:
+        yield make_batch(1)
+        raise ValueError("damaged")
+
+    prefetcher = Prefetcher(broken(), device=CPU, ahead=True)
+    next(prefetcher)
+    with pytest.raises(ValueError, match="damaged"):
+        prefetcher.prefetch(1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "epoch", "weights", "wanted"),
+    [(2, 0, None, 3), (5, 0, None, 2), (7, 0, None, 3), (7, 1, None, 0), (7, 0, [1.0], 0), (5, 0, [1.0], 2)],
+)
+def test_only_the_batches_of_the_next_step_are_fetched(batch, epoch, weights, wanted):
+    loader = type("L", (), {"__len__": lambda self: 7, "class_weights": weights})()
+    trainer = SimpleNamespace(
+        train_loader=loader,
+        plan=SimpleNamespace(accumulate=3),
+        config=SimpleNamespace(epochs=2, time=0.0),
+        progress=SimpleNamespace(batch=batch, epoch=epoch),
+    )
+    assert Trainer._batches_of_next_step(trainer) == wanted
+
+
+def test_the_allocator_knows_the_stream_that_uses_a_batch(monkeypatch):
+    told = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: told.append((tensor, stream)))
+    batch = make_batch(2)
+    batch.record_stream("stream")
+    assert {id(tensor) for tensor, _ in told} == {
+        id(v) for v in (getattr(batch, f) for f in batch.__slots__) if isinstance(v, torch.Tensor)
+    }

@@ -1,0 +1,72 @@
+"""The ranges of 8-bit activations, and what is quantized with them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from engine.export.formats.int8 import activation_ranges, last_convolutions, quantize, silu_inputs
+from engine.export.formats.onnx_file import INPUT, build_onnx
+from engine.export.layouts import make_layout
+from tests.helpers.exports import lively, noise, options
+from tests.helpers.tiny import TINY_MODEL
+from utils.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def graph():
+    """A fused detector, and its graph."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    detector = lively(TINY_MODEL, ("a", "b")).fuse()
+    return detector, build_onnx(make_layout(detector, "raw"), options(), detector.stride)
+
+
+@torch.no_grad()
+def test_ranges_are_those_that_torch_sees(graph):
+    detector, proto = graph
+    pixels = noise()[:2] * 40  # so that many values before SiLUs are below -10
+    seen: list[torch.Tensor] = []
+    hook = detector.model[0].conv.register_forward_hook(lambda layer, inputs, output: seen.append(output.clone()))
+    for image in pixels:
+        detector(image[None])
+    hook.remove()
+    ranges = activation_ranges(proto, iter(pixels.numpy()[:, None]))
+    maxima = pixels.amax((1, 2, 3))
+    assert ranges[INPUT] == (0, pytest.approx(float((maxima.mean() + maxima.max()) / 2)))
+    first = next(node for node in proto.graph.node if node.op_type == "Conv")
+    maxima = torch.stack(seen).amax((1, 2, 3, 4))
+    assert maxima[0] != maxima[1]
+    assert min(float(output.min()) for output in seen) < -10
+    assert ranges[first.output[0]] == (-10, pytest.approx(float((maxima.mean() + maxima.max()) / 2), rel=1e-5))
+
+
+def test_silus_are_found(graph):
+    _, proto = graph
+    last = last_convolutions(proto)
+    kept = [node.output[0] for node in proto.graph.node if node.op_type == "Conv" and node.name not in last]
+    assert silu_inputs(proto) == set(kept)  # every layer but the last ones has a SiLU
+
+
+@pytest.mark.parametrize("outputs", [True, False])
+def test_given_ranges_are_used(graph, outputs: bool):
+    import onnx
+
+    _, proto = graph
+    ranges = activation_ranges(proto, iter([noise()[:1].numpy()]))
+    quantized = quantize(proto, ranges, outputs=outputs)
+    values = {value.name: onnx.numpy_helper.to_array(value) for value in quantized.graph.initializer}
+    rounded = {node.input[0]: node.input[1] for node in quantized.graph.node if node.op_type == "QuantizeLinear"}
+    last = last_convolutions(proto)
+    kept = [node for node in proto.graph.node if node.op_type == "Conv" and node.name not in last]
+    expected = {node.input[0] for node in kept} | ({node.output[0] for node in kept} if outputs else set())
+    assert rounded.keys() == expected
+    for name, scale in rounded.items():
+        low, high = ranges[name]
+        np.testing.assert_allclose(values[scale], (high - low) / 255, rtol=1e-5)
+
+
+def test_no_images_are_an_error(graph):
+    with pytest.raises(UserError, match="smaller --batch"):
+        activation_ranges(graph[1], iter([]))

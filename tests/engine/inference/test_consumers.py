@@ -1,0 +1,65 @@
+"""Programs that read Ultralytics' results read ours. They are no requirements: without them these tests are skipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from engine.inference.hub import HubModel
+from engine.inference.predictor import Predictor, load
+from tests.helpers.tiny import write_weights
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    return write_weights(tmp_path_factory.mktemp("weights") / "best.pt", ("disc", "ring"))
+
+
+@pytest.fixture
+def predictor(weights) -> Predictor:
+    return load(weights, device="cpu", conf=0.0, max_det=5, color="bgr")
+
+
+@pytest.fixture(scope="module")
+def image() -> np.ndarray:
+    """BGR."""
+    return cv2.resize(np.random.default_rng(0).integers(0, 255, (8, 8, 3)).astype(np.uint8), (90, 60))
+
+
+def test_supervision_reads_results(predictor, weights, image):
+    supervision = pytest.importorskip("supervision")
+    (result,) = predictor(image)
+    for given in (result, result.numpy()):
+        found = supervision.Detections.from_ultralytics(given)
+        np.testing.assert_array_equal(found.xyxy, result.boxes.xyxy)
+        np.testing.assert_array_equal(found.confidence, result.boxes.conf)
+        np.testing.assert_array_equal(found.class_id, result.boxes.cls)
+        assert found.data["class_name"].tolist() == [result.names[int(c)] for c in result.boxes.cls]
+        assert found.tracker_id is None
+    assert len(supervision.Detections.from_ultralytics(predictor(image, conf=1.0)[0])) == 0
+    hub_model = HubModel(weights, "cpu")
+    hub_model.conf = 0.0
+    assert len(supervision.Detections.from_yolov5(hub_model(image[..., ::-1]))) > 5
+
+
+def test_sahi_slices_images_for_a_predictor(predictor, image, tmp_path, monkeypatch):
+    sahi = pytest.importorskip("sahi")
+    predict = pytest.importorskip("sahi.predict")
+    (tmp_path / "ultralytics").mkdir()
+    (tmp_path / "ultralytics" / "__init__.py").touch()  # SAHI asks whether it is installed, and does not import it
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = sahi.AutoDetectionModel.from_pretrained(
+        model_type="ultralytics", model=predictor, confidence_threshold=0.0, device="cpu", image_size=96
+    )
+    path = tmp_path / "a.png"
+    cv2.imwrite(str(path), image)
+    found = predict.get_prediction(str(path), model).object_prediction_list
+    (result,) = predictor(path, imgsz=96)
+    assert len(found) == 5
+    assert [o.category.name for o in found] == [result.names[int(c)] for c in result.boxes.cls]
+    np.testing.assert_allclose([o.bbox.to_xyxy() for o in found], result.boxes.xyxy, atol=1e-4)
+    sliced = predict.get_sliced_prediction(str(path), model, slice_height=32, slice_width=48, verbose=0)
+    assert len(sliced.object_prediction_list) > 0

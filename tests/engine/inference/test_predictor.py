@@ -1,0 +1,474 @@
+"""The Python interface of detection: kinds of images, batches, threads, memory, and what it refuses."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import shutil
+import threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+import export
+from data.sources import Frame
+from engine.inference.images import as_images
+from engine.inference.predictor import Predictor, load
+from engine.inference.results import Results
+from tests.data.image_io.test_decode import jpeg_with_exif
+from tests.helpers.tiny import write_weights
+from utils.errors import UserError
+from utils.files.checkpoint import read_checkpoint, write_checkpoint
+from utils.logger import configure_logging
+from utils.machine.threads import Ahead
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    return write_weights(tmp_path_factory.mktemp("weights") / "best.pt", ("disc", "ring"))
+
+
+@pytest.fixture(scope="module")
+def predictor(weights) -> Predictor:
+    return load(weights, device="cpu", conf=0.0, max_det=5)
+
+
+def picture(height: int = 48, width: int = 64, seed: int = 0) -> np.ndarray:
+    """RGB."""
+    noise = np.random.default_rng(seed).integers(0, 255, (8, 8, 3)).astype(np.uint8)
+    return cv2.resize(noise, (width, height))
+
+
+def rows(results: list[Results]) -> list[list[list[float]]]:
+    return [result.boxes.data.tolist() for result in results]
+
+
+def test_every_kind_of_image_gives_the_same(predictor, tmp_path):
+    pillow = pytest.importorskip("PIL.Image")
+    rgb = picture()
+    path = tmp_path / "a.png"
+    cv2.imwrite(str(path), rgb[..., ::-1])
+    expected = rows(predictor(rgb, color="rgb"))
+    assert len(expected[0]) == 5
+    alpha = np.dstack([rgb, np.full(rgb.shape[:2], 7, np.uint8)])
+    chw = torch.from_numpy(rgb).permute(2, 0, 1)
+    kinds = {
+        "str": predictor(str(path)),
+        "Path": predictor(path),
+        "bgr": predictor(np.ascontiguousarray(rgb[..., ::-1]), color="bgr"),
+        "bgr view": predictor(rgb[..., ::-1], color="bgr"),
+        "rgba": predictor(alpha, color="rgb"),
+        "16 bits": predictor(rgb.astype(np.uint16) * 257, color="rgb"),
+        "PIL": predictor(pillow.fromarray(rgb)),
+        "PIL with alpha": predictor(pillow.fromarray(alpha)),
+        "uint8 tensor": predictor(chw),
+        "float tensor": predictor(chw.float() / 255),
+        "float64 batch": predictor(chw.double()[None] / 255),
+    }
+    for kind, results in kinds.items():
+        assert rows(results) == expected, kind
+        assert np.array_equal(results[0].orig_img, rgb[..., ::-1]), kind
+    assert kinds["Path"][0].path == str(path)
+    assert kinds["bgr"][0].path == "image0.jpg"
+    assert predictor(pillow.open(path))[0].path == str(path)
+
+
+def test_gray_images(predictor):
+    pillow = pytest.importorskip("PIL.Image")
+    gray = picture()[..., 0]
+    expected = rows(predictor(np.repeat(gray[..., None], 3, 2), color="rgb"))
+    for source in (gray, gray[..., None], pillow.fromarray(gray), torch.from_numpy(gray.copy())[None]):
+        assert rows(predictor(source)) == expected  # needs no order of colors
+    deep = gray.astype(np.uint16) * 257
+    assert rows(predictor(pillow.fromarray(deep))) == expected
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_pil_images_are_turned_as_files_are(tmp_path, orientation):
+    pillow = pytest.importorskip("PIL.Image")
+    path = tmp_path / "a.jpg"
+    path.write_bytes(jpeg_with_exif(picture(24, 40), orientation))
+    (from_file,), (from_pil,) = as_images(path, None), as_images(pillow.open(path), None)
+    assert from_pil.image.shape == from_file.image.shape
+    assert np.abs(from_pil.image.astype(int) - from_file.image).max() <= 6  # two decoders
+
+
+def test_a_list_gives_a_result_per_image_in_order(predictor, tmp_path):
+    shapes = [(48, 64), (64, 48), (48, 64), (20, 90), (64, 64), (64, 48)]
+    images = [picture(*shape, seed=i) for i, shape in enumerate(shapes)]
+    alone = [rows(predictor(image, color="rgb"))[0] for image in images]
+    path = tmp_path / "b.png"
+    cv2.imwrite(str(path), images[1][..., ::-1])
+    mixed = [images[0], path, torch.from_numpy(images[2]).permute(2, 0, 1), *images[3:]]
+    results = predictor(mixed, color="rgb")
+    assert rows(results) == alone
+    assert [r.path for r in results] == ["image0.jpg", str(path), *(f"image{i}.jpg" for i in range(2, 6))]
+    assert [r.orig_shape for r in results] == shapes
+    for size in (1, 2, 16):
+        for got, want in zip(predictor(images, color="rgb", batch_size=size), alone):
+            np.testing.assert_allclose(got.boxes.data.numpy(), np.array(want), atol=1e-3)
+    stacked = torch.stack([torch.from_numpy(images[i]).permute(2, 0, 1) for i in (0, 2)])
+    both = predictor([stacked, images[1]], color="rgb")
+    assert rows(both) == [alone[0], alone[2], alone[1]]
+    assert [r.path for r in both] == ["image0.jpg", "image1.jpg", "image2.jpg"]
+    assert predictor([]) == []
+    assert set(results[0].speed) == {"preprocess", "inference", "postprocess"}
+
+
+def test_results_are_detections_in_float32(predictor):
+    image = picture(37, 90)
+    (table,), (result,) = predictor.detect([image]), predictor(image, color="rgb")
+    np.testing.assert_array_equal(result.boxes.xyxy, np.float32(table.boxes_xyxy_px))
+    np.testing.assert_array_equal(result.boxes.conf, np.float32(table.scores))
+    np.testing.assert_array_equal(result.boxes.cls, table.classes)
+    assert result.names == {0: "disc", 1: "ring"}
+
+
+def test_settings_of_load_of_the_object_and_of_a_call(weights, predictor, monkeypatch):
+    image = picture()
+    everything = predictor(image, color="rgb", max_det=300)[0].boxes
+    middle = float(everything.conf.sort().values[len(everything) // 2])
+    above = [row for row in everything.data.tolist() if row[4] > middle]
+    assert 0 < len(above) < len(everything)
+    assert rows(predictor(image, color="rgb", conf=middle, max_det=300)) == [above]
+    other = load(weights, device="cpu", conf=0.0, color="rgb")
+    other.conf = middle
+    assert rows(other(image)) == [above]
+    assert len(predictor(image, color="rgb")[0]) == 5  # the call has not changed the predictor
+    by_number, by_name = (other(image, conf=0, classes=[c])[0].boxes for c in (1, "ring"))
+    assert set(by_number.cls.tolist()) == {1.0}
+    assert torch.equal(by_name.data, by_number.data)
+    assert len(other(image, conf=0, iou=0, agnostic=True)[0]) < len(other(image, conf=0, iou=1)[0])
+    assert rows(other(image, imgsz=96)) != rows(other(image))
+    with monkeypatch.context() as patch:
+        patch.setattr("models.postprocess.detections.LEAST_VOTE", 0.0)  # the model is untrained
+        plain, raised = other(image, iou=0.5, box_voting=False)[0].boxes, other(image, iou=0.5)[0].boxes
+        patch.setattr("models.postprocess.box_voting.INDEPENDENCE", 0.0)
+        voted = other(image, iou=0.5)[0].boxes
+    assert raised.data.tolist() != plain.data.tolist()
+    assert plain.data[:, 4:].tolist() == voted.data[:, 4:].tolist()
+    assert plain.data[:, :4].tolist() != voted.data[:, :4].tolist()
+    other.box_voting = False
+    assert rows(other(image, iou=0.5)) == [plain.data.tolist()]
+    assert rows(load(weights, device="cpu", conf=middle, color="rgb", box_voting=False)(image, iou=0.5)) == rows(
+        other(image, iou=0.5)
+    )
+    assert rows(other(image, device="cpu", verbose=False)) == rows(other(image))
+
+
+def test_threshold_is_the_checkpoints(weights, tmp_path, capsys):
+    content = read_checkpoint(weights)
+    for stored, expected in ((0.125, 0.125), (None, 0.25), (float("nan"), 0.25)):
+        write_checkpoint(content | {"progress": {"confidence": stored}}, tmp_path / "a.pt")
+        assert load(tmp_path / "a.pt", device="cpu").conf == expected
+        assert load(tmp_path / "a.pt", device="cpu", conf=0.5).conf == 0.5
+    load(weights, device="cpu", color="bgr")(picture(), verbose=True)
+    assert capsys.readouterr().out.startswith("image0.jpg: ")
+
+
+def test_streams_are_read_one_by_one(predictor, tmp_path):
+    for i in range(3):
+        cv2.imwrite(str(tmp_path / f"{i}.png"), picture(seed=i)[..., ::-1])
+    stream = predictor.stream(tmp_path)
+    first = next(stream)
+    (tmp_path / "2.png").unlink()
+    cv2.imwrite(str(tmp_path / "2.png"), picture(30, 30)[..., ::-1])  # not read before it is its turn
+    later = list(stream)
+    assert [first.path, *(r.path for r in later)] == [str(tmp_path / f"{i}.png") for i in range(3)]
+    assert rows([first]) == rows(predictor(tmp_path / "0.png"))
+    assert later[1].orig_shape == (30, 30)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_streams_are_processed_in_batches(weights, tmp_path, monkeypatch, capsys, size):
+    """A damaged file has its place between the others. Of a batch that does not fit in memory, each image does."""
+    configure_logging(True)
+    own = load(weights, device="cpu", conf=0.0, max_det=5)
+    for i in range(9):
+        hw = ((30, 64), (64, 30), (30, 64))[i % 3]
+        cv2.imwrite(str(tmp_path / f"{i}.png"), picture(*hw, seed=i)[..., ::-1])
+    (tmp_path / "5.png").write_bytes(b"no image")
+    expected = [rows(own(path))[0] for path in sorted(tmp_path.iterdir()) if path.stem != "5"]
+    true, seen = own.pipeline._process, []
+
+    def process(images, *rest):
+        seen.append(len(images))
+        if len(images) == 3:
+            raise MemoryError
+        return true(images, *rest)
+
+    monkeypatch.setattr(own.pipeline, "images_at_once", lambda batch_size=0: size)
+    monkeypatch.setattr(own.pipeline, "_process", process)
+    results = list(own.stream(tmp_path))
+    assert [Path(result.path).stem for result in results] == list("01234678")
+    for got, want in zip(results, expected):
+        np.testing.assert_allclose(got.boxes.data.numpy(), np.array(want), atol=1e-3)
+    assert seen == ([1] * 8 if size == 1 else [3, 1, 1, 1, 1, 2, 2])
+    line = f"{tmp_path / '5.png'}: cannot be decoded (damaged, or not an image); skipped"
+    assert capsys.readouterr().out == f"warning: {line}\n"
+
+
+def test_frames_of_a_live_stream_are_not_collected(predictor):
+    """Each is processed before the next one is asked for, whatever the size of a batch of files."""
+    asked = []
+
+    def frames():
+        for number in range(3):
+            asked.append(number)
+            yield Frame("rtsp://camera", number, picture(), 25.0, True, None, is_live=True)
+
+    for number, detected in enumerate(predictor.detect_each(frames(), Ahead(16))):
+        assert (detected.frame.index, asked) == (number, list(range(number + 1)))
+
+
+def test_an_error_in_one_image_of_a_stream_is_raised_after_the_results_before_it(predictor, tmp_path, monkeypatch):
+    for i in range(6):
+        cv2.imwrite(str(tmp_path / f"{i}.png"), picture(seed=i)[..., ::-1])
+    monkeypatch.setattr(predictor.pipeline, "images_at_once", lambda batch_size=0: 4)
+    true = predictor.pipeline._process
+
+    def process(images, *rest):
+        if any(np.array_equal(image, picture(seed=2)) for image in images):
+            raise UserError("does not fit")
+        return true(images, *rest)
+
+    monkeypatch.setattr(predictor.pipeline, "_process", process)
+    threads = set(threading.enumerate())
+    stream = predictor.stream(tmp_path)
+    assert [Path(next(stream).path).stem for _ in range(2)] == ["0", "1"]
+    with pytest.raises(UserError, match="does not fit"):
+        next(stream)
+    assert set(threading.enumerate()) <= threads
+    stream = predictor.stream(tmp_path)
+    next(stream)
+    del stream
+    assert set(threading.enumerate()) <= threads
+
+
+def boxes_elsewhere(predictor: Predictor, image: np.ndarray) -> list[list[list[float]]]:
+    torch.set_num_threads(1)
+    return rows(predictor(image, color="rgb"))
+
+
+def test_outputs_that_are_not_numbers_are_reported_once(weights, tmp_path, caplog):
+    content = read_checkpoint(weights)
+    content["ema"] = {name: values * 1e30 for name, values in content["ema"].items()}
+    write_checkpoint(content, tmp_path / "nan.pt")
+    damaged = load(tmp_path / "nan.pt", device="cpu", color="rgb")
+    assert [len(damaged(picture())[0].boxes) for _ in range(2)] == [0, 0]
+    assert [record.getMessage() for record in caplog.records if "NaN" in record.getMessage()] == [
+        f"{tmp_path / 'nan.pt'}: its outputs are not numbers (NaN), so nothing is found; its weights are damaged, or "
+        "too large for half precision: export without --half, or use --amp off"
+    ]
+
+
+def test_predictors_are_sent_to_other_processes(predictor, weights, tmp_path, monkeypatch):
+    """Of a checkpoint and of an exported file, which is named by a relative path here."""
+    export.main(["--weights", str(shutil.copy(weights, tmp_path)), "--format", "torchscript", "--no-check"])
+    monkeypatch.chdir(tmp_path)
+    exported = load("best.torchscript", device="cpu", conf=0.0, max_det=5)
+    monkeypatch.chdir("/")
+    image = picture(64, 64)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        for model in (predictor, exported):
+            np.testing.assert_allclose(
+                pool.submit(boxes_elsewhere, model, image).result(60), rows(model(image, color="rgb")), atol=1e-3
+            )
+
+
+class FixedCanvas(torch.nn.Module):
+    """A model that, as an exported file may, takes one canvas size and states the number of images it takes at once."""
+
+    def __init__(self, model, input_hw):
+        super().__init__()
+        self.model, self.input_hw, self.batch, self.seen = model, input_hw, 2, []
+
+    def __getattr__(self, name):
+        return super().__getattr__(name) if name == "model" else getattr(self.model, name)
+
+    def forward(self, images):
+        self.seen.append(tuple(images.shape))
+        return self.model(images)
+
+
+def test_a_fixed_canvas(weights, predictor):
+    fixed = FixedCanvas(predictor.model, (32, 96))
+    own = Predictor(fixed, conf=0.0, max_det=5, color="rgb")
+    images = [picture(48, 64), picture(30, 200), picture(32, 96, seed=2)]
+    results = own(images)
+    assert fixed.seen == [(2, 3, 32, 96), (1, 3, 32, 96)]
+    for image, result in zip(images, results):
+        height, width = image.shape[:2]
+        assert (result.boxes.xyxy >= 0).all()
+        assert (result.boxes.xyxy <= torch.tensor([width, height] * 2)).all()
+    np.testing.assert_allclose(
+        results[2].boxes.data, predictor(images[2], color="rgb", imgsz=96)[0].boxes.data, atol=1e-3
+    )
+    with pytest.raises(UserError, match="takes 32x96 pixels"):
+        Predictor(fixed, imgsz=64)
+
+
+def test_eight_threads_give_the_bits_of_one(predictor):
+    images = [picture(*hw, seed=i) for i, hw in enumerate([(48, 64), (64, 48), (64, 64), (20, 90)] * 16)]
+    expected = [rows(predictor(image, color="rgb")) for image in images]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda image: rows(predictor(image, color="rgb")), images)) == expected
+
+
+def resident_mb() -> float:
+    gc.collect()
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="Linux")
+@pytest.mark.parametrize(("calls", "limit_mb"), [(400, 2.0), pytest.param(10_000, 4.0, marks=pytest.mark.slow)])
+def test_memory_stays_flat(predictor, calls, limit_mb):
+    """An image has 9 kB or more, a canvas 12 kB, the model's input 49 kB: one of them kept per call would show."""
+    images = [picture(*hw, seed=i) for i, hw in enumerate([(48, 64), (64, 48), (64, 64), (50, 90)])]
+    for _ in range(50):
+        predictor(images, color="rgb")
+    before = resident_mb()
+    for number in range(calls):
+        predictor(images[number % 4], color="rgb")
+    grown = resident_mb() - before
+    print(f"{calls} calls: {grown:.2f} MB")
+    assert grown < limit_mb
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (np.zeros((4, 4, 3), np.uint8), r"image0.jpg: an array does not tell .* color='bgr' .* or color='rgb'"),
+        (np.zeros((4, 4)), "an array of float64; give uint8"),
+        (np.zeros((2, 4, 4, 3), np.uint8), r"shape \(2, 4, 4, 3\)"),
+        (np.zeros((0, 4), np.uint8), "has no pixels"),
+        (np.zeros((4, 4, 2), np.uint8), "does not tell"),
+        (torch.zeros(4, 4), r"a tensor of shape \(4, 4\)"),
+        (torch.full((3, 4, 4), 255.0), r"outside \[0, 1\]"),
+        (torch.full((3, 4, 4), float("nan")), r"outside \[0, 1\]"),
+        (torch.zeros(3, 4, 4, dtype=torch.int64), "torch.int64; give uint8"),
+        ("nowhere.jpg", "nowhere.jpg: no such image"),
+        ("https://example.com/a.jpg", "are not downloaded"),
+        (".", "is a folder; give a list of files"),
+        ("", "^an empty path; give the path of an image file"),
+        (["", "a.jpg"], "^an empty path"),
+        (7, "int is not an image"),
+        (["nowhere.jpg", None], "nowhere.jpg"),
+        ([np.zeros((4, 4), np.uint8), None], "image1.jpg: NoneType is not an image"),
+    ],
+)
+def test_unusable_images_are_one_line(predictor, source, message):
+    with pytest.raises(UserError, match=message) as caught:
+        predictor(source)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 3), (1, 5000, 3), (5000, 1, 3), (3, 2), (2, 3, 4)])
+def test_odd_shapes(predictor, shape):
+    image = np.asfortranarray(np.random.default_rng(0).integers(0, 255, shape).astype(np.uint8))
+    (result,) = predictor(image, color="bgr")
+    assert result.orig_shape == shape[:2]
+    assert torch.equal(result.boxes.data, predictor(np.ascontiguousarray(image), color="bgr")[0].boxes.data)
+    assert (result.boxes.xyxy >= 0).all()
+    assert (result.boxes.xyxy <= torch.tensor([shape[1], shape[0]] * 2)).all()
+    assert result.plot().shape == (*shape[:2], 3)
+
+
+def test_two_channels_are_refused(predictor):
+    with pytest.raises(UserError, match="2 channels"):
+        predictor(np.zeros((4, 4, 2), np.uint8), color="rgb")
+
+
+def test_pil_images_without_a_range_are_refused(predictor):
+    pillow = pytest.importorskip("PIL.Image")
+    with pytest.raises(UserError, match="PIL mode F"):
+        predictor(pillow.new("F", (8, 8)))
+
+
+def test_a_pil_image_of_a_damaged_file_is_one_line(predictor, tmp_path):
+    pillow = pytest.importorskip("PIL.Image")
+    path = tmp_path / "a.png"
+    cv2.imwrite(str(path), picture())
+    path.write_bytes(path.read_bytes()[:400])
+    with pytest.raises(UserError, match=r"a.png: cannot be decoded"):
+        predictor(pillow.open(path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"imgsz": 70}, "not a multiple of the model's stride 32"),
+        ({"classes": [2]}, "classes 0 to 1"),
+        ({"classes": ["disk"]}, r"^--classes disk: the model has no class of this name \(did you mean 'disc'\?\)$"),
+        ({"classes": ["x"]}, "^--classes x: the model has no class of this name; its classes: disc, ring$"),
+        ({"conf": 25}, "conf: must be between 0 and 1"),
+        ({"iou": -0.1}, "iou: must be between 0 and 1"),
+        ({"max_det": 0}, "max_det: must be at least 1"),
+        ({"batch_size": -1}, "batch_size: must be at least 0"),
+        ({"device": 7}, "no GPU 7|no CUDA"),
+        ({"color": "BGR"}, "must be 'rgb' or 'bgr', got 'BGR'"),
+    ],
+)
+def test_unfit_settings_are_one_line(weights, predictor, settings, message):
+    with pytest.raises(UserError, match=message):
+        predictor(picture(), **{"color": "rgb"} | settings)
+    if not {"batch_size", "color"} & set(settings):
+        with pytest.raises(UserError, match=message):
+            load(weights, **{"device": "cpu"} | settings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere.pt",), "nowhere.pt"),
+        (("",), "^an empty path; give a checkpoint"),
+        (("yolov8nn",), "no such file or name of public weights"),
+        (("best.pt", "0,1"), "no CUDA|no GPU|runs on one device"),
+    ],
+)
+def test_models_that_cannot_be_opened(arguments, message):
+    path, device = (*arguments, "cpu")[:2]
+    with pytest.raises(UserError, match=message):
+        load(path, device=device)
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"classes": 0}, "classes"),
+        ({"classes": "0"}, "classes"),
+        ({"classes": [0.5]}, "classes"),
+        ({"max_det": 2.5}, "max_det"),
+        ({"imgsz": (64, 64)}, "imgsz"),
+        ({"imgsz": 64.0}, "imgsz"),
+    ],
+)
+def test_settings_of_another_type_are_user_errors(predictor, settings, word):
+    with pytest.raises(UserError, match=word):
+        predictor(picture(), color="rgb", **settings)
+
+
+def test_settings_may_be_numbers_of_numpy_and_torch(predictor):
+    plain = predictor(picture(), color="rgb", classes=[0], imgsz=64, max_det=3)
+    for number in (np.int64, torch.tensor):
+        same = predictor(picture(), color="rgb", classes=number([0]) if number is torch.tensor else [number(0)],
+                         imgsz=int(number(64)), max_det=number(3))  # fmt: skip
+        assert rows(same) == rows(plain)
+
+
+def test_odd_sources_and_autocast_types_are_user_errors(predictor, weights):
+    pillow = pytest.importorskip("PIL.Image")
+    with pytest.raises(UserError, match="no pixels"):
+        predictor(pillow.new("RGB", (0, 10)))
+    with pytest.raises(UserError, match="null character"):
+        predictor("a\0b.jpg")
+    with pytest.raises(UserError, match="vid_stride"):
+        next(predictor.stream("clip.mp4", vid_stride=0))
+    with pytest.raises(UserError, match="amp"):
+        load(weights, device="cpu", amp="bfloat16")

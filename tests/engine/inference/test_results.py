@@ -1,0 +1,150 @@
+"""`Results` and `Boxes` against closed forms and the attributes that other programs read."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from engine.inference.results import Boxes, Results, boxes_of
+from utils.drawing import detection_writer
+from utils.errors import UserError
+from utils.structures import DetectionTable
+
+HEIGHT, WIDTH = 40, 80
+NAMES = {0: "disc", 1: "box/größe"}
+ROWS = [[8.0, 4.0, 24.0, 20.0, 0.9, 1.0], [0.0, 0.0, 80.0, 40.0, 0.5, 0.0], [10.5, 3.25, 12.5, 9.25, 0.25, 1.0]]
+SPEED = {"preprocess": 1.0, "inference": 2.0, "postprocess": 3.0}
+
+
+def picture() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 255, (HEIGHT, WIDTH, 3)).astype(np.uint8)
+
+
+@pytest.fixture
+def result() -> Results:
+    return Results(picture(), "folder/a.jpg", NAMES, Boxes(torch.tensor(ROWS), (HEIGHT, WIDTH)), SPEED)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "array"])
+def test_formats_of_boxes(kind):
+    boxes = Boxes(torch.tensor(ROWS), (HEIGHT, WIDTH))
+    boxes = boxes.numpy() if kind == "array" else boxes
+    assert isinstance(boxes.xywhn, np.ndarray if kind == "array" else torch.Tensor)
+    assert (len(boxes), boxes.shape, boxes.orig_shape, boxes.id) == (3, (3, 6), (HEIGHT, WIDTH), None)
+    assert boxes.xyxy[0].tolist() == [8, 4, 24, 20]
+    assert boxes.xywh[0].tolist() == [16, 12, 16, 16]
+    np.testing.assert_allclose(boxes.xyxyn[0].tolist(), [0.1, 0.1, 0.3, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(boxes.xywhn[0].tolist(), [0.2, 0.3, 0.2, 0.4], rtol=1e-6)
+    assert boxes.conf.tolist() == [row[4] for row in np.float32(ROWS).tolist()]
+    assert boxes.cls.tolist() == [1, 0, 1]
+
+
+def test_rows_of_boxes_keep_two_dimensions(result):
+    boxes = result.boxes
+    assert boxes[0].xyxy.shape == (1, 4)
+    assert [int(box.cls) for box in boxes] == [1, 0, 1]
+    assert [float(box.conf[0]) for box in boxes] == boxes.conf.tolist()
+    assert boxes[boxes.conf > 0.4].data.tolist() == boxes.data[:2].tolist()
+    assert boxes[1:].cls.tolist() == [0, 1]
+    with pytest.raises(IndexError):
+        boxes[3]
+    with pytest.raises(ValueError, match="rows of 6 numbers"):
+        Boxes(torch.zeros(2, 5), (HEIGHT, WIDTH))
+
+
+def test_moving_and_selecting_results(result):
+    assert isinstance(result.numpy().boxes.data, np.ndarray)
+    assert isinstance(result.numpy().cpu().boxes.data, np.ndarray)
+    assert result.to(torch.float64).boxes.data.dtype == torch.float64
+    assert torch.equal(result.numpy().to("cpu").boxes.data, result.boxes.data)
+    assert result.cpu().boxes.data.tolist() == result.boxes.data.tolist()
+    one = result[1]
+    assert (len(result), len(one), one.path, one.names, one.speed) == (3, 1, "folder/a.jpg", NAMES, SPEED)
+    assert [r.boxes.cls.item() for r in result] == [1, 0, 1]
+    assert (result.masks, result.keypoints, result.probs, result.obb) == (None,) * 4
+
+
+def test_images_are_bgr(result, tmp_path, monkeypatch):
+    assert result.orig_shape == (HEIGHT, WIDTH)
+    assert np.array_equal(result.orig_img, picture()[..., ::-1])
+    drawn = result.plot()
+    assert drawn.shape == (HEIGHT, WIDTH, 3)
+    assert drawn.dtype == np.uint8
+    assert (drawn != result.orig_img).any()
+    assert (result.plot(labels=False) != drawn).any()
+    assert (result.plot(conf=False) != drawn).any()
+    assert (result.plot(line_width=5) != drawn).any()
+    assert np.array_equal(result[[]].plot(), result.orig_img)
+    monkeypatch.chdir(tmp_path)
+    assert result.save() == "results_a.jpg"
+    assert cv2.imread("results_a.jpg").shape == drawn.shape
+    result.save(filename=tmp_path / "b.png")
+    assert np.array_equal(cv2.imread(str(tmp_path / "b.png")), drawn)
+    with pytest.raises(UserError, match="written as"):
+        result.save("c.xyz")
+    assert np.array_equal(cv2.imdecode(np.frombuffer(result._repr_png_(), np.uint8), cv2.IMREAD_COLOR), drawn)
+    monkeypatch.setattr(detection_writer.sys, "platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match=r"^show\(\): no window can be opened here \(no display\?\); use save\(\)$"):
+        result.show()
+
+
+def test_label_files(result, tmp_path):
+    path = tmp_path / "new" / "a.txt"
+    assert result.save_txt(path, save_conf=True) == str(path)
+    rows = [line.split() for line in path.read_text().splitlines()]
+    assert [float(v) for v in rows[0]] == pytest.approx([1, 0.2, 0.3, 0.2, 0.4, 0.9], abs=1e-6)
+    result.save_txt(path)
+    assert [line.split() for line in path.read_text().splitlines()] == [row[:5] for row in rows]
+    result[[]].save_txt(path)
+    assert path.read_text() == ""
+
+
+def test_crops_are_the_boxes_pixels(result, tmp_path):
+    crops = dict(result.crops())
+    assert np.array_equal(crops[0], picture()[4:20, 8:24])
+    assert np.array_equal(crops[1], picture())
+    assert np.array_equal(crops[2], picture()[3:10, 10:13])
+    result.save_crop(tmp_path, file_name="a.jpg")
+    files = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.jpg"))
+    assert files == ["box_größe/a_0.jpg", "box_größe/a_2.jpg", "disc/a_1.jpg"]
+    assert cv2.imdecode(np.fromfile(tmp_path / files[1], np.uint8), 1).shape == (7, 3, 3)
+
+
+def test_records(result):
+    record = {"name": "box/größe", "class": 1, "confidence": 0.9, "box": {"x1": 8.0, "y1": 4.0, "x2": 24.0, "y2": 20.0}}
+    assert result.summary()[0] == record
+    assert json.loads(result.to_json()) == result.summary()
+    assert result.numpy().summary() == result.summary()
+    assert result.summary(normalize=True, decimals=3)[0]["box"] == {"x1": 0.1, "y1": 0.1, "x2": 0.3, "y2": 0.5}
+    assert result.verbose() == "1 disc, 2 box/größe"
+    assert result[[]].verbose() == "nothing found"
+    assert result[[]].summary() == []
+
+
+def test_tables_need_pandas(result, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "pandas", None)
+        with pytest.raises(UserError, match=r"to_df\(\): the package pandas .* use summary\(\)"):
+            result.to_df()
+    pytest.importorskip("pandas")
+    assert result.to_df().to_dict("records") == result.summary()
+    assert list(result[[]].to_df().columns) == ["name", "class", "confidence", "box"]
+
+
+def test_float32_of_a_table():
+    table = DetectionTable(
+        np.zeros(2, int), np.array([[1 / 3, 0, 5, 6], [0, 1, 2, 3]]), np.array([0.7, 0.1]), np.array([79, 0])
+    )
+    boxes = boxes_of(table, (10, 20))
+    assert boxes.data.dtype == torch.float32
+    assert boxes.data.tolist() == np.float32([[1 / 3, 0, 5, 6, 0.7, 79], [0, 1, 2, 3, 0.1, 0]]).tolist()
+    empty = DetectionTable(np.zeros(0, int), np.zeros((0, 4)), np.zeros(0), np.zeros(0, int))
+    assert boxes_of(empty, (10, 20)).shape == (0, 6)
+    assert boxes_of(empty, (10, 20)).xywhn.shape == (0, 4)

@@ -1,0 +1,78 @@
+"""Each rule of the report's text speaks on the numbers that it is about, and on no others."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from data.check.census import Census
+from engine.report.advice import Findings, how_it_went, what_to_do, where_it_is_wrong
+
+NOTHING = Findings(
+    history={}, epochs=0, names=("a", "b"), imgsz=320, stride=32, train=None, result=None, errors=None,
+    calibration=None, suspects=0, backgrounds=0,
+)  # fmt: skip
+
+
+def history(**columns: list[float]) -> dict[str, np.ndarray]:
+    length = len(next(iter(columns.values())))
+    renamed = {name.replace("__", "/"): np.array(values, float) for name, values in columns.items()}
+    return {"epoch": np.arange(1.0, length + 1), "time": np.arange(1.0, length + 1) * 60, **renamed}
+
+
+def census(boxes: list[int], side: float) -> Census:
+    return Census("train", 10, 0, np.array(boxes), np.array(boxes), np.full(sum(boxes), side), np.zeros((2, 2), int), 3)
+
+
+def text(lines: list[str]) -> str:
+    return " ".join(lines)
+
+
+def test_nothing_is_said_about_what_is_not_known():
+    assert how_it_went(NOTHING) == ["There is no validation yet, so nothing is known about the detections."]
+    assert where_it_is_wrong(NOTHING) == []
+    assert what_to_do(NOTHING) == []
+
+
+@pytest.mark.parametrize(
+    ("ap", "rises"), [([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], True), ([0.1, 0.5, 0.6, 0.6, 0.6, 0.6], False)]
+)
+def test_more_epochs_are_advised_while_ap_rises(ap, rises):
+    found = replace(NOTHING, epochs=6, history=history(metrics__AP=ap))
+    assert ("AP was still rising" in text(how_it_went(found))) == rises
+    assert ("--resume --epochs 12" in text(what_to_do(found))) == rises
+    unfinished = replace(found, epochs=7)
+    assert "--resume" not in text(what_to_do(unfinished))
+
+
+def test_a_fall_after_the_best_epoch_is_named():
+    found = replace(NOTHING, epochs=6, history=history(metrics__AP=[0.1, 0.5, 0.6, 0.5, 0.45, 0.4]))
+    assert "The best AP was 0.600 in epoch 3; the newest, in epoch 6, is 0.400." in text(how_it_went(found))
+    assert "AP has fallen by 0.200 since the best epoch." in text(how_it_went(found))
+
+
+@pytest.mark.parametrize(("val", "overfits"), [([3, 2.5, 2, 2, 2.2, 2.5], True), ([3, 2.5, 2, 1.9, 1.8, 1.7], False)])
+def test_overfitting_is_a_rising_validation_loss(val, overfits):
+    columns = history(train__box=[3, 2.5, 2, 1.5, 1.2, 1], val__box=val)
+    found = replace(NOTHING, epochs=6, history=columns)
+    assert ("overfits" in text(how_it_went(found))) == overfits
+    assert ("Against overfitting" in text(what_to_do(found))) == overfits
+
+
+@pytest.mark.parametrize(("waits", "advised"), [([0.3, 0.4, 0.3], True), ([0.9, 0.1, 0.1], False)])
+def test_waiting_for_data_is_judged_by_the_median(waits, advised):
+    found = replace(NOTHING, epochs=3, history=history(speed__data_wait=waits))
+    assert ("training waits for images" in text(what_to_do(found))) == advised
+
+
+def test_small_boxes_and_rare_classes_are_named():
+    advised = text(what_to_do(replace(NOTHING, train=census([100, 7], 8.0))))
+    assert "--imgsz 640" in advised
+    assert "fewer than 50 training boxes; label more: b (7)." in advised
+    assert what_to_do(replace(NOTHING, train=census([100, 70], 30.0))) == []
+
+
+def test_suspicious_labels_and_backgrounds_are_counted():
+    advised = text(what_to_do(replace(NOTHING, suspects=3, backgrounds=2)))
+    assert "Check 3 labels" in advised
+    assert "Check 2 images with detections but without labels" in advised

@@ -1,0 +1,305 @@
+"""report.html: its numbers are those of the metrics, its text is escaped, its size is bounded."""
+
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+import train
+import val
+from data.check.census import size_that_shows, take_census
+from data.index.index import DatasetIndex
+from data.labels.findings import BAD_ROW, Finding, ScanReport
+from engine.evaluation.analysis import analyze
+from engine.evaluation.metrics import METRICS, score_detections
+from engine.evaluation.tide import KINDS
+from engine.report.page import FILE_NAME, ReportPage, Subject, Validation
+from engine.report.plots import RunReport, TimeShare
+from tests.helpers.html_page import HtmlPage, check_self_contained
+from tests.helpers.scoring import make_table
+from tests.helpers.scripts import SMALL
+from tests.helpers.tiny import write_dataset, write_model
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.strings import FlatStrings
+
+HOSTILE = "<script>alert(1)</script>"
+MOST_BYTES = 5_000_000
+
+
+def make_index(root: Path, *, images: int, names, boxes_per_image: int, size=(120, 160), seed: int = 0) -> DatasetIndex:
+    """An index of ``images`` that share ten noisy files; every tenth image has no box."""
+    rng = np.random.default_rng(seed)
+    for number in range(10):
+        pixels = rng.integers(0, 255, (*size, 3), dtype=np.uint8)
+        cv2.imwrite(str(root / f"{number}.jpg"), pixels)
+    counts = np.full(images, boxes_per_image)
+    counts[::10] = 0
+    total = int(counts.sum())
+    height, width = size
+    sides = rng.uniform(4, height / 2, (total, 2))
+    boxes = np.c_[rng.uniform(0, 1, (total, 2)) * (np.array([width, height]) - sides), sides]
+    report = ScanReport.of([Finding(HOSTILE, BAD_ROW, HOSTILE)], {"images": images, "backgrounds": 0, "boxes": total})
+    return DatasetIndex(
+        names=tuple(names),
+        root=root,
+        paths=FlatStrings.of(f"{i % 10}.jpg" for i in range(images)),
+        image_hw=np.tile(np.array(size, np.int32), (images, 1)),
+        offsets=np.r_[0, np.cumsum(counts)],
+        boxes_xywh_px=boxes,
+        classes=rng.integers(0, len(names), total).astype(np.int32),
+        crowd=np.zeros(total, bool),
+        area_px=boxes[:, 2:].prod(1),
+        report=report,
+    )
+
+
+def make_detections(index: DatasetIndex, *, false_per_image: int, seed: int = 0):
+    """Most objects, somewhat displaced, some with another class, and boxes anywhere."""
+    rng = np.random.default_rng(seed)
+    image = np.repeat(np.arange(len(index)), np.diff(index.offsets))
+    found = rng.random(image.size) < 0.8
+    boxes = index.boxes_xywh_px[found] + rng.normal(0, 3, (int(found.sum()), 4))
+    wrong = rng.integers(0, len(index.names), int(found.sum()))
+    classes = np.where(rng.random(wrong.size) < 0.2, wrong, index.classes[found])
+    far_image = np.repeat(np.arange(len(index)), false_per_image)
+    far = np.c_[rng.uniform(0, 80, (far_image.size, 2)), rng.uniform(5, 40, (far_image.size, 2))]
+    xywh = np.r_[boxes, far]
+    xywh[:, 2:] = np.maximum(xywh[:, 2:], 1)
+    xyxy = np.c_[xywh[:, :2], xywh[:, :2] + xywh[:, 2:]].clip(0, 120)
+    scores = np.r_[rng.uniform(0.3, 1, boxes.shape[0]), rng.uniform(0, 0.7, far_image.size)]
+    return make_table(
+        np.r_[image[found], far_image], xyxy, scores, np.r_[classes, rng.integers(0, len(index.names), far_image.size)]
+    )
+
+
+def subject_of(index: DatasetIndex, **config) -> Subject:
+    ctx = DistributedContext.from_environment("cpu")
+    return Subject("run", TrainConfig(**config), Hyperparameters(box=3.0), ctx, 320, 32, {"train": index, "val": index})
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> DatasetIndex:
+    return make_index(tmp_path, images=30, names=(HOSTILE, "b&b", "c"), boxes_per_image=4)
+
+
+HISTORY = {
+    "epoch": np.array([1.0, 2.0]),
+    "time": np.array([30.0, 61.0]),
+    "train/box": np.array([3.0, 2.5]),
+    "val/box": np.array([np.nan, 2.75]),
+    "metrics/AP": np.array([np.nan, 0.5]),
+    "speed/data_wait": np.array([0.25, 0.5]),
+}
+
+
+def test_numbers_are_those_of_the_metrics(index, tmp_path):
+    detections = make_detections(index, false_per_image=3)
+    truth = index.ground_truth()
+    result = score_detections(truth, detections, 3)
+    ReportPage(tmp_path, subject_of(index, epochs=4)).write(HISTORY, Validation(result, detections, epoch=2))
+    page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
+    (scores,) = (rows for name, rows in page.tables.items() if name.startswith("Scores of each class"))
+    assert scores[0][:2] == ["class", "objects"]
+    by_name = {row[0]: row[1:] for row in scores[1:]}
+    assert by_name["all"][1:7] == [f"{result.metrics[m.name]:.3f}" for m in METRICS]
+    for number, name in enumerate(index.names):
+        expected = [f"{result.class_metrics[m.name][number]:.3f}" for m in METRICS]
+        assert by_name[name][:7] == [str(result.class_targets[number]), *expected]
+    summary = page.sections["Summary"]
+    assert f"Recommended confidence threshold: {result.best_confidence:.3f}" in summary
+    assert f"AP {result.ap:.3f}, AP50 {result.metrics['AP50']:.3f}" in summary
+    assert "Epoch 2 of 4 is complete, after 1:01." in summary
+    assert "38% of the time, training waits for images" in summary
+    title = f"Objects and detections at confidence {result.threshold:.3f} (the recommended threshold) or above, matched"
+    (matrix,) = (rows for name, rows in page.tables.items() if name.startswith(title))
+    assert [[int(cell or 0) for cell in row[1:]] for row in matrix[1:]] == result.confusion.tolist()
+    errors = analyze(truth, detections, 3, threshold=result.best_confidence).errors
+    (costs,) = (rows for name, rows in page.tables.items() if name.startswith("AP50 to be gained"))
+    for row, kind, cost, count in zip(costs, KINDS, errors.cost, errors.counts.sum(0)):
+        assert row == [kind, "", f"{cost:.3f} ({count:,})"]
+    assert "after epoch 2" in (tmp_path / FILE_NAME).read_text(encoding="utf-8")
+
+
+def test_curves_join_the_epochs_that_were_validated(index, tmp_path):
+    """A point is drawn only if a line leads to it, once there are many."""
+    epochs = np.arange(1.0, 101)
+    values = np.where(epochs % 2 == 0, epochs / 100, np.nan)
+    history = {"epoch": epochs, "time": epochs, "metrics/AP": values, "val/box": values}
+    ReportPage(tmp_path, subject_of(index, epochs=100)).write(history, None)
+    text = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
+    for name in ("metrics/AP", "val/box"):
+        (path,) = re.findall(rf'<title>{name}</title><path class="line" d="([^"]*)"', text)
+        assert (path.count("M"), path.count("L")) == (1, 49)
+
+
+def test_settings_that_differ_come_first(index, tmp_path):
+    ReportPage(tmp_path, subject_of(index, epochs=4, cos_lr=True)).write({}, None)
+    page = HtmlPage((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
+    changed = page.tables["Settings that differ from their defaults"]
+    assert [row[:3] for row in changed[1:]] == [
+        ["--epochs", "4", "100"],
+        ["--cos-lr", "True", "False"],
+        ["box", "3.0", "7.5"],
+    ]
+    assert len(page.tables["All hyper-parameters"]) > 30
+    assert torch.__version__ in page.sections["Settings and machine"]
+
+
+def test_what_is_not_known_is_said(index, tmp_path):
+    ReportPage(tmp_path, subject_of(index)).write({}, None)
+    page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
+    assert "No epoch is complete yet." in page.sections["Training"]
+    assert "There is no validation yet" in page.sections["Detections"]
+    assert "There is no validation yet" in page.sections["Summary"]
+    none = make_table([], [], [], [])
+    result = score_detections(index.ground_truth(), none, 3)
+    ReportPage(tmp_path, subject_of(index)).write(HISTORY, Validation(result, none, epoch=1))
+    page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
+    assert "No detection is correct at any confidence." in page.sections["Summary"]
+    assert "Nothing was detected" in page.sections["Reliability of confidences"]
+    assert "There are none." in page.sections["Suspicious labels"]
+    assert "None of 3 images without labels has a detection." in page.sections["Worst backgrounds"]
+
+
+def test_a_split_without_objects(tmp_path):
+    empty = make_index(tmp_path, images=4, names=("a",), boxes_per_image=0)
+    detections = make_table([1], [[0, 0, 50, 50]], [0.9], [0])
+    result = score_detections(empty.ground_truth(), detections, 1)
+    ReportPage(tmp_path, subject_of(empty)).write({}, Validation(result, detections, epoch=1))
+    page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
+    assert "There are no objects in 4 validation images: nothing can be scored" in page.sections["Summary"]
+    assert "The train split has no boxes." in page.sections["Data"]
+    assert "1 detection, the best a (0.90)" in page.sections["Worst backgrounds"]
+    assert "nan" not in " ".join(page.sections.values())
+
+
+def test_hostile_names_and_findings_are_text(index, tmp_path):
+    detections = make_detections(index, false_per_image=3)
+    result = score_detections(index.ground_truth(), detections, 3)
+    ReportPage(tmp_path, subject_of(index)).write(HISTORY, Validation(result, detections, epoch=2))
+    text = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
+    page = check_self_contained(text)
+    assert not re.search(r"https?://", text)
+    assert all(HOSTILE in page.sections[name] for name in ("Data", "Confusion matrix", "Worst images"))
+    assert text.count(HOSTILE) == 0
+
+
+def test_galleries_show_photos_and_unreadable_images_say_so(index, tmp_path):
+    detections = make_detections(index, false_per_image=3)
+    result = score_detections(index.ground_truth(), detections, 3)
+    (tmp_path / "3.jpg").unlink()
+    ReportPage(tmp_path, subject_of(index)).write(HISTORY, Validation(result, detections, epoch=2))
+    page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
+    stored = {a["id"] for tag, a in page.tags if tag == "image"}
+    used = {a["href"][1:] for tag, a in page.tags if tag == "use"}
+    assert used == stored
+    assert used
+    assert page.sections["Worst images"].count("This image cannot be read") == 3  # images 3, 13 and 23
+    photos = [a for tag, a in page.tags if tag == "svg" and a.get("class") == "photo"]
+    assert all(photo["aria-label"] for photo in photos)
+
+
+@pytest.mark.parametrize(("images", "classes"), [(5000, 80), (600, 1203)])
+def test_many_images_and_classes_stay_below_five_megabytes(tmp_path, images, classes):
+    names = [f"a rather long class name {i}" for i in range(classes)]
+    large = make_index(tmp_path, images=images, names=names, boxes_per_image=7, size=(480, 640))
+    detections = make_detections(large, false_per_image=20)
+    result = score_detections(large.ground_truth(), detections, classes)
+    epochs = np.arange(1.0, 1001)
+    history = {"epoch": epochs} | {f"train/loss{i}": np.random.default_rng(i).random(1000) for i in range(12)}
+    ReportPage(tmp_path, subject_of(large)).write(history, Validation(result, detections, epoch=1000))
+    page = check_self_contained((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
+    assert (tmp_path / FILE_NAME).stat().st_size < MOST_BYTES
+    assert f"20 of {classes} classes with the most errors" in page.sections["Confusion matrix"]
+    assert "the page would become too large" in page.sections["Worst images"]  # noise compresses badly
+    (scores,) = (rows for name, rows in page.tables.items() if name.startswith("Scores of each class"))
+    assert len(scores) == classes + 2
+
+
+def test_a_failure_costs_one_warning(index, tmp_path, caplog):
+    report = ReportPage(tmp_path / "absent", subject_of(index))
+    for _ in range(2):
+        report.write({}, None)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "report cannot be written" in caplog.text
+
+
+def test_census_counts_boxes_and_their_sizes_at_the_training_size(index):
+    census = take_census(index, "train", 320)
+    truth = index.ground_truth()
+    assert census.images == 30
+    assert census.backgrounds == 3
+    assert census.class_boxes.tolist() == [int((truth.classes == c).sum()) for c in range(3)]
+    image = np.repeat(np.arange(30), np.diff(truth.offsets))
+    assert census.class_images.tolist() == [len(set(image[truth.classes == c])) for c in range(3)]
+    sides = np.sqrt(truth.boxes_xywh_px[:, 2] * truth.boxes_xywh_px[:, 3]) * 320 / 160
+    np.testing.assert_allclose(census.sides_px, sides)
+    assert census.centers.sum() == census.boxes == len(sides)
+
+
+def test_small_boxes_get_a_warning_with_the_size_that_mends_it(index, tmp_path):
+    assert size_that_shows(8.0, 320, 32) == 640
+    assert size_that_shows(15.9, 320, 32) == 352
+    small = Subject("run", TrainConfig(), None, DistributedContext.from_environment("cpu"), 64, 32, {"train": index})
+    ReportPage(tmp_path, small).write({}, None)
+    page = HtmlPage((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
+    median = take_census(index, "train", 64).median_side_px
+    assert median < 16
+    better = size_that_shows(median, 64, 32)
+    assert take_census(index, "train", better).median_side_px >= 16
+    assert take_census(index, "train", better - 32).median_side_px < 16
+    for section in ("Data", "Summary"):
+        assert f"--imgsz {better}" in page.sections[section]
+
+
+def test_a_resumed_run_keeps_the_page_until_it_has_validated(index, tmp_path):
+    (tmp_path / FILE_NAME).write_text("of the former process")
+    detections = make_detections(index, false_per_image=1)
+    result = score_detections(index.ground_truth(), detections, 3)
+    evaluator = SimpleNamespace(detections=detections)
+    report = RunReport(tmp_path, ReportPage(tmp_path, subject_of(index)), evaluator, is_resumed=True)
+    report.after_epoch(3, None)
+    report.write()
+    assert (tmp_path / FILE_NAME).read_text() == "of the former process"
+    report.after_epoch(4, result)
+    report.write()
+    assert "after epoch 4" in (tmp_path / FILE_NAME).read_text(encoding="utf-8")
+    report.after_epoch(5, None)  # an epoch without validation keeps the detections of the newest
+    report.write()
+    assert "after epoch 4" in (tmp_path / FILE_NAME).read_text(encoding="utf-8")
+
+
+def test_work_after_epochs_takes_its_share_of_the_time():
+    rare, frequent = TimeShare(1e-4), TimeShare(1.0)
+    assert rare.allows()
+    for share in (rare, frequent):
+        with share.spent():
+            time.sleep(0.02)
+    assert not rare.allows()  # for 200 s
+    until = time.monotonic() + 20
+    while not frequent.allows() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert frequent.allows()
+
+
+def test_training_and_validation_write_the_page(tmp_path):
+    data, model = write_dataset(tmp_path / "set"), write_model(tmp_path / "tiny.yaml")
+    own = [str(a) for a in ("--data", data, "--cache-dir", tmp_path / "cache", "--project", tmp_path / "runs")]
+    train.main([*own, "--model", str(model), *SMALL, "--no-noplots", "--epochs", "2"])
+    page = check_self_contained((tmp_path / "runs" / "exp" / FILE_NAME).read_text(encoding="utf-8"))
+    assert "Epoch 2 of 2 is complete" in page.sections["Summary"]
+    assert "Training images per second" in page.sections["Training"]
+    weights = str(tmp_path / "runs" / "exp" / "last.pt")
+    more = ["--weights", weights, "--device", "cpu", "--workers", "0", "--name", "val"]
+    val.main([*own, *more])
+    page = check_self_contained((tmp_path / "runs" / "val" / FILE_NAME).read_text(encoding="utf-8"))
+    assert "Training" not in page.sections
+    assert "Worst images" in page.sections
+    val.main([*own, *more[:-1], "plain", "--noplots"])
+    assert not (tmp_path / "runs" / "plain" / FILE_NAME).exists()

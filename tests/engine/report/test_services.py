@@ -1,0 +1,204 @@
+"""Real MLflow and Weights & Biases, without a server: runs, resumes after kills, and packages that are missing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import train
+from engine.report.background import BackgroundTracker, RunNote
+from engine.report.services import MlflowService, WandbService, check_services
+from engine.report.trackers import CompositeTracker, CsvTracker
+from tests.helpers.preloaded import python
+from tests.helpers.processes import Processes
+from tests.helpers.scripts import SMALL, error_of
+from tests.helpers.tiny import write_dataset, write_model
+from utils.errors import UserError
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def mlflow_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow with its local store."""
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for package in ("mlflow", "sqlalchemy", "alembic"):
+        pytest.importorskip(package)
+
+
+def tracked(project: Path) -> list:
+    """The MLflow runs below a folder of runs, each with the steps of its epochs."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{project.resolve() / 'mlflow.db'}")
+    runs = [run for e in client.search_experiments() for run in client.search_runs([e.experiment_id])]
+    return [(run, {m: client.get_metric_history(run.info.run_id, m) for m in run.data.metrics}, client) for run in runs]
+
+
+def follow(folder: Path, service, epochs: range) -> None:
+    results = CsvTracker(folder / "results.csv")
+    tracker = CompositeTracker([results, BackgroundTracker(service, results, close_s=60)])
+    tracker.start({f"setting{n}": n for n in range(120)} | {"epochs": epochs[-1]}, epochs[0])
+    for epoch in epochs:
+        tracker.epoch(epoch, {"time": epoch * 2.0, "metrics/AP": epoch / 10})
+    tracker.close()
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_mlflow_continues_the_same_run_with_each_epoch_once(tmp_path):
+    folder = tmp_path / "runs" / "exp"
+    folder.mkdir(parents=True)
+    follow(folder, MlflowService(folder, RunNote(folder / "note.json", is_new=False)), range(1, 4))
+    follow(folder, MlflowService(folder, RunNote(folder / "note.json", is_new=False)), range(2, 6))
+    ((run, history, _),) = tracked(tmp_path / "runs")
+    assert [(m.step, m.value) for m in history["metrics/AP"]] == [(n, n / 10) for n in range(1, 6)]
+    assert [m.step for m in history["time"]] == [1, 2, 3, 4, 5]
+    assert len(run.data.params) == 121
+    assert (run.data.params["epochs"], run.data.tags["resumed.epochs"]) == ("3", "5")
+    assert run.info.run_name == "exp"
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_mlflow_takes_metrics_of_classes_with_any_name(tmp_path, capsys):
+    folder = tmp_path / "exp"
+    folder.mkdir()
+    names = [f"metrics/AP:{name}" for name in ("a,b", "ö(ü)", "a//b", "a/../b", "plain", "n" * 300)]
+    results = CsvTracker(folder / "results.csv")
+    service = MlflowService(folder, RunNote(folder / "note.json", is_new=False))
+    tracker = CompositeTracker([results, BackgroundTracker(service, results, close_s=60)])
+    tracker.start({}, 1)
+    tracker.epoch(1, {"time": 1.0, **dict.fromkeys(names, 0.5)})
+    tracker.close()
+    assert "tried again" not in capsys.readouterr().out
+    ((run, _, _),) = tracked(tmp_path)
+    assert {"metrics/AP:a_b", "metrics/AP:ö_ü_", "metrics/AP:plain", "time"} <= run.data.metrics.keys()
+    assert len(run.data.metrics) == 1 + len(names)
+
+
+@pytest.mark.usefixtures("mlflow_store")
+@pytest.mark.parametrize("name", ["50% more", "why?"])
+def test_a_folder_whose_path_mlflow_misreads_is_one_line(tmp_path, name, monkeypatch):
+    with pytest.raises(UserError, match=r"MLflow cannot keep its mlflow\.db in a folder with % or \? in its path"):
+        check_services(["mlflow"], tmp_path / name)
+    assert not (tmp_path / name).exists()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    check_services(["mlflow"], tmp_path / name)
+
+
+def test_wandb_offline_continues_the_same_id_with_each_epoch_once(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("wandb")
+    for name, value in {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}.items():
+        monkeypatch.setenv(name, value)
+    for epochs in (range(1, 4), range(2, 6)):
+        note = RunNote(tmp_path / "note.json", is_new=False)
+        follow(tmp_path, WandbService(tmp_path, note), epochs)
+    files = sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert {path.stem for path in files} == {f"run-{note.key}"}
+    assert sorted(steps_of(files)) == [1, 2, 3, 4, 5]
+
+
+def steps_of(files: list[Path]) -> list[int]:
+    """The steps in offline files: after a header of 7 bytes, protobuf records in the log format of LevelDB."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    steps = []
+    for data in (path.read_bytes() for path in files):
+        at, parts = 7, b""
+        while at + 7 <= len(data):
+            if at % 32768 > 32768 - 7:  # the rest of a block holds no header
+                at += -at % 32768
+                continue
+            length, kind = struct.unpack_from("<HB", data, at + 4)
+            parts = (b"" if kind in (1, 2) else parts) + data[at + 7 : at + 7 + length]
+            at += 7 + length
+            if kind in (1, 4):
+                record = Record.FromString(parts)
+                if record.WhichOneof("record_type") == "history":
+                    steps.append(record.history.step.num)
+    return steps
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("mlflow_store")
+def test_a_killed_and_resumed_training_is_one_tracked_run(tmp_path):
+    write_dataset(tmp_path / "set", train=12, val=4)
+    model, project = write_model(tmp_path / "tiny.yaml"), tmp_path / "runs"
+    flags = ["--data", str(tmp_path / "set" / "data.yaml"), "--model", str(model), "--project", str(project), *SMALL]
+    with Processes(tmp_path / "log") as processes:
+        script = [python(), "train.py"]
+        process = processes.start([*script, *flags, "--epochs", "400", "--tracker", "mlflow"], ROOT)
+        table = project / "exp" / "results.csv"
+        processes.until(lambda: table.exists() and len(table.read_text().splitlines()) > 5)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        done = len(table.read_text().splitlines()) - 1
+        processes.start([*script, "--resume", str(project / "exp"), "--epochs", str(done + 3)], ROOT)
+        assert processes.codes()[-1] == 0, processes.output()
+    ((run, history, client),) = tracked(project)
+    rows = table.read_text().splitlines()[1:]
+    assert [m.step for m in history["metrics/AP"]] == [int(row.split(",")[0]) for row in rows]
+    assert run.info.status == "FINISHED"
+    assert run.data.params["lr0"] == "None"
+    assert {a.path for a in client.list_artifacts(run.info.run_id)} >= {"results.csv", "settings.yaml"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("mlflow_store")
+def test_a_server_that_is_down_costs_a_warning(tmp_path):
+    write_dataset(tmp_path / "set", train=8, val=4)
+    model = write_model(tmp_path / "tiny.yaml")
+    command = [python(), "train.py", "--data", str(tmp_path / "set" / "data.yaml"), "--model", str(model)]
+    command += ["--project", str(tmp_path / "runs"), "--epochs", "2", "--tracker", "mlflow", *SMALL]
+    environment = os.environ | {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("warning: MLflow: ") == 1, done.stdout
+    assert "warning: MLflow lacks 2 epochs that results.csv has" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_a_missing_package_is_one_line_before_anything_is_read(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    unread = write_dataset(tmp_path, train=0, val=0)
+    line = error_of(capsys, train.main, *SMALL, "--data", unread, "--tracker", name)
+    assert line.startswith(f"error: --tracker {name}: the package {name} ")
+    assert line.endswith(f"pip install {name}, or leave out --tracker {name}")
+
+
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        ({}, "--tracker wandb: there is no API key; run wandb login, or set WANDB_MODE=offline, which needs none"),
+        ({"WANDB_API_KEY": "short"}, "--tracker wandb: "),
+        ({"WANDB_API_KEY": "a" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}, ""),  # a server is not asked yet
+        ({"WANDB_MODE": "offline"}, ""),
+    ],
+)
+def test_the_key_of_wandb_is_checked_without_its_server(tmp_path, variables, line):
+    pytest.importorskip("wandb")
+    code = (
+        "from pathlib import Path\nfrom engine.report.services import check_services\n"
+        "from utils.errors import UserError\n"
+        "try: check_services(['wandb'], Path('runs'))\nexcept UserError as error: print(error)"
+    )
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
+    environment = kept | {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "PYTHONPATH": str(ROOT)} | variables
+    done = subprocess.run(
+        [python(), "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.count("\n") == (1 if line else 0), done.stdout
+    assert done.stdout.startswith(line)
+
+
+def test_without_the_flag_nothing_is_imported():
+    code = "import sys, engine.train.build; print([m for m in ('mlflow', 'wandb', 'sqlalchemy') if m in sys.modules])"
+    done = subprocess.run([python(), "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

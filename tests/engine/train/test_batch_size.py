@@ -1,0 +1,436 @@
+"""``--batch-size -1``: the search in simulated memories, and the measured step, which must not change the run."""
+
+from __future__ import annotations
+
+import gc
+import random
+import re
+import subprocess
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import engine.train.batch_size
+import engine.train.build
+import train
+from engine.checkpoint.run import Run
+from engine.train.batch_size import (
+    BOXES,
+    MOST_PICTURES,
+    CudaMemory,
+    check_batch_search,
+    largest_that_fits,
+    prepare_step,
+    with_batch_that_fits,
+)
+from models.build import freeze_layers
+from models.detector import build_detector
+from tests.helpers.preloaded import python
+from tests.helpers.ranks import run_ranks
+from tests.helpers.scripts import SMALL
+from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_model
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.entrypoint import run_main
+from utils.errors import UserError
+from utils.files.checkpoint import read_checkpoint
+
+ROOT = Path(__file__).parents[2]
+CPU = DistributedContext.single("cpu")
+SIZES = [*range(1, 16), *range(16, MOST_PICTURES + 1, 8)]
+GIB = 2**30
+
+
+def line(base: float, each: float) -> Callable[[int], int]:
+    return lambda n: int((base + each * n) * GIB)
+
+
+def with_step(base: float, each: float, at: int, more: float) -> Callable[[int], int]:
+    """Memory that jumps at ``at`` images, as with another kernel."""
+    return lambda n: int((base + each * n + (more if n >= at else 0)) * GIB)
+
+
+@pytest.mark.parametrize("runs_out_at", [None, 80.0, 71.0, 60.0])
+@pytest.mark.parametrize("peak", [
+    line(0.3, 0.25), line(2.0, 0.01), line(1.0, 3.3), line(0.0, 70.0), line(69.9, 0.2), line(5.0, 0.0),
+    with_step(1, 0.5, 4, 10.0), with_step(1, 0.5, 100, 12.0), with_step(1, 0.1, 9, 66.0), with_step(30, 0.2, 150, 9.0),
+    lambda n: int((1 + 0.02 * n**1.5) * GIB), lambda n: int((1 + 6 * n**0.5) * GIB),
+])  # fmt: skip
+def test_the_largest_batch_that_fits_is_found_and_measured(peak, runs_out_at):
+    limit, measured = 70 * GIB, {}
+
+    def peak_bytes_of(number: int) -> int | None:
+        assert number not in measured
+        measured[number] = peak(number)
+        return None if runs_out_at is not None and peak(number) > runs_out_at * GIB else peak(number)
+
+    most = min(limit, limit if runs_out_at is None else int(runs_out_at * GIB))
+    expected = max((n for n in SIZES if peak(n) <= most), default=0)
+    assert largest_that_fits(peak_bytes_of, limit) == expected
+    assert not expected or measured[expected] <= most
+    assert len(measured) <= 20
+
+
+@pytest.mark.parametrize(("base", "each"), [(0.3, 0.25), (2.0, 0.07), (1.0, 3.3), (0.5, 0.11)])
+def test_linear_memory_needs_few_measurements(base, each):
+    measured = []
+
+    def peak_bytes_of(number: int) -> int:
+        measured.append(number)
+        return line(base, each)(number)
+
+    largest_that_fits(peak_bytes_of, 70 * GIB)
+    assert measured[:4] == [1, 2, 4, 8]
+    assert len(measured) <= 7
+
+
+def test_the_result_is_zero_if_nothing_fits():
+    assert largest_that_fits(lambda n: None, GIB) == 0
+    assert largest_that_fits(line(2.0, 0.1), GIB) == 0
+
+
+class Kept:
+    """A tensor that the backward pass needs."""
+
+    def __init__(self, tensor: torch.Tensor, memory: Counted) -> None:
+        self.tensor = tensor
+        memory.kept += tensor.nbytes
+        memory.peaks[-1] = max(memory.peaks[-1], memory.kept)
+        weakref.finalize(self, memory.give_back, tensor.nbytes)
+
+
+class Counted:
+    """Stands in for `CudaMemory`: counts the bytes that are saved for the backward pass at the same time."""
+
+    def __init__(self, limit: int = 0) -> None:
+        self._limit, self.kept, self.peaks = limit, 0, []
+
+    def limit(self) -> int:
+        return self._limit
+
+    def give_back(self, nbytes: int) -> None:
+        self.kept -= nbytes
+
+    def peak_of(self, prepare: Callable) -> int:
+        self.peaks.append(0)
+        take_step = prepare()
+        take_step()
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: Kept(tensor, self), lambda kept: kept.tensor):
+            take_step()
+        return self.peaks[-1]
+
+
+def run_of(**settings) -> Run:
+    config = TrainConfig(**{"batch_size": -1, "imgsz": 64, "amp": "off", **settings})
+    return Run(Path("runs"), config, Hyperparameters(), None, [])
+
+
+def model_and_loss(spec: dict = TINY_MODEL):
+    model = build_detector(spec, 2, seed=1)
+    return model, model.head.build_loss(Hyperparameters())
+
+
+def state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in module.state_dict(keep_vars=False).items()}
+
+
+def global_generators() -> list:
+    return [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]  # noqa: NPY002
+
+
+@pytest.mark.parametrize("spec", [TINY_MODEL, TINY_ANCHOR_MODEL])
+@pytest.mark.parametrize(
+    "settings", [{}, {"optimizer": "Adam", "amp": "bf16"}, {"virtual_ranks": 2}, {"accumulate": 3, "quad": True}]
+)
+def test_a_measured_step_does_not_change_the_run(spec, settings):
+    model, criterion = model_and_loss(spec)
+    freeze_layers(model, {1})
+    for number, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.full_like(parameter, number) if number % 2 else None
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    values = [None if g is None else g.clone() for g in gradients.values()]
+    modes = [module.training for module in model.modules()]
+    state, loss_state = state_of(model), state_of(criterion)
+    drawn = global_generators()
+
+    take_step = prepare_step(CPU, run_of(**settings), model, criterion, 2)
+    take_step()
+    take_step()
+
+    for before, now in ((state, state_of(model)), (loss_state, state_of(criterion))):
+        assert before.keys() == now.keys()
+        assert all(torch.equal(before[name], now[name]) for name in before)
+    for (name, parameter), value in zip(model.named_parameters(), values):
+        assert parameter.grad is gradients[name]
+        assert value is None or torch.equal(parameter.grad, value)
+    assert [module.training for module in model.modules()] == modes
+    assert global_generators() == drawn
+
+
+@pytest.mark.parametrize(
+    ("settings", "images", "side", "boxes"),
+    [
+        ({}, 3, 64, BOXES),
+        ({"multi_scale": True}, 3, 96, BOXES),
+        ({"quad": True}, 3, 128, 4 * BOXES),
+        ({"virtual_ranks": 4}, 3, 64, BOXES),
+        ({"accumulate": 4}, 3, 64, BOXES),
+    ],
+)
+def test_the_measured_step_has_the_largest_images_and_most_boxes(settings, images, side, boxes):
+    model, criterion = model_and_loss()
+    seen = []
+
+    def noted(raw, targets, max_targets, host_targets):
+        seen.append((len(raw[0]), 8 * raw[0].shape[-1], len(targets), max_targets))
+        return criterion(raw, targets, max_targets, host_targets)
+
+    noted.names = criterion.names
+    prepare_step(CPU, run_of(**settings), model, noted, 3)()
+    shards = max(settings.get("virtual_ranks", 1), min(settings.get("accumulate", 1), 2))
+    assert seen == [(images, side, images * boxes, boxes)] * shards
+
+
+def test_memory_grows_linearly_with_the_images():
+    model, criterion = model_and_loss()
+    memory = Counted()
+    for pictures in (1, 2, 5):
+        memory.peak_of(lambda n=pictures: prepare_step(CPU, run_of(), model, criterion, n))
+    one, two, five = memory.peaks
+    assert two - one > 0
+    assert five - two == pytest.approx(3 * (two - one), rel=0.01)
+
+
+def peak_bytes(pictures: int) -> int:
+    model, criterion = model_and_loss()
+    return Counted().peak_of(lambda: prepare_step(CPU, run_of(), model, criterion, pictures))
+
+
+@pytest.mark.parametrize(
+    ("settings", "batch"),
+    [
+        ({}, 5),
+        ({"virtual_ranks": 4}, 20),  # one shard after another
+        ({"accumulate": 2, "nominal_batch": 64}, 5),  # one micro-batch after another
+    ],
+)
+def test_the_run_uses_the_batch_that_fits(settings, batch, caplog):
+    model, criterion = model_and_loss()
+    run, memory = run_of(**settings), Counted(peak_bytes(5) + 100)
+    with caplog.at_level("INFO", logger="lockstep"):
+        found = with_batch_that_fits(CPU, run, model, criterion, memory=memory)
+    shards = settings.get("virtual_ranks", 1)
+    assert found == replace(run, config=replace(run.config, batch_size=batch))
+    assert re.search(rf"--batch-size -1: {batch} images? a step \({shards} shards? of", caplog.text)
+
+
+def test_quads_count_as_four_images():
+    model, criterion = model_and_loss()
+    memory = Counted()
+    memory.peak_of(lambda: prepare_step(CPU, run_of(quad=True), model, criterion, 2))
+    memory = Counted(memory.peaks[0] + 100)
+    assert with_batch_that_fits(CPU, run_of(quad=True), model, criterion, memory=memory).config.batch_size == 8
+
+
+def test_a_single_image_that_does_not_fit_is_one_line():
+    model, criterion = model_and_loss()
+    with pytest.raises(UserError, match=r"--batch-size -1: not even one picture of 64 px .* smaller --imgsz or model"):
+        with_batch_that_fits(CPU, run_of(), model, criterion, memory=Counted(1000))
+
+
+class CountedWithWorkspace(Counted):
+    """Kernels that cuDNN has searched for need some more memory."""
+
+    def __init__(self, limit: int, workspace: int) -> None:
+        super().__init__(limit)
+        self._workspace, self.searched = workspace, []
+
+    def peak_of(self, prepare: Callable) -> int:
+        self.searched.append(torch.backends.cudnn.benchmark)
+        return super().peak_of(prepare) + self._workspace * self.searched[-1]
+
+
+def _search_for_kernels(
+    ctx: DistributedContext, workspaces: list[int], benchmark: bool = True
+) -> tuple[int, list[bool]]:
+    model, criterion = model_and_loss()
+    memory = CountedWithWorkspace(peak_bytes(5) + 100, workspaces[ctx.rank])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.backends.cudnn, "benchmark", benchmark)
+        found = with_batch_that_fits(ctx, run_of(), model, criterion, memory=memory)
+        assert torch.backends.cudnn.benchmark == benchmark
+    return found.config.batch_size, memory.searched
+
+
+@pytest.mark.slow
+def test_kernels_are_searched_for_at_the_final_size_only():
+    tries = [False] * len(_search_for_kernels(CPU, [0], benchmark=False)[1])
+    assert _search_for_kernels(CPU, [0], benchmark=False) == (5, tries)
+    assert _search_for_kernels(CPU, [0]) == (5, [*tries, True])
+    assert _search_for_kernels(CPU, [peak_bytes(1) // 2]) == (4, [*tries, True, True])
+
+
+@pytest.mark.slow
+def test_the_processes_agree_on_a_size_that_fits_with_the_kernels_of_all():
+    (own, first), (other, second) = run_ranks(2, _search_for_kernels, [0, peak_bytes(1) // 2])
+    assert own == other == 2 * 4
+    assert sum(first) == sum(second) == 2
+
+
+def _search_on_rank(ctx: DistributedContext, settings: dict, limits: list[int]) -> int:
+    model, criterion = model_and_loss()
+    run = run_of(**settings)
+    return with_batch_that_fits(ctx, run, model, criterion, memory=Counted(limits[ctx.rank])).config.batch_size
+
+
+@pytest.mark.parametrize(("settings", "factor"), [({}, 2), ({"virtual_ranks": 4}, 4)])
+def test_the_processes_agree_on_the_smallest_result(settings, factor):
+    """Each process searches independently and needs its own number of steps."""
+    limits = [peak_bytes(9) + 100, peak_bytes(4) + 100]
+    assert run_ranks(2, _search_on_rank, settings, limits) == [4 * factor] * 2
+
+
+@pytest.mark.slow
+def test_processes_that_share_batch_statistics_search_independently():
+    huge = [peak_bytes(2) * 100, peak_bytes(1) * 30]
+    first, second = run_ranks(2, _search_on_rank, {"sync_bn": True}, huge)
+    assert first == second
+    assert first >= 2
+    assert first % 2 == 0
+
+
+GPU = replace(CPU, device=torch.device("cuda", 0), devices=(torch.device("cuda", 0),))
+MPS = replace(CPU, device=torch.device("mps"))
+TWO = replace(GPU, devices=(torch.device("cuda", 0), torch.device("cuda", 1)))
+
+
+@pytest.mark.parametrize(
+    ("ctx", "settings", "complaint"),
+    [
+        (CPU, {}, "finds what fits on a GPU, and this run is on cpu; use a number"),
+        (MPS, {}, "finds what fits on a GPU, and this run is on mps; use a number"),
+        (TWO, {}, "start with torchrun instead of --device 0,1"),
+        (GPU, {"render_on": "device"}, "that --render-on device takes"),
+    ],
+)
+def test_refused(ctx, settings, complaint):
+    with pytest.raises(UserError, match=f"--batch-size -1: .*{complaint}"):
+        check_batch_search(ctx, TrainConfig(batch_size=-1, **settings))
+    check_batch_search(ctx, TrainConfig(batch_size=2, **settings))
+
+
+def test_the_search_is_allowed_on_a_gpu():
+    check_batch_search(GPU, TrainConfig(batch_size=-1, quad=True, multi_scale=True, virtual_ranks=4))
+
+
+def test_the_search_is_refused_before_data_is_read(tmp_path):
+    command = [python(), "train.py", "--device", "cpu", "--batch-size", "-1"]
+    done = subprocess.run(
+        [*command, "--data", str(write_dataset(tmp_path / "set", train=0, val=0)), "--project", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "error: --batch-size -1: finds what fits on a GPU, and this run is on cpu; use a number\n"
+
+
+class Cuda:
+    """The functions of torch.cuda that `CudaMemory` uses, for machines without a GPU."""
+
+    reserved, free = 3 * GIB, 40 * GIB
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable:
+        results = {"mem_get_info": (self.free, 2 * self.free), "memory_reserved": self.reserved}
+        results["max_memory_reserved"] = 7 * GIB
+        return lambda *_: (self.calls.append(name), results.get(name))[1]
+
+
+@pytest.fixture
+def cuda(monkeypatch) -> Cuda:
+    stand_in = Cuda()
+    monkeypatch.setattr(engine.train.batch_size.torch, "cuda", stand_in)
+    return stand_in
+
+
+def test_a_tenth_of_the_free_memory_stays_free(cuda):
+    assert CudaMemory(torch.device("cuda", 0)).limit() == 39 * GIB
+
+
+def test_the_second_step_is_measured(cuda):
+    assert CudaMemory(torch.device("cuda", 0)).peak_of(lambda: lambda: cuda.calls.append("step")) == 7 * GIB
+    wanted = [name for name in cuda.calls if name in ("step", "reset_peak_memory_stats", "max_memory_reserved")]
+    assert wanted[:4] == ["step", "reset_peak_memory_stats", "step", "max_memory_reserved"]
+    assert cuda.calls[-2:] == ["empty_cache", "reset_peak_memory_stats"]
+
+
+@pytest.mark.parametrize(
+    ("error", "runs_out"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (RuntimeError("FIND was unable to find an engine to execute this computation"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+@pytest.mark.parametrize("at", ["prepare", "first", "second"])
+def test_running_out_of_memory_is_not_an_error_and_frees_everything(cuda, error, runs_out, at):
+    class Step:
+        taken = 0
+
+        def __call__(self) -> None:
+            self.taken += 1
+            if self.taken == ("prepare", "first", "second").index(at):
+                raise error
+
+    made = []
+
+    def prepare() -> Step:
+        step = Step()
+        made.append(weakref.ref(step))
+        if at == "prepare":
+            raise error
+        return step
+
+    memory = CudaMemory(torch.device("cuda", 0))
+    if not runs_out:
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            memory.peak_of(prepare)
+        return
+    assert memory.peak_of(prepare) is None
+    error.__traceback__ = None  # which the test itself holds
+    gc.collect()
+    assert made[0]() is None
+    assert cuda.calls[-2:] == ["empty_cache", "reset_peak_memory_stats"]
+
+
+@pytest.mark.parametrize("limit_of", [3, 40])
+def test_the_found_batch_size_is_stored_and_kept_on_resume(tmp_path, monkeypatch, limit_of):
+    """Also if it is larger than the number of images."""
+    model = write_model(tmp_path / "tiny.yaml")
+    common = ["--model", str(model), *SMALL, "--project", str(tmp_path), "--optimizer", "SGD"]
+    flags = ["--data", str(write_dataset(tmp_path / "set")), *common, "--batch-size", "-1"]
+    limit = peak_bytes(limit_of) + 100
+    monkeypatch.setattr(engine.train.batch_size, "CudaMemory", lambda device: Counted(limit))
+    monkeypatch.setattr(engine.train.build, "check_batch_search", lambda ctx, config: None)
+    run_main(train.main, [*flags, "--epochs", "1"])
+    stored = yaml.safe_load((tmp_path / "exp" / "settings.yaml").read_text())["config"]["batch_size"]
+    content = read_checkpoint(tmp_path / "exp" / "last.pt")
+    assert stored == content["config"]["batch_size"] == limit_of
+    assert content["progress"]["step"] == -(-10 // limit_of)
+    # torchrun repeats the flags when it starts a run's processes again.
+    monkeypatch.setattr(engine.train.batch_size, "CudaMemory", None)
+    run_main(train.main, [*flags, "--epochs", "2", "--resume", str(tmp_path / "exp" / "last.pt")])
+    content = read_checkpoint(tmp_path / "exp" / "last.pt")
+    assert (content["config"]["batch_size"], content["progress"]["epoch"]) == (limit_of, 2)

@@ -1,0 +1,167 @@
+"""The step as on a GPU, on machines without one: no operation mixes devices, and the host waits for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.optim.build import build_optimizer
+from engine.optim.ema import ModelEma
+from engine.parallel.ddp import average_buffers, broadcast_parameters
+from engine.parallel.sync_bn import convert_sync_bn
+from engine.train.step import TrainStep
+from models.detector import build_detector
+from tests.engine.test_train_step import NoSync
+from tests.helpers.fake_gpu import fake_gpu
+from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch
+from utils.config.settings import Hyperparameters
+from utils.distributed.context import DistributedContext
+from utils.structures import Batch, LossOutput, map_tensors
+
+CUDA = torch.device("cuda", 0)
+ALONE = DistributedContext(0, -1, 1, 1, 0, CUDA, "", (CUDA,))
+SECOND_OF_FOUR = DistributedContext(1, 1, 4, 4, 0, CUDA, "fake", (CUDA,))
+# TINY_MODEL with blocks and the head of each family.
+MODELS = {
+    "yolov8": TINY_MODEL,
+    "yolov5": TINY_ANCHOR_MODEL,
+    "yolo26": {
+        **TINY_MODEL,
+        "end2end": True,
+        "reg_max": 1,
+        "head": [[4, 1, "C3k2", [32, True, 0.5, True]], [[2, 3, 5], 1, "Detect", ["nc"]]],
+    },
+    "yolox": {**TINY_MODEL, "head": [[[2, 3, 4], 1, "YOLOXDetect", ["nc", 16]]]},
+    "yolov9": {
+        **TINY_MODEL,
+        "head": [[2, 1, "RepNCSPELAN4", [16, 16, 8, 1]], [-1, 1, "ADown", [16]], [[5, 6, 4], 1, "Detect", ["nc"]]],
+    },
+}
+
+
+@pytest.fixture
+def batch() -> Batch:
+    """Four images, as the prefetcher hands them over."""
+    real = replace(make_batch(4), counts=(2,) * 4)
+    on_host = real.targets.numpy()
+    with fake_gpu():
+        on_gpu = map_tensors(real, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=CUDA))
+    return replace(on_gpu, host_targets=on_host)
+
+
+@pytest.fixture
+def four_processes() -> Iterator[None]:
+    """A process group of four whose collectives do nothing; this process is the second one."""
+    fake_pg = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    pytest.importorskip("torch.distributed._tools.fake_collectives")  # lets them take tensors without values
+    dist.init_process_group("fake", rank=1, world_size=4, store=fake_pg.FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def build_step(
+    kind: str, ctx: DistributedContext = ALONE, *, optimizer: str = "SGD", sync_bn: bool = False, **changes
+) -> TrainStep:
+    """With autocast and the gradient scaler of float16. To be called inside `fake_gpu`."""
+    model = build_detector(MODELS[kind], 2, seed=1).to(CUDA)
+    ema = ModelEma(model, decay=0.9, tau=1.0)
+    parts = {
+        "model": convert_sync_bn(model) if sync_bn else model,
+        "criterion": model.head.build_loss(Hyperparameters()).to(CUDA),
+        "optimizer": build_optimizer(model, optimizer, lr=0.01, momentum=0.9, weight_decay=5e-4),
+        "ema": ema,
+        "ctx": ctx,
+        "amp_dtype": torch.float16,
+        "clip_norm": 10.0,
+        "channels_last": True,
+    }
+    return TrainStep(**parts, **changes)
+
+
+def take_steps(step: TrainStep, batch: Batch, images: int = 4) -> None:
+    step([batch], [images], 1)  # states and scales are made here
+    with NoSync():
+        step([batch, batch], [images, images], 2)
+    tensors = [*step._bare.state_dict().values(), *step.ema.module.state_dict().values()]
+    tensors += [
+        value for rule in step.optimizer.optimizers for state in rule.state.values() for value in state.values()
+    ]
+    assert {tensor.device for tensor in tensors if isinstance(tensor, Tensor)} == {CUDA}
+    assert [host.device.type for host, _, _ in step.reader._pending] == ["cpu", "cpu"]
+
+
+QUICK = [
+    ("yolov8", "SGD", 0), ("yolov5", "AdamW", 0), ("yolo26", "AdamW", 2), ("yolox", "Muon", 2), ("yolov9", "Muon", 0),
+]  # fmt: skip
+OTHER = [("yolov8", "Muon", 2), ("yolov5", "SGD", 2), ("yolo26", "Muon", 0), ("yolox", "SGD", 0), ("yolov9", "SGD", 2)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "virtual_ranks"),
+    [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER)],
+)
+def test_the_step_stays_on_the_device(batch, kind, optimizer, virtual_ranks):
+    if kind == "yolo26" and torch.__version__ < "2.12":
+        pytest.skip("before torch 2.12, FakeTensorMode copies no tensors on meta, as the second head is made")
+    with fake_gpu():
+        take_steps(build_step(kind, optimizer=optimizer, virtual_ranks=virtual_ranks), batch)
+
+
+@pytest.mark.usefixtures("four_processes")
+@pytest.mark.parametrize("changes", [{}, {"sync_bn": True}, {"virtual_ranks": 4}], ids=str)
+def test_collectives_stay_on_the_device(batch, changes):
+    with fake_gpu():
+        step = build_step("yolov8", SECOND_OF_FOUR, optimizer="AdamW", **changes)
+        take_steps(step, batch, images=16)
+        with NoSync():
+            average_buffers(step._bare, SECOND_OF_FOUR)
+            broadcast_parameters(step._bare, SECOND_OF_FOUR)
+
+
+MISTAKES: tuple[Callable[[LossOutput], object], ...] = (
+    lambda out: out.total.item(),
+    lambda out: bool(out.normalizer > 0),
+    lambda out: out.parts.nonzero(),
+    lambda out: out.parts[out.parts > 0],
+    lambda out: out.parts.cpu(),
+    lambda out: torch.tensor([1.0, 2.0], device=CUDA),
+    lambda out: out.parts + torch.ones(3),
+)
+
+
+def test_mistakes_in_the_step_are_found(batch):
+    with fake_gpu():
+        step = build_step("yolov8")
+        loss = step.criterion
+        for mistake in MISTAKES:
+
+            def with_mistake(*inputs, mistake=mistake) -> LossOutput:
+                out = loss(*inputs)
+                mistake(out)
+                return out
+
+            step.criterion = with_mistake
+            with NoSync(), pytest.raises((RuntimeError, AssertionError)):
+                step([batch], [4], 1)
+        step.criterion = loss
+        with NoSync():
+            step([batch], [4], 1)
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("dtype", "backend"), [(torch.float32, "Cudnn"), (torch.float16, "Cudnn"), (torch.bfloat16, "Native")]
+)
+def test_batch_norms_that_cudnn_computes(dtype, backend, layout, is_training):
+    """Those of bfloat16 are left to torch's own kernels, which are slower. A version of torch that changes this is seen
+    here, and `--amp auto` should be measured again."""
+    with fake_gpu():
+        x = torch.zeros(4, 8, 16, 16, dtype=dtype, device=CUDA).contiguous(memory_format=layout)
+        weights = [torch.zeros(8, device=CUDA) for _ in range(4)]
+        assert torch._C._select_batch_norm_backend(x, *weights, is_training, 1e-3).name == backend

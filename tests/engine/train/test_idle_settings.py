@@ -1,0 +1,134 @@
+"""Settings without effect on a run are logged; those with an effect are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import train
+from engine.train.idle_settings import idle_on_head, idle_settings
+from models.heads.anchor import AnchorHead
+from models.heads.anchor_free import AnchorFreeHead
+from models.heads.yolox import YOLOXHead
+from tests.helpers.scripts import SMALL
+from tests.helpers.tiny import write_dataset, write_model
+from utils.config.parser import with_overrides
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.entrypoint import run_main
+
+ONE = DistributedContext.single()
+FOUR = replace(ONE, world_size=4, local_rank=0, local_world_size=4)
+
+
+def lines(ctx: DistributedContext, *override: str, **settings) -> list[str]:
+    config = TrainConfig(override=list(override), **settings)
+    return idle_settings(ctx, config, with_overrides(Hyperparameters(), override))
+
+
+@pytest.mark.parametrize(
+    ("ctx", "settings", "line"),
+    [
+        (ONE, {"zero": True}, "--zero does nothing"),
+        (ONE, {"sync_bn": True}, "--sync-bn does nothing: one process"),
+        (ONE, {"sync_bn_group": 1}, "--sync-bn does nothing: one process"),
+        (ONE, {"virtual_ranks": 1}, "--virtual-ranks 1 does nothing"),
+        (ONE, {"spawn": 1}, "--spawn 1 does nothing"),
+        (FOUR, {"sync_bn_group": 1}, "--sync-bn-group 1 does nothing"),
+        (FOUR, {"sync_bn": True, "sync_bn_group": 2}, "--sync-bn does nothing: --sync-bn-group 2"),
+        (FOUR, {"virtual_ranks": 4, "deterministic": True}, "--virtual-ranks 4 does nothing"),
+        (ONE, {"accumulate": 2, "nominal_batch": 64}, "--accumulate 2 does nothing: --nominal-batch 64 makes it 4"),
+        (ONE, {"accumulate": 4, "nominal_batch": 32}, "--nominal-batch 32 does nothing: --accumulate 4"),
+        (ONE, {"nominal_batch": 8}, "--nominal-batch 8 does nothing: a batch has 16 images"),
+        (ONE, {"save_period": 200}, "--save-period 200 does nothing"),
+        (ONE, {"patience": 100}, "--patience 100 does nothing: the run has 100 epochs"),
+        (ONE, {"patience": 9, "val_every": 0}, "--patience 9 does nothing: --val-every 0"),
+    ],
+)
+def test_each_idle_setting_gets_one_line(ctx, settings, line):
+    (said,) = lines(ctx, **settings)
+    assert said.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("override", "settings"),
+    [
+        ("mosaic=0.5", {"rect": True}),
+        ("multi_scale_range=0.2", {}),
+        ("mosaic_block=4", {"rect": True}),
+        ("lr_mult=0.1", {}),
+        ("lrf=1", {"cos_lr": True}),
+    ],
+)
+def test_unused_hyperparameters_get_one_line(override, settings):
+    (said,) = lines(ONE, override, **settings)
+    assert "does nothing" in said
+    assert lines(ONE, "scale=0", "close_scale=3") == ["--set close_scale does nothing: scale is 0"]
+    assert lines(ONE, "close_mosaic=4", epochs=4) == [
+        "mosaic and mixup do nothing: close_mosaic is 4 and the run has 4 epochs"
+    ]
+    assert lines(ONE, epochs=2) == []
+    assert lines(ONE, "warmup_epochs=0", "warmup_momentum=0.5") == [
+        "--set warmup_momentum does nothing: warmup_epochs is 0"
+    ]
+    assert lines(ONE, "warmup_epochs=3", epochs=12) == []
+    assert lines(ONE, "warmup_epochs=3.5", epochs=6) == [
+        "--set warmup_epochs=3.5 is cut: the warm-up takes at most a quarter of the run, here 1.5 epochs"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ctx", "settings"),
+    [
+        (ONE, {}),
+        (ONE, {"virtual_ranks": 4, "accumulate": 2, "rect": True, "multi_scale": True, "cos_lr": True}),
+        (ONE, {"nominal_batch": 64, "patience": 5, "save_period": 5, "epochs": 11}),
+        (FOUR, {"zero": True, "sync_bn": True}),
+        (FOUR, {"sync_bn_group": 2}),
+        (FOUR, {"virtual_ranks": 4}),
+        (FOUR, {"sync_bn": True, "sync_bn_group": 4}),
+    ],
+)
+def test_settings_with_an_effect_get_no_line(ctx, settings):
+    assert lines(ctx, **settings) == []
+    assert lines(ctx, "mosaic=0.5", "multi_scale_range=0.2", "lr_mult=0.1", multi_scale=True, weights="a.pt") == []
+
+
+def test_settings_that_a_head_does_not_read_get_one_line():
+    config, hyp = TrainConfig(noautoanchor=True, override=["obj=2", "anchor_t=3", "box=5"]), Hyperparameters()
+    levels = ((8, 8), (8, 16), 2)
+    anchors = AnchorHead(*levels, 3)
+    assert len(idle_on_head(AnchorFreeHead(*levels), config, hyp)) == 3
+    assert idle_on_head(anchors, config, hyp) == []
+    assert idle_on_head(YOLOXHead(*levels, 8), config, hyp) == [
+        "--set anchor_t does nothing: the model's loss does not use it",
+        "--noautoanchor does nothing: the model has no anchors",
+    ]
+    dual = TrainConfig(override=["one2one=2", "tal_beta=3"])
+    assert len(idle_on_head(anchors, dual, hyp)) == 2
+    anchors.add_one_to_one()
+    assert idle_on_head(anchors, dual, hyp) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "rect", "is_idle"),
+    [("close_mosaic=5", False, False), ("close_mosaic=5 mosaic=0", False, True), ("close_mosaic=5", True, True)],
+)
+def test_close_mosaic_is_idle_without_mosaics_unless_the_loss_refines(override, rect, is_idle):
+    config = TrainConfig(override=override.split(), rect=rect)
+    hyp, levels = with_overrides(Hyperparameters(), config.override), ((8, 8), (8, 16), 2)
+    line = "--set close_mosaic does nothing: there is no mosaic or mixup"
+    assert idle_on_head(AnchorFreeHead(*levels), config, hyp) == [line] * is_idle
+    assert idle_on_head(YOLOXHead(*levels, 8), config, hyp) == []
+
+
+def test_lines_about_idle_settings_are_logged(tmp_path, capsys):
+    data, model = write_dataset(tmp_path / "set", train=4, val=2), write_model(tmp_path / "tiny.yaml")
+    given = ["--data", data, "--model", model, *SMALL, "--epochs", "1", "--project", tmp_path, "--zero", "--sync-bn"]
+    given += ["--set", "close_mosaic=1"]
+    run_main(train.main, [str(g) for g in given])
+    out = capsys.readouterr().out
+    for start in ("--zero", "--sync-bn", "mosaic and mixup"):
+        assert len([line for line in out.splitlines() if line.startswith(f"warning: {start} do")]) == 1, out
+    assert "warning: --zero does nothing" in (tmp_path / "exp" / "train.log").read_text()

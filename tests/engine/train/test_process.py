@@ -1,0 +1,110 @@
+"""What a training process decides before it builds anything."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import engine.checkpoint.run
+from engine.checkpoint.run import Run
+from engine.train.process import open_folder, prepare_process
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.files.folders import increment_path
+from utils.files.locks import FileLock
+
+CPU = DistributedContext.single("cpu")
+GPU = replace(CPU, device=torch.device("cuda", 0))  # no kernel runs on it here
+
+
+@pytest.fixture(autouse=True)
+def _restored_kernels() -> Iterator[None]:
+    before = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.backends.cudnn.benchmark = before[0]
+    torch.use_deterministic_algorithms(before[1])
+
+
+def test_a_folder_that_a_failed_run_is_removing_is_created_again(tmp_path, monkeypatch):
+    """With --exist-ok, two starts may use one folder; the other one removes it between our finding it and our locking
+    it."""
+    name, found = tmp_path / "exp", []
+
+    def find(*given: object) -> Path:
+        folder = increment_path(*given)
+        if not found:
+            folder.rmdir()
+        found.append(folder)
+        return folder
+
+    monkeypatch.setattr(engine.checkpoint.run, "increment_path", find)
+    name.mkdir()
+    run = run_with(name, project=str(tmp_path), exist_ok=True)
+    with open_folder(CPU, replace(run, begun=False)) as opened:
+        assert opened.folder == name
+        assert (name / engine.checkpoint.run.LOCK_NAME).exists()
+    assert found == [name, name]
+
+
+def test_a_failed_run_removes_its_folder_while_holding_the_lock(tmp_path, monkeypatch):
+    """Otherwise another start could use the folder and lose it."""
+    lock, remove = tmp_path / "exp" / engine.checkpoint.run.LOCK_NAME, shutil.rmtree
+    locked = []
+    monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: (locked.append(FileLock(lock).acquire()), remove(*a, **k)))
+    run = replace(run_with(tmp_path / "exp", project=str(tmp_path)), begun=False)
+    with pytest.raises(RuntimeError), open_folder(CPU, run):
+        raise RuntimeError
+    assert locked[0].startswith(f"process {os.getpid()} ")
+    assert not any(tmp_path.iterdir())
+
+
+def test_unfinished_files_of_a_killed_process_are_removed(tmp_path):
+    (tmp_path / "exp").mkdir()
+    for name in (".last.pt.0123abcd.tmp", ".settings.yaml.0123abcd.tmp", ".results.csv.0123abcd.tmp"):
+        (tmp_path / "exp" / name).touch()
+    run = replace(run_with(tmp_path / "exp", project=str(tmp_path), exist_ok=True), begun=False)
+    with open_folder(CPU, run):
+        assert not list((tmp_path / "exp").glob(".*.tmp"))
+
+
+def run_with(folder: Path, **settings) -> Run:
+    return Run(folder, TrainConfig(**settings), Hyperparameters(), None, [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "searches"),
+    [({}, True), ({"quad": True}, True), ({"rect": True}, False), ({"multi_scale": True}, False),
+     ({"deterministic": True}, False)],
+)  # fmt: skip
+def test_cudnn_benchmark_is_on_if_all_images_have_one_size(tmp_path, settings, searches):
+    torch.backends.cudnn.benchmark = not searches
+    prepare_process(GPU, run_with(tmp_path, **settings))
+    assert torch.backends.cudnn.benchmark == searches
+
+
+def test_a_log_is_not_continued_through_a_symbolic_link(tmp_path, capsys):
+    """With --exist-ok, the folder may contain what another user has put there."""
+    (tmp_path / "target").write_text("precious")
+    (tmp_path / "train.log").symlink_to(tmp_path / "target")
+    prepare_process(CPU, run_with(tmp_path, exist_ok=True))
+    with open_folder(CPU, run_with(tmp_path, exist_ok=True)):
+        pass
+    assert "train.log: cannot be written (is a symbolic link); there is no log in a file" in capsys.readouterr().out
+    assert (tmp_path / "target").read_text() == "precious"
+
+
+def test_the_settings_are_stored_with_the_run(tmp_path):
+    run = run_with(tmp_path, rect=True)
+    prepare_process(CPU, run)
+    with open_folder(CPU, run):
+        pass
+    stored = yaml.safe_load((tmp_path / "settings.yaml").read_text())
+    assert stored["config"]["rect"] is True
+    assert stored["hyp"]["box"] == 7.5

@@ -1,0 +1,230 @@
+"""The step: sharding a global batch does not change the result, a non-finite step changes nothing, and there is no host
+sync.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine.optim.build import build_optimizer
+from engine.optim.ema import ModelEma
+from engine.parallel.ddp import parallelize
+from engine.train.step import TrainStep
+from models.build import freeze_layers
+from models.detector import build_detector
+from models.layers.conv import BatchNorm2d
+from tests.helpers.kernel_count import KernelCount
+from tests.helpers.ranks import run_ranks
+from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch
+from utils.config.settings import Hyperparameters
+from utils.distributed.context import DistributedContext
+from utils.structures import Batch
+
+MODELS = {"anchor_free": TINY_MODEL, "anchor": TINY_ANCHOR_MODEL}
+
+
+def make_step(
+    ctx, kind: str, *, optimizer: str = "SGD", sync_bn: bool = False, norm_eval: bool = False, compress=False, **changes
+):
+    model = build_detector(MODELS[kind], 2, seed=1)
+    hyp = Hyperparameters()
+    criterion = model.head.build_loss(hyp)
+    if norm_eval:  # only batch statistics may depend on how a batch is sharded
+        for module in model.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.eval()
+    parts = {
+        "model": parallelize(model, ctx, sync_bn=sync_bn, static=compress, compress=compress),
+        "criterion": criterion,
+        "optimizer": build_optimizer(model, optimizer, lr=0.01, momentum=0.9, weight_decay=5e-4),
+        "ema": ModelEma(model, decay=0.9, tau=1.0),
+        "ctx": ctx,
+        "amp_dtype": None,
+        "clip_norm": 10.0,
+        "channels_last": False,
+    }
+    return TrainStep(**{**parts, **changes}), model
+
+
+def global_batch() -> Batch:
+    """Six images; the first two have no targets."""
+    batch = make_batch(6)
+    return Batch(**{**{f: getattr(batch, f) for f in batch.__slots__}, "targets": batch.targets[4:]})
+
+
+def weights_of(model) -> torch.Tensor:
+    return torch.cat([v.reshape(-1).double() for v in model.state_dict().values()])
+
+
+def _train_share(ctx, kind: str, bounds: list[int]) -> tuple[torch.Tensor, tuple[float, ...], torch.Tensor]:
+    step, model = make_step(ctx, kind, sync_bn=ctx.is_distributed)
+    share = global_batch().shard(bounds[ctx.rank], bounds[ctx.rank + 1])
+    for update in (1, 2, 3):
+        step([share], [6], update)
+    return weights_of(model), step.reader.pop(leave=0)[-1].losses, weights_of(step.ema.module)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_same_weights_on_one_two_and_four_ranks(kind):
+    expected, losses, ema = _train_share(DistributedContext.single(), kind, [0, 6])
+    start = weights_of(build_detector(MODELS[kind], 2, seed=1))
+    cuts = ([0, 2, 6], [0, 2, 2, 5, 6])  # rank 0 has no targets; of four, rank 1 has no images
+    for bounds in cuts:
+        for got, got_losses, got_ema in run_ranks(len(bounds) - 1, _train_share, kind, bounds):
+            assert (got - expected).norm() < 1e-5 * (expected - start).norm() + 1e-5
+            assert (got_ema - ema).norm() < 1e-5 * (expected - start).norm() + 1e-5
+            assert got_losses == pytest.approx(losses, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("cuts", [[0, 3, 6], [0, 1, 2, 6], [0, 0, 6]])
+def test_accumulation_equals_the_whole_batch(kind, cuts):
+    ctx = DistributedContext.single()
+    whole, expected = make_step(ctx, kind, norm_eval=True)
+    parts, got = make_step(ctx, kind, norm_eval=True)
+    whole([global_batch()], [6], 1)
+    bounds = list(itertools.pairwise(cuts))
+    parts([global_batch().shard(a, b) for a, b in bounds], [b - a for a, b in bounds], 1)
+    torch.testing.assert_close(weights_of(got), weights_of(expected), rtol=1e-5, atol=1e-7)
+    a, b = (s.reader.pop(leave=0)[0] for s in (whole, parts))
+    assert a.losses == pytest.approx(b.losses, rel=1e-5)
+    assert a.grad_norm == pytest.approx(b.grad_norm, rel=1e-4)
+
+
+def test_the_gradient_is_that_of_images_times_the_mean_loss():
+    """A picture of ``--quad`` is four images, which learn at the rate of four."""
+    norms = []
+    for images_per_picture in (1, 4):
+        step, _ = make_step(
+            DistributedContext.single(), "anchor_free", clip_norm=0.0, images_per_picture=images_per_picture
+        )
+        step([global_batch()], [6], 1)
+        norms.append(step.reader.pop(leave=0)[0].grad_norm)
+    assert norms[1] == pytest.approx(4 * norms[0])
+
+
+def test_a_step_whose_gradients_are_all_zero_is_taken():
+    step, model = make_step(DistributedContext.single(), "anchor_free", skip_zero_grads=True)
+    before = weights_of(model)
+    loss = step.criterion
+
+    def without_gradient(*inputs):
+        out = loss(*inputs)
+        return out._replace(total=out.total * 0)
+
+    step.criterion = without_gradient
+    step([global_batch()], [6], 1)
+    values = step.reader.pop(leave=0)[0]
+    assert (values.grad_norm, values.finite) == (0, True)
+    trained = torch.cat([p.detach().reshape(-1).double() for p in model.parameters()])
+    assert torch.isin(trained, before).all()
+
+
+def test_clipping_bounds_the_gradient():
+    ctx = DistributedContext.single()
+    free, _ = make_step(ctx, "anchor_free", clip_norm=0.0)
+    free([global_batch()], [6], 1)
+    norm = free.reader.pop(leave=0)[0].grad_norm
+    step, model = make_step(ctx, "anchor_free", clip_norm=norm / 4)
+    before = weights_of(model).clone()
+    seen = []
+    step.optimizer.step = lambda: seen.append(
+        torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    )
+    step([global_batch()], [6], 1)
+    assert float(seen[0]) == pytest.approx(norm / 4, rel=1e-3)
+    assert len(before)
+
+
+class _Poison:
+    """A criterion whose total is not finite in one call."""
+
+    def __init__(self, criterion, at: int) -> None:
+        self.criterion, self.at, self.calls = criterion, at, 0
+
+    def __call__(self, raw, targets, max_targets, host_targets):
+        out = self.criterion(raw, targets, max_targets, host_targets)
+        self.calls += 1
+        return out._replace(total=out.total * float("nan")) if self.calls == self.at else out
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Muon"])
+def test_a_non_finite_step_leaves_everything_as_it_was(optimizer):
+    ctx = DistributedContext.single()
+    step, model = make_step(ctx, "anchor_free", optimizer=optimizer)
+    step.criterion = _Poison(step.criterion, at=2)
+    step([global_batch()], [6], 1)
+    weights = copy.deepcopy(model.state_dict())
+    step([make_batch(6, seed=5)], [6], 2)
+    for key, value in model.state_dict().items():
+        if value.is_floating_point():
+            assert torch.equal(value, weights[key]), key
+    assert torch.isfinite(weights_of(step.ema.module)).all()
+    step([global_batch()], [6], 3)
+    first, second, third = step.reader.pop(leave=0)
+    assert (first.finite, second.finite, third.finite) == (True, False, True)
+    assert not second.local_finite
+    assert second.paths == tuple(f"image{i}.png" for i in range(6))
+    assert torch.isfinite(weights_of(model)).all()
+
+
+def test_values_are_read_one_step_later():
+    step, _ = make_step(DistributedContext.single(), "anchor_free")
+    step([global_batch()], [6], 1)
+    assert step.reader.pop() == []
+    step([global_batch()], [6], 2)
+    assert len(step.reader.pop()) == 1
+    assert len(step.reader.pop(leave=0)) == 1
+
+
+class NoSync(TorchDispatchMode):
+    """Fails on operations that make the host wait for a device, or whose shapes depend on values."""
+
+    FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", "unique_dim", "equal")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name().split("::")[1].split(".")[0]
+        assert name not in self.FORBIDDEN, f"{name} waits for the device"
+        assert name != "index" or not any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]), (
+            "indexing by a mask waits for the device"
+        )
+        if name in ("_to_copy", "copy_"):
+            options = dict(zip(("self", "src", "non_blocking"), args)) | (kwargs or {})
+            source = options.get("src", args[0]).device
+            target = args[0].device if name == "copy_" else options.get("device", source)
+            assert source.type == target.type or options.get("non_blocking"), f"a copy to {target} that waits"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Muon"])
+def test_the_step_has_no_host_sync(kind, optimizer):
+    step, _ = make_step(DistributedContext.single(), kind, optimizer=optimizer)
+    step([global_batch()], [6], 1)  # optimizer states are made here
+    with NoSync():
+        step([global_batch(), make_batch(3)], [6, 3], 2)
+
+
+def test_norms_count_their_batches_in_one_kernel():
+    """As torch's own norms count, which add to one counter after another; a frozen norm counts none."""
+    counters, kernels = [], []
+    for kind in (BatchNorm2d, torch.nn.BatchNorm2d):
+        step, model = make_step(DistributedContext.single(), "anchor_free")
+        for module in model.modules():
+            if isinstance(module, BatchNorm2d):
+                module.__class__ = kind
+        step._norms = [norm for norm in step._norms if isinstance(norm, BatchNorm2d)]
+        freeze_layers(model, {1})
+        with KernelCount() as count:
+            step([global_batch(), make_batch(3)], [6, 3], 1)
+        counters.append([int(v) for name, v in model.named_buffers() if name.endswith("num_batches_tracked")])
+        kernels.append(count.kernels)
+    assert counters[0] == counters[1]
+    assert set(counters[0]) == {0, 2}
+    assert kernels[1]["add_"] - kernels[0]["add_"] == 2 * (len(counters[0]) - 1)
+    assert kernels[0]["_foreach_add_"] - kernels[1]["_foreach_add_"] == 2

@@ -1,0 +1,47 @@
+"""Settings that a number of processes rules out are refused before anything is built or read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.train.step import check_step_settings
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+
+SINGLE = DistributedContext.single("cpu")
+
+
+@pytest.mark.parametrize(
+    ("processes", "settings", "line"),
+    [
+        (3, {"sync_bn_group": 2}, "groups of 2 processes do not divide the 3 of this run"),
+        (3, {"deterministic": True}, "--deterministic on 3 processes: use 2, 4, 8"),
+        (4, {"virtual_ranks": 2}, "--virtual-ranks 2: must be a power of two and a multiple of"),
+        (2, {"compress_grads": True, "deterministic": True}, "--compress-grads is for plain DDP"),
+        (2, {"sync_bn_group": 2, "deterministic": True}, "--sync-bn takes statistics over the whole batch"),
+    ],
+)
+def test_refused(processes, settings, line):
+    with pytest.raises(UserError, match=line):
+        check_step_settings(ranks(processes), TrainConfig(**settings))
+
+
+@pytest.mark.parametrize(
+    ("processes", "settings"),
+    [
+        (1, {"deterministic": True, "sync_bn_group": 2}),
+        (3, {"compress_grads": True, "sync_bn": True}),
+        (4, {"sync_bn_group": 2, "amp": "bf16"}),
+        (2, {"virtual_ranks": 8}),
+    ],
+)
+def test_settings_that_the_number_of_processes_allows(processes, settings):
+    check_step_settings(ranks(processes), TrainConfig(**settings))
+
+
+def ranks(count: int) -> DistributedContext:
+    """Rank 0 of ``count`` processes; there is no process group, and none is used."""
+    return SINGLE if count == 1 else replace(SINGLE, rank=0, local_rank=0, world_size=count)

@@ -1,0 +1,76 @@
+"""The watchdog in processes of its own: it ends them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.helpers.processes import ROOT
+
+PRELUDE = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+import engine.train.watchdog as watchdog
+from utils.machine.stop_signals import StopSignals
+from utils.distributed.store_barrier import this_process
+from utils.errors import Stopped
+
+watchdog.CHECK_EVERY_S, watchdog.PEER_DEAD_S, watchdog.STOP_TIMEOUT_S = 0.02, 0.2, 0.2
+"""
+
+
+def exit_code_of(program: str) -> int:
+    code = PRELUDE + textwrap.dedent(program)
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode
+
+
+@pytest.mark.parametrize(("agreed", "code"), [(True, 0), (False, 75)])
+def test_a_checkpoint_may_take_long_once_the_ranks_have_agreed_to_stop(agreed, code):
+    program = f"""
+    with StopSignals() as signals, watchdog.Watchdog(signals) as dog, signals.deferred():
+        with dog.training(Path("."), 0):
+            os.kill(os.getpid(), signal.SIGTERM)
+            if {agreed}:
+                dog.stop_agreed()
+            time.sleep(1)  # the checkpoint is written
+    """
+    assert exit_code_of(program) == code
+
+
+@pytest.mark.parametrize(("error", "code"), [("Stopped(75)", 75), ("ValueError()", 2)])
+def test_an_orderly_stop_is_not_cut_short_when_another_rank_has_ended(error, code):
+    program = f"""
+    peer = subprocess.Popen([sys.executable, "-c", ""])
+    with StopSignals() as signals, watchdog.Watchdog(signals) as dog:
+        dog._peers = {{1: this_process().replace(str(os.getpid()), str(peer.pid), 1)}}
+        try:
+            with dog.training(Path("."), 0):
+                raise {error}
+        except (Stopped, ValueError):
+            peer.wait()
+            time.sleep(1)  # rank 0 closes its trackers
+    sys.exit(75)
+    """
+    assert exit_code_of(program) == code
+
+
+def test_after_an_error_the_time_without_a_peer_begins_anew():
+    """The folder of a run without a checkpoint is removed then, which must not be cut short."""
+    program = """
+    watchdog.PEER_DEAD_S = 2
+    peer = subprocess.Popen([sys.executable, "-c", ""])
+    with StopSignals() as signals, watchdog.Watchdog(signals) as dog:
+        dog._peers = {1: this_process().replace(str(os.getpid()), str(peer.pid), 1)}
+        try:
+            with dog.training(Path("."), 0):
+                peer.wait()
+                time.sleep(1.4)  # a collective that fails late
+                raise ValueError
+        except ValueError:
+            time.sleep(1.2)
+    sys.exit(75)
+    """
+    assert exit_code_of(program) == 75

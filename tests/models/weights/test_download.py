@@ -1,0 +1,357 @@
+import hashlib
+import io
+import itertools
+import threading
+import time
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch.distributed
+import torch.multiprocessing as mp
+import yaml
+
+from models.weights import download as downloads
+from models.weights import download as http_transfer
+from models.weights.download import CATALOG, TransferLimits, WeightsEntry, fetch_weights, find_entry
+from utils.distributed.context import DistributedContext
+from utils.distributed.spawn import spawn
+from utils.errors import UserError
+
+BODY = bytes(range(256)) * 1200
+SHA = hashlib.sha256(BODY).hexdigest()
+QUICK = TransferLimits(stall_s=0.3, tries=3, wait_s=0.0)
+
+
+class Server(ThreadingHTTPServer):
+    """Serves BODY, with one of the listed faults in each of the first requests."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.faults: list[str] = []
+        self.ranges: list[str | None] = []  # of each request
+        self.body = BODY
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/files/tiny.pt"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *args):
+        pass
+
+    def keep_sending(self, pieces, pause_s):
+        """Sends until the client disconnects."""
+        self.close_connection = True
+        try:
+            for data in pieces:
+                self.wfile.write(data)
+                self.wfile.flush()
+                time.sleep(pause_s)
+        except OSError:
+            pass
+
+    def do_GET(self):
+        fault = self.server.faults.pop(0) if self.server.faults else ""
+        asked = self.headers.get("Range")
+        self.server.ranges.append(asked)
+        body, start = self.server.body, 0
+        if fault.isdigit():
+            self.send_error(int(fault))
+            return
+        if asked and fault != "ignore range":
+            start = int(asked.removeprefix("bytes=").rstrip("-"))
+            if start >= len(body):
+                self.send_error(416)
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        else:
+            self.send_response(200)
+        rest = body[start:]
+        claimed = {"claim more": len(rest) + 5000, "claim less": len(rest) - 5000, "claim nonsense": "many"}
+        if fault not in ("no length", "endless"):
+            self.send_header("Content-Length", str(claimed.get(fault, len(rest))))
+        self.send_header("ETag", '"one"')
+        self.end_headers()
+        if fault in ("trickle", "endless"):
+            pieces = (bytes([byte]) for byte in rest) if fault == "trickle" else itertools.repeat(rest)
+            self.keep_sending(pieces, 0.02 if fault == "trickle" else 0.0)
+            return
+        self.wfile.write(rest[: len(rest) // 2] if fault in ("cut", "stall") else rest)
+        self.wfile.flush()
+        if fault == "stall":
+            time.sleep(1.0)
+        if fault in ("cut", "stall", "claim more"):
+            self.close_connection = True
+
+
+@pytest.fixture
+def server(monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def fetch(server, tmp_path):
+    def run(name="tiny", *, offline=False, ctx=None, limits=QUICK, tiny_name="tiny", **entry):
+        catalog = tmp_path / "weights.yaml"
+        entry = {"url": server.url, "license": "MIT", "sha256": SHA, **entry}
+        catalog.write_text(yaml.safe_dump({tiny_name: {k: v for k, v in entry.items() if v is not None}}))
+        ctx = ctx or DistributedContext.single()
+        return fetch_weights(
+            name, ctx=ctx, offline=offline, catalog=catalog, cache_dir=tmp_path / "cache", limits=limits
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("fault", ["claim nonsense", "no length"])
+def test_an_invalid_content_length_is_ignored(fetch, server, fault):
+    server.faults = [fault]
+    assert fetch().read_bytes() == BODY
+
+
+def test_a_trickling_connection_counts_as_stalled(fetch, server):
+    """Occasional bytes prevent the timeout of the connection itself."""
+    server.faults = ["trickle"]
+    assert fetch().read_bytes() == BODY
+    assert len(server.ranges) == 2
+    server.faults = ["trickle"] * 9
+    with pytest.raises(UserError, match=r"only \d+ bytes in 0 s"):
+        fetch("other", tiny_name="other", limits=TransferLimits(0.2, 1, 0.0))
+
+
+@pytest.mark.parametrize("size", [len(BODY), 0])
+def test_an_endless_body_is_refused(fetch, server, tmp_path, monkeypatch, size):
+    monkeypatch.setattr(http_transfer, "MAX_BYTES", 2 * len(BODY))
+    server.faults = ["endless"]
+    with pytest.raises(UserError, match=r"sent more than the \d+ bytes that are expected"):
+        fetch(sha256=None, size=size)
+    assert kept(tmp_path) == []
+
+
+def zipped():
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("archive/data.pkl", bytes(50_000))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [(b"\n <!DOCTYPE html><title>Log in</title>", "web page"), (zipped()[:-100], "an incomplete checkpoint")],
+)
+def test_a_file_that_is_not_a_checkpoint_is_refused_without_checksum(fetch, server, tmp_path, body, message):
+    server.body = body
+    with pytest.raises(UserError, match=message):
+        fetch(sha256=None)
+    assert kept(tmp_path) == []
+    server.body = zipped()
+    assert fetch(sha256=None).read_bytes() == zipped()
+
+
+def test_a_file_is_kept_under_its_name_in_the_catalog(fetch):
+    """Releases contain files of the same name."""
+    assert fetch("tiny-v5.0.pt", tiny_name="tiny-v5.0").name == "tiny-v5.0.pt"
+    assert fetch("tiny-v5.0", tiny_name="tiny-v5.0", offline=True).name == "tiny-v5.0.pt"
+
+
+def kept(tmp_path):
+    return sorted(p.name for p in (tmp_path / "cache").rglob("*") if p.is_file())
+
+
+def test_a_file_is_downloaded_once_and_then_read_from_disk(fetch, server, tmp_path):
+    path = fetch()
+    assert path.read_bytes() == BODY
+    assert fetch("tiny.pt", offline=True) == path
+    assert server.ranges == [None]
+    assert kept(tmp_path) == ["tiny.pt"]
+
+
+def test_an_existing_path_needs_no_network(fetch, server, tmp_path):
+    own = tmp_path / "mine.pt"
+    own.write_bytes(b"x")
+    assert fetch(str(own), offline=True) == own
+    assert server.ranges == []
+
+
+def test_address_and_license_are_printed_first(fetch, server, caplog, monkeypatch):
+    monkeypatch.setattr(downloads.get_logger(), "propagate", True)
+    with caplog.at_level("INFO", logger="lockstep"):
+        fetch()
+    assert server.url in caplog.messages[0]
+    assert "MIT" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("fault", ["cut", "stall", "503", "claim more"])
+@pytest.mark.parametrize("sha256", [SHA, None])
+def test_interrupted_transfers_are_resumed(fetch, server, tmp_path, fault, sha256):
+    server.faults = [fault]
+    assert fetch(sha256=sha256).read_bytes() == BODY
+    assert kept(tmp_path) == ["tiny.pt"]
+    if fault in ("cut", "stall"):
+        assert server.ranges == [None, f"bytes={len(BODY) // 2}-"]
+
+
+def test_a_server_that_ignores_ranges_is_handled(fetch, server):
+    server.faults = ["cut", "ignore range"]
+    assert fetch().read_bytes() == BODY
+
+
+def test_the_next_run_resumes_if_there_is_a_checksum(fetch, server, tmp_path):
+    server.faults = ["cut", "503", "503"]
+    with pytest.raises(UserError, match="503"):
+        fetch()
+    assert kept(tmp_path) == ["tiny.pt.part"]
+    assert fetch().read_bytes() == BODY
+    assert server.ranges[-1] == f"bytes={len(BODY) // 2}-"
+    assert kept(tmp_path) == ["tiny.pt"]
+
+
+@pytest.mark.parametrize("remains", [b"of another file", BODY + b"too long", BODY])
+def test_any_partial_file_of_an_earlier_run_ends_in_the_right_content(fetch, tmp_path, remains):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "tiny.pt.part").write_bytes(remains)
+    assert fetch().read_bytes() == BODY
+
+
+def test_a_partial_file_is_not_used_without_checksum(fetch, server, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "tiny.pt.part").write_bytes(b"of another file")
+    assert fetch(sha256=None).read_bytes() == BODY
+    assert server.ranges == [None]
+
+
+def test_repeated_disconnection_is_one_line(fetch, server):
+    server.faults = ["cut"] * 9
+    with pytest.raises(UserError, match=r"cut off at \d+ of 307200 bytes"):
+        fetch(limits=TransferLimits(0.3, 2, 0.0))
+
+
+def test_a_permanent_stall_is_one_line_with_the_time(fetch, server):
+    server.faults = ["stall"] * 9
+    with pytest.raises(UserError, match=r"no byte for 0.1 s"):
+        fetch(limits=TransferLimits(0.1, 1, 0.0))
+
+
+@pytest.mark.parametrize("fault", ["", "claim less"])
+def test_content_with_a_wrong_checksum_is_refused(fetch, server, tmp_path, fault):
+    server.faults = [fault]
+    if not fault:
+        server.body = BODY[:-1] + b"!"
+    with pytest.raises(UserError, match="sha256 is"):
+        fetch()
+    assert kept(tmp_path) == []
+
+
+@pytest.mark.parametrize("body", [BODY + b"more", b""])
+def test_a_wrong_size_is_refused_without_checksum(fetch, server, tmp_path, body):
+    server.body = body
+    with pytest.raises(UserError, match=r"bytes|empty"):
+        fetch(sha256=None, size=len(BODY))
+    assert kept(tmp_path) == []
+
+
+def test_a_file_missing_on_the_server_is_one_line(fetch, server):
+    server.faults = ["404"]
+    with pytest.raises(UserError, match="404"):
+        fetch()
+    assert len(server.ranges) == 1
+
+
+def test_offline_and_unreachable_are_one_line(fetch, server):
+    with pytest.raises(UserError, match="--offline"):
+        fetch(offline=True)
+    assert server.ranges == []
+    with pytest.raises(UserError, match="cannot be downloaded") as caught:
+        fetch(url="http://127.0.0.1:9/x.pt")
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_name_gets_a_suggestion(fetch):
+    with pytest.raises(UserError, match="did you mean 'tiny'"):
+        fetch("tinny.pt")
+    with pytest.raises(UserError, match="no such file"):
+        fetch("runs/exp/best.pt")
+
+
+def test_a_folder_is_not_called_missing(fetch, tmp_path):
+    with pytest.raises(UserError, match="is a folder; name a file in it"):
+        fetch(str(tmp_path))
+
+
+def test_urls_with_equal_file_names_do_not_collide(fetch, server):
+    one, two = fetch(server.url), fetch(server.url + "?v=2")
+    assert one.name == two.name == "tiny.pt"
+    assert one != two
+    with pytest.raises(UserError, match="no such file"):
+        fetch("file:///etc/hostname")
+
+
+def test_two_simultaneous_runs_download_once(server, tmp_path):
+    paths = []
+    entry, target = WeightsEntry(url=server.url, sha256=SHA), tmp_path / "cache" / "tiny.pt"
+
+    def run():
+        downloads._fetch(entry, target, QUICK)
+        paths.append(target)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {p.read_bytes() for p in paths} == {BODY}
+    assert len(paths) == 4
+    assert len(server.ranges) == 1
+    assert kept(tmp_path) == ["tiny.pt"]
+
+
+def test_the_shipped_catalog_is_well_formed():
+    names = yaml.safe_load(CATALOG.read_text())
+    for name in names:
+        entry = find_entry(name)
+        assert entry == find_entry(f"{name}.pt")
+        assert entry.url.startswith("https://github.com/")
+        assert entry.url.endswith((".pt", ".pth"))
+        assert entry.license in ("AGPL-3.0", "GPL-3.0", "Apache-2.0", "MIT")
+        assert not entry.sha256 or len(bytes.fromhex(entry.sha256)) == 32
+    assert len({find_entry(name).url for name in names}) == len(names)
+
+
+def test_shipped_checksums_match_the_public_files(shared):
+    """For those files that are available."""
+    for path in (shared / "weights").glob("*.pt"):
+        entry = find_entry(path.name)
+        assert entry.size == path.stat().st_size
+        assert entry.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _fetch_on_a_rank(catalog, cache, results):
+    ctx = DistributedContext.from_environment("cpu", timeout_s=60)
+    path = fetch_weights("tiny", ctx=ctx, offline=False, catalog=catalog, cache_dir=cache, limits=QUICK)
+    results.put((ctx.rank, path.read_bytes() == BODY))
+    torch.distributed.barrier()  # rank 0 keeps the store, so it stays until all have read
+    ctx.close()
+
+
+def test_only_the_first_process_downloads(server, tmp_path):
+    catalog = tmp_path / "weights.yaml"
+    catalog.write_text(yaml.safe_dump({"tiny": {"url": server.url, "sha256": SHA}}))
+    results = mp.get_context("spawn").SimpleQueue()
+    spawn(_fetch_on_a_rank, 2, (catalog, tmp_path / "cache", results))
+    assert sorted(results.get() for _ in range(2)) == [(0, True), (1, True)]
+    assert server.ranges == [None]

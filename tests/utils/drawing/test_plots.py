@@ -1,0 +1,235 @@
+import builtins
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from engine.evaluation.analysis import measure_calibration
+from engine.evaluation.matching import match_detections, sort_by_class
+from engine.evaluation.report import plot_errors, plot_reliability
+from engine.evaluation.tide import split_errors
+from tests.helpers.scoring import make_table, random_case
+from utils.drawing.draw import class_colors, draw_boxes, text_mask, tile_images
+from utils.drawing.plots import (
+    draw_batch,
+    draw_detections,
+    plot_confusion,
+    plot_curves,
+    plot_labels,
+    plot_metric_curves,
+    plot_run_curves,
+)
+from utils.structures import Detections, EvalResult
+
+NAMES = ("Katze", "größer", "снег", "猫")
+
+
+def make_result(targets=(5, 0, 3, 1)) -> EvalResult:
+    n = len(targets)
+    confidence = np.linspace(0, 1, 200)
+    present = np.array(targets) > 0
+    per_class = np.where(present, 0.6, np.nan)
+    recall = np.where(present[:, None], 1 - confidence, np.nan)
+    return EvalResult(
+        metrics={"AP50": 0.7}, class_metrics={"AP50": per_class}, best_confidence=0.4, ap_small=np.nan,
+        ap_medium=0.5, ap_large=np.nan, class_targets=np.array(targets),
+        confusion=np.diag([5, 0, 3, 1, 0])[: n + 1, : n + 1], confusion_confidence=0.4, curve_confidence=confidence,
+        curve_precision=np.where(present[:, None], confidence, np.nan), curve_recall=recall,
+        pr_recall=np.linspace(0, 1, 101), pr_precision=np.where(present[:, None], np.linspace(1, 0, 101), np.nan),
+        num_images=4,
+    )  # fmt: skip
+
+
+def picture_of(path):
+    image = cv2.imread(str(path))
+    assert image is not None
+    assert image.std() > 5  # something is drawn
+    return image
+
+
+def test_curves_with_gaps_and_nan_are_drawn(tmp_path):
+    table = tmp_path / "results.csv"
+    table.write_text(
+        "epoch,train/box,val/box,metrics/ap50,lr/0,lr/1\n0,3,,,0.1,0.2\n1,2,2.5,nan,0.1,0.1\n2,1,1.5,0.5,0,0\n"
+    )
+    plot_curves(table, tmp_path / "curves.png")
+    picture_of(tmp_path / "curves.png")
+
+
+def test_empty_table_draws_nothing(tmp_path):
+    table = tmp_path / "results.csv"
+    table.write_text("epoch,train/box\n")
+    plot_curves(table, tmp_path / "curves.png")
+    assert not (tmp_path / "curves.png").exists()
+
+
+@pytest.mark.filterwarnings("error")
+def test_error_types_and_reliability_are_drawn(tmp_path):
+    gt, table, num_classes = random_case(0)
+    matches = match_detections(gt, table, num_classes)
+    plot_errors(split_errors(matches), tmp_path / "errors.png")
+    plot_reliability(measure_calibration(sort_by_class(matches), 0.4), tmp_path / "calibration.png")
+    assert picture_of(tmp_path / "errors.png").shape != picture_of(tmp_path / "calibration.png").shape
+    nothing = sort_by_class(match_detections(gt, make_table([], [], [], []), num_classes))
+    plot_reliability(measure_calibration(nothing, 0.4), tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
+@pytest.mark.filterwarnings("error")
+def test_metric_curves_confusion_matrix_and_labels_are_drawn(tmp_path):
+    result = make_result()
+    paths = plot_metric_curves(result, NAMES, tmp_path)
+    assert [p.name for p in paths] == ["PR_curve.png", "F1_curve.png", "P_curve.png", "R_curve.png"]
+    plot_confusion(result.confusion, NAMES, 0.25, tmp_path / "confusion.png")
+    boxes = np.array([[0.5, 0.5, 0.2, 0.4], [0.2, 0.3, 0.1, 0.1], [0.5, 0.5, 1, 1]])
+    plot_labels(np.array([0, 2, 2]), boxes, NAMES, tmp_path / "labels.png")
+    for path in [*paths, tmp_path / "confusion.png", tmp_path / "labels.png"]:
+        picture_of(path)
+
+
+@pytest.mark.filterwarnings("error")
+def test_many_classes_and_no_classes_are_drawn(tmp_path):
+    many = [f"c{i}" for i in range(90)]
+    plot_confusion(np.eye(91, dtype=int), many, 0.25, tmp_path / "many.png")
+    picture_of(tmp_path / "many.png")
+    plot_labels(np.empty(0, int), np.empty((0, 4)), many, tmp_path / "empty.png")
+    assert plot_metric_curves(make_result((0, 0, 0, 0)), NAMES, tmp_path) == []
+
+
+def test_names_are_drawn_as_text(tmp_path, recwarn):
+    """Dollars are no formula, an underscore does not hide a line in the legend, and long names leave space for axes."""
+    given, shown = ("a", "$\\frac$", "_hidden", "x" * 300), ("a", "$\\frac$", " _hidden", "x" * 39 + "…")
+    drawn = []
+    for names in (given, shown):
+        plot_metric_curves(make_result(), names, tmp_path)
+        plot_confusion(np.eye(5, dtype=int), names, 0.25, tmp_path / "confusion.png")
+        plot_labels(np.arange(4), np.full((4, 4), 0.5), names, tmp_path / "labels.png")
+        heading = ",".join(f"metrics/AP:{name}" for name in given)
+        (tmp_path / "results.csv").write_text(f"epoch,{heading}\n1,0.5,0.4,0.3,0.2\n2,0.25,0.3,0.1,0.2\n", "utf-8")
+        plot_curves(tmp_path / "results.csv", tmp_path / "curves.png")
+        plot_run_curves(dict.fromkeys(names, tmp_path / "results.csv"), tmp_path / "runs.png")
+        drawn.append([picture_of(path) for path in sorted(tmp_path.glob("*.png"))])
+    assert all(map(np.array_equal, *drawn))
+    assert not recwarn.list
+
+
+def test_figures_are_not_registered_with_pyplot(tmp_path):
+    plot_confusion(np.eye(2, dtype=int), ["a"], 0.25, tmp_path / "c.png")
+    from matplotlib import _pylab_helpers
+
+    assert not _pylab_helpers.Gcf.figs
+
+
+PLOT = "run_main(lambda argv: plot_confusion(np.eye(2, dtype=int), ['a'], 0.25, Path('c.png')))"
+
+
+@pytest.mark.parametrize(
+    ("backend", "work"), [("module://no_such.backend_inline", PLOT), ("nonsense", "text_mask('a', 12)")]
+)
+def test_a_backend_that_is_not_there_changes_nothing(tmp_path, backend, work):
+    """Notebooks set MPLBACKEND for the scripts that a cell starts, also for another Python."""
+    code = "from pathlib import Path; import numpy as np; from utils.drawing.draw import text_mask; "
+    code += f"from utils.drawing.plots import plot_confusion; from utils.entrypoint import run_main; {work}"
+    environ = {**os.environ, "MPLBACKEND": backend, "PYTHONPATH": str(Path(__file__).parents[3])}
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (tmp_path / "c.png").exists() == (work == PLOT)
+
+
+def test_class_colors_are_fixed_and_distinct():
+    colors = class_colors(np.arange(80))
+    assert np.array_equal(colors[[3, 3]], class_colors(np.array([3, 3])))
+    assert len(np.unique(colors, axis=0)) == 80
+    assert class_colors(np.empty(0, int)).shape == (0, 3)
+
+
+def test_a_box_is_drawn_on_its_pixels_and_the_input_is_unchanged():
+    image = np.zeros((60, 80, 3), np.uint8)
+    drawn = draw_boxes(image, np.array([[10, 20, 30, 50]]), None, np.array([[255, 0, 0]], np.uint8), thickness=1)
+    assert not image.any()
+    ys, xs = np.nonzero(drawn[..., 0])
+    assert (xs.min(), ys.min(), xs.max(), ys.max()) == (10, 20, 29, 49)  # boxes end before their far corner
+    assert not drawn[21:49, 11:29].any()
+    assert not drawn[..., 1:].any()
+
+
+def test_labels_in_any_script_stay_inside_the_image():
+    image = np.full((40, 50, 3), 90, np.uint8)
+    boxes = np.array([[0, 0, 10, 10], [45, 35, 60, 60], [-20, 10, 500, 20], [np.nan, 0, 5, 5]])
+    drawn = draw_boxes(image, boxes, list(NAMES), class_colors(np.arange(4)))
+    assert drawn.shape == image.shape
+    assert (drawn != image).any()
+    assert draw_boxes(image, np.empty((0, 4)), []).tolist() == image.tolist()
+
+
+def test_every_letter_is_visible():
+    masks = [text_mask(text, 16) for text in ("a", "ä", "ж", "猫", "犬", "🙂", " ")]
+    assert all(mask.shape[0] == masks[0].shape[0] or i in (3, 4, 5) for i, mask in enumerate(masks))
+    assert all(mask.max() > 100 for mask in masks[:-1])
+    assert masks[-1].max() == 0
+    assert masks[3].tobytes() != masks[4].tobytes()  # no two letters become the same replacement character
+
+
+def test_text_is_drawn_without_matplotlib(monkeypatch):
+    from utils.drawing import draw as lettering
+
+    true_import = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return true_import(name, *args, **kwargs)
+
+    lettering._default_font.cache_clear()
+    text_mask.cache_clear()
+    monkeypatch.setattr(builtins, "__import__", without)
+    try:
+        assert text_mask("abc", 14).max() > 100
+    finally:
+        monkeypatch.undo()
+        lettering._default_font.cache_clear()
+        text_mask.cache_clear()
+
+
+def test_tiles_fill_the_sheet_row_by_row():
+    tiles = [np.full((4, 6, 3), i, np.uint8) for i in range(3)]
+    sheet = tile_images(tiles, 2, gap=1)
+    assert sheet.shape == (9, 13, 3)
+    assert (sheet[5:9, 0:6] == 2).all()
+    assert (sheet[5:9, 7:] == 255).all()
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_batch_sheet_shows_targets_of_the_right_image(channels_last):
+    images = torch.zeros(3, 3, 64, 64, dtype=torch.uint8)
+    if channels_last:
+        images = images.contiguous(memory_format=torch.channels_last)
+    targets = torch.tensor([[1, 0, 0.5, 0.5, 0.5, 0.5]])
+    sheet = draw_batch(images, targets, (), ["thing"])
+    assert sheet.shape == (130, 130, 3)
+    assert sheet[:64, 66:].any()
+    assert not sheet[:64, :64].any()
+    assert not sheet[66:, :64].any()
+    assert draw_batch(images[:0], targets[:0], (), ["thing"]) is None
+
+
+def test_detection_sheet_pairs_labels_with_predictions():
+    images = np.zeros((2, 3, 64, 64), np.uint8)
+    detections = Detections(
+        boxes_xyxy=torch.tensor([[[8.0, 30, 24, 60], [30, 30, 60, 60]], [[0, 0, 0, 0], [0, 0, 0, 0]]]),
+        scores=torch.tensor([[0.9, 0.1], [0.0, 0.0]]),
+        classes=torch.zeros(2, 2, dtype=torch.long),
+        counts=torch.tensor([2, 0]),
+    )
+    sheet = draw_detections(images, detections, np.zeros((0, 6)), ["a/x.jpg", "y.jpg"], ["t"])
+    right = sheet[:64, 66:130]
+    assert sheet.shape == (64, 4 * 66 - 2, 3)
+    assert right[31:48, 8:24].any()
+    assert not right[31:48, 30:].any()  # below the confidence threshold
+    assert not sheet[:48, 132:196].any()  # the second image has neither
+    assert not sheet[:48, 198:].any()

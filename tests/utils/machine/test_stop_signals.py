@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from utils.distributed import stop_signals
+from utils.errors import Stopped
+from utils.machine.stop_signals import StopSignals
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.fixture(autouse=True)
+def _handlers_as_they_were():
+    before = {number: signal.getsignal(number) for number in stop_signals.stop_signals()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+def test_a_signal_before_training_raises_at_once(number, code):
+    with pytest.raises(Stopped) as caught, StopSignals():
+        send(number)
+    assert caught.value.code == code
+
+
+def test_a_signal_is_recorded_during_training_and_ignored_while_ending():
+    with StopSignals() as signals:
+        with signals.deferred():
+            send(signal.SIGTERM)
+            send(signal.SIGTERM)
+            assert (signals.stop, signals.interrupt, signals.code) == (True, False, 75)
+            assert signals.has_come()
+            assert not signals.has_come()
+            send(signal.SIGINT)
+            assert signals.code == 130
+        send(signal.SIGTERM)
+    send(signal.SIGTERM)  # the process is ending
+
+
+def test_a_second_ctrl_c_stops_at_once(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("utils.machine.stop_signals.time.monotonic", lambda: now[0])
+    with StopSignals() as signals, signals.deferred():
+        send(signal.SIGINT)
+        now[0] = 0.5
+        send(signal.SIGINT)  # sent again by a launcher
+        now[0] = 5.0
+        with pytest.raises(Stopped):
+            send(signal.SIGINT)
+
+
+def test_without_a_signal_the_handlers_are_restored():
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignals() as signals:
+        assert not signals.has_come()
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.set_wakeup_fd(-1) == -1

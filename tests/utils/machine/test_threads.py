@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from utils.machine.threads import AHEAD_BYTES, Ahead, BackgroundWriter, iterate_ahead, map_ahead
+
+A, B = Path("a"), Path("b")
+
+
+class Disk:
+    """Records what is written; the first write blocks until it is released."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[Path, int]] = []
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, content: int, path: Path) -> None:
+        self.begun.set()
+        assert self.go_on.wait(10)
+        if content < 0:
+            raise OSError("full")
+        self.written.append((path, content))
+
+
+def test_submitting_does_not_block_and_newer_content_replaces_pending_content():
+    disk = Disk()
+    writer = BackgroundWriter(disk)
+    writer.submit({A: 1})
+    assert disk.begun.wait(10)
+    for content in range(2, 6):
+        writer.submit({B: content, A: content})
+    writer.submit({A: 6})
+    disk.go_on.set()
+    writer.finish()
+    assert disk.written == [(A, 1), (B, 5), (A, 6)]
+    writer.submit({A: 7})  # a new thread continues
+    writer.finish()
+    assert disk.written[-1] == (A, 7)
+
+
+def test_an_error_is_raised_once_and_pending_content_is_dropped():
+    disk = Disk()
+    writer = BackgroundWriter(disk)
+    writer.submit({A: -1})
+    assert disk.begun.wait(10)
+    writer.submit({B: 1})
+    disk.go_on.set()
+    writer.wait()
+    with pytest.raises(OSError, match="full"):
+        writer.check()
+    writer.finish()
+    assert disk.written == []
+
+
+def squares_that_fail_at(bad: int, called: list[int]):
+    def square(number: int) -> int:
+        called.append(number)
+        time.sleep(0.002 * (number % 3) if number <= bad or bad < 0 else 0.5)
+        if number == bad:
+            raise OSError("full")
+        return number * number
+
+    return square
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("ahead", [None, lambda: 0, lambda: 6])
+def test_a_map_keeps_the_order_and_is_never_further_ahead(threads, ahead):
+    called: list[int] = []
+    for number, result in enumerate(
+        map_ahead(squares_that_fail_at(-1, called), range(40), threads=threads, ahead=ahead)
+    ):
+        assert result == number * number
+        assert len(called) <= number + 1 + (2 * threads if ahead is None else ahead())
+    assert sorted(called) == list(range(40))
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_after_an_error_in_a_map_no_later_call_begins(threads):
+    called: list[int] = []
+    results = map_ahead(squares_that_fail_at(7, called), range(40), threads=threads, ahead=lambda: 20)
+    assert [next(results) for _ in range(7)] == [number * number for number in range(7)]
+    with pytest.raises(OSError, match="full"):
+        next(results)
+    begun = len(called)
+    assert begun <= 7 + threads
+    time.sleep(0.05)
+    assert len(called) == begun
+    assert list(results) == []
+
+
+def test_an_iterator_is_computed_in_another_thread():
+    threads = set()
+
+    def items(count: int):
+        try:
+            for number in range(count):
+                threads.add(threading.get_ident())
+                yield None if number == 1 else number
+            raise OSError("damaged")
+        finally:
+            threads.add("closed")
+
+    found = iterate_ahead(items(3), lambda: 2)
+    assert [next(found), next(found), next(found)] == [0, None, 2]
+    with pytest.raises(OSError, match="damaged"):
+        next(found)
+    assert threading.get_ident() not in threads
+    threads.clear()
+    endless = iterate_ahead(items(1 << 30), lambda: 2)
+    next(endless)
+    del endless
+    assert "closed" in threads
+
+
+def test_large_images_are_not_read_ahead():
+    ahead = Ahead(16)
+    assert ahead() == 0  # their size is unknown
+    for size, count in ((1000, 16), (AHEAD_BYTES // 10, 10), (1000, 10), (AHEAD_BYTES + 1, 0)):
+        ahead.add(size)
+        assert ahead() == count

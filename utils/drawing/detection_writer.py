@@ -1,0 +1,284 @@
+"""The output of detect.py and val.py: images, videos, YOLO labels, crops, COCO JSON, and a window."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from utils.boxes import xyxy_to_xywh
+from utils.config.settings import DetectConfig
+from utils.drawing.annotation_formats import (
+    BOX_DIGITS,
+    FORMATS,
+    SCORE_DIGITS,
+    AnnotatedImage,
+    write_yolo_labels,
+)
+from utils.drawing.draw import write_image
+from utils.drawing.written_files import WrittenFiles
+from utils.errors import UserError
+from utils.files.safe_io import atomic_write, write_whole
+from utils.strings import image_ids_of
+from utils.structures import DetectionTable, GroundTruth
+
+_ROWS = 4096  # lines written at a time
+
+
+def write_predictions(path: str | Path, table: DetectionTable, gt: GroundTruth) -> None:
+    """COCO JSON with a detection a line: image_id, category_id, bbox (x, y, w, h in pixels), score; ids are those of
+    ``gt``. pycocotools reads the file with ``loadRes``.
+    """
+    image_ids = [json.dumps(i) for i in gt.image_ids]
+    boxes = np.round(xyxy_to_xywh(table.boxes_xyxy_px), BOX_DIGITS)
+    scores = np.round(table.scores, SCORE_DIGITS)
+    categories = np.asarray(gt.category_ids, dtype=np.int64)[table.classes]
+    with atomic_write(path) as file:
+        file.write(b"[")
+        separator = "\n"
+        for start in range(0, scores.size, _ROWS):
+            part = slice(start, start + _ROWS)
+            columns = (v[part].tolist() for v in (table.image_index, categories, boxes, scores))
+            rows = [
+                f'{{"image_id": {image_ids[i]}, "category_id": {c}, "bbox": {b}, "score": {s}}}'
+                for i, c, b, s in zip(*columns)
+            ]
+            file.write((separator + ",\n".join(rows)).encode())
+            separator = ",\n"
+        file.write(b"\n]\n")
+
+
+WRITABLE = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
+SPARE_BYTES = 1 << 20
+_FRAME = re.compile(r"(.+)_\d{6,}", re.DOTALL)  # the names that `DetectionFiles` gives to the frames of videos
+
+
+def written_suffix(path: str) -> str:
+    """The suffix of an image's drawing: its own, or .jpg for formats that cannot be written."""
+    suffix = Path(path).suffix
+    return suffix if suffix.lower() in WRITABLE else ".jpg"
+
+
+class MediaWriter:
+    """Writes images and videos into ``run_dir``, one video at a time."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = Path(run_dir)
+        self._video: cv2.VideoWriter | None = None
+        self._video_path = Path()
+        self._size = (0, 0)
+
+    def image(self, stem: str, suffix: str, encoded: bytes) -> None:
+        """``encoded``: see `encode_image`."""
+        write_whole(self.run_dir / (stem + suffix), encoded)
+
+    def frame(self, stem: str, image: np.ndarray, fps: float) -> Path:
+        """Appends a frame to STEM.mp4; a frame that differs in size from the first one is resized.
+
+        Raises OSError if the disk is nearly full; the video up to then can be played.
+        """
+        path = self.run_dir / f"{stem}.mp4"
+        self._check_space(path, image.nbytes)
+        if self._video is None or path != self._video_path:
+            self._open(path, image.shape[:2], fps)
+        if image.shape[1::-1] != self._size:
+            image = cv2.resize(image, self._size, interpolation=cv2.INTER_AREA)
+        self._video.write(cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
+        return path
+
+    def close(self) -> None:
+        """Finishes the open video, which cannot be played before."""
+        if self._video is not None:
+            self._video.release()
+            self._video = None
+
+    def _check_space(self, path: Path, frame_bytes: int) -> None:
+        """Finishes the video and raises OSError while there is still space for its index: on a full disk, OpenCV would
+        leave a file that cannot be played, without an error."""
+        if shutil.disk_usage(self.run_dir).free < SPARE_BYTES + frame_bytes:
+            self.close()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    def _open(self, path: Path, hw: tuple[int, int], fps: float) -> None:
+        self.close()
+        self._size, self._video_path = (hw[1], hw[0]), path
+        # OpenCV writes a frame rate as a fraction with powers of ten, whose numerator MPEG-4 limits to 65,535.
+        fps = max(round(fps, 1 if fps > 65 else 3), 0.002)
+        self._video = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), fps, self._size)
+        if not self._video.isOpened():
+            self._video = None
+            what = f"mp4 videos of {hw[1]}x{hw[0]} pixels"
+            raise UserError(f"{path}: this OpenCV cannot write {what}; use --nosave with --save-txt or --save-json")
+
+
+class Window:
+    """A window on the screen that shows one image at a time. Raises UserError where none can be opened."""
+
+    NAME = "lockstep"
+
+    def __init__(self) -> None:
+        # Without a display, some builds of OpenCV end the process instead of raising.
+        if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            raise UserError(
+                "--view-img: there is no display here (neither DISPLAY nor WAYLAND_DISPLAY is set); leave it out"
+            )
+        try:
+            cv2.namedWindow(self.NAME, cv2.WINDOW_NORMAL)
+        except cv2.error:
+            raise UserError("--view-img: this OpenCV cannot open windows (a headless build?); leave it out") from None
+
+    def show(self, image: np.ndarray, *, wait: bool) -> bool:
+        """Shows ``image`` (RGB); with ``wait``, until a key is pressed. False if the key is q or Esc."""
+        cv2.imshow(self.NAME, image[..., ::-1])
+        return cv2.waitKey(0 if wait else 1) & 0xFF not in (ord("q"), 27)
+
+    def close(self) -> None:
+        cv2.destroyWindow(self.NAME)
+
+
+class UniqueStems:
+    """A file stem for each source: the source's own, with a number where two sources share one, or where an image has
+    the name of a video's frame (STEM_000123)."""
+
+    def __init__(self) -> None:
+        self._stems: dict[str, str] = {}
+        self._taken: set[str] = set()
+        self._videos: set[str] = set()
+        self._video_of_frame: set[str] = set()  # the stems of videos that would have an image as their frame
+
+    def __call__(self, source: str, *, is_video: bool = False) -> str:
+        if source not in self._stems:
+            base = source.split("://", 1)[1][:100] if "://" in source else Path(source).stem
+            base = f"webcam{source}" if source.isdigit() else safe_name(base)
+            stem, number = base, 1
+            while self._is_taken(stem.casefold(), is_video):  # some file systems ignore case
+                number += 1
+                stem = f"{base}-{number}"
+            self._taken.add(stem.casefold())
+            if is_video:
+                self._videos.add(stem.casefold())
+            elif frame := _FRAME.fullmatch(stem.casefold()):
+                self._video_of_frame.add(frame[1])
+            self._stems[source] = stem
+        return self._stems[source]
+
+    def _is_taken(self, stem: str, is_video: bool) -> bool:
+        if stem in self._taken:
+            return True
+        if is_video:
+            return stem in self._video_of_frame
+        frame = _FRAME.fullmatch(stem)
+        return frame is not None and frame[1] in self._videos
+
+
+def safe_name(text: str) -> str:
+    """``text`` as a file name, without separators, control characters and characters that some systems forbid."""
+    return re.sub(r'[\x00-\x1f/\\:*?"<>|@]+', "_", text).strip(". ") or "_"
+
+
+def crops_of(image: np.ndarray, boxes_xyxy_px: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Row and pixels, a view (h, w, 3) of ``image``, of each box (N, 4) that has any; parts of pixels count as whole
+    ones."""
+    corners = np.concatenate([np.floor(boxes_xyxy_px[:, :2]), np.ceil(boxes_xyxy_px[:, 2:])], 1).astype(int)
+    for row, (x0, y0, x1, y1) in enumerate(corners.tolist()):
+        crop = image[max(y0, 0) : max(y1, 0), max(x0, 0) : max(x1, 0)]
+        if crop.size:
+            yield row, crop
+
+
+class DetectionFiles:
+    """Writes the files of each frame into ``run_dir``, as the ``save_*`` flags of ``config`` ask. For the frames of
+    videos, STEM is STEM_FRAME:
+
+    - ``save_txt``: labels/STEM.txt, empty if nothing was found; with ``save_conf`` each row has the confidence as a
+      sixth number;
+    - ``save_json``: predictions.json, when closed; image ids are stems, or numbers if all stems are numbers;
+    - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg;
+    - ``save_format``: the files of these formats (`utils.drawing.annotation_formats`), and in images/ a copy of each
+      image file, and each video frame as a JPEG.
+    """
+
+    def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig) -> None:
+        self.run_dir, self.names, self._config = Path(run_dir), names, config
+        self._records: list[dict[str, Any]] = []  # for predictions.json
+        self._labels: list[str] = []  # of all frames, with detections or without
+        model = Path(config.weights).stem
+        self._written = WrittenFiles(self.run_dir)
+        self._formats = [FORMATS[name](self.run_dir, names, model) for name in dict.fromkeys(config.save_format)]
+
+    def write(self, source: str, stem: str, frame: int | None, image: np.ndarray, found: DetectionTable) -> None:
+        """
+        Args:
+            source: path or URL of the image.
+            stem: unique to the source.
+            frame: number in the video, None for an image.
+            image: uint8 (H, W, 3) RGB, original pixels.
+            found: detections in this image.
+        """
+        label = stem if frame is None else f"{stem}_{frame:06d}"
+        if self._config.save_txt:
+            path = self.run_dir / "labels" / f"{label}.txt"
+            write_yolo_labels(path, image.shape[:2], found, scores=self._config.save_conf)
+        if self._config.save_json:
+            self._labels.append(label)
+            self._records += self._rows(source, label, frame, found)
+        if self._config.save_crop:
+            self._write_crops(label, image, found)
+        if self._formats:
+            path = self._copy_image(source, label) if frame is None else self._write_frame(label, image)
+            annotated = AnnotatedImage(path.name, image.shape[:2], found)
+            for file in (path, *(file for written in self._formats for file in written.add(annotated))):
+                self._written.add(file)
+
+    def close(self) -> None:
+        """Writes the files that hold all frames."""
+        for file in (file for written in self._formats for file in written.close()):
+            self._written.add(file)
+        if self._config.save_json:
+            ids = dict(zip(self._labels, image_ids_of(self._labels)))
+            for record in self._records:
+                record["image_id"] = ids[record["image_id"]]
+            write_whole(self.run_dir / "predictions.json", json.dumps(self._records, ensure_ascii=False, indent=1))
+
+    def remove_earlier(self, sources: Iterable[str]) -> None:
+        """Removes the annotation files of earlier calls, see `WrittenFiles`. Called when all ``sources`` were read and
+        everything is written."""
+        self._written.remove_earlier(sources)
+
+    def _copy_image(self, source: str, label: str) -> Path:
+        """Copies an image file into images/, which saves labeling tools from losses of another compression."""
+        path = self.run_dir / "images" / (label + Path(source).suffix)
+        path.parent.mkdir(exist_ok=True)
+        if path.exists() and path.samefile(source):
+            raise UserError(f"{source}: is in the folder of the results and could be overwritten; choose another")
+        write_whole(path, Path(source).read_bytes())
+        return path
+
+    def _write_frame(self, label: str, image: np.ndarray) -> Path:
+        path = self.run_dir / "images" / f"{label}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        write_image(path, image)
+        return path
+
+    def _rows(self, source: str, label: str, frame: int | None, found: DetectionTable) -> list[dict[str, Any]]:
+        boxes = np.round(xyxy_to_xywh(found.boxes_xyxy_px), 3).tolist()
+        common = {"image_id": label, "file": source} | ({} if frame is None else {"frame": frame})
+        return [
+            {**common, "category_id": c, "category": self.names[c], "bbox": box, "score": round(score, 6)}
+            for c, box, score in zip(found.classes.tolist(), boxes, found.scores.tolist())
+        ]
+
+    def _write_crops(self, label: str, image: np.ndarray, found: DetectionTable) -> None:
+        for number, crop in crops_of(image, found.boxes_xyxy_px):
+            folder = self.run_dir / "crops" / safe_name(self.names[found.classes[number]])
+            folder.mkdir(parents=True, exist_ok=True)
+            write_image(folder / f"{label}_{number}.jpg", crop)

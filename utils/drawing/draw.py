@@ -1,0 +1,205 @@
+"""Draws boxes and labels on images, and tiles images. Images are uint8 (H, W, 3) RGB.
+
+Labels may be in any script. Only fonts on the machine are used; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import cv2
+import numpy as np
+
+from utils.errors import UserError
+from utils.files.safe_io import write_whole
+from utils.machine.decoder_warnings import watched
+
+if TYPE_CHECKING:
+    from PIL import ImageFont
+
+
+@lru_cache(maxsize=1024)
+def text_mask(text: str, size: int) -> np.ndarray:
+    """Renders one line of text: coverage uint8 (h, w). The height depends on the font only, not on the letters.
+
+    The font is matplotlib's DejaVu Sans (Latin, Greek, Cyrillic, Arabic, ...). If it lacks letters of the text, a
+    system font that has them all is used; if there is none, such letters are written as ``<code point>``.
+    """
+    from PIL import Image, ImageDraw
+
+    path, text = _font_for(text)
+    font = _load(path, size)
+    ascent, descent = font.getmetrics()
+    canvas = Image.new("L", (max(1, round(font.getlength(text)) + 1), ascent + descent))
+    ImageDraw.Draw(canvas).text((0, 0), text, fill=255, font=font)
+    mask = np.asarray(canvas)
+    mask.setflags(write=False)  # cached, so shared by all callers
+    return mask
+
+
+def _font_for(text: str) -> tuple[str, str]:
+    """The font file to use, and the text to write with it."""
+    default = _default_font()
+    if not default:
+        return default, text
+    missing = {letter for letter in text if ord(letter) not in _charmap(default)}
+    if not missing:
+        return default, text
+    for path in _system_fonts():
+        if all(ord(letter) in _charmap(path) for letter in text):
+            return path, text
+    return default, "".join(f"<{ord(letter):X}>" if letter in missing else letter for letter in text)
+
+
+@lru_cache(maxsize=64)
+def _load(path: str, size: int) -> ImageFont.FreeTypeFont:
+    from PIL import ImageFont
+
+    return ImageFont.truetype(path, size) if path else ImageFont.load_default(size)
+
+
+@lru_cache(maxsize=1)
+def _default_font() -> str:
+    """The path of DejaVu Sans; empty without matplotlib, for Pillow's built-in font."""
+    try:
+        import matplotlib
+    except (ImportError, ValueError):  # ValueError: MPLBACKEND names a backend that this Python lacks
+        return ""
+    path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
+    return str(path) if path.is_file() else ""
+
+
+@lru_cache(maxsize=1)
+def _system_fonts() -> tuple[str, ...]:
+    from matplotlib import font_manager
+
+    return tuple(sorted(font_manager.findSystemFonts()))
+
+
+@lru_cache(maxsize=256)
+def _charmap(path: str) -> frozenset[int]:
+    from matplotlib.ft2font import FT2Font
+
+    try:
+        return frozenset(FT2Font(path).get_charmap())
+    except (RuntimeError, OSError):  # a font file that FreeType cannot read
+        return frozenset()
+
+
+GOLDEN_RATIO = 0.618034
+GAP_COLOR = 255
+
+
+def class_colors(classes: np.ndarray) -> np.ndarray:
+    """RGB colors uint8 (n, 3) of classes (n,). A class has the same color in all images and runs."""
+    classes = np.asarray(classes, np.int64).reshape(-1)
+    return np.array([_class_color(int(c)) for c in classes], np.uint8).reshape(-1, 3)
+
+
+@lru_cache(maxsize=4096)
+def _class_color(index: int) -> tuple[int, int, int]:
+    """The hues of successive classes are a golden-ratio turn apart; three shades alternate every eight classes."""
+    saturation, value = ((0.85, 0.95), (0.60, 1.0), (0.95, 0.70))[index // 8 % 3]
+    red, green, blue = colorsys.hsv_to_rgb((0.98 + index * GOLDEN_RATIO) % 1.0, saturation, value)
+    return round(red * 255), round(green * 255), round(blue * 255)
+
+
+def draw_boxes(
+    image: np.ndarray,
+    boxes_xyxy: np.ndarray,
+    labels: Sequence[str] | None = None,
+    colors: np.ndarray | None = None,
+    *,
+    thickness: int = 0,
+    text_size: int = 0,
+) -> np.ndarray:
+    """Draws boxes on a copy of ``image`` and returns it. Earlier boxes are on top of later ones.
+
+    Args:
+        image: uint8 (H, W, 3) RGB.
+        boxes_xyxy: (n, 4) pixels; parts outside the image are cut off.
+        labels: n texts in any script; an empty one is not drawn. None: no labels.
+        colors: uint8 (n, 3) RGB, such as `class_colors`; None: one color for all.
+        thickness: line width, pixels; 0: depends on the image size.
+        text_size: font size, pixels; 0: depends on the image size.
+    """
+    canvas = np.ascontiguousarray(image).copy()
+    height, width = canvas.shape[:2]
+    boxes = np.asarray(boxes_xyxy, np.float64).reshape(-1, 4)
+    boxes = np.round(np.clip(np.nan_to_num(boxes), -1e4, 1e5)).astype(int)
+    if colors is None:
+        colors = class_colors(np.zeros(len(boxes), int))
+    thickness = thickness or max(1, round((height + width) / 2 * 0.003))
+    text_size = text_size or max(10, round((height + width) / 2 * 0.022))
+    order = range(len(boxes) - 1, -1, -1)
+    for i in order:
+        x0, y0, x1, y1 = boxes[i].tolist()
+        cv2.rectangle(canvas, (x0, y0), (x1 - 1, y1 - 1), colors[i].tolist(), thickness, cv2.LINE_8)
+    if labels is not None:
+        for i in order:
+            if labels[i]:
+                _draw_label(canvas, boxes[i], labels[i], colors[i], text_size)
+    return canvas
+
+
+def _draw_label(canvas: np.ndarray, box: np.ndarray, text: str, color: np.ndarray, size: int) -> None:
+    """Draws a label above the box if there is space, else inside its top edge; never outside the image."""
+    mask = text_mask(text, size)
+    x = min(int(box[0]), canvas.shape[1] - mask.shape[1])
+    y = int(box[1]) - mask.shape[0] if box[1] >= mask.shape[0] else int(box[1])
+    write_text(canvas, text, (x, y), size, color)
+
+
+def write_text(canvas: np.ndarray, text: str, xy: tuple[int, int], size: int, background: np.ndarray) -> None:
+    """Writes black or white text, whichever contrasts better, on a patch of color ``background``, into ``canvas``.
+
+    Args:
+        xy: the patch's top-left corner. The patch is moved into the canvas, and cut off if it is larger.
+    """
+    mask = text_mask(text, size)
+    height, width = canvas.shape[:2]
+    x = int(np.clip(xy[0], 0, max(0, width - mask.shape[1])))
+    y = int(np.clip(xy[1], 0, max(0, height - mask.shape[0])))
+    mask = mask[: height - y, : width - x]
+    background = np.asarray(background, np.float32)
+    ink = 0.0 if background @ np.array([0.299, 0.587, 0.114], np.float32) > 140 else 255.0
+    cover = mask[..., None].astype(np.float32) / 255
+    canvas[y : y + mask.shape[0], x : x + mask.shape[1]] = np.round(background * (1 - cover) + ink * cover)
+
+
+def tile_images(images: Sequence[np.ndarray], columns: int, *, gap: int = 2) -> np.ndarray:
+    """Arranges images of one size in rows of ``columns``, ``gap`` white pixels apart. Unused places are white.
+
+    Raises ValueError if there is no image.
+    """
+    if not images:
+        raise ValueError("no images to tile")
+    height, width = images[0].shape[:2]
+    rows = -(-len(images) // columns)
+    shape = (rows * (height + gap) - gap, columns * (width + gap) - gap, 3)
+    sheet = np.full(shape, GAP_COLOR, np.uint8)
+    for i, image in enumerate(images):
+        y, x = i // columns * (height + gap), i % columns * (width + gap)
+        sheet[y : y + height, x : x + width] = image
+    return sheet
+
+
+def write_image(path: str | Path, image: np.ndarray) -> None:
+    """Writes an RGB image in the format of the path's suffix. The path may contain any characters.
+
+    Raises UserError if the image is too large for the format: a side of a JPEG has at most 65,500 pixels.
+    """
+    write_whole(path, encode_image(image, Path(path).suffix, path))
+
+
+def encode_image(image: np.ndarray, suffix: str, path: str | Path) -> bytes:
+    """An RGB image in the format of ``suffix``. Raises UserError, which names ``path``, as `write_image` does."""
+    bgr = np.ascontiguousarray(image[..., ::-1])
+    (ok, encoded), _ = watched(lambda: cv2.imencode(suffix, bgr))  # what it prints is not of an image that is decoded
+    if not ok:
+        raise UserError(f"{path}: {image.shape[1]}x{image.shape[0]} pixels cannot be written in the format {suffix}")
+    return encoded.tobytes()
