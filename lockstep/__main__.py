@@ -68,7 +68,7 @@ def _main_of(command: str) -> Callable[[Sequence[str]], None]:
         case "export":
             from export import main
         case "check":
-            from engine.tools.check.__main__ import main
+            from engine.tools.check.command import main
         case "compare":
             from engine.tools.compare import main
         case "kfold":

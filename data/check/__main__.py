@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import runpy
+from pathlib import Path
 
 if __name__ == "__main__":
-    package = __spec__.name.removesuffix("data.check.__main__")  # "" in a clone, "lockstep." when installed
-    runpy.run_module(f"{package}engine.tools.check", run_name="__main__", alter_sys=True)
+    command = Path(__file__).parents[2] / "engine" / "tools" / "check" / "command.py"
+    runpy.run_path(str(command), run_name="__main__")

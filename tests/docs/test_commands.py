@@ -57,7 +57,7 @@ def _stopping(parse: Callable) -> Callable:
     return parse_and_stop
 
 
-SHORT_NAMES = {"data.check": "engine.tools.check.__main__", "engine.compare": "engine.tools.compare"}
+SHORT_NAMES = {"data.check": "engine.tools.check.command", "engine.compare": "engine.tools.compare"}
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import detect
 import train
 import val
 from engine.kfold import main as kfold_main
-from engine.tools.check.__main__ import main as check_data
+from engine.tools.check.command import main as check_data
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.entrypoint import run_main

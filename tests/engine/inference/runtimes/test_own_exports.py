@@ -17,7 +17,7 @@ from engine.inference.predictor import load
 from engine.inference.runtimes.open import open_model
 from engine.inference.runtimes.own_exports import RECORD, is_own_export, record_export
 from engine.tools import compare
-from engine.tools.check import __main__ as check
+from engine.tools.check import command as check
 from tests.helpers.hostile_files import write_hostile_programs
 from tests.helpers.scripts import error_of
 from utils.errors import UserError

@@ -26,7 +26,7 @@ from data.check.issues import (
     WITHIN,
 )
 from data.labels.findings import BAD_IMAGE, CLIPPED, NO_LABEL
-from engine.tools.check.__main__ import main
+from engine.tools.check.command import main
 from tests.helpers.editable_set import NAMES, ROWS, EditableSet
 from tests.helpers.html_page import check_self_contained
 from tests.helpers.preloaded import python
