@@ -174,7 +174,7 @@ for name, *flags in (
     ("detect", "--weights", weights, "--source", f"{none}.jpg"), ("export", "--weights", f"{none}.pt"),
     ("export", "--weights", weights, "--data", f"{none}.yaml"), ("export", "--weights", weights, "--half", "--int8"),
     ("engine.kfold", "--data", f"{none}.yaml"), ("engine.compare", weights, f"{none}.pt"),
-    ("data.check", "demo", "--weights", f"{none}.pt"),
+    ("engine.tools.check.command", "demo", "--weights", f"{none}.pt"),
 ):
     try:
         run_main(import_module(name).main, flags)
