@@ -262,7 +262,7 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     label_smoothing: float
     """label smoothing of the classes"""
     fitness: str
-    """what best.pt and --patience go by: AP, AP50, AP75, F1, precision, recall, or of one class, AP:NAME"""
+    """selects best.pt, for --patience too: AP, AP50, AP75, F1, precision, recall, or of one class, AP:NAME"""
     patience: int
     """stop after this many epochs without a better --fitness; 0: never"""
     min_gain: float

@@ -219,14 +219,17 @@ def test_messages_name_the_command_that_is_installed(installed):
 
 @pytest.mark.slow
 def test_all_ways_to_start_work_installed(installed, tmp_path):
-    flags, lockstep = flags_in(tmp_path), ("-m", "lockstep")
+    flags, lockstep = [*flags_in(tmp_path), "--epochs", "2"], ("-m", "lockstep")
     installed.run(*lockstep, "train", *flags, "--spawn", "2", "--name", "spawned")
     torchrun = ("-m", "torch.distributed.run", "--nproc_per_node", "2")
     installed.run(*torchrun, *lockstep, "train", *flags, "--name", "launched")
     runs = installed.folder / "runs" / "train"
-    spawned, launched = (weights_of(runs / name / "best.pt") for name in ("spawned", "launched"))
-    assert all(torch.equal(spawned[name], launched[name]) for name in spawned)
-    assert "resuming" in installed.run(*lockstep, "train", "--resume", runs / "spawned", "--epochs", "2")
+    clone = [python(), *torchrun, str(ROOT / "train.py"), *flags, "--project", str(tmp_path), "--name", "clone"]
+    subprocess.run(clone, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=240)
+    folders = runs / "spawned", runs / "launched", tmp_path / "clone"
+    first, *others = (weights_of(folder / "last.pt") for folder in folders)
+    assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+    assert "resuming" in installed.run(*lockstep, "train", "--resume", runs / "spawned", "--epochs", "3")
     best = runs / "spawned" / "best.pt"
     assert "results are in" in installed.run(*lockstep, "val", "--weights", best, "--device", "cpu", "--noplots")
     installed.run(*lockstep, "export", "--weights", best, "--format", "torchscript", "--no-check")

@@ -81,7 +81,7 @@ def _read(path: str) -> np.ndarray:
     if "://" in path:
         raise UserError(f"{path}: images are not downloaded; save it and give the path of the file")
     if "\0" in path:
-        raise UserError(f"{path!r}: is no path: it contains a null character")
+        raise UserError(f"{path!r}: is not a path: it contains a null character")
     if Path(path).is_dir():
         raise UserError(f"{path}: is a folder; give a list of files, or use stream() or detect.py")
 

@@ -128,7 +128,7 @@ class ExportedModel(InferenceModel):
         device: torch.device,
         reopen: Callable[[], InferenceModel],
     ) -> None:
-        """Raises UserError for a file that is no detector of RGB images, or takes no canvas of its own stride.
+        """Raises UserError for a file that is not a detector of RGB images, or takes no canvas of its own stride.
 
         Args:
             reopen: opens the file again, from any working folder.

@@ -118,7 +118,7 @@ def check_yolo(words: list[str], capsys: pytest.CaptureFixture) -> str:
 def test_the_tests_see_the_commands():
     programs = {command.words[0] for command in ALL}
     assert {"python", "torchrun", "make", "srun", "sbatch", "pip", "yolo"} <= programs
-    assert {"README.md", "docs/training.md", "launch/README.md"} <= {command.page for command in ALL}
+    assert {"README.md", "docs/training.md", "docs/distributed.md"} <= {command.page for command in ALL}
 
 
 @pytest.mark.parametrize("command", ALL, ids=str)

@@ -259,7 +259,8 @@ class TrainConfig(_DataConfig):
     freeze: list[int] = setting(factory=list, help="layers to freeze: one number n freezes 0..n-1, several name layers")
     label_smoothing: float = setting(0.0, low=0, high=0.5, help="label smoothing of the classes")
     fitness: str = setting(
-        "AP", help="what best.pt and --patience go by: AP, AP50, AP75, F1, precision, recall, or of one class, AP:NAME"
+        "AP",
+        help="selects best.pt, for --patience too: AP, AP50, AP75, F1, precision, recall, or of one class, AP:NAME",
     )
     patience: int = setting(0, low=0, help="stop after this many epochs without a better --fitness; 0: never")
     min_gain: float = setting(0.0, low=0, help="--patience waits for the fitness to rise by more than this")

@@ -1,0 +1,59 @@
+"""examples/quickstart.ipynb runs, and is stored with the outputs of a run."""
+
+from __future__ import annotations
+
+import ast
+import json
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from lockstep import api
+from tests.helpers.documents import ROOT
+from tests.helpers.preloaded import python
+from tests.helpers.tiny import write_dataset
+
+FILE = ROOT / "examples" / "quickstart.ipynb"
+CELLS = [cell for cell in json.loads(FILE.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+MOST_BYTES = 300_000
+
+
+def run_cell(source: str, names: dict[str, Any]) -> Any:
+    """Runs a cell and returns the value of the expression that ends it, as notebooks do; None without one."""
+    tree = ast.parse(source)
+    last = ast.Expression(tree.body.pop().value) if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, FILE.name, "exec"), names)
+    return eval(compile(last, FILE.name, "eval"), names) if last else None
+
+
+def test_it_is_stored_with_the_outputs_of_one_run():
+    assert FILE.stat().st_size < MOST_BYTES
+    assert [cell["execution_count"] for cell in CELLS] == [*range(1, len(CELLS) + 1)]
+    outputs = [output for cell in CELLS for output in cell["outputs"]]
+    assert {output["output_type"] for output in outputs} == {"stream", "execute_result"}
+    shown = {kind for output in outputs for kind in output.get("data", {})}
+    assert {"text/html", "image/png"} <= shown
+
+
+@pytest.mark.slow
+def test_it_runs(tmp_path, monkeypatch, capsys):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    main = ROOT / "lockstep" / "__main__.py"
+    unchecked = {"export": ["--no-check"]}  # a model of one step finds nothing that could be compared
+    monkeypatch.setattr(api, "start_of", lambda command: [python(), str(main), command, *unchecked.get(command, [])])
+    names: dict[str, Any] = {}
+    settings, *cells = ("".join(cell["source"]) for cell in CELLS)
+    run_cell(settings, names)
+    assert names["data"] == "demo"
+    names |= {"data": write_dataset(tmp_path / "set", train=6, val=4), "epochs": 1, "imgsz": 64}
+    values = [value for source in cells if (value := run_cell(source, names)) is not None]
+    run, history, detections = values
+    assert "<th>AP50</th>" in run._repr_html_()
+    assert 'src="data:image/png;base64,' in run._repr_html_()
+    HTMLParser().feed(run._repr_html_())
+    assert len(history) == 1
+    assert detections._repr_png_().startswith(b"\x89PNG")
+    assert names["files"] == [run.folder / "best.onnx"]
+    assert "best.onnx" in capsys.readouterr().out.splitlines()[-1]
