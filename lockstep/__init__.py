@@ -11,26 +11,39 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lockstep.api import check, export, resume, train, val
-from lockstep.run import Run
 from utils.errors import UserError as Error
 from utils.program import VERSION as __version__
 
 if TYPE_CHECKING:
     from engine.inference.predictor import load
+    from lockstep.api import check, export, resume, train, val
+    from lockstep.run import Run
     from models.postprocess.tiling import Tiles
 
 __all__ = ["Error", "Run", "Tiles", "__version__", "check", "export", "load", "resume", "train", "val"]
 
 
 def __getattr__(name: str) -> Any:
-    """What imports torch."""
-    if name == "load":
-        from engine.inference.predictor import load
+    """Imports what is used: the command `lockstep` needs none of these, and `load` and `Tiles` need torch."""
+    match name:
+        case "check" | "export" | "resume" | "train" | "val":
+            from lockstep import api
 
-        return load
-    if name == "Tiles":
-        from models.postprocess.tiling import Tiles
+            return getattr(api, name)
+        case "Run":
+            from lockstep.run import Run
 
-        return Tiles
+            return Run
+        case "load":
+            from engine.inference.predictor import load
+
+            return load
+        case "Tiles":
+            from models.postprocess.tiling import Tiles
+
+            return Tiles
     raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
