@@ -1,8 +1,7 @@
 """Memory of a training's processes: constant over the epochs, and one image cache per machine.
 
-    python -m benchmarks.memory --data coco128.yaml --workers 8 --epochs 3      # private memory after each epoch
-    python -m benchmarks.memory --data coco128.yaml --ranks 2 --workers 4       # with and without --cache ram
-    python -m benchmarks.memory --data coco128.yaml --training --ranks 2 --epochs 50  # a whole training, by epoch
+    python -m benchmarks.memory --data coco128.yaml --ranks 2 --workers 4             # with and without --cache ram
+    python -m benchmarks.memory --data coco128.yaml --training --ranks 2 --epochs 50  # early and late in a training
 
 Private memory is shared with no other process. PSS divides each shared page by the number of processes that map it, so
 the sum over processes is the memory in use (Linux's smaps_rollup).
@@ -22,8 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.report import append_log
-from benchmarks.turns import ROOT
+from benchmarks.speed.turns import ROOT
 
 TIMES = 8  # copies of the training images, for a cache that is large beside the noise
 
@@ -35,20 +33,13 @@ def main() -> None:
     parser.add_argument("--imgsz", type=int, default=640)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--ranks", type=int, default=0, help="0: the loader alone, over epochs")
-    parser.add_argument("--steps", type=int, default=6, help="of a training before it is measured")
+    parser.add_argument("--epochs", type=int, default=50, help="of --training")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=6, help="before it is measured, without --training")
     parser.add_argument("--times", type=int, default=TIMES)
-    parser.add_argument("--training", action="store_true", help="all of a training's processes, over epochs")
-    parser.add_argument("--log", action="store_true", help="append a dated row to benchmarks/README.md")
+    parser.add_argument("--training", action="store_true", help="memory over epochs, not of a cache")
     options = parser.parse_args()
-    if options.training:
-        text = memory_of_training(options)
-    else:
-        text = cache_of_a_machine(options) if options.ranks else memory_by_epoch(options)
-    print(text)
-    if options.log:
-        append_log(text)
+    print((memory_of_training if options.training else cache_of_a_machine)(options))
 
 
 class Reading(NamedTuple):
@@ -110,43 +101,9 @@ def descendants(process: int) -> Iterator[int]:
         yield from descendants(int(child))
 
 
-def memory_by_epoch(options: argparse.Namespace) -> str:
-    """Private memory of the loader's processes, all together, after each epoch."""
-    from benchmarks.dataset_copy import copied
-    from data.index.dataset_yaml import load_dataset_spec
-    from data.loading.build import build_train_loader
-    from utils.config.parser import hyperparameters_from
-    from utils.config.settings import TrainConfig
-    from utils.distributed.context import DistributedContext
-
-    with copied(options.data, times=options.times) as data:
-        config = TrainConfig(
-            imgsz=options.imgsz,
-            batch_size=options.batch_size,
-            epochs=options.epochs + 100,
-            cache_dir=str(data.parent / "index"),
-            workers=options.workers,
-        )
-        loader = build_train_loader(
-            DistributedContext.single(), config, hyperparameters_from(""), load_dataset_spec(data), stride=32
-        )
-        batches, readings = iter(loader), []
-        for _ in range(options.epochs):
-            for _ in range(len(loader)):
-                next(batches)
-            readings.append([private_mb(process) for process in descendants(os.getpid())])
-        loader.close()
-    sums = ", ".join(f"{sum(values):.0f}" for values in readings)
-    worst = max(max(later) - max(readings[0]) for later in readings)
-    return (
-        f"Private memory of the loader's {len(readings[0])} processes after each of {options.epochs} epochs of "
-        f"{len(loader.samples):,} images: {sums} MB; the largest of them grew by {worst:.1f} MB after the first epoch."
-    )
-
-
 def cache_of_a_machine(options: argparse.Namespace) -> str:
     """PSS of a training with several ranks, without and with ``--cache ram``, against one cache's size."""
-    from benchmarks.dataset_copy import copied
+    from benchmarks.speed.dataset_copy import copied
 
     with copied(options.data, times=options.times) as data, tempfile.TemporaryDirectory() as folder:
         without, _ = _pss_of_training(options, data, Path(folder), "none")
@@ -161,16 +118,16 @@ def cache_of_a_machine(options: argparse.Namespace) -> str:
 
 def memory_of_training(options: argparse.Namespace) -> str:
     """Of a training with ``--cache ram``, after epoch 5 (or the first, of fewer) and before the last."""
-    from benchmarks.dataset_copy import copied
+    from benchmarks.speed.dataset_copy import copied
 
     with copied(options.data, times=options.times) as data, tempfile.TemporaryDirectory() as folder:
         flags = ["--data", str(data), "--model", options.model, "--imgsz", str(options.imgsz), "--device", "cpu"]
         flags += ["--batch-size", str(options.batch_size), "--workers", str(options.workers), "--cache", "ram"]
-        flags += ["--epochs", str(options.epochs), "--spawn", str(max(options.ranks, 1)), "--noplots"]
+        flags += ["--epochs", str(options.epochs), "--spawn", str(options.ranks), "--noplots"]
         readings = readings_by_epoch(flags, Path(folder))
     early, late = early_and_late(readings)
     return (
-        f"{options.epochs} epochs of {max(options.ranks, 1)} rank(s) with {options.workers} workers each and --cache "
+        f"{options.epochs} epochs of {options.ranks} rank(s) with {options.workers} workers each and --cache "
         f"ram, all {early.processes} processes: private {early.private_mb:.1f} MB early and {late.private_mb:.1f} MB "
         f"late, PSS {early.pss_mb:.1f} and {late.pss_mb:.1f} MB, open files {early.files} and {late.files}, threads "
         f"{early.threads} and {late.threads}."

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import fx
 
-from benchmarks.gpu_compiled import compare_steps
+from benchmarks.gpu.equal import compare_compiled
 from engine.optim.schedule import StepPlan
 from engine.parallel import compile as compilation
 from engine.parallel.compile import UNCOMPILED, Compilation, check_compilation, plan_compilation
@@ -247,5 +247,5 @@ def test_two_compiled_processes_equal_two_uncompiled_ones(sync_bn):
 
 @pytest.mark.slow
 def test_the_gpu_check_of_compiled_steps_passes_on_a_cpu():
-    lines = list(compare_steps(Namespace(model=TINY_MODEL, device="cpu", imgsz=64, batch_size=4)))
+    lines = list(compare_compiled(Namespace(model=TINY_MODEL, device="cpu", imgsz=64, batch_size=4)))
     assert len(lines) == 2
