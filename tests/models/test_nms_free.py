@@ -1,4 +1,4 @@
-"""Two heads: what each branch learns from, one cell per target, and detections without NMS."""
+"""Models without NMS, which have two heads: what each branch learns from, one cell per target, and detections."""
 
 from __future__ import annotations
 
