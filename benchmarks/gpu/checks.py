@@ -1,6 +1,6 @@
 """The command line of those parts of `benchmarks/gpu.sh` that are more than one command. Each part prints tables and
-figures, on lines that begin with "figure:". It prints the reason if its check fails (exit code 1) or cannot run on this
-machine (exit code 77). All parts also run on a CPU (``--device cpu``).
+figures, on lines that begin with "figure:", and the reason if its check fails (exit code 1). Almost all parts also run
+on a CPU (``--device cpu``).
 """
 
 from __future__ import annotations

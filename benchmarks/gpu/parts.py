@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 CALLS = ("checks", "speed", "compiled")
-LEFT_OUT = 77  # exit code of a part that says why it is left out
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
@@ -213,7 +212,7 @@ def compilations(sizes: Sizes, folder: Path) -> list[Part]:
                  step(sizes, "--compile", "--batch-size", *numbers(sizes.profiled), "--amp", "auto")),
         part("the largest batch that fits", 80,
              check("largest-batch", sizes, "--imgsz", str(sizes.imgsz), "--data", str(folder / "many/data.yaml"),
-                   "--folder", str(folder)), "many"),
+                   "--folder", str(folder)), "many", gpu_only="--batch-size -1 needs a GPU"),
         part("stopped, killed and resumed: the same bits", 55,
              check("resume", sizes, "--imgsz", str(sizes.small), "--data", str(folder / "small/data.yaml"),
                    "--batch-size", str(max(sizes.batch, 4)), "--epochs", str(sizes.resume_epochs)), "small"),

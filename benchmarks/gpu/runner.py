@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gpu.parts import CALLS, DRY, LEFT_OUT, Part, Sizes, data_part, parts_of
+from benchmarks.gpu.parts import CALLS, DRY, Part, Sizes, data_part, parts_of
 from benchmarks.speed.turns import ROOT
 
 AT_LEAST_S, PATIENCE = 60, 2.5  # a part's limit: so many seconds, or times what is expected
@@ -182,9 +182,6 @@ def stop(process: subprocess.Popen) -> None:
 
 def judged(part: Part, code: int | None, text: str, seconds: float, limit_s: float) -> Outcome:
     lines = list(figures(text.splitlines()))
-    if code == LEFT_OUT:
-        reasons = [line.removeprefix("skip: ") for line in text.splitlines() if line.startswith("skip: ")]
-        return Outcome(part.name, "SKIP", seconds, part.expected_s, [*lines, *reasons])
     if code != 0:
         ended = f"stopped after {limit_s:.0f} s" if code is None else f"exit code {code}"
         last = [line for line in text.splitlines() if line.strip() and not line.startswith(("figure: ", "|"))]

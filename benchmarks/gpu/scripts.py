@@ -19,19 +19,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
-from benchmarks.gpu.parts import LEFT_OUT
 from benchmarks.speed.step import ERROR_WIDTH, Sides
 from benchmarks.speed.turns import PEER_SIDE, ROOT
 
 LEAST_AP = 0.7  # of the part that trains, on the demo set
 SAME_SCORE = 0.01  # AP of few images: one box that falls on the other side of a threshold moves it
-
-
-def leave_out(reason: str) -> NoReturn:
-    print(f"skip: {reason}", flush=True)
-    sys.exit(LEFT_OUT)
 
 
 def weights_of(options: argparse.Namespace) -> Path:
@@ -117,21 +110,8 @@ def rates(options: argparse.Namespace) -> Iterator[str]:
         yield f"{script}: {more / max(longer, 1e-3):.0f} images/s ({more} images more take {longer:.1f} s more)"
 
 
-def help_of(flag: str, text: str) -> str:
-    """The help of a script for ``flag``; empty if there is none."""
-    found = re.search(rf"^ +{flag} .*?(?=^ +-|\Z)", text, re.DOTALL | re.MULTILINE)
-    return found[0] if found else ""
-
-
 def largest_batch(options: argparse.Namespace) -> Iterator[str]:
     """A training with ``--batch-size -1``."""
-    text = subprocess.run(
-        [sys.executable, "train.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout
-    if "-1" not in help_of("--batch-size", text):
-        leave_out("train.py --help names no --batch-size -1")
-    if options.device == "cpu":
-        leave_out("--batch-size -1 needs a GPU")
     text = run(options, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
                "--batch-size", "-1", "--epochs", "1", "--val-every", "0", "--noplots", "--project",
                str(options.folder / "runs"), "--name", "largest")  # fmt: skip

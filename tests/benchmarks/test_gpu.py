@@ -21,7 +21,7 @@ from benchmarks.gpu.checks import PARTS
 from benchmarks.gpu.parts import CALLS, DRY, Part, Sizes, parts_of
 from benchmarks.gpu.profile import trace
 from benchmarks.gpu.runner import Runner, judged, run_for, with_data
-from benchmarks.gpu.scripts import help_of, scores
+from benchmarks.gpu.scripts import scores
 from benchmarks.speed.step import sizes_of
 from benchmarks.speed.training_step import COCO_SIDES, build_step, coco_boxes, loss_pass, make_batches, stepper
 from models.postprocess.detections import Detections
@@ -59,11 +59,6 @@ def test_a_failure_is_reported_with_the_last_output():
     rows = list(found.rows())
     assert rows[0].startswith("| a part | FAIL |")
     assert all(row.count("|") == 5 for row in rows)
-
-
-def test_a_part_can_skip_itself():
-    found = outcome("import sys; print('skip: no such flag'); sys.exit(77)")
-    assert (found.verdict, found.lines) == ("SKIP", ["no such flag"])
 
 
 def test_a_hanging_part_is_stopped_with_its_processes(tmp_path: Path):
@@ -372,11 +367,3 @@ def test_models_are_named_with_sizes_or_without():
 def test_scores_are_read_from_the_table():
     text = "noise\n  class  images  P  R  AP50  AP\n    all  4  0.1  0.2  0.3  0.4\n  ring  3  1  1  1  1\n"
     assert scores(text)["AP"] == 0.4
-
-
-def test_the_help_of_a_flag_is_found_after_the_usage():
-    usage = "usage: x [--batch-size N]\n   [--imgsz N]\n\n"
-    text = f"{usage}  --batch-size N, --batch N\n      images; -1: what fits\n  --imgsz N\n"
-    assert help_of("--batch-size", text).endswith("images; -1: what fits\n")
-    assert "-1" not in help_of("--imgsz", text)
-    assert help_of("--workers", text) == ""
