@@ -5,9 +5,11 @@ them.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,15 +22,39 @@ pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that P
 from tests.helpers.preloaded import preloaded_python, python  # noqa: E402
 
 SHARED = Path(__file__).parents[2] / "shared"
+# A test takes at most so many seconds of processor time, of its process and all that it starts. Where other work shares
+# the caches, it may take `BUSY` times as long. Waiting is cheap, but not free.
+MOST_S, BUSY, WAITING = 4.0, 1.5, 0.1
+LONGER_S: dict[str, tuple[float, str]] = {}  # by name: how long, and why it is worth it
 
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("PYTHONOPTIMIZE", None)  # programs that tests start check with ``assert``
     session = contextlib.ExitStack()
     session.enter_context(preloaded_python())
-    if "MPLCONFIGDIR" not in os.environ:  # Matplotlib lists the fonts of the machine once, not once per test
-        os.environ["MPLCONFIGDIR"] = session.enter_context(tempfile.TemporaryDirectory())
+    folder = Path(session.enter_context(tempfile.TemporaryDirectory()))
+    os.environ.setdefault("MPLCONFIGDIR", str(folder))  # Matplotlib lists the fonts of the machine once, not per test
+    (folder / "cpu").touch()
+    os.environ["LOCKSTEP_TEST_CPU"] = str(folder / "cpu")
     config.add_cleanup(session.close)
+
+
+def spent_s() -> float:
+    """Processor time of this process and of those that have ended."""
+    with open(os.environ["LOCKSTEP_TEST_CPU"]) as file:
+        return sum(os.times()[:4]) + sum(map(float, file))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fails a test that takes too long and is not marked ``slow``."""
+    began, spent = time.monotonic(), spent_s()
+    result = yield
+    seconds = max(spent_s() - spent, WAITING * (time.monotonic() - began))
+    most, _ = LONGER_S.get(item.name.split("[")[0], (MOST_S, ""))
+    if seconds > BUSY * most and item.get_closest_marker("slow") is None:
+        pytest.fail(f"took {seconds:.1f} s of {most:g} s: make it smaller, or mark it slow")
+    return result
 
 
 @pytest.fixture(scope="session")
@@ -38,12 +64,25 @@ def shared() -> Path:
     return SHARED
 
 
+@pytest.fixture(scope="session")
+def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    base = tmp_path_factory.mktemp("folders")
+    return (base / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def _one_thread_and_own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _one_thread_and_own_folders(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, _folders: Iterator[Path]
+) -> None:
     """Every test has its own working and cache folders, whatever lies in the user's, and runs its kernels on one
     thread, so that parallel test runs do not slow each other down."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if "tmp_path" in request.fixturenames:  # it takes milliseconds
+        folder = request.getfixturevalue("tmp_path")
+    else:
+        folder = next(_folders)
+        folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     torch.set_num_threads(1)
 
 

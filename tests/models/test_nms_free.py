@@ -338,7 +338,9 @@ def test_without_bins_the_distance_loss_is_the_mean_error_in_cells() -> None:
     assert output.parts[2].item() == pytest.approx(HYP.dfl * weight * error, rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "no bins")) for kind in MODELS]
+)
 def test_minimizing_the_loss_finds_each_object_once_without_nms(kind: str) -> None:
     """The raw maps are optimized directly: above a threshold each target has one detection, at its position."""
     model = build_detector(MODELS[kind], 2, seed=1)
