@@ -99,9 +99,9 @@ def test_differing_images_are_reported():
 
 @pytest.mark.parametrize("first_class", [0, 1])
 def test_peers_predictions_are_scored_with_any_class_numbering(tmp_path, first_class):
-    gt, table = random_case(0)
+    gt, table, classes = random_case(0)
     path = tmp_path / "predictions.json"
     write_predictions(path, table, gt)
     rows = [row | {"category_id": row["category_id"] - 1 + first_class} for row in json.loads(path.read_text())]
     path.write_text(json.dumps(rows))
-    assert average_precision(path, gt, 4) == pytest.approx(score_detections(gt, table, 4).ap, abs=1e-9)
+    assert average_precision(path, gt, classes) == pytest.approx(score_detections(gt, table, classes).ap, abs=1e-9)
