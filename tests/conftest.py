@@ -25,7 +25,15 @@ SHARED = Path(__file__).parents[2] / "shared"
 # A test takes at most so many seconds of processor time, of its process and all that it starts. Where other work shares
 # the caches, it may take `BUSY` times as long. Waiting is cheap, but not free.
 MOST_S, BUSY, WAITING = 4.0, 1.5, 0.1
-LONGER_S: dict[str, tuple[float, str]] = {}  # by name: how long, and why it is worth it
+LONGER_S = {  # by name: how long, and why
+    "test_two_processes_equal_one_process_up_to_rounding": (14.0, "interpreters of their own import torch"),
+    "test_training_validation_and_detection_open_no_connection": (14.0, "an interpreter of its own, with all packages"),
+    "test_a_kill_in_each_of_three_phases_does_not_change_the_result": (14.0, "two processes, started seven times"),
+    "test_fifteen_seconds_of_fuzzing_find_nothing": (15.0, "as many inputs as possible"),
+    "test_one_two_and_four_processes_end_with_the_same_bits": (7.0, "eight processes train"),
+    "test_a_run_resumes_on_another_number_of_processes": (6.0, "six processes train"),
+    "test_a_file_of_full_size_is_fine_tuned": (7.0, "a model of full size"),
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
