@@ -80,6 +80,10 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folder, fused, write_all(folder, fused, dynamic=request.param, batch=1 if request.param else 2)
 
 
+# For what does not depend on the sizes that a file takes.
+STATIC = pytest.mark.parametrize("tiny", [False], indirect=True, ids=["static"])
+
+
 def images(count: int, height: int = 64, width: int = 96) -> torch.Tensor:
     return torch.rand(count, 3, height, width, generator=torch.Generator().manual_seed(count))
 
@@ -105,6 +109,7 @@ def test_each_runtime_gives_the_detectors_boxes_and_scores(tiny, name: str):
             model(images(1, 96, 64))
 
 
+@STATIC
 @pytest.mark.parametrize("name", FORMATS)
 def test_threads_that_share_a_model_get_the_same_bits(tiny, name: str):
     folder, _, _ = tiny
@@ -116,6 +121,7 @@ def test_threads_that_share_a_model_get_the_same_bits(tiny, name: str):
     assert all(torch.equal(output, alone[i % 4]) for i, output in enumerate(together))
 
 
+@STATIC
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_pickled_predictor_opens_its_file_again(tiny, name: str, monkeypatch: pytest.MonkeyPatch):
     folder, _, metadata = tiny
@@ -214,6 +220,7 @@ def test_files_name_no_path_of_this_machine(tiny):
     assert not any(str(ROOT).encode() in text for text in texts)
 
 
+@STATIC
 def test_the_metadata_has_the_keys_that_other_programs_read(tiny):
     import onnx
 
@@ -249,6 +256,7 @@ def test_an_onnx_file_of_another_program(tiny, tmp_path: Path):
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
 
 
+@STATIC
 def test_onnx_files_read_no_file_outside_of_their_folder_and_load_no_library(tiny, tmp_path: Path):
     import onnx
 
@@ -334,6 +342,7 @@ os.kill(os.getpid(), signal.SIGUSR1)
 """
 
 
+@STATIC
 def test_a_signal_after_openvino_models_were_closed_by_another_thread(tiny, packages: None):
     """OpenVINO installs a signal stack and unmaps it with its last `Core`."""
     command = [python(), "-c", SIGNALLED, str(tiny[0] / "a_openvino_model")]
@@ -341,6 +350,7 @@ def test_a_signal_after_openvino_models_were_closed_by_another_thread(tiny, pack
     assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
 
 
+@STATIC
 def test_names_of_files_in_another_case_and_renamed_folders(tiny, tmp_path: Path):
     folder, _, metadata = tiny
     shutil.copytree(folder / "a_openvino_model", tmp_path / "renamed")
@@ -361,6 +371,7 @@ def test_an_opset_that_torch_does_not_write_is_refused(packages: None):
         build_onnx(make_layout(lively(TINY_MODEL, NAMES).fuse(), "raw"), options(opset=99), 32)
 
 
+@STATIC
 def test_foreign_and_damaged_programs_of_torch_are_one_line(tiny, tmp_path: Path):
     """torch logs tracebacks of archives that it cannot read."""
     path = write_weights(tmp_path / "checkpoint.pt2", lively(TINY_MODEL, NAMES))
