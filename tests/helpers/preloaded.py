@@ -221,9 +221,9 @@ def run(argv: list[str]) -> None:
     sys.modules["__main__"] = main
     extra = [os.path.abspath(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     sys.path[:1] = [os.getcwd() if kind == "-m" else "" if first else os.path.dirname(os.path.realpath(what)), *extra]
-    spec = importlib.machinery.PathFinder.find_spec("engine")
-    origin = spec and spec.origin
-    if origin is None or Path(origin).resolve().parents[1] != _ROOT:  # of another tree, or of none
+    specs = [importlib.machinery.PathFinder.find_spec(name) for name in _PACKAGES]
+    found = [Path(spec.origin).resolve() for spec in specs if spec is not None and spec.origin is not None]
+    if found != [_ROOT / name / "__init__.py" for name in _PACKAGES]:  # those of another tree, or none
         for name in [name for name in sys.modules if name.split(".")[0] in _PACKAGES]:
             del sys.modules[name]
     if kind == "-m":
