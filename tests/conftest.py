@@ -9,9 +9,10 @@ import itertools
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
+from os import times  # tests replace attributes of os and time
 from pathlib import Path
+from time import monotonic
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from utils.logger import get_logger
 pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that PYTHONOPTIMIZE leaves their checks in
 from tests.helpers.preloaded import preloaded_python, python  # noqa: E402
 
+CPU_TIMES = pytest.StashKey[Path]()
 SHARED = Path(__file__).parents[2] / "shared"
 # A test takes at most so many seconds of processor time, of its process and all that it starts. On a slower or busy
 # machine it may take `BUSY` times as long. Waiting is cheap, but not free.
@@ -42,23 +44,23 @@ def pytest_configure(config: pytest.Config) -> None:
     session.enter_context(preloaded_python())
     folder = Path(session.enter_context(tempfile.TemporaryDirectory()))
     os.environ.setdefault("MPLCONFIGDIR", str(folder))  # Matplotlib lists the fonts of the machine once, not per test
-    (folder / "cpu").touch()
+    config.stash[CPU_TIMES] = folder / "cpu"
+    config.stash[CPU_TIMES].touch()
     os.environ["LOCKSTEP_TEST_CPU"] = str(folder / "cpu")
     config.add_cleanup(session.close)
 
 
-def spent_s() -> float:
+def spent_s(config: pytest.Config) -> float:
     """Processor time of this process and of those that have ended."""
-    with open(os.environ["LOCKSTEP_TEST_CPU"]) as file:
-        return sum(os.times()[:4]) + sum(map(float, file))
+    return sum(times()[:4]) + sum(map(float, config.stash[CPU_TIMES].read_text().split()))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Fails a test that takes too long and is not marked ``slow``."""
-    began, spent = time.monotonic(), spent_s()
+    began, spent = monotonic(), spent_s(item.config)
     result = yield
-    seconds = max(spent_s() - spent, WAITING * (time.monotonic() - began))
+    seconds = max(spent_s(item.config) - spent, WAITING * (monotonic() - began))
     most, _ = LONGER_S.get(item.name.split("[")[0], (MOST_S, ""))
     if seconds > BUSY * most and item.get_closest_marker("slow") is None:
         pytest.fail(f"took {seconds:.1f} s of {most:g} s: make it smaller, or mark it slow")
