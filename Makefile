@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test test-slow test-benchmarks lint clean
 
 demo: $(STAMP)
 	$(BIN)/python -m data.demo demo/data
@@ -21,6 +21,9 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+test-benchmarks: $(STAMP)
+	$(BIN)/python -m pytest -m 'benchmarks and not slow' tests/benchmarks
 
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -49,4 +49,4 @@ if [[ -z ${PEER+set} ]]; then
     "$PYTHON" -c 'import sys, importlib.util as u; sys.exit(u.find_spec("ultralytics") is None)' && PEER=$PYTHON
 fi
 export PEER SPENT_S=$SECONDS
-"$PYTHON" -m benchmarks.gpu_runner "$@"
+"$PYTHON" -m benchmarks.gpu.runner "$@"

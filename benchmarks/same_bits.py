@@ -4,9 +4,8 @@
 
 Trains yolov8n and yolov5n (160 px, global batch 16, 4 virtual ranks, mosaic, mixup, HSV, multi-scale, float32) with SGD
 and Muon for three epochs on 1, 2 and 4 gloo processes with 0, 1 and 4 workers, and compares weights, EMA, optimizer
-state and batch norm buffers. Then 20 steps with --sync-bn in float64 on 1, 2 and 4 ranks, within 1e-9 of each other.
-Then yolov8n at 320 px with default settings except for 4 virtual ranks, ten epochs on 1 and on 2 processes: the same
-results.csv except for times, the same best.pt. ``--only`` selects one of the three.
+state and batch norm buffers. Then yolov8n at 320 px with default settings except for 4 virtual ranks, ten epochs on 1
+and on 2 processes: the same results.csv except for times, the same best.pt. ``--only`` selects one of the two.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from pathlib import Path
 
 import torch
 
-from utils.distributed.context import DistributedContext
-from utils.distributed.spawn import spawn
 from utils.files.checkpoint import read_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -89,71 +86,6 @@ def compare_layouts(data: str, epochs: int) -> bool:
     return every
 
 
-def sync_bn_rank(folder: str, model: str, steps: int) -> None:
-    from engine.optim.build import build_optimizer
-    from engine.optim.ema import ModelEma
-    from engine.optim.schedule import Schedule
-    from engine.parallel.ddp import parallelize
-    from engine.train.step import TrainStep
-    from models.detector import build_detector
-    from tests.helpers.tiny import make_batch
-    from utils.config.settings import Hyperparameters
-    from utils.distributed.groups import shard_bounds
-
-    torch.set_num_threads(1)
-    ctx = DistributedContext.from_environment("cpu")
-    detector = build_detector(model, 2).double()
-    criterion = detector.head.build_loss(Hyperparameters()).double()
-    take_step = TrainStep(
-        model=parallelize(detector, ctx, sync_bn=True),
-        criterion=criterion,
-        optimizer=build_optimizer(detector, "SGD", lr=0.01, momentum=0.9, weight_decay=5e-4),
-        ema=ModelEma(detector, decay=0.99, tau=10),
-        ctx=ctx,
-        amp_dtype=None,
-        clip_norm=10.0,
-        channels_last=True,
-    )
-    # The warm-up of a real run: at the full rate from the first step, training itself multiplies rounding errors.
-    schedule = Schedule(
-        total_steps=800,
-        warmup_steps=40,
-        final=0.01,
-        cosine=False,
-        momentum=0.9,
-        warmup_momentum=0.8,
-        warmup_bias_lr=0.0,
-    )
-    for number in range(steps):
-        take_step.optimizer.set_rates(schedule, number)
-        batch = make_batch(16, size=96, seed=number, targets_per_image=4)
-        take_step([batch.shard(*shard_bounds(16, ctx.rank, ctx.world_size))], [16], number + 1)
-    if ctx.is_main:
-        weights = torch.cat([v.double().reshape(-1) for v in detector.state_dict().values()])
-        torch.save(weights, Path(folder, f"{model}-{ctx.world_size}.pt"))
-    ctx.close()
-
-
-def compare_sync_bn(steps: int = 20) -> bool:
-    every = True
-    with tempfile.TemporaryDirectory() as folder:
-        for model in ("yolov8n", "yolov5n"):
-            results = []
-            for processes in (1, 2, 4):
-                if processes == 1:
-                    sync_bn_rank(folder, model, steps)
-                else:
-                    spawn(sync_bn_rank, processes, (folder, model, steps))
-                results.append(torch.load(Path(folder, f"{model}-{processes}.pt"), weights_only=True))
-            for processes, weights in zip((2, 4), results[1:]):
-                error = float((weights - results[0]).norm() / results[0].norm())
-                print(
-                    f"{model} --sync-bn, float64, {steps} steps: 1 process against {processes}: {error:.1e}", flush=True
-                )
-                every &= error < 1e-9
-    return every
-
-
 def compare_runs(data: str, epochs: int = 10) -> bool:
     """A run as users see it: scored after each epoch, on one process and on two."""
 
@@ -179,10 +111,9 @@ def compare_runs(data: str, epochs: int = 10) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.same_bits", description=__doc__.split("\n")[0])
     parser.add_argument("--data", required=True, help="data set YAML")
-    parser.add_argument("--only", choices=("sync-bn", "bits", "run"))
+    parser.add_argument("--only", choices=("bits", "run"))
     options = parser.parse_args()
     parts = {
-        "sync-bn": compare_sync_bn,
         "bits": lambda: compare_layouts(options.data, epochs=3),
         "run": lambda: compare_runs(options.data),
     }

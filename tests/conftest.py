@@ -5,11 +5,14 @@ them.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from os import times  # tests replace attributes of os and time
 from pathlib import Path
+from time import monotonic
 
 import pytest
 import torch
@@ -19,16 +22,49 @@ from utils.logger import get_logger
 pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that PYTHONOPTIMIZE leaves their checks in
 from tests.helpers.preloaded import preloaded_python, python  # noqa: E402
 
+CPU_TIMES = pytest.StashKey[Path]()
 SHARED = Path(__file__).parents[2] / "shared"
+# A test takes at most so many seconds of processor time, of its process and all that it starts. On a slower machine, or
+# where other work shares its cores, it may take `BUSY` times as long. Waiting is cheap, but not free.
+MOST_S, BUSY, WAITING = 4.0, 3.0, 0.1
+LONGER_S = {  # by name: how long, and why
+    "test_two_processes_equal_one_process_up_to_rounding": (14.0, "interpreters of their own import torch"),
+    "test_training_validation_and_detection_open_no_connection": (14.0, "an interpreter of its own, with all packages"),
+    "test_a_kill_in_each_of_three_phases_does_not_change_the_result": (14.0, "two processes, started seven times"),
+    "test_fifteen_seconds_of_fuzzing_find_nothing": (15.0, "as many inputs as possible"),
+    "test_one_two_and_four_processes_end_with_the_same_bits": (7.0, "eight processes train"),
+    "test_a_run_resumes_on_another_number_of_processes": (6.0, "six processes train"),
+    "test_a_file_of_full_size_is_fine_tuned": (7.0, "a model of full size"),
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("PYTHONOPTIMIZE", None)  # programs that tests start check with ``assert``
     session = contextlib.ExitStack()
     session.enter_context(preloaded_python())
-    if "MPLCONFIGDIR" not in os.environ:  # Matplotlib lists the fonts of the machine once, not once per test
-        os.environ["MPLCONFIGDIR"] = session.enter_context(tempfile.TemporaryDirectory())
+    folder = Path(session.enter_context(tempfile.TemporaryDirectory()))
+    os.environ.setdefault("MPLCONFIGDIR", str(folder))  # Matplotlib lists the fonts of the machine once, not per test
+    config.stash[CPU_TIMES] = folder / "cpu"
+    config.stash[CPU_TIMES].touch()
+    os.environ["LOCKSTEP_TEST_CPU"] = str(folder / "cpu")
     config.add_cleanup(session.close)
+
+
+def spent_s(config: pytest.Config) -> float:
+    """Processor time of this process and of those that have ended."""
+    return sum(times()[:4]) + sum(map(float, config.stash[CPU_TIMES].read_text().split()))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fails a test that takes too long and is not marked ``slow``."""
+    began, spent = monotonic(), spent_s(item.config)
+    result = yield
+    seconds = max(spent_s(item.config) - spent, WAITING * (monotonic() - began))
+    most, _ = LONGER_S.get(item.name.split("[")[0], (MOST_S, ""))
+    if seconds > BUSY * most and item.get_closest_marker("slow") is None:
+        pytest.fail(f"took {seconds:.1f} s of {most:g} s: make it smaller, or mark it slow")
+    return result
 
 
 @pytest.fixture(scope="session")
@@ -38,12 +74,25 @@ def shared() -> Path:
     return SHARED
 
 
+@pytest.fixture(scope="session")
+def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    base = tmp_path_factory.mktemp("folders")
+    return (base / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def _one_thread_and_own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _one_thread_and_own_folders(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, _folders: Iterator[Path]
+) -> None:
     """Every test has its own working and cache folders, whatever lies in the user's, and runs its kernels on one
     thread, so that parallel test runs do not slow each other down."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if "tmp_path" in request.fixturenames:  # it takes milliseconds
+        folder = request.getfixturevalue("tmp_path")
+    else:
+        folder = next(_folders)
+        folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     torch.set_num_threads(1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,21 +28,26 @@ FOLDERS_TO_SHRINK = {"data": 1, "engine/report": 1, "engine/train": 1}
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
-def tree_of(name: str) -> ast.Module:
-    return ast.parse(SOURCES[name].read_text(encoding="utf-8"))
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOURCES.items()}
 
 
 def imports_of(name: str) -> Iterator[tuple[str, int]]:
     """Dotted names that a module imports anywhere, with their lines."""
-    for node in ast.walk(tree_of(name)):
+    for node in ast.walk(trees()[name]):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{name}:{node.lineno}: relative import"
-            base = node.module or ""
+            base = "." * node.level + (node.module or "")
             for alias in node.names:
                 full = f"{base}.{alias.name}"
                 yield (full if full in SOURCES else base), node.lineno
+
+
+@cache
+def imports() -> dict[str, list[tuple[str, int]]]:
+    return {name: list(imports_of(name)) for name in SOURCES}
 
 
 def test_the_tests_see_all_modules():
@@ -49,16 +55,19 @@ def test_the_tests_see_all_modules():
     assert {"utils.structures", "data.dataset", "models.detector", "engine.train.trainer"} <= set(MODULES)
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_imports_respect_the_layers(name: str):
-    layer = name.split(".")[0]
-    for imported, line in imports_of(name):
+def test_imports_respect_the_layers():
+    def is_wrong(layer: str, imported: str) -> bool:
         top = imported.split(".")[0]
-        assert top not in SCRIPTS, f"{name}:{line} imports the script {top}"
-        assert top != "lockstep", f"{name}:{line} imports {imported}"
-        assert imported not in MAINS, f"{name}:{line} imports the script {imported}"
-        if top in LAYERS:
-            assert top in ALLOWED[layer], f"{name}:{line}: {layer} may not import {top}"
+        is_upward = top in LAYERS and top not in ALLOWED[layer]
+        return not top or top in SCRIPTS or top == "lockstep" or imported in MAINS or is_upward
+
+    wrong = [
+        f"{name}:{line} imports {imported}"
+        for name in MODULES
+        for imported, line in imports()[name]
+        if is_wrong(name.split(".")[0], imported)
+    ]
+    assert not wrong
 
 
 def stack_of(layer: str) -> list[set[str]]:
@@ -74,24 +83,29 @@ def test_packages_form_a_stack(layer: str):
     stack = stack_of(layer)
     level = {package: number for number, packages in enumerate(stack) for package in packages}
     assert len(level) == sum(map(len, stack)), "a package is drawn twice"
-    assert set(level) == {name.split(".")[1] for name in MODULES if name.startswith(f"{layer}.")} - {"__init__"}
-    for name in (name for name in MODULES if name.startswith(f"{layer}.")):
-        for imported, line in imports_of(name):
+    names = [name for name in MODULES if name.startswith(f"{layer}.")]
+    assert set(level) == {name.split(".")[1] for name in names} - {"__init__"}
+    wrong = []
+    for name in names:
+        for imported, line in imports()[name]:
             if imported.startswith(f"{layer}."):
-                own, other = name.split(".")[1], imported.split(".")[1]
-                assert own == other or level[other] < level[own], f"{name}:{line}: {own} may not import {other}"
+                importing, other = name.split(".")[1], imported.split(".")[1]
+                if importing != other and level[other] >= level[importing]:
+                    wrong.append(f"{name}:{line}: {importing} may not import {other}")
+    assert not wrong
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_no_folder_is_a_long_list(layer: str):
-    for folder in [ROOT / layer, *(path for path in (ROOT / layer).rglob("*") if path.is_dir())]:
-        modules = [path.name for path in folder.glob("*.py") if not path.name.startswith("__")]
-        allowed = MOST_MODULES + FOLDERS_TO_SHRINK.get(folder.relative_to(ROOT).as_posix(), 0)
-        assert len(modules) <= allowed, f"{folder}: {len(modules)} modules: {', '.join(sorted(modules))}"
+def test_no_folder_is_a_long_list():
+    folders = {path.parent for path in MODULES.values()}
+    modules = {folder: [p.name for p in folder.glob("*.py") if not p.name.startswith("__")] for folder in folders}
+    allowed = {
+        folder: MOST_MODULES + FOLDERS_TO_SHRINK.get(folder.relative_to(ROOT).as_posix(), 0) for folder in folders
+    }
+    assert not {str(folder): names for folder, names in modules.items() if len(names) > allowed[folder]}
 
 
 def test_no_import_cycle():
-    graph = {name: {i for i, _ in imports_of(name) if i in SOURCES and i != name} for name in SOURCES}
+    graph = {name: {i for i, _ in imports()[name] if i in SOURCES and i != name} for name in SOURCES}
     done: set[str] = set()
 
     def visit(name: str, trail: tuple[str, ...]) -> None:
@@ -105,41 +119,54 @@ def test_no_import_cycle():
         visit(name, ())
 
 
-@pytest.mark.parametrize("name", sorted(SOURCES))
-def test_no_module_uses_eval_or_exec(name: str):
-    for node in ast.walk(tree_of(name)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id not in ("eval", "exec", "__import__"), f"{name}:{node.lineno}: {node.func.id}"
+def test_no_module_uses_eval_or_exec():
+    found = [
+        f"{name}:{node.lineno}: {node.func.id}"
+        for name, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if node.func.id in ("eval", "exec", "__import__")
+    ]
+    assert not found
 
 
-@pytest.mark.parametrize("name", sorted(set(SOURCES) - {"utils.distributed.launch"}))
-def test_rank_variables_are_read_in_one_place(name: str):
-    text = SOURCES[name].read_text(encoding="utf-8")
-    used = {variable for variable in RANK_VARIABLES if re.search(rf"[\"']{variable}[\"']", text)}
-    assert not used, f"{name} names {used}"
+def test_rank_variables_are_read_in_one_place():
+    used = {
+        name: set(re.findall(rf"[\"']({'|'.join(RANK_VARIABLES)})[\"']", path.read_text(encoding="utf-8")))
+        for name, path in SOURCES.items()
+        if name != "utils.distributed.launch"
+    }
+    assert not {name: variables for name, variables in used.items() if variables}
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_package_init_only_re_exports(layer: str):
-    for path in (ROOT / layer).rglob("__init__.py"):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-            assert is_docstring or isinstance(node, ast.ImportFrom), f"{path}:{node.lineno}: does more than re-export"
+def is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-@pytest.mark.parametrize("name", sorted({**MODULES, **API}))
-def test_import_only_defines(name: str):
+def test_package_init_only_re_exports():
+    wrong = [
+        f"{name}:{node.lineno}"
+        for name in MODULES
+        if name.endswith(".__init__")
+        for node in trees()[name].body
+        if not is_docstring(node) and not isinstance(node, ast.ImportFrom)
+    ]
+    assert not wrong
+
+
+def test_import_only_defines():
     """Top-level statements are imports, definitions, constants and docstrings: no bare calls, loops or try blocks."""
     allowed = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
-    for node in tree_of(name).body:
-        is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        is_main = isinstance(node, ast.If) and ast.unparse(node.test) in (
-            "__name__ == '__main__'",
-            "TYPE_CHECKING",
-        )
-        assert isinstance(node, allowed) or is_docstring or is_main, f"{name}:{node.lineno}: runs at import"
+
+    def runs(node: ast.stmt) -> bool:
+        tests = ("__name__ == '__main__'", "TYPE_CHECKING")
+        is_main = isinstance(node, ast.If) and ast.unparse(node.test) in tests
+        return not isinstance(node, allowed) and not is_docstring(node) and not is_main
+
+    wrong = [f"{name}:{node.lineno}" for name in (*MODULES, *API) for node in trees()[name].body if runs(node)]
+    assert not wrong
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_modules_are_named_for_a_concept(name: str):
-    assert name.split(".")[-1] not in ("misc", "general", "common", "helpers")
+def test_modules_are_named_for_a_concept():
+    vague = {"misc", "general", "common", "helpers"}
+    assert not [name for name in MODULES if name.split(".")[-1] in vague]

@@ -18,10 +18,10 @@ from pathlib import Path
 import yaml
 
 from benchmarks.accuracy.variants import Variant
-from benchmarks.coco_scores import average_precision
-from benchmarks.dataset_copy import link
-from benchmarks.report import commit
-from benchmarks.turns import ROOT
+from benchmarks.speed.coco_scores import average_precision
+from benchmarks.speed.dataset_copy import link
+from benchmarks.speed.report import commit
+from benchmarks.speed.turns import PEER_SIDE, ROOT
 from data.index.dataset_yaml import DatasetSpec, load_dataset_spec
 from data.index.files import list_split
 from data.index.index import load_index
@@ -163,7 +163,7 @@ def _predict_ours(bench: Bench, variant: Variant, data: DataCopy, split: str, fo
 def _train_peer(bench: Bench, variant: Variant, data: DataCopy, seed: int, folder: Path) -> float:
     model = bench.weights / variant.weights if variant.weights else f"{variant.model}.yaml"
     further = [f"{key}={json.dumps(value)}" for key, value in variant.set.items()]
-    command = [bench.peer, ROOT / "benchmarks" / "ultralytics_side.py", "train", "--data", data.yaml, "--model", model]
+    command = [bench.peer, PEER_SIDE, "train", "--data", data.yaml, "--model", model]
     command += ["--imgsz", variant.imgsz, "--batch-size", variant.batch, "--epochs", variant.epochs, "--workers", 1]
     command += ["--no-val", "--project", folder, "--set", f"seed={seed}", 'name="run"', "exist_ok=true", *further]
     return _call(command, folder, folder / "train.log")

@@ -107,7 +107,7 @@ def bucket_mebibytes(model: nn.Module) -> float:
     """The bucket size of DDP: a quarter of the gradients, so that three are sent before backward ends, within bounds.
 
     DDP's default of 25 MiB holds all gradients of a small model, which are then sent when there is nothing left to
-    compute (measured: benchmarks/README.md).
+    compute (measured: benchmarks/LOG.md).
     """
     total = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     return min(max(total / 4 / 2**20, 1.0), 25.0)

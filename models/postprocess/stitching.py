@@ -21,7 +21,7 @@ from torch import Tensor
 from models.postprocess.nms import nms_keep
 from utils.structures import Detections
 
-# Chosen by measurement (benchmarks/README.md); AP changes little from 0.3 to 0.6, 0.4 to 0.8 and 0.5 to 3 %.
+# Chosen by measurement (benchmarks/LOG.md); AP changes little from 0.3 to 0.6, 0.4 to 0.8 and 0.5 to 3 %.
 LINK_IOU = 0.5  # of two boxes in the common area of their views
 PART_OF = 0.5  # fraction of a cut box inside a larger one from which it is a part of it
 PART_SCORE = 0.1  # the larger box has at least this fraction of the cut one's score: it is not noise

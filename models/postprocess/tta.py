@@ -25,7 +25,7 @@ class View(NamedTuple):
 
 
 IDENTITY = View(1.0, False)
-VIEWS = (IDENTITY, View(1.0, True), View(1.25, True))  # chosen by measurement: benchmarks/README.md
+VIEWS = (IDENTITY, View(1.0, True), View(1.25, True))  # chosen by measurement: benchmarks/LOG.md
 
 
 class TestTimeAugmentation(nn.Module):

@@ -55,10 +55,12 @@ def crowded(tmp_path_factory) -> list[str]:
     return ["--data", str(data), "--model", str(model), *SMALL, *more]
 
 
-CROWDED = pytest.param("crowded", [], marks=pytest.mark.slow)
+OTHERS = [
+    pytest.param(*case, marks=pytest.mark.slow) for case in (("large", ["--render-on", "device"]), ("crowded", []))
+]
 
 
-@pytest.mark.parametrize(("kind", "more"), [("large", []), ("large", ["--render-on", "device"]), CROWDED])
+@pytest.mark.parametrize(("kind", "more"), [("large", []), *OTHERS])
 def test_training_needs_no_shared_memory_of_the_file_system(request, tmp_path, kind, more):
     flags = [*request.getfixturevalue(kind), "--workers", "1", *more, "--project", str(tmp_path)]
     done = in_small_memory(sys.executable, "train.py", *flags)

@@ -28,8 +28,8 @@ COMMANDS = (
 
 
 def documents() -> list[str]:
-    """Paths of all Markdown files, relative to the root."""
-    found = (path for path in ROOT.rglob("*.md") if not {"runs", "demo"} & set(path.relative_to(ROOT).parts))
+    """Paths of all Markdown files, relative to the root; not the log of measurements, with the commands of its days."""
+    found = (path for path in ROOT.rglob("*.md") if not {"runs", "demo", "LOG.md"} & set(path.relative_to(ROOT).parts))
     return sorted(str(path.relative_to(ROOT)) for path in found if not any(p.startswith(".") for p in path.parts))
 
 

@@ -1,9 +1,11 @@
-"""A Python interpreter that has imported torch already, for tests that start processes.
+"""A Python interpreter that has imported torch and the packages already, for tests that start processes.
 
-Importing torch takes two to three seconds, and the tests start hundreds of processes. `serve` imports it once and forks
-a process for each start that a client asks for. The client is a program that takes the arguments of ``python``, passes
-on its open files, folder, environment and signals, and ends as the forked process does. Tests name it as `python`;
-torchrun (by ``PYTHON_EXEC``) and multiprocessing start their processes with it.
+Importing torch takes two to three seconds, the packages half a second. `serve` imports them once and forks a process
+for each start that a client asks for. The client is a program that takes the arguments of ``python``, passes on its
+open files, folder, environment, limit of file sizes and signals, and ends as the forked process does. Tests name it as
+`python`; torchrun (by ``PYTHON_EXEC``) and multiprocessing start their processes with it.
+
+The processor time of a process and its descendants is appended to the file that ``LOCKSTEP_TEST_CPU`` names.
 
 Not for tests that look at memory, at what is imported or at SIGSTOP: the process id is that of the client. All
 processes of a session share one seed of string hashes; real interpreters have one each.
@@ -16,11 +18,12 @@ import builtins
 import contextlib
 import fcntl
 import gc
-import importlib
+import importlib.machinery
 import io
 import json
 import multiprocessing
 import os
+import resource
 import runpy
 import selectors
 import signal
@@ -38,12 +41,15 @@ _VARIABLE = "LOCKSTEP_TEST_PYTHON"
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PRELOADED = (
     "torch", "torch.distributed", "torch._dynamo", "torch.utils.tensorboard", "torchvision", "cv2", "yaml", "tqdm",
+    "engine.train.build", "engine.tools.validator", "engine.inference.detection", "engine.export.run",
 )  # fmt: skip
+_ROOT = Path(__file__).parents[2]
+_PACKAGES = ("utils", "data", "models", "engine")
 
 # Runs without site-packages, in 20 ms.
 _CLIENT = """\
 #!{python} -IS
-import json, os, signal, socket, sys
+import json, os, resource, signal, socket, sys
 argv = sys.argv[1:]
 if not argv or (argv[0].startswith("-") and argv[0] not in ("-c", "-m", "-u", "-B")):
     os.execv({python!r}, [{python!r}, *argv])
@@ -52,7 +58,7 @@ server.connect({address!r})
 mask = os.umask(0)
 os.umask(mask)
 job = dict(argv=argv, folder=os.getcwd(), environment=dict(os.environ), group=os.getpgrp(), umask=mask,
-           client=os.getpid())
+           client=os.getpid(), file_size=resource.getrlimit(resource.RLIMIT_FSIZE))
 numbers = [n for n in map(int, os.listdir("/proc/self/fd")) if n != server.fileno()]
 job["numbers"] = numbers = [n for n in numbers if os.path.exists(f"/proc/self/fd/{{n}}")]
 content = json.dumps(job).encode()
@@ -116,10 +122,13 @@ def serve(address: str) -> dict:
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
     selector.select()  # a session that starts no process imports nothing
+    sys.path.insert(0, str(_ROOT))
     for name in _PRELOADED:
         importlib.import_module(name)
+    sys.path.pop(0)
     gc.freeze()  # their pages stay shared
-    clients: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor of the process: its id
+    # By the descriptor of the process: its id, its client, the file for its processor time.
+    clients: dict[int, tuple[int, socket.socket, str]] = {}
     while True:
         for key, _ in selector.select():
             if key.fileobj is listener:
@@ -134,7 +143,7 @@ def serve(address: str) -> dict:
                     continue
                 child = os.fork()
                 if child == 0:
-                    for other in (listener, client, *(one for _, one in clients.values())):
+                    for other in (listener, client, *(one for _, one, _ in clients.values())):
                         other.close()
                     for descriptor in clients:
                         os.close(descriptor)
@@ -145,14 +154,16 @@ def serve(address: str) -> dict:
                 with contextlib.suppress(BrokenPipeError):  # the client was killed: seen below
                     client.sendall(f"{child}\n".encode())
                 descriptor = os.pidfd_open(child)
-                clients[descriptor] = child, client
+                clients[descriptor] = child, client, job["environment"].get("LOCKSTEP_TEST_CPU", os.devnull)
                 selector.register(descriptor, selectors.EVENT_READ, descriptor)
                 selector.register(client, selectors.EVENT_READ, descriptor)
             elif key.data in clients:
-                child, client = clients[key.data]
+                child, client, times = clients[key.data]
                 if key.fileobj is client:  # the client was killed
                     os.kill(child, signal.SIGKILL)
-                _, status = os.waitpid(child, 0)
+                _, status, usage = os.wait4(child, 0)
+                with contextlib.suppress(OSError), open(times, "a") as file:  # none where the session has ended
+                    file.write(f"{usage.ru_utime + usage.ru_stime}\n")
                 with contextlib.suppress(BrokenPipeError):
                     client.sendall(f"{status}\n".encode())
                 for one in (key.data, client):
@@ -179,6 +190,7 @@ def become(job: dict) -> None:
     # Its parent is the client's, not the server. What it forks has parents as usual.
     os.getppid = lambda: int(stat.read_text().rsplit(")", 1)[1].split()[1]) if os.getpid() == me else parent()
     os.umask(job["umask"])
+    resource.setrlimit(resource.RLIMIT_FSIZE, job["file_size"])
     os.chdir(job["folder"])
     os.environ.clear()
     os.environ |= job["environment"]
@@ -209,6 +221,11 @@ def run(argv: list[str]) -> None:
     sys.modules["__main__"] = main
     extra = [os.path.abspath(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     sys.path[:1] = [os.getcwd() if kind == "-m" else "" if first else os.path.dirname(os.path.realpath(what)), *extra]
+    specs = [importlib.machinery.PathFinder.find_spec(name) for name in _PACKAGES]
+    found = [Path(spec.origin).resolve() for spec in specs if spec is not None and spec.origin is not None]
+    if found != [_ROOT / name / "__init__.py" for name in _PACKAGES]:  # those of another tree, or none
+        for name in [name for name in sys.modules if name.split(".")[0] in _PACKAGES]:
+            del sys.modules[name]
     if kind == "-m":
         runpy._run_module_as_main(what)
     elif first:

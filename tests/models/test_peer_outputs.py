@@ -1,8 +1,8 @@
 """Checkpoints of other packages reproduce the outputs of these packages.
 
-peers contains files with random weights, made with ``benchmarks/peer_checkpoints.py --compressible --classes 3 --size
-64 96`` in the packages' own environments (ultralytics 8.4, yolox 0.3) and compressed with xz.
-``benchmarks/peer_outputs.py`` does the same with more models.
+peers contains files with random weights, made with ``peers/write.py --compressible --classes 3 --size 64 96`` in the
+packages' own environments (ultralytics 8.4, yolox 0.3) and compressed with xz. Both sides compute in float64; what is
+left is the rounding error of YOLOX's first layer, whose inputs are 0 to 255 there and 0 to 1 here.
 """
 
 from __future__ import annotations
@@ -10,11 +10,44 @@ from __future__ import annotations
 import lzma
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
-from benchmarks.peer_outputs import BOX_PX, RAW, SCORE, differences
+from models.weights.load import load_detector
+from utils.boxes import xyxy_to_cxcywh
 
+BOX_PX, SCORE, RAW = 5e-3, 1e-4, 1e-3  # of decoded boxes, of scores, and of the raw maps of all branches
 PEERS = Path(__file__).with_name("peers")
+
+
+def differences(checkpoint: Path, reference: Path) -> tuple[str, int, dict[str, float]]:
+    """The recognized model, its classes, and the largest absolute differences from the peer's outputs."""
+    detector = load_detector(checkpoint)[0].double()
+    stored = {key: torch.from_numpy(value) for key, value in np.load(reference).items()}
+    images = stored["image"].permute(2, 0, 1)[None].double() / 255
+    with torch.inference_mode():
+        raw = detector(images)
+        boxes, scores = detector.decode(
+            raw[: len(detector.strides)]
+        )  # of a pair, the peer decodes the one-to-many maps
+    found = {
+        "boxes, px": (xyxy_to_cxcywh(boxes)[0] - stored["boxes"]).abs().max(),
+        "scores": (scores[0] - stored["scores"]).abs().max(),
+        "raw": (_maps(raw, stored) - _raw(stored)).abs().max(),
+    }
+    return detector.spec["name"], detector.num_classes, {key: float(value) for key, value in found.items()}
+
+
+def _raw(stored: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The peer's raw maps (channels, N), branch after branch."""
+    return torch.cat([value for key, value in stored.items() if key.startswith("raw")], 1)
+
+
+def _maps(raw: list[torch.Tensor], stored: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Our raw maps in the same form; only the box maps if the peer provides only these."""
+    ours = torch.cat([level[0].flatten(1) for level in raw], 1)
+    return ours[:4] if "raw_boxes" in stored else ours
 
 
 @pytest.mark.parametrize(

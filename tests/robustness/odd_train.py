@@ -110,6 +110,8 @@ def make_otherwise(kind: str, *args: str) -> bool:
         setattr(importlib.import_module(args[0]), args[1], int(args[2]))
     elif kind == "memory":
         importlib.import_module("utils.files.folders").SHARED_MEMORY = Path(args[0])
+        for name in [name for name in sys.modules if name.startswith(("data.", "engine."))]:
+            del sys.modules[name]  # they have the other folder
     elif kind == "calls" and os.environ.get("RANK", "0") == "0":
         watch_calls(args[0])
     return kind in ("set", "memory", "calls")

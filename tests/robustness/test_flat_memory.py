@@ -1,15 +1,111 @@
-"""Memory, open files, threads and processes do not grow over fifty epochs of a training (benchmarks/memory.py)."""
+"""Memory, open files, threads and processes do not grow over fifty epochs of a training.
+
+Private memory is shared with no other process. PSS divides each shared page by the number of processes that map it, so
+the sum over processes is the memory in use (Linux's smaps_rollup).
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from benchmarks.memory import early_and_late, readings_by_epoch
 from tests.helpers.tiny import write_dataset, write_model
 
+ROOT = Path(__file__).parents[2]
 EPOCHS = 50
+
+
+class Reading(NamedTuple):
+    """The memory of a process and all its descendants together."""
+
+    private_mb: float
+    pss_mb: float
+    files: int  # open
+    threads: int
+    processes: int
+
+    @classmethod
+    def of(cls, process: int) -> Reading:
+        found = list(descendants(process))
+        return cls(
+            # Other pages of files count as shared or not, as it happens, with who else has mapped them.
+            sum(megabytes(child, "Private_Dirty") for child in found),
+            sum(megabytes(child, "Pss") for child in found),
+            sum(_entries(child, "fd") for child in found),
+            sum(_entries(child, "task") for child in found),
+            len(found),
+        )
+
+
+def _entries(process: int, folder: str) -> int:
+    """The number of entries of a folder of /proc; 0 if the process has ended."""
+    try:
+        return len(os.listdir(f"/proc/{process}/{folder}"))
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def megabytes(process: int, field: str) -> float:
+    """A field of smaps_rollup; 0 if the process has ended."""
+    try:
+        text = Path(f"/proc/{process}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    found = re.search(rf"^{field}:\s+(\d+) kB", text, re.M)
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def descendants(process: int) -> Iterator[int]:
+    """``process`` and all its descendants."""
+    yield process
+    try:
+        tasks = list(Path(f"/proc/{process}/task").iterdir())
+        children = [child for task in tasks for child in (task / "children").read_text().split()]
+    except FileNotFoundError:
+        return
+    for child in children:
+        yield from descendants(int(child))
+
+
+def readings_by_epoch(flags: list[str], folder: Path) -> list[Reading]:
+    """The memory of a training whenever its results have a new epoch, by epoch; some of the last may be missing."""
+    command = [sys.executable, "train.py", *flags, "--project", str(folder), "--name", "run"]
+    command += ["--cache-dir", str(folder / "index")]
+    results, readings = folder / "run" / "results.csv", []
+    with open(folder / "log.txt", "w+") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            while process.poll() is None:
+                if results.exists() and len(results.read_text().splitlines()) - 1 > len(readings):
+                    readings.append(Reading.of(process.pid))
+                time.sleep(0.01)
+        finally:
+            process.terminate()
+            code = process.wait()
+    if code:
+        sys.exit(f"the training ended with {code}:\n{(folder / 'log.txt').read_text()[-2000:]}")
+    return readings
+
+
+def early_and_late(readings: list[Reading]) -> tuple[Reading, Reading]:
+    """Medians over five epochs from the middle on, and over the last five but one, in which processes may be ending: a
+    checkpoint that is just being written takes memory for a moment. In the first epochs heaps fill, and pages shared
+    with the parent are written for the first time, ever more slowly."""
+    middle = len(readings) // 2
+    windows = readings[middle : middle + 5], readings[-6:-1]
+    early, late = (Reading(*(statistics.median(column) for column in zip(*window))) for window in windows)
+    return early, late
 
 
 @pytest.mark.slow

@@ -18,9 +18,9 @@ def check(folder: Path, *, seconds: float, seed: int, least: int, most: float = 
     assert sum(tally.inputs.values()) >= least, tally.text()
 
 
-def test_half_a_minute_of_fuzzing_finds_nothing(tmp_path: Path):
+def test_fifteen_seconds_of_fuzzing_find_nothing(tmp_path: Path):
     """The same inputs in every run, though a slow machine tries fewer of them."""
-    check(tmp_path, seconds=30, seed=0, least=100, most=2000)
+    check(tmp_path, seconds=15, seed=0, least=40, most=1000)
 
 
 @pytest.mark.slow

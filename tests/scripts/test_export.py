@@ -205,10 +205,10 @@ def test_files_name_their_data_set(weights: Path, tmp_path: Path, capsys, monkey
     export.main(["--weights", str(named), *formats])
     for suffix in (".torchscript", ".pt2"):
         assert open_model(named.with_suffix(suffix), device=CPU).info["data"] == stored
-    export.main(["--weights", str(named), "--format", "pt2", "--no-check"])
-    assert open_model(named.with_suffix(".pt2"), device=CPU).info["data"] == stored
-    export.main(["--weights", str(unnamed), "--format", "pt2", "--data", str(data)])  # the data of the check
-    assert open_model(tmp_path / "other.pt2", device=CPU).info["data"]["source"] == str(data)
+    export.main(["--weights", str(named), "--format", "torchscript", "--no-check"])
+    assert open_model(named.with_suffix(".torchscript"), device=CPU).info["data"] == stored
+    export.main(["--weights", str(unnamed), "--format", "torchscript", "--data", str(data)])  # the data of the check
+    assert open_model(tmp_path / "other.torchscript", device=CPU).info["data"]["source"] == str(data)
     export.main(["--weights", str(unnamed), "--format", "torchscript", "--no-check"])
     message = error_of(capsys, val.main, "--weights", tmp_path / "other.torchscript", *VAL)
     assert "other.torchscript: does not name its data set; name a YAML with --data" in message
@@ -301,7 +301,7 @@ def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
     weights = write_weights(tmp_path / "a.pt", lively({**TINY_MODEL, "end2end": True}, NAMES))
     common = ["--weights", str(weights), "--format", "torchscript", "--data", str(data)]
     for flags, nms_iou in (([], None), (["--nms"], 0.7), (["--nms", "--iou-thres", "0.5"], 0.5)):
-        export.main([*common, *flags])
+        export.main([*common, "--no-check", *flags])
         assert open_model(tmp_path / "a.torchscript", device=CPU).nms_iou == nms_iou
     end2end = ["--layout", "end2end"]
     for flags, votes in (([], False), (["--nms"], True), (["--nms", "--no-box-voting"], False)):

@@ -148,7 +148,7 @@ def test_ctrl_c_while_spawned_processes_start_ends_them_without_traceback(tmp_pa
         assert launch.output() == "begun\n"
 
 
-@pytest.mark.parametrize("script", ["train.py", "val.py"])
+@pytest.mark.parametrize("script", ["train.py", pytest.param("val.py", marks=pytest.mark.slow)])
 def test_the_parent_of_spawned_processes_does_not_import_torch(tmp_path, script):
     """An import in the parent would come first and double the time until a training starts."""
     (tmp_path / "bad.pt").touch()

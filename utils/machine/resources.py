@@ -78,7 +78,7 @@ def keep_freed_memory() -> None:
     """Makes this process and its children reuse freed memory instead of returning it to the system.
 
     By default, glibc returns large blocks. A training step on a CPU frees all its feature maps, and the 20,000 page
-    faults of the next step took 15 % of its time (benchmarks/README.md). With this, the process stays as large as its
+    faults of the next step took 15 % of its time (benchmarks/LOG.md). With this, the process stays as large as its
     largest step. Does nothing with another C library, or if the user has set malloc's environment variables.
     """
     if any(name in os.environ for name in _USERS_OWN):

@@ -188,7 +188,7 @@ def test_images_are_decoded_without_standard_error(tmp_path):
     )
     done = subprocess.run(
         [python(), "-c", code, str(tmp_path / "a.jpg")],
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True,
+        cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout == "(320, 320, 3)\n"
 

@@ -80,6 +80,10 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folder, fused, write_all(folder, fused, dynamic=request.param, batch=1 if request.param else 2)
 
 
+# For what does not depend on the sizes that a file takes.
+STATIC = pytest.mark.parametrize("tiny", [False], indirect=True, ids=["static"])
+
+
 def images(count: int, height: int = 64, width: int = 96) -> torch.Tensor:
     return torch.rand(count, 3, height, width, generator=torch.Generator().manual_seed(count))
 
@@ -105,6 +109,7 @@ def test_each_runtime_gives_the_detectors_boxes_and_scores(tiny, name: str):
             model(images(1, 96, 64))
 
 
+@STATIC
 @pytest.mark.parametrize("name", FORMATS)
 def test_threads_that_share_a_model_get_the_same_bits(tiny, name: str):
     folder, _, _ = tiny
@@ -116,6 +121,7 @@ def test_threads_that_share_a_model_get_the_same_bits(tiny, name: str):
     assert all(torch.equal(output, alone[i % 4]) for i, output in enumerate(together))
 
 
+@STATIC
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_pickled_predictor_opens_its_file_again(tiny, name: str, monkeypatch: pytest.MonkeyPatch):
     folder, _, metadata = tiny
@@ -138,7 +144,6 @@ def test_a_pickled_predictor_opens_its_file_again(tiny, name: str, monkeypatch: 
     [
         *((family, ("a.torchscript",)) for family in FAMILIES),
         ("yolov5n", ("a.onnx", "a_openvino_model")),
-        ("yolo26n", ("a.onnx", "a_openvino_model")),
         *(pytest.param(family, FORMATS, marks=pytest.mark.slow) for family in FAMILIES),
     ],
 )
@@ -187,13 +192,19 @@ def test_half_stores_float16_and_decodes_in_float32(half, name: str):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("layout", ["end2end", pytest.param("deepstream", marks=pytest.mark.slow)])
-def test_rows(tmp_path: Path, packages: None, layout: str):
+@pytest.mark.parametrize(
+    ("layout", "files"),
+    [
+        ("end2end", ("a.onnx", "a.torchscript")),
+        *(pytest.param(layout, FORMATS, marks=pytest.mark.slow) for layout in ("end2end", "deepstream")),
+    ],
+)
+def test_rows(tmp_path: Path, packages: None, layout: str, files: tuple[str, ...]):
     fused = lively(TINY_MODEL, NAMES).fuse()
-    write_all(tmp_path, fused, layout=layout)
+    write_all(tmp_path, fused, files, layout=layout)
     pixels = images(2)
     expected = make_layout(fused, layout, nms_iou=0.7)(pixels)
-    for name in FORMATS:
+    for name in files:
         (output,) = open_model(tmp_path / name, device=CPU)(pixels)
         assert output.shape == expected.shape
         torch.testing.assert_close(output[..., 4], expected[..., 4], rtol=0, atol=1e-5)
@@ -209,6 +220,7 @@ def test_files_name_no_path_of_this_machine(tiny):
     assert not any(str(ROOT).encode() in text for text in texts)
 
 
+@STATIC
 def test_the_metadata_has_the_keys_that_other_programs_read(tiny):
     import onnx
 
@@ -244,6 +256,7 @@ def test_an_onnx_file_of_another_program(tiny, tmp_path: Path):
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
 
 
+@STATIC
 def test_onnx_files_read_no_file_outside_of_their_folder_and_load_no_library(tiny, tmp_path: Path):
     import onnx
 
@@ -329,6 +342,7 @@ os.kill(os.getpid(), signal.SIGUSR1)
 """
 
 
+@STATIC
 def test_a_signal_after_openvino_models_were_closed_by_another_thread(tiny, packages: None):
     """OpenVINO installs a signal stack and unmaps it with its last `Core`."""
     command = [python(), "-c", SIGNALLED, str(tiny[0] / "a_openvino_model")]
@@ -336,6 +350,7 @@ def test_a_signal_after_openvino_models_were_closed_by_another_thread(tiny, pack
     assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
 
 
+@STATIC
 def test_names_of_files_in_another_case_and_renamed_folders(tiny, tmp_path: Path):
     folder, _, metadata = tiny
     shutil.copytree(folder / "a_openvino_model", tmp_path / "renamed")
@@ -356,6 +371,7 @@ def test_an_opset_that_torch_does_not_write_is_refused(packages: None):
         build_onnx(make_layout(lively(TINY_MODEL, NAMES).fuse(), "raw"), options(opset=99), 32)
 
 
+@STATIC
 def test_foreign_and_damaged_programs_of_torch_are_one_line(tiny, tmp_path: Path):
     """torch logs tracebacks of archives that it cannot read."""
     path = write_weights(tmp_path / "checkpoint.pt2", lively(TINY_MODEL, NAMES))

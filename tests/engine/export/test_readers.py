@@ -1,7 +1,9 @@
-"""Exported files in the hands of other programs' rules, against the detector that they were made of."""
+"""Exported files in the hands of other programs' rules, against the detector that they were made of. Frigate and
+DeepStream are not run: the functions here decode as these programs' documentation and configuration files say."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import cv2
@@ -9,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.consumer_side import deepstream_boxes, documented_code, frigate_boxes
 from engine.export.layouts import make_layout
 from models.postprocess.detections import select_detections
 from tests.engine.export.test_formats import NAMES, write_all
@@ -19,6 +20,52 @@ from utils.boxes import clip_xyxy
 
 ROOT = Path(__file__).parents[3]
 HEIGHT, WIDTH = 64, 96  # of the canvas
+FRIGATE_SCORE, FRIGATE_IOU, FRIGATE_MOST = 0.4, 0.4, 20
+DEEPSTREAM_IOU = 0.45
+Found = tuple[np.ndarray, np.ndarray, np.ndarray]  # boxes (D, 4) xyxy, scores (D,), classes (D,)
+
+
+def documented_code() -> str:
+    """The block of docs/export.md that runs an ONNX file with onnxruntime."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
+    (code,) = [block for block in blocks if "onnxruntime.InferenceSession" in block]
+    return code
+
+
+def best_classes(output: np.ndarray) -> Found:
+    """Layout raw (4 + C, N) to cx, cy, w, h (N, 4), the best score and its class."""
+    return output[:4].T, output[4:].max(0), output[4:].argmax(0)
+
+
+def frigate_boxes(output: np.ndarray, width: int, height: int) -> np.ndarray:
+    """Frigate's model type yolo-generic: at most 20 rows of class, score, y1, x1, y2, x2 in fractions of the canvas.
+
+    The output is turned so that the boxes are its rows. The largest of the columns from 4 on is the score, its number
+    the class. Scores above 0.4 go through OpenCV's NMS at 0.4, regardless of the class; Frigate gives it corners where
+    it expects width and height.
+    """
+    rows = np.squeeze(output)
+    rows = rows.T if rows.shape[0] < rows.shape[1] else rows
+    boxes, scores, classes = best_classes(rows.T)
+    good = scores > FRIGATE_SCORE
+    corners = np.concatenate((boxes[good, :2] - boxes[good, 2:] / 2, boxes[good, :2] + boxes[good, 2:] / 2), 1)
+    keep = cv2.dnn.NMSBoxes(corners, scores[good], FRIGATE_SCORE, FRIGATE_IOU)
+    keep = np.array(keep, int).ravel()[:FRIGATE_MOST]
+    fractions = corners[keep][:, [1, 0, 3, 2]] / (height, width, height, width)
+    return np.concatenate((classes[good][keep, None], scores[good][keep, None], fractions), 1)
+
+
+def deepstream_boxes(output: np.ndarray, width: int, height: int, threshold: float) -> Found:
+    """DeepStream-Yolo's parser on rows x1, y1, x2, y2, score, class (N, 6): rows below the threshold are dropped,
+    corners clipped to the canvas, boxes thinner than a pixel dropped. DeepStream's clustering follows: NMS by class at
+    0.45, and the 300 best."""
+    rows = output[output[:, 4] >= threshold]
+    boxes = rows[:, :4].clip(0, (width, height, width, height))
+    large = ((boxes[:, 2:] - boxes[:, :2]) >= 1).all(1)
+    boxes, scores, classes = boxes[large], rows[large, 4], rows[large, 5].astype(int)
+    sides = np.concatenate((boxes[:, :2], boxes[:, 2:] - boxes[:, :2]), 1)
+    keep = np.array(cv2.dnn.NMSBoxesBatched(sides, scores, classes, threshold, DEEPSTREAM_IOU), int)[:300]
+    return boxes[keep], scores[keep], classes[keep]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +99,7 @@ def best(
 def test_readme_runs_an_onnx_file(detector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
-    code = documented_code(ROOT)
+    code = documented_code()
     assert len(code.splitlines()) <= 30
     write_all(tmp_path, detector, ("a.onnx",))
     (tmp_path / "a.onnx").rename(tmp_path / "best.onnx")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.training_step import build_step, make_batches
+from benchmarks.speed.training_step import build_step, make_batches
 from engine.optim.flat_tensors import copy_from_flat, flatten, float_buffers
 from engine.parallel import virtual_ranks as virtual_ranks_module
 from engine.train import step as train_step

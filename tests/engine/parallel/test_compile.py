@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import fx
 
-from benchmarks.gpu_compiled import compare_steps
+from benchmarks.gpu.equal import compare_compiled
 from engine.optim.schedule import StepPlan
 from engine.parallel import compile as compilation
 from engine.parallel.compile import UNCOMPILED, Compilation, check_compilation, plan_compilation
 from engine.train import step as step_setup
 from models.detector import build_detector
-from tests.engine.test_train_step import make_step, weights_of
+from tests.engine.train.test_step import make_step, weights_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.replayed_memory import replayed_memory
 from tests.helpers.tiny import TINY_MODEL, make_batch
@@ -247,5 +247,5 @@ def test_two_compiled_processes_equal_two_uncompiled_ones(sync_bn):
 
 @pytest.mark.slow
 def test_the_gpu_check_of_compiled_steps_passes_on_a_cpu():
-    lines = list(compare_steps(Namespace(model=TINY_MODEL, device="cpu", imgsz=64, batch_size=4)))
+    lines = list(compare_compiled(Namespace(model=TINY_MODEL, device="cpu", imgsz=64, batch_size=4)))
     assert len(lines) == 2

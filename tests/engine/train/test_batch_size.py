@@ -41,7 +41,7 @@ from utils.entrypoint import run_main
 from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CPU = DistributedContext.single("cpu")
 SIZES = [*range(1, 16), *range(16, MOST_PICTURES + 1, 8)]
 GIB = 2**30

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torchvision import ops
 
-from benchmarks.nms import make_input
+from benchmarks.speed.nms import make_input
 from models.postprocess import box_voting
 from models.postprocess import detections as postprocess
 from models.postprocess import nms as suppression

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from utils.distributed import stop_signals
 from utils.errors import Stopped
+from utils.machine import stop_signals
 from utils.machine.stop_signals import StopSignals
 
 

@@ -1,0 +1,275 @@
+"""Equal bits: steps with four virtual ranks, twice in one process and in two processes that share a GPU; trainings that
+are stopped or killed and resumed, and uninterrupted ones; batches on the device, and as workers have rendered them.
+
+The last batch of the steps has fewer images than there are ranks, so some shards are empty. Plain DDP, ZeRO and
+compressed gradients on two processes are compared to rounding. NCCL refuses two processes on one GPU, and so does
+train.py. Here the processes form a gloo group, as on CPUs, and then use the GPU. gloo only sends host memory, so they
+exchange data through the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.same_bits import differences
+from benchmarks.speed.our_side import seconds_of
+from benchmarks.speed.training_step import build_step, context_of, make_batches
+from benchmarks.speed.turns import ROOT
+from data.index.dataset_yaml import load_dataset_spec
+from data.loading.build import build_train_loader
+from data.loading.loader import InfiniteDataLoader
+from data.loading.prefetcher import Prefetcher
+from data.shared_memory import BatchSlots, PageLock
+from utils.config.parser import hyperparameters_from
+from utils.config.settings import TrainConfig
+from utils.distributed.collectives import unwrap
+from utils.distributed.context import DistributedContext
+from utils.distributed.groups import shard_bounds
+from utils.distributed.spawn import spawn
+from utils.files.checkpoint import read_checkpoint
+from utils.structures import Batch
+
+VIRTUAL_RANKS, PROCESSES, STEPS = 4, 2, 4
+LAST_IMAGES = 1  # one of the two processes then has none
+# Plain DDP on two processes computes what one process does with two virtual ranks, to rounding.
+DDP = {"DDP": {}, "DDP with ZeRO": {"zero": True}, "DDP with compressed gradients": {"compress_grads": True}}
+ROUNDING = {"DDP with compressed gradients": 0.05}  # relative, of the weights' change; gradients of 8 bits
+LEAST_ROUNDING = 5e-3
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def compare_processes(options: argparse.Namespace) -> Iterator[str]:
+    """Lines of figures for each optimizer. SystemExit if bits differ."""
+    differing = []
+    for optimizer in options.optimizers:
+        with tempfile.TemporaryDirectory() as folder:
+            shared = (options.model, optimizer, options.batch_size, options.imgsz, options.device, folder)
+            for name in ("one", "again"):
+                take_steps(context_of(options.device), name, *shared)
+            spawn(take_share, PROCESSES, shared)
+            one, *others = (read(Path(folder, f"{name}.pt")) for name in ("one", "again", "two"))
+        for name, other in zip(("once more", f"on {PROCESSES} processes"), others):
+            names = [key for key, value in one.items() if not torch.equal(value, other[key])]
+            what = f"{options.model} {optimizer}, {STEPS} steps of {VIRTUAL_RANKS} virtual ranks, {name}"
+            yield f"{what}: {f'{len(names)} of {len(one)} tensors differ' if names else 'the same bits'}"
+            differing += [f"{what}: {len(names)} tensors differ, first {names[0]}"] if names else []
+    if differing:
+        sys.exit("; ".join(differing))
+
+
+def compare_ddp(options: argparse.Namespace) -> Iterator[str]:
+    """Lines of figures for each way of exchanging gradients. SystemExit if one trains differently."""
+    differing = []
+    shared = (options.model, options.optimizers[0], options.batch_size, options.imgsz, options.device)
+    with tempfile.TemporaryDirectory() as folder:
+        take_steps(context_of(options.device), "start", *shared, folder, steps=0)
+        take_steps(context_of(options.device), "one", *shared, folder, virtual_ranks=PROCESSES)
+        start, one = (weights(Path(folder, f"{name}.pt")) for name in ("start", "one"))
+        for name, settings in DDP.items():
+            spawn(take_ddp_share, PROCESSES, (*shared, folder, settings))
+            found = weights(Path(folder, "two.pt"))
+            error = float((found - one).norm() / (one - start).norm())
+            yield f"{name} on {PROCESSES} processes: weights' change differs by {error:.1e} from one process's"
+            if not error <= ROUNDING.get(name, LEAST_ROUNDING):
+                differing.append(f"{name}: {error:.1e}")
+    if differing:
+        sys.exit(f"differs from one process: {'; '.join(differing)}")
+
+
+def weights(path: Path) -> Tensor:
+    """All parameters, concatenated. DDP keeps a rank's batch statistics, of which rank 0 has stored its own."""
+    state = {key: value for key, value in read(path).items() if key.startswith("model.")}
+    return torch.cat([value.double().flatten() for key, value in state.items() if not key.endswith(STATISTICS)])
+
+
+def take_ddp_share(*arguments) -> None:
+    """Runs in a process that `spawn` has started."""
+    *shared, settings = arguments
+    take_share(*shared, virtual_ranks=0, **settings)
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    return torch.load(path, weights_only=True)
+
+
+def take_share(*arguments, **settings) -> None:
+    """Runs in a process that `spawn` has started."""
+    ctx = DistributedContext.from_environment("cpu")
+    *_, device, _ = arguments
+    on_device = context_of(device).device
+    take_steps(replace(ctx, device=on_device, devices=(on_device,)), "two", *arguments, **settings)
+    ctx.close()
+
+
+def take_steps(
+    ctx: DistributedContext,
+    name: str,
+    model: str,
+    optimizer: str,
+    images: int,
+    imgsz: int,
+    device: str,
+    folder: str,
+    *,
+    steps: int = STEPS,
+    virtual_ranks: int = VIRTUAL_RANKS,
+    **settings: bool,
+) -> None:
+    """Writes the weights, averaged weights and momenta after ``steps`` steps to ``folder``."""
+    torch.set_num_threads(1)  # how many share a sum on a CPU decides its rounding
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    if ctx.device.type == "cuda":
+        torch.cuda.set_device(ctx.device)
+        exchange_by_way_of_the_host()
+    take_step = build_step(model, ctx=ctx, optimizer=optimizer, virtual_ranks=virtual_ranks, **settings)
+    whole = make_batches(2, images, imgsz, torch.device("cpu"))
+    for number in range(steps):
+        count = images if number < steps - 1 else LAST_IMAGES
+        share = whole[number % 2].shard(0, count).shard(*shard_bounds(count, ctx.rank, ctx.world_size))
+        take_step([share.pin_memory() if ctx.device.type == "cuda" else share], [count], number + 1)
+    take_step.optimizer.consolidate()
+    if ctx.is_main:
+        torch.save(state_of(take_step), Path(folder, f"{name}.pt"))
+
+
+def state_of(take_step) -> dict[str, Tensor]:
+    """Every tensor that a step changes, on the host."""
+    state = {f"model.{key}": value for key, value in unwrap(take_step.model).state_dict().items()}
+    state |= {f"ema.{key}": value for key, value in take_step.ema.module.state_dict().items()}
+    for place, rule in enumerate(take_step.optimizer.state_dict()["optimizers"]):
+        for number, values in rule["state"].items():
+            tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
+            state |= {f"optimizer.{place}.{number}.{key}": value for key, value in tensors.items()}
+    return {key: value.cpu() for key, value in state.items()}
+
+
+def exchange_by_way_of_the_host() -> None:
+    """Adding two float32 numbers gives the same bits there."""
+    from engine.parallel import virtual_ranks
+
+    sum_on_host = virtual_ranks.sum_over_processes
+    virtual_ranks.sum_over_processes = lambda ctx, flat: sum_on_host(ctx, flat.cpu()).to(flat.device)
+
+
+STOPPED = 75  # how train.py ends when a signal has asked it to stop
+WRITTEN_S, ENDED_S = 120.0, 60.0  # until a first checkpoint is there; after a signal
+
+
+def stop_and_resume(options: argparse.Namespace) -> Iterator[str]:
+    """Lines of figures. SystemExit if a resumed run does not end with the bits of the uninterrupted one."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole = training(options, folder, "whole")
+        expect(subprocess.run(whole, cwd=ROOT, check=False).returncode, 0, whole)
+        wanted, differing = read_checkpoint(Path(folder, "whole", "last.pt")), []
+        for name, number, code in (("stopped", signal.SIGTERM, STOPPED), ("killed", signal.SIGKILL, -signal.SIGKILL)):
+            last = Path(folder, name, "last.pt")
+            at = break_off(training(options, folder, name), last, number, code)
+            again = [sys.executable, "train.py", "--resume", str(last)]
+            expect(subprocess.run(again, cwd=ROOT, check=False).returncode, 0, again)
+            places = differences(wanted, read_checkpoint(last))
+            text = f"{name} after epoch {at['epoch']} and batch {at['batch']}, resumed"
+            yield f"{text}: {f'{len(places)} tensors differ' if places else 'the same bits as in one go'}"
+            differing += [f"{text}: {len(places)} tensors differ, first {places[0]}"] if places else []
+    if differing:
+        sys.exit("; ".join(differing))
+
+
+def training(options: argparse.Namespace, folder: str, name: str) -> list[str]:
+    """The command of a training with virtual ranks, deterministic kernels, and a checkpoint every second step."""
+    return [
+        sys.executable, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
+        "--batch-size", str(options.batch_size), "--epochs", str(options.epochs), "--device", options.device,
+        "--workers", "2", "--virtual-ranks", "4", "--deterministic", "--save-steps", "2", "--val-every", "0",
+        "--noplots", "--cache-dir", str(Path(folder, "index")), "--project", folder, "--name", name,
+        "--set", "close_mosaic=0", "close_scale=0",
+    ]  # fmt: skip
+
+
+def break_off(command: Sequence[str], last: Path, number: signal.Signals, code: int) -> dict:
+    """Runs ``command`` until it has written ``last``, then sends it a signal, after which it must end with ``code``.
+    Returns the position of that checkpoint."""
+    process = subprocess.Popen(command, cwd=ROOT)
+    deadline = time.monotonic() + WRITTEN_S
+    while not last.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(number)
+    expect(process.wait(ENDED_S), code, command)
+    return read_checkpoint(last)["progress"]
+
+
+def expect(code: int, wanted: int, command: Sequence[str]) -> None:
+    if code != wanted:
+        sys.exit(f"{' '.join(command)} ended with {code}, not {wanted}")
+
+
+BATCHES = 40
+BURNS = 4  # products of large matrices before each copy: workers get the time to draw over what is not kept
+
+
+def compare_batches(options: argparse.Namespace) -> Iterator[str]:
+    """Lines with figures; SystemExit if a batch does not arrive as it was rendered, or is not pinned."""
+    ctx = context_of(options.device)
+    device = ctx.device
+    loader = open_loader(options, ctx)
+    locked: list[range] = []
+    lock_pages = PageLock.lock
+
+    def lock(self: PageLock, address: int, nbytes: int) -> bool:
+        done = lock_pages(self, address, nbytes)
+        if done:
+            locked.append(range(address, address + nbytes))
+        return done
+
+    PageLock.lock = lock
+    straight = 0
+    side = 4096 if device.type == "cuda" else 16
+    weights = torch.rand(side, side, device=device)
+
+    def move(batch: Batch) -> Batch:
+        nonlocal straight
+        straight += any(batch.images.data_ptr() in pages for pages in locked) and batch.images.is_pinned()
+        for _ in range(BURNS):
+            torch.mm(weights, weights)
+        return batch.to(device)
+
+    with Prefetcher(iter(loader), device=device, render=move, ahead=True) as prefetcher:
+        for number in range(BATCHES):
+            images = next(prefetcher).images.cpu()
+            prefetcher.prefetch(2)
+            if not torch.equal(images, loader.render(*divmod(number, len(loader))).images):
+                sys.exit(f"batch {number} is not what was drawn")
+    PageLock.lock = lock_pages
+    loader.close()
+    yield f"{BATCHES} batches arrived as drawn; {straight} straight from {len(locked)} locked slots"
+    if device.type == "cuda":
+        if not straight:
+            sys.exit("no batch came straight from a locked slot")
+        yield copy_rates(options, device)
+
+
+def open_loader(options: argparse.Namespace, ctx: DistributedContext) -> InfiniteDataLoader:
+    config = TrainConfig(imgsz=options.imgsz, batch_size=options.batch_size, epochs=1000, workers=4)
+    return build_train_loader(ctx, config, hyperparameters_from(""), load_dataset_spec(options.data), stride=32)
+
+
+def copy_rates(options: argparse.Namespace, device: torch.device) -> str:
+    """GB/s of copies to the device from a slot, and through pinned memory including the host's copy."""
+    shape = (options.batch_size, options.imgsz, options.imgsz, 3)
+    slot, plain = (BatchSlots(1, torch.Size(shape).numel(), lock).arrived(0, shape) for lock in (PageLock(), None))
+    straight = seconds_of(lambda: slot.to(device, non_blocking=True), 20, device.type)
+    twice = seconds_of(lambda: plain.pin_memory().to(device, non_blocking=True), 20, device.type)
+    rates = [slot.nbytes / seconds / 1e9 for seconds in (straight, twice)]
+    return f"to the device at {rates[0]:.1f} GB/s; by way of pinned memory at {rates[1]:.1f} GB/s"

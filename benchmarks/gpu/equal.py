@@ -1,0 +1,338 @@
+"""Results on the device compared with the host's: training steps in float32, detections after box voting, rendered
+images; compiled steps with uncompiled ones; a model that is on the device twice; and a first step that overflows.
+
+On a CPU (``--device cpu``) steps are compared with those without oneDNN, whose convolutions add in another order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.speed.nms import make_input
+from benchmarks.speed.our_side import seconds_of
+from benchmarks.speed.training_step import build_step, context_of, make_batches, stepper
+from engine.train.step import StepValues, TrainStep
+
+if TYPE_CHECKING:
+    from models.postprocess.detections import Detections
+
+TOLERANCE = 1e-3  # relative: of losses, of the gradients' norm, and of the norm of the weights' change
+WORST_TOLERANCE = 1e-2  # the same for the worst tensor
+# Muon orthogonalizes in bfloat16, and rounding turns directions of small singular values. Between two kernels of a CPU
+# the weights' change differs by 0.03, that of the worst tensor by up to 0.4; unrelated changes differ by 1.4.
+MUON = {"weights' change": 0.1, "worst tensor": 0.8}
+LEARNING_RATE = 0.01
+BOX_PX, SCORE = 1e-2, 1e-5  # largest differences of detections
+GRAY, GRAY_SHARE = 2, 1e-3  # levels of 255, and the fraction of pixels that may differ by more
+
+
+class Result(NamedTuple):
+    """One optimizer step, on the host."""
+
+    losses: Tensor  # (P,)
+    grad_norm: float
+    changes: list[Tensor]  # of each weight tensor, float64
+
+
+def compare_steps(options: argparse.Namespace) -> Iterator[str]:
+    """A line of figures for each model and optimizer. SystemExit if a step on the device is not the host's."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    differing = []
+    for model in options.models:
+        for optimizer in options.optimizers:
+            expected = take_step_on("cpu", options, model, optimizer)
+            with other_arithmetic(options.device):
+                found = take_step_on(options.device, options, model, optimizer)
+            errors = differences(expected, found)
+            what = f"{model} {optimizer}"
+            text = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
+            yield f"{what}: relative differences from the CPU: {text}"
+            differing += [f"{what}: {name}" for name in excessive(errors, optimizer)]
+    if differing:
+        sys.exit(f"differs too much from the CPU: {'; '.join(differing)}")
+
+
+def other_arithmetic(device: str) -> AbstractContextManager:
+    return torch.backends.mkldnn.flags(enabled=False) if device == "cpu" else nullcontext()
+
+
+def take_step_on(device: str, options: argparse.Namespace, model: str, optimizer: str) -> Result:
+    """The same step on any device: the weights and images are made on the host."""
+    torch.manual_seed(0)
+    take_step = build_step(model, device=device, amp="off", optimizer=optimizer)
+    for group in take_step.optimizer.param_groups:
+        group["lr"] = LEARNING_RATE
+    (batch,) = make_batches(1, options.batch_size, options.imgsz, take_step.ctx.device)
+    before = weights_of(take_step.model)
+    take_step([batch], [options.batch_size], 1)
+    (values,) = take_step.reader.pop(leave=0)
+    changes = [new - old for new, old in zip(weights_of(take_step.model), before)]
+    return Result(torch.tensor(values.losses), values.grad_norm, changes)
+
+
+def weights_of(model: torch.nn.Module) -> list[Tensor]:
+    return [parameter.detach().double().cpu() for parameter in model.parameters()]
+
+
+def excessive(errors: dict[str, float], optimizer: str) -> list[str]:
+    """Those differences that are above their limit, or not a number."""
+    limits = {"worst tensor": WORST_TOLERANCE} | (MUON if optimizer == "Muon" else {})
+    return [f"{name} {error:.1e}" for name, error in errors.items() if not error <= limits.get(name, TOLERANCE)]
+
+
+def differences(expected: Result, found: Result) -> dict[str, float]:
+    """Relative differences; not a number where a result is not."""
+    sizes = torch.stack([change.norm() for change in expected.changes])
+    errors = torch.stack([(a - b).norm() for a, b in zip(found.changes, expected.changes)])
+    return {
+        "losses": float(((found.losses - expected.losses).abs() / expected.losses.abs().clamp(min=1e-6)).max()),
+        "gradient norm": abs(found.grad_norm - expected.grad_norm) / expected.grad_norm,
+        "weights' change": float(errors.norm() / sizes.norm()),
+        "worst tensor": float((errors / sizes.clamp(min=float(sizes.median()))).max()),
+    }
+
+
+def compare_detections(options: argparse.Namespace) -> Iterator[str]:
+    """NMS with box voting of a crowded batch, on the device and on the host."""
+    from models.postprocess.detections import select_detections
+
+    content = make_input(options.batch_size, 2100, 80, 30)
+    device = context_of(options.device).device
+
+    def detect(on: torch.device) -> Detections:
+        given = (content[name].to(on) for name in ("boxes_xyxy", "scores"))
+        return select_detections(*given, conf_thres=0.001, iou_thres=0.7, max_det=300, box_voting=True)
+
+    expected, found = detect(torch.device("cpu")), detect(device)
+    problems = unequal_detections(expected, found)
+    yield f"{int(expected.counts.sum())} boxes of {options.batch_size} images after box voting"
+    if problems:
+        sys.exit("; ".join(problems))
+
+
+def unequal_detections(expected: Detections, found: Detections) -> list[str]:
+    """How two `Detections` differ by more than rounding."""
+    if not torch.equal(expected.counts, found.counts.cpu()):
+        return [f"counts differ: {expected.counts.tolist()}, on the device {found.counts.tolist()}"]
+    moved = float((found.boxes_xyxy.cpu() - expected.boxes_xyxy).abs().max())
+    scores = float((found.scores.cpu() - expected.scores).abs().max())
+    problems = [f"boxes differ by {moved:.4f} px"] * (not moved <= BOX_PX)
+    problems += [f"scores differ by {scores:.1e}"] * (not scores <= SCORE)
+    is_same = torch.equal(expected.classes, found.classes.cpu())
+    return problems + ["classes differ"] * (not is_same)
+
+
+def compare_rendering(options: argparse.Namespace) -> Iterator[str]:
+    """Images of the torch renderer, operation by operation and compiled, on the device and on the host."""
+    from benchmarks.gpu.profile import Scene
+    from data.render.device import paint_layers, render_table
+    from utils.structures import map_tensors
+
+    scene = Scene(options.imgsz, images=16)
+    table, pixels = scene.table(options.batch_size), scene.pixels
+    device = context_of(options.device).device
+
+    def render(on: torch.device, paint: Callable) -> Tensor:
+        return render_table(map_tensors(table, lambda t: t.to(on)), pixels.to(on), paint).cpu()
+
+    expected = render(torch.device("cpu"), paint_layers)
+    painters: dict[str, Callable] = {"operation by operation": paint_layers}
+    if device.type != "cpu":
+        painters["compiled"] = torch.compile(paint_layers, dynamic=True)
+    problems: list[str] = []
+    for name, paint in painters.items():
+        share = differing_share(expected, render(device, paint))
+        yield f"renderer, {name}: {share:.2e} of the values differ from the CPU's by more than {GRAY}"
+        problems += [f"renderer, {name}: {share:.2e} differ, {GRAY_SHARE:g} is the limit"] * (share > GRAY_SHARE)
+    if problems:
+        sys.exit("; ".join(problems))
+
+
+def differing_share(expected: Tensor, found: Tensor) -> float:
+    """The fraction of uint8 values that differ by more than `GRAY`."""
+    return float(((found.int() - expected.int()).abs() > GRAY).float().mean())
+
+
+WHOLE, ACCUMULATED, PARTIAL = "whole", "accumulated", "partial"
+COURSE = (WHOLE, WHOLE, WHOLE, WHOLE, PARTIAL, WHOLE, ACCUMULATED, WHOLE)
+COMPILED_TOLERANCE = 0.02  # relative, of losses and gradient norms in float32 (on GPUs with TF32 convolutions)
+
+
+def compare_compiled(options: argparse.Namespace) -> Iterator[str]:
+    """Lines with figures; SystemExit if a check fails."""
+    plain, compiled = (taken(options, is_compiled) for is_compiled in (False, True))
+    for kind, a, b in zip(COURSE, plain, compiled):
+        pairs = [*zip(a.losses, b.losses), (a.grad_norm, b.grad_norm)]
+        if any(abs(x - y) > COMPILED_TOLERANCE * abs(x) + 1e-4 for x, y in pairs):
+            sys.exit(
+                f"a step of kind {kind!r} differs, compiled: {b.losses} {b.grad_norm}, not: {a.losses} {a.grad_norm}"
+            )
+    yield f"{len(COURSE)} steps, also partial and accumulated ones, within {COMPILED_TOLERANCE:.0%} of uncompiled ones"
+    before = yield from time_steps(options, False)
+    after = yield from time_steps(options, True)
+    yield f"step {1000 * before:.2f} ms, compiled {1000 * after:.2f} ms: {before / after:.2f} times as fast"
+
+
+def time_steps(options: argparse.Namespace, is_compiled: bool) -> Generator[str, None, float]:
+    """Seconds per step, in the autocast type of training."""
+    take_step = step_of(options, is_compiled, amp="auto")
+    device = take_step.ctx.device
+    step = stepper(take_step, make_batches(2, options.batch_size, options.imgsz, device))
+    for _ in range(5):
+        step()
+    if is_compiled and device.type == "cuda":
+        yield check_graphs(step)
+    return seconds_of(step, 10, device.type)
+
+
+def step_of(options: argparse.Namespace, is_compiled: bool, *, amp: str) -> TrainStep:
+    pictures = options.batch_size if is_compiled else 0
+    return build_step(options.model, device=options.device, amp=amp, compiled_for=pictures)
+
+
+def taken(options: argparse.Namespace, is_compiled: bool) -> list[StepValues]:
+    """The results of the steps of `COURSE`."""
+    take_step = step_of(options, is_compiled, amp="off")
+    whole = make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device)
+    values = []
+    for number, kind in enumerate(COURSE):
+        batches = whole if kind is ACCUMULATED else [whole[number % 2]]
+        if kind is PARTIAL:
+            batches = [whole[0].shard(0, options.batch_size // 2)]
+        take_step(batches, [len(batch.images) for batch in batches], number + 1)
+        values += take_step.reader.pop(leave=0)
+    return values
+
+
+def check_graphs(step: Callable[[], None]) -> str:
+    """Checks that three steps launch CUDA graphs without a host sync."""
+    torch.cuda.set_sync_debug_mode("error")
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+        for _ in range(3):
+            step()
+    torch.cuda.set_sync_debug_mode("default")
+    launches = sum(event.count for event in trace.key_averages() if event.key == "cudaGraphLaunch")
+    if launches < 6:
+        sys.exit(f"{launches} CUDA graphs launched in three steps; a forward and a backward pass each make six")
+    return f"{launches / 3:g} CUDA graphs a step, no host sync"
+
+
+MOMENTA = ("momentum_buffer", "exp_avg", "exp_avg_sq")
+HEADROOM_STEPS = 8  # until a loss scale that is far too high has come down
+
+
+def data_parallel(options: argparse.Namespace) -> Iterator[str]:
+    """Two steps through DataParallel are two plain steps; with the model twice on one device, where torch lets it be
+    there, but for batch statistics, which are then of halves."""
+    plain, dtype = losses(options, lambda model: model)
+    wrapped, _ = losses(options, wrap_once(options.device))
+    yield f"losses of two steps: plain {rounded(plain)}, DataParallel {rounded(wrapped)}"
+    if not torch.allclose(plain, wrapped, rtol=1e-2):
+        sys.exit("the losses differ by more than 1 %")
+    try:
+        twice, dtype_twice = losses(options, lambda model: model, replicas=2)
+    except RuntimeError as error:
+        yield f"the model twice on one device: {str(error).splitlines()[0]}"
+        return
+    yield f"the model twice on one device: {rounded(twice)}; maps {dtype_twice}, of the plain model {dtype}"
+    if dtype_twice != dtype:
+        sys.exit("the model twice on one device: the replicas compute in another type")
+    if not torch.allclose(plain, twice, rtol=0.2):
+        sys.exit("the model twice on one device: losses differ by more than 20 %")
+
+
+def wrap_once(device: str) -> Callable[[nn.Module], nn.Module]:
+    return lambda model: nn.DataParallel(model, None if device == "cpu" else [int(device)])
+
+
+def rounded(values: Tensor) -> list[list[float]]:
+    return [[round(value, 3) for value in row] for row in values.tolist()]
+
+
+def losses(
+    options: argparse.Namespace, wrap: Callable[[nn.Module], nn.Module], replicas: int = 1
+) -> tuple[Tensor, torch.dtype]:
+    """(2, P) of two steps, and the type of the maps."""
+    take_step = build_step(options.model, device=options.device, replicas=replicas)
+    take_step.model = wrap(take_step.model)
+    criterion, dtypes = take_step.criterion, []
+
+    def noting(raw: Sequence[Tensor], *others):
+        dtypes.append(raw[0].dtype)
+        return criterion(raw, *others)
+
+    take_step.criterion = noting
+    for number, batch in enumerate(make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device)):
+        take_step([batch], [options.batch_size], number + 1)
+    return torch.tensor([values.losses for values in take_step.reader.pop(leave=0)]), dtypes[-1]
+
+
+def overflow(options: argparse.Namespace) -> Iterator[str]:
+    """A first step that overflows (float16 with far too high a loss scale; on a CPU a gradient that is made infinite)
+    leaves weights and averaged weights alone and momenta at zero, and training goes on."""
+    # Memory that has not been written to is then filled with NaN, so that it cannot pass for zeros.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    wrong = []
+    for optimizer in options.optimizers:
+        take_step = build_step(
+            options.model, device=options.device, amp="off" if options.device == "cpu" else "fp16", optimizer=optimizer
+        )
+        (batch,) = make_batches(1, options.batch_size, options.imgsz, take_step.ctx.device)
+        before = values_of(take_step)
+        with overflowing(take_step):
+            take_step([batch], [options.batch_size], 1)
+        skipped, momenta = values_of(take_step), momenta_of(take_step)
+        for number in range(HEADROOM_STEPS):
+            take_step([batch], [options.batch_size], number + 2)
+        after, steps = values_of(take_step), take_step.reader.pop(leave=0)
+        taken = sum(values.finite for values in steps)
+        yield f"{options.model} {optimizer}: {taken} of {len(steps)} steps taken"
+        checks = {
+            "the first step was not skipped": not steps[0].finite,
+            "the skipped step changed weights": torch.equal(before, skipped),
+            "momenta are not zero after the skipped step": bool((momenta == 0).all()),
+            "no later step was taken": taken > 0,
+            "the steps after it left weights that are not finite": bool(after.isfinite().all()),
+            "the steps after it left momenta that are not finite": bool(momenta_of(take_step).isfinite().all()),
+            "the steps after it changed nothing": not torch.equal(before, after),
+        }
+        wrong += [f"{optimizer}: {text}" for text, is_right in checks.items() if not is_right]
+    if wrong:
+        sys.exit("; ".join(wrong))
+
+
+@contextmanager
+def overflowing(take_step: TrainStep) -> Iterator[None]:
+    """Steps overflow; on a GPU the loss scale then comes down by and by."""
+    if take_step.ctx.device.type == "cuda":
+        take_step.scaler = torch.amp.GradScaler("cuda", init_scale=2.0**40, backoff_factor=2.0**-12)
+        yield
+        return
+    hook = next(take_step.model.parameters()).register_hook(lambda gradient: gradient * float("inf"))
+    yield
+    hook.remove()
+
+
+def values_of(take_step: TrainStep) -> Tensor:
+    """All floating-point values of the model and of its average, concatenated on the host."""
+    states = [module.state_dict() for module in (take_step.model, take_step.ema.module)]
+    values = [value for state in states for value in state.values() if value.is_floating_point()]
+    return torch.cat([value.reshape(-1) for value in values]).cpu()
+
+
+def momenta_of(take_step: TrainStep) -> Tensor:
+    """The optimizer's momenta, concatenated likewise; empty if there are none yet."""
+    rules = take_step.optimizer.state_dict()["optimizers"]
+    states = [state for rule in rules for state in rule["state"].values()]
+    values = [state[name].reshape(-1) for state in states for name in MOMENTA if name in state]
+    return torch.cat(values).cpu() if values else torch.zeros(0)

@@ -1,0 +1,257 @@
+"""Where the time of a step goes: the loss and the assignment of targets, the costliest kernels, the fraction of the
+device's peak; and images per second of the torch renderer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.speed import report
+from benchmarks.speed.our_side import seconds_of
+from benchmarks.speed.report import Comparison
+from benchmarks.speed.training_step import build_step, context_of, loss_pass, make_batches, stepper
+from data.augment.plan import draw_plans, plan_labels
+from data.render.device import paint_layers, render_table
+from data.render.opencv import render_plan
+from data.render.table import PyramidLayout, RenderTable, build_table
+from engine.train.step import TrainStep
+from utils.config.settings import Hyperparameters
+from utils.structures import SampleKey, map_tensors
+
+LOSS_GOAL = ("yolov8n", 64, 64, 0.1)  # model, images, boxes an image, and the most of the step that the loss may take
+NAME_WIDTH, TOP = 70, 20
+COPIES = ("Memcpy", "Memset")
+SOURCES = [(480, 640), (427, 640), (640, 480), (640, 640)]  # heights and widths at 640 px, COCO's most frequent ones
+LABELS = 7  # an image
+HOST_IMAGES = 16
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A trace of one run of an action: on a GPU its kernels and copies, on a CPU its operations."""
+
+    kernels: list[tuple[str, float, float]]  # name, milliseconds, calls; the costliest first
+    operations: float  # of ATen, called on the host, those that others call included
+
+    @property
+    def busy_ms(self) -> float:
+        return sum(milliseconds for _, milliseconds, _ in self.kernels)
+
+    def calls(self, *, copies: bool) -> float:
+        """The number of kernels, or of copies and fills."""
+        return sum(calls for name, _, calls in self.kernels if name.startswith(COPIES) == copies)
+
+
+def trace(action: Callable[[], None], on_gpu: bool) -> Trace:
+    times = 4 if on_gpu else 1
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities) as recorded:
+        for _ in range(times):
+            action()
+        if on_gpu:
+            torch.cuda.synchronize()
+    events = [event for event in recorded.key_averages() if not getattr(event, "is_user_annotation", False)]
+    on_host = [event for event in events if event.device_type == DeviceType.CPU and event.key.startswith("aten::")]
+    if on_gpu:
+        kernels = [(e.key, e.self_device_time_total, e.count) for e in events if e.device_type == DeviceType.CUDA]
+    else:
+        kernels = [(e.key, e.self_cpu_time_total, e.count) for e in on_host]
+    kernels.sort(key=lambda kernel: -kernel[1])
+    return Trace(
+        [(name, microseconds / 1000 / times, calls / times) for name, microseconds, calls in kernels],
+        sum(event.count for event in on_host) / times,
+    )
+
+
+def costliest_kernels(options: argparse.Namespace) -> Iterator[str]:
+    """Lines of figures and tables for each size of batch and each optimizer."""
+    for images in options.batches:
+        for optimizer in options.optimizers:
+            take_step = build_step(options.model, device=options.device, optimizer=optimizer)
+            on_gpu = take_step.ctx.device.type == "cuda"
+            step = stepper(take_step, make_batches(2, images, options.imgsz, take_step.ctx.device))
+            for _ in range(4):
+                step()
+            ms = seconds_of(step, 10 if on_gpu else 1, take_step.ctx.device.type) * 1000
+            found = trace(step, on_gpu)
+            what = f"{options.model} batch {images} {optimizer}"
+            yield f"{what}: {counted(found, on_gpu)} a step; busy {found.busy_ms:.1f} ms of {ms:.1f} ms"
+            yield f"| {what} | ms a step | share | calls |"
+            yield "| --- | --- | --- | --- |"
+            for rank, (name, each_ms, calls) in enumerate(found.kernels[:TOP], 1):
+                what = f"{images} {optimizer} {rank}. {name[:NAME_WIDTH].replace('|', '/')}"
+                yield f"| {what} | {each_ms:.3f} | {each_ms / found.busy_ms:.1%} | {calls:g} |"
+
+
+def counted(found: Trace, on_gpu: bool) -> str:
+    on_device = f"{found.calls(copies=False):g} kernels, {found.calls(copies=True):g} copies and fills on the device, "
+    return (on_device if on_gpu else "") + f"{found.operations:g} operations on the host"
+
+
+def loss_shares(options: argparse.Namespace) -> Iterator[str]:
+    """Lines of figures for each model and number of boxes per image. SystemExit if the loss takes too long."""
+    too_much = []
+    for model in options.models:
+        compiled_for = options.batch_size if options.compile else 0
+        take_step = build_step(model, device=options.device, compiled_for=compiled_for)
+        for boxes in options.boxes:
+            share, text = loss_share(take_step, options.imgsz, options.batch_size, boxes)
+            what = f"{model} batch {options.batch_size}{' compiled' * options.compile}, {boxes} boxes an image"
+            yield f"{what}: {text}"
+            *case, most = LOSS_GOAL
+            is_judged = [model, options.batch_size, boxes] == case and not options.compile and options.device != "cpu"
+            if is_judged and share > most:
+                too_much.append(f"{what}: loss and assignment take {share:.1%} of the step, {most:.0%} is the limit")
+    if too_much:
+        sys.exit("; ".join(too_much))
+
+
+def loss_share(take_step: TrainStep, imgsz: int, images: int, boxes: int) -> tuple[float, str]:
+    """The fraction of a step (on a GPU: of the time in which its kernels run), and a text that also states milliseconds
+    and memory."""
+    device = take_step.ctx.device
+    on_gpu, times = device.type == "cuda", 10 if device.type == "cuda" else 1
+    (batch,) = make_batches(1, images, imgsz, device, boxes, like_coco=True)
+    step, loss = stepper(take_step, [batch]), loss_pass(take_step, batch)
+    for action in (step, step, step, loss, loss, loss):
+        action()
+    whole, part = (seconds_of(action, times, device.type) * 1000 for action in (step, loss))
+    text = f"step {whole:.1f} ms, of which loss and assignment {part:.2f} ms, {part / whole:.1%}"
+    found = trace(loss, on_gpu)
+    text += f"; it has {counted(found, on_gpu)}, busy {found.busy_ms:.2f} ms, {found.busy_ms / whole:.1%}"
+    if on_gpu:
+        text += f"; its peak {peak_bytes(loss, device) / 2**20:.0f} MiB"
+    return (found.busy_ms if on_gpu else part) / whole, text
+
+
+def peak_bytes(action: Callable[[], None], device: torch.device) -> int:
+    """Peak device memory of ``action`` in bytes, above what was allocated before."""
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    action()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def rendering(options: argparse.Namespace) -> Iterator[str]:
+    """A table of images per second: of the renderer on the device, from source images in its memory (as with
+    ``--render-on device --cache device``), and of what one loader process spends on them."""
+    scene, device = Scene(options.imgsz, images=64), context_of(options.device).device
+    table = map_tensors(scene.table(options.batch_size), lambda t: t.to(device))
+    cache = scene.pixels.to(device)
+    painters: dict[str, Callable] = {"renderer, operation by operation": paint_layers}
+    if device.type == "cuda":
+        painters["renderer, compiled"] = torch.compile(paint_layers, dynamic=True)
+    works = {name: partial(render_table, table, cache, paint) for name, paint in painters.items()}
+    hosts = {"numbers for it, one process": scene.numbers, "OpenCV renderer, one process": scene.opencv}
+    cases = [(name, work, options.batch_size, device.type) for name, work in works.items()]
+    cases += [(name, partial(work, HOST_IMAGES), HOST_IMAGES, "cpu") for name, work in hosts.items()]
+    rows = []
+    for name, work, images, on in cases:
+        work()
+        rates = [images / seconds_of(work, 1, on) for _ in range(options.rounds)]
+        rows.append(Comparison(name, "images/s", rates, higher_is_better=True))
+    yield from report.table(rows).splitlines()
+
+
+class Scene:
+    """Source images of noise with labels, and plans for them."""
+
+    def __init__(self, imgsz: int, *, images: int) -> None:
+        rng = np.random.default_rng(0)
+        sizes = np.array(SOURCES) * imgsz // 640
+        self.source_hw = sizes[np.arange(images) % len(sizes)]
+        self.imgsz = imgsz
+        self.images = [rng.integers(0, 256, (h, w, 3), dtype=np.uint8) for h, w in self.source_hw.tolist()]
+        corners = rng.uniform(0.2, 0.8, (LABELS, 2))
+        extent = rng.uniform(0.05, 0.4, (LABELS, 2))
+        self.labels = np.concatenate([np.zeros((LABELS, 1)), corners, extent], 1).astype(np.float32)
+        self.layout = PyramidLayout.of(self.source_hw)
+
+    @property
+    def pixels(self) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([self.layout.flat(image) for image in self.images]))
+
+    def plans(self, count: int) -> list:
+        canvas = (self.imgsz, self.imgsz)
+        keys = [SampleKey(p % len(self.images), 0, p, canvas) for p in range(count)]
+        return draw_plans(keys, source_hw=self.source_hw, hyp=Hyperparameters(), seed=0, epochs=100)
+
+    def table(self, count: int) -> RenderTable:
+        return build_table(self.plans(count), (self.imgsz, self.imgsz), self.source_hw, self.layout)
+
+    def numbers(self, count: int) -> None:
+        plans = self.plans(count)
+        build_table(plans, (self.imgsz, self.imgsz), self.source_hw, self.layout)
+        plan_labels(plans, self.source_hw, self.labels_of)
+
+    def labels_of(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.tile(self.labels, (len(images), 1)), np.repeat(np.arange(len(images)), len(self.labels))
+
+    def opencv(self, count: int) -> None:
+        for plan in self.plans(count):
+            render_plan(plan, self.images.__getitem__)
+
+
+def share_of_peak(options: argparse.Namespace) -> Iterator[str]:
+    """The step's floating-point operations (of convolutions and matrix products) over the time of the whole step,
+    against the better of a large matrix product and a large convolution in the same type."""
+    for amp in ("off", "auto"):
+        take_step = build_step(options.model, device=options.device, amp=amp)
+        device, dtype = take_step.ctx.device, take_step.amp_dtype or torch.float32
+        step = stepper(take_step, make_batches(1, options.batch_size, options.imgsz, device))
+        with FlopCounterMode(display=False) as counter:
+            step()
+        for _ in range(2):
+            step()
+        seconds = seconds_of(step, 8, device.type)
+        operations, name = counter.get_total_flops(), str(dtype).removeprefix("torch.")
+        peaks = {
+            "matrix product": peak_of_matrix_product(device, dtype),
+            "convolution": peak_of_convolution(device, dtype),
+        }
+        best, rate = max(peaks, key=peaks.get), operations / seconds
+        yield (
+            f"{options.model} {options.imgsz} px, batch {options.batch_size}, {name}: {operations / 1e9:.0f} GFLOP in "
+            f"{seconds * 1000:.1f} ms = {rate / 1e12:.3g} TFLOP/s, {rate / peaks[best]:.1%} of the "
+            f"{peaks[best] / 1e12:.3g} of a large {best}"
+        )
+
+
+def peak_of_matrix_product(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations per second of a square matrix product."""
+    side = 8192 if device.type == "cuda" else 1536
+    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    return 2 * side**3 / best_seconds(lambda: a @ b, device)
+
+
+def peak_of_convolution(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations per second of a 3 x 3 convolution with 256 channels."""
+    channels, side, images = 256, 80, 32 if device.type == "cuda" else 2
+    layer = torch.nn.Conv2d(channels, channels, 3, padding=1, bias=False).to(
+        device, dtype, memory_format=torch.channels_last
+    )
+    x = torch.randn(images, channels, side, side, device=device, dtype=dtype).to(memory_format=torch.channels_last)
+
+    def convolve() -> torch.Tensor:
+        with torch.no_grad():
+            return layer(x)
+
+    return 2 * images * side * side * channels * channels * 9 / best_seconds(convolve, device)
+
+
+def best_seconds(action, device: torch.device) -> float:
+    for _ in range(3):
+        action()
+    return min(seconds_of(action, 5, device.type) for _ in range(4))

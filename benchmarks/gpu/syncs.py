@@ -1,0 +1,231 @@
+"""Finds every line at which the host waits for the device in a step and in the training loop, and counts its waits.
+
+On a GPU, torch warns of each operation that waits (`torch.cuda.set_sync_debug_mode`), with the Python stack of the
+warning. Waits in the backward pass appear at the line that started it, so the operations are examined a second time,
+one by one, for the names of those that wait and for copies from memory that is not page-locked, which block the host.
+On a CPU, operations are counted that read a value or whose result's shape depends on values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.speed.training_step import build_step, make_batches, stepper
+from benchmarks.speed.turns import ROOT
+
+WARM, STEPS = 3, 4  # steps before those that are looked at (a first one makes states and constants), and those
+WAITING = "called a synchronizing CUDA operation"
+READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", "unique_dim", "equal")
+CALLERS = 2
+
+
+def place() -> str:
+    """The innermost line of the program that is being run, and the lines that called it."""
+    lines = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(ROOT) and "site-packages" not in path.parts:
+            place = path.relative_to(ROOT)
+            lines += [f"{place}:{frame.f_lineno}"] * (place.parts[0] != "benchmarks")
+        frame = frame.f_back
+    if not lines:
+        return "no line of the program"
+    return " from ".join(lines[: CALLERS + 1])
+
+
+class WarnedWaits(contextlib.AbstractContextManager):
+    """Counts the warnings of `torch.cuda.set_sync_debug_mode` by place."""
+
+    def __init__(self) -> None:
+        self.places: Counter[str] = Counter()
+        self._filters = warnings.catch_warnings()
+
+    def __enter__(self) -> WarnedWaits:
+        self._filters.__enter__()
+        warnings.simplefilter("always")
+        shown = warnings.showwarning
+
+        def note(message, *others, **named) -> None:
+            if WAITING in str(message):
+                self.places[place()] += 1
+            else:
+                shown(message, *others, **named)
+
+        warnings.showwarning = note
+        torch.cuda.set_sync_debug_mode("warn")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+        self._filters.__exit__()
+
+
+class WaitingOperations(TorchDispatchMode):
+    """Counts operations that wait, or would on a GPU, by name and place."""
+
+    def __init__(self, on_gpu: bool) -> None:
+        super().__init__()
+        self.places: Counter[str] = Counter()
+        self._on_gpu = on_gpu
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = function.name().removeprefix("aten::")
+        if not self._on_gpu:
+            if name.split(".")[0] in READS or is_masked(name, args):
+                self.places[f"{name} at {place()}"] += 1
+            return function(*args, **kwargs)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            result = function(*args, **kwargs)
+        except RuntimeError as error:
+            if WAITING not in str(error):
+                raise
+            self.places[f"{name} at {place()}"] += 1
+            torch.cuda.set_sync_debug_mode("default")
+            return function(*args, **kwargs)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        if copies_from_pageable_memory(name, args, result):
+            self.places[f"{name} from memory that is not page-locked at {place()}"] += 1
+        return result
+
+
+def is_masked(name: str, args: tuple) -> bool:
+    """Whether an operation indexes by a mask."""
+    if name.split(".")[0] not in ("index", "index_put", "index_put_"):
+        return False
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+
+
+def copies_from_pageable_memory(name: str, args: tuple, result: object) -> bool:
+    if name.split(".")[0] not in ("_to_copy", "copy_") or not isinstance(result, torch.Tensor):
+        return False
+    source = args[0] if name.startswith("_to_copy") else args[1]
+    if not isinstance(source, torch.Tensor) or source.device.type != "cpu" or source.numel() == 0:
+        return False
+    return result.device.type == "cuda" and not source.is_pinned()
+
+
+def watchers(device: str) -> list[WarnedWaits | WaitingOperations]:
+    """Watchers, each of which observes `STEPS` steps."""
+    return [WaitingOperations(False)] if device == "cpu" else [WarnedWaits(), WaitingOperations(True)]
+
+
+def waits_of_steps(options: argparse.Namespace) -> Iterator[str]:
+    """Lines about steps of each model and optimizer. SystemExit if any waits."""
+    cases = [(model, optimizer, "auto") for model in options.models for optimizer in options.optimizers]
+    if options.device != "cpu":
+        cases.append((options.models[0], options.optimizers[0], "fp16"))  # with a loss scaler
+    waiting, broken = [], []
+    for model, optimizer, amp in cases:
+        what = f"{model} {optimizer}{'' if amp == 'auto' else f' {amp}'}"
+        try:
+            found = waits_of_step(model, optimizer, amp, options)
+        except Exception:  # one model's failure hides no other's places
+            traceback.print_exc()
+            broken.append(what)
+            yield f"{what}: fails, see the log"
+            continue
+        yield from told(what, found)
+        if any(watcher.places for watcher in found):
+            waiting.append(what)
+    verdict(waiting, broken)
+
+
+def waits_of_step(
+    model: str, optimizer: str, amp: str, options: argparse.Namespace
+) -> list[WarnedWaits | WaitingOperations]:
+    take_step = build_step(model, device=options.device, amp=amp, optimizer=optimizer)
+    step = stepper(take_step, make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device))
+    for _ in range(WARM):
+        step()
+    found = watchers(options.device)
+    for watcher in found:
+        with watcher:
+            for _ in range(STEPS):
+                step()
+    return found
+
+
+def waits_of_loop(options: argparse.Namespace) -> Iterator[str]:
+    """Like `waits_of_steps`, for trainings by train.py in this process: loader, prefetcher, step and the rest of the
+    loop, with images rendered by workers and by the device."""
+    waiting, broken = [], []
+    for what, flags in (("pictures from workers", []), ("pictures drawn on the device", ["--render-on", "device"])):
+        try:
+            found = waits_of_training(options, flags)
+        except BaseException as error:  # train.py ends with exceptions of many kinds
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            traceback.print_exc()
+            broken.append(what)
+            yield f"{what}: fails, see the log"
+            continue
+        yield from told(what, found)
+        if any(watcher.places for watcher in found):
+            waiting.append(what)
+    verdict(waiting, broken)
+
+
+def waits_of_training(options: argparse.Namespace, flags: list[str]) -> list[WarnedWaits | WaitingOperations]:
+    import train
+    from engine.train.step import TrainStep
+
+    found, take_step, taken = watchers(options.device), TrainStep.__call__, 0
+    begins = {WARM + STEPS * number: watcher for number, watcher in enumerate(found)}
+    watching: list[WarnedWaits | WaitingOperations] = []
+
+    def counting(self: TrainStep, *args, **kwargs) -> None:
+        """Observes from one call to the next, including everything between two steps."""
+        nonlocal taken
+        if taken in (*begins, WARM + STEPS * len(found)):
+            while watching:
+                watching.pop().__exit__(None, None, None)
+        if taken in begins:
+            watching.append(begins[taken])
+            begins[taken].__enter__()
+        taken += 1
+        take_step(self, *args, **kwargs)
+
+    with tempfile.TemporaryDirectory() as folder:
+        TrainStep.__call__ = counting
+        try:
+            train.main(
+                ["--data", options.data, "--model", options.models[0], "--imgsz", str(options.imgsz), "--batch-size",
+                 str(options.batch_size), "--epochs", "1", "--device", options.device, "--workers", "2", "--noplots",
+                 "--val-every", "0", "--project", folder, "--cache-dir", folder, *flags]
+            )  # fmt: skip
+        finally:
+            TrainStep.__call__ = take_step
+            while watching:
+                watching.pop().__exit__(None, None, None)
+    if taken <= WARM + STEPS * len(found):
+        raise RuntimeError(f"an epoch of {taken} steps is too short to look at")
+    return found
+
+
+def told(what: str, found: list[WarnedWaits | WaitingOperations]) -> Iterator[str]:
+    names = ("waits", "waiting operations, one by one") if len(found) == 2 else ("reads of values",)
+    for name, watcher in zip(names, found):
+        yield f"{what}: {watcher.places.total() / STEPS:g} {name} a step"
+        for where, number in watcher.places.most_common():
+            yield f"{what}: {number / STEPS:g} a step: {where}"
+
+
+def verdict(waiting: list[str], broken: list[str]) -> None:
+    texts = [f"{kind}: {', '.join(names)}" for kind, names in (("the host waits", waiting), ("fails", broken)) if names]
+    if texts:
+        sys.exit("; ".join(texts))

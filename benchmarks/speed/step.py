@@ -1,0 +1,150 @@
+"""One training step, compared with Ultralytics: forward, loss, backward, clipping, optimizer and averaged weights, with
+the same images per step and the same number of boxes.
+
+    python -m benchmarks.speed.step --model yolov8n --imgsz 320 --batch-size 16 --amp off auto --peer PYTHON
+    python -m benchmarks.speed.step --model yolov8n:16,64,256 yolov8s:64 --imgsz 640 --optimizer SGD Muon --device 0
+
+The peer's step is what its trainer does by default: float32 NCHW on CPUs, float16 with a scaler on GPUs; its optimizer
+is SGD whatever ours is. All processes stay alive; their steps alternate in blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+
+from benchmarks.speed.report import Comparison, add_flags, show
+from benchmarks.speed.turns import PEER_SIDE, Side
+
+PEER = "peer"
+ERROR_WIDTH = 300
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks.speed.step", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--model", nargs="+", default=["yolov8n"], help="names, or names with sizes: yolov8n:16,64")
+    parser.add_argument("--imgsz", type=int, default=320)
+    parser.add_argument(
+        "--batch-size", type=int, nargs="+", default=[16], help="of models that are named without sizes"
+    )
+    parser.add_argument("--amp", nargs="+", default=["off", "auto"], help="of ours: off, auto, bf16, fp16")
+    parser.add_argument("--compile", action="store_true", help="torch.compile on our side")
+    parser.add_argument("--optimizer", nargs="+", default=["SGD"], help="of ours; the peer's is SGD")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--steps", type=int, default=4, help="a turn")
+    parser.add_argument("--threads", type=int, default=0, help="on CPUs; 0: torch's choice")
+    add_flags(parser)
+    options = parser.parse_args()
+    rows, errors = [], []
+    with Sides(
+        options.amp,
+        imgsz=options.imgsz,
+        device=options.device,
+        steps=options.steps,
+        threads=options.threads,
+        compiled=options.compile,
+        peer=options.peer,
+    ) as sides:
+        for model, batch_size in sizes_of(options.model, options.batch_size):
+            more, wrong = compare(options, sides, model, batch_size)
+            rows += more
+            errors += wrong
+    show(f"Training step, {options.imgsz} px, device {options.device}", rows)
+    if errors:
+        sys.exit("; ".join(errors))
+
+
+def sizes_of(models: Sequence[str], otherwise: Sequence[int]) -> Iterator[tuple[str, int]]:
+    for named in models:
+        model, _, sizes = named.partition(":")
+        for batch_size in map(int, sizes.split(",")) if sizes else otherwise:
+            yield model, batch_size
+
+
+class Sides(AbstractContextManager):
+    """Processes that time steps: ours by autocast type, and the peer's."""
+
+    def __init__(
+        self,
+        amp: Sequence[str],
+        *,
+        imgsz: int,
+        device: str,
+        steps: int,
+        threads: int = 0,
+        compiled: bool = False,
+        peer: str = "",
+    ) -> None:
+        shared = ["step", "--imgsz", str(imgsz), "--device", device, "--steps", str(steps), "--threads", str(threads)]
+        ours = [sys.executable, "-m", "benchmarks.speed.our_side", *shared, *(["--compile"] if compiled else [])]
+        self._commands = {name: [*ours, "--amp", name] for name in amp}
+        if peer:
+            self._commands[PEER] = [peer, str(PEER_SIDE), *shared]
+        self._sides: dict[str, Side] = {}
+        self._ended: dict[str, str] = {}  # those that ended by themselves, and why
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Sides:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._commands
+
+    def measure(self, name: str, **arguments: object) -> dict:
+        """A turn of one side, which is started if it has not been. "error" is why there are no "seconds"."""
+        if name in self._ended:
+            return {"error": self._ended[name]}
+        try:
+            if name not in self._sides:
+                self._sides[name] = self._stack.enter_context(Side(self._commands[name]))
+                self._sides[name].result()
+            return self._sides[name].measure(**arguments)
+        except SystemExit as error:  # the others' figures are still worth having
+            self._ended[name] = " ".join(str(error).split())[-ERROR_WIDTH:]
+            return {"error": self._ended[name]}
+
+
+def compare(
+    options: argparse.Namespace, sides: Sides, model: str, batch_size: int
+) -> tuple[list[Comparison], list[str]]:
+    """Rows of a table, and the errors."""
+    ours = [(amp, optimizer) for amp in options.amp for optimizer in options.optimizer]
+    results: dict[tuple[str, str], list[dict]] = {key: [] for key in ours}
+    peer: list[dict] = []
+    for _ in range(options.rounds):
+        for amp, optimizer in ours:
+            turn = sides.measure(amp, model=model, batch_size=batch_size, optimizer=optimizer)
+            results[amp, optimizer].append(turn)
+        if PEER in sides:
+            peer.append(sides.measure(PEER, model=f"{model}.yaml", batch_size=batch_size))
+    by_peer, errors = seconds_of(peer, f"Ultralytics, {model} batch {batch_size}")
+    goals = {"off": 1.25, "auto": 2.0}  # of yolov8n at 320 px, batch 16, on CPUs
+    is_goal = (model, options.imgsz, batch_size, options.device) == ("yolov8n", 320, 16, "cpu")
+    rows = []
+    for (amp, optimizer), turns in results.items():
+        what = f"{model} batch {batch_size} {turns[0].get('dtype', amp)} {optimizer}"
+        what += " compiled" if options.compile else ""
+        seconds, wrong = seconds_of(turns, what)
+        errors += wrong
+        if wrong:
+            continue
+        rows.append(Comparison(what, "s", seconds, by_peer, goal=goals.get(amp) if is_goal else None))
+        if options.device != "cpu":
+            rates, peers = ([batch_size / s for s in some] for some in (seconds, by_peer))
+            rows.append(Comparison(what, "images/s", rates, peers, higher_is_better=True))
+    return rows, errors
+
+
+def seconds_of(turns: Sequence[dict], what: str) -> tuple[list[float], list[str]]:
+    """The seconds of all turns; or none, and the error of one."""
+    errors = [turn["error"] for turn in turns if "error" in turn]
+    return ([], [f"{what}: {errors[0]}"]) if errors else ([turn["seconds"] for turn in turns], [])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The protocol between a benchmark and the measuring processes that it starts: a line in, one measurement, a line of
+JSON out.
+
+Both sides of a comparison are started once and then alternate; a waiting process only waits for its standard input.
+This module is also imported by scripts that run in a peer's environment, so it only uses the standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PEER_SIDE = Path(__file__).with_name("ultralytics_side.py")  # for the Python of the peer's environment
+MARK = "@measured "
+END_S = 10.0
+_TAIL = 3000
+
+
+def take_turns(measure: Callable[..., dict]) -> None:
+    """What a measuring process does once it is set up: for each line of standard input, until that ends, it calls
+    ``measure`` with the arguments that the line has."""
+    say({})
+    for line in sys.stdin:
+        say(measure(**json.loads(line)))
+
+
+def say(values: dict) -> None:
+    print(MARK + json.dumps(values), flush=True)
+
+
+class Side:
+    """A process that measures on request, or one that prints one result and ends.
+
+    Args:
+        command: what to run, in the repository's folder.
+        extra: environment variables on top of this process's.
+    """
+
+    def __init__(self, command: Sequence[str], extra: dict[str, str] | None = None) -> None:
+        self.command = list(command)
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by __exit__)
+        self._process = subprocess.Popen(
+            self.command,
+            cwd=ROOT,
+            env=os.environ | (extra or {}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            errors="replace",
+        )
+
+    def __enter__(self) -> Side:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.stdin.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # its workers notice
+            self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+    def result(self) -> dict:
+        """The next result. SystemExit with the process's output if it ends without one."""
+        for line in self._process.stdout:
+            if line.startswith(MARK):
+                return json.loads(line[len(MARK) :])
+        self._process.wait()
+        self._errors.seek(0)
+        sys.exit(f"{' '.join(self.command)} ended without a result:\n{self._errors.read()[-_TAIL:]}")
+
+    def measure(self, **arguments: object) -> dict:
+        """One turn, with ``arguments`` for what the process measures by."""
+        self._process.stdin.write(json.dumps(arguments) + "\n")
+        self._process.stdin.flush()
+        return self.result()
+
+
+def alternate(commands: dict[str, Sequence[str]], rounds: int) -> dict[str, list[dict]]:
+    """Results by side: all are started and set up one after another, then measure alternately."""
+    started: dict[str, Side] = {}
+    results: dict[str, list[dict]] = {name: [] for name in commands}
+    try:
+        for name, command in commands.items():
+            started[name] = Side(command)
+            started[name].result()
+        for _ in range(rounds):
+            for name, side in started.items():
+                results[name].append(side.measure())
+    finally:
+        for side in started.values():
+            side.__exit__()
+    return results

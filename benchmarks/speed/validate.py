@@ -1,0 +1,97 @@
+"""Validation as a whole process, compared with Ultralytics: the same weights and data set, AP by pycocotools.
+
+python -m benchmarks.speed.validate --weights yolov8n.pt --data coco128.yaml --peer PYTHON
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.speed.coco_scores import average_precision
+from benchmarks.speed.dataset_copy import copied
+from benchmarks.speed.report import Comparison, add_flags, show
+from benchmarks.speed.turns import ROOT
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks.speed.validate", description=__doc__.split(":")[0])
+    parser.add_argument("--weights", required=True, help="a checkpoint that both sides read")
+    parser.add_argument("--data", required=True, help="data set with YOLO labels")
+    parser.add_argument("--imgsz", type=int, default=640)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--amp", nargs="+", default=["off", "auto"], help="of ours; the peer's is float32")
+    parser.add_argument("--device", default="cpu")
+    add_flags(parser)
+    options = parser.parse_args()
+    with copied(options.data) as data, tempfile.TemporaryDirectory() as folder:
+        show(f"Validation of {Path(options.data).stem}", compare(options, data, Path(folder)))
+
+
+def compare(options: argparse.Namespace, data: Path, folder: Path) -> list[Comparison]:
+    from data.index.dataset_yaml import load_dataset_spec
+    from data.index.index import load_index
+
+    commands = {amp: our_command(options, data, folder, amp) for amp in options.amp}
+    if options.peer:
+        commands["peer"] = peer_command(options, data, folder / "peer")
+    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    for turn in range(options.rounds + 1):
+        for name, command in commands.items():
+            spent = run(command)
+            if turn:  # the first one scans
+                seconds[name].append(spent)
+    index = load_index(load_dataset_spec(data), "val", cache_dir=str(folder / "index"), progress=False)
+    gt, classes = index.ground_truth(), len(index.names)
+    scores = {
+        name: average_precision(next((folder / name).rglob("predictions.json")), gt, classes) for name in commands
+    }
+    peer_seconds, peer_score = seconds.get("peer", []), [scores["peer"]] if options.peer else []
+    rows = []
+    for amp in options.amp:
+        what = f"{Path(options.weights).stem}, {options.imgsz} px, amp {amp}"
+        rows.append(Comparison(f"{what}: whole process", "s", seconds[amp], peer_seconds, goal=2.0))
+        rows.append(Comparison(f"{what}: AP", "", [scores[amp]], peer_score, higher_is_better=True))
+    return rows
+
+
+def our_command(options: argparse.Namespace, data: Path, folder: Path, amp: str) -> list[str]:
+    command = [sys.executable, "val.py", "--weights", options.weights, "--data", str(data), "--amp", amp]
+    command += ["--imgsz", str(options.imgsz), "--batch-size", str(options.batch_size), "--device", options.device]
+    command += ["--workers", str(options.workers), "--cache-dir", str(folder / "index"), "--noplots"]
+    return [*command, "--project", str(folder / amp), "--name", "exp", "--exist-ok"]
+
+
+def peer_command(options: argparse.Namespace, data: Path, folder: Path) -> list[str]:
+    command = [str(Path(options.peer).parent / "yolo"), "detect", "val", f"model={options.weights}", f"data={data}"]
+    command += [f"imgsz={options.imgsz}", f"batch={options.batch_size}", f"device={options.device}"]
+    command += [f"workers={options.workers}", "save_json=True", "plots=False", f"project={folder}", "name=exp"]
+    return [*command, "exist_ok=True"]
+
+
+def run(command: Sequence[str]) -> float:
+    """Seconds of a whole process; SystemExit with its last lines of output if it fails."""
+    started = time.perf_counter()
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"YOLO_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""The accuracy protocol: declared variants, copies of data sets, and differences with intervals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import yaml
+
+from benchmarks.accuracy import __main__ as tool
+from benchmarks.accuracy import runs as runs_module
+from benchmarks.accuracy.runs import Bench, copy_data
+from benchmarks.accuracy.summary import Runs, difference, read_runs
+from benchmarks.accuracy.variants import Variant, read_variants
+from tests.helpers.tiny import write_dataset
+from utils.errors import UserError
+
+pytestmark = pytest.mark.benchmarks
+
+
+def test_a_key_that_a_side_would_ignore_is_refused(tmp_path):
+    path = tmp_path / "variants.yaml"
+    path.write_text("a: {model: yolov8n, epochs: 2, flags: --set lr0=0.1}\n")
+    assert read_variants(path)["a"].flags == ("--set", "lr0=0.1")
+    for line in ("{model: m, epochs: 2, lr: 1}", "{model: m, epochs: 2, set: {nbs: 16}}", "{epochs: 2}"):
+        path.write_text(f"a: {line}\n")
+        with pytest.raises(UserError, match="a: "):
+            read_variants(path)
+    path.write_text("a: {model: m, epochs: 2, peer: ultralytics, flags: --noplots}\n")
+    with pytest.raises(UserError, match="flags"):
+        read_variants(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "words",
+        "a: 3",
+        "a:",
+        "a: {model: [}",
+        "a: {model: m}",
+        "1: {model: m, epochs: 2}",
+        "../a: {model: m, epochs: 2}",
+        "data: {model: m, epochs: 2}",
+        "a: {model: m, epochs: ten}",
+        "a: {model: m, epochs: 0}",
+        "a: {model: m, epochs: true}",
+        "a: {model: m, epochs: 2, subset: 0}",
+        "a: {model: m, epochs: 2, flags: [--amp, 'off']}",
+        "a: {model: m, epochs: 2, flags: '--name \"'}",
+        "a: {model: m, epochs: 2, revision: 8079140}",
+        "a: {model: m, epochs: 2, peer: ultralytics, set: {nbs: [1]}}",
+        "a: {weights: , epochs: 2}",
+    ],
+)
+def test_a_file_that_declares_no_variants_is_refused(tmp_path, text):
+    path = tmp_path / "variants.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"variants\.yaml:"):
+        read_variants(path)
+
+
+class Tool:
+    """Calls the program. Its runs write a result at once: each detection is perfect."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.monkeypatch, self.trained = folder, monkeypatch, []
+        self.data = write_dataset(folder / "set", train=4, val=3)
+        self.declare("a: {model: m, epochs: 2}\nb: {weights: w.pt, epochs: 2}\n")
+        (folder / "w.pt").touch()
+        monkeypatch.setattr(runs_module, "_train_ours", self.train)
+        monkeypatch.setattr(runs_module, "_predict_ours", self.predict)
+        monkeypatch.setattr(tool, "end_on_signals", lambda: None)
+
+    def declare(self, text):
+        (self.folder / "variants.yaml").write_text(text)
+
+    def train(self, bench, variant, data, seed, folder):
+        self.trained.append((variant.name, data.name, seed))
+        return 1.0
+
+    def predict(self, bench, variant, data, split, folder):
+        gt = data.gt[split]
+        image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
+        boxes = zip(image, gt.classes.tolist(), gt.boxes_xywh_px.tolist())
+        rows = [{"image_id": gt.image_ids[i], "category_id": c, "bbox": b, "score": 0.9} for i, c, b in boxes]
+        (folder / "predictions.json").write_text(json.dumps(rows))
+        return folder / "predictions.json"
+
+    def __call__(self, action, *flags, data=()):
+        words = [action, str(self.folder / "variants.yaml"), "--out", str(self.folder / "out"), *map(str, flags)]
+        words += ["--weights-dir", str(self.folder), "--data", *map(str, data or [self.data])]
+        self.monkeypatch.setattr(sys, "argv", ["accuracy", *words])
+        tool.main()
+
+    def refuses(self, match, *words, data=()):
+        before = list(self.trained)
+        with pytest.raises(SystemExit, match=rf"^error: .*{match}"):
+            self(*words, data=data)
+        assert self.trained == before
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    pytest.importorskip("pycocotools")
+    return Tool(tmp_path, monkeypatch)
+
+
+def test_a_changed_variant_does_not_take_over_the_old_result(program):
+    program("run", "--only", "a")
+    assert program.trained == [("a", "data", 0), ("a", "data", 1)]
+    program("run", "--only", "a", "--seeds", "0")
+    assert len(program.trained) == 2
+    program.declare("a: {model: m, epochs: 3}\n")
+    for action in ("run", "show"):
+        program.refuses("a: epochs changed since .*/out/a/data/0", action)
+    for path in program.folder.glob("out/a/data/*/result.json"):  # as they were written before
+        result = json.loads(path.read_text())
+        del result["variant"]
+        path.write_text(json.dumps(result))
+    program("show")
+
+
+def test_show_takes_the_seeds_and_the_base_that_are_asked_for(program, capsys):
+    program.refuses("no run has ended", "show")
+    program("run", "--only", "a", "--seeds", "0", "3")
+    program("run", "--only", "b", "--seeds", "3")
+    capsys.readouterr()
+    program("show", "--only", "a", "--base", "b")
+    assert "(2) |" in (text := capsys.readouterr().out)
+    assert "minus b" in text
+    program("show", "--seeds", "3")
+    assert "(2) |" not in capsys.readouterr().out
+    program.refuses("no run has ended", "show", "--seeds", "5")
+    program.refuses("b: no run has ended", "show", "--seeds", "0", "--base", "b")
+
+
+def test_mistakes_are_refused_before_anything_is_trained(program, tmp_path):
+    program.refuses("no such file", "run", data=[tmp_path / "absent.yaml"])
+    program.refuses("demo: no such file", "run", data=["demo"])
+    program.refuses("--jobs", "run", "--jobs", "0")
+    program.refuses("--draws", "show", "--draws", "99")
+    program.refuses("no variant c", "run", "--only", "c")
+    program.declare("a: {model: m, epochs: 2}\nb: {weights: x.pt, epochs: 2}\n")
+    program.refuses(r"b: .*x\.pt: no such file", "run")
+    program.declare("a: {model: m, epochs: 2}\nb: {model: m, epochs: 2, revision: nosuch}\n")
+    program.refuses("b: revision nosuch: .*nosuch", "run")
+    program.declare("a: {model: m, epochs: 2, peer: ultralytics}\n")
+    program.refuses("--peer must be", "run", "--peer", tmp_path / "absent")
+    program.declare("a: {model: m, epochs: 2, subset: 5}\n")
+    program.refuses("has 4 training images; .* subset of 5", "run")
+    (tmp_path / "variants.yaml").unlink()
+    program.refuses("no such file", "run")
+
+
+def test_a_copy_is_of_one_data_set_with_yolo_labels(program, tmp_path):
+    other = write_dataset(tmp_path / "other", train=4, val=3)
+    program.refuses("share a folder", "run", data=[program.data, other])
+    program("run", "--only", "a", "--seeds", "0")
+    program.refuses(f"made from {program.data}, not {other}", "run", data=[other])
+    (tmp_path / "out/data/data/source.txt").unlink()  # as it was written before
+    program("run", "--only", "a", "--seeds", "0", data=[other])
+    for name in ("boxes.json", "boxes"):  # COCO and VOC
+        content = yaml.safe_load(other.read_text()) | {"annotations": {"train": name, "val": name}}
+        (tmp_path / "other" / "new.yaml").write_text(yaml.safe_dump(content))
+        (tmp_path / "other" / "boxes").mkdir(exist_ok=True)
+        program.refuses("labels must be YOLO", "run", data=[tmp_path / "other" / "new.yaml"])
+
+
+def test_an_interrupted_copy_is_completed(tmp_path):
+    source = write_dataset(tmp_path / "set", train=4, val=3)
+    path = copy_data(source, tmp_path / "copy").yaml
+    path.unlink()
+    assert copy_data(source, tmp_path / "copy").yaml.exists()
+
+
+def test_sigterm_ends_the_processes_and_a_restart_has_a_log_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs_module, "_stopping", threading.Event())
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    log = tmp_path / "train.log"
+    ended = []
+
+    def call():
+        with pytest.raises(SystemExit, match="ended with -15"):
+            runs_module._call([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, log)
+        ended.append(True)
+
+    thread = threading.Thread(target=call)
+    try:
+        runs_module.end_on_signals()
+        thread.start()
+        while thread.is_alive() and not runs_module._children:
+            time.sleep(0.01)
+        with pytest.raises(SystemExit) as stop:
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    thread.join(10)
+    assert stop.value.code == 128 + signal.SIGTERM
+    assert ended == [True]
+    monkeypatch.setattr(runs_module, "_stopping", threading.Event())
+    with open(log, "w") as orphan:
+        orphan.write("old\n")
+        orphan.flush()
+        runs_module._call([sys.executable, "-c", "print('new')"], tmp_path, log)
+        orphan.write("old\n")
+    assert log.read_text() == "new\n"
+
+
+def test_both_sides_rows_of_the_same_detections_have_the_same_ap(tmp_path):
+    """The peer numbers classes from 1 and names files; its perfect detections and ours score 1."""
+    source = write_dataset(tmp_path / "set", train=6, val=4)
+    data = copy_data(source, tmp_path / "copy", subset=3)
+    assert len(list((tmp_path / "copy/images/train").rglob("*.*"))) == 3
+    gt = data.gt["val"]
+    image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
+    rows = [
+        {"image_id": gt.image_ids[i], "category_id": int(c), "bbox": box.tolist(), "score": 0.9 - 0.001 * n}
+        for n, (i, c, box) in enumerate(zip(image, gt.classes, gt.boxes_xywh_px))
+    ]
+    peer = [r | {"category_id": r["category_id"] + 1, "file_name": f"{r['image_id']}.jpg"} for r in rows]
+    for name, content in (("ours", rows), ("peer", peer)):
+        folder = tmp_path / name / "0"
+        folder.mkdir(parents=True)
+        (folder / "val.json").write_text(json.dumps(content))
+        (folder / "result.json").write_text(json.dumps({"val": 1.0, "train_cpu_s": 2.0}))
+        found = read_runs(tmp_path / name, Variant(name=name, epochs=1), data, draws=5)
+        assert np.allclose(found.drawn, 1.0)
+    assert Bench(tmp_path, tmp_path, "").out == tmp_path
+
+
+def test_the_interval_covers_sets_seeds_and_images():
+    """Independent normal noise of the three kinds: the draws' variance is the one that sampling has."""
+    rng = np.random.default_rng(0)
+    sets, seeds, draws = 40, 30, 4000
+    sides = [{}, {}]
+    gains = rng.normal(0.02, 0.03, sets)
+    for number in range(sets):
+        images = rng.normal(0, 0.01, draws)  # drawn for both sides alike, so it cancels
+        for side, gain in zip(sides, (0.0, gains[number])):
+            ap = 0.5 + gain + rng.normal(0, 0.02, seeds)
+            side[str(number)] = Runs(ap, ap[:, None] + images, np.zeros(seeds))
+    by_set, drawn = difference(*sides)
+    assert np.mean(list(by_set.values())) == pytest.approx(gains.mean(), abs=0.002)
+    expected = np.var(list(by_set.values())) / sets + 2 * 0.02**2 / seeds / sets
+    assert drawn.var() == pytest.approx(expected, rel=0.15)

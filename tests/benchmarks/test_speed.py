@@ -1,0 +1,107 @@
+"""The common parts of the benchmarks: alternation, tables, and what both sides are given and scored by."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import pytest
+import torch
+
+from benchmarks.speed import report, turns
+from benchmarks.speed.coco_scores import average_precision
+from benchmarks.speed.dataset_copy import copied
+from benchmarks.speed.image_statistics import describe, rate_of
+from benchmarks.speed.loader import differences
+from benchmarks.speed.report import Comparison
+from data.index.dataset_yaml import load_dataset_spec
+from data.index.files import list_split
+from engine.evaluation.metrics import score_detections
+from tests.helpers.scoring import random_case
+from tests.helpers.tiny import write_dataset
+from utils.drawing.detection_writer import write_predictions
+
+pytestmark = pytest.mark.benchmarks
+SIDE = """
+import sys
+sys.path.insert(0, {folder!r})
+from turns import take_turns
+turn = iter(range(9))
+print("noise", flush=True)
+take_turns(lambda: {{"turn": next(turn), "name": {name!r}}})
+"""
+
+
+def command(name: str) -> list[str]:
+    return [sys.executable, "-c", SIDE.format(folder=str(turns.PEER_SIDE.parent), name=name)]
+
+
+def test_help_names_the_command():
+    """Those that run in the environment of a peer are started by their file."""
+    for path in (turns.ROOT / "benchmarks").rglob("*.py"):
+        module = ".".join(path.relative_to(turns.ROOT).with_suffix("").parts).removesuffix(".__main__")
+        expected = "" if path == turns.PEER_SIDE else f'"python -m {module}"'
+        assert set(re.findall(r"ArgumentParser\((\"[^\"]*\")?[,)d]", path.read_text())) <= {expected}, path
+
+
+def test_both_sides_alternate():
+    results = turns.alternate({"a": command("a"), "b": command("b")}, rounds=3)
+    assert results == {name: [{"turn": turn, "name": name} for turn in range(3)] for name in "ab"}
+
+
+def test_the_output_of_a_failing_side_is_quoted():
+    with pytest.raises(SystemExit, match=r"without a result(.|\n)*ZeroDivisionError"):
+        turns.alternate({"a": [sys.executable, "-c", "1 / 0"]}, 1)
+
+
+@pytest.mark.parametrize(("higher", "advantage"), [(True, 0.5), (False, 2.0)])
+def test_the_ratio_is_of_medians_and_in_the_right_direction(higher, advantage):
+    row = Comparison("x", "s", [9, 1, 2], [4, 400, 0.1], higher_is_better=higher, goal=1.0)
+    assert row.advantage == advantage
+    assert row.cells()[-1] == ("1, short" if higher else "1, met")
+    assert Comparison("x", "s", [1.0]).advantage is None
+
+
+def test_the_lines_of_a_table_are_equally_long():
+    rows = [Comparison("step", "s", [0.2], [0.4]), Comparison("rate", "images/s", [100.0, 300.0])]
+    lines = report.table(rows).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert "2.00" in lines[2]
+
+
+def test_a_copy_repeats_every_training_image(tmp_path):
+    original = write_dataset(tmp_path / "set", train=4, val=3)
+    with copied(str(original), times=3) as data:
+        spec = load_dataset_spec(data)
+        train, val = (list_split(spec, split) for split in ("train", "val"))
+        assert (len(train.images), len(val.images)) == (12, 3)
+        assert all(label.stamp is not None for label in train.labels)
+    assert not data.exists()
+
+
+def test_image_statistics_equal_hand_computed_ones():
+    images = torch.full((2, 3, 8, 8), 114, dtype=torch.uint8)
+    images[1, 0] = 228
+    looks = describe([(images, torch.tensor([[0.5, 0.5, 0.2, 0.1]]))])
+    assert looks["boxes a picture"] == 0.5
+    assert looks["padding"] == 0.5
+    assert looks["saturation"] == pytest.approx(0.25)
+    assert rate_of(iter([4] * 10_000_000), 0.01) > 0
+
+
+def test_differing_images_are_reported():
+    looks = {"boxes a picture": 20.0, "box side, share of the picture": 0.2, "padding": 0.0}
+    looks |= {"brightness": 0.5, "saturation": 0.3}
+    assert differences(looks, looks | {"padding": 0.01, "boxes a picture": 21.0, "brightness": 0.52}) == []
+    assert differences(looks, looks | {"padding": 0.1, "boxes a picture": 30.0}) == ["boxes a picture", "padding"]
+
+
+@pytest.mark.parametrize("first_class", [0, 1])
+def test_peers_predictions_are_scored_with_any_class_numbering(tmp_path, first_class):
+    gt, table, classes = random_case(0)
+    path = tmp_path / "predictions.json"
+    write_predictions(path, table, gt)
+    rows = [row | {"category_id": row["category_id"] - 1 + first_class} for row in json.loads(path.read_text())]
+    path.write_text(json.dumps(rows))
+    assert average_precision(path, gt, classes) == pytest.approx(score_detections(gt, table, classes).ap, abs=1e-9)

@@ -1,0 +1,535 @@
+"""Models without NMS, which have two heads: what each branch learns from, one cell per target, and detections."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import detect
+import train
+import val
+from engine.optim.build import build_optimizer
+from engine.optim.ema import ModelEma
+from engine.train.step import TrainStep
+from models.assigners.task_aligned import PairGroup, TaskAlignedAssigner
+from models.detector import build_detector
+from models.heads.base import ONE_TO_ONE
+from models.postprocess.detections import select_detections, suppression_iou
+from models.weights.load import load_detector
+from models.weights.transfer import transfer_weights
+from tests.helpers.ranks import run_ranks
+from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch, write_dataset, write_model
+from tests.models.losses.test_losses import NoSync
+from utils.boxes import cxcywh_to_xyxy, iou
+from utils.config.settings import Hyperparameters
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.files.checkpoint import read_checkpoint, write_checkpoint
+
+HYP = Hyperparameters()
+PAIR = {"end2end": True}
+MODELS = {
+    "bins": TINY_MODEL | PAIR,
+    "no bins": TINY_MODEL | PAIR | {"reg_max": 1},
+    "anchors": TINY_ANCHOR_MODEL | PAIR,
+    "yolox": TINY_MODEL | PAIR | {"head": [[[2, 3, 4], 1, "YOLOXDetect", ["nc", 16]]]},
+}
+NAMES = {
+    "bins": ("box", "cls", "dfl"),
+    "no bins": ("box", "cls", "l1"),
+    "anchors": ("box", "obj", "cls"),
+    "yolox": ("box", "obj", "cls", "l1"),
+}
+CANVAS = 64
+
+
+def raw_maps(model, batch: int = 2, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        shapes = [x.shape for x in model(torch.zeros(batch, 3, CANVAS, CANVAS))]
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+# The two branches
+
+
+@pytest.mark.parametrize("family", ["yolov5n", "yolov8n", "yolo11n", "yolov9t", "yoloxnano"])
+def test_end2end_adds_the_second_head_to_any_family(family: str) -> None:
+    single = build_detector(family, 3, seed=1)
+    pair = build_detector(single.spec | PAIR, 3, seed=1)
+    first, both = single.state_dict(), pair.state_dict()
+    assert all(torch.equal(value, both[key]) for key, value in first.items())
+    added = {key.replace(ONE_TO_ONE, ""): value for key, value in both.items() if ONE_TO_ONE in key}
+    head = f"model.{len(single.model) - 1}."
+    common = ("dfl.conv.weight", ".anchors")  # what both branches depend on
+    assert added.keys() == {key for key in first if key.startswith(head) and not key.endswith(common)}
+    assert all(torch.equal(value, first[key]) for key, value in added.items())  # they start equal
+    assert len(pair.head.class_rows()) == 2 * len(single.head.class_rows())
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_backbone_and_neck_learn_only_from_the_one_to_many_branch(kind: str) -> None:
+    pair = build_detector(MODELS[kind], 2, seed=1)
+    single = build_detector({k: v for k, v in MODELS[kind].items() if k != "end2end"}, 2, seed=1)
+    batch = make_batch(4)
+    images = batch.images.float() / 255
+    output = pair.head.build_loss(HYP)(pair(images), batch.targets, 16)
+    many = single.head.build_loss(HYP)(single(images), batch.targets, 16)
+    assert torch.equal(output.normalizer, many.normalizer)
+    assert torch.equal(output.parts[: len(many.parts)], many.parts)
+    output.total.backward()
+    many.total.backward()
+    wanted = {key: p.grad for key, p in single.named_parameters() if p.requires_grad}
+    for key, p in pair.named_parameters():
+        if key in wanted:
+            torch.testing.assert_close(p.grad, wanted[key], rtol=1e-5, atol=1e-6)
+        elif p.requires_grad:
+            assert p.grad is not None, key
+    learned = [p.grad.abs().sum() > 0 for key, p in pair.named_parameters() if ONE_TO_ONE in key]
+    assert sum(learned) > len(learned) / 2  # box layers of a level without targets get no gradient
+    alone = build_detector(MODELS[kind], 2, seed=1)
+    raw = alone(images)
+    sum(level.square().sum() for level in raw[len(raw) // 2 :]).backward()
+    assert {key for key, p in alone.named_parameters() if p.grad is not None} == {
+        key for key, p in alone.named_parameters() if ONE_TO_ONE in key
+    }
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_fused_copy_has_the_requested_branch(kind: str) -> None:
+    pair, images = build_detector(MODELS[kind], 2, seed=1).eval(), torch.rand(2, 3, CANVAS, CANVAS)
+    with torch.no_grad():
+        for key, p in pair.named_parameters():
+            if ONE_TO_ONE in key:
+                p += 0.1
+        raw = pair(images)
+        one, many = pair.fuse(), pair.fuse(one_to_one=False)
+        for model, maps in ((one, raw[3:]), (many, raw[:3])):
+            for level, expected in zip(model(images), maps, strict=True):
+                torch.testing.assert_close(level, expected, rtol=1e-4, atol=1e-4)
+            for found, expected in zip(model.decode(model(images)), pair.head.decode_branch(maps)):
+                torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-2)
+        assert not torch.equal(raw[0], raw[3])
+        assert torch.equal(pair.decode(raw)[0], pair.head.decode_branch(raw[3:])[0])
+    assert sum(p.numel() for p in one.parameters()) == sum(p.numel() for p in many.parameters())
+    assert (suppression_iou(pair.nms_iou), suppression_iou(one.nms_iou)) == (None, None)
+    assert suppression_iou(many.nms_iou) == many.head.validation_iou
+    assert (suppression_iou(many.nms_iou, default=0.45), suppression_iou(one.nms_iou, 0.5, 0.45)) == (0.45, 0.5)
+
+
+def test_mistakes_in_end2end_are_one_line() -> None:
+    with pytest.raises(UserError, match="end2end: must be true or false, got 'yes'"):
+        build_detector(TINY_MODEL | {"end2end": "yes"}, 2)
+    with pytest.raises(UserError, match=r"unknown key 'end2endd'.*end2end"):
+        build_detector(TINY_MODEL | {"end2endd": True}, 2)
+
+
+def test_yolo26_trains_and_detects() -> None:
+    """A training step of the real model: its maps, its losses, and a lower loss on the same images afterwards."""
+    model = build_detector("yolo26n", 2, seed=1)
+    assert not any("dfl" in key for key in model.state_dict())
+    criterion, batch = model.head.build_loss(HYP), make_batch(4)
+    images = batch.images.float() / 255
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(3):
+        raw = model(images)
+        assert [tuple(x.shape) for x in raw] == 2 * [(4, 4 + 2, CANVAS // s, CANVAS // s) for s in (8, 16, 32)]
+        output = criterion(raw, batch.targets, batch.max_targets)
+        optimizer.zero_grad()
+        (output.total / output.normalizer).backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+        optimizer.step()
+        losses.append((output.total / output.normalizer).item())
+    assert losses[2] < losses[0]
+    with torch.inference_mode():
+        fused = model.eval().fuse()
+        whole, alone = model.decode(model(images)), fused.decode(fused(images))
+    for a, b in zip(whole, alone):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
+    assert whole[0].shape == (4, 84, 4)
+
+
+# Assignment
+
+
+def assignment_scene(slots: int = 8):
+    """A crowded scene: some targets request the same cells, some slots are empty."""
+    generator = torch.Generator().manual_seed(0)
+    side = CANVAS // 8
+    grid = torch.arange(side).float() * 8 + 4
+    centers = torch.stack(torch.meshgrid(grid, grid, indexing="xy"), -1).flatten(0, 1)
+    corner = torch.rand(3, slots, 2, generator=generator) * 40
+    boxes = torch.cat((corner, corner + 8 + torch.rand(3, slots, 2, generator=generator) * 20), -1)
+    boxes[:, 1:3] = boxes[:, :1] + torch.tensor([[0.0, 0.0, 0.5, 0.5], [0.5, 0.0, 0.0, 0.5]])
+    mask = torch.ones(3, slots, dtype=torch.bool)
+    mask[1, 5:] = False
+    logits = torch.randn(3, side**2, 1, generator=generator)
+    reach = torch.rand(3, side**2, 4, generator=generator) * 20 + 4
+    predicted = torch.cat((centers - reach[..., :2], centers + reach[..., 2:]), -1)
+    return logits, predicted, centers, torch.zeros(3, slots, dtype=torch.long), boxes, mask
+
+
+def assign(logits, predicted, centers, labels, boxes, mask, *, topk: int = 10, one_to_one: bool = False):
+    assigner = TaskAlignedAssigner(topk=topk, alpha=0.5, beta=6.0, one_to_one=one_to_one)
+    side = CANVAS // 8
+    groups = [PairGroup(0, 3, mask.numel() * side**2)]
+    return assigner(logits, predicted, labels, boxes, mask, ((side, side),), (8,), groups)
+
+
+def one_to_one_by_loops(logits, predicted, centers, boxes) -> dict[int, int]:
+    """{target: cell} of one image: in rounds, unassigned targets request their best free candidate, and the best
+    overlap wins."""
+    candidates = {}
+    for k, box in enumerate(boxes):
+        overlaps = iou(predicted, box, "ciou").clamp(min=0.01)
+        inside = ((centers - (box[:2] + box[2:]) / 2).abs() <= ((box[2:] - box[:2]) / 2).clamp(min=4.001)).all(-1)
+        metric = logits[:, 0].sigmoid() ** 0.5 * overlaps**6 * inside
+        best = metric.argsort(descending=True)[:10].tolist()
+        candidates[k] = [(n, float(overlaps[n])) for n in best if metric[n] > 0]
+    owner: dict[int, int] = {}
+    for _ in range(4):
+        claims: dict[int, tuple[float, int]] = {}
+        for k in candidates.keys() - owner.keys():
+            free = [(n, overlap) for n, overlap in candidates[k] if n not in owner.values()]
+            if free and (free[0][0] not in claims or (free[0][1], -k) > claims[free[0][0]]):
+                claims[free[0][0]] = (free[0][1], -k)
+        owner |= {-k: n for n, (_, k) in claims.items()}
+    return owner
+
+
+def test_each_target_gets_the_best_cell_that_no_other_has() -> None:
+    scene = assignment_scene()
+    logits, predicted, centers, _, boxes, mask = scene
+    one = assign(*scene, one_to_one=True)
+    assert one.cells.shape == (*mask.shape, 1)
+    given = 0
+    for b in range(3):
+        expected = one_to_one_by_loops(logits[b], predicted[b], centers, boxes[b, mask[b]])
+        found = {k: int(one.cells[b, k, 0]) for k in range(mask.shape[1]) if one.scores[b, k, 0] > 0}
+        assert found == expected
+        given += len(found)
+        for k, n in found.items():
+            overlap = iou(predicted[b, n], boxes[b, k], "ciou").clamp(min=0.01)
+            torch.testing.assert_close(one.scores[b, k, 0], overlap)
+    first = assign(*scene, topk=1).scores
+    assert given > (first > 0).sum(), "a top-1 match leaves more of them without a cell"
+
+
+def test_a_single_targets_cell_is_the_best_of_its_candidates() -> None:
+    *scene, mask = assignment_scene()
+    for k in range(mask.shape[1]):
+        only = torch.zeros_like(mask)
+        only[:, k] = mask[:, k]
+        many, one = (assign(*scene, only, one_to_one=o) for o in (False, True))
+        best = many.scores[:, k].argmax(-1, keepdim=True)
+        assert torch.equal(one.cells[:, k][only[:, k]], many.cells[:, k].gather(-1, best)[only[:, k]])
+
+
+def best_anchor_by_loops(model, raw: list[torch.Tensor], targets: torch.Tensor) -> set[tuple[int, ...]]:
+    """(image, level, anchor, row, column) of each target's best-aligned match at a position that no other target
+    has."""
+    claims = []
+    for k, (image, label, cx, cy, w, h) in enumerate(targets.double().tolist()):
+        for level, (maps, stride) in enumerate(zip(raw, model.strides)):
+            grid = CANVAS // stride
+            x, y, wide, high = cx * grid, cy * grid, w * grid, h * grid
+            i, j = int(x), int(y)
+            places = {(i, j), (i + (1 if x - i >= 0.5 else -1), j), (i, j + (1 if y - j >= 0.5 else -1))}
+            for a, (aw, ah) in enumerate(model.head.anchors[level].tolist()):
+                if max(wide / aw, aw / wide, high / ah, ah / high) >= HYP.anchor_t:
+                    continue
+                for column, row in places:
+                    if not (0 <= column < grid and 0 <= row < grid):
+                        continue
+                    out = maps[int(image)].double().view(3, -1, grid, grid)[a, :, row, column].sigmoid()
+                    middle = (out[0] * 2 - 0.5 + column, out[1] * 2 - 0.5 + row)
+                    box = torch.stack((*middle, (out[2] * 2) ** 2 * aw, (out[3] * 2) ** 2 * ah))
+                    true = torch.tensor([x, y, wide, high], dtype=torch.float64)
+                    overlap = max(float(iou(cxcywh_to_xyxy(box), cxcywh_to_xyxy(true), "ciou")), 0.01)
+                    score = float(out[4] * out[5 + int(label)])
+                    claims.append(((int(image), level, a, row, column), k, score**0.5 * overlap**6, overlap))
+    owner: dict[int, tuple[int, ...]] = {}
+    for _ in range(4):  # rounds
+        wishes: dict[int, tuple] = {}
+        for place, k, metric, overlap in claims:
+            if k not in owner and place not in owner.values() and (k not in wishes or metric > wishes[k][0]):
+                wishes[k] = (metric, place, overlap)
+        winners: dict[tuple[int, ...], tuple[float, int]] = {}
+        for k, (_, place, overlap) in wishes.items():
+            if place not in winners or (overlap, -k) > winners[place]:
+                winners[place] = (overlap, -k)
+        owner |= {-k: place for place, (_, k) in winners.items()}
+    return set(owner.values())
+
+
+def test_the_one_to_one_anchor_is_the_best_match() -> None:
+    model = build_detector(MODELS["anchors"], 2, seed=1)
+    raw = [level.requires_grad_() for level in raw_maps(model, 3)]
+    targets = make_batch(3, targets_per_image=4).targets
+    targets[1, 2:] = targets[0, 2:] * 1.01  # both request the same cells
+    criterion = model.head.build_loss(HYP).one
+    output = criterion(raw[3:], targets, 16)
+    gradients = torch.autograd.grad(output.total, raw[3:])
+    found = set()
+    for level, gradient in enumerate(gradients):
+        grid = gradient.shape[-1]
+        touched = gradient.view(3, 3, -1, grid, grid)[:, :, :4].abs().sum(2).nonzero().tolist()
+        found |= {(image, level, a, row, column) for image, a, row, column in touched}
+    expected = best_anchor_by_loops(model, [level.detach() for level in raw[3:]], targets)
+    assert found == expected
+    assert output.normalizer.item() == len(expected)
+    assert len(expected) == len(targets)
+
+
+# The loss
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_dual_loss_is_the_sum_of_both_and_adds_up_over_shards(kind: str) -> None:
+    model = build_detector(MODELS[kind], 2, seed=1)
+    criterion = model.head.build_loss(HYP)
+    targets = make_batch(4).targets[2:]  # the first picture has none
+    raw = [level.requires_grad_() for level in raw_maps(model, 4)]
+    output = criterion(raw, targets, 16)
+    many, one = criterion.many(raw[:3], targets, 16), criterion.one(raw[3:], targets, 16)
+    torch.testing.assert_close(output.total, many.total + HYP.one2one * one.total)
+    torch.testing.assert_close(output.parts.sum(), output.total.detach())
+    assert criterion.names == (*NAMES[kind], *(f"{name}_one" for name in NAMES[kind]))
+    expected = torch.autograd.grad(output.total, raw)
+    shares, sums = [], []
+    for low, high in ((0, 1), (1, 1), (1, 4)):
+        share = [level.detach()[low:high].requires_grad_() for level in raw]
+        mine = targets[(targets[:, 0] >= low) & (targets[:, 0] < high)] - torch.tensor([low, 0, 0, 0, 0, 0])
+        part = criterion(share, mine, 32)
+        sums.append(part)
+        shares.append(torch.autograd.grad(part.total, share))
+    for field in ("total", "normalizer", "parts"):
+        torch.testing.assert_close(
+            sum(getattr(part, field) for part in sums), getattr(output, field), rtol=2e-6, atol=0
+        )
+    for level, gradient in enumerate(expected):
+        torch.testing.assert_close(torch.cat([g[level] for g in shares]), gradient, rtol=1e-5, atol=1e-6)
+    with NoSync():
+        torch.autograd.grad(criterion(raw, targets, 16).total, raw)
+
+
+def test_without_bins_the_distance_loss_is_the_mean_error_in_cells() -> None:
+    model = build_detector(MODELS["no bins"], 2, seed=1)
+    criterion = model.head.build_loss(HYP).one
+    raw = raw_maps(model, 1)[3:]
+    targets = torch.tensor([[0, 1, 0.5, 0.5, 0.3, 0.4]])
+    seen = []
+    inner = criterion.assigner
+    criterion.assigner = lambda *args, **kwargs: seen.append(inner(*args, **kwargs)) or seen[-1]
+    output = criterion(raw, targets, 16)
+    n, weight = int(seen[0].cells[0, 0, 0]), float(seen[0].scores[0, 0, 0])
+    sizes = [(CANVAS // s) ** 2 for s in model.strides]
+    level = next(i for i in range(3) if n < sum(sizes[: i + 1]))
+    stride, grid = model.strides[level], CANVAS // model.strides[level]
+    row, column = divmod(n - sum(sizes[:level]), grid)
+    left, top, right, bottom = raw[level][0, :4, row, column].tolist()
+    x, y = column + 0.5, row + 0.5
+    x1, y1, x2, y2 = (v * CANVAS / stride for v in (0.35, 0.3, 0.65, 0.7))
+    error = (abs(left - x + x1) + abs(top - y + y1) + abs(right - x2 + x) + abs(bottom - y2 + y)) / 4
+    assert output.parts[2].item() == pytest.approx(HYP.dfl * weight * error, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "no bins")) for kind in MODELS]
+)
+def test_minimizing_the_loss_finds_each_object_once_without_nms(kind: str) -> None:
+    """The raw maps are optimized directly: above a threshold each target has one detection, at its position."""
+    model = build_detector(MODELS[kind], 2, seed=1)
+    raw = [torch.zeros_like(level) for level in raw_maps(model, 2)]
+    for level in raw if kind == "no bins" else ():
+        level[:, :4] = 2.0  # the initial values of the head
+    raw = [level.requires_grad_() for level in raw]
+    rows = [
+        (0, 0, 0.3, 0.35, 0.3, 0.3),
+        (0, 1, 0.4, 0.4, 0.35, 0.3),
+        (1, 1, 0.7, 0.6, 0.4, 0.6),
+        (1, 0, 0.2, 0.8, 0.2, 0.2),
+    ]
+    targets = torch.tensor(rows)
+    criterion, optimizer = model.head.build_loss(HYP), torch.optim.Adam(raw, lr=0.1)
+    for _ in range(300):
+        output = criterion(raw, targets, 16)
+        optimizer.zero_grad()
+        (output.total / output.normalizer).backward()
+        optimizer.step()
+    boxes, scores = model.decode([level.detach() for level in raw])
+    found = select_detections(boxes, scores, conf_thres=0.5, iou_thres=None, max_det=20)
+    assert found.counts.tolist() == [2, 2]
+    for image, label, *place in targets.tolist():
+        overlap = iou(found.boxes_xyxy[int(image), :2], cxcywh_to_xyxy(torch.tensor(place)) * CANVAS)
+        assert found.classes[int(image), overlap.argmax()] == label
+        assert overlap.max() > 0.8
+    _, scores = model.head.decode_branch([level.detach() for level in raw[:3]])
+    assert (scores > 0.5).sum() > 8, "the other branch needs NMS"
+
+
+# Training
+
+
+def _train(ctx, kind: str, virtual_ranks: int) -> torch.Tensor:
+    model = build_detector(MODELS[kind], 2, seed=1)
+    step = TrainStep(
+        model=model,
+        criterion=model.head.build_loss(HYP),
+        optimizer=build_optimizer(model, "Muon", lr=0.01, momentum=0.9, weight_decay=5e-4),
+        ema=ModelEma(model, decay=0.9, tau=1.0),
+        ctx=ctx,
+        amp_dtype=None,
+        clip_norm=10.0,
+        channels_last=False,
+        virtual_ranks=virtual_ranks,
+    )
+    own = 8 // ctx.world_size
+    share = make_batch(8).shard(ctx.rank * own, (ctx.rank + 1) * own)
+    for update in (1, 2):
+        step([share], [8], update)
+    return torch.cat([v.reshape(-1).double() for v in model.state_dict().values()])
+
+
+def test_one_and_two_processes_give_the_same_bits() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        alone = _train(DistributedContext.single(), "no bins", 4)
+    finally:
+        torch.set_num_threads(threads)
+    for weights in run_ranks(2, _train, "no bins", 4):
+        assert torch.equal(weights, alone)
+
+
+# Detections
+
+
+def by_brute_force(boxes, scores, conf_thres: float, max_det: int, multi_label: bool, classes) -> list[tuple]:
+    """One image: (score, class, box) of all pairs above the threshold, sorted."""
+    pairs = []
+    for n, row in enumerate(scores.tolist()):
+        labels = range(len(row)) if multi_label else [int(np.argmax(row))]
+        pairs += [(row[c], c, n) for c in labels if row[c] > conf_thres and (classes is None or c in classes)]
+    return sorted(pairs, key=lambda pair: (-pair[0], pair[2], pair[1]))[:max_det]
+
+
+@pytest.mark.parametrize("multi_label", [True, False])
+@pytest.mark.parametrize("classes", [None, [0, 2], []])
+@pytest.mark.parametrize("max_det", [1, 7, 100, 1000])
+@pytest.mark.parametrize("ties", [False, True])
+def test_top_k_selection_equals_brute_force(multi_label: bool, classes, max_det: int, ties: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+    boxes, scores = torch.rand(3, 60, 4, generator=generator) * 100, torch.rand(3, 60, 4, generator=generator)
+    boxes[..., 2:] += boxes[..., :2]
+    scores = (scores * 8).round() / 8 if ties else scores
+    settings = {
+        "conf_thres": 0.2,
+        "iou_thres": None,
+        "max_det": max_det,
+        "multi_label": multi_label,
+        "classes": classes,
+    }
+    scores[1] = 0.05  # an image with nothing above the threshold
+    scores[0, 5] = float("nan")
+    with NoSync():
+        found = select_detections(boxes, scores, **settings)
+    assert found.boxes_xyxy.shape == (3, max_det, 4)
+    for b in range(3):
+        clean = scores[b].nan_to_num(-1.0)
+        expected = by_brute_force(boxes[b], clean, 0.2, max_det, multi_label, classes)
+        count = int(found.counts[b])
+        assert count == len(expected)
+        assert found.scores[b, :count].tolist() == [score for score, _, _ in expected]
+        assert found.classes[b, :count].tolist() == [label for _, label, _ in expected]
+        assert torch.equal(found.boxes_xyxy[b, :count], boxes[b][[n for _, _, n in expected]])
+        assert not any(t[b, count:].any() for t in found[:3])
+        alone = select_detections(boxes[b : b + 1], scores[b : b + 1], **settings)
+        assert all(torch.equal(t[0], found[i][b]) for i, t in enumerate(alone))
+
+
+def test_without_a_threshold_overlapping_detections_are_kept() -> None:
+    boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 10], [30, 20, 20, 40]]])
+    scores = torch.tensor([[[0.9], [0.8], [0.7]]])
+    common = {"conf_thres": 0.1, "max_det": 5}
+    assert select_detections(boxes, scores, iou_thres=None, **common).counts.tolist() == [3]
+    found = select_detections(boxes, scores, iou_thres=0.5, **common)
+    assert found.counts.tolist() == [2]
+    assert found.boxes_xyxy[0, 1].tolist() == [30, 20, 30, 40], "sides that changed places enclose nothing"
+    assert select_detections(boxes[:0], scores[:0], iou_thres=None, **common).scores.shape == (0, 5)
+
+
+# Weights and scripts
+
+
+def test_weights_of_a_single_head_initialize_both_heads(tmp_path) -> None:
+    single = build_detector(TINY_MODEL, 2, names=["light", "dark"], seed=1)
+    content = {"model_spec": single.spec, "names": ["light", "dark"], "imgsz": 64, "ema": single.state_dict()}
+    write_checkpoint(content, tmp_path / "single.pt")
+    pair = build_detector(TINY_MODEL | PAIR, 2, names=["dark", "new"], seed=2)
+    fresh = {key: value.clone() for key, value in pair.state_dict().items()}
+    report = transfer_weights(pair, tmp_path / "single.pt")
+    assert not report.skipped
+    assert not report.unused
+    state, source = pair.state_dict(), single.state_dict()
+    head = f"model.{len(single.model) - 1}."
+    for prefix in ("", ONE_TO_ONE):
+        assert torch.equal(state[f"{head}{prefix}cv2.0.0.conv.weight"], source[f"{head}cv2.0.0.conv.weight"])
+        rows = f"{head}{prefix}cv3.1.2.weight"
+        assert torch.equal(state[rows][0], source[f"{head}cv3.1.2.weight"][1])
+        assert torch.equal(state[rows][1], fresh[rows][1])
+    write_checkpoint(content | {"model_spec": pair.spec, "ema": state}, tmp_path / "pair.pt")
+    back = build_detector(TINY_MODEL, 2, names=["light", "dark"], seed=3)
+    report = transfer_weights(back, tmp_path / "pair.pt")
+    assert not report.skipped
+    assert {name.split(".")[2] for name in report.unused} == {f"{ONE_TO_ONE}cv2", f"{ONE_TO_ONE}cv3"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of train.py with yolo26's kind of head; its data set and its folder."""
+    root = tmp_path_factory.mktemp("trained")
+    data, model = write_dataset(root / "set"), write_model(root / "pair.yaml", MODELS["no bins"])
+    train.main(
+        ["--data", str(data), "--model", str(model), "--epochs", "2", "--imgsz", "64", "--batch-size", "4", "--device",
+         "cpu", "--workers", "0", "--amp", "off", "--noplots", "--project", str(root / "runs"),
+         "--cache-dir", str(root / "cache")]
+    )  # fmt: skip
+    return data, root / "runs" / "exp"
+
+
+def test_train_val_and_detect_work_with_two_heads(trained, tmp_path, capsys) -> None:
+    data, folder = trained
+    header = (folder / "results.csv").read_text().splitlines()[0]
+    assert all(f"{where}/{name}" in header for where in ("train", "val") for name in ("l1", "box_one", "cls_one"))
+    content = read_checkpoint(folder / "last.pt")
+    assert content["model_spec"]["end2end"] is True
+    detector, _ = load_detector(folder / "last.pt")
+    assert detector.head.is_dual
+    scores = {}
+    both = ("--iou-thres", "0.3", "--no-box-voting")
+    for name, more in {"one": (), "many": ("--nms",), "both": both}.items():
+        common = ["--weights", str(folder / "last.pt"), "--device", "cpu", "--project", str(tmp_path), "--name", name]
+        val.main([*common, "--workers", "0", "--noplots", "--cache-dir", str(tmp_path / "cache"), *more])
+        scores[name] = json.loads((tmp_path / name / "predictions.json").read_text())
+        source = ["--source", str(data.parent / "images" / "val"), "--conf-thres", "0.001", "--nosave", "--save-json"]
+        detect.main([*common[:-1], f"detect_{name}", *source, *more])
+        scores[f"detect_{name}"] = json.loads((tmp_path / f"detect_{name}" / "predictions.json").read_text())
+    for prefix in ("", "detect_"):
+        one, many, both = (scores[prefix + name] for name in ("one", "many", "both"))
+        assert one
+        assert one != many
+        assert len(both) < len(one), "a threshold that is given is used"
+        assert {str(d) for d in both} < {str(d) for d in one}
+    assert "does nothing" not in capsys.readouterr().out
+    val.main([*common[:-1], "idle", "--workers", "0", "--noplots", "--no-box-voting"])
+    detect.main([*common[:-1], "idle", *source, "--no-box-voting"])
+    line = "last.pt: --no-box-voting does nothing: its detections need no NMS"
+    assert capsys.readouterr().out.count(line) == 2
+    agnostic = [*common[:-1], "agnostic", *source, "--agnostic-nms"]
+    detect.main(agnostic)
+    assert len(json.loads((tmp_path / "agnostic" / "predictions.json").read_text())) < len(scores["detect_one"])
