@@ -33,7 +33,7 @@ from engine.report.services import check_services, open_service
 from engine.report.trackers import CompositeTracker, CsvTracker, TensorBoardTracker, Tracker
 from engine.train.batch_size import check_batch_search, with_batch_that_fits
 from engine.train.callbacks import Callbacks, RunState, load_hooks
-from engine.train.control import StopCoordinator
+from engine.train.control import RunControl
 from engine.train.idle_settings import idle_on_head, idle_settings
 from engine.train.process import check_same_model, check_same_run, open_folder, prepare_process
 from engine.train.step import TrainStep, build_step, check_step_settings
@@ -50,16 +50,15 @@ from utils.errors import UserError, errors_of
 from utils.files.folders import describe_location
 from utils.logger import get_logger
 from utils.machine.limits import require_package
-from utils.machine.stop_signals import StopSignals
 from utils.strings import counted
 
 
 @contextmanager
-def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Watchdog) -> Iterator[Trainer]:
+def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator[Trainer]:
     """Yields the trainer of a run. Everything that can be rejected is checked before the run's folder is made.
 
     Args:
-        signals, watchdog: entered by the caller.
+        watchdog: entered by the caller.
     """
     check_same_run(ctx, run)
     check_settings(ctx, run)
@@ -97,26 +96,12 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
         tracker.start({**asdict(config), **asdict(run.hyp)}, progress.epoch + 1)
         description = _describe(run, spec, model, step.optimizer.name, pretrained, fingerprint)
         evaluator = build_evaluator(ctx, step, val_loader)
-        stops = StopCoordinator(ctx, signals, config)
-        state = RunState(ctx, run, step, progress, steps_per_epoch=plan.steps, request_end=stops.request_end)
-        callbacks = Callbacks(hooks, state, ctx, stops, last=run.folder / "last.pt")
+        checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period)
+        callbacks = Callbacks(hooks, RunState(ctx, run, step, progress, steps_per_epoch=plan.steps))
+        control = RunControl(ctx, run, progress, checkpointer, callbacks, watchdog)
         with plot_run(ctx, run, tracker, step.ema.module, train_loader, val_loader, evaluator, fitness) as on_epoch_end:
-            trainer = Trainer(
-                ctx,
-                run,
-                take_step=step,
-                plan=plan,
-                train_loader=train_loader,
-                validate=partial(evaluator.run, loader=val_loader),
-                fitness=fitness,
-                checkpointer=Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period),
-                stops=stops,
-                watchdog=watchdog,
-                tracker=tracker,
-                progress=progress,
-                callbacks=callbacks,
-                on_epoch_end=on_epoch_end,
-            )
+            validate = partial(evaluator.run, loader=val_loader)
+            trainer = Trainer(control, step, train_loader, validate, fitness, tracker, on_epoch_end)
             yield trainer
         tracker.finish(run.folder)
         callbacks.ended()

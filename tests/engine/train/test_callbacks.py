@@ -192,7 +192,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("user_broken:x", "user_broken.py:2: SyntaxError"),
         ("user_lacks:x", "user_lacks.py:2: ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
         ("user_raises:x", "user_raises.py:2: SystemExit: 3"),
-        ("user_hooks:Typo", "'on_epoch_end' is no hook (did you mean 'on_epoch'?)"),
+        ("user_hooks:Typo", "'on_epoch_end' is not a hook (did you mean 'on_epoch'?)"),
         ("user_hooks:Narrow", "on_step must be a function of one argument, the run"),
         ("user_hooks:Refuses", "user_hooks.py:LINE: ValueError: no"),
         ("user_hooks:Needs", "Needs() failed: TypeError: "),
