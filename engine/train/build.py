@@ -34,8 +34,7 @@ from engine.report.trackers import CompositeTracker, CsvTracker, TensorBoardTrac
 from engine.train.batch_size import check_batch_search, with_batch_that_fits
 from engine.train.callbacks import Callbacks, RunState, load_hooks
 from engine.train.control import RunControl
-from engine.train.idle_settings import idle_on_head, idle_settings
-from engine.train.process import check_same_model, check_same_run, open_folder, prepare_process
+from engine.train.process import check_same_model, check_same_run, open_folder, prepare_process, unused_settings
 from engine.train.step import TrainStep, build_step, check_step_settings
 from engine.train.trainer import Trainer
 from engine.train.watchdog import Watchdog
@@ -71,7 +70,9 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         run = with_batch_that_fits(ctx, run, model, build_loss(ctx, run, model))
         check_settings(ctx, run)
     config = run.config
-    _warn_of_idle_settings(ctx, run, model)
+    if ctx.is_main:
+        for line in unused_settings(ctx, run, model.head):
+            get_logger().warning("%s", line)
     train_loader = build_train_loader(ctx, config, run.hyp, spec, stride=model.stride)
     val_loader = build_val_loader(ctx, config, spec, stride=model.stride)
     fitness.check_objects(val_loader.index.ground_truth())
@@ -204,12 +205,6 @@ def build_evaluator(ctx: DistributedContext, step: TrainStep, val_loader: Valida
         for_inference=lambda model: model.fuse(one_to_one=None),
         criterion=step.criterion,
     )
-
-
-def _warn_of_idle_settings(ctx: DistributedContext, run: Run, model: Detector) -> None:
-    if ctx.is_main:
-        for line in (*idle_settings(ctx, run.config, run.hyp), *idle_on_head(model.head, run.config, run.hyp)):
-            get_logger().warning("%s", line)
 
 
 def _log_plan(run: Run, step: TrainStep, plan: StepPlan) -> None:

@@ -181,6 +181,6 @@ def test_a_run_that_skips_step_after_step_ends(tmp_path):
     control.check_finite(bad)
     control.check_finite(SimpleNamespace(finite=True))
     control.check_finite(bad)
-    with pytest.raises(UserError, match="2 steps in a row not finite; stopped. No checkpoint yet"):
+    with pytest.raises(UserError, match=r"2 steps in a row not finite; stopped\. No checkpoint yet"):
         control.check_finite(bad)
     assert (tmp_path / "nonfinite_rank0.txt").read_text() == "epoch 0: a.jpg b.jpg\n" * 3
