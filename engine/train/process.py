@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -31,15 +31,14 @@ from utils.strings import counted
 MAY_DIFFER = frozenset(
     ("device", "workers", "stage", "cache_dir", "offline", "spawn", "local_rank", "local_world_size")
 )
-# Their values are compared, not where they come from.
-_SOURCES_OF_HYPERPARAMETERS = frozenset(("hyp", "override"))
+# Of hyper-parameters: their values are compared, not where they come from.
+_SOURCES = frozenset(("hyp", "override"))
 
 
 def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -> None:
     """Raises UserError on all processes when their flags, code or torch differ. Called before anything is opened."""
-    settings = _without(asdict(config), MAY_DIFFER | _SOURCES_OF_HYPERPARAMETERS)
     facts = {"the code": product_version(), "torch": torch.__version__, "the device's type": ctx.device.type}
-    facts |= {f"--{name.replace('_', '-')}": value for name, value in settings.items()}
+    facts |= {f"--{name.replace('_', '-')}": value for name, value in _compared(config).items()}
     facts["--stage"] = "given" if config.stage else "not given"
     check_agreement(ctx, "start", facts)
 
@@ -47,8 +46,7 @@ def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -
 def check_same_run(ctx: DistributedContext, run: Run) -> None:
     """Raises UserError on all processes when their settings or hyper-parameters, or the progress of the checkpoint that
     they resume from, differ."""
-    settings = _without(asdict(run.config), MAY_DIFFER | _SOURCES_OF_HYPERPARAMETERS)
-    facts: dict[str, object] = {f"setting {name}": value for name, value in settings.items()}
+    facts: dict[str, object] = {f"setting {name}": value for name, value in _compared(run.config).items()}
     facts |= {f"hyper-parameter {name}": value for name, value in asdict(run.hyp).items()}
     facts["the checkpoint's progress"] = asdict(run.checkpoint.progress) if run.checkpoint else "none"
     check_agreement(ctx, "run", facts)
@@ -63,8 +61,8 @@ def check_same_model(ctx: DistributedContext, model: nn.Module, from_files: Iter
     check_agreement(ctx, "model", facts)
 
 
-def _without(settings: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name not in names}
+def _compared(config: TrainConfig | ValConfig) -> dict[str, Any]:
+    return {name: value for name, value in asdict(config).items() if name not in MAY_DIFFER | _SOURCES}
 
 
 def _checksum(tensor: Tensor) -> int:
@@ -155,7 +153,8 @@ def open_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
     with claim_folder(ctx, run) as run:
         if ctx.is_main:
             continue_in_file(run.folder / "train.log", open_direct)
-            write_whole(run.folder / "settings.yaml", yaml.safe_dump(_settings(run), sort_keys=False))
+            settings = {"config": asdict(run.config), "hyp": asdict(run.hyp)}
+            write_whole(run.folder / "settings.yaml", yaml.safe_dump(settings, sort_keys=False))
         get_logger().info("run folder %s (settings.yaml: all settings)", run.folder)
         yield run
 
@@ -168,7 +167,3 @@ def _choose_kernels(ctx: DistributedContext, config: TrainConfig) -> None:
         torch.backends.cudnn.benchmark = False
     elif ctx.device.type == "cuda":
         torch.backends.cudnn.benchmark = not (config.multi_scale or config.rect)
-
-
-def _settings(run: Run) -> dict[str, dict[str, Any]]:
-    return {"config": asdict(run.config), "hyp": asdict(run.hyp)}
