@@ -99,8 +99,8 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         evaluator = build_evaluator(ctx, step, val_loader)
         checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period)
         callbacks = Callbacks(hooks, RunState(ctx, run, step, progress, steps_per_epoch=plan.steps))
-        control = RunControl(ctx, run, progress, checkpointer, callbacks, watchdog)
         with plot_run(ctx, run, tracker, step.ema.module, train_loader, val_loader, evaluator, fitness) as on_epoch_end:
+            control = RunControl(ctx, run, progress, checkpointer, callbacks, watchdog)  # its clock starts here
             validate = partial(evaluator.run, loader=val_loader)
             trainer = Trainer(control, step, train_loader, validate, fitness, tracker, on_epoch_end)
             yield trainer

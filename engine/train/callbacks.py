@@ -27,7 +27,7 @@ from engine.train.step import TrainStep
 from models.detector import Detector
 from utils.config.yaml_files import suggestion
 from utils.distributed.context import DistributedContext
-from utils.errors import Stopped, UserError
+from utils.errors import UserError
 from utils.files.checked_open import open_direct
 from utils.logger import get_logger
 
@@ -201,8 +201,8 @@ def _place(error: BaseException, module: ModuleType | None = None) -> str:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
     hidden = ("<frozen", __file__)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(hidden)]
-    own = [frame for frame in frames if module is not None and frame.filename == getattr(module, "__file__", None)]
-    return "".join(f"{frame.filename}:{frame.lineno}: " for frame in (own or frames)[-1:]) + what
+    inside = [frame for frame in frames if module is not None and frame.filename == getattr(module, "__file__", None)]
+    return "".join(f"{frame.filename}:{frame.lineno}: " for frame in (inside or frames)[-1:]) + what
 
 
 class Callbacks:
@@ -234,8 +234,6 @@ class Callbacks:
         try:
             with _contained(f"{self._flag}: {name}"):
                 hook(self.state)
-        except Stopped:  # a second Ctrl-C
-            raise
         except (Exception, SystemExit) as error:
             self._note_failure(name, hook, error)
 

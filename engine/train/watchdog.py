@@ -60,8 +60,8 @@ class Watchdog:
 
     def watch_peers(self, ctx: DistributedContext) -> None:
         """Collects the process ids of the other ranks; every rank must call it."""
-        own = this_process()
-        self._peers = {rank: process for rank, process in enumerate(all_objects(ctx, own)) if process != own}
+        local = this_process()
+        self._peers = {rank: process for rank, process in enumerate(all_objects(ctx, local)) if process != local}
         self._ctx = ctx
 
     def __exit__(self, *_: object) -> None:

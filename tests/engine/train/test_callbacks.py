@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -290,6 +291,15 @@ def test_what_the_import_of_hooks_changes_is_undone(folder, caplog, monkeypatch)
     assert load_hooks("user_moves:Watch")
     assert Path.cwd() == folder
     assert f"--callbacks user_moves:Watch: its import has changed the working folder ({folder}, now /)" in caplog.text
+
+
+def test_a_signal_during_the_import_of_hooks_is_not_their_error(folder):
+    (folder / "user_slow.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    command = [python(), str(ROOT / "train.py"), *SMALL, "--callbacks", "user_slow:Watch"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGTERM)
+        assert (process.communicate(timeout=60)[1], process.returncode) == ("", 75)
 
 
 @pytest.mark.parametrize("status", [pytest.param(3, marks=pytest.mark.slow), 0])
