@@ -238,7 +238,7 @@ def _restore(
     continues."""
     if run.checkpoint is None:
         return Progress()
-    run.checkpoint.restore(ctx=ctx, model=step.model, ema=step.ema, optimizer=step.optimizer, scaler=step.scaler)
+    run.checkpoint.restore(ctx, step)
     progress, lines = resumed_position(
         run.checkpoint,
         fingerprint=fingerprint,

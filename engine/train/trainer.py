@@ -165,23 +165,13 @@ class Trainer:
             self._save()
 
     def _save(self, *, is_best: bool = False, metrics: dict[str, float] | None = None) -> None:
-        step = self.take_step
-        step.optimizer.consolidate()
-        self.checkpointer.save(
-            model=step.model,
-            ema=step.ema,
-            optimizer=step.optimizer,
-            scaler=step.scaler,
-            progress=self.progress,
-            run={
-                "world_size": self.ctx.world_size,
-                "device": self.ctx.device.type,
-                "seconds": self.control.seconds(),
-                "epoch_batches": len(self.train_loader),
-            },
-            is_best=is_best,
-            metrics=metrics,
-        )
+        run = {
+            "world_size": self.ctx.world_size,
+            "device": self.ctx.device.type,
+            "seconds": self.control.seconds(),
+            "epoch_batches": len(self.train_loader),
+        }
+        self.checkpointer.save(self.take_step, self.progress, run=run, is_best=is_best, metrics=metrics)
         self.control.saved()
 
     def _end_epoch(self) -> None:
