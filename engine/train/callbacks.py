@@ -179,16 +179,13 @@ _STATE: tuple[tuple[Callable[[], Any], Callable[[Any], object], str], ...] = (
 def _end_child(error: BaseException | None) -> NoReturn:
     """Ends a forked process with the status that Python would give it, but without the clean-up on the way: the run,
     its files and its process group belong to the parent."""
-    code = 0
-    if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if code != error.code and code:
-            print(error.code, file=sys.stderr)
-    elif error is not None:
-        code = 1
-        traceback.print_exception(error)
+    status = error.code if isinstance(error, SystemExit) else error  # None, a number, or what is printed
+    if isinstance(status, BaseException):
+        traceback.print_exception(status)
+    elif status is not None and not isinstance(status, int):
+        print(status, file=sys.stderr)
     sys.stdout.flush()
-    os._exit(code & 0xFF)
+    os._exit(status & 0xFF if isinstance(status, int) else int(status is not None))
 
 
 def _place(error: BaseException, module: ModuleType | None = None) -> str:
