@@ -20,7 +20,7 @@ from utils.errors import UserError
 from utils.files.checkpoint import read_checkpoint
 from utils.logger import get_logger
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HOOKS = '''
 """Hooks of a user."""
 import json
