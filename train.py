@@ -41,12 +41,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             with open_run(ctx, config, given_flags(TrainConfig, argv)) as run:
                 size = run.config.batch_size, run.config.imgsz
                 advice = partial(memory_advice, *size, least_batch=ctx.world_size, device=ctx.device.type)
-                with explained(advice), build_run(ctx, run, signals, watchdog) as trainer:
+                with explained(advice), build_run(ctx, run, watchdog) as trainer:
                     trainer.fit()
-    if ctx.is_main and trainer.config.export:  # signals end it as they end export.py
+    if ctx.is_main and trainer.run.config.export:  # signals end it as they end export.py
         from engine.export.run import export_best
 
-        export_best(trainer.run.folder / "best.pt", trainer.config)
+        export_best(trainer.run.folder / "best.pt", trainer.run.config)
 
 
 if __name__ == "__main__":

@@ -54,8 +54,9 @@ class PeerFailure(UserError):
     """Another process of the run failed and has printed why; this process exits without repeating it."""
 
 
-class Stopped(Exception):
-    """The run was stopped by a signal, after saving its state; ``code`` is the exit status."""
+class Stopped(BaseException):
+    """A signal has stopped the program, a run after saving its state; ``code`` is the exit status. It is not an
+    `Exception`, as KeyboardInterrupt is not, so that nothing takes it for an error of a library that was running."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)

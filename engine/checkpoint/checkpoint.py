@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -94,6 +94,15 @@ class Progress:
         self.batch, self.loss_sums, self.finite_steps, self.joined = 0, [], 0, False
 
 
+class TrainState(Protocol):
+    """What training changes: `engine.train.step.TrainStep`."""
+
+    model: nn.Module
+    ema: ModelEma
+    optimizer: OptimizerSet
+    scaler: torch.amp.GradScaler
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunDescription:
     """What all checkpoints of a run have in common."""
@@ -160,23 +169,15 @@ class Checkpoint(RunDescription):
         """What best.pt stores: the averaged weights, and what describes them."""
         return {key: value for key, value in self.content().items() if key not in _OF_THE_RUN}
 
-    def restore(
-        self,
-        *,
-        ctx: DistributedContext,
-        model: nn.Module,
-        ema: ModelEma,
-        optimizer: OptimizerSet,
-        scaler: torch.amp.GradScaler,
-    ) -> None:
-        """Loads the state of a run into its parts. The weights of ``model`` are loaded before (`load_model`), because
+    def restore(self, ctx: DistributedContext, state: TrainState) -> None:
+        """Loads the state of a run into its parts. The weights of the model are loaded before (`load_model`), because
         the other parts are built from them."""
         with self.errors_of_fit():
-            ema.load_state_dict(self.ema)
-            restore_rank_buffers(self.rank_buffers, ctx, {"model": model, "ema": ema.module})
-            optimizer.load_state_dict(self.optimizer)
-        if self.scaler and scaler.is_enabled():
-            scaler.load_state_dict(self.scaler)
+            state.ema.load_state_dict(self.ema)
+            restore_rank_buffers(self.rank_buffers, ctx, {"model": state.model, "ema": state.ema.module})
+            state.optimizer.load_state_dict(self.optimizer)
+        if self.scaler and state.scaler.is_enabled():
+            state.scaler.load_state_dict(self.scaler)
 
     def release_tensors(self) -> None:
         """Frees the tensors once they have been restored; progress and settings remain."""

@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from engine.checkpoint.checkpoint import Checkpoint, Progress, RunDescription, gather_rank_buffers, put_means
-from engine.optim.build import OptimizerSet
-from engine.optim.ema import ModelEma
+from engine.checkpoint.checkpoint import (
+    Checkpoint,
+    Progress,
+    RunDescription,
+    TrainState,
+    gather_rank_buffers,
+    put_means,
+)
 from engine.optim.flat_tensors import copy_from_flat, flatten
 from utils.distributed.collectives import unwrap
 from utils.distributed.context import DistributedContext
@@ -92,12 +97,9 @@ class Checkpointer:
 
     def save(
         self,
-        *,
-        model: nn.Module,
-        ema: ModelEma,
-        optimizer: OptimizerSet,
-        scaler: torch.amp.GradScaler,
+        state: TrainState,
         progress: Progress,
+        *,
         run: dict[str, Any] | None = None,
         is_best: bool = False,
         metrics: dict[str, float] | None = None,
@@ -108,7 +110,8 @@ class Checkpointer:
         Args:
             run: where it runs and since when: world_size, device, seconds, epoch_batches.
         """
-        models = {"model": model, "ema": ema.module}
+        models = {"model": state.model, "ema": state.ema.module}
+        state.optimizer.consolidate()
         buffers = None if progress.joined or progress.batch == 0 else gather_rank_buffers(self.ctx, models)
         if not self.ctx.is_main:
             return
@@ -119,8 +122,8 @@ class Checkpointer:
             **vars(self.description),
             **states,
             progress=progress,
-            optimizer=optimizer.state_dict(),
-            scaler=scaler.state_dict(),
+            optimizer=state.optimizer.state_dict(),
+            scaler=state.scaler.state_dict(),
             run=run or {},
             metrics=metrics or {},
             rank_buffers=buffers,

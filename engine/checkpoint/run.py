@@ -150,7 +150,7 @@ def _discarding_unbegun(ctx: DistributedContext, project: str, folder: Path, mad
 
 def _release(ctx: DistributedContext, error: BaseException) -> None:
     """Closes files and frees memory that the failed frames still hold: removing a folder takes some of both, and a lack
-    of either may be why the run failed. Objects that were half built (torch's loader iterator) complain; not here."""
+    of either may be why the run failed. Errors of objects that were half built (torch's loader iterator) are hidden."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda _: None
     try:

@@ -33,9 +33,8 @@ from engine.report.services import check_services, open_service
 from engine.report.trackers import CompositeTracker, CsvTracker, TensorBoardTracker, Tracker
 from engine.train.batch_size import check_batch_search, with_batch_that_fits
 from engine.train.callbacks import Callbacks, RunState, load_hooks
-from engine.train.control import StopCoordinator
-from engine.train.idle_settings import idle_on_head, idle_settings
-from engine.train.process import check_same_model, check_same_run, open_folder, prepare_process
+from engine.train.control import RunControl
+from engine.train.process import check_same_model, check_same_run, open_folder, prepare_process, unused_settings
 from engine.train.step import TrainStep, build_step, check_step_settings
 from engine.train.trainer import Trainer
 from engine.train.watchdog import Watchdog
@@ -50,16 +49,15 @@ from utils.errors import UserError, errors_of
 from utils.files.folders import describe_location
 from utils.logger import get_logger
 from utils.machine.limits import require_package
-from utils.machine.stop_signals import StopSignals
 from utils.strings import counted
 
 
 @contextmanager
-def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog: Watchdog) -> Iterator[Trainer]:
+def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator[Trainer]:
     """Yields the trainer of a run. Everything that can be rejected is checked before the run's folder is made.
 
     Args:
-        signals, watchdog: entered by the caller.
+        watchdog: entered by the caller.
     """
     check_same_run(ctx, run)
     check_settings(ctx, run)
@@ -72,7 +70,9 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
         run = with_batch_that_fits(ctx, run, model, build_loss(ctx, run, model))
         check_settings(ctx, run)
     config = run.config
-    _warn_of_idle_settings(ctx, run, model)
+    if ctx.is_main:
+        for line in unused_settings(ctx, run, model.head):
+            get_logger().warning("%s", line)
     train_loader = build_train_loader(ctx, config, run.hyp, spec, stride=model.stride)
     val_loader = build_val_loader(ctx, config, spec, stride=model.stride)
     fitness.check_objects(val_loader.index.ground_truth())
@@ -97,26 +97,12 @@ def build_run(ctx: DistributedContext, run: Run, signals: StopSignals, watchdog:
         tracker.start({**asdict(config), **asdict(run.hyp)}, progress.epoch + 1)
         description = _describe(run, spec, model, step.optimizer.name, pretrained, fingerprint)
         evaluator = build_evaluator(ctx, step, val_loader)
-        stops = StopCoordinator(ctx, signals, config)
-        state = RunState(ctx, run, step, progress, steps_per_epoch=plan.steps, request_end=stops.request_end)
-        callbacks = Callbacks(hooks, state, ctx, stops, last=run.folder / "last.pt")
+        checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period)
+        callbacks = Callbacks(hooks, RunState(ctx, run, step, progress, steps_per_epoch=plan.steps))
         with plot_run(ctx, run, tracker, step.ema.module, train_loader, val_loader, evaluator, fitness) as on_epoch_end:
-            trainer = Trainer(
-                ctx,
-                run,
-                take_step=step,
-                plan=plan,
-                train_loader=train_loader,
-                validate=partial(evaluator.run, loader=val_loader),
-                fitness=fitness,
-                checkpointer=Checkpointer(run.folder, ctx=ctx, description=description, period=config.save_period),
-                stops=stops,
-                watchdog=watchdog,
-                tracker=tracker,
-                progress=progress,
-                callbacks=callbacks,
-                on_epoch_end=on_epoch_end,
-            )
+            control = RunControl(ctx, run, progress, checkpointer, callbacks, watchdog)  # its clock starts here
+            validate = partial(evaluator.run, loader=val_loader)
+            trainer = Trainer(control, step, train_loader, validate, fitness, tracker, on_epoch_end)
             yield trainer
         tracker.finish(run.folder)
         callbacks.ended()
@@ -221,12 +207,6 @@ def build_evaluator(ctx: DistributedContext, step: TrainStep, val_loader: Valida
     )
 
 
-def _warn_of_idle_settings(ctx: DistributedContext, run: Run, model: Detector) -> None:
-    if ctx.is_main:
-        for line in (*idle_settings(ctx, run.config, run.hyp), *idle_on_head(model.head, run.config, run.hyp)):
-            get_logger().warning("%s", line)
-
-
 def _log_plan(run: Run, step: TrainStep, plan: StepPlan) -> None:
     """Logs the optimizer and its rates with the reasons for them, and what a step is."""
     config, hyp, optimizer = run.config, run.hyp, step.optimizer
@@ -258,7 +238,7 @@ def _restore(
     continues."""
     if run.checkpoint is None:
         return Progress()
-    run.checkpoint.restore(ctx=ctx, model=step.model, ema=step.ema, optimizer=step.optimizer, scaler=step.scaler)
+    run.checkpoint.restore(ctx, step)
     progress, lines = resumed_position(
         run.checkpoint,
         fingerprint=fingerprint,

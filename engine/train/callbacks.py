@@ -23,13 +23,11 @@ import torch
 
 from engine.checkpoint.checkpoint import Progress
 from engine.checkpoint.run import Run
-from engine.train.control import StopCoordinator
 from engine.train.step import TrainStep
 from models.detector import Detector
 from utils.config.yaml_files import suggestion
-from utils.distributed.collectives import broadcast_object, max_over_ranks
 from utils.distributed.context import DistributedContext
-from utils.errors import PeerFailure, Stopped, UserError
+from utils.errors import UserError
 from utils.files.checked_open import open_direct
 from utils.logger import get_logger
 
@@ -38,8 +36,8 @@ Hook = Callable[["RunState"], None]
 
 
 class RunState:
-    """What a hook receives. Reading an attribute never waits for the device. Changing one changes nothing, except the
-    weights of ``model``, which are those that are validated and saved.
+    """What a hook receives. Reading an attribute never waits for the device, and setting one does not change the run;
+    but ``model`` is the run's own, so what a hook does to its weights is validated and saved.
 
     Attributes:
         folder: of the run.
@@ -52,21 +50,14 @@ class RunState:
     """
 
     def __init__(
-        self,
-        ctx: DistributedContext,
-        run: Run,
-        step: TrainStep,
-        progress: Progress,
-        *,
-        steps_per_epoch: int,
-        request_end: Callable[[], None],
+        self, ctx: DistributedContext, run: Run, step: TrainStep, progress: Progress, *, steps_per_epoch: int
     ) -> None:
         self.folder: Path = run.folder
         self.settings: dict[str, Any] = {**asdict(run.config), **asdict(run.hyp)}
         self.rank, self.world_size, self.is_main = ctx.rank, ctx.world_size, ctx.is_main
         self.epochs, self.steps_per_epoch = run.config.epochs, steps_per_epoch
         self.metrics: dict[str, float] = {}
-        self._step, self._progress, self._request_end = step, progress, request_end
+        self._step, self._progress, self._stop_requested = step, progress, False
 
     @property
     def epoch(self) -> int:
@@ -91,7 +82,7 @@ class RunState:
     def stop(self) -> None:
         """Ends the run, on all ranks after the same step: at most two steps later, or when the epoch ends. Everything
         is saved, so that ``--resume`` continues. A request of any rank is enough."""
-        self._request_end()
+        self._stop_requested = True
 
 
 def load_hooks(source: str) -> dict[str, Hook]:
@@ -102,64 +93,44 @@ def load_hooks(source: str) -> dict[str, Hook]:
     """
     if not source:
         return {}
-    flag = f"--callbacks {source}"
-    name, _, attribute = source.partition(":")
+    flag, (name, _, attribute) = f"--callbacks {source}", source.partition(":")
     if not name or not attribute:
         raise UserError(f"{flag}: must be MODULE:OBJECT, such as hooks:Hooks for the class Hooks of hooks.py")
-    module = _import(name, flag)
-    try:
-        found = getattr(module, attribute)
-    except AttributeError:
-        public = [n for n in vars(module) if not n.startswith("_")]
-        where = getattr(module, "__file__", None) or name
-        raise UserError(f"{flag}: {where} has no '{attribute}'{suggestion(attribute, public)}") from None
-    if isinstance(found, type):
-        try:
-            with _contained(f"{flag}: {attribute}()"):
-                found = found()
-        except (Exception, SystemExit) as error:
-            raise UserError(f"{flag}: {attribute}() failed: {_place(error, module)}") from None
-    return _hooks_of(found, flag)
-
-
-def _import(name: str, flag: str) -> ModuleType:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # for good: hooks may import later
     try:
         with _contained(f"{flag}: its import"):
-            return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(error.name + ".")):
-            hint = "; name the module without .py" if name.endswith(".py") or "/" in name else ""
-            raise UserError(
-                f"{flag}: there is no module '{error.name}' in {os.getcwd()} or on PYTHONPATH{hint}"
-            ) from None
-        raise UserError(f"{flag}: cannot be imported: {_place(error)}") from None
+            module = importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        raise UserError(f"{flag}: cannot be imported: {_place(error)}") from None
-
-
-def _hooks_of(found: object, flag: str) -> dict[str, Hook]:
-    known = ", ".join(HOOKS)
-    if inspect.isroutine(found):
-        found = SimpleNamespace(**{found.__name__: found})
-    names = [name for name in dir(found) if name.startswith("on_")]
-    for name in names:
-        if name not in HOOKS:
-            raise UserError(f"{flag}: '{name}' is no hook{suggestion(name, HOOKS)}; hooks are {known}")
-    if not names:
-        raise UserError(f"{flag}: has no hook; hooks are {known}")
+        absent = error.name if isinstance(error, ModuleNotFoundError) else None
+        if not absent or not f"{name}.".startswith(f"{absent}."):
+            raise UserError(f"{flag}: cannot be imported: {_place(error)}") from None
+        hint = "; name the module without .py" if name.endswith(".py") or "/" in name else ""
+        raise UserError(f"{flag}: there is no module '{absent}' in {os.getcwd()} or on PYTHONPATH{hint}") from None
+    if not hasattr(module, attribute):
+        hint = suggestion(attribute, [n for n in vars(module) if not n.startswith("_")])
+        raise UserError(f"{flag}: {getattr(module, '__file__', None) or name} has no '{attribute}'{hint}")
+    found = getattr(module, attribute)
+    what = f"{attribute}()" if isinstance(found, type) else attribute
     try:
-        hooks = {name: getattr(found, name) for name in names}
+        with _contained(f"{flag}: {what}"):
+            found = found() if isinstance(found, type) else found
+            found = SimpleNamespace(**{found.__name__: found}) if inspect.isroutine(found) else found
+            hooks = {n: getattr(found, n) for n in dir(found) if n.startswith("on_")}
     except (Exception, SystemExit) as error:
-        raise UserError(f"{flag}: {_place(error)}") from None
+        raise UserError(f"{flag}: {what} failed: {_place(error, module)}") from None
     for name, hook in hooks.items():
+        if name not in HOOKS:
+            hint = suggestion(name, HOOKS)
+            raise UserError(f"{flag}: '{name}' is not a hook{hint}; hooks are {', '.join(HOOKS)}")
         if inspect.iscoroutinefunction(hook) or inspect.isgeneratorfunction(hook) or inspect.isasyncgenfunction(hook):
             raise UserError(f"{flag}: {name} must be a plain function; an async one or a generator would never run")
         try:
             inspect.signature(hook).bind(None)
         except (TypeError, ValueError):
             raise UserError(f"{flag}: {name} must be a function of one argument, the run") from None
+    if not hooks:
+        raise UserError(f"{flag}: has no hook; hooks are {', '.join(HOOKS)}")
     return hooks
 
 
@@ -208,16 +179,13 @@ _STATE: tuple[tuple[Callable[[], Any], Callable[[Any], object], str], ...] = (
 def _end_child(error: BaseException | None) -> NoReturn:
     """Ends a forked process with the status that Python would give it, but without the clean-up on the way: the run,
     its files and its process group belong to the parent."""
-    code = 0
-    if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if code != error.code and code:
-            print(error.code, file=sys.stderr)
-    elif error is not None:
-        code = 1
-        traceback.print_exception(error)
+    status = error.code if isinstance(error, SystemExit) else error  # None, a number, or what is printed
+    if isinstance(status, BaseException):
+        traceback.print_exception(status)
+    elif status is not None and not isinstance(status, int):
+        print(status, file=sys.stderr)
     sys.stdout.flush()
-    os._exit(code & 0xFF)
+    os._exit(status & 0xFF if isinstance(status, int) else int(status is not None))
 
 
 def _place(error: BaseException, module: ModuleType | None = None) -> str:
@@ -230,70 +198,43 @@ def _place(error: BaseException, module: ModuleType | None = None) -> str:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
     hidden = ("<frozen", __file__)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(hidden)]
-    own = [frame for frame in frames if module is not None and frame.filename == getattr(module, "__file__", None)]
-    return "".join(f"{frame.filename}:{frame.lineno}: " for frame in (own or frames)[-1:]) + what
+    inside = [frame for frame in frames if module is not None and frame.filename == getattr(module, "__file__", None)]
+    return "".join(f"{frame.filename}:{frame.lineno}: " for frame in (inside or frames)[-1:]) + what
 
 
 class Callbacks:
-    """Calls the hooks of a run on this rank, and ends the run when one asks for it or raises. Every rank has one and
-    makes the same calls; without hooks they do nothing."""
+    """Calls the hooks of a run on this rank. Once one has raised, none is called any more.
 
-    def __init__(
-        self, hooks: dict[str, Hook], state: RunState, ctx: DistributedContext, stops: StopCoordinator, last: Path
-    ) -> None:
-        self._hooks, self.state, self._ctx, self._stops, self._last = hooks, state, ctx, stops, last
+    Attributes:
+        failure: a line about the hook that has raised; empty: none has. The other ranks do not know of it.
+    """
+
+    def __init__(self, hooks: dict[str, Hook], state: RunState) -> None:
+        self.hooks, self.state, self.failure = hooks, state, ""
         self._flag = f"--callbacks {state.settings['callbacks']}"  # a hook may change its copy of the settings
-        self._failure: str | None = None
 
-    def set_epochs(self, epochs: int) -> None:
-        """Tells the hooks another number of epochs of the whole run."""
-        self.state.epochs = epochs
-
-    def started(self) -> bool:
-        """Before the first step. Returns whether the run ends, on all ranks the same."""
-        self._call("on_start")
-        return self._ends()
-
-    def step_taken(self) -> None:
-        """After each step. A request to end goes with the next step's flags."""
-        self._call("on_step")
-
-    def epoch_ended(self, row: dict[str, float]) -> bool:
-        """After validation and saving. ``row``: of results.csv, complete on rank 0. Returns whether the run ends, on
-        all ranks the same."""
-        if self._hooks:
-            self.state.metrics = broadcast_object(self._ctx, row)
-        self._call("on_epoch")
-        return self._ends()
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a hook of this rank asks to end the run, or has raised."""
+        return self.state._stop_requested or bool(self.failure)
 
     def ended(self) -> None:
         """After the last epoch, with all files written, or when a hook has ended the run; not after a signal."""
-        self._call("on_end")
-        if self._failure:
-            raise UserError(self._failure)
+        self.call("on_end")
+        if self.failure:
+            raise UserError(self.failure)
 
-    def raise_failure(self) -> None:
-        """Once everything is saved: raises UserError on ranks where a hook has failed, PeerFailure on others."""
-        if max_over_ranks(self._ctx, int(self._failure is not None)):
-            raise UserError(self._failure) if self._failure else PeerFailure("a callback failed on another rank")
-
-    def _ends(self) -> bool:
-        return bool(self._hooks) and self._stops.agree_to_end()
-
-    def _call(self, name: str) -> None:
-        hook = self._hooks.get(name)
-        if hook is None or self._failure is not None:
+    def call(self, name: str) -> None:
+        hook = self.hooks.get(name)
+        if hook is None or self.failure:
             return
         try:
             with _contained(f"{self._flag}: {name}"):
                 hook(self.state)
-        except Stopped:  # a second Ctrl-C
-            raise
         except (Exception, SystemExit) as error:
             self._note_failure(name, hook, error)
 
     def _note_failure(self, name: str, hook: Hook, error: BaseException) -> None:
-        """The other ranks know nothing of it yet: this one goes on until all end together."""
         log = self.state.folder / "train.log"
         try:
             with open(log, "a", encoding="utf-8", errors="backslashreplace", opener=open_direct) as file:
@@ -302,7 +243,6 @@ class Callbacks:
             get_logger().warning("%s: cannot be written (%s)", log, refused.strerror or refused)
         module = sys.modules.get(getattr(hook, "__module__", None) or "")
         where = f"{self._flag}: {name} failed: {_place(error, module)}"
-        self._failure = f"{where}; the traceback is in {log}"
+        self.failure = f"{where}; the traceback is in {log}"
         if name != "on_end":
-            self._failure += f"; when it is mended, continue with: --resume {self._last}"
-        self._stops.request_end()
+            self.failure += f"; when it is fixed, continue with: --resume {self.state.folder / 'last.pt'}"

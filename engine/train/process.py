@@ -5,8 +5,9 @@ It sets up the log, threads and kernels, and checks that all processes agree.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 
 from engine.checkpoint.run import Run, claim_folder
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
-from utils.config.settings import TrainConfig, ValConfig, changed_settings
+from models.heads.base import DetectionHead
+from utils.config.settings import TrainConfig, ValConfig, changed_settings, closing_epochs
 from utils.distributed.agreement import check_agreement, product_version
 from utils.distributed.context import DistributedContext
 from utils.files.checked_open import open_direct
@@ -29,15 +31,14 @@ from utils.strings import counted
 MAY_DIFFER = frozenset(
     ("device", "workers", "stage", "cache_dir", "offline", "spawn", "local_rank", "local_world_size")
 )
-# Their values are compared, not where they come from.
-_SOURCES_OF_HYPERPARAMETERS = frozenset(("hyp", "override"))
+# Of hyper-parameters: their values are compared, not where they come from.
+_SOURCES = frozenset(("hyp", "override"))
 
 
 def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -> None:
     """Raises UserError on all processes when their flags, code or torch differ. Called before anything is opened."""
-    settings = _without(asdict(config), MAY_DIFFER | _SOURCES_OF_HYPERPARAMETERS)
     facts = {"the code": product_version(), "torch": torch.__version__, "the device's type": ctx.device.type}
-    facts |= {f"--{name.replace('_', '-')}": value for name, value in settings.items()}
+    facts |= {f"--{name.replace('_', '-')}": value for name, value in _compared(config).items()}
     facts["--stage"] = "given" if config.stage else "not given"
     check_agreement(ctx, "start", facts)
 
@@ -45,8 +46,7 @@ def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -
 def check_same_run(ctx: DistributedContext, run: Run) -> None:
     """Raises UserError on all processes when their settings or hyper-parameters, or the progress of the checkpoint that
     they resume from, differ."""
-    settings = _without(asdict(run.config), MAY_DIFFER | _SOURCES_OF_HYPERPARAMETERS)
-    facts: dict[str, object] = {f"setting {name}": value for name, value in settings.items()}
+    facts: dict[str, object] = {f"setting {name}": value for name, value in _compared(run.config).items()}
     facts |= {f"hyper-parameter {name}": value for name, value in asdict(run.hyp).items()}
     facts["the checkpoint's progress"] = asdict(run.checkpoint.progress) if run.checkpoint else "none"
     check_agreement(ctx, "run", facts)
@@ -61,8 +61,8 @@ def check_same_model(ctx: DistributedContext, model: nn.Module, from_files: Iter
     check_agreement(ctx, "model", facts)
 
 
-def _without(settings: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name not in names}
+def _compared(config: TrainConfig | ValConfig) -> dict[str, Any]:
+    return {name: value for name, value in asdict(config).items() if name not in MAY_DIFFER | _SOURCES}
 
 
 def _checksum(tensor: Tensor) -> int:
@@ -89,6 +89,63 @@ def prepare_process(ctx: DistributedContext, run: Run) -> None:
     log.info("settings: %s; hyper-parameters: %s", *lists)
 
 
+def unused_settings(ctx: DistributedContext, run: Run, head: DetectionHead) -> list[str]:
+    """A line for each setting that is given and has no effect in this run, for the log."""
+    config, hyp, ranks = run.config, run.hyp, ctx.world_size
+    given = {item.partition("=")[0].strip() for item in config.override}
+    length, batch = counted(config.epochs, "epoch"), counted(config.batch_size, "image")
+    epochs = math.inf if config.time else config.epochs
+    nominal = round(config.nominal_batch / config.batch_size)
+    mixes = not config.rect and (hyp.mosaic > 0 or hyp.mixup > 0)
+    group, virtual = config.sync_bn_group, config.virtual_ranks
+    rules: list[tuple[str, bool, str]] = [  # a setting, whether it has no effect, and why; the first rule that holds
+        *((name, True, "the model's loss does not use it") for name in sorted(head.unused_hyperparameters)),
+        ("lr_mult", not config.weights, "without --weights"),
+        ("warmup_momentum", hyp.warmup_epochs == 0, "warmup_epochs is 0"),
+        ("warmup_bias_lr", hyp.warmup_epochs == 0, "warmup_epochs is 0"),
+        ("mosaic", config.rect and hyp.mosaic > 0, "--rect leaves mosaic and mixup out"),
+        ("mixup", config.rect and hyp.mixup > 0, "--rect leaves mosaic and mixup out"),
+        ("mosaic_block", not mixes, "no image is made of several"),
+        ("close_mosaic", not mixes and not head.refines, "there is no mosaic or mixup"),
+        ("close_scale", hyp.scale == 0, "scale is 0"),
+        ("multi_scale_range", not config.multi_scale, "without --multi-scale"),
+        ("spawn", config.spawn == 1, "one process trains anyway"),
+        ("sync_bn", ranks == 1, "one process sees the whole batch"),
+        ("sync_bn", 0 < group < ranks, f"--sync-bn-group {group} says over which processes"),
+        ("sync_bn_group", ranks == 1, "one process sees the whole batch"),
+        ("sync_bn_group", group == 1, "each process has its own statistics anyway"),
+        ("zero", ranks == 1, "one process holds the whole state of the optimizer"),
+        ("virtual_ranks", virtual == ranks == 1, "one process processes whole batches anyway"),
+        ("virtual_ranks", virtual == ranks and config.deterministic, "--deterministic cuts batches by process anyway"),
+        ("accumulate", config.accumulate < nominal, f"--nominal-batch {config.nominal_batch} makes it {nominal}"),
+        ("nominal_batch", nominal <= 1 == config.accumulate, f"a batch has {batch} already"),
+        ("nominal_batch", nominal <= config.accumulate, f"--accumulate {config.accumulate} is as much or more"),
+        ("cos_lr", hyp.lrf == 1, "lrf 1 keeps the learning rate where it is"),
+        ("patience", config.patience >= epochs, f"the run has {length}"),
+        ("patience", config.val_every == 0, "--val-every 0 validates after the last epoch only"),
+        ("min_gain", not config.patience, "without --patience"),
+        ("save_period", config.save_period > epochs, f"the run has {length}"),
+        ("noautoanchor", head.anchors is None, "the model has no anchors"),
+        ("tracker_weights", not config.tracker, "without --tracker"),
+    ]
+    shown = {name: f"--set {name}" for name in given}
+    for name, value in changed_settings(config).items():
+        shown[name] = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+    reasons = {name: why for name, is_unused, why in reversed(rules) if is_unused and name in shown}
+    lines = [
+        f"{shown[name]} does nothing{' ' if why.startswith('without ') else ': '}{why}" for name, why in reasons.items()
+    ]
+    closing = closing_epochs(hyp.close_mosaic, config.epochs)
+    if mixes and epochs <= closing:
+        lines.append(f"mosaic and mixup do nothing: close_mosaic is {closing} and the run has {length}")
+    if "warmup_epochs" in given and hyp.warmup_epochs > epochs / 4:
+        lines.append(
+            f"--set warmup_epochs={hyp.warmup_epochs:g} is cut: the warm-up takes at most a quarter of the run, here "
+            f"{epochs / 4:g} epochs"
+        )
+    return lines
+
+
 @contextmanager
 def open_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
     """`claim_folder`, with the effective settings and the log, from its first line on, in the folder. Every rank enters
@@ -96,7 +153,8 @@ def open_folder(ctx: DistributedContext, run: Run) -> Iterator[Run]:
     with claim_folder(ctx, run) as run:
         if ctx.is_main:
             continue_in_file(run.folder / "train.log", open_direct)
-            write_whole(run.folder / "settings.yaml", yaml.safe_dump(_settings(run), sort_keys=False))
+            settings = {"config": asdict(run.config), "hyp": asdict(run.hyp)}
+            write_whole(run.folder / "settings.yaml", yaml.safe_dump(settings, sort_keys=False))
         get_logger().info("run folder %s (settings.yaml: all settings)", run.folder)
         yield run
 
@@ -109,7 +167,3 @@ def _choose_kernels(ctx: DistributedContext, config: TrainConfig) -> None:
         torch.backends.cudnn.benchmark = False
     elif ctx.device.type == "cuda":
         torch.backends.cudnn.benchmark = not (config.multi_scale or config.rect)
-
-
-def _settings(run: Run) -> dict[str, dict[str, Any]]:
-    return {"config": asdict(run.config), "hyp": asdict(run.hyp)}

@@ -6,29 +6,21 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NoReturn
+from functools import partial
 
 import numpy as np
 
 from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
-from engine.checkpoint.checkpoint import Progress
-from engine.checkpoint.checkpointer import Checkpointer
-from engine.checkpoint.run import Run
 from engine.evaluation.fitness import Fitness
-from engine.optim.schedule import StepPlan, build_schedule, epochs_in_time
+from engine.optim.schedule import build_schedule, step_plan
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.report.progress_bar import EpochBar, log_start_time
 from engine.report.trackers import Tracker
-from engine.train.callbacks import Callbacks
-from engine.train.control import StopCoordinator
-from engine.train.step import NO_FLAGS, StepFlags, StepValues, TrainStep
-from engine.train.watchdog import Watchdog
+from engine.train.control import Action, RunControl
+from engine.train.step import NO_FLAGS, StepFlags, TrainStep
 from utils.config.settings import closing_epochs
-from utils.distributed.collectives import broadcast_object, max_over_ranks
-from utils.distributed.context import DistributedContext
-from utils.errors import Stopped, UserError, one_line
-from utils.files.checked_open import open_direct
+from utils.distributed.collectives import broadcast_object
 from utils.strings import counted
 from utils.structures import Batch, EvalResult
 
@@ -39,86 +31,60 @@ Validate = Callable[..., EvalResult | None]
 
 
 class Trainer:
-    """Trains the remaining epochs of a run. Every rank has one and makes the same calls; parts that act on rank 0 alone
-    do nothing on the others.
+    """Trains the remaining epochs of a run. Every rank has one and makes the same calls.
 
     Args:
+        control: decides when to save, validate and end; it knows the run, its position and the other ranks.
         take_step: the optimizer step, with the model, the optimizer and the averaged weights.
-        plan: how the loader's batches become steps.
         train_loader: endless; positioned by `fit`.
         validate: `Evaluator.run` on the validation split.
         fitness: what decides which epoch is the best.
-        watchdog: of this process, entered.
-        progress: the run's position and its best result; updated in place.
-        callbacks: the user's hooks.
         on_epoch_end: called on every rank after each epoch, with its number, the number of all epochs, and its result
             (None on other ranks than 0, and where the epoch was not validated).
     """
 
     def __init__(
         self,
-        ctx: DistributedContext,
-        run: Run,
-        *,
+        control: RunControl,
         take_step: TrainStep,
-        plan: StepPlan,
         train_loader: InfiniteDataLoader,
         validate: Validate,
         fitness: Fitness,
-        checkpointer: Checkpointer,
-        stops: StopCoordinator,
-        watchdog: Watchdog,
         tracker: Tracker,
-        progress: Progress,
-        callbacks: Callbacks,
         on_epoch_end: EpochEnd | None = None,
     ) -> None:
-        self.ctx, self.run, self.config = ctx, run, run.config
-        self.take_step, self.plan = take_step, plan
-        self.schedule = build_schedule(run.hyp, plan, cosine=run.config.cos_lr)
-        self.train_loader, self.validate, self.fitness = train_loader, validate, fitness
-        self.checkpointer, self.tracker, self.progress = checkpointer, tracker, progress
-        self.stops, self.watchdog, self.callbacks = stops, watchdog, callbacks
-        self.on_epoch_end = on_epoch_end
-        self._base_weights = np.array(train_loader.class_weights) if run.config.image_weights else None
-        earlier_s = run.checkpoint.run.get("seconds", 0.0) if run.checkpoint else 0.0
-        self._started = time.monotonic() - earlier_s
+        self.control, self.ctx, self.run, self.progress = control, control.ctx, control.run, control.progress
+        self.take_step, self.train_loader, self.validate, self.fitness = take_step, train_loader, validate, fitness
+        self.tracker, self.on_epoch_end, self.checkpointer = tracker, on_epoch_end, control.checkpointer
+        self._plan_steps()
+        self._base_weights = np.array(train_loader.class_weights) if self.run.config.image_weights else None
         self._first_step_done = False
-        self._is_ended = False  # by a callback
         self._epoch_end_s = 0.0  # seconds that the last validation and save took
         self._speed: dict[str, float] = {}  # of the epoch, as far as this process trained it
 
-    def fit(self) -> None:
-        """Runs the remaining epochs.
+    def _plan_steps(self) -> None:
+        config = replace(self.run.config, epochs=self.control.epochs)
+        self.plan = step_plan(config, len(self.train_loader))  # how the loader's batches become steps
+        self.schedule = build_schedule(self.run.hyp, self.plan, cosine=config.cos_lr)
 
-        Raises `Stopped` when a signal to any rank ended the run early, on every rank after the same step, with
-        everything saved.
-        """
-        loader, last = self.train_loader, self.checkpointer.last
+    def fit(self) -> None:
+        """Runs the remaining epochs. Raises as `RunControl.finish`, on every rank after the same step, with everything
+        saved."""
+        loader, control = self.train_loader, self.control
         self._use_class_weights()
         loader.start_at(self.progress.epoch, self.progress.batch)
-        with self.stops.deferred(), self.watchdog.training(self.run.folder, self.config.stall_minutes * 60):
-            try:
-                if self.run.continues_elsewhere(last):
-                    self._save()
-                self._is_ended = self.callbacks.started()
-                if self._is_ended:
-                    self._save()
-                with Prefetcher(iter(loader), device=self.ctx.device, render=loader.renderer) as batches:
-                    while not self._is_finished():
-                        self._train_epoch(batches)
-                        if self._is_ended:
-                            break
+        with control.training():
+            if self.run.continues_elsewhere(self.checkpointer.last):
+                self._save()
+            self._follow(control.started())
+            with Prefetcher(iter(loader), device=self.ctx.device, render=loader.renderer) as batches:
+                while not control.is_over(self.fitness.name):
+                    self._train_epoch(batches)
+                    if not control.is_stopped:
                         ended = time.monotonic()
                         self._end_epoch()
                         self._epoch_end_s = time.monotonic() - ended
-                self.checkpointer.finish()
-                max_over_ranks(self.ctx, 0)  # no rank returns before everything is written
-                if self._is_ended:
-                    self.callbacks.raise_failure()
-                    log.info("ended by a callback after %s; to train on: --resume %s", self._where(), last)
-            finally:
-                self.checkpointer.wait()
+            control.finish(len(loader))
 
     def log_result(self) -> None:
         progress, done = self.progress, counted(self.progress.epoch, "epoch")
@@ -130,36 +96,21 @@ class Trainer:
             done, self.fitness.name, progress.best_fitness, progress.best_epoch, self.checkpointer.best,
         )  # fmt: skip
 
-    def _is_finished(self) -> bool:
-        progress, patience = self.progress, self.config.patience
-        if self._is_ended or progress.epoch >= self.config.epochs:
-            return True
-        stale = progress.epoch - progress.patience_epoch
-        is_validated = progress.batch == 0 and progress.best_epoch >= 0 and self._validates_after(progress.epoch)
-        if patience and is_validated and stale >= patience:
-            gain = f" by more than {self.config.min_gain:g}" if self.config.min_gain else ""
-            log.info(
-                "no better %s%s in %s (best: epoch %d): stopped early",
-                self.fitness.name, gain, counted(stale, "epoch"), progress.best_epoch,
-            )  # fmt: skip
-            return True
-        return False
-
     def _train_epoch(self, batches: Prefetcher) -> None:
         """Runs the remaining steps of the epoch."""
-        progress, config = self.progress, self.config
-        closing = closing_epochs(self.run.hyp.close_mosaic, config.epochs)
-        self.take_step.criterion.set_refining(progress.epoch >= config.epochs - closing)
+        progress, epochs = self.progress, self.control.epochs
+        closing = closing_epochs(self.run.hyp.close_mosaic, epochs)
+        self.take_step.criterion.set_refining(progress.epoch >= epochs - closing)
         bar = EpochBar(
             self.plan.steps,
             epoch=progress.epoch,
-            epochs=config.epochs,
+            epochs=epochs,
             enabled=self.ctx.is_main,
             done_steps=-(-progress.batch // self.plan.accumulate),
             device=self.ctx.device,
             between_epochs_s=self._epoch_end_s,
         )
-        while progress.batch < len(self.train_loader) and not self._is_ended:
+        while progress.batch < len(self.train_loader) and not self.control.is_stopped:
             self._train_step(batches, bar)
         self._speed = bar.speed()
         bar.close()
@@ -174,106 +125,54 @@ class Trainer:
             self._first_step_done = True
         batches.prefetch(self._batches_of_next_step())
         flags = self._read(leave=0 if self.progress.batch == per_epoch else 1)
-        self.watchdog.beat()
         bar.update(
             self.progress.mean_losses(self.take_step.criterion.names), images=images, data_wait_s=batches.take_wait()
         )
-        self.checkpointer.check()
-        self.callbacks.step_taken()
-        if self.stops.save_is_due(flags, self.progress.updates):
-            flags |= self._read(leave=0)
-            if code := self.stops.exit_code(flags):
-                self._stop(code)
-            self._save()
-            self._is_ended = flags.stop
+        self._follow(self.control.after_step(flags, partial(self._read, leave=0)))
 
     def _take_step(self, micro_batches: list[Batch], first: int) -> int:
         """Steps over micro-batches ``first``... of the epoch. Returns their images over all ranks."""
         progress = self.progress
         self.take_step.optimizer.set_rates(self.schedule, progress.updates)
         counts = [self.train_loader.global_pictures(first + number) for number in range(len(micro_batches))]
-        self.take_step(micro_batches, counts, progress.updates + 1, self.stops.flags())
+        self.take_step(micro_batches, counts, progress.updates + 1, self.control.flags())
         progress.batch += len(micro_batches)
         progress.step += len(micro_batches)
         progress.updates += 1
-        return sum(counts) * self.config.images_per_picture
+        return sum(counts) * self.run.config.images_per_picture
 
     def _batches_of_next_step(self) -> int:
         """How many batches to prefetch: 0 after the last step, and if validation decides which images follow."""
         per_epoch, done, accumulate = len(self.train_loader), self.progress.batch, self.plan.accumulate
         if done < per_epoch:
             return min(accumulate, per_epoch - done)
-        is_known = self.train_loader.class_weights is None and not self.config.time
-        is_known &= self.progress.epoch + 1 < self.config.epochs
+        is_known = self.train_loader.class_weights is None and not self.run.config.time
+        is_known &= self.progress.epoch + 1 < self.control.epochs
         return min(accumulate, per_epoch) if is_known else 0
 
     def _read(self, *, leave: int) -> StepFlags:
         """Reads the values of all steps but the newest ``leave``. Returns what any rank requested with them."""
         flags = NO_FLAGS
         for values in self.take_step.reader.pop(leave=leave):
-            self._check_finite(values)
+            self.control.check_finite(values)
             flags |= values.flags
             if values.finite:
                 self.progress.add_losses(values.losses)
         return flags
 
-    def _check_finite(self, values: StepValues) -> None:
-        """Names the files of a step that was skipped, and ends a run that skips one step after another."""
-        progress = self.progress
-        if values.finite:
-            progress.bad_steps = 0
-            return
-        progress.bad_steps += 1
-        if not values.local_finite:
-            listed = self.run.folder / f"nonfinite_rank{self.ctx.rank}.txt"
-            with open(listed, "a", encoding="utf-8", errors="surrogateescape", opener=open_direct) as file:
-                file.write(one_line(f"epoch {progress.epoch}: {' '.join(values.paths)}") + "\n")
-            log.warning("non-finite loss, step skipped; its files: %s", " ".join(values.paths))
-        elif self.ctx.is_main:
-            log.warning("non-finite gradient (norm %s), step skipped", values.grad_norm)
-        if progress.bad_steps >= self.config.max_bad_steps:
-            self.checkpointer.wait()
-            last = self.checkpointer.last
-            what = f"{last} holds the last good weights: resume" if last.exists() else "No checkpoint yet: start again"
-            raise UserError(
-                f"{counted(progress.bad_steps, 'step')} in a row not finite; stopped. {what} with a lower lr0 "
-                "(--set lr0=...) or with --amp off"
-            )
+    def _follow(self, action: Action) -> None:
+        if action is not Action.CONTINUE:
+            self._save()
 
     def _save(self, *, is_best: bool = False, metrics: dict[str, float] | None = None) -> None:
-        step = self.take_step
-        step.optimizer.consolidate()
-        self.checkpointer.save(
-            model=step.model,
-            ema=step.ema,
-            optimizer=step.optimizer,
-            scaler=step.scaler,
-            progress=self.progress,
-            run={
-                "world_size": self.ctx.world_size,
-                "device": self.ctx.device.type,
-                "seconds": time.monotonic() - self._started,
-                "epoch_batches": len(self.train_loader),
-            },
-            is_best=is_best,
-            metrics=metrics,
-        )
-        self.stops.saved()
-
-    def _stop(self, code: int) -> NoReturn:
-        """Saves and ends the run on every rank, once everything is on the disk."""
-        self.watchdog.stop_agreed()
-        self._save()
-        self.checkpointer.finish()
-        max_over_ranks(self.ctx, 0)
-        log.info("stopped by a signal after %s; continue with: --resume %s", self._where(), self.checkpointer.last)
-        raise Stopped(code)
-
-    def _where(self) -> str:
-        progress = self.progress
-        if not progress.batch:
-            return counted(progress.epoch, "epoch")
-        return f"epoch {progress.epoch + 1}, batch {progress.batch} of {len(self.train_loader)}"
+        run = {
+            "world_size": self.ctx.world_size,
+            "device": self.ctx.device.type,
+            "seconds": self.control.seconds(),
+            "epoch_batches": len(self.train_loader),
+        }
+        self.checkpointer.save(self.take_step, self.progress, run=run, is_best=is_best, metrics=metrics)
+        self.control.saved()
 
     def _end_epoch(self) -> None:
         """After the last step of an epoch: gives all ranks one model, validates, saves, reports.
@@ -285,11 +184,12 @@ class Trainer:
                 average_buffers(model, self.ctx)
                 broadcast_parameters(model, self.ctx)
             progress.joined = True
-        if self.config.time:
-            self._fit_into_time()
-        if self._validates_after(progress.epoch + 1) and self.stops.save_is_due_before_validation():
-            self._save()
+        if self.control.fit_into_time(self._epoch_end_s):
+            self._plan_steps()
+            self.train_loader.set_epochs(self.control.epochs)
         result = self._validate()
+        if self.control.is_stopped:
+            return
         losses = progress.mean_losses(step.criterion.names)
         progress.epoch += 1
         progress.begin_epoch()
@@ -302,42 +202,16 @@ class Trainer:
             log.info("epoch %d: %s", progress.epoch, "  ".join(shown))
         self._save(is_best=is_best, metrics=metrics)
         if self.on_epoch_end is not None:
-            self.on_epoch_end(progress.epoch, self.config.epochs, result)
-        self._is_ended = self.callbacks.epoch_ended(row)
-
-    def _fit_into_time(self) -> None:
-        """Decides before a validation how many epochs the run has, by rank 0's clock."""
-        done, before = self.progress.epoch + 1, self.config.epochs
-        seconds = time.monotonic() - self._started + self._epoch_end_s
-        epochs = broadcast_object(self.ctx, epochs_in_time(done, seconds, self.config.time * 3600))
-        if epochs == before:
-            return
-        log.info("--time %g: %s", self.config.time, counted(epochs, "epoch"))
-        self.config = replace(self.config, epochs=epochs)
-        self.plan = replace(self.plan, total=self.plan.steps * epochs)
-        self.schedule = build_schedule(self.run.hyp, self.plan, cosine=self.config.cos_lr)
-        for part in (self.train_loader, self.checkpointer, self.callbacks):
-            part.set_epochs(epochs)
-
-    def _validates_after(self, epochs_done: int) -> bool:
-        val_every = self.config.val_every
-        return epochs_done == self.config.epochs or (val_every > 0 and epochs_done % val_every == 0)
+            self.on_epoch_end(progress.epoch, self.control.epochs, result)
+        self._follow(self.control.after_epoch(row))
 
     def _validate(self) -> EvalResult | None:
-        """On every rank; rank 0 has the result. None too when no validation is due."""
-        if not self._validates_after(self.progress.epoch + 1):
+        """On every rank; rank 0 has the result. None too when no validation is due, or a signal ends it."""
+        if not self.control.validates_after(self.progress.epoch + 1):
             return None
-        stopped = False
-
-        def should_stop() -> bool:
-            nonlocal stopped
-            self.watchdog.beat()
-            stopped = self.stops.stop_requested()
-            return stopped
-
-        result = self.validate(self.take_step.ema.module, should_stop=should_stop)
-        if code := self.stops.exit_code_after_validation(stopped=stopped):
-            self._stop(code)
+        self._follow(self.control.before_validation())
+        result = self.validate(self.take_step.ema.module, should_stop=self.control.stops_validation)
+        self._follow(self.control.after_validation())
         return result
 
     def _record_result(self, result: EvalResult | None) -> bool:
@@ -349,7 +223,7 @@ class Trainer:
         if found is None:
             return False
         fitness, class_ap, progress.confidence = found
-        is_best = progress.record_fitness(fitness, self.config.min_gain)
+        is_best = progress.record_fitness(fitness, self.run.config.min_gain)
         if self._base_weights is not None:
             progress.class_weights = (self._base_weights * (1 - np.nan_to_num(class_ap)) ** 2).tolist()
             self._use_class_weights()
@@ -364,9 +238,8 @@ class Trainer:
     def _row(self, losses: dict[str, float], metrics: dict[str, float]) -> dict[str, float]:
         optimizer = self.take_step.optimizer
         optimizer.set_rates(self.schedule, self.progress.updates - 1)  # a resumed run may have taken no step
-        seconds = time.monotonic() - self._started
         losses = {f"train/{k}": v for k, v in losses.items()}
-        return {"time": seconds, **losses, **metrics, **optimizer.rates(), **self._speed}
+        return {"time": self.control.seconds(), **losses, **metrics, **optimizer.rates(), **self._speed}
 
     def _metrics(self, result: EvalResult | None) -> dict[str, float]:
         if result is None:

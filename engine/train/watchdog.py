@@ -44,7 +44,7 @@ class Watchdog:
     """
 
     def __init__(self, signals: StopSignals) -> None:
-        self._signals = signals
+        self.signals = signals
         self._ctx: DistributedContext | None = None
         self._stall_s, self._folder = 0.0, Path()
         self._stop_timeout_s = STOP_TIMEOUT_BEFORE_TRAINING_S
@@ -60,8 +60,8 @@ class Watchdog:
 
     def watch_peers(self, ctx: DistributedContext) -> None:
         """Collects the process ids of the other ranks; every rank must call it."""
-        own = this_process()
-        self._peers = {rank: process for rank, process in enumerate(all_objects(ctx, own)) if process != own}
+        local = this_process()
+        self._peers = {rank: process for rank, process in enumerate(all_objects(ctx, local)) if process != local}
         self._ctx = ctx
 
     def __exit__(self, *_: object) -> None:
@@ -101,7 +101,7 @@ class Watchdog:
             if self._stall_s and now - beat > self._stall_s and beat != written_for:
                 written_for = beat
                 self._write_stacks(now - beat)
-            if self._signals.has_come() and signal_at is None:
+            if self.signals.has_come() and signal_at is None:
                 signal_at = now
             if peer_died_at is None:
                 dead = next((rank for rank, process in self._peers.items() if has_died(process)), None)
@@ -110,7 +110,7 @@ class Watchdog:
                 os.kill(os.getpid(), signal.SIGTERM)
             if signal_at is not None and now - max(signal_at, beat) > self._stop_timeout_s:
                 training = self._stop_timeout_s == STOP_TIMEOUT_S
-                self._end("asked to stop, but no step ends; no new checkpoint" if training else "", self._signals.code)
+                self._end("asked to stop, but no step ends; no new checkpoint" if training else "", self.signals.code)
             if peer_died_at is not None and now - max(peer_died_at, beat) > PEER_DEAD_S:
                 self._end(f"process {dead} of {len(self._peers) + 1} has ended", PEER_LOST)
 

@@ -87,7 +87,8 @@ def test_only_the_batches_of_the_next_step_are_fetched(batch, epoch, weights, wa
     trainer = SimpleNamespace(
         train_loader=loader,
         plan=SimpleNamespace(accumulate=3),
-        config=SimpleNamespace(epochs=2, time=0.0),
+        run=SimpleNamespace(config=SimpleNamespace(time=0.0)),
+        control=SimpleNamespace(epochs=2),
         progress=SimpleNamespace(batch=batch, epoch=epoch),
     )
     assert Trainer._batches_of_next_step(trainer) == wanted

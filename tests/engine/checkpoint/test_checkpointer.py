@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,24 +33,20 @@ DESCRIPTION = RunDescription(
 )
 
 
-def parts(wrap=lambda m: m, seed: int = 0) -> dict:
+def parts(wrap=lambda m: m, seed: int = 0) -> SimpleNamespace:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     optimizer = build_optimizer(model, "Muon", lr=0.01, momentum=0.9, weight_decay=0.01)
     model(torch.randn(2, 3, 8, 8)).square().mean().backward()
     optimizer.step()
-    return {
-        "model": wrap(model),
-        "ema": ModelEma(model, decay=0.9, tau=1),
-        "optimizer": optimizer,
-        "scaler": torch.amp.GradScaler("cpu", enabled=False),
-    }
+    ema, scaler = ModelEma(model, decay=0.9, tau=1), torch.amp.GradScaler("cpu", enabled=False)
+    return SimpleNamespace(model=wrap(model), ema=ema, optimizer=optimizer, scaler=scaler)
 
 
-def save(folder: Path, state: dict, **changes) -> Checkpointer:
+def save(folder: Path, state: SimpleNamespace, **changes) -> Checkpointer:
     checkpointer = Checkpointer(folder, ctx=SINGLE, description=DESCRIPTION, period=2)
     options = {"progress": Progress(epoch=2, step=9, updates=9), "is_best": True, "metrics": {"AP": 0.5}}
-    checkpointer.save(**state, **{**options, **changes})
+    checkpointer.save(state, **{**options, **changes})
     checkpointer.finish()
     return checkpointer
 
@@ -63,14 +60,14 @@ def test_a_saved_checkpoint_is_restored(tmp_path, wrap):
     assert not any(key.startswith("module.") for key in content["model"])
     fresh = parts(seed=7)
     checkpoint = Checkpoint.read(tmp_path / "last.pt")
-    checkpoint.load_model(fresh["model"])
-    checkpoint.restore(ctx=SINGLE, **fresh)
+    checkpoint.load_model(fresh.model)
+    checkpoint.restore(SINGLE, fresh)
     assert checkpoint.progress == Progress(epoch=2, step=9, updates=9)
-    bare = state["model"].module if hasattr(state["model"], "module") else state["model"]
+    bare = state.model.module if hasattr(state.model, "module") else state.model
     for key, value in bare.state_dict().items():
-        assert torch.equal(value, fresh["model"].state_dict()[key])
-    saved = state["optimizer"].state_dict()["optimizers"]
-    for ours, theirs in zip(fresh["optimizer"].state_dict()["optimizers"], saved):
+        assert torch.equal(value, fresh.model.state_dict()[key])
+    saved = state.optimizer.state_dict()["optimizers"]
+    for ours, theirs in zip(fresh.optimizer.state_dict()["optimizers"], saved):
         for index, values in theirs["state"].items():
             for key, value in values.items():
                 assert torch.equal(torch.as_tensor(ours["state"][index][key]), torch.as_tensor(value))
@@ -89,15 +86,15 @@ def test_saved_tensors_do_not_follow_training(tmp_path):
     save(tmp_path, state)
     before = read_checkpoint(tmp_path / "last.pt")["model"]["0.weight"]
     with torch.no_grad():
-        state["model"][0].weight.add_(1)
+        state.model[0].weight.add_(1)
     assert torch.equal(read_checkpoint(tmp_path / "last.pt")["model"]["0.weight"], before)
 
 
 def test_a_snapshot_of_a_gpu_pins_memory_once_for_each_type(monkeypatch):
     """900 pinned tensors of their own would take longer than all copies."""
     state = parts()
-    state["model"].to(memory_format=torch.channels_last)
-    value = {"model": state["model"].state_dict(), "optimizer": state["optimizer"].state_dict(), "none": [None, 3]}
+    state.model.to(memory_format=torch.channels_last)
+    value = {"model": state.model.state_dict(), "optimizer": state.optimizer.state_dict(), "none": [None, 3]}
     value["half"] = torch.ones(2, 0, 3, dtype=torch.float16)
     expected = Snapshot(value).content()
     pinned, empty = [], torch.empty
@@ -111,7 +108,7 @@ def test_a_snapshot_of_a_gpu_pins_memory_once_for_each_type(monkeypatch):
     snapshot = Snapshot(value)
     monkeypatch.undo()
     with torch.no_grad():
-        for parameter in state["model"].parameters():
+        for parameter in state.model.parameters():
             parameter.zero_()
     assert sorted(map(str, pinned)) == ["torch.float16", "torch.float32", "torch.int64"]
     for _ in range(2):  # for last.pt and for best.pt
@@ -121,15 +118,15 @@ def test_a_snapshot_of_a_gpu_pins_memory_once_for_each_type(monkeypatch):
 def test_the_state_of_another_optimizer_is_one_line(tmp_path):
     save(tmp_path, parts())
     other = parts()
-    other["optimizer"] = build_optimizer(other["model"], "SGD", lr=0.1, momentum=0.9, weight_decay=0)
+    other.optimizer = build_optimizer(other.model, "SGD", lr=0.1, momentum=0.9, weight_decay=0)
     with pytest.raises(UserError, match="does not fit this run"):
-        Checkpoint.read(tmp_path / "last.pt").restore(ctx=SINGLE, **other)
+        Checkpoint.read(tmp_path / "last.pt").restore(SINGLE, other)
 
 
 def test_other_ranks_write_nothing(tmp_path):
     ctx = DistributedContext(1, 1, 2, 2, 0, torch.device("cpu"), "gloo", (torch.device("cpu"),))
     checkpointer = Checkpointer(tmp_path, ctx=ctx, description=DESCRIPTION)
-    checkpointer.save(**parts(), progress=Progress(), is_best=True)
+    checkpointer.save(parts(), Progress(), is_best=True)
     checkpointer.finish()
     assert not list(tmp_path.iterdir())
 
@@ -139,7 +136,7 @@ def test_a_non_finite_average_is_not_saved(tmp_path):
     save(tmp_path, state)
     kept = (tmp_path / "last.pt").read_bytes()
     with torch.no_grad():
-        state["ema"].module[0].weight.fill_(float("nan"))
+        state.ema.module[0].weight.fill_(float("nan"))
     with pytest.raises(UserError, match="not finite"):
         save(tmp_path, state)
     assert (tmp_path / "last.pt").read_bytes() == kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -192,7 +193,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("user_broken:x", "user_broken.py:2: SyntaxError"),
         ("user_lacks:x", "user_lacks.py:2: ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
         ("user_raises:x", "user_raises.py:2: SystemExit: 3"),
-        ("user_hooks:Typo", "'on_epoch_end' is no hook (did you mean 'on_epoch'?)"),
+        ("user_hooks:Typo", "'on_epoch_end' is not a hook (did you mean 'on_epoch'?)"),
         ("user_hooks:Narrow", "on_step must be a function of one argument, the run"),
         ("user_hooks:Refuses", "user_hooks.py:LINE: ValueError: no"),
         ("user_hooks:Needs", "Needs() failed: TypeError: "),
@@ -290,6 +291,15 @@ def test_what_the_import_of_hooks_changes_is_undone(folder, caplog, monkeypatch)
     assert load_hooks("user_moves:Watch")
     assert Path.cwd() == folder
     assert f"--callbacks user_moves:Watch: its import has changed the working folder ({folder}, now /)" in caplog.text
+
+
+def test_a_signal_during_the_import_of_hooks_is_not_their_error(folder):
+    (folder / "user_slow.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    command = [python(), str(ROOT / "train.py"), *SMALL, "--callbacks", "user_slow:Watch"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGTERM)
+        assert (process.communicate(timeout=60)[1], process.returncode) == ("", 75)
 
 
 @pytest.mark.parametrize("status", [pytest.param(3, marks=pytest.mark.slow), 0])

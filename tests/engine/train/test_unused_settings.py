@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import train
-from engine.train.idle_settings import idle_on_head, idle_settings
+from engine.checkpoint.run import Run
+from engine.train.process import unused_settings
 from models.heads.anchor import AnchorHead
 from models.heads.anchor_free import AnchorFreeHead
+from models.heads.base import DetectionHead
 from models.heads.yolox import YOLOXHead
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
@@ -19,12 +22,18 @@ from utils.distributed.context import DistributedContext
 from utils.entrypoint import run_main
 
 ONE = DistributedContext.single()
+LEVELS = ((8, 8), (8, 16), 2)
 FOUR = replace(ONE, world_size=4, local_rank=0, local_world_size=4)
 
 
 def lines(ctx: DistributedContext, *override: str, **settings) -> list[str]:
+    return lines_with(YOLOXHead(*LEVELS, 8), ctx, *override, **settings)  # its loss changes in the last epochs
+
+
+def lines_with(head: DetectionHead, ctx: DistributedContext, *override: str, **settings) -> list[str]:
     config = TrainConfig(override=list(override), **settings)
-    return idle_settings(ctx, config, with_overrides(Hyperparameters(), override))
+    run = Run(Path(), config, with_overrides(Hyperparameters(), override), None, [])
+    return unused_settings(ctx, run, head)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +41,7 @@ def lines(ctx: DistributedContext, *override: str, **settings) -> list[str]:
     [
         (ONE, {"zero": True}, "--zero does nothing"),
         (ONE, {"sync_bn": True}, "--sync-bn does nothing: one process"),
-        (ONE, {"sync_bn_group": 1}, "--sync-bn does nothing: one process"),
+        (ONE, {"sync_bn_group": 1}, "--sync-bn-group 1 does nothing: one process"),
         (ONE, {"virtual_ranks": 1}, "--virtual-ranks 1 does nothing"),
         (ONE, {"spawn": 1}, "--spawn 1 does nothing"),
         (FOUR, {"sync_bn_group": 1}, "--sync-bn-group 1 does nothing"),
@@ -44,9 +53,11 @@ def lines(ctx: DistributedContext, *override: str, **settings) -> list[str]:
         (ONE, {"save_period": 200}, "--save-period 200 does nothing"),
         (ONE, {"patience": 100}, "--patience 100 does nothing: the run has 100 epochs"),
         (ONE, {"patience": 9, "val_every": 0}, "--patience 9 does nothing: --val-every 0"),
+        (ONE, {"min_gain": 0.01}, "--min-gain 0.01 does nothing without --patience"),
+        (ONE, {"tracker_weights": True}, "--tracker-weights does nothing without --tracker"),
     ],
 )
-def test_each_idle_setting_gets_one_line(ctx, settings, line):
+def test_each_unused_setting_gets_one_line(ctx, settings, line):
     (said,) = lines(ctx, **settings)
     assert said.startswith(line)
 
@@ -96,34 +107,29 @@ def test_settings_with_an_effect_get_no_line(ctx, settings):
 
 
 def test_settings_that_a_head_does_not_read_get_one_line():
-    config, hyp = TrainConfig(noautoanchor=True, override=["obj=2", "anchor_t=3", "box=5"]), Hyperparameters()
-    levels = ((8, 8), (8, 16), 2)
-    anchors = AnchorHead(*levels, 3)
-    assert len(idle_on_head(AnchorFreeHead(*levels), config, hyp)) == 3
-    assert idle_on_head(anchors, config, hyp) == []
-    assert idle_on_head(YOLOXHead(*levels, 8), config, hyp) == [
+    anchors, given = AnchorHead(*LEVELS, 3), ("obj=2", "anchor_t=3", "box=5")
+    assert len(lines_with(AnchorFreeHead(*LEVELS), ONE, *given, noautoanchor=True)) == 3
+    assert lines_with(anchors, ONE, *given, noautoanchor=True) == []
+    assert set(lines(ONE, *given, noautoanchor=True)) == {
         "--set anchor_t does nothing: the model's loss does not use it",
         "--noautoanchor does nothing: the model has no anchors",
-    ]
-    dual = TrainConfig(override=["one2one=2", "tal_beta=3"])
-    assert len(idle_on_head(anchors, dual, hyp)) == 2
+    }
+    assert len(lines_with(anchors, ONE, "one2one=2", "tal_beta=3")) == 2
     anchors.add_one_to_one()
-    assert idle_on_head(anchors, dual, hyp) == []
+    assert lines_with(anchors, ONE, "one2one=2", "tal_beta=3") == []
 
 
 @pytest.mark.parametrize(
-    ("override", "rect", "is_idle"),
+    ("override", "rect", "is_unused"),
     [("close_mosaic=5", False, False), ("close_mosaic=5 mosaic=0", False, True), ("close_mosaic=5", True, True)],
 )
-def test_close_mosaic_is_idle_without_mosaics_unless_the_loss_refines(override, rect, is_idle):
-    config = TrainConfig(override=override.split(), rect=rect)
-    hyp, levels = with_overrides(Hyperparameters(), config.override), ((8, 8), (8, 16), 2)
+def test_close_mosaic_is_unused_without_mosaics_unless_the_loss_refines(override, rect, is_unused):
     line = "--set close_mosaic does nothing: there is no mosaic or mixup"
-    assert idle_on_head(AnchorFreeHead(*levels), config, hyp) == [line] * is_idle
-    assert idle_on_head(YOLOXHead(*levels, 8), config, hyp) == []
+    assert lines_with(AnchorFreeHead(*LEVELS), ONE, *override.split(), rect=rect) == [line] * is_unused
+    assert lines(ONE, *override.split(), rect=rect) == []
 
 
-def test_lines_about_idle_settings_are_logged(tmp_path, capsys):
+def test_lines_about_unused_settings_are_logged(tmp_path, capsys):
     data, model = write_dataset(tmp_path / "set", train=4, val=2), write_model(tmp_path / "tiny.yaml")
     given = ["--data", data, "--model", model, *SMALL, "--epochs", "1", "--project", tmp_path, "--zero", "--sync-bn"]
     given += ["--set", "close_mosaic=1"]
