@@ -79,7 +79,7 @@ class LoadImagesAndLabels:
         return image
 
     def _remember(self, i: int, image: np.ndarray) -> None:
-        """Keeps an image for the other pictures of its block. Blocks are in order, so the oldest is removed first."""
+        """Keeps an image for the other samples of its block. Blocks are in order, so the oldest is removed first."""
         self._recent[i] = image
         while len(self._recent) > 2 * self.hyp.mosaic_block:  # an epoch's last block may be almost twice as long
             self._recent.pop(next(iter(self._recent)), None)
