@@ -270,7 +270,7 @@ def _join_pieces(pieces: Iterable[Piece], local: np.ndarray) -> Iterator[tuple[i
         if local[piece.item]:
             continue
         parts.setdefault(piece.item, []).append(bytes(piece.data))
-        if piece.digest:
+        if piece.is_last:
             yield piece.item, b"".join(parts.pop(piece.item))
 
 
