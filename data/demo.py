@@ -119,7 +119,7 @@ def demo_image(split: str, number: int, *, size: int = 320, seed: int = 0) -> tu
     owner = np.full((side, side), -1, np.int16)
     classes: list[int] = []
     areas: list[float] = []  # pixels, including parts outside the image and parts that are hidden
-    for _ in range(min(2 + int(rng.poisson(3.6)), 10)):
+    for _ in range(min(2 + int(rng.poisson(3.8)), 10)):
         kind = int(rng.integers(len(CLASS_NAMES)))
         mask, colors, area = _draw_object(CLASS_NAMES[kind], canvas, rng)
         covered = np.where(mask, np.int16(len(classes)), owner)
