@@ -16,7 +16,7 @@ from engine.parallel import compile as compilation
 from engine.parallel.compile import UNCOMPILED, Compilation, check_compilation, plan_compilation
 from engine.train import step as step_setup
 from models.detector import build_detector
-from tests.engine.test_train_step import make_step, weights_of
+from tests.engine.train.test_step import make_step, weights_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.replayed_memory import replayed_memory
 from tests.helpers.tiny import TINY_MODEL, make_batch

@@ -16,7 +16,7 @@ from torch import nn
 from engine.optim.build import build_optimizer
 from engine.parallel.ddp import DataParallel, bucket_mebibytes, parallelize, unused_parameters
 from engine.train.step import drop_zero_gradients
-from tests.engine.test_train_step import global_batch, make_step, weights_of
+from tests.engine.train.test_step import global_batch, make_step, weights_of
 from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.parallel.virtual_ranks import SubtreeSum, sum_over_processes
-from tests.engine.test_train_step import global_batch, make_step, weights_of
+from tests.engine.train.test_step import global_batch, make_step, weights_of
 from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
 from tests.helpers.same_content import same_content
