@@ -8,7 +8,7 @@ import numpy as np
 
 from data.augment.plan import SamplePlan, draw_plans, plan_labels
 from data.cache.open import ImageCache
-from data.image_io.decode import Complain, read_source, reduced_sizes
+from data.image_io.decode import OnWarning, read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from data.render.opencv import fit_letterbox, letterbox, render_plan
 from data.user_transforms import UserTransforms
@@ -34,7 +34,7 @@ class LoadImagesAndLabels:
         epochs: int = 1,
         rect: bool = False,
         image_cache: ImageCache | None = None,
-        complain: Complain | None = None,
+        on_warning: OnWarning | None = None,
     ) -> None:
         """
         Args:
@@ -46,7 +46,7 @@ class LoadImagesAndLabels:
             epochs: of the whole run, for ``hyp.close_mosaic``.
             rect: canvases fit the images' aspect; disables mosaic and mixup.
             image_cache: of the same index and imgsz.
-            complain: called with the path of a damaged image and the decoder's warning; picklable.
+            on_warning: called with the path of a damaged image and the decoder's warning; picklable.
 
         Raises:
             UserError: a mistake in ``hyp.albumentations``.
@@ -59,7 +59,7 @@ class LoadImagesAndLabels:
         self.epochs = epochs
         self.rect = rect
         self.image_cache = image_cache
-        self.complain = complain
+        self.on_warning = on_warning
         self.source_hw = index.image_hw if imgsz is None else reduced_sizes(index.image_hw, imgsz)
         self._recent: dict[int, np.ndarray] = {}  # source images of the block that is being rendered
         self._transforms = UserTransforms(hyp.albumentations, seed) if augment and hyp.albumentations else None
@@ -73,13 +73,13 @@ class LoadImagesAndLabels:
             return self.image_cache[i]
         image = self._recent.get(i)
         if image is None:
-            image = read_source(self.index.path(i), self.index.image_hw[i], self.source_hw[i], self.complain)
+            image = read_source(self.index.path(i), self.index.image_hw[i], self.source_hw[i], self.on_warning)
             if self.augment and self.hyp.mosaic_block:
                 self._remember(i, image)
         return image
 
     def _remember(self, i: int, image: np.ndarray) -> None:
-        """Keeps an image for the other pictures of its block. Blocks are in order, so the oldest is removed first."""
+        """Keeps an image for the other samples of its block. Blocks are in order, so the oldest is removed first."""
         self._recent[i] = image
         while len(self._recent) > 2 * self.hyp.mosaic_block:  # an epoch's last block may be almost twice as long
             self._recent.pop(next(iter(self._recent)), None)

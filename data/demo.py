@@ -1,6 +1,8 @@
-"""The demo data set, which is rendered on demand. The same arguments give the same bytes.
+"""The demo data set: shapes on noise, rendered on demand. The same arguments give the same bytes.
 
-``python -m data.demo OUT`` writes it to a folder.
+``python -m data.demo OUT`` writes it to a folder. An image is drawn at `SUPERSAMPLE` times its size and reduced by
+averaging. An owner map holds the number of the object that each pixel shows, so a box is the extent of the visible
+part to half a pixel. Colors are RGB.
 """
 
 from __future__ import annotations
@@ -16,16 +18,24 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from data.demo_scene import CLASS_NAMES, render_scene
 from utils.errors import UserError
 from utils.logger import configure_logging, progress
 from utils.machine.resources import available_cores
 from utils.rng import Stream, keyed_generator
 
-VERSION = 2  # increase it when the images change; then older copies are rendered again
+VERSION = 3  # increase it when the images change; then older copies are rendered again
 MARKER = "demo.json"
 YAML_NAME = "data.yaml"
 SPLITS = ("train", "val")
+
+CLASS_NAMES = ("ring", "ball", "star", "pie", "cross", "triangle", "checker")
+HOLES = {"ring": 0.55, "triangle": 0.43}  # as fractions of the shape
+STRIPES = np.arange(5, dtype=np.uint8)[:, None] % 2
+PATTERNS = {"ball": STRIPES, "checker": STRIPES ^ STRIPES.T}  # where the second color is
+SUPERSAMPLE = 2
+SMALLEST, TYPICAL, LARGEST = 10 / 320, 48 / 320, 200 / 320  # extent of an object as a fraction of the image
+MIN_VISIBLE = 0.35  # visible fraction of an object; below this it is left out, or gets no label
+MIN_SIDE = 4.0  # pixels of the final image; narrower visible parts get no label
 
 
 def ensure_demo(root: Path, *, train_images: int = 320, val_images: int = 80, size: int = 320, seed: int = 0) -> Path:
@@ -49,9 +59,14 @@ def ensure_demo(root: Path, *, train_images: int = 320, val_images: int = 80, si
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{root.name}-", dir=root.parent) as scratch:
-            fresh = Path(scratch) / "fresh"
-            _write_set(fresh, wanted)
-            _swap_in(fresh, root, Path(scratch) / "old", wanted)
+            _write_set(Path(scratch) / "fresh", wanted)
+            if root.exists() and not _is_complete(root, wanted):
+                root.rename(Path(scratch) / "old")
+            try:
+                (Path(scratch) / "fresh").rename(root)
+            except OSError:
+                if not _is_complete(root, wanted):  # by another process
+                    raise
     except OSError as error:
         raise UserError(f"{root}: cannot write the demo data set ({error.strerror or error})") from None
     return root / YAML_NAME
@@ -59,26 +74,12 @@ def ensure_demo(root: Path, *, train_images: int = 320, val_images: int = 80, si
 
 def _is_complete(root: Path, wanted: dict[str, int]) -> bool:
     try:
-        found = json.loads((root / MARKER).read_text(encoding="utf-8"))
+        if json.loads((root / MARKER).read_text(encoding="utf-8")) != wanted or not (root / YAML_NAME).is_file():
+            return False
+        folders = [(root / kind / split, wanted[split]) for kind in ("images", "labels") for split in SPLITS]
+        return all(len(os.listdir(folder)) >= count for folder, count in folders)
     except (OSError, ValueError):
         return False
-    if found != wanted or not (root / YAML_NAME).is_file():
-        return False
-    folders = [(root / kind / split, wanted[split]) for kind in ("images", "labels") for split in SPLITS]
-    return all(folder.is_dir() and len(os.listdir(folder)) >= count for folder, count in folders)
-
-
-def _swap_in(fresh: Path, root: Path, old: Path, wanted: dict[str, int]) -> None:
-    """Renames ``fresh`` to ``root``. If two processes do this at the same time, both succeed."""
-    if root.exists():
-        if _is_complete(root, wanted):
-            return
-        root.rename(old)
-    try:
-        fresh.rename(root)
-    except OSError:
-        if not _is_complete(root, wanted):
-            raise
 
 
 def _write_set(folder: Path, wanted: dict[str, int]) -> None:
@@ -96,25 +97,130 @@ def _write_set(folder: Path, wanted: dict[str, int]) -> None:
     (folder / MARKER).write_text(json.dumps(wanted), encoding="utf-8")
 
 
-def demo_image(split: str, number: int, *, size: int = 320, seed: int = 0) -> tuple[np.ndarray, np.ndarray, int]:
-    """Image ``number`` of a split, which depends only on the arguments.
-
-    Returns:
-        image uint8 (size, size, 3) RGB; labels float64 (n, 5) of class, cx, cy, w, h normalized; JPEG quality.
-    """
-    rng = keyed_generator(seed, Stream.DEMO, SPLITS.index(split), number)
-    image, labels = render_scene(rng, size)
-    return image, labels, int(rng.integers(75, 96))
-
-
 def _write_image(folder: Path, wanted: dict[str, int], split: str, number: int) -> None:
-    image, labels, quality = demo_image(split, number, size=wanted["size"], seed=wanted["seed"])
-    ok, encoded = cv2.imencode(".jpg", image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, quality])
+    image, labels = demo_image(split, number, size=wanted["size"], seed=wanted["seed"])
+    ok, encoded = cv2.imencode(".jpg", image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 85])
     if not ok:
         raise OSError("JPEG encoding failed")
     rows = "".join("{:.0f} {:.6f} {:.6f} {:.6f} {:.6f}\n".format(*row) for row in labels)
     (folder / "images" / split / f"{number:05d}.jpg").write_bytes(encoded.tobytes())
     (folder / "labels" / split / f"{number:05d}.txt").write_text(rows, encoding="ascii")
+
+
+def demo_image(split: str, number: int, *, size: int = 320, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Image ``number`` of a split, which depends only on the arguments.
+
+    Returns:
+        image uint8 (size, size, 3) RGB, and labels float64 (n, 5): class, cx, cy, w, h normalized.
+    """
+    rng = keyed_generator(seed, Stream.DEMO, SPLITS.index(split), number)
+    side = size * SUPERSAMPLE
+    canvas = _background(rng, side)
+    owner = np.full((side, side), -1, np.int16)
+    classes: list[int] = []
+    areas: list[float] = []  # pixels, including parts outside the image and parts that are hidden
+    for _ in range(min(2 + int(rng.poisson(3.8)), 10)):
+        kind = int(rng.integers(len(CLASS_NAMES)))
+        mask, colors, area = _draw_object(CLASS_NAMES[kind], canvas, rng)
+        covered = np.where(mask, np.int16(len(classes)), owner)
+        visible = np.bincount(covered[covered >= 0], minlength=len(classes) + 1)
+        if (visible >= MIN_VISIBLE * np.array([*areas, area])).all():
+            canvas[mask], owner = colors, covered
+            classes.append(kind)
+            areas.append(area)
+    for _ in range(int(rng.choice(3, p=[0.55, 0.3, 0.15]))):  # bars in front of everything
+        start, end = rng.integers(0, side, (2, 2)).tolist()
+        width, color = int(side * rng.uniform(0.005, 0.02)) + 1, rng.uniform(15, 240, 3).tolist()
+        cv2.line(canvas, start, end, color, width)
+        cv2.line(owner, start, end, -1, width)
+    image = cv2.resize(canvas, (size, size), interpolation=cv2.INTER_AREA)
+    if rng.random() < 0.3:
+        image = cv2.GaussianBlur(image, (0, 0), rng.uniform(0.4, 1.1))
+    image = (image - 128) * rng.uniform(0.7, 1.15) + 128 + rng.uniform(-25, 25)
+    image += rng.standard_normal(image.shape, np.float32) * rng.uniform(0, 9)
+    return image.round().clip(0, 255).astype(np.uint8), visible_boxes(owner, classes, areas)
+
+
+def _background(rng: np.random.Generator, side: int) -> np.ndarray:
+    """Smooth color noise of several scales with semi-transparent polygons and lines: float32 (side, side, 3)."""
+    canvas = np.full((side, side, 3), rng.uniform(60, 195, 3), np.float32)
+    roughness = rng.uniform(15, 45)
+    for octave in range(1, 8):
+        noise = rng.standard_normal((2**octave, 2**octave, 3), np.float32) * np.float32(roughness)
+        canvas += cv2.resize(noise, (side, side), interpolation=cv2.INTER_LINEAR)
+        roughness *= rng.uniform(0.5, 0.9)
+    for _ in range(int(rng.integers(4, 14))):
+        layer, color = canvas.copy(), rng.uniform(15, 240, 3).tolist()
+        extent = side * np.exp(rng.uniform(np.log(0.02), np.log(0.3)))
+        corners = (rng.uniform(0, side, 2) + rng.uniform(-0.6, 0.6, (5, 2)) * extent).astype(np.int32)
+        if rng.random() < 0.5:
+            cv2.fillConvexPoly(layer, cv2.convexHull(corners), color)
+        else:
+            cv2.polylines(layer, [corners[:3]], False, color, int(rng.integers(2, 10)))
+        cv2.addWeighted(layer, opacity := rng.uniform(0.35, 0.85), canvas, 1 - opacity, 0, dst=canvas)
+    return canvas.clip(0, 255)
+
+
+def _draw_object(name: str, canvas: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
+    """An object at a random place: its pixels, bool (side, side), their colors, float32 (n, 3), and its whole area."""
+    side = len(canvas)
+    radius = side / 2 * np.exp(rng.triangular(np.log(SMALLEST), np.log(TYPICAL), np.log(LARGEST)))
+    turn, squeeze, center = rng.uniform(0, 2 * np.pi), rng.uniform(0.7, 1.0), rng.uniform(0.02, 0.98, (2, 1)) * side
+    rotation = radius * np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
+    to_canvas = np.concatenate([rotation * [1.0, squeeze], center], 1)
+    points = outline(name)
+    contours = [points * scale @ to_canvas[:, :2].T + to_canvas[:, 2] for scale in (1.0, HOLES.get(name, 0.0)) if scale]
+    mask = np.zeros((side, side), np.uint8)
+    cv2.fillPoly(mask, [np.rint((contour - 0.5) * 16).astype(np.int32) for contour in contours], 1, shift=4)
+    pattern = PATTERNS.get(name, np.zeros((1, 1), np.uint8))
+    rows, columns = pattern.shape
+    from_pattern = to_canvas @ [[2 / columns, 0, 1 / columns - 1], [0, 2 / rows, 1 / rows - 1], [0, 0, 1]]
+    has_second = cv2.warpAffine(
+        pattern, from_pattern, (side, side), flags=cv2.INTER_NEAREST, borderMode=cv2.BORDER_REPLICATE
+    )
+    colors = _contrasting(cv2.mean(canvas, mask)[:3], rng)
+    is_inside = mask.astype(bool)
+    area = sum(sign * cv2.contourArea(contour.astype(np.float32)) for sign, contour in zip((1, -1), contours))
+    return is_inside, colors[has_second[is_inside]], area
+
+
+def outline(name: str) -> np.ndarray:
+    """The outline of a class in the square from -1 to 1: float (120, 2)."""
+    angle = np.linspace(0, 2 * np.pi, 120, endpoint=False)
+    x, y = np.cos(angle), np.sin(angle)
+    across, down = np.abs(x) + 1e-9, np.abs(y) + 1e-9
+    tenth = np.pi / 5
+    from_tip = np.abs((angle + tenth) % (2 * tenth) - tenth)
+    radius = {
+        "star": 0.43 * np.sin(tenth) / (np.sin(from_tip) + 0.43 * np.sin(tenth - from_tip)),
+        "pie": np.where(np.abs(angle - np.pi) < 0.7, 0.1, 1.0),
+        "cross": np.maximum(np.minimum(1 / across, 0.3 / down), np.minimum(0.3 / across, 1 / down)),
+        "triangle": 0.5 / np.cos(angle % (2 * np.pi / 3) - np.pi / 3),
+        "checker": 0.9 / np.maximum(across, down),
+    }.get(name, 1.0)
+    return np.stack([radius * x, radius * y], 1)
+
+
+def _contrasting(color: Sequence[float], rng: np.random.Generator) -> np.ndarray:
+    """Two colors float32 (2, 3): the first unlike ``color``, the second unlike the first."""
+    candidates, found = rng.uniform(15, 240, (2, 4, 3)).astype(np.float32), [np.float32(color)]
+    for few in candidates:
+        found.append(few[np.linalg.norm(few - found[-1], axis=1).argmax()])
+    return np.stack(found[1:])
+
+
+def visible_boxes(owner: np.ndarray, classes: Sequence[int], areas: Sequence[float]) -> np.ndarray:
+    """Labels (n, 5) of the objects that are sufficiently visible on the owner map."""
+    side, labels = len(owner), []
+    for number, (kind, area) in enumerate(zip(classes, areas)):
+        visible = owner == number
+        if visible.sum() < max(MIN_VISIBLE * area, 1):
+            continue
+        columns, rows = np.flatnonzero(visible.any(0)), np.flatnonzero(visible.any(1))
+        x0, y0, x1, y1 = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
+        if min(x1 - x0, y1 - y0) >= MIN_SIDE * SUPERSAMPLE:
+            labels.append([kind, (x0 + x1) / 2 / side, (y0 + y1) / 2 / side, (x1 - x0) / side, (y1 - y0) / side])
+    return np.array(labels, np.float64).reshape(-1, 5)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

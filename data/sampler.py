@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 from torch.utils.data.distributed import DistributedSampler
@@ -142,48 +141,30 @@ def image_weights(
     return np.where(has_label, weights, weights[has_label].mean())
 
 
-QUAD_PROBABILITY = 0.5  # of four pictures side by side; otherwise a quad is one picture at twice the size
-
-
-class Cell(NamedTuple):
-    """Where a sample is in its batch: a picture, and a cell of that picture's grid."""
-
-    picture: int
-    row: int
-    column: int
-    grid: tuple[int, int]  # rows and columns; (1, 1): the sample is the whole picture
+QUAD_PROBABILITY = 0.5  # that a quad shows its four samples side by side, not one of them at twice the size
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """The samples of a batch. They fill its pictures one after the other, and the cells of each picture by rows. A
-    sample whose canvas is as large as the batch's is a whole picture."""
+    """The samples of a batch."""
 
     keys: tuple[SampleKey, ...]
-    canvas_hw: tuple[int, int]  # of the pictures
+    canvas_hw: tuple[int, int]
     slot: int | None = None  # of `data.shared_memory`, to render into
     epochs: int | None = None  # of the whole run; None: as the data set knows
 
     @property
-    def pictures(self) -> int:
-        """Number of pictures."""
-        return sum(math.prod(key.canvas_hw) for key in self.keys) // math.prod(self.canvas_hw)
+    def images(self) -> list[range]:
+        """The numbers of each image's samples: of one, or of four whose canvases are smaller than the batch's."""
+        images, start = [], 0
+        while start < len(self.keys):
+            images.append(range(start, start + (1 if self.keys[start].canvas_hw == self.canvas_hw else 4)))
+            start = images[-1].stop
+        return images
 
     def on_canvas(self, canvas_hw: tuple[int, int]) -> BatchRequest:
-        """The same images, each a picture of this height and width."""
+        """The same images on canvases of this height and width."""
         return BatchRequest(tuple(key._replace(canvas_hw=canvas_hw) for key in self.keys), canvas_hw, self.slot)
-
-    def cells(self) -> list[Cell]:
-        """The cell of each key."""
-        cells: list[Cell] = []
-        picture = number = 0
-        for key in self.keys:
-            grid = (self.canvas_hw[0] // key.canvas_hw[0], self.canvas_hw[1] // key.canvas_hw[1])
-            cells.append(Cell(picture, *divmod(number, grid[1]), grid))
-            number += 1
-            if number == math.prod(grid):
-                picture, number = picture + 1, 0
-        return cells
 
 
 class KeyedDistributedSampler(DistributedSampler):
@@ -202,7 +183,7 @@ class KeyedDistributedSampler(DistributedSampler):
         Args:
             order: the epochs' orders, with seed and global batch size.
             rank, world_size: of this process.
-            quad: four samples make one picture of twice the size.
+            quad: four samples make one image of twice the size.
             multi_scale: canvas sizes vary within +- this fraction from batch to batch; 0: never.
         """
         super().__init__(order, num_replicas=world_size, rank=rank, shuffle=True, seed=order.seed)
@@ -218,8 +199,8 @@ class KeyedDistributedSampler(DistributedSampler):
         usable = len(self.order) // 4 * 4 if self.quad else len(self.order)
         return -(-usable // self.order.batch_size)
 
-    def global_pictures(self, batch: int) -> int:
-        """Pictures in global batch ``batch`` of any epoch, over all ranks."""
+    def global_images(self, batch: int) -> int:
+        """Images in global batch ``batch`` of any epoch, over all ranks."""
         size = min(len(self.order) - batch * self.order.batch_size, self.order.batch_size)
         return size // 4 if self.quad else size
 
@@ -231,10 +212,9 @@ class KeyedDistributedSampler(DistributedSampler):
         return -(-order.batch_size // self.num_replicas) * side**2
 
     def __len__(self) -> int:
-        """The number of sample keys of this rank in an epoch."""
-        per_picture = 4 if self.quad else 1
-        bounds = (shard_bounds(self.global_pictures(b), self.rank, self.num_replicas) for b in range(self.num_batches))
-        return sum(end - start for start, end in bounds) * per_picture
+        """The number of images of this rank in an epoch."""
+        bounds = (shard_bounds(self.global_images(b), self.rank, self.num_replicas) for b in range(self.num_batches))
+        return sum(end - start for start, end in bounds)
 
     def __iter__(self) -> Iterator[SampleKey]:
         for request in self.requests(self.epoch):
@@ -249,7 +229,7 @@ class KeyedDistributedSampler(DistributedSampler):
     def _request(self, indices: np.ndarray, epoch: int, batch: int) -> BatchRequest:
         first = batch * self.order.batch_size
         canvas = self._canvas(indices[first : first + self.order.batch_size], epoch, batch)
-        start, end = shard_bounds(self.global_pictures(batch), self.rank, self.num_replicas)
+        start, end = shard_bounds(self.global_images(batch), self.rank, self.num_replicas)
         if self.quad:
             quads = (self._quad(indices, epoch, first + 4 * i, canvas) for i in range(start, end))
             size = (2 * canvas[0], 2 * canvas[1])

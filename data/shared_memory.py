@@ -1,7 +1,7 @@
 """Passes batches from workers to the parent process, in memory that both map.
 
 Torch creates a shared segment for each batch, whose pages the kernel has to find, clear and map, which takes longer
-than rendering a picture. Here the parent assigns each request a slot of one mapping. A slot is free again when the last
+than rendering an image. Here the parent assigns each request a slot of one mapping. A slot is free again when the last
 tensor of its batch is deleted, so a tensor must be kept while a device copies from it (`data.loading.prefetcher`). If
 there is no such memory (it exists only on Linux) or no free slot, new memory is allocated for a batch (`new_pixels`).
 """

@@ -233,11 +233,11 @@ def _read_image(path: Path) -> list[Frame | FileProblem] | None:
         return None
     found: list[Frame | FileProblem] = []
 
-    def complain(name: str, complaint: str) -> None:
-        found.append(FileProblem(name, f"{name}: is damaged ({complaint}); it is used as decoded", False))
+    def on_warning(name: str, warning: str) -> None:
+        found.append(FileProblem(name, f"{name}: is damaged ({warning}); it is used as decoded", False))
 
     try:
-        found.append(Frame(str(path), 0, read_image(path, complain), 0.0, False, 1))
+        found.append(Frame(str(path), 0, read_image(path, on_warning), 0.0, False, 1))
     except UserError as error:
         found.append(FileProblem(str(path), str(error), True))
     return found

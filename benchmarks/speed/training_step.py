@@ -43,7 +43,7 @@ def build_step(
 
     Args:
         device: "cpu" or a CUDA number.
-        compiled_for: pictures of a whole batch, 0 for a step that is not compiled.
+        compiled_for: images of a whole batch, 0 for a step that is not compiled.
         virtual_ranks: as ``--virtual-ranks``.
         replicas: of the model, all on the one device, by DataParallel if there are several.
         ctx: this process among others, in place of ``device``.
@@ -74,7 +74,7 @@ def build_step(
         detector.head.build_loss(hyp).to(ctx.device),
         pretrained={},
         plan=step_plan(config, 100),
-        pictures=compiled_for or config.batch_size,
+        images=compiled_for or config.batch_size,
     )
 
 

@@ -1,8 +1,8 @@
-"""Mosaic and MixUp: which images a picture consists of, and where they are on its canvas.
+"""Mosaic and MixUp: which images a layer consists of, and where they are on its canvas.
 
 Mosaic (Bochkovskiy et al. 2020) pastes four images around a random point of a frame of twice the canvas' size. MixUp
-(Zhang et al. 2018) blends two pictures. All tiles of a batch are computed at once, elementwise, so the result for a
-tile does not depend on the others. Legend: P pictures, T tiles.
+(Zhang et al. 2018) blends two layers. All tiles of a batch are computed at once, elementwise, so the result for a
+tile does not depend on the others. Legend: L layers, T tiles.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Mosaic(Augmentation):
     def members(
         self, u: np.ndarray, keys: Sequence[SampleKey], indices: Sequence[int], combine: np.ndarray, images: int
     ) -> list[list[int]]:
-        """The images of each picture: one, or four.
+        """The images of each layer: one, or four.
 
         Args:
-            u: (P, 6).
-            keys, indices: the sample and the main image of each picture.
-            combine: bool (P,), whether each may be a mosaic.
+            u: (L, 6).
+            keys, indices: the sample and the main image of each layer.
+            combine: bool (L,), whether each may be a mosaic.
             images: N, the number of images in the data set.
         """
         is_mosaic = (u[:, 0] < self.hyp.mosaic) & combine
@@ -50,7 +50,7 @@ class Mosaic(Augmentation):
         """Upper left corners (T, 2) on the frame. Tiles of a mosaic meet in a random point; single tiles are centered.
 
         Args:
-            u: (T, 6), of each tile's picture.
+            u: (T, 6), of each tile's layer.
             slots: (T,), left to right, top to bottom.
             is_mosaic: bool (T,).
             sizes, canvas_wh: (T, 2).
@@ -64,7 +64,7 @@ class Mosaic(Augmentation):
 def choose_mixup(
     u: np.ndarray, keys: Sequence[SampleKey], combine: np.ndarray, probability: float, images: int
 ) -> tuple[list[int], list[int]]:
-    """Positions in ``keys`` of the samples that are mixed, and the main image of the second picture of each.
+    """Positions in ``keys`` of the samples that are mixed, and the main image of the second layer of each.
 
     Args:
         u: (n, 2), `Draws.of_mixing`.
@@ -77,7 +77,7 @@ def choose_mixup(
 
 
 def mixup_ratio(seed: int, key: SampleKey) -> float:
-    """The weight of the first picture of a mixed sample, drawn from a beta distribution."""
+    """The weight of the first layer of a mixed sample, drawn from a beta distribution."""
     rng = keyed_generator(seed, Stream.MIXUP, key.epoch, key.position)
     return float(rng.beta(MIXUP_BETA, MIXUP_BETA))
 

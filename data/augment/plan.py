@@ -50,7 +50,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Layer:
     """Tiles in painting order over a gray canvas, then pixel operations, each with its parameters (k,)."""
 
     tiles: tuple[Tile, ...]
@@ -59,11 +59,11 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class SamplePlan:
-    """One picture, or two to be mixed."""
+    """One layer, or two to be mixed."""
 
     canvas_hw: tuple[int, int]
-    pictures: tuple[Picture, ...]
-    mix: float  # weight of the first picture
+    layers: tuple[Layer, ...]
+    mix: float  # weight of the first layer
 
 
 def draw_plans(
@@ -93,16 +93,16 @@ def draw_plans(
     combine = np.array([key.epoch < mosaic_epochs for key in keys])
     mixed, partners = choose_mixup(draws.of_mixing, keys, combine, hyp.mixup, len(source_hw))
     draws.mixed = mixed
-    of_pictures = [*keys, *(keys[n] for n in mixed)]
+    of_layers = [*keys, *(keys[n] for n in mixed)]
     indices = [*(key.index for key in keys), *partners]
-    pictures = _draw_pictures(draws, of_pictures, indices, combine[[*range(len(keys)), *mixed]], source_hw, hyp, epochs)
-    plans = [SamplePlan(key.canvas_hw, (picture,), 1.0) for key, picture in zip(keys, pictures)]
-    for n, second in zip(mixed, pictures[len(keys) :]):
-        plans[n] = SamplePlan(keys[n].canvas_hw, (pictures[n], second), mixup_ratio(seed, keys[n]))
+    layers = _draw_layers(draws, of_layers, indices, combine[[*range(len(keys)), *mixed]], source_hw, hyp, epochs)
+    plans = [SamplePlan(key.canvas_hw, (layer,), 1.0) for key, layer in zip(keys, layers)]
+    for n, second in zip(mixed, layers[len(keys) :]):
+        plans[n] = SamplePlan(keys[n].canvas_hw, (layers[n], second), mixup_ratio(seed, keys[n]))
     return plans
 
 
-def _draw_pictures(
+def _draw_layers(
     draws: Draws,
     keys: Sequence[SampleKey],
     indices: Sequence[int],
@@ -110,22 +110,22 @@ def _draw_pictures(
     source_hw: np.ndarray,
     hyp: Hyperparameters,
     epochs: int,
-) -> list[Picture]:
-    """A picture for each key. ``indices``: its main image; ``combine``: whether it may be a mosaic."""
+) -> list[Layer]:
+    """A layer for each key. ``indices``: its main image; ``combine``: whether it may be a mosaic."""
     mosaic = Mosaic(hyp)
-    members = mosaic.members(draws.of_pictures(mosaic), keys, indices, combine, len(source_hw))
+    members = mosaic.members(draws.of_layers(mosaic), keys, indices, combine, len(source_hw))
     canvas_hw = np.array([key.canvas_hw for key in keys])
     close_scale = closing_epochs(hyp.close_scale, epochs)
     jitter = np.array([scale_jitter(key.epoch, epochs, close_scale) for key in keys])
     placed = _place(draws, mosaic, members, jitter, source_hw, canvas_hw[:, ::-1].astype(np.float64))
     operations = [operation for kind in PIXEL if (operation := kind(hyp)).is_active]
-    parameters = [operation.parameters(draws.of_pictures(operation), canvas_hw) for operation in operations]
+    parameters = [operation.parameters(draws.of_layers(operation), canvas_hw) for operation in operations]
     tiles = iter(zip(placed.is_seen.tolist(), placed.region.tolist(), placed.matrix))
-    pictures = []
+    layers = []
     for number, images in enumerate(members):
         seen = (Tile(i, tuple(region), matrix) for i, (is_seen, region, matrix) in zip(images, tiles) if is_seen)
-        pictures.append(Picture(tuple(seen), tuple((o, rows[number]) for o, rows in zip(operations, parameters))))
-    return pictures
+        layers.append(Layer(tuple(seen), tuple((o, rows[number]) for o, rows in zip(operations, parameters))))
+    return layers
 
 
 def scale_jitter(epoch: int, epochs: int, close: int) -> float:
@@ -142,9 +142,9 @@ def _place(
     source_hw: np.ndarray,
     canvas_wh: np.ndarray,
 ) -> TilePlacement:
-    """All tiles of pictures whose images are ``members``, in their order.
+    """All tiles of layers whose images are ``members``, in their order.
 
-    ``jitter``: float64 (P,), by `scale_jitter`. It shrinks before the run ends, because gray borders, which only shrunk
+    ``jitter``: float64 (L,), by `scale_jitter`. It shrinks before the run ends, because gray borders, which only shrunk
     images have, tell the model the scale: boxes would be too small on letterboxed images and too large on others
     (compare Touvron et al. 2019, "Fixing the train-test resolution discrepancy").
     """
@@ -154,19 +154,19 @@ def _place(
     outer, from_wh = np.tile(np.eye(3), (len(members), 1, 1)), frame_wh
     for kind in GEOMETRIC:
         transform = kind(mosaic.hyp)
-        u = draws.of_pictures(transform)
+        u = draws.of_layers(transform)
         if kind is RandomPerspective:
             column = u[:, RandomPerspective.SCALE]  # 0.5, the middle of its range, changes nothing
             u[:, RandomPerspective.SCALE] = np.where(jitter < 1, 0.5 + (column - 0.5) * jitter, column)
         outer = composed(transform.matrices(u, from_wh, canvas_wh), outer)
         from_wh = canvas_wh
-    picture = np.repeat(np.arange(len(members)), counts)
+    layer = np.repeat(np.arange(len(members)), counts)
     slots = np.concatenate([np.arange(count) for count in counts])
     sources = source_hw[np.array([i for images in members for i in images])]
-    sizes = fitted_sizes(sources, canvas_wh[picture])
-    u = draws.of_pictures(mosaic)[picture]
-    corners = mosaic.corners(u, slots, is_mosaic[picture], sizes, canvas_wh[picture])
-    return place_tiles(sources, corners, sizes, frame_wh[picture], outer[picture], canvas_wh[picture])
+    sizes = fitted_sizes(sources, canvas_wh[layer])
+    u = draws.of_layers(mosaic)[layer]
+    corners = mosaic.corners(u, slots, is_mosaic[layer], sizes, canvas_wh[layer])
+    return place_tiles(sources, corners, sizes, frame_wh[layer], outer[layer], canvas_wh[layer])
 
 
 def plan_labels(
@@ -181,7 +181,7 @@ def plan_labels(
         source_hw: int (N, 2) of all source images, for which the plans were made.
         labels_of: see `DatasetIndex.labels_of`.
     """
-    tiles_of = [[tile for picture in plan.pictures for tile in picture.tiles] for plan in plans]
+    tiles_of = [[tile for layer in plan.layers for tile in layer.tiles] for plan in plans]
     tiles = list(chain.from_iterable(tiles_of))
     counts = [len(members) for members in tiles_of]
     if not tiles:

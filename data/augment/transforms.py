@@ -41,8 +41,8 @@ _LUMA = np.outer(_YIQ_TO_RGB[:, 0], _RGB_TO_YIQ[0])
 _CHROMA = np.outer(_YIQ_TO_RGB[:, 1], _RGB_TO_YIQ[1]) + np.outer(_YIQ_TO_RGB[:, 2], _RGB_TO_YIQ[2])
 _QUARTER_TURN = np.outer(_YIQ_TO_RGB[:, 2], _RGB_TO_YIQ[1]) - np.outer(_YIQ_TO_RGB[:, 1], _RGB_TO_YIQ[2])
 
-# The first augmentations share one stream: these columns for a sample's picture, as many for one that may be mixed in,
-# and two for the mixing. All are always drawn, so that changing one probability does not change other choices.
+# The first augmentations share one stream: these columns for a sample's first layer, as many for one that may be mixed
+# in, and two for the mixing. All are always drawn, so that changing one probability does not change other choices.
 SHARED_COLUMNS = 19
 MIXUP_COLUMNS = slice(2 * SHARED_COLUMNS, 2 * SHARED_COLUMNS + 2)
 
@@ -52,7 +52,7 @@ class Augmentation:
     its own, so a new augmentation does not change the others' numbers."""
 
     name: ClassVar[str]
-    num_uniforms: ClassVar[int]  # random numbers that it uses per picture
+    num_uniforms: ClassVar[int]  # random numbers that it uses per layer
     columns: ClassVar[slice | None] = None  # of these in the shared stream; None: it has its own stream
 
     def __init__(self, hyp: Hyperparameters) -> None:
@@ -64,12 +64,12 @@ class GeometricTransform(Augmentation, ABC):
 
     @abstractmethod
     def matrices(self, u: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
-        """Matrices (P, 3, 3) from frames of sizes ``from_wh`` (P, 2) to canvases of sizes ``canvas_wh`` (P, 2).
+        """Matrices (L, 3, 3) from frames of sizes ``from_wh`` (L, 2) to canvases of sizes ``canvas_wh`` (L, 2).
 
         The frame differs from the canvas for the first transform only.
 
         Args:
-            u: (P, `num_uniforms`) in [0, 1).
+            u: (L, `num_uniforms`) in [0, 1).
         """
 
 
@@ -83,25 +83,25 @@ class PixelOperation(Augmentation, ABC):
 
     @abstractmethod
     def parameters(self, u: np.ndarray, canvas_hw: np.ndarray) -> np.ndarray:
-        """(P, k) for ``u`` (P, `num_uniforms`) in [0, 1) and canvases of sizes ``canvas_hw`` int (P, 2)."""
+        """(L, k) for ``u`` (L, `num_uniforms`) in [0, 1) and canvases of sizes ``canvas_hw`` int (L, 2)."""
 
     @staticmethod
     @abstractmethod
     def apply_opencv(image: np.ndarray, parameters: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Applies one picture's ``parameters`` (k,) to ``image`` uint8 (H, W, 3). Returns ``image``, changed in place,
+        """Applies one layer's ``parameters`` (k,) to ``image`` uint8 (H, W, 3). Returns ``image``, changed in place,
         or ``out``, of the same shape, which then holds the result."""
 
     @staticmethod
     @abstractmethod
     def apply_torch(images: Tensor, parameters: Tensor) -> Tensor:
         """Applies ``parameters`` float32 (L, k) to ``images`` float32 (L, H, W, 3) of 0 to 255. The result may exceed
-        that range. Must be elementwise, so that a picture does not depend on its batch."""
+        that range. Must be elementwise, so that an image does not depend on its batch."""
 
 
 class Draws:
-    """The random numbers of a batch's pictures, which depend only on the seed and the keys of the samples.
+    """The random numbers of a batch's layers, which depend only on the seed and the keys of the samples.
 
-    Pictures are those of the keys, followed by the second pictures of the samples ``mixed``.
+    Layers are those of the keys, followed by the second layers of the samples ``mixed``.
     """
 
     def __init__(self, seed: int, keys: Sequence[SampleKey]) -> None:
@@ -112,11 +112,11 @@ class Draws:
 
     @property
     def of_mixing(self) -> np.ndarray:
-        """Numbers (n, 2) in [0, 1), a row per key, that choose whether it is mixed with a second picture, and which."""
+        """Numbers (n, 2) in [0, 1), a row per key, that choose whether it has a second layer, and which image."""
         return self._shared[:, MIXUP_COLUMNS]
 
-    def of_pictures(self, augmentation: Augmentation) -> np.ndarray:
-        """(P, `Augmentation.num_uniforms`) in [0, 1)."""
+    def of_layers(self, augmentation: Augmentation) -> np.ndarray:
+        """(L, `Augmentation.num_uniforms`) in [0, 1)."""
         columns, count = augmentation.columns, augmentation.num_uniforms
         if columns is not None:
             second = self._shared[self.mixed, SHARED_COLUMNS : 2 * SHARED_COLUMNS]
@@ -176,7 +176,7 @@ class RandomFlip(GeometricTransform):
 
 
 def composed(after: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Matrix products (P, 3, 3), pair by pair."""
+    """Matrix products (L, 3, 3), pair by pair."""
     left, right = after[:, :, :, None], before[:, None, :, :]
     return left[:, :, 0] * right[:, :, 0] + left[:, :, 1] * right[:, :, 1] + left[:, :, 2] * right[:, :, 2]
 
@@ -207,7 +207,7 @@ class ColorJitter(PixelOperation):
 
 
 def color_matrices(jitter: np.ndarray) -> np.ndarray:
-    """Matrices (P, 3, 3) for rows of hue, saturation and value (P, 3): a hue rotation (fraction of the circle) and a
+    """Matrices (L, 3, 3) for rows of hue, saturation and value (L, 3): a hue rotation (fraction of the circle) and a
     saturation gain in YIQ, which keep the luma, then a brightness gain. Zeros give the identity, up to rounding."""
     hue, saturation, value = jitter.T[:, :, None, None]
     turns = [2 * math.pi * h for h in hue.ravel().tolist()]

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data.image_io.decode import Complain, read_source
+from data.image_io.decode import OnWarning, read_source
 from data.index.index import DatasetIndex
 from data.render.table import PyramidLayout
 from utils.distributed.collectives import max_over_ranks
@@ -29,7 +29,7 @@ def open_device_cache(
     ctx: DistributedContext,
     threads: int = 4,
     show_progress: bool = True,
-    complain: Complain | None = None,
+    on_warning: OnWarning | None = None,
 ) -> Tensor:
     """Source images of ``index`` as uint8 (P, 3) on ``ctx.device``, in the given layout.
 
@@ -38,7 +38,7 @@ def open_device_cache(
 
     Args:
         threads: decoding threads of this process.
-        complain: called for damaged images, see `data.image_io.decode`.
+        on_warning: called for damaged images, see `data.image_io.decode`.
 
     Raises:
         UserError: there is not enough memory, or an image cannot be decoded.
@@ -55,7 +55,7 @@ def open_device_cache(
     shards = [shard_bounds(len(index), number, len(ranks)) for number in range(len(ranks))]
     failure: UserError | None = None
     try:
-        _decode(index, layout, cache, range(*shards[ranks.index(ctx.rank)]), threads, show_progress, complain)
+        _decode(index, layout, cache, range(*shards[ranks.index(ctx.rank)]), threads, show_progress, on_warning)
     except UserError as error:
         failure = error
     failed = max_over_ranks(ctx, int(failure is not None))
@@ -79,12 +79,12 @@ def _decode(
     images: range,
     threads: int,
     show_progress: bool,
-    complain: Complain | None,
+    on_warning: OnWarning | None,
 ) -> None:
     """Decodes ``images`` into the cache."""
 
     def decode(i: int) -> None:
-        image = read_source(index.path(i), index.image_hw[i], layout.source_hw[i], complain)
+        image = read_source(index.path(i), index.image_hw[i], layout.source_hw[i], on_warning)
         cache[int(layout.starts[i]) : int(layout.starts[i + 1])] = torch.from_numpy(layout.flat(image))
 
     done = map_ahead(decode, images, threads=threads)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.image_io.decode import Complain, read_source, reduced_sizes
+from data.image_io.decode import OnWarning, read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from data.staging.file_exchange import Piece, exchange_items
 from utils.distributed.context import DistributedContext
@@ -106,7 +106,7 @@ def open_disk_cache(
     show_progress: bool = True,
     ctx: DistributedContext | None = None,
     leaders: Subgroup | None = None,
-    complain: Complain | None = None,
+    on_warning: OnWarning | None = None,
 ) -> DiskCache:
     """Adds missing images to the node's cache and opens it. See `data.cache.open.open_image_cache`."""
     folder = cache_folder(cache_dir)
@@ -118,7 +118,7 @@ def open_disk_cache(
     source_hw = reduced_sizes(index.image_hw, imgsz)
     path = folder / f"lockstep-{os.getuid()}-{index.fingerprint[:32]}-{imgsz}-v{_LAYOUT}{_SUFFIX}"
     if ctx is None or ctx.is_node_leader:
-        writer = _Writer(path, index, source_hw, threads, show_progress, complain)
+        writer = _Writer(path, index, source_hw, threads, show_progress, on_warning)
         if leaders is None or leaders.group_size == 1 or not writer.fill_with_other_nodes(ctx, leaders):
             writer.fill()
     return DiskCache(path, source_hw)
@@ -133,7 +133,7 @@ class _Writer:
     source_hw: np.ndarray
     threads: int
     show_progress: bool
-    complain: Complain | None
+    on_warning: OnWarning | None
 
     def __post_init__(self) -> None:
         self.sizes = self.source_hw.astype(np.int64).prod(axis=1) * 3  # bytes
@@ -181,7 +181,7 @@ class _Writer:
         return True
 
     def _decode(self, i: int) -> memoryview:
-        image = read_source(self.index.path(i), self.index.image_hw[i], self.source_hw[i], self.complain)
+        image = read_source(self.index.path(i), self.index.image_hw[i], self.source_hw[i], self.on_warning)
         return memoryview(np.ascontiguousarray(image).reshape(-1))
 
     def _store(self, images: Iterable[tuple[int, memoryview | bytes]], count: int) -> None:
@@ -270,7 +270,7 @@ def _join_pieces(pieces: Iterable[Piece], local: np.ndarray) -> Iterator[tuple[i
         if local[piece.item]:
             continue
         parts.setdefault(piece.item, []).append(bytes(piece.data))
-        if piece.digest:
+        if piece.is_last:
             yield piece.item, b"".join(parts.pop(piece.item))
 
 

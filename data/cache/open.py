@@ -9,7 +9,7 @@ import numpy as np
 
 from data.cache.disk import open_disk_cache
 from data.cache.ram import open_ram_cache
-from data.image_io.decode import Complain
+from data.image_io.decode import OnWarning
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import Subgroup
@@ -39,7 +39,7 @@ def open_image_cache(
     shared_memory: Path = SHARED_MEMORY,
     ctx: DistributedContext | None = None,
     leaders: Subgroup | None = None,
-    complain: Complain | None = None,
+    on_warning: OnWarning | None = None,
 ) -> ImageCache | None:
     """Fills the node's cache if necessary and opens it. Call it under `torch_distributed_zero_first`.
 
@@ -53,14 +53,14 @@ def open_image_cache(
         ctx: of this process; None: of one that is alone. Required with ``leaders``.
         leaders: group of the first processes of the nodes, each of which decodes a shard of the images for the disk
             caches of all nodes. None: each node decodes all images.
-        complain: called for damaged images, see `data.image_io.decode`.
+        on_warning: called for damaged images, see `data.image_io.decode`.
 
     Raises:
         UserError: there is not enough memory or disk space, or an image cannot be decoded.
     """
     if kind == "none" or len(index) == 0:
         return None
-    common = {"imgsz": imgsz, "threads": threads, "show_progress": show_progress, "ctx": ctx, "complain": complain}
+    common = {"imgsz": imgsz, "threads": threads, "show_progress": show_progress, "ctx": ctx, "on_warning": on_warning}
     if kind == "ram":
         return open_ram_cache(index, shared_memory=shared_memory, **common)
     return open_disk_cache(index, cache_dir=cache_dir, leaders=leaders, **common)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.image_io.decode import Complain, read_source, reduced_sizes
+from data.image_io.decode import OnWarning, read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -124,7 +124,7 @@ def open_ram_cache(
     show_progress: bool = True,
     shared_memory: Path = SHARED_MEMORY,
     ctx: DistributedContext | None = None,
-    complain: Complain | None = None,
+    on_warning: OnWarning | None = None,
 ) -> RamCache:
     """Fills the node's cache in memory if necessary and opens it. See `data.cache.open.open_image_cache`."""
     source_hw = reduced_sizes(index.image_hw, imgsz)
@@ -142,7 +142,7 @@ def open_ram_cache(
             discard("--cache ram", error, path)
         is_unknown = False
         remove_abandoned(shared_memory.glob(f"lockstep-{os.getuid()}-*{_SUFFIX}*"))  # of this user's runs
-        _fill(path, index, source_hw, threads, show_progress, complain)
+        _fill(path, index, source_hw, threads, show_progress, on_warning)
     return RamCache(path, source_hw)
 
 
@@ -161,7 +161,7 @@ def _fill(
     source_hw: np.ndarray,
     threads: int,
     show_progress: bool,
-    complain: Complain | None,
+    on_warning: OnWarning | None,
 ) -> None:
     """Decodes all images into a temporary file beside ``path``, then renames it."""
     offsets = _offsets(source_hw)
@@ -180,7 +180,7 @@ def _fill(
         pixels, checksums = np.frombuffer(memory, np.uint8), np.frombuffer(memory, _CRC, -1, int(offsets[-1]))
 
         def decode(i: int) -> None:
-            image = read_source(index.path(i), index.image_hw[i], source_hw[i], complain)
+            image = read_source(index.path(i), index.image_hw[i], source_hw[i], on_warning)
             pixels[offsets[i] : offsets[i + 1]] = image.reshape(-1)
             checksums[i] = zlib.crc32(pixels[offsets[i] : offsets[i + 1]])
 

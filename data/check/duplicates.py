@@ -142,23 +142,23 @@ def read_signatures(paths: Sequence[str], workers: int) -> tuple[Signatures, dic
     """Decodes all images in ``workers`` threads.
 
     Returns:
-        their signatures; and the decoder's complaints about damaged images, by number.
+        their signatures; and the decoder's warnings about damaged images, by number.
     """
     thumbnails = np.zeros((len(paths), SIDE, SIDE), np.uint8)
     readable = np.ones(len(paths), bool)
-    complaints: dict[int, str] = {}
+    warnings: dict[int, str] = {}
     lock = threading.Lock()
 
     def read(i: int) -> None:
-        def complain(_: str, complaint: str) -> None:
+        def on_warning(_: str, warning: str) -> None:
             with lock:
-                complaints[i] = complaint
+                warnings[i] = warning
 
         try:
-            image, _ = read_reduced(paths[i], (2 * SIDE, 2 * SIDE), complain)
+            image, _ = read_reduced(paths[i], (2 * SIDE, 2 * SIDE), on_warning)
         except UserError as error:
             readable[i] = False
-            complain("", str(error).removeprefix(f"{paths[i]}: "))
+            on_warning("", str(error).removeprefix(f"{paths[i]}: "))
         else:
             thumbnails[i] = thumbnail(image)
 
@@ -166,7 +166,7 @@ def read_signatures(paths: Sequence[str], workers: int) -> tuple[Signatures, dic
         for _ in progress(pool.map(read, range(len(paths))), desc="comparing images", total=len(paths)):
             pass
     contrast = thumbnails.reshape(len(paths), SIDE * SIDE).std(1)
-    return Signatures(perceptual_hashes(thumbnails), thumbnails, readable & (contrast >= MIN_CONTRAST)), complaints
+    return Signatures(perceptual_hashes(thumbnails), thumbnails, readable & (contrast >= MIN_CONTRAST)), warnings
 
 
 def roboflow_copies(names: Sequence[str]) -> list[np.ndarray]:
@@ -183,10 +183,8 @@ def image_issues(splits: Sequence[CheckedSplit], workers: int) -> list[Issue]:
     owner = np.repeat(np.arange(len(splits)), [len(s.index) for s in splits])
     paths = [s.index.path(i) for s in splits for i in range(len(s.index))]
     names = [name for s in splits for name in s.index.paths]
-    signatures, complaints = read_signatures(paths, workers)
-    issues = [
-        Issue(DAMAGED, complaint, splits[owner[i]].name, (names[i],)) for i, complaint in sorted(complaints.items())
-    ]
+    signatures, warnings = read_signatures(paths, workers)
+    issues = [Issue(DAMAGED, warning, splits[owner[i]].name, (names[i],)) for i, warning in sorted(warnings.items())]
     copies = roboflow_copies(names)
     origin = np.arange(len(names))  # the first copy of the same image
     for group in copies:

@@ -49,7 +49,7 @@ EXPLANATIONS = {
     NOT_TRAINED: "the model cannot learn these, and they are scored",
     IMBALANCE: "scores say less about how the model was trained",
     COPIED: "Roboflow made them of one image, which is trained on and scored on: scores are too high",
-    ACROSS: "the same picture is trained on and scored on: scores are too high",
+    ACROSS: "the same image is trained on and scored on: scores are too high",
     WITHIN: "copies weigh more than other images",
     AUGMENTED: "Roboflow made them; training augments images by itself, anew in each epoch",
     DOUBLED: "two boxes of one class with IoU above 0.9: one object is counted twice",

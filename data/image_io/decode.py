@@ -67,7 +67,7 @@ _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0..SOF15 
 _JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length: TEM, RST0..RST7
 _ORIENTATION_TAG = 0x0112
 
-Complain = Callable[[str, str], None]  # called with the path and the decoder's warning about a damaged image
+OnWarning = Callable[[str, str], None]  # called with the path and the decoder's warning about a damaged image
 
 
 class Header(NamedTuple):
@@ -115,19 +115,19 @@ def unread_summary(unread: Sequence[str]) -> str:
     return f"{counted(len(unread), 'file')} left out, first {unread[0]}"
 
 
-def read_image(path: str | os.PathLike, complain: Complain | None = None) -> np.ndarray:
+def read_image(path: str | os.PathLike, on_warning: OnWarning | None = None) -> np.ndarray:
     """The image at ``path`` as uint8 (H, W, 3) RGB, upright, C-contiguous.
 
-    A damaged JPEG is returned as its decoder could recover it, and ``complain`` is called.
+    A damaged JPEG is returned as its decoder could recover it, and ``on_warning`` is called.
 
     Raises UserError with the path when the file is missing, unreadable, damaged or of an unsupported kind.
     """
     data, header = _read_file(path)
-    return decode_image(data, header, path, complain=complain)
+    return decode_image(data, header, path, on_warning=on_warning)
 
 
 def read_reduced(
-    path: str | os.PathLike, least_hw: tuple[int, int], complain: Complain | None = None
+    path: str | os.PathLike, least_hw: tuple[int, int], on_warning: OnWarning | None = None
 ) -> tuple[np.ndarray, tuple[int, int]]:
     """The image as `read_image` returns it, possibly reduced, and its full upright height and width.
 
@@ -137,7 +137,7 @@ def read_reduced(
     """
     data, header = _read_file(path)
     if header.kind != "jpeg":
-        image = decode_image(data, header, path, complain=complain)
+        image = decode_image(data, header, path, on_warning=on_warning)
         return image, image.shape[:2]
     full = header.upright_hw
     fits = [
@@ -145,7 +145,7 @@ def read_reduced(
         for s in _REDUCED
         if all(-(-side // s) >= least and 2 * (-side % s) <= s for side, least in zip(full, least_hw))
     ]
-    return decode_image(data, header, path, _REDUCED[max(fits)] if fits else _COLOR, complain=complain), full
+    return decode_image(data, header, path, _REDUCED[max(fits)] if fits else _COLOR, on_warning=on_warning), full
 
 
 def _read_file(path: str | os.PathLike) -> tuple[bytes, Header]:
@@ -174,28 +174,28 @@ def read_bytes(path: str | os.PathLike) -> bytes:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def imdecode(data: bytes, flags: int, path: str | os.PathLike, complain: Complain | None = None) -> np.ndarray:
+def imdecode(data: bytes, flags: int, path: str | os.PathLike, on_warning: OnWarning | None = None) -> np.ndarray:
     try:
-        image, complaint = watched(lambda: cv2.imdecode(np.frombuffer(data, np.uint8), flags))
+        image, warning = watched(lambda: cv2.imdecode(np.frombuffer(data, np.uint8), flags))
     except cv2.error as error:
         if getattr(error, "code", None) == cv2.Error.StsNoMem:  # the image may be correct
             raise MemoryError(error.err) from None
         raise UserError(f"{path}: cannot be decoded ({getattr(error, 'err', error)})") from None
     if image is None:
         raise UserError(f"{path}: cannot be decoded (damaged, or not an image)")
-    if complaint and complain is not None:
-        complain(os.fspath(path), complaint)
+    if warning and on_warning is not None:
+        on_warning(os.fspath(path), warning)
     return image
 
 
 def decode_image(
-    data: bytes, header: Header, path: str | os.PathLike, jpeg_flag: int = _COLOR, complain: Complain | None = None
+    data: bytes, header: Header, path: str | os.PathLike, jpeg_flag: int = _COLOR, on_warning: OnWarning | None = None
 ) -> np.ndarray:
     if header.kind == "jpeg":  # the decoder converts gray and CMYK
-        image = imdecode(data, jpeg_flag | cv2.IMREAD_IGNORE_ORIENTATION, path, complain)
+        image = imdecode(data, jpeg_flag | cv2.IMREAD_IGNORE_ORIENTATION, path, on_warning)
         image = image if _IS_RGB else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
     else:
-        image = to_rgb8(imdecode(data, cv2.IMREAD_UNCHANGED, path, complain), path)
+        image = to_rgb8(imdecode(data, cv2.IMREAD_UNCHANGED, path, on_warning), path)
     return orient(image, header.orientation)
 
 
@@ -235,14 +235,16 @@ def reduced_sizes(image_hw: np.ndarray, imgsz: int) -> np.ndarray:
     return np.where(longest > imgsz, reduced, sizes).astype(np.int32)
 
 
-def read_source(path: str, image_hw: np.ndarray, source_hw: np.ndarray, complain: Complain | None = None) -> np.ndarray:
-    """Decodes an image and reduces it to the size ``source_hw``: uint8 (h, w, 3) RGB. ``complain``: see `read_image`.
+def read_source(
+    path: str, image_hw: np.ndarray, source_hw: np.ndarray, on_warning: OnWarning | None = None
+) -> np.ndarray:
+    """Decodes an image and reduces it to the size ``source_hw``: uint8 (h, w, 3) RGB. ``on_warning``: see `read_image`.
 
     Raises:
         UserError: the file cannot be decoded, or its size is not ``image_hw``, that of the index.
     """
     height, width = (int(v) for v in source_hw)
-    image, stored_hw = read_reduced(path, (height, width), complain)
+    image, stored_hw = read_reduced(path, (height, width), on_warning)
     if stored_hw != tuple(image_hw):
         raise UserError(
             f"{path}: is {stored_hw[1]}x{stored_hw[0]} pixels but was {image_hw[1]}x{image_hw[0]} when the data "

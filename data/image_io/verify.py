@@ -56,26 +56,26 @@ def check_image(path: str | os.PathLike, *, decode: bool = False) -> tuple[int, 
     if looks_right and not decode:
         return plain.header.upright_hw
     header = checked_header(data, path)
-    complaints: list[str] = []
+    warnings: list[str] = []
 
-    def complain(_: str, text: str) -> None:
-        complaints.append(text)
+    def on_warning(_: str, text: str) -> None:
+        warnings.append(text)
 
     if header.kind != "jpeg":
         defect = png_defect(data) if header.kind == "png" else ""
-        size = decode_image(data, header, path, complain=complain).shape[:2]
-        if defect or complaints:
-            raise UserError(f"{path}: damaged image ({defect or complaints[0]})")
+        size = decode_image(data, header, path, on_warning=on_warning).shape[:2]
+        if defect or warnings:
+            raise UserError(f"{path}: damaged image ({defect or warnings[0]})")
         return size
     try:
-        imdecode(data, _CHECK, path, complain)
+        imdecode(data, _CHECK, path, on_warning)
     except UserError as error:
         raise HiddenDamageError(str(error)) if looks_right else error from None
-    if plain is not None and not complaints and (early := early_end(data, plain)):
-        complaints.append(early)
-    if complaints:
+    if plain is not None and not warnings and (early := early_end(data, plain)):
+        warnings.append(early)
+    if warnings:
         kind = HiddenDamageError if looks_right else UserError
-        raise kind(f"{path}: damaged image ({complaints[0]})")
+        raise kind(f"{path}: damaged image ({warnings[0]})")
     return header.upright_hw
 
 

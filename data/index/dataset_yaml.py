@@ -80,7 +80,7 @@ class DatasetSpec:
         source = self.split(name)
         for path in (*source.images, *([source.annotations] if source.annotations else ())):
             if not path.exists():
-                raise self.missing(path)
+                raise self.missing_error(path)
 
     def hold_out(self, names: Iterable[str]) -> DatasetSpec:
         """The data set with the training images ``names``, relative to its folder, as the split "val"."""
@@ -92,7 +92,7 @@ class DatasetSpec:
         numbers = sorted(set(class_numbers(classes, dict(enumerate(self.names)), self.source)))
         return replace(self, classes=tuple(numbers) if len(numbers) < len(self.names) else ())
 
-    def missing(self, path: Path) -> UserError:
+    def missing_error(self, path: Path) -> UserError:
         """The error for a missing part of the data set."""
         return UserError(f"{path}: not found (named by {self.source}){what_exists(path)}; {self.if_missing}")
 

@@ -69,7 +69,7 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
         elif entry.exists():
             raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
         else:
-            raise spec.missing(entry)
+            raise spec.missing_error(entry)
         for where, image in files:
             if image.name in found:
                 findings.append(Finding(where, REPEATED_IMAGE, f"{image.name} is there already; used once"))
@@ -270,7 +270,7 @@ def _list_labels(
     annotations, label_format = source.annotations, source.label_format
     if label_format is None or (label_format.label_path is None and not annotations.is_file()):
         if not annotations.exists():
-            raise spec.missing(annotations)
+            raise spec.missing_error(annotations)
         known = " nor ".join(f.annotations for f in FORMATS if f.annotations)
         raise UserError(f"{annotations}: neither {known} (named by {spec.source})")
     if label_format.label_path is None:

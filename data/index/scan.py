@@ -99,7 +99,7 @@ def scan_split(
     decoded = np.ones(count, bool) if verify == "full" else _sample(count)
 
     def read(name: str, title: str) -> list[ScannedChunk]:
-        saved = PartialScan(None if partial is None else partial.with_name(f"{partial.name}-{name}.partial"))
+        saved = PartialScan(partial and partial.with_name(f"{partial.name}-{name}.partial"), _CHUNK)
         return _read_all(spec.root, source, decoded, workers, title, show_progress, saved)
 
     chunks = read(verify, f"scanning {split}")
@@ -142,7 +142,7 @@ def _read_all(
 ) -> list[ScannedChunk]:
     count = len(source.images)
     starts = range(0, count, _CHUNK)
-    chunks = saved.load(starts, _CHUNK, count)
+    chunks = saved.chunks
     if chunks:
         get_logger().info("%s: %d of %d images were read by an interrupted run", title, sum(map(len, chunks)), count)
     missing = sorted(set(starts) - {chunk.first for chunk in chunks})
@@ -152,7 +152,6 @@ def _read_all(
 
     def images_done(results: Iterator[ScannedChunk]) -> Iterator[int]:
         for chunk in results:
-            chunks.append(chunk)
             saved.add(chunk)
             yield from range(len(chunk))
 
@@ -161,7 +160,7 @@ def _read_all(
         for _ in progress(images_done(results), desc=title, total=total, enabled=show_progress):
             pass
 
-    with saved:
+    try:
         if workers == 0:
             drain(map(read, missing))
         else:
@@ -171,6 +170,10 @@ def _read_all(
                 except BaseException:  # such as KeyboardInterrupt: cancel queued tasks
                     pool.shutdown(wait=False, cancel_futures=True)
                     raise
+    except BaseException:
+        saved.save()
+        raise
+    saved.remove()
     return sorted(chunks, key=lambda chunk: chunk.first)
 
 

@@ -292,10 +292,10 @@ def _open_split(
             show_progress=ctx.is_main,
             ctx=ctx,
             leaders=leaders,
-            complain=damaged.add,
+            on_warning=damaged.add,
         )
         damaged.check(log=ctx.is_main)
-    dataset = LoadImagesAndLabels(index, image_cache=image_cache, complain=damaged.add, **options)
+    dataset = LoadImagesAndLabels(index, image_cache=image_cache, on_warning=damaged.add, **options)
     return dataset, damaged
 
 
@@ -322,7 +322,7 @@ def _render_on_device(
             ctx=ctx,
             threads=max(workers, 2),
             show_progress=ctx.is_main,
-            complain=dataset.complain,
+            on_warning=dataset.on_warning,
         )
     fuse = ctx.device.type == "cuda" and not config.deterministic
     return {

@@ -36,13 +36,13 @@ class DamagedImages:
         self._known: dict[str, str] = {}  # warnings of the decoder by name
         self._reported = 0  # of them
 
-    def add(self, path: str, complaint: str) -> None:
+    def add(self, path: str, warning: str) -> None:
         """Records a warning of the decoder of the image at ``path``, once per image."""
         name = os.path.relpath(path, self._root)
         self._refresh()
         if name in self._known:
             return
-        line = b"\n" + json.dumps([name, complaint]).encode() + b"\n"  # after an incomplete line
+        line = b"\n" + json.dumps([name, warning]).encode() + b"\n"  # after an incomplete line
         try:
             self._append(line)
         except OSError:  # the cache folder is not writable: use the machine's temporary folder
@@ -62,10 +62,10 @@ class DamagedImages:
         if not new:
             return
         self._reported = len(self._known)
-        for name, complaint in new if log else ():
+        for name, warning in new if log else ():
             get_logger().warning(
                 "%s: %s is damaged (%s); it is used as decoded",
-                self.split, os.path.normpath(os.path.join(self._root, name)), complaint,
+                self.split, os.path.normpath(os.path.join(self._root, name)), warning,
             )  # fmt: skip
         bad, total = len(self._known) + self._left_out, self._images + self._left_out
         if bad > self._max_bad * total:
@@ -99,9 +99,9 @@ class DamagedImages:
         self._read_bytes = begin + len(text)
         for line in text.splitlines():
             try:
-                name, complaint = json.loads(line)
+                name, warning = json.loads(line)
             except (ValueError, TypeError, RecursionError):  # two machines wrote at the same time
                 continue
-            if not (isinstance(name, str) and isinstance(complaint, str)):
+            if not (isinstance(name, str) and isinstance(warning, str)):
                 continue
-            self._known.setdefault(name, complaint)
+            self._known.setdefault(name, warning)

@@ -42,7 +42,7 @@ class _SlottedRequests:
 
     def __iter__(self) -> Iterator[BatchRequest]:
         for request in self.requests:
-            yield replace(request, slot=self.slots.take(3 * request.pictures * math.prod(request.canvas_hw)))
+            yield replace(request, slot=self.slots.take(3 * len(request.images) * math.prod(request.canvas_hw)))
 
 
 class _RequestLoader(DataLoader):
@@ -120,7 +120,7 @@ class ValidationLoader(_RequestLoader):
 
     def __init__(self, dataset: LoadImagesAndLabels, requests: Sequence[BatchRequest], **options: Any) -> None:
         """``options``: ``workers``, ``pin_memory`` and ``after_batch``, as of the base class."""
-        most_pixels = max((r.pictures * math.prod(r.canvas_hw) for r in requests), default=0)
+        most_pixels = max((len(r.images) * math.prod(r.canvas_hw) for r in requests), default=0)
         super().__init__(dataset, requests, most_pixels, **options)
         self._requests = requests
 
@@ -191,9 +191,9 @@ class InfiniteDataLoader(_RequestLoader):
             return rendered
         return self.renderer(rendered).to(torch.device("cpu"), non_blocking=False)
 
-    def global_pictures(self, batch: int) -> int:
-        """Pictures in batch ``batch`` of an epoch, over all ranks."""
-        return self._keys.global_pictures(batch)
+    def global_images(self, batch: int) -> int:
+        """Images in batch ``batch`` of an epoch, over all ranks."""
+        return self._keys.global_images(batch)
 
     def set_epochs(self, epochs: int) -> None:
         """Sets the number of epochs of the whole run, for epochs that begin after this call."""

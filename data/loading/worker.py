@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -20,61 +20,54 @@ from torch.utils.data import get_worker_info
 from data.dataset import LoadImagesAndLabels
 from data.render.device import PlannedBatch, RenderGroup
 from data.render.table import PackedPixels, PyramidLayout, build_table
-from data.sampler import BatchRequest, Cell
+from data.sampler import BatchRequest
 from data.shared_memory import BatchSlots, SentBatch, new_pixels
 from utils.errors import UserError
 from utils.machine.limits import explanation
 from utils.structures import Batch, Sample, bucketed
 
 
-def collate(samples: Sequence[Sample], cells: Sequence[Cell], pixels: Tensor) -> Batch:
-    """A batch of samples, each in its cell of a picture. A picture of several samples has the index of the first.
+def collate(samples: Sequence[Sample], pixels: Tensor) -> Batch:
+    """A batch of samples.
 
     Images are stored (B, H, W, 3) and seen as (B, 3, H, W): the channels_last layout, without a copy.
 
     Args:
-        samples, cells: the samples and their cells, pictures in order.
         pixels: uint8 (B, H, W, 3); samples that were rendered into it are not copied.
     """
-    for sample, out in zip(samples, cell_views(pixels.numpy(), cells)):
+    for sample, out in zip(samples, pixels.numpy()):
         if not np.may_share_memory(sample.image, out):
             out[:] = sample.image
-    targets = _targets(samples, cells)
-    counts = np.bincount(targets[:, 0].astype(np.int64), minlength=len(pixels)).tolist()
-    firsts = [sample for sample, cell in zip(samples, cells) if cell.row == cell.column == 0]
+    counts = [len(sample.labels) for sample in samples]
+    numbers = np.repeat(np.arange(len(samples), dtype=np.float32), counts)[:, None]
+    labels = np.concatenate([np.zeros((0, 5), np.float32), *(sample.labels for sample in samples)])
     return Batch(
         images=pixels.permute(0, 3, 1, 2),
-        targets=torch.from_numpy(targets),
+        targets=torch.from_numpy(np.concatenate([numbers, labels], 1)),
         max_targets=bucketed(max(counts, default=0)),
-        indices=torch.tensor([s.index for s in firsts], dtype=torch.int64),
-        original_hw=torch.tensor([s.original_hw for s in firsts], dtype=torch.int32).reshape(-1, 2),
-        letterbox=torch.tensor([(*s.gain_xy, *s.pad_xy) for s in firsts], dtype=torch.float64).reshape(-1, 4),
-        paths=tuple(s.path for s in firsts),
+        indices=torch.tensor([s.index for s in samples], dtype=torch.int64),
+        original_hw=torch.tensor([s.original_hw for s in samples], dtype=torch.int32).reshape(-1, 2),
+        letterbox=torch.tensor([(*s.gain_xy, *s.pad_xy) for s in samples], dtype=torch.float64).reshape(-1, 4),
+        paths=tuple(s.path for s in samples),
         counts=tuple(counts),
     )
 
 
-def cell_views(pixels: np.ndarray, cells: Sequence[Cell]) -> list[np.ndarray]:
-    """The part (h, w, 3) of ``pixels`` (B, H, W, 3) that belongs to each cell."""
-    views = []
-    for cell in cells:
-        height, width = pixels.shape[1] // cell.grid[0], pixels.shape[2] // cell.grid[1]
-        top, left = cell.row * height, cell.column * width
-        views.append(pixels[cell.picture, top : top + height, left : left + width])
-    return views
+def collate_quad(samples: Sequence[Sample], request: BatchRequest, pixels: Tensor) -> Batch:
+    """As `collate`, for requests with ``--quad``: four samples of half the batch's size become one image."""
+    groups = [[samples[i] for i in members] for members in request.images]
+    return collate([group[0] if len(group) == 1 else _side_by_side(group) for group in groups], pixels)
 
 
-def _targets(samples: Sequence[Sample], cells: Sequence[Cell]) -> np.ndarray:
-    """float32 (M, 6) as `Batch.targets`, from labels normalized to the cells."""
-    if not samples:
-        return np.zeros((0, 6), np.float32)
+def _side_by_side(samples: Sequence[Sample]) -> Sample:
+    """Four samples in two rows, with the index and the path of the first."""
+    first, second, third, fourth = (sample.image for sample in samples)
+    shift = np.repeat(np.float32([[0, 0], [0.5, 0], [0, 0.5], [0.5, 0.5]]), [len(s.labels) for s in samples], 0)
     labels = np.concatenate([sample.labels for sample in samples])
-    frames = [(cell.picture, *cell.grid[::-1], cell.column / cell.grid[1], cell.row / cell.grid[0]) for cell in cells]
-    frame = np.repeat(np.array(frames, np.float32), [len(sample.labels) for sample in samples], 0)
-    targets = np.concatenate([frame[:, :1], labels], 1)
-    targets[:, 2:] /= np.tile(frame[:, 1:3], 2)
-    targets[:, 2:4] += frame[:, 3:]
-    return targets
+    labels[:, 1:] /= 2
+    labels[:, 1:3] += shift
+    image = np.vstack([np.hstack([first, second]), np.hstack([third, fourth])])
+    return replace(samples[0], image=image, labels=labels)
 
 
 PARENT_CHECK_S = 0.5  # an orphan keeps sockets open, by which other ranks would notice that its parent died
@@ -123,14 +116,14 @@ class RequestDataset:
 
 def render_batch(dataset: LoadImagesAndLabels, slots: BatchSlots | None, request: BatchRequest) -> Batch:
     """A batch whose images are rendered on the host, in one of ``slots`` if the request names it."""
+    count = len(request.images)
     if slots is None or request.slot is None:
-        pixels = new_pixels(request.pictures, request.canvas_hw)
+        pixels = new_pixels(count, request.canvas_hw)
     else:
-        pixels = torch.from_numpy(slots.pixels(request.slot, (request.pictures, *request.canvas_hw, 3)))
-    cells = request.cells()
-    # OpenCV may round the ends of rows differently if the rows of an image are not contiguous.
-    outs = [view if view.flags.c_contiguous else None for view in cell_views(pixels.numpy(), cells)]
-    return collate(dataset.samples(request.keys, outs), cells, pixels)
+        pixels = torch.from_numpy(slots.pixels(request.slot, (count, *request.canvas_hw, 3)))
+    if count < len(request.keys):
+        return collate_quad(dataset.samples(request.keys), request, pixels)
+    return collate(dataset.samples(request.keys, list(pixels.numpy())), pixels)
 
 
 def plan_batch(dataset: LoadImagesAndLabels, layout: PyramidLayout | None, request: BatchRequest) -> PlannedBatch:
@@ -139,16 +132,15 @@ def plan_batch(dataset: LoadImagesAndLabels, layout: PyramidLayout | None, reque
     Args:
         layout: of the device cache that has the images; None: visible pixels are sent with the batch.
     """
-    plans, cells = dataset.plans(request.keys), request.cells()
-    rest = collate(dataset.planned(request.keys, plans), cells, new_pixels(request.pictures, (0, 0)))
+    plans, images = dataset.plans(request.keys), request.images
+    rest = collate_quad(dataset.planned(request.keys, plans), request, new_pixels(len(images), (0, 0)))
     groups = []
     for canvas_hw in dict.fromkeys(plan.canvas_hw for plan in plans):
-        members = [n for n, plan in enumerate(plans) if plan.canvas_hw == canvas_hw]
+        chosen = [n for n, members in enumerate(images) if plans[members[0]].canvas_hw == canvas_hw]
         sources = PackedPixels(dataset.source_image) if layout is None else layout
-        table = build_table([plans[n] for n in members], canvas_hw, dataset.source_hw, sources)
-        positions = torch.tensor([cells[n][:3] for n in members], dtype=torch.int64)
+        table = build_table([plans[i] for n in chosen for i in images[n]], canvas_hw, dataset.source_hw, sources)
         pixels = sources.pixels if isinstance(sources, PackedPixels) else None
-        groups.append(RenderGroup(table, pixels, positions))
+        groups.append(RenderGroup(table, pixels, torch.tensor(chosen, dtype=torch.int64)))
     return PlannedBatch(request.canvas_hw, tuple(groups), rest)
 
 

@@ -2,7 +2,7 @@
 
 Every canvas pixel is mapped back into the source of the tile that covers it (if there are several, the last one that is
 painted). Four neighbors are gathered and weighted; pixel operations and mixing follow. All arithmetic is elementwise,
-so on a given device a picture does not depend on the rest of its batch. `data.render.opencv` renders the same picture,
+so on a given device an image does not depend on the rest of its batch. `data.render.opencv` renders the same image,
 except for interpolation.
 """
 
@@ -33,7 +33,7 @@ class RenderGroup:
 
     table: RenderTable
     pixels: Tensor | None  # uint8 (P, 3) that the table refers to; None: the device cache
-    cells: Tensor  # int64 (n, 3): picture in the batch, row and column in its grid of cells of this canvas size
+    images: Tensor  # int64 (n,): of the batch; each is one sample, or four in two rows if they are half as large
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ class DeviceRenderer:
         if len(planned.groups) == 1 and planned.groups[0].table.canvas_hw == planned.canvas_hw:
             return replace(planned.rest, images=self._render(planned.groups[0]))
         (height, width), count = planned.canvas_hw, len(planned.rest.images)
-        pictures = torch.empty((count, height, width, 3), dtype=torch.uint8, device=self.device)
+        images = torch.empty((count, height, width, 3), dtype=torch.uint8, device=self.device)
         for group in planned.groups:
             h, w = group.table.canvas_hw
-            grid = pictures.view(count, height // h, h, width // w, w, 3).transpose(2, 3)
-            grid[group.cells.unbind(1)] = self._render(group).permute(0, 2, 3, 1)
-        return replace(planned.rest, images=pictures.permute(0, 3, 1, 2))
+            grids = self._render(group).permute(0, 2, 3, 1).unflatten(0, (-1, height // h, width // w))
+            images[group.images] = grids.transpose(2, 3).reshape(-1, height, width, 3)
+        return replace(planned.rest, images=images.permute(0, 3, 1, 2))
 
     def _render(self, group: RenderGroup) -> Tensor:
         pixels = self._cache if group.pixels is None else group.pixels
@@ -111,7 +111,7 @@ class FusedPainter:
 
 
 def render_table(table: RenderTable, pixels: Tensor, paint: Painter | None = None) -> Tensor:
-    """The pictures of a table.
+    """The images of a table.
 
     Args:
         table: on any device.
@@ -200,8 +200,8 @@ def _sources(
 
 
 def _mixed(rendered: Tensor, table: RenderTable) -> Tensor:
-    """uint8 (B, H, W, 3): second layers (L - B of them) mixed into the pictures that they belong to."""
-    first, second = rendered[: table.pictures], rendered[table.pictures :]
+    """uint8 (B, H, W, 3): second layers (L - B of them) mixed into the images that they belong to."""
+    first, second = rendered[: table.images], rendered[table.images :]
     if len(second) == 0:
         return first
     mix = table.mix[:, None, None, None]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from data.augment.plan import Picture, SamplePlan, Tile
+from data.augment.plan import Layer, SamplePlan, Tile
 from data.augment.transforms import project_points
 from utils.structures import GRAY
 
@@ -21,7 +21,7 @@ _MIRRORED = {(False, False): None, (True, False): 1, (False, True): 0, (True, Tr
 
 
 def render_plan(plan: SamplePlan, load: Callable[[int], np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
-    """Renders one training picture: uint8 (H, W, 3). `data.augment.plan.plan_labels` gives its labels.
+    """Renders one training image: uint8 (H, W, 3). `data.augment.plan.plan_labels` gives its labels.
 
     Args:
         plan: from `data.augment.plan.draw_plans`, for the sizes of the images that ``load`` returns.
@@ -29,18 +29,18 @@ def render_plan(plan: SamplePlan, load: Callable[[int], np.ndarray], out: np.nda
         out: uint8 (H, W, 3) to render into and return; None: a new array.
     """
     out = np.empty((*plan.canvas_hw, 3), np.uint8) if out is None else out
-    if len(plan.pictures) == 1:
-        return _render_picture(plan.pictures[0], load, out)
-    first, second = (_render_picture(picture, load, np.empty_like(out)) for picture in plan.pictures)
+    if len(plan.layers) == 1:
+        return _render_layer(plan.layers[0], load, out)
+    first, second = (_render_layer(layer, load, np.empty_like(out)) for layer in plan.layers)
     return cv2.addWeighted(first, plan.mix, second, 1 - plan.mix, 0, dst=out)
 
 
-def _render_picture(picture: Picture, load: Callable[[int], np.ndarray], out: np.ndarray) -> np.ndarray:
-    canvas, other = (np.empty_like(out), out) if picture.operations else (out, out)
+def _render_layer(layer: Layer, load: Callable[[int], np.ndarray], out: np.ndarray) -> np.ndarray:
+    canvas, other = (np.empty_like(out), out) if layer.operations else (out, out)
     canvas[:] = GRAY
-    for tile in picture.tiles:
+    for tile in layer.tiles:
         draw_tile(tile, load(tile.index), canvas)
-    for operation, parameters in picture.operations:
+    for operation, parameters in layer.operations:
         if operation.apply_opencv(canvas, parameters, other) is other:
             canvas, other = other, canvas
     if canvas is not out:

@@ -6,7 +6,7 @@ of itself, a mipmap (Williams, "Pyramidal parametrics", SIGGRAPH 1983). Level l 
 levels; without one, the worker that reads the image computes the level. Both use `level_image`, so their pixels are
 equal.
 
-Legend: B pictures, L layers (the B first pictures, then the second ones of those that are mixed), K tile slots per
+Legend: B images, L layers (the first one of each image, then the second ones of those that are mixed), K tile slots per
 layer (1, or 4 if there is a mosaic), T tiles in all.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.augment.plan import Picture, SamplePlan
+from data.augment.plan import Layer, SamplePlan
 from data.shared_memory import new_pixels
 
 MAX_LEVEL = 5
@@ -113,14 +113,14 @@ class RenderTable:
     """What is painted where. An unused slot has an empty region."""
 
     canvas_hw: tuple[int, int]
-    pictures: int  # B
+    images: int  # B
     has_perspective: bool
     geometry: Tensor  # float32 (L, K, 17), see `Column`
     address: Tensor  # int64 (L, K, 2): address of pixel (0, 0) in the flat source pixels, and pixels per row
     operations: tuple[Callable[[Tensor, Tensor], Tensor], ...]  # `PixelOperation.apply_torch`, in order
     parameters: tuple[Tensor, ...]  # float32 (L, k) of each of them
-    mixed: Tensor  # int64 (L - B,): picture that a second layer is mixed into
-    mix: Tensor  # float32 (L - B,): weight of that picture's first layer
+    mixed: Tensor  # int64 (L - B,): image that a second layer is mixed into
+    mix: Tensor  # float32 (L - B,): weight of that image's first layer
 
 
 class SourcePixels(Protocol):
@@ -165,8 +165,8 @@ def build_table(
         source_hw: int (N, 2), height and width of every source image.
         sources: provides their pixels.
     """
-    mixed = [number for number, plan in enumerate(plans) if len(plan.pictures) == 2]
-    layers = [plan.pictures[0] for plan in plans] + [plans[number].pictures[1] for number in mixed]
+    mixed = [number for number, plan in enumerate(plans) if len(plan.layers) == 2]
+    layers = [plan.layers[0] for plan in plans] + [plans[number].layers[1] for number in mixed]
     slots = MOSAIC_SLOTS if any(len(layer.tiles) > 1 for layer in layers) else 1
     geometry = np.zeros((len(layers), slots, Column.COUNT), np.float32)
     geometry[..., Column.MATRIX] = np.eye(3, dtype=np.float32).reshape(-1)
@@ -182,7 +182,7 @@ def build_table(
         has_perspective = bool((inverse[:, 2, :2] != 0).any())
     return RenderTable(
         canvas_hw=canvas_hw,
-        pictures=len(plans),
+        images=len(plans),
         has_perspective=has_perspective,
         geometry=torch.from_numpy(geometry),
         address=torch.from_numpy(address),
@@ -194,7 +194,7 @@ def build_table(
 
 
 def _measure(
-    layers: Sequence[Picture], source_hw: np.ndarray, canvas_hw: tuple[int, int]
+    layers: Sequence[Layer], source_hw: np.ndarray, canvas_hw: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Tiles]:
     """Canvas-to-source matrices (T, 3, 3), the columns INSIDE and READ (T, 4), and what is read, all in pixels of each
     tile's level."""
@@ -232,7 +232,7 @@ def _visible(inverse: np.ndarray, canvas_hw: tuple[int, int]) -> np.ndarray:
     return np.where(is_affine[:, None], bounds, np.array([-np.inf, -np.inf, np.inf, np.inf]))
 
 
-def _parameters(layers: Sequence[Picture]) -> tuple[Tensor, ...]:
-    """float32 (L, k) of each pixel operation; all pictures of a run have the same operations."""
+def _parameters(layers: Sequence[Layer]) -> tuple[Tensor, ...]:
+    """float32 (L, k) of each pixel operation; all layers of a run have the same operations."""
     rows = ([parameters for _, parameters in layer.operations] for layer in layers)
     return tuple(torch.from_numpy(np.array(values, np.float32)) for values in zip(*rows, strict=True))

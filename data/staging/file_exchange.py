@@ -3,14 +3,12 @@
 Each item is read by one of the node leaders, which send each other what they have read, in rounds of bounded chunks.
 Before each round they wait at a `StoreBarrier`. So its collectives start when all leaders have their chunk in memory
 and the chunks of the last round on disk, and a slow file system on one node causes no timeout.
-
-The stream of a leader consists of its items' bytes, in order, each followed by a BLAKE2b digest, which receivers check.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -22,26 +20,16 @@ from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
 from utils.machine.threads import map_ahead
 
-DIGEST_BYTES = 16
 _MIN_CHUNK, _MAX_CHUNK, _ROUND = 1 << 20, 16 << 20, 256 << 20  # bytes a leader, and of all leaders, in a round
 _COST_OF_ONE = 64 << 10  # bytes that could be read in the time that opening an item takes
 
 
 class Piece(NamedTuple):
-    """A part of an item. The last one has the digest and no data."""
+    """A part of an item, as large as fits into a chunk."""
 
     item: int
-    offset: int  # of data in the item
     data: memoryview
-    digest: bytes  # of the whole item; empty in all but its last piece
-
-
-def digest_of(buffers: Iterable[bytes | memoryview]) -> bytes:
-    """The digest of an item, whose bytes are given in ``buffers``."""
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for buffer in buffers:
-        digest.update(buffer)
-    return digest.digest()
+    is_last: bool
 
 
 def assign(sizes: np.ndarray, cached: np.ndarray) -> list[np.ndarray]:
@@ -79,7 +67,6 @@ def exchange_items(
     barrier: StoreBarrier,
     group: Subgroup,
     threads: int = 8,
-    chunk_bytes: int | None = None,
 ) -> Iterator[Piece]:
     """Yields, on every leader, the pieces of all items that some leader lacks. Pieces of an item are in order.
 
@@ -90,28 +77,41 @@ def exchange_items(
         barrier: of the leaders, in the group's order.
         group: the leaders.
         threads: number of reading threads.
-        chunk_bytes: bytes that a leader sends in a round; None: depends on the number of leaders.
 
     Raises:
         ValueError: an item of this leader does not have its size. What ``load`` raises is raised, too.
-        UserError: an item arrives damaged, or a leader is gone.
+        UserError: a leader is gone.
         PeerFailure: another leader failed.
     """
-    chunk = chunk_bytes or int(np.clip(_ROUND // group.group_size, _MIN_CHUNK, _MAX_CHUNK))
+    chunk = int(np.clip(_ROUND // group.group_size, _MIN_CHUNK, _MAX_CHUNK))
     shards = assign(sizes, cached)
-    lengths = [int(sizes[items].sum()) + DIGEST_BYTES * len(items) for items in shards]
-    local = group.local_group_rank
-    inboxes = [_Unpacker(items, sizes, check=rank != local) for rank, items in enumerate(shards)]
-    outbox = _chunks(_stream(shards[local], sizes, load, threads), chunk)
-    for start in range(0, max(lengths), chunk):
-        parts = [max(min(chunk, length - start), 0) for length in lengths]
-        buffers = [
-            next(outbox) if n and rank == local else torch.empty(n, dtype=torch.uint8) for rank, n in enumerate(parts)
-        ]
+    outbox = _chunks(_stream(shards[group.local_group_rank], sizes, load, threads), chunk)
+    for round_ in zip_longest(*(_cut(items, sizes, chunk) for items in shards), fillvalue=()):
+        buffers = [torch.empty(sum(length for _, length, _ in parts), dtype=torch.uint8) for parts in round_]
+        if len(buffers[group.local_group_rank]):
+            buffers[group.local_group_rank] = next(outbox)
         barrier.wait_all()
         _send_round(buffers, group, barrier)
-        for inbox, buffer in zip(inboxes, buffers):
-            yield from inbox.feed(memoryview(buffer.numpy()))
+        for parts, buffer in zip(round_, buffers):
+            view = memoryview(buffer.numpy())
+            for item, length, is_last in parts:
+                yield Piece(item, view[:length], is_last)
+                view = view[length:]
+    next(outbox, None)  # reads empty items at the end, too
+
+
+def _cut(items: np.ndarray, sizes: np.ndarray, chunk: int) -> Iterator[list[tuple[int, int, bool]]]:
+    """The parts of each round of a leader that sends ``items``: item, number of bytes, and whether it is the last one.
+    Every round but the last has ``chunk`` bytes."""
+    parts, room = [], chunk
+    for item, left in zip(items.tolist(), sizes[items].tolist()):
+        while left > room:
+            yield [*parts, (item, room, False)]
+            left, parts, room = left - room, [], chunk
+        parts.append((item, left, True))
+        room -= left
+    if parts:
+        yield parts
 
 
 def _send_round(buffers: list[torch.Tensor], group: Subgroup, barrier: StoreBarrier) -> None:
@@ -134,15 +134,12 @@ def _stream(
     items: np.ndarray, sizes: np.ndarray, load: Callable[[int], Iterable[bytes | memoryview]], threads: int
 ) -> Iterator[memoryview]:
     for item, buffers in zip(items, map_ahead(load, map(int, items), threads=threads)):
-        digest, left = hashlib.blake2b(digest_size=DIGEST_BYTES), int(sizes[item])
+        left = int(sizes[item])
         for buffer in buffers:
-            view = memoryview(buffer).cast("B")
-            digest.update(view)
-            left -= len(view)
-            yield view
+            left -= memoryview(buffer).nbytes
+            yield memoryview(buffer).cast("B")
         if left:
             raise ValueError(f"item {item} is {int(sizes[item]) - left} bytes, not {sizes[item]}")
-        yield memoryview(digest.digest())
 
 
 def _chunks(stream: Iterator[memoryview], size: int) -> Iterator[torch.Tensor]:
@@ -158,38 +155,3 @@ def _chunks(stream: Iterator[memoryview], size: int) -> Iterator[torch.Tensor]:
                 buffer, filled = torch.empty(size, dtype=torch.uint8), 0
     if filled:
         yield buffer[:filled]
-
-
-class _Unpacker:
-    """Cuts the stream of a leader into pieces of items."""
-
-    def __init__(self, items: np.ndarray, sizes: np.ndarray, *, check: bool) -> None:
-        self._items = iter(items)
-        self._sizes = sizes
-        self._check = check
-        self._item = -1
-        self._next_item()
-
-    def _next_item(self) -> None:
-        self._item = int(next(self._items, -1))
-        self._offset = 0
-        self._trailer = b""
-        self._digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-
-    def feed(self, view: memoryview) -> Iterator[Piece]:
-        while len(view):
-            left = int(self._sizes[self._item]) - self._offset
-            if left:
-                part, view = view[:left], view[left:]
-                if self._check:
-                    self._digest.update(part)
-                yield Piece(self._item, self._offset, part, b"")
-                self._offset += len(part)
-                continue
-            part, view = view[: DIGEST_BYTES - len(self._trailer)], view[DIGEST_BYTES - len(self._trailer) :]
-            self._trailer += bytes(part)
-            if len(self._trailer) == DIGEST_BYTES:
-                if self._check and self._digest.digest() != self._trailer:
-                    raise UserError(f"item {self._item} arrived damaged from another node; start again")
-                yield Piece(self._item, self._offset, memoryview(b""), self._trailer)
-                self._next_item()

@@ -8,8 +8,6 @@ images are rewritten, because they may name paths outside the copy.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +33,7 @@ class StagePlan:
     sizes: np.ndarray  # int64 (F,), bytes
     mtimes_ns: np.ndarray  # int64 (F,)
     lists: dict[str, str]  # text of the .txt lists in the copy, by name
-    folders: tuple[str, ...]  # of images and annotations: created even if empty; other files in them are removed
+    folders: tuple[str, ...]  # of images and annotations: created even if empty; other images in them are removed
     absent: frozenset[str]  # missing label files
 
     @property
@@ -116,17 +114,3 @@ def _warn_of_findings(listing: Listing, split: str) -> None:
 def is_under(name: str, folders: Sequence[str]) -> bool:
     """Whether ``name`` is in one of the folders or their subfolders."""
     return any((folder == "." and not name.startswith("../")) or name.startswith(folder + "/") for folder in folders)
-
-
-def to_line(name: str, stamp: FileStamp, digest: bytes) -> str:
-    """A line of the manifest."""
-    return json.dumps([name, stamp.size, stamp.mtime_ns, digest.hex()]) + "\n"
-
-
-def from_line(line: str) -> tuple[str, FileStamp, bytes] | None:
-    """The content of a line written by `to_line`; None for an incomplete line."""
-    try:
-        name, size, mtime_ns, digest = json.loads(line)
-        return os.fspath(name), FileStamp(int(size), int(mtime_ns)), bytes.fromhex(digest)
-    except (ValueError, TypeError):
-        return None

@@ -11,7 +11,6 @@ import dataclasses
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +37,6 @@ def stage_dataset(
     splits: Sequence[str],
     ctx: DistributedContext,
     *,
-    chunk_bytes: int | None = None,
     known_root: str = "",
     optional: Sequence[str] = (),
 ) -> DatasetSpec:
@@ -50,7 +48,6 @@ def stage_dataset(
         source: a data set YAML. Only the first process of the run opens it.
         folder: on this node's disk; may differ between nodes. ``{node_rank}`` in it is replaced by the node's number.
         splits: the splits to copy.
-        chunk_bytes: size of a message between leaders; None: 1 to 16 MiB.
         known_root: see `load_dataset_spec`.
         optional: more splits to copy, if the data set has them.
 
@@ -72,105 +69,83 @@ def stage_dataset(
             names = [f"node {n}" for n in range(leaders.group_size)]
             title = f"stage/{leaders.handle.group_name}" if leaders.handle else ""
             with StoreBarrier(ctx.store, title, rank=leaders.local_group_rank, names=names) as barrier:
-                leader = _Leader(barrier, leaders, ctx.is_main, known_root, optional)
-                yaml = str(leader.stage(source, local_folder, splits, chunk_bytes))
+                sent = [None, None]
+                if leaders.local_group_rank == 0:
+                    sent = [_plan(source, splits, known_root, optional), secrets.token_hex(8)]
+                barrier.wait_all()
+                if leaders.group_size > 1:
+                    dist.broadcast_object_list(sent, src=leaders.group_rank_base, group=leaders.handle)
+                yaml = str(_complete(*sent, local_folder, barrier, leaders, show_progress=ctx.is_main))
             if ctx.store is not None:
                 ctx.store.set(f"stage/{ctx.node_rank}/{splits}", yaml.encode("utf-8", "surrogateescape"))
         return dataclasses.replace(load_dataset_spec(yaml), source=source)
 
 
-@dataclass(frozen=True)
-class _Leader:
-    """The first process of a node."""
+def _plan(source: str, splits: Sequence[str], known_root: str, optional: Sequence[str]) -> StagePlan:
+    spec = load_dataset_spec(source, known_root)
+    return plan_stage(spec, (*splits, *(split for split in optional if split in spec.splits)))
 
-    barrier: StoreBarrier
-    group: Subgroup
-    show_progress: bool
-    known_root: str
-    optional: Sequence[str]
 
-    def stage(self, source: str, folder: Path, splits: Sequence[str], chunk_bytes: int | None) -> Path:
-        """Completes the copy of this node and returns its YAML."""
-        plan, token = self._plan(source, splits)
-        if is_under(relative_name(folder / plan.key, plan.spec.root), plan.folders):
-            raise UserError(f"--stage: {folder} is inside the data set; name a folder outside it")
-        copy = StageCopy(folder / plan.key, plan)
-        self._check_folders_differ(copy.folder, token)
-        with copy.lock(wait=self.group.group_size == 1):
-            local = copy.complete_files(show_progress=self.show_progress)
-            present = self._gather(local)
-            missing = int((~present.all(axis=0)).sum())
-            copy.check_space(~local)
-            self.barrier.wait_all()
-            self._log(copy, present, missing)
-            if not local.all():
-                copy.begin()
-            pieces = exchange_items(
-                plan.sizes, present, copy.loader(local), barrier=self.barrier, group=self.group, chunk_bytes=chunk_bytes
-            )
-            files = self._write(copy, local, pieces)
-            for _ in progress(files, desc="staging", total=missing, enabled=self.show_progress and missing > 0):
-                pass
-            copy.finish()
-            self.barrier.wait_all()
-        return copy.yaml
-
-    def _plan(self, source: str, splits: Sequence[str]) -> tuple[StagePlan, str]:
-        """The plan and a random token, made by the first leader and broadcast to the others."""
-        box: list[tuple[StagePlan, str] | None] = [None]
-        if self.group.local_group_rank == 0:
-            spec = load_dataset_spec(source, self.known_root)
-            splits = (*splits, *(split for split in self.optional if split in spec.splits))
-            box = [(plan_stage(spec, splits), secrets.token_hex(8))]
-        self.barrier.wait_all()
-        if self.group.group_size > 1:
-            dist.broadcast_object_list(box, src=self.group.group_rank_base, group=self.group.handle)
-        assert box[0] is not None
-        return box[0]
-
-    def _check_folders_differ(self, folder: Path, token: str) -> None:
-        """Raises UserError if two nodes use one folder, which then is on a shared disk."""
-        if self.group.group_size == 1:
-            return
-        notes = [folder / f"{NODE_NOTE}{n}-{token}" for n in range(self.group.group_size)]
-        rank = self.group.local_group_rank
-        try:
-            notes[rank].touch()
-            self.barrier.wait_all()
-            others = [n for n, note in enumerate(notes) if n != rank and note.exists()]
-            self.barrier.wait_all()
-        finally:
-            notes[rank].unlink(missing_ok=True)
-        if others:
-            raise UserError(
-                f"--stage: {folder.parent} is the same folder on nodes {min(rank, *others)} and {max(rank, *others)}; "
-                "name a folder on a local disk of each node, or use {node_rank} in the name"
-            )
-
-    def _gather(self, local: np.ndarray) -> np.ndarray:
-        """The files that each node has, bool (N, F), from those of this node, bool (F,)."""
-        self.barrier.wait_all()
-        if self.group.group_size == 1:
-            return local[None]
-        packed: list[np.ndarray] = [np.empty(0)] * self.group.group_size
-        dist.all_gather_object(packed, np.packbits(local), group=self.group.handle)
-        return np.stack([np.unpackbits(bits, count=len(local)).astype(bool) for bits in packed])
-
-    def _log(self, copy: StageCopy, present: np.ndarray, missing: int) -> None:
-        nodes, files = present.shape
-        if self.show_progress and missing:
-            size = format_bytes(int(copy.plan.sizes[~present.all(axis=0)].sum()))
+def _complete(
+    plan: StagePlan, token: str, folder: Path, barrier: StoreBarrier, leaders: Subgroup, *, show_progress: bool
+) -> Path:
+    """Completes the copy of this node, of which this process is the leader, and returns its YAML. ``token``: a random
+    text, the same on all nodes."""
+    if is_under(relative_name(folder / plan.key, plan.spec.root), plan.folders):
+        raise UserError(f"--stage: {folder} is inside the data set; name a folder outside it")
+    copy = StageCopy(folder / plan.key, plan)
+    _check_folders_differ(copy.folder, token, barrier, leaders)
+    with copy.lock(wait=leaders.group_size == 1):
+        local = copy.complete_files()
+        barrier.wait_all()
+        packed: list[np.ndarray] = [np.packbits(local)] * leaders.group_size
+        if leaders.group_size > 1:
+            dist.all_gather_object(packed, packed[0], group=leaders.handle)
+        present = np.stack([np.unpackbits(bits, count=len(local)).astype(bool) for bits in packed])
+        missing = ~present.all(axis=0)
+        copy.check_space(~local)
+        barrier.wait_all()
+        if show_progress and missing.any():
             get_logger().info(
                 "--stage: copying %d of %d files (%s) to %s, on this node to %s",
-                missing, files, size, counted(nodes, "node"), copy.folder,
+                missing.sum(), len(local), format_bytes(int(plan.sizes[missing].sum())),
+                counted(leaders.group_size, "node"), copy.folder,
             )  # fmt: skip
-        elif self.show_progress:
-            get_logger().info("--stage: complete in %s (%s)", copy.folder, counted(files, "file"))
+        elif show_progress:
+            get_logger().info("--stage: complete in %s (%s)", copy.folder, counted(len(local), "file"))
+        pieces = exchange_items(plan.sizes, present, copy.loader(local), barrier=barrier, group=leaders)
+        files = _write(copy, local, pieces)
+        for _ in progress(files, desc="staging", total=missing.sum(), enabled=show_progress and missing.any()):
+            pass
+        copy.finish()
+        barrier.wait_all()
+    return copy.yaml
 
-    def _write(self, copy: StageCopy, local: np.ndarray, pieces: Iterator[Piece]) -> Iterator[None]:
-        """Writes the files that this node lacks. Yields once for each file that has arrived on all nodes."""
-        for piece in pieces:
-            if not local[piece.item]:
-                copy.write(piece)
-            if piece.digest:
-                yield
+
+def _check_folders_differ(folder: Path, token: str, barrier: StoreBarrier, leaders: Subgroup) -> None:
+    """Raises UserError if two nodes use one folder, which then is on a shared disk."""
+    if leaders.group_size == 1:
+        return
+    rank = leaders.local_group_rank
+    notes = [folder / f"{NODE_NOTE}{n}-{token}" for n in range(leaders.group_size)]
+    try:
+        notes[rank].touch()
+        barrier.wait_all()
+        others = [n for n, note in enumerate(notes) if n != rank and note.exists()]
+        barrier.wait_all()
+    finally:
+        notes[rank].unlink(missing_ok=True)
+    if others:
+        raise UserError(
+            f"--stage: {folder.parent} is the same folder on nodes {min(rank, *others)} and {max(rank, *others)}; "
+            "name a folder on a local disk of each node, or use {node_rank} in the name"
+        )
+
+
+def _write(copy: StageCopy, local: np.ndarray, pieces: Iterator[Piece]) -> Iterator[None]:
+    """Writes the files that this node lacks. Yields once for each file that has arrived on all nodes."""
+    for piece in pieces:
+        if not local[piece.item]:
+            copy.write(piece)
+        if piece.is_last:
+            yield

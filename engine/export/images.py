@@ -71,7 +71,7 @@ def _requests(image_hw: np.ndarray, options: ExportOptions, stride: int, batch: 
 
 def _batch(samples: LoadImagesAndLabels, request: BatchRequest) -> Batch:
     pixels = torch.empty((len(request.keys), *request.canvas_hw, 3), dtype=torch.uint8)
-    return collate(samples.samples(request.keys, list(pixels.numpy())), request.cells(), pixels)
+    return collate(samples.samples(request.keys, list(pixels.numpy())), pixels)
 
 
 def _subset(gt: GroundTruth, chosen: np.ndarray) -> GroundTruth:

@@ -35,7 +35,7 @@ C_COMPILERS = ("c++", "g++", "clang++", "cc", "gcc", "clang", "cl")
 class Compilation:
     """How a model is compiled."""
 
-    pictures: int | None  # of a full global batch; None: nothing is compiled
+    images: int | None  # of a full global batch; None: nothing is compiled
     dynamic: bool = False  # one version for all image sizes instead of one for each
     cuda_graphs: bool = False
     loss: bool = False  # also the loss
@@ -45,14 +45,14 @@ class Compilation:
         """Compiles ``model`` (unwrapped), and ``criterion`` if `loss` is set, at their first calls."""
         if self.loss:
             criterion.compile_terms()
-        if self.pictures is not None:
+        if self.images is not None:
             model.compile(dynamic=self.dynamic, mode="reduce-overhead" if self.cuda_graphs else "default")
 
-    def forward(self, pictures: int) -> AbstractContextManager:
-        """The context for the forward pass of a shard of a global batch of ``pictures``."""
-        if self.pictures is None:
+    def forward(self, images: int) -> AbstractContextManager:
+        """The context for the forward pass of a shard of a global batch of ``images``."""
+        if self.images is None:
             return nullcontext()
-        if pictures != self.pictures:
+        if images != self.images:
             return torch.compiler.set_stance("force_eager")
         if self.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()  # outputs of earlier runs are no longer used
@@ -68,7 +68,7 @@ class Compilation:
                 parameter.grad = parameter.grad.clone()
 
 
-UNCOMPILED = Compilation(pictures=None)
+UNCOMPILED = Compilation(images=None)
 
 
 def check_compilation(config: TrainConfig, ctx: DistributedContext) -> None:
@@ -83,31 +83,31 @@ def check_compilation(config: TrainConfig, ctx: DistributedContext) -> None:
         raise UserError("--compile: needs a C++ compiler; install g++ or set CXX, or leave --compile")
 
 
-def plan_compilation(config: TrainConfig, ctx: DistributedContext, *, pictures: int, shards: int) -> Compilation:
+def plan_compilation(config: TrainConfig, ctx: DistributedContext, *, images: int, shards: int) -> Compilation:
     """The compilation of a run that has passed `check_compilation`.
 
     Args:
         config: of the run.
         ctx: this process among the others.
-        pictures: of a full global batch (the first of an epoch).
+        images: of a full global batch (the first of an epoch).
         shards: that a batch is cut into: virtual ranks, or processes.
 
     Raises UserError for batches that leave processes without images, which then would not run what the others run.
     """
     if not config.compile:
         return UNCOMPILED
-    if pictures < shards:
-        raise UserError(f"--compile: a batch of {pictures} pictures leaves some of its {shards} shards empty")
+    if images < shards:
+        raise UserError(f"--compile: a batch of {images} images leaves some of its {shards} shards empty")
     # On a CPU the loss takes little time. Compiled scatters add in any order.
     loss = ctx.device.type == "cuda" and not config.deterministic
     varied = [flag for flag, is_on in (("--multi-scale", config.multi_scale), ("--rect", config.rect)) if is_on]
     if varied:
         # None, torch's default, would compile for the first size, and again for all sizes at the second one.
         line = f"one version for all sizes ({', '.join(varied)}), no CUDA graphs: each is of one size"
-        return Compilation(pictures, dynamic=True, loss=loss, line=f"compiled: {line}")
+        return Compilation(images, dynamic=True, loss=loss, line=f"compiled: {line}")
     if ctx.device.type != "cuda":
-        return Compilation(pictures, line="compiled: fixed sizes")
+        return Compilation(images, line="compiled: fixed sizes")
     if ctx.is_distributed and (config.sync_bn or config.sync_bn_group):
         line = "fixed sizes, no CUDA graphs: --sync-bn exchanges statistics between processes in the forward pass"
-        return Compilation(pictures, loss=loss, line=f"compiled: {line}")
-    return Compilation(pictures, cuda_graphs=True, loss=loss, line="compiled: fixed sizes, CUDA graphs")
+        return Compilation(images, loss=loss, line=f"compiled: {line}")
+    return Compilation(images, cuda_graphs=True, loss=loss, line="compiled: fixed sizes, CUDA graphs")

@@ -60,14 +60,14 @@ class TreeGradients:
     def __call__(
         self,
         batches: Sequence[Batch],
-        pictures: Sequence[int],
+        images: Sequence[int],
         accumulate: Callable[[Sequence[Batch]], tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
         """Leaves the gradients of the step's total in ``.grad``, equal on all ranks.
 
         Args:
             batches: this rank's micro-batches.
-            pictures: images of each micro-batch over all ranks.
+            images: of each micro-batch over all ranks.
             accumulate: adds the gradients of micro-batches to ``.grad``; returns sums (n,) and their total ().
 
         Returns the sums over all ranks, and the total of this rank.
@@ -79,7 +79,7 @@ class TreeGradients:
             copy_from_flat(start, self._statistics)
             copy_from_flat(counted, self._counters)
             shards = []
-            for batch, count in zip(batches, pictures):
+            for batch, count in zip(batches, images):
                 first, last = shard_bounds(count, rank, self._count)
                 offset, _ = shard_bounds(count, ctx.rank, ctx.world_size)
                 shards.append(batch.shard(first - offset, last - offset))

@@ -32,9 +32,9 @@ from utils.logger import get_logger
 from utils.strings import counted
 from utils.structures import Batch, bucketed
 
-MOST_PICTURES = 512  # per shard: more are not more efficient, and the host keeps 36 batches with 16 workers
-BOXES = 128  # per picture, as mosaics of COCO have; targets are padded to the number of the fullest picture
-HEADROOM = 0.1  # fraction of the free memory for fragmentation, communication, and pictures with more boxes
+MOST_IMAGES = 512  # per shard: more are not more efficient, and the host keeps 36 batches with 16 workers
+BOXES = 128  # per image, as mosaics of COCO have; targets are padded to the number of the fullest image
+HEADROOM = 0.1  # fraction of the free memory for fragmentation, communication, and images with more boxes
 PATIENCE = 10  # sizes tried by linear interpolation before the search bisects
 # Errors besides torch.OutOfMemoryError that mean that memory ran out: cuDNN tries kernels until one has enough.
 _EXHAUSTED = ("unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "out of memory")
@@ -103,22 +103,22 @@ def with_batch_that_fits(
         memory: measures the device's memory; None: `CudaMemory`.
 
     Raises:
-        UserError: not even one picture per shard fits.
+        UserError: not even one image per shard fits.
     """
     memory = memory or CudaMemory(ctx.device)
     config = run.config
     shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
     side = largest_side(run, model)
-    copies = 2 if plan_compilation(config, ctx, pictures=shards, shards=shards).cuda_graphs else 1
+    copies = 2 if plan_compilation(config, ctx, images=shards, shards=shards).cuda_graphs else 1
     with _own_group(ctx, config) as group:
 
-        def peak_bytes_of(pictures: int) -> int | None:
-            peak = memory.peak_of(lambda: prepare_step(ctx, run, model, criterion, pictures, group))
+        def peak_bytes_of(images: int) -> int | None:
+            peak = memory.peak_of(lambda: prepare_step(ctx, run, model, criterion, images, group))
             # CUDA graphs keep their memory, and an epoch's last, smaller batch, which runs without them, needs more.
             return None if peak is None else copies * peak
 
-        def exceeds(pictures: int) -> bool:
-            peak = peak_bytes_of(pictures)
+        def exceeds(images: int) -> bool:
+            peak = peak_bytes_of(images)
             return peak is None or peak > limit
 
         with without_kernel_search():  # it would begin anew for each of a dozen sizes
@@ -127,35 +127,33 @@ def with_batch_that_fits(
             own = largest_that_fits(peak_bytes_of, limit)
         if own == 0:
             raise UserError(
-                f"--batch-size -1: not even one picture of {side} px fits in the {limit / 2**30:.1f} GiB of memory "
+                f"--batch-size -1: not even one image of {side} px fits in the {limit / 2**30:.1f} GiB of memory "
                 f"that {ctx.device} has left; use a smaller --imgsz or model"
             )
         own = -max_over_ranks(ctx, -own)
         # The kernels that the run will search for may need more memory.
         while own > 1 and torch.backends.cudnn.benchmark and max_over_ranks(ctx, exceeds(own)):
             own = _rounded(own - 1)
-    images = own * shards * config.images_per_picture
+    batch_size = own * shards * config.samples_per_image
     get_logger().info(
-        "--batch-size -1: %s a step (%s of %s of %d px, up to %d boxes each, in %.1f GiB)",
-        counted(images, "image"), counted(shards, "shard"), counted(own, "picture"), side,
-        BOXES * config.images_per_picture, limit / 2**30,
+        "--batch-size -1: %d (%s of %s of %d px, up to %d boxes each, in %.1f GiB)",
+        batch_size, counted(shards, "shard"), counted(own, "image"), side,
+        BOXES * config.samples_per_image, limit / 2**30,
     )  # fmt: skip
-    return replace(run, config=replace(config, batch_size=images))
+    return replace(run, config=replace(config, batch_size=batch_size))
 
 
-def largest_that_fits(
-    peak_bytes_of: Callable[[int], int | None], limit_bytes: int, *, most: int = MOST_PICTURES
-) -> int:
-    """The largest number of pictures that fits, a multiple of 8 from 16 on; 0 if none fits.
+def largest_that_fits(peak_bytes_of: Callable[[int], int | None], limit_bytes: int, *, most: int = MOST_IMAGES) -> int:
+    """The largest number of images that fits, a multiple of 8 from 16 on; 0 if none fits.
 
     Memory is nearly linear in the number, so two measurements predict the next number to try. The result has been
     measured to fit and the next larger number not to, unless the result is ``most``.
 
     Args:
-        peak_bytes_of: measures the memory that a number of pictures takes; None if it ran out.
+        peak_bytes_of: measures the memory that a number of images takes; None if it ran out.
         limit_bytes: the memory that they may take.
     """
-    fits: list[tuple[int, int]] = []  # pictures and bytes, ascending
+    fits: list[tuple[int, int]] = []  # images and bytes, ascending
     too_many: tuple[int, int | None] | None = None
     number, tries = 1, 0
     while True:
@@ -205,7 +203,7 @@ def prepare_step(
     run: Run,
     model: nn.Module,
     criterion: nn.Module,
-    pictures: int,
+    images: int,
     group: dist.ProcessGroup | None = None,
 ) -> TakeStep:
     """Returns a step like the run's, on copies of the run's objects, which does not wait for other processes.
@@ -213,34 +211,34 @@ def prepare_step(
     Under DDP the run keeps all gradients allocated. Here the second copy of the model takes their place.
 
     Args:
-        pictures: per shard of the batch; the step takes this process's shards.
+        images: per shard of the batch; the step takes this process's shards.
         group: a group of this process alone, for ``--sync-bn``; None without it.
     """
     config = run.config
     virtual = resolve_virtual_ranks(ctx, config)
     own, shards = max(virtual // ctx.world_size, 1), virtual or ctx.world_size
-    images = pictures * shards * config.images_per_picture
-    accumulate = step_plan(replace(config, batch_size=images), 1).accumulate
+    batch_size = images * shards * config.samples_per_image
+    accumulate = step_plan(replace(config, batch_size=batch_size), 1).accumulate
     alone = {"compile": False, "zero": False, "compress_grads": False, "sync_bn": False, "sync_bn_group": 0}
     model = copy.deepcopy(model)
     step = build_step(
         DistributedContext.single(ctx.device),
-        replace(run, config=replace(config, batch_size=images, virtual_ranks=own if virtual else 0, **alone)),
+        replace(run, config=replace(config, batch_size=batch_size, virtual_ranks=own if virtual else 0, **alone)),
         model,
         criterion,
         pretrained={},
         plan=StepPlan(accumulate, 1, 1),
-        pictures=own * pictures,
+        images=own * images,
     )
     if group is not None:  # after the EMA has copied the model, as under DDP
         convert_sync_bn(model, group)
     # The prefetcher keeps this step's batches and the next one's. Gradients are accumulated from the second batch on.
-    side, boxes = largest_side(run, model), BOXES * config.images_per_picture
-    batches = [blank_batch(own * pictures, side, boxes, model.num_classes, ctx.device) for _ in range(2 * accumulate)]
+    side, boxes = largest_side(run, model), BOXES * config.samples_per_image
+    batches = [blank_batch(own * images, side, boxes, model.num_classes, ctx.device) for _ in range(2 * accumulate)]
 
     def take_step() -> None:
         used = batches[: min(accumulate, 2)]
-        step(used, [own * pictures] * len(used), 1)
+        step(used, [own * images] * len(used), 1)
         step.reader.pop(leave=0)
 
     return take_step
@@ -259,20 +257,20 @@ def _own_group(ctx: DistributedContext, config: TrainConfig) -> Iterator[dist.Pr
         dist.destroy_process_group(group)
 
 
-def blank_batch(pictures: int, side: int, boxes: int, classes: int, device: torch.device) -> Batch:
-    """Black pictures with ``boxes`` small boxes each, in rows."""
+def blank_batch(images: int, side: int, boxes: int, classes: int, device: torch.device) -> Batch:
+    """Black images with ``boxes`` small boxes each, in rows."""
     number = torch.arange(boxes)
     centers = torch.stack([(number % 16 + 0.5) / 16, (number // 16 % 16 + 0.5) / 16], 1)
     own = torch.cat([(number % classes)[:, None], centers, torch.full((boxes, 2), 0.05)], 1)
-    image = torch.arange(pictures).repeat_interleave(boxes)[:, None]
+    image = torch.arange(images).repeat_interleave(boxes)[:, None]
     batch = Batch(
         images=torch.empty(0, dtype=torch.uint8),
-        targets=torch.cat([image, own.repeat(pictures, 1)], 1),
+        targets=torch.cat([image, own.repeat(images, 1)], 1),
         max_targets=bucketed(boxes),
-        indices=torch.arange(pictures),
-        original_hw=torch.full((pictures, 2), side, dtype=torch.int32),
-        letterbox=torch.zeros((pictures, 4), dtype=torch.float64),
-        counts=(boxes,) * pictures,
+        indices=torch.arange(images),
+        original_hw=torch.full((images, 2), side, dtype=torch.int32),
+        letterbox=torch.zeros((images, 4), dtype=torch.float64),
+        counts=(boxes,) * images,
     )
-    images = torch.zeros((pictures, side, side, 3), dtype=torch.uint8, device=device).permute(0, 3, 1, 2)
-    return replace(batch.to(device, non_blocking=False), images=images)
+    black = torch.zeros((images, side, side, 3), dtype=torch.uint8, device=device).permute(0, 3, 1, 2)
+    return replace(batch.to(device, non_blocking=False), images=black)

@@ -88,8 +88,8 @@ def build_run(ctx: DistributedContext, run: Run, watchdog: Watchdog) -> Iterator
         plan, criterion = step_plan(config, len(train_loader)), build_loss(ctx, run, model)
         if ctx.is_main and not config.time:
             warn_of_few_steps(plan, from_weights=bool(config.weights))
-        pictures = train_loader.global_pictures(0)
-        step = build_step(ctx, run, model, criterion, pretrained=pretrained, plan=plan, pictures=pictures)
+        images = train_loader.global_images(0)
+        step = build_step(ctx, run, model, criterion, pretrained=pretrained, plan=plan, images=images)
         _log_plan(run, step, plan)
         # It depends on modification times, which differ if machines have copies of their own: rank 0's is used.
         fingerprint = broadcast_object(ctx, train_loader.index.fingerprint)

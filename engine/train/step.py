@@ -112,13 +112,13 @@ class TrainStep:
         channels_last: bool,
         virtual_ranks: int = 0,
         skip_zero_grads: bool = False,
-        images_per_picture: int = 1,
+        samples_per_image: int = 1,
         compilation: Compilation = UNCOMPILED,
     ) -> None:
         self.model, self.criterion, self.optimizer, self.ema = model, criterion, optimizer, ema
         self.ctx, self.amp_dtype, self.clip_norm = ctx, amp_dtype, clip_norm
         self.skip_zero_grads, self.compilation = skip_zero_grads, compilation
-        self.channels_last, self.images_per_picture = channels_last, images_per_picture
+        self.channels_last, self.samples_per_image = channels_last, samples_per_image
         self.scaler = torch.amp.GradScaler(ctx.device.type, enabled=amp_dtype is torch.float16)
         self.reader = DelayedReader(ctx.device)
         self._bare = unwrap(model)
@@ -128,25 +128,25 @@ class TrainStep:
         self._averaged_over = ctx.world_size if isinstance(model, nn.parallel.DistributedDataParallel) else 1
 
     def __call__(
-        self, batches: Sequence[Batch], pictures: Sequence[int], updates: int, flags: StepFlags = NO_FLAGS
+        self, batches: Sequence[Batch], images: Sequence[int], updates: int, flags: StepFlags = NO_FLAGS
     ) -> None:
         """Takes one optimizer step.
 
         Args:
             batches: this rank's micro-batches; any may be empty.
-            pictures: of each micro-batch over all ranks.
+            images: of each micro-batch over all ranks.
             updates: optimizer steps, including this one.
             flags: of this rank; those of all ranks are returned with the values of the step.
         """
         before = flatten(self._statistics)
         if self._tree is None:
-            sums, local_total = self._accumulate(batches, pictures, flags)
+            sums, local_total = self._accumulate(batches, images, flags)
             all_reduce_sum(self.ctx, sums)
         else:
-            sums, local_total = self._tree(batches, pictures, lambda shards: self._accumulate(shards, pictures, flags))
+            sums, local_total = self._tree(batches, images, lambda shards: self._accumulate(shards, images, flags))
         sums, flag_sums = sums[: -len(flags)], sums[-len(flags) :]
         losses = sums[1:] / sums[0].clamp(min=1)
-        norm, bad = self._scale_and_clip(sums[0], sum(pictures))
+        norm, bad = self._scale_and_clip(sums[0], sum(images))
         self.optimizer.skip = bad
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -158,16 +158,16 @@ class TrainStep:
         values = torch.cat([first, flag_sums.to(norm), losses.to(norm)])
         self.reader.push(values, tuple(path for batch in batches for path in batch.paths))
 
-    def _accumulate(self, batches: Sequence[Batch], pictures: Sequence[int], flags: StepFlags) -> tuple[Tensor, Tensor]:
+    def _accumulate(self, batches: Sequence[Batch], images: Sequence[int], flags: StepFlags) -> tuple[Tensor, Tensor]:
         """Adds the gradients of a step's micro-batches to ``.grad``; DDP sends them with the last one.
 
         Returns sums (1 + P + A,) over the micro-batches: normalizer, then parts, then flags; and their total ().
         """
         totals, sums = [], []
-        for number, (batch, count) in enumerate(zip(batches, pictures)):
+        for number, (batch, count) in enumerate(zip(batches, images)):
             is_last = number == len(batches) - 1
             with nullcontext() if is_last else without_gradient_sync(self.model):
-                total, parts = self._forward_backward(batch, count, sum(pictures))
+                total, parts = self._forward_backward(batch, count, sum(images))
             totals.append(total)
             sums.append(parts)
             if number == 0 and not is_last:
@@ -196,14 +196,14 @@ class TrainStep:
         if counters:
             torch._foreach_add_(counters, 1)
 
-    def _scale_and_clip(self, normalizer: Tensor, global_pictures: int) -> tuple[Tensor, Tensor]:
+    def _scale_and_clip(self, normalizer: Tensor, global_images: int) -> tuple[Tensor, Tensor]:
         """Gradients become those of ``images * total / normalizer`` (the loss scaled by the batch, as YOLO's learning
         rates expect), clipped. Returns their norm before clipping and a float that is 1 if it is not finite."""
         self.scaler.unscale_(self.optimizer)
         if self.skip_zero_grads:
             drop_zero_gradients(self.optimizer.parameters)
         gradients = [p.grad for p in self.optimizer.parameters if p.grad is not None]
-        factor = global_pictures**2 * self.images_per_picture / normalizer.clamp(min=1)
+        factor = global_images**2 * self.samples_per_image / normalizer.clamp(min=1)
         norm = torch.nn.utils.get_total_norm(gradients) * factor
         if self.clip_norm > 0:
             factor = factor * (self.clip_norm / (norm + 1e-6)).clamp(max=1)
@@ -253,7 +253,7 @@ def build_step(
     *,
     pretrained: Mapping[str, Sequence[int]],
     plan: StepPlan,
-    pictures: int,
+    images: int,
 ) -> TrainStep:
     """The step of a run whose settings `check_step_settings` accepts: with its optimizer, its averaged weights, and the
     model wrapped for its devices and compiled.
@@ -262,7 +262,7 @@ def build_step(
         model: a detector, on its device.
         criterion: its loss, there too.
         pretrained: as in `build_optimizer`.
-        pictures: of a whole global batch.
+        images: of a whole global batch.
     """
     config, hyp = run.config, run.hyp
     optimizer = build_optimizer(
@@ -280,7 +280,7 @@ def build_step(
     amp = broadcast_object(ctx, resolve_amp(config.amp, ctx.device))
     virtual_ranks = resolve_virtual_ranks(ctx, config)
     wrapped = model if virtual_ranks else _over_devices(ctx, run, model, plan)
-    compilation = plan_compilation(config, ctx, pictures=pictures, shards=virtual_ranks or ctx.world_size)
+    compilation = plan_compilation(config, ctx, images=images, shards=virtual_ranks or ctx.world_size)
     compilation.apply(model, criterion)
     if compilation.line:
         get_logger().info("%s", compilation.line)
@@ -295,7 +295,7 @@ def build_step(
         channels_last=config.channels_last,
         virtual_ranks=virtual_ranks,
         skip_zero_grads=config.skip_zero_grads,
-        images_per_picture=config.images_per_picture,
+        samples_per_image=config.samples_per_image,
         compilation=compilation,
     )
 

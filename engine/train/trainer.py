@@ -131,15 +131,15 @@ class Trainer:
         self._follow(self.control.after_step(flags, partial(self._read, leave=0)))
 
     def _take_step(self, micro_batches: list[Batch], first: int) -> int:
-        """Steps over micro-batches ``first``... of the epoch. Returns their images over all ranks."""
+        """Steps over micro-batches ``first``... of the epoch. Returns their samples over all ranks."""
         progress = self.progress
         self.take_step.optimizer.set_rates(self.schedule, progress.updates)
-        counts = [self.train_loader.global_pictures(first + number) for number in range(len(micro_batches))]
+        counts = [self.train_loader.global_images(first + number) for number in range(len(micro_batches))]
         self.take_step(micro_batches, counts, progress.updates + 1, self.control.flags())
         progress.batch += len(micro_batches)
         progress.step += len(micro_batches)
         progress.updates += 1
-        return sum(counts) * self.run.config.images_per_picture
+        return sum(counts) * self.run.config.samples_per_image
 
     def _batches_of_next_step(self) -> int:
         """How many batches to prefetch: 0 after the last step, and if validation decides which images follow."""

@@ -350,8 +350,8 @@ def test_steps_take_one_batch_after_another():
     class TakeStep:
         reader = Namespace(pop=lambda: None)
 
-        def __call__(self, batches, pictures, updates):
-            taken.append((int(batches[0].indices[0]), pictures, updates))
+        def __call__(self, batches, images, updates):
+            taken.append((int(batches[0].indices[0]), images, updates))
 
     batches = [Namespace(indices=torch.tensor([n]), images=torch.zeros(2)) for n in range(2)]
     step = stepper(TakeStep(), batches)

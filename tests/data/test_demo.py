@@ -7,10 +7,8 @@ import pytest
 import yaml
 
 import data.demo as demo
-from data.demo import demo_image, ensure_demo
-from data.demo_scene import CLASS_NAMES, MIN_SIDE, render_scene
+from data.demo import CLASS_NAMES, MIN_SIDE, demo_image, ensure_demo
 from utils.errors import UserError
-from utils.rng import Stream, keyed_generator
 
 SMALL = {"train_images": 6, "val_images": 3, "size": 128}
 
@@ -92,19 +90,17 @@ def test_interrupted_rendering_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_boxes_are_the_extent_of_what_is_visible():
-    """Brute force: an object's pixels, found by recoloring it in the same scene, must have exactly this extent."""
-    import data.demo_scene as scene
-
+    """Brute force: the pixels that the owner map gives to an object must have exactly this extent."""
     owners = {}
-    visible_boxes = scene._visible_boxes
+    visible_boxes = demo.visible_boxes
 
     def remember(owner, classes, areas):
         owners["map"] = owner.copy()
         return visible_boxes(owner, classes, areas)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scene, "_visible_boxes", remember)
-        _, labels = render_scene(keyed_generator(0, Stream.DEMO, 0, 1), 128)
+        patch.setattr(demo, "visible_boxes", remember)
+        _, labels = demo_image("train", 1, size=128)
     owner = owners["map"]
     extents = set()
     for number in range(owner.max() + 1):

@@ -37,14 +37,6 @@ def keys_of(request):
     return list(request.keys)
 
 
-def pictures_of(request):
-    pictures = [[] for _ in range(request.pictures)]
-    for key, cell in zip(request.keys, request.cells()):
-        assert (cell.row, cell.column) == divmod(len(pictures[cell.picture]), cell.grid[1])
-        pictures[cell.picture].append(key)
-    return pictures
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"rect": True}, {"quad": True}, {"multi_scale": 0.5}, {"count": 3}, {"block": 8}]
 )
@@ -56,7 +48,7 @@ def test_the_shards_of_all_ranks_form_the_same_global_batches(world, options):
         assert {len(s) for s in shares} == {len(whole)}
         for request, *parts in zip(whole, *shares):
             assert sum((part.keys for part in parts), ()) == request.keys
-            assert sum(part.pictures for part in parts) == request.pictures
+            assert sum(len(part.images) for part in parts) == len(request.images)
             assert {part.canvas_hw for part in parts} == {request.canvas_hw}
 
 
@@ -68,7 +60,7 @@ def test_global_batch_is_a_slice_of_the_permutation():
         keys = keys_of(request)
         assert [key.position for key in keys] == list(range(16 * k, min(16 * k + 16, 53)))
         assert [key.index for key in keys] == permutation[16 * k : 16 * k + 16].tolist()
-        assert sampler.global_pictures(k) == len(keys)
+        assert sampler.global_images(k) == len(keys)
 
 
 @pytest.mark.parametrize("quad", [False, True])
@@ -105,7 +97,7 @@ def test_every_epoch_is_a_new_order_of_all_images():
 
 def test_an_empty_shard_keeps_its_canvas():
     requests = [list(sampler_of(rank, 4, count=3).requests(0)) for rank in range(4)]
-    assert sorted(r[0].pictures for r in requests) == [0, 1, 1, 1]
+    assert sorted(len(r[0].images) for r in requests) == [0, 1, 1, 1]
     assert {r[0].canvas_hw for r in requests} == {(320, 320)}
 
 
@@ -180,12 +172,12 @@ def test_image_weights_handle_backgrounds_crowds_and_zeros():
 
 def test_quad_groups_four_consecutive_samples():
     sampler = sampler_of(count=54, quad=True)
-    assert [sampler.global_pictures(k) for k in range(sampler.num_batches)] == [4, 4, 4, 1]
-    pictures = [p for e in range(20) for r in sampler.requests(e) for p in pictures_of(r)]
-    tiled = [p for p in pictures if len(p) == 4]
-    single = [p for p in pictures if len(p) == 1]
-    assert len(tiled) + len(single) == len(pictures) == 20 * 13
-    assert 0.35 < len(tiled) / len(pictures) < 0.65
+    assert [sampler.global_images(k) for k in range(sampler.num_batches)] == [4, 4, 4, 1]
+    images = [[r.keys[i] for i in members] for e in range(20) for r in sampler.requests(e) for members in r.images]
+    tiled = [p for p in images if len(p) == 4]
+    single = [p for p in images if len(p) == 1]
+    assert len(tiled) + len(single) == len(images) == 20 * 13
+    assert 0.35 < len(tiled) / len(images) < 0.65
     assert {k.canvas_hw for p in tiled for k in p} == {(320, 320)}
     assert {k.canvas_hw for p in single for k in p} == {(640, 640)}
     assert {p[0].position % 4 for p in single} == {0, 1, 2, 3}

@@ -360,10 +360,10 @@ def _stop_itself(step: int) -> None:
 
     take = TrainStep.__call__
 
-    def stop(self, batches, pictures, updates, *rest) -> None:
+    def stop(self, batches, images, updates, *rest) -> None:
         if updates == step:
             os.kill(os.getpid(), signal.SIGTERM)
-        take(self, batches, pictures, updates, *rest)
+        take(self, batches, images, updates, *rest)
 
     TrainStep.__call__ = stop
 

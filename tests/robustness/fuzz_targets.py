@@ -1122,11 +1122,11 @@ class IndexCache(Target):
         self.cache = seeds / f"{self.name}.cache"
         (self.root / "labels/train/b.txt").write_text("0 0.5 0.5 0.2 0.2\nnonsense\n")
         self.index = scan(self.root, "yolo", self.cache)
-        leave, PartialScan.__exit__ = PartialScan.__exit__, lambda scan, *_: scan._save()  # as when it is interrupted
+        remove, PartialScan.remove = PartialScan.remove, PartialScan.save  # as when it is interrupted
         try:
             scan(self.root, "yolo", seeds / "interrupted")
         finally:
-            PartialScan.__exit__ = leave
+            PartialScan.remove = remove
         (partial,) = (seeds / "interrupted").glob("*.partial")
         shutil.move(partial, self.cache / partial.name)
         damaged = DamagedImages(self.index, "train", cache_dir=str(self.cache), max_bad=1.0)

@@ -31,7 +31,7 @@ def make_odd(kind: str, *args: str) -> None:
 
     take, score = TrainStep.__call__, Evaluator.run
 
-    def step(self, batches, pictures, updates, *rest) -> None:
+    def step(self, batches, images, updates, *rest) -> None:
         here = kind in ("hang", "raise", "refuse") and (self.ctx.rank, updates) == (int(args[0]), int(args[1]))
         if kind == "log":
             images = " ".join(str(int(i)) for batch in batches for i in batch.indices)
@@ -45,7 +45,7 @@ def make_odd(kind: str, *args: str) -> None:
             raise RuntimeError("built to fail")
         elif here:
             raise UserError("built to refuse")
-        take(self, batches, pictures, updates, *rest)
+        take(self, batches, images, updates, *rest)
 
     def run(self, model, loader, **options):
         def slowly():

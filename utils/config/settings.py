@@ -289,8 +289,8 @@ class TrainConfig(_DataConfig):
     project: str = setting("runs/train", help="folder of runs")
 
     @property
-    def images_per_picture(self) -> int:
-        """The number of images, as ``batch_size`` counts them, that one picture of a batch consists of."""
+    def samples_per_image(self) -> int:
+        """The number of samples, which ``batch_size`` counts, that are collated into one image of a batch."""
         return 4 if self.quad else 1
 
 

@@ -69,30 +69,22 @@ def _load(text: str, loader: type) -> Any:
 def _check_value(value: Any) -> None:
     """Raises yaml.YAMLError for a value that cannot be written out: one that contains itself or repeats a part too
     often (by aliases), text with characters that no file can hold, and integers of more than 64 bits."""
-    sizes: dict[int, int] = {}  # values in each list and mapping; 0 while they are being counted
-
-    def size(part: Any) -> int:
+    problem, pending, count = "", [value], 0
+    while pending and not problem:
+        part, count = pending.pop(), count + 1
         if isinstance(part, str):
             if "\0" in part or (not part.isprintable() and _HALF_CHARACTER.search(part)):
-                raise yaml.constructor.ConstructorError(problem="text with a NUL or half a character")
-            return 1
-        if isinstance(part, int) and not fits_64_bits(part):
-            raise yaml.constructor.ConstructorError(problem=TOO_LONG)
-        if not isinstance(part, dict | list | tuple | set):
-            return 1
-        known = sizes.get(id(part))
-        if known == 0:
-            raise yaml.constructor.ConstructorError(problem="an alias refers to what it is part of")
-        if known is None:
-            sizes[id(part)] = 0
-            parts = [*part.keys(), *part.values()] if isinstance(part, dict) else part
-            known = sizes[id(part)] = 1 + sum(map(size, parts))
-            if known > MOST_VALUES:
-                problem = f"its aliases expand to more than {MOST_VALUES:,} values"
-                raise yaml.constructor.ConstructorError(problem=problem)
-        return known
-
-    size(value)
+                problem = "text with a NUL or half a character"
+        elif isinstance(part, int):
+            problem = "" if fits_64_bits(part) else TOO_LONG
+        elif isinstance(part, dict):
+            pending += [*part.keys(), *part.values()]
+        elif isinstance(part, list | tuple | set):
+            pending += part
+        if count > MOST_VALUES:
+            problem = f"its aliases expand to more than {MOST_VALUES:,} values, or one refers to what it is part of"
+    if problem:
+        raise yaml.constructor.ConstructorError(problem=problem)
 
 
 @functools.cache

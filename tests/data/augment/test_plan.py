@@ -40,7 +40,7 @@ def plan_of(hyp: Hyperparameters, position: int = 0, *, epoch: int = 0, epochs: 
 def flat(plan) -> list:
     return [plan.canvas_hw, plan.mix] + [
         (t.index, t.region, t.matrix.tolist(), [parameters.tolist() for _, parameters in p.operations])
-        for p in plan.pictures
+        for p in plan.layers
         for t in p.tiles
     ]
 
@@ -81,11 +81,11 @@ def test_an_added_augmentation_does_not_change_the_draws_of_others(monkeypatch):
     for position, old in enumerate(before):
         new = plan_of(hyp, position)
         assert new.mix == old.mix
-        for ours, theirs in zip(new.pictures, old.pictures, strict=True):
+        for ours, theirs in zip(new.layers, old.layers, strict=True):
             assert [t.matrix.tolist() for t in ours.tiles] == [t.matrix.tolist() for t in theirs.tiles]
             assert np.array_equal(ours.operations[1][1], theirs.operations[0][1])
             drawn |= {o[1].tobytes() for o in (*ours.operations, *theirs.operations)}
-    assert len(drawn) == 2 * sum(len(plan.pictures) for plan in before)
+    assert len(drawn) == 2 * sum(len(plan.layers) for plan in before)
 
 
 def test_augmentations_share_no_numbers():
@@ -114,16 +114,16 @@ def test_epoch_position_and_seed_change_the_plan():
 def test_the_last_epochs_have_no_mosaic_and_no_mixup():
     hyp = Hyperparameters(mosaic=1, mixup=1, close_mosaic=3, scale=0, translate=0)
     for position in range(10):
-        assert len(plan_of(hyp, position, epoch=6, epochs=10).pictures) == 2
+        assert len(plan_of(hyp, position, epoch=6, epochs=10).layers) == 2
         late = plan_of(hyp, position, epoch=7, epochs=10)
-        assert [len(p.tiles) for p in late.pictures] == [1]
+        assert [len(p.tiles) for p in late.layers] == [1]
 
 
 def test_scale_jitter_shrinks_over_the_last_epochs():
     hyp = Hyperparameters(mosaic=0, close_scale=4)
     keys = [SampleKey(p % len(SOURCE_HW), epoch, p, (320, 320)) for epoch in (5, 6, 7, 8, 9) for p in range(200)]
     plans = draw_plans(keys, source_hw=SOURCE_HW, hyp=hyp, seed=7, epochs=10)
-    matrices = np.array([plan.pictures[0].tiles[0].matrix for plan in plans])
+    matrices = np.array([plan.layers[0].tiles[0].matrix for plan in plans])
     scales = np.abs(matrices[:, 0, 0]) * [SOURCE_HW[key.index].max() / 320 for key in keys]
     ranges = np.abs(scales.reshape(5, 200) - 1).max(1)
     assert ranges == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1], abs=0.02)  # edges are moved to whole pixels
@@ -135,7 +135,7 @@ def test_scale_jitter_shrinks_over_the_last_epochs():
 def test_short_runs_close_in_their_second_half():
     hyp = Hyperparameters(mosaic=1, scale=0, translate=0)
     for epochs, closing in ((100, 10), (20, 10), (6, 3), (5, 2), (1, 0)):
-        tiles = [len(plan_of(hyp, 0, epoch=epoch, epochs=epochs).pictures[0].tiles) for epoch in range(epochs)]
+        tiles = [len(plan_of(hyp, 0, epoch=epoch, epochs=epochs).layers[0].tiles) for epoch in range(epochs)]
         assert [n == 1 for n in tiles] == [epoch >= epochs - closing for epoch in range(epochs)]
 
 
@@ -147,24 +147,24 @@ def test_zero_keeps_the_scale_jitter_to_the_end():
 
 def test_single_image_disables_mosaic_and_mixup():
     hyp = Hyperparameters(mosaic=1, mixup=1)
-    assert all(len(plan_of(hyp, p, single_image=True).pictures[0].tiles) == 1 for p in range(10))
+    assert all(len(plan_of(hyp, p, single_image=True).layers[0].tiles) == 1 for p in range(10))
 
 
 def test_frequencies_match_the_probabilities():
     hyp = Hyperparameters(mosaic=0.3, mixup=0.6, scale=0, translate=0, fliplr=0.25)
     plans = [plan_of(hyp, p) for p in range(2000)]
-    mosaics = np.mean([len(p.pictures[0].tiles) > 1 for p in plans])
-    mixed = np.mean([len(p.pictures) == 2 for p in plans])
-    mirrored = np.mean([p.pictures[0].tiles[0].matrix[0, 0] < 0 for p in plans])
+    mosaics = np.mean([len(p.layers[0].tiles) > 1 for p in plans])
+    mixed = np.mean([len(p.layers) == 2 for p in plans])
+    mirrored = np.mean([p.layers[0].tiles[0].matrix[0, 0] < 0 for p in plans])
     assert (mosaics, mixed, mirrored) == pytest.approx((0.3, 0.6, 0.25), abs=0.04)
-    shares = [p.mix for p in plans if len(p.pictures) == 2]
+    shares = [p.mix for p in plans if len(p.layers) == 2]
     assert np.mean(shares) == pytest.approx(0.5, abs=0.02)
     assert np.std(shares) == pytest.approx(np.sqrt(1 / (4 * 65)), rel=0.15)  # of Beta(32, 32)
 
 
 def test_partners_are_uniform_over_the_data_set():
     plans = [plan_of(Hyperparameters(scale=0, translate=0, degrees=1), p) for p in range(1500)]
-    partners = [t.index for p in plans for t in p.pictures[0].tiles[1:]]
+    partners = [t.index for p in plans for t in p.layers[0].tiles[1:]]
     counts = np.bincount(partners, minlength=len(SOURCE_HW)) / len(partners)
     assert counts == pytest.approx(np.full(len(SOURCE_HW), 1 / len(SOURCE_HW)), abs=0.03)
 
@@ -176,7 +176,7 @@ def test_partners_come_uniformly_from_the_block():
     for position in range(400):
         key = SampleKey(7, 0, position, (320, 320), tuple(range(5, 13)))
         plan = draw_plan(key, source_hw=hw, hyp=hyp, seed=7, epochs=100)
-        first, second = ([t.index for t in picture.tiles] for picture in plan.pictures)
+        first, second = ([t.index for t in layer.tiles] for layer in plan.layers)
         for members in (first, second):
             assert len(set(members)) == len(members)
             assert set(members) <= set(key.block)
@@ -184,14 +184,14 @@ def test_partners_come_uniformly_from_the_block():
     assert counts[5:13].sum() == counts.sum()
     assert counts[[5, 6, 8, 9, 10, 11, 12]].std() < 0.15 * counts[5:13].mean()
     alone = draw_plan(SampleKey(3, 0, 0, (320, 320), (3,)), source_hw=hw, hyp=hyp, seed=7, epochs=100)
-    assert {t.index for t in alone.pictures[0].tiles} == {3}
+    assert {t.index for t in alone.layers[0].tiles} == {3}
 
 
 @pytest.mark.parametrize("canvas", [(320, 320), (256, 384)])
 def test_mosaic_tiles_share_one_corner_and_do_not_overlap(canvas):
     hyp = Hyperparameters(scale=0.5, degrees=0)
     for position in range(50):
-        tiles = plan_of(hyp, position, canvas=canvas).pictures[0].tiles
+        tiles = plan_of(hyp, position, canvas=canvas).layers[0].tiles
         cover = np.zeros(canvas, int)
         for tile in tiles:
             x1, y1, x2, y2 = tile.region
@@ -202,9 +202,9 @@ def test_mosaic_tiles_share_one_corner_and_do_not_overlap(canvas):
 
 
 def test_unaugmented_image_fills_the_canvas_centered():
-    (picture,) = plan_of(PLAIN, 0).pictures
-    assert picture.operations == ()
-    corners = project_points(picture.tiles[0].matrix, np.array([[0, 0], [640, 480]], float))
+    (layer,) = plan_of(PLAIN, 0).layers
+    assert layer.operations == ()
+    corners = project_points(layer.tiles[0].matrix, np.array([[0, 0], [640, 480]], float))
     np.testing.assert_allclose(corners, [[0, 40], [320, 280]])
 
 
@@ -212,7 +212,7 @@ def test_snapping_moves_edges_by_half_a_pixel_at_most():
     # The same draws with an invisible rotation keep the exact matrix.
     exact, snapped = Hyperparameters(degrees=1e-9), Hyperparameters()
     for position in range(100):
-        pairs = zip(plan_of(snapped, position).pictures[0].tiles, plan_of(exact, position).pictures[0].tiles)
+        pairs = zip(plan_of(snapped, position).layers[0].tiles, plan_of(exact, position).layers[0].tiles)
         for a, b in pairs:
             if a.index != b.index:  # one was outside the canvas by less than a pixel
                 break
@@ -227,7 +227,7 @@ def test_snapping_moves_edges_by_half_a_pixel_at_most():
 def test_perspective_never_folds_the_image(perspective):
     hyp = Hyperparameters(perspective=perspective, degrees=20, shear=5)
     for position in range(200):
-        for tile in plan_of(hyp, position, canvas=(640, 640)).pictures[0].tiles:
+        for tile in plan_of(hyp, position, canvas=(640, 640)).layers[0].tiles:
             height, width = SOURCE_HW[tile.index]
             corners = np.array([[0, 0, 1], [width, 0, 1], [width, height, 1], [0, height, 1]], float)
             assert (corners @ tile.matrix[2] > 0).all()
@@ -235,7 +235,7 @@ def test_perspective_never_folds_the_image(perspective):
 
 def test_full_scale_jitter_keeps_a_positive_scale():
     hyp = Hyperparameters(scale=1, degrees=0, mosaic=0)
-    gains = [t.matrix[0, 0] for p in range(300) for t in plan_of(hyp, p).pictures[0].tiles]
+    gains = [t.matrix[0, 0] for p in range(300) for t in plan_of(hyp, p).layers[0].tiles]
     assert np.isfinite(gains).all()
     assert np.abs(gains).min() > 0
 

@@ -106,6 +106,6 @@ def test_damaged_images_are_named(tmp_path):
     good, broken = tmp_path / "a.png", tmp_path / "b.png"
     good.write_bytes(cv2.imencode(".png", image)[1].tobytes())
     broken.write_bytes(good.read_bytes()[:200])
-    signatures, complaints = read_signatures([str(good), str(broken)], 1)
+    signatures, warnings = read_signatures([str(good), str(broken)], 1)
     assert signatures.comparable.tolist() == [True, False]
-    assert list(complaints) == [1]
+    assert list(warnings) == [1]

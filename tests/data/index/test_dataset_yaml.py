@@ -71,7 +71,7 @@ def test_splits_names_and_nc_are_read(tmp_path):
     assert spec.split("train").images == (tmp_path / "images/a", tmp_path / "images/b")
     assert spec.split("val").images == (tmp_path / "val.txt",)
     assert not (tmp_path / "ran").exists()
-    assert "never run" in str(spec.missing(tmp_path / "images"))
+    assert "never run" in str(spec.missing_error(tmp_path / "images"))
     with pytest.raises(UserError, match="no 'test' split"):
         spec.split("test")
     numbers = load_dataset_spec(write(tmp_path, "train: t\nnames: [0, 1.5, person]\n"))
@@ -242,7 +242,7 @@ def test_shipped_yamls_load_without_running_their_downloads(path):
     assert {"train", "val"} <= set(spec.splits)
     assert "download" not in yaml.safe_load(path.read_text())
     if path.stem != "template":
-        assert "download https://" in str(spec.missing(path))
+        assert "download https://" in str(spec.missing_error(path))
     if path.stem.startswith("coco"):
         assert len(spec.names) == 80
         assert (spec.names[0], spec.names[79]) == ("person", "toothbrush")

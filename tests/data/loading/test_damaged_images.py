@@ -263,7 +263,7 @@ def test_an_interrupted_scan_is_resumed(tmp_path, monkeypatch, torn):
     read.clear()
     monkeypatch.setattr(scan, "check_image", lambda path, **options: read.append(path) or true_check(path, **options))
     index = load(root, tmp_path / "cache", workers=0, max_bad=0.5)
-    assert len(read) == (16 if torn else 12)
+    assert len(read) == (24 if torn else 12)
     assert not list((tmp_path / "cache").glob("*.partial"))
     assert list(index.report.lines) == list(expected.report.lines)
     for name in ("image_hw", "offsets", "boxes_xywh_px", "classes"):

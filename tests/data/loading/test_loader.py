@@ -18,8 +18,8 @@ import torch
 from data.dataset import LoadImagesAndLabels
 from data.loading.build import build_train_loader, build_val_loader, check_loader_settings
 from data.loading.loader import InfiniteDataLoader
-from data.loading.worker import collate
-from data.sampler import BatchRequest, Cell, EpochOrder, KeyedDistributedSampler
+from data.loading.worker import collate, collate_quad
+from data.sampler import BatchRequest, EpochOrder, KeyedDistributedSampler
 from data.shared_memory import new_pixels
 from tests.helpers.preloaded import python
 from tests.helpers.synthetic_index import write_dataset
@@ -259,8 +259,8 @@ def test_quad_puts_four_samples_into_one_image():
     samples = [sample(v, small, none if v == 2 else box) for v in (1, 2, 3, 4)] + [sample(5, (8, 12), box)]
     keys = tuple(SampleKey(s.index, 0, s.index, s.image.shape[:2]) for s in samples)
     request = BatchRequest(keys, (8, 12))
-    assert request.pictures == 2
-    batch = collate(samples, request.cells(), new_pixels(2, request.canvas_hw))
+    assert request.images == [range(4), range(4, 5)]
+    batch = collate_quad(samples, request, new_pixels(2, request.canvas_hw))
     assert batch.images.shape == (2, 3, 8, 12)
     assert batch.images[0, 0, [0, 0, 7, 7], [0, 11, 0, 11]].tolist() == [1, 2, 3, 4]
     assert (batch.images[1] == 5).all()
@@ -276,8 +276,7 @@ def test_the_maximum_number_of_targets_is_bucketed():
         )
 
     for counts, bound in (([0], 16), ([16, 3], 16), ([3, 17], 32), ([33], 48)):
-        cells = [Cell(number, 0, 0, (1, 1)) for number in range(len(counts))]
-        batch = collate([sample(c) for c in counts], cells, new_pixels(len(counts), (32, 32)))
+        batch = collate([sample(c) for c in counts], new_pixels(len(counts), (32, 32)))
         assert batch.max_targets == bound
         assert len(batch.targets) == sum(counts)
 

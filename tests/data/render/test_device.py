@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.augment.plan import Picture, SamplePlan, Tile
+from data.augment.plan import Layer, SamplePlan, Tile
 from data.render.device import render_table
 from data.render.opencv import render_plan
 from data.render.table import (
@@ -44,11 +44,11 @@ def packed(plans: list[SamplePlan], images: list[np.ndarray]) -> tuple[RenderTab
     return table, sources.pixels
 
 
-def pictures(plans: list[SamplePlan], images: list[np.ndarray]) -> np.ndarray:
+def rendered(plans: list[SamplePlan], images: list[np.ndarray]) -> np.ndarray:
     return render_table(*packed(plans, images)).permute(0, 2, 3, 1).numpy()
 
 
-def opencv_pictures(plans: list[SamplePlan], images: list[np.ndarray]) -> np.ndarray:
+def rendered_by_opencv(plans: list[SamplePlan], images: list[np.ndarray]) -> np.ndarray:
     return np.stack([render_plan(plan, images.__getitem__) for plan in plans])
 
 
@@ -59,9 +59,9 @@ def test_the_torch_renderer_equals_the_opencv_renderer(images, geometry, mosaic,
     """Including flips, color, mixing and strong shrinking. With rotation, the two render the last pixel of a tile by
     different rules; otherwise every pixel agrees."""
     plans = draw(Hyperparameters(mosaic=mosaic, mixup=0.5, **GEOMETRIES[geometry]), 12, canvas)
-    assert any(len(plan.pictures) == 2 for plan in plans)
-    ours = pictures(plans, images).astype(np.float32)
-    difference = np.abs(ours - opencv_pictures(plans, images)).max(3)
+    assert any(len(plan.layers) == 2 for plan in plans)
+    ours = rendered(plans, images).astype(np.float32)
+    difference = np.abs(ours - rendered_by_opencv(plans, images)).max(3)
     assert np.median(difference) <= 1
     assert (difference > 4).mean() < (0.001 if geometry in ("plain", "zoom", "flips") else 0.02)
     assert difference.mean() < 1.2
@@ -72,22 +72,22 @@ def test_fine_detail_equals_the_opencv_renderer():
     rng = np.random.default_rng(1)
     images = [rng.integers(0, 256, (int(h), int(w), 3), dtype=np.uint8) for h, w in SIZES]
     plans = draw(Hyperparameters(scale=0.3), 12, (256, 256))
-    shrunk = [levels_for(np.stack([t.matrix]), np.array([t.region])) for p in plans for t in p.pictures[0].tiles]
+    shrunk = [levels_for(np.stack([t.matrix]), np.array([t.region])) for p in plans for t in p.layers[0].tiles]
     assert max(shrunk) == 0
-    difference = np.abs(pictures(plans, images).astype(np.float32) - opencv_pictures(plans, images)).max(3)
+    difference = np.abs(rendered(plans, images).astype(np.float32) - rendered_by_opencv(plans, images)).max(3)
     assert np.quantile(difference, 0.999) <= 2
 
 
 def test_pixels_stay_the_same_without_augmentation():
     image = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
     whole = Tile(0, (0, 0, 96, 64), np.eye(3))
-    drawn = pictures([SamplePlan((64, 96), (Picture((whole,)),), 1.0)], [image])
+    drawn = rendered([SamplePlan((64, 96), (Layer((whole,)),), 1.0)], [image])
     assert np.array_equal(drawn[0], image)
 
 
 def test_an_image_without_tiles_is_gray_and_a_batch_without_images_is_empty(images):
-    blank = SamplePlan((64, 32), (Picture(()),), 1.0)
-    drawn = pictures([blank], images)
+    blank = SamplePlan((64, 32), (Layer(()),), 1.0)
+    drawn = rendered([blank], images)
     assert drawn.shape == (1, 64, 32, 3)
     assert (drawn == GRAY).all()
     table = build_table([], (64, 32), SIZES, PackedPixels(images.__getitem__))
@@ -98,9 +98,9 @@ def test_an_image_without_tiles_is_gray_and_a_batch_without_images_is_empty(imag
 def test_an_image_does_not_depend_on_its_batch_or_on_the_memory_of_its_pixels(images, geometry):
     hyp = Hyperparameters(mosaic=0.7, mixup=0.4, **GEOMETRIES[geometry])
     plans = draw(hyp, 10, (128, 128))
-    whole = pictures(plans, images)
+    whole = rendered(plans, images)
     for first, last in ((0, 1), (1, 4), (4, 10)):
-        assert np.array_equal(pictures(plans[first:last], images), whole[first:last])
+        assert np.array_equal(rendered(plans[first:last], images), whole[first:last])
     layout = PyramidLayout.of(SIZES)
     pool = torch.from_numpy(np.concatenate([layout.flat(image) for image in images]))
     assert len(pool) == layout.pixels
@@ -122,7 +122,7 @@ def test_seams_between_rotated_tiles_are_closed():
             )
             for p in range(20)
         ]
-        assert (pictures(plans, images)[:, 96:160, 96:160] == 200).all()
+        assert (rendered(plans, images)[:, 96:160, 96:160] == 200).all()
 
 
 def test_strong_shrink_is_antialiased():
@@ -131,7 +131,7 @@ def test_strong_shrink_is_antialiased():
     for gain in (0.5, 0.2, 0.06):
         side = round(640 * gain) // 32 * 32 or 32
         tile = Tile(0, (0, 0, 640, 640), np.diag([gain, gain, 1.0]))
-        drawn = pictures([SamplePlan((side, side), (Picture((tile,)),), 1.0)], [stripes])
+        drawn = rendered([SamplePlan((side, side), (Layer((tile,)),), 1.0)], [stripes])
         assert np.abs(drawn[0].astype(int) - 127).max() <= 2
 
 
@@ -151,10 +151,10 @@ def test_regions_of_a_smaller_level_stay_inside_it(images):
             region = (size - 2, size - 1, size, size)
             move = np.array([[gain, 0, -gain * (size - 2) + 8], [0, gain, -gain * (size - 1) + 8], [0, 0, 1.0]])
             turned = move @ np.array([[1, 1e-4, 0], [0, 1, 0], [0, 0, 1.0]])
-            plans.append((size, SamplePlan((32, 32), (Picture((Tile(0, region, turned),)),), 1.0)))
+            plans.append((size, SamplePlan((32, 32), (Layer((Tile(0, region, turned),)),), 1.0)))
     for size, plan in plans:
         lone = [np.full((size, size, 3), 9, np.uint8)]
-        assert set(np.unique(pictures([plan], lone))) <= {9, GRAY}
+        assert set(np.unique(rendered([plan], lone))) <= {9, GRAY}
 
 
 def test_no_operation_waits_for_the_device(images):

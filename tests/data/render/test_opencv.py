@@ -142,7 +142,7 @@ def test_boxes_match_their_objects(geometry, canvas, size):
         if not len(labels):
             continue
         seen += 1
-        matrix = plan.pictures[0].tiles[0].matrix
+        matrix = plan.layers[0].tiles[0].matrix
         hull = project_boxes(matrix[None], *np.array(box, np.float64).reshape(2, 1, 2))[0]
         ours = scale_boxes(cxcywh_to_xyxy(labels[:, 1:].astype(np.float64)), canvas, canvas)[0]
         inside = (hull > 0).all() and (hull < canvas).all()
@@ -201,7 +201,7 @@ def test_mixup_is_the_weighted_mean_and_keeps_the_labels_of_both():
         key = SampleKey(position % 2, 0, position, (64, 64))
         plan = draw_plan(key, source_hw=np.array([[64, 64]] * 2), hyp=hyp, seed=0, epochs=50)
         picture, labels = drawn(plan, images, label)
-        first, second = (int(images[p.tiles[0].index][0, 0, 0]) for p in plan.pictures)
+        first, second = (int(images[p.tiles[0].index][0, 0, 0]) for p in plan.layers)
         assert np.abs(picture.astype(float) - (plan.mix * first + (1 - plan.mix) * second)).max() <= 1
         assert len(labels) == 2
 

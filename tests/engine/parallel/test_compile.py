@@ -67,8 +67,8 @@ def compiled_step(backend, plan: Compilation, **options):
     ],
 )
 def test_compilation_options_follow_from_the_settings(ctx, flags, dynamic, cuda_graphs):
-    plan = plan_compilation(TrainConfig(compile=True, **flags), ctx, pictures=16, shards=4)
-    assert (plan.pictures, plan.dynamic, plan.cuda_graphs) == (16, dynamic, cuda_graphs)
+    plan = plan_compilation(TrainConfig(compile=True, **flags), ctx, images=16, shards=4)
+    assert (plan.images, plan.dynamic, plan.cuda_graphs) == (16, dynamic, cuda_graphs)
     assert plan.loss is (ctx.device.type == "cuda")
     assert plan.line.startswith("compiled: ")
     assert ("CUDA graphs" in plan.line.replace("no CUDA graphs", "")) == cuda_graphs
@@ -76,7 +76,7 @@ def test_compilation_options_follow_from_the_settings(ctx, flags, dynamic, cuda_
 
 def test_a_deterministic_run_adds_gradients_of_the_loss_in_a_fixed_order():
     config = TrainConfig(compile=True, deterministic=True)
-    assert not plan_compilation(config, GPU, pictures=16, shards=1).loss
+    assert not plan_compilation(config, GPU, images=16, shards=1).loss
 
 
 @pytest.mark.slow
@@ -110,12 +110,12 @@ def build_detector_maps(model, batch) -> list[torch.Tensor]:
 
 
 def test_nothing_is_compiled_without_the_flag():
-    assert plan_compilation(TrainConfig(), GPU, pictures=16, shards=1) is UNCOMPILED
+    assert plan_compilation(TrainConfig(), GPU, images=16, shards=1) is UNCOMPILED
 
 
 def test_a_batch_with_fewer_images_than_shards_is_refused():
-    with pytest.raises(UserError, match="a batch of 3 pictures leaves some of its 4 shards empty"):
-        plan_compilation(TrainConfig(compile=True), CPU, pictures=3, shards=4)
+    with pytest.raises(UserError, match="a batch of 3 images leaves some of its 4 shards empty"):
+        plan_compilation(TrainConfig(compile=True), CPU, images=3, shards=4)
 
 
 def test_several_devices_in_one_process_are_refused():
@@ -136,12 +136,12 @@ def test_without_a_compiler_the_flag_is_refused_at_once(monkeypatch):
 
 def test_whole_batches_share_one_graph_and_the_last_one_runs_uncompiled():
     graphs: list[fx.GraphModule] = []
-    step, model = compiled_step(counting(graphs), Compilation(pictures=6))
+    step, model = compiled_step(counting(graphs), Compilation(images=6))
     keys = list(model.state_dict())
     step([make_batch(6)], [6], 1)
     with torch.compiler.set_stance("fail_on_recompile"):
-        for update, pictures in enumerate((6, 2, 6, 6, 1), start=2):
-            step([make_batch(pictures, seed=update)], [pictures], update)
+        for update, images in enumerate((6, 2, 6, 6, 1), start=2):
+            step([make_batch(images, seed=update)], [images], update)
     assert len(graphs) == 1
     assert list(model.state_dict()) == keys
     assert all(values.finite for values in step.reader.pop(leave=0))
@@ -149,15 +149,15 @@ def test_whole_batches_share_one_graph_and_the_last_one_runs_uncompiled():
 
 def test_virtual_ranks_compile_each_shard_size_once():
     graphs: list[fx.GraphModule] = []
-    step, _ = compiled_step(counting(graphs), Compilation(pictures=6), virtual_ranks=4)
-    for update, pictures in enumerate((6, 6, 3, 6), start=1):
-        step([make_batch(pictures, seed=update)], [pictures], update)
-    assert len(graphs) == 2  # shards of one and of two pictures
+    step, _ = compiled_step(counting(graphs), Compilation(images=6), virtual_ranks=4)
+    for update, images in enumerate((6, 6, 3, 6), start=1):
+        step([make_batch(images, seed=update)], [images], update)
+    assert len(graphs) == 2  # shards of one and of two images
 
 
 def test_varying_sizes_share_one_compiled_version():
     graphs: list[fx.GraphModule] = []
-    step, _ = compiled_step(counting(graphs), Compilation(pictures=4, dynamic=True))
+    step, _ = compiled_step(counting(graphs), Compilation(images=4, dynamic=True))
     for update, size in enumerate((64, 96, 128, 64, 160), start=1):
         step([make_batch(4, size=size)], [4], update)
     assert len(graphs) == 1
@@ -201,7 +201,7 @@ def test_ddp_with_graph_splitting_does_not_use_static_graph(monkeypatch, flags, 
 def test_gradients_accumulate_despite_reused_graph_memory(virtual_ranks):
     """Also proves that the stand-in for CUDA graphs detects sums in reused memory."""
     expected = steps_taken(*make_step(CPU, "anchor_free", virtual_ranks=virtual_ranks))
-    plan = Compilation(pictures=4, cuda_graphs=True)
+    plan = Compilation(images=4, cuda_graphs=True)
     got = steps_taken(*compiled_step(replayed_memory(), plan, virtual_ranks=virtual_ranks))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
     careless = replace(plan, cuda_graphs=False)
@@ -213,26 +213,26 @@ def test_gradients_accumulate_despite_reused_graph_memory(virtual_ranks):
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 def test_the_compiled_step_equals_the_uncompiled_one(cuda_graphs):
     """With torch's own compiler, as in `Compilation.apply`; on a CPU it does not use CUDA graphs."""
-    plan = Compilation(pictures=4, cuda_graphs=cuda_graphs, loss=True)
+    plan = Compilation(images=4, cuda_graphs=cuda_graphs, loss=True)
     step, model = make_step(CPU, "anchor_free", compilation=plan)
     plan.apply(model, step.criterion)
     plain, plain_model = make_step(CPU, "anchor_free")
-    for update, pictures in enumerate((4, 4, 3, 4, 4), start=1):
+    for update, images in enumerate((4, 4, 3, 4, 4), start=1):
         for take in (step, plain):
-            take([make_batch(pictures, seed=update)], [pictures], update)
+            take([make_batch(images, seed=update)], [images], update)
     losses = [[values.losses for values in take.reader.pop(leave=0)] for take in (step, plain)]
     assert torch.allclose(*map(torch.tensor, losses), rtol=1e-3)
     torch.testing.assert_close(weights_of(model), weights_of(plain_model), rtol=1e-3, atol=1e-4)
 
 
 def _share_of_steps(ctx: DistributedContext, sync_bn: bool, is_compiled: bool) -> torch.Tensor:
-    plan = Compilation(pictures=4) if is_compiled else UNCOMPILED
+    plan = Compilation(images=4) if is_compiled else UNCOMPILED
     step, model = make_step(ctx, "anchor_free", sync_bn=sync_bn, compilation=plan)
     plan.apply(model, step.criterion)
-    for update, pictures in enumerate((4, 4, 3, 4), start=1):
-        cut = pictures // 2
-        first, last = ((0, cut), (cut, pictures))[ctx.rank]
-        step([make_batch(pictures, seed=update).shard(first, last)], [pictures], update)
+    for update, images in enumerate((4, 4, 3, 4), start=1):
+        cut = images // 2
+        first, last = ((0, cut), (cut, images))[ctx.rank]
+        step([make_batch(images, seed=update).shard(first, last)], [images], update)
     return weights_of(model)
 
 

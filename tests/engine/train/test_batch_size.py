@@ -22,7 +22,7 @@ import train
 from engine.checkpoint.run import Run
 from engine.train.batch_size import (
     BOXES,
-    MOST_PICTURES,
+    MOST_IMAGES,
     CudaMemory,
     check_batch_search,
     largest_that_fits,
@@ -43,7 +43,7 @@ from utils.files.checkpoint import read_checkpoint
 
 ROOT = Path(__file__).parents[3]
 CPU = DistributedContext.single("cpu")
-SIZES = [*range(1, 16), *range(16, MOST_PICTURES + 1, 8)]
+SIZES = [*range(1, 16), *range(16, MOST_IMAGES + 1, 8)]
 GIB = 2**30
 
 
@@ -200,16 +200,16 @@ def test_the_measured_step_has_the_largest_images_and_most_boxes(settings, image
 def test_memory_grows_linearly_with_the_images():
     model, criterion = model_and_loss()
     memory = Counted()
-    for pictures in (1, 2, 5):
-        memory.peak_of(lambda n=pictures: prepare_step(CPU, run_of(), model, criterion, n))
+    for images in (1, 2, 5):
+        memory.peak_of(lambda n=images: prepare_step(CPU, run_of(), model, criterion, n))
     one, two, five = memory.peaks
     assert two - one > 0
     assert five - two == pytest.approx(3 * (two - one), rel=0.01)
 
 
-def peak_bytes(pictures: int) -> int:
+def peak_bytes(images: int) -> int:
     model, criterion = model_and_loss()
-    return Counted().peak_of(lambda: prepare_step(CPU, run_of(), model, criterion, pictures))
+    return Counted().peak_of(lambda: prepare_step(CPU, run_of(), model, criterion, images))
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_the_run_uses_the_batch_that_fits(settings, batch, caplog):
         found = with_batch_that_fits(CPU, run, model, criterion, memory=memory)
     shards = settings.get("virtual_ranks", 1)
     assert found == replace(run, config=replace(run.config, batch_size=batch))
-    assert re.search(rf"--batch-size -1: {batch} images? a step \({shards} shards? of", caplog.text)
+    assert re.search(rf"--batch-size -1: {batch} \({shards} shards? of", caplog.text)
 
 
 def test_quads_count_as_four_images():
@@ -240,7 +240,7 @@ def test_quads_count_as_four_images():
 
 def test_a_single_image_that_does_not_fit_is_one_line():
     model, criterion = model_and_loss()
-    with pytest.raises(UserError, match=r"--batch-size -1: not even one picture of 64 px .* smaller --imgsz or model"):
+    with pytest.raises(UserError, match=r"--batch-size -1: not even one image of 64 px .* smaller --imgsz or model"):
         with_batch_that_fits(CPU, run_of(), model, criterion, memory=Counted(1000))
 
 

@@ -97,11 +97,11 @@ def test_accumulation_equals_the_whole_batch(kind, cuts):
 
 
 def test_the_gradient_is_that_of_images_times_the_mean_loss():
-    """A picture of ``--quad`` is four images, which learn at the rate of four."""
+    """An image of ``--quad`` is four samples, which learn at the rate of four."""
     norms = []
-    for images_per_picture in (1, 4):
+    for samples_per_image in (1, 4):
         step, _ = make_step(
-            DistributedContext.single(), "anchor_free", clip_norm=0.0, images_per_picture=images_per_picture
+            DistributedContext.single(), "anchor_free", clip_norm=0.0, samples_per_image=samples_per_image
         )
         step([global_batch()], [6], 1)
         norms.append(step.reader.pop(leave=0)[0].grad_norm)
