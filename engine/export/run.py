@@ -16,7 +16,6 @@ import torch
 
 from data.index.dataset_yaml import DatasetSpec
 from data.index.index import DatasetIndex
-from engine.export.ancestry import Ancestry, ancestry_of
 from engine.export.formats.int8 import activation_ranges, quantize
 from engine.export.formats.onnx_file import build_onnx, write_onnx
 from engine.export.formats.openvino_folder import build_openvino, write_openvino
@@ -32,7 +31,7 @@ from engine.inference.runtimes.metadata import ExportMetadata
 from engine.inference.runtimes.open import OPENVINO_FOLDER, is_exported, open_model
 from engine.inference.runtimes.own_exports import record_export
 from models.detector import Detector
-from models.weights.download import fetch_weights
+from models.weights.download import Origin, fetch_weights, origin_of
 from models.weights.load import load_detector
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.context import DistributedContext
@@ -180,8 +179,8 @@ class _Job:
         return self.model.path.stem + ("_int8" if self.options.int8 else "")
 
     @cached_property
-    def ancestry(self) -> Ancestry:
-        return ancestry_of(self.model.info, self.model.path)
+    def origin(self) -> Origin:
+        return origin_of(self.model.info, self.model.path)
 
     @property
     def data(self) -> dict[str, str]:
@@ -193,7 +192,7 @@ class _Job:
     @cached_property
     def metadata(self) -> ExportMetadata:
         model = self.model
-        return export_metadata(model, self.options, data=self.data, license=self.ancestry.license)
+        return export_metadata(model, self.options, data=self.data, license=self.origin.license)
 
     def split(self, name: str) -> DatasetIndex:
         return open_split(self.spec, name, self.config.cache_dir, single_cls=is_single_cls(self.model))
@@ -298,7 +297,7 @@ class _Job:
         with _errors_name(labels):
             write_whole(labels, labels_text(model.names))
         results = {path.name: parity for path, parity in done.items()}
-        card = model_card(model.path, model.info, self.metadata, results, self.ancestry)
+        card = model_card(model.path, model.info, self.metadata, results, self.origin)
         with _errors_name(card_path):
             write_whole(card_path, card)
 

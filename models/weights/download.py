@@ -15,9 +15,10 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from utils.config.parser import from_mapping
 from utils.config.settings import setting
@@ -30,10 +31,12 @@ from utils.files.locks import FileLock
 from utils.logger import get_logger
 
 if TYPE_CHECKING:
+    from models.weights.read import StoredWeights
     from utils.distributed.context import DistributedContext
 
 CATALOG = CONFIGS / "weights.yaml"
 SUFFIXES = (".pt", ".pth", ".safetensors")  # of weights; names of the catalog may have one
+UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +44,7 @@ class WeightsEntry:
     """One entry of the catalog."""
 
     url: str = setting(help="address of the file")
-    license: str = setting("unknown", formerly=("licence",), help="the file's license")
+    license: str = setting(UNKNOWN, formerly=("licence",), help="the file's license")
     sha256: str = setting("", help="hex digest; empty: not known")
     size: int = setting(0, low=0, help="bytes; 0: not known")
     ap: float = setting(0.0, low=0, high=100, help="published AP50-95 on COCO val2017, percent; 0: not known")
@@ -88,6 +91,56 @@ def check_weights(name_or_path: str) -> None:
 def catalog_name(text: str) -> str:
     """``yolov8n`` for ``yolov8n.pt``."""
     return next((text.removesuffix(suffix) for suffix in SUFFIXES if text.endswith(suffix)), text)
+
+
+class Origin(NamedTuple):
+    """As text; `UNKNOWN` where nothing says."""
+
+    weights: str  # that training started from
+    license: str  # of the trained weights
+
+
+RANDOM = Origin("random weights", "yours to choose (trained from random weights)")
+
+
+def origin_of(info: Mapping[str, Any], path: Path) -> Origin:
+    """The origin of a checkpoint.
+
+    Args:
+        info: its content. Runs of older versions store the name of their starting weights only.
+        path: its file.
+    """
+    if stored := info.get("origin"):
+        return Origin(*(str(stored.get(name, UNKNOWN)) for name in Origin._fields))
+    config = info.get("config")
+    if config and not config.get("weights"):
+        return RANDOM
+    return _public_origin(Path(os.path.expanduser(str(config["weights"]))) if config else path)
+
+
+def origin_of_run(start: StoredWeights | None) -> Origin:
+    """The origin of the checkpoints of a run that starts from these weights; None: from random ones."""
+    if start is None:
+        return RANDOM
+    if not start.is_ours:
+        return _public_origin(start.path)
+    before = origin_of(start.content, start.path)
+    return before._replace(weights=f"{start.path.name}, trained from {before.weights}")
+
+
+def _public_origin(path: Path) -> Origin:
+    """What the catalog says of a file, by its checksum, or by its name if that is unknown or the file is missing."""
+    entries, digest = known_weights(CATALOG), ""
+    if path.is_file():
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    for name, entry in entries.items():
+        if digest and entry.sha256.lower() == digest:
+            return Origin(f"{name}, a public file", entry.license)
+    entry = entries.get(catalog_name(path.name))
+    if entry is None or (digest and entry.sha256):  # another file of this name
+        return Origin(f"{path.name}, a file of unknown origin", UNKNOWN)
+    return Origin(path.name, f"{entry.license}, if it was the public file of this name")
 
 
 CHUNK_BYTES = 1 << 18

@@ -31,7 +31,7 @@ DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint
 _KINDS = {  # of a checkpoint's entries
     **dict.fromkeys(("version", "imgsz"), int),
     **dict.fromkeys(("model_spec", "model", "ema", "optimizer", "scaler", "progress", "run"), dict),
-    **dict.fromkeys(("config", "hyp", "data", "metrics"), dict),
+    **dict.fromkeys(("config", "hyp", "data", "metrics", "origin"), dict),
     **{"names": list, "program": str},
 }
 _OLDER_HYP = {"close_scale": 0}  # hyper-parameters that older files lack, as their runs had them

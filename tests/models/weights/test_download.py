@@ -1,6 +1,7 @@
 import hashlib
 import io
 import itertools
+import shutil
 import threading
 import time
 import zipfile
@@ -13,7 +14,17 @@ import yaml
 
 from models.weights import download as downloads
 from models.weights import download as http_transfer
-from models.weights.download import CATALOG, TransferLimits, WeightsEntry, fetch_weights, find_entry
+from models.weights.download import (
+    CATALOG,
+    RANDOM,
+    TransferLimits,
+    WeightsEntry,
+    fetch_weights,
+    find_entry,
+    origin_of,
+    origin_of_run,
+)
+from models.weights.read import StoredWeights
 from utils.distributed.context import DistributedContext
 from utils.distributed.spawn import spawn
 from utils.errors import UserError
@@ -355,3 +366,58 @@ def test_only_the_first_process_downloads(server, tmp_path):
     spawn(_fetch_on_a_rank, 2, (catalog, tmp_path / "cache", results))
     assert sorted(results.get() for _ in range(2)) == [(0, True), (1, True)]
     assert server.ranges == [None]
+
+
+@pytest.fixture
+def public(tmp_path, monkeypatch):
+    """A file that the catalog lists with its checksum as tiny, and another, plain, without one."""
+    file, url = tmp_path / "tiny.pt", "https://example.com/a.pt"
+    file.write_bytes(BODY)
+    catalog = tmp_path / "weights.yaml"
+    known = {"url": url, "license": "MIT", "sha256": SHA}
+    catalog.write_text(yaml.safe_dump({"tiny": known, "plain": {"url": url, "license": "Apache-2.0"}}))
+    monkeypatch.setattr(downloads, "CATALOG", catalog)
+    return file
+
+
+def stored(path, **content):
+    return StoredWeights(path, {}, None, {"format": "foreign"} | content)
+
+
+def test_public_files_are_known_by_checksum_or_name(public, tmp_path):
+    for path in (public, shutil.copy(public, tmp_path / "mine.pt")):
+        assert origin_of({"format": "foreign"}, path) == ("tiny, a public file", "MIT")
+        assert origin_of_run(stored(path)) == ("tiny, a public file", "MIT")
+    plain, other = tmp_path / "plain.pt", tmp_path / "other.pt"
+    for path in (plain, other):
+        path.write_bytes(b"others")
+    assert origin_of({}, plain) == ("plain.pt", "Apache-2.0, if it was the public file of this name")
+    assert origin_of({}, other) == ("other.pt, a file of unknown origin", "unknown")
+    public.write_bytes(b"replaced")
+    assert origin_of({}, public) == ("tiny.pt, a file of unknown origin", "unknown")
+
+
+def test_checkpoints_pass_on_the_origin_that_they_store(public, tmp_path):
+    first = origin_of_run(stored(public))
+    second = origin_of_run(stored(tmp_path / "a.pt", format="lockstep", origin=first._asdict(), config={"epochs": 3}))
+    assert second == ("a.pt, trained from tiny, a public file", "MIT")
+    assert origin_of({"origin": second._asdict()}, tmp_path / "b.pt") == second
+    assert origin_of({"origin": {"weights": "x"}}, tmp_path / "b.pt") == ("x", "unknown")
+    assert origin_of_run(None) == RANDOM
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_older_checkpoints_have_the_origin_of_the_file_that_they_name(public, tmp_path, is_there):
+    if not is_there:
+        public.unlink()
+    expected = ("tiny, a public file", "MIT") if is_there else (
+        "tiny.pt", "MIT, if it was the public file of this name"
+    )  # fmt: skip
+    assert origin_of({"config": {"weights": str(public)}}, tmp_path / "b.pt") == expected
+    assert origin_of({"config": {"weights": ""}}, tmp_path / "b.pt") == RANDOM
+    assert origin_of({"config": {"weights": "gone.pt"}}, tmp_path / "b.pt").license == "unknown"
+
+
+def test_every_public_file_has_a_license(tmp_path):
+    for name in yaml.safe_load(CATALOG.read_text()):
+        assert origin_of({}, tmp_path / f"{name}.pt").license.split(",")[0] not in ("", "unknown")
