@@ -36,15 +36,8 @@ def result_rows(result: EvalResult, gt: GroundTruth, names: Sequence[str]) -> li
     """A row for all classes together, then one for each, in the order of the classes. Columns: `COLUMNS`."""
     every = Row("all", result.num_images, int(result.class_targets.sum()), tuple(result.metrics.values()))
     scores = np.stack(list(result.class_metrics.values()), axis=1).tolist()
-    columns = names, images_of_classes(gt, len(names)).tolist(), result.class_targets.tolist(), map(tuple, scores)
+    columns = names, gt.images_of_classes(len(names)).tolist(), result.class_targets.tolist(), map(tuple, scores)
     return [every, *map(Row, *columns)]
-
-
-def images_of_classes(gt: GroundTruth, num_classes: int) -> np.ndarray:
-    """Number of images with at least one object of each class, crowd regions not counted: int64 (C,)."""
-    image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
-    pairs = np.unique((image * num_classes + gt.classes)[~gt.crowd])
-    return np.bincount(pairs % num_classes, minlength=num_classes)
 
 
 def size_rows(sizes: SizeScores, names: Sequence[str]) -> Iterator[Row]:
@@ -110,8 +103,7 @@ def silenced_text(result: EvalResult, names: Sequence[str]) -> str:
     silenced = result.silenced
     if not silenced.size:
         return ""
-    precision, recall = result.curve_precision[silenced], result.curve_recall[silenced]
-    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
+    f1 = result.curve_f1[silenced]
     best = zip(silenced[:5], f1.max(1), result.curve_confidence[f1.argmax(1)])
     listed = ", ".join(f"{names[c]} (best F1 {value:.3f} at {confidence:.3f})" for c, value, confidence in best)
     text = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from utils.structures import DetectionTable, EvalResult, GroundTruth
 
 _SHARED = ("imgsz", "batch_size", "single_cls", "max_bad", "verify", "cache_dir", "device", "workers", "offline")
 _TRUTH = ("offsets", "boxes_xywh_px", "classes", "crowd", "area_px", "image_hw")
-_FOUND = ("image_index", "boxes_xyxy_px", "scores", "classes")
+_FOUND = DetectionTable.__slots__
 
 
 @dataclass(frozen=True)
@@ -70,20 +70,18 @@ def read_fold(path: Path) -> ScoredFold:
 def pool(folds: Sequence[ScoredFold]) -> ScoredFold:
     """The images of all folds as one split, in the order of the folds; ids of images are their positions."""
     images = np.cumsum([0, *(fold.truth.num_images for fold in folds)])
-    boxes = np.cumsum([0, *(len(fold.truth.classes) for fold in folds)])
+    counts = np.concatenate([np.diff(fold.truth.offsets) for fold in folds])
     joined = {
         name: np.concatenate([getattr(fold.truth, name) for fold in folds]) for name in _TRUTH if name != "offsets"
     }
-    offsets = [fold.truth.offsets[1:] + start for fold, start in zip(folds, boxes)]
     truth = GroundTruth(
-        offsets=np.concatenate([[0], *offsets]).astype(np.int64),
+        offsets=np.r_[0, np.cumsum(counts)].astype(np.int64),
         **joined,
         image_ids=tuple(range(int(images[-1]))),
         category_ids=tuple(range(len(folds[0].truth.category_ids))),
     )
-    found = {name: np.concatenate([getattr(fold.found, name) for fold in folds]) for name in _FOUND[1:]}
-    image = np.concatenate([fold.found.image_index + start for fold, start in zip(folds, images)])
-    return ScoredFold(truth, DetectionTable(image_index=image, **found))
+    found = (replace(fold.found, image_index=fold.found.image_index + first) for fold, first in zip(folds, images))
+    return ScoredFold(truth, DetectionTable.concatenate(found))
 
 
 def result_of(fold: ScoredFold, num_classes: int) -> EvalResult:
