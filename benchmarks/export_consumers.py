@@ -32,9 +32,8 @@ from benchmarks.consumer_side import frigate_boxes, letterbox, unletterbox
 from benchmarks.dataset_copy import copied
 from data.index.dataset_yaml import load_dataset_spec
 from data.index.index import DatasetIndex, load_index
-from engine.export.images import check_set
 from engine.export.options import ExportOptions
-from engine.export.parity import Reference
+from engine.export.parity import Reference, check_set
 from engine.inference.runtimes.open import open_model
 from utils.boxes import xyxy_to_cxcywh, xyxy_to_xywh
 from utils.structures import GroundTruth

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from data.index.dataset_yaml import DatasetSpec
-from data.index.index import DatasetIndex
+from data.index.index import DatasetIndex, load_index
 from engine.export.formats.int8 import activation_ranges, quantize
 from engine.export.formats.onnx_file import build_onnx, write_onnx
 from engine.export.formats.openvino_folder import build_openvino, write_openvino
 from engine.export.formats.torch_files import build_pt2, build_torchscript, write_pt2, write_torchscript
-from engine.export.images import calibration_images, check_set, open_split
 from engine.export.layouts import make_layout
 from engine.export.metadata import checked, export_metadata, labels_text, model_card
 from engine.export.options import ExportOptions, require_packages, resolve_options
-from engine.export.parity import Parity, Reference, largest_difference, tolerance
+from engine.export.parity import Parity, Reference, calibration_images, check_set, largest_difference, tolerance
 from engine.inference.data_set import open_data
 from engine.inference.model import CheckpointModel
 from engine.inference.runtimes.metadata import ExportMetadata
@@ -195,7 +194,8 @@ class _Job:
         return export_metadata(model, self.options, data=self.data, license=self.origin.license)
 
     def split(self, name: str) -> DatasetIndex:
-        return open_split(self.spec, name, self.config.cache_dir, single_cls=is_single_cls(self.model))
+        single_cls = is_single_cls(self.model)
+        return load_index(self.spec, name, cache_dir=self.config.cache_dir, single_cls=single_cls, progress=False)
 
     @cached_property
     def calibration_split(self) -> DatasetIndex:
