@@ -25,11 +25,11 @@ from data.check.scanned import CheckedSplit
 from data.image_io.decode import read_image
 from data.index.index import DatasetIndex
 from engine.evaluation.matching import Objects, Pairs, match_by_overlap, overlapping_pairs
-from engine.inference.data_set import class_difference
 from engine.inference.predictor import Predictor, load
 from utils.boxes import xywh_to_xyxy, xyxy_to_xywh
 from utils.errors import UserError
 from utils.logger import progress
+from utils.strings import class_difference
 from utils.structures import DetectionTable, GroundTruth
 
 SAME_OBJECT = 0.5  # IoU from which a detection and a label are about one object
