@@ -34,7 +34,7 @@ from models.weights.download import Origin, fetch_weights, origin_of
 from models.weights.load import load_detector
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import FailedCheck, UserError
+from utils.errors import FailedCheck, UserError, first_line
 from utils.files.folders import describe_location, file_bytes, replace_path, temporary_folder
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
@@ -139,7 +139,7 @@ def _summary(error: Exception) -> str:
     """Why a format failed, in one line."""
     if isinstance(error, UserError):
         return str(error)
-    return explanation(error) or f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+    return explanation(error) or f"{type(error).__name__}: {first_line(error)[:300]}"
 
 
 def _open_data(config: ExportConfig, model: CheckpointModel, ctx: DistributedContext) -> DatasetSpec | None:

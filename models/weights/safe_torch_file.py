@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.errors import UserError
+from utils.errors import UserError, first_line
 from utils.files.checkpoint import open_zip
 
 MAX_OPCODES = 2_000_000  # each may create an object of a hundred times its size
@@ -223,7 +223,7 @@ class ForeignFile:
         try:
             return load_inert(program)
         except pickle.UnpicklingError as error:
-            raise self._refuse(str(error).splitlines()[0]) from None
+            raise self._refuse(first_line(error)) from None
 
     def tensor(self, value: Any) -> Tensor | None:
         """The tensor of a record, floating ones as float32; None for other values."""
