@@ -75,7 +75,12 @@ def export(config: ExportConfig) -> list[Path]:
     fused = detector.fuse(one_to_one=not config.nms)
     options = resolve_options(config, fused, info["imgsz"])
     model = CheckpointModel(fused, info, weights, CPU)
-    job = _Job(config, options, detector, model, _open_data(config, model, ctx))
+    spec = None
+    if config.check or config.int8:
+        where = {"stage": "", "cache_dir": config.cache_dir, "ctx": ctx, "single_cls": is_single_cls(model)}
+        where["instead"] = "" if config.int8 else ", or export without a check with --no-check"
+        spec = open_data([model], config.data, (), **where)
+    job = _Job(config, options, detector, model, spec)
     job.read_data()
     done: dict[Path, Parity | None] = {}
     failed: dict[str, Exception] = {}
@@ -142,22 +147,6 @@ def _summary(error: Exception) -> str:
     return explanation(error) or f"{type(error).__name__}: {first_line(error)[:300]}"
 
 
-def _open_data(config: ExportConfig, model: CheckpointModel, ctx: DistributedContext) -> DatasetSpec | None:
-    """The data set to check and calibrate with; None if it is not needed."""
-    if not config.check and not config.int8:
-        return None
-    return open_data(
-        [model],
-        config.data,
-        (),
-        stage="",
-        cache_dir=config.cache_dir,
-        ctx=ctx,
-        single_cls=is_single_cls(model),
-        instead="" if config.int8 else ", or export without a check with --no-check",
-    )
-
-
 def is_single_cls(model: CheckpointModel) -> bool:
     """Whether the checkpoint was trained with all classes of its data set as one."""
     return bool(model.info.get("config", {}).get("single_cls"))
@@ -171,7 +160,7 @@ class _Job:
     options: ExportOptions
     detector: Detector  # not fused
     model: CheckpointModel
-    spec: DatasetSpec | None
+    spec: DatasetSpec | None  # to check and calibrate with; None if it is not needed
 
     @property
     def stem(self) -> str:
