@@ -249,7 +249,7 @@ def largest_difference(model: InferenceModel, exported: InferenceModel, images: 
     return box, (scores - other_scores).abs().max().item()
 
 
-class Matches(NamedTuple):
+class Differences(NamedTuple):
     """Detections of two models: P pairs, and Q of either that the other lacks."""
 
     image: np.ndarray  # int64 (P,)
@@ -258,7 +258,7 @@ class Matches(NamedTuple):
     missing: np.ndarray  # int64 (Q,) images
 
 
-def match_tables(first: DetectionTable, second: DetectionTable, least_iou: float) -> Matches:
+def match_tables(first: DetectionTable, second: DetectionTable, least_iou: float) -> Differences:
     """Pairs detections of two models that have the same image and class, the best IoU first.
 
     A detection counts as missing if its score is clearly above `MATCHED_SCORE`, so that rounding does not decide.
@@ -270,18 +270,19 @@ def match_tables(first: DetectionTable, second: DetectionTable, least_iou: float
     alike = -np.abs(a.scores[pairs.detection] - b.scores[pairs.target])
     partner = match_by_overlap(pairs, alike, len(a.scores), len(b.scores))
 
-    counted = partner >= 0
-    counted &= np.maximum(a.scores, b.scores[partner] if len(b.scores) else 0.0) > MATCHED_SCORE
-    boxes, others = a.boxes_xyxy_px[counted], b.boxes_xyxy_px[partner[counted]]
-    size = np.maximum((boxes[:, 2:] - boxes[:, :2]).max(1, initial=0), 1.0)
-    alone = np.ones(len(b.scores), bool)
-    alone[partner[partner >= 0]] = False
-    return Matches(
-        image=a.image_index[counted],
-        box=np.abs(boxes - others).max(1, initial=0) / size,
-        score=np.abs(a.scores[counted] - b.scores[partner[counted]]),
+    compared = partner >= 0
+    compared &= np.maximum(a.scores, b.scores[partner] if len(b.scores) else 0.0) > MATCHED_SCORE
+    one, other = a.take(compared), b.take(partner[compared])
+    sides = one.boxes_xyxy_px[:, 2:] - one.boxes_xyxy_px[:, :2]
+    unmatched = np.ones(len(b.scores), bool)
+    unmatched[partner[partner >= 0]] = False
+    return Differences(
+        image=one.image_index,
+        box=np.abs(one.boxes_xyxy_px - other.boxes_xyxy_px).max(1, initial=0) / np.maximum(sides.max(1, initial=0), 1),
+        score=np.abs(one.scores - other.scores),
         missing=np.r_[
-            a.image_index[(partner < 0) & (a.scores > MATCHED_SCORE)], b.image_index[alone & (b.scores > MATCHED_SCORE)]
+            a.image_index[(partner < 0) & (a.scores > MATCHED_SCORE)],
+            b.image_index[unmatched & (b.scores > MATCHED_SCORE)],
         ],
     )
 
