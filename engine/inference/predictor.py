@@ -114,7 +114,8 @@ class Predictor:
             batch_size: at most so many images at once; 0: 16, but 1 on a CPU.
             verbose: print a line for each image.
             device: for programs that name the device in each call; it must be the model's.
-            settings: imgsz, conf, iou, max_det, classes, agnostic, box_voting for this call; None: the predictor's.
+            settings: imgsz, conf, iou, max_det, classes, agnostic, box_voting for this call; None or imgsz 0: the
+                predictor's.
 
         Raises:
             UserError: an image that cannot be used, or a setting that does not fit.
