@@ -109,7 +109,8 @@ def origin_of(info: Mapping[str, Any], path: Path) -> Origin:
         info: its content. Runs of older versions store the name of their starting weights only.
         path: its file.
     """
-    if stored := info.get("origin"):
+    stored = info.get("origin")
+    if stored and isinstance(stored, dict):
         return Origin(*(str(stored.get(name, UNKNOWN)) for name in Origin._fields))
     config = info.get("config")
     if config and not config.get("weights"):

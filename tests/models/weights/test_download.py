@@ -387,6 +387,7 @@ def test_checkpoints_pass_on_the_origin_that_they_store(public, tmp_path):
     assert second == ("a.pt, trained from tiny, a public file", "MIT")
     assert origin_of({"origin": second._asdict()}, tmp_path / "b.pt") == second
     assert origin_of({"origin": {"weights": "x"}}, tmp_path / "b.pt") == ("x", "unknown")
+    assert origin_of({"origin": ["x"]}, public) == ("tiny, a public file", "MIT")  # of a hostile file
     assert origin_of_run(None) == RANDOM
 
 
