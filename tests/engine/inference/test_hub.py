@@ -21,7 +21,7 @@ from tests.helpers.preloaded import python
 from tests.helpers.tiny import write_weights
 from utils.errors import UserError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NAMES = ("disc", "ring")
 
 
